@@ -1,0 +1,77 @@
+"""The records that a report is made of. Capture writes them; the report, ``stats`` and the command line read them."""
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass
+class GraphBreak:
+    """One place where capture had to stop a graph and let Python run natively.
+
+    reason: short, stable name of the kind of break. detail: what exactly was met there. hint: what the user can do.
+    file, line, function: the user's innermost line. instruction: opcode name and argument.
+    stack: the user's call stack, outermost first, as (file, line, function). cost_us: measured time of the native part
+    of the last call in microseconds, None before it ran.
+    """
+
+    reason: str
+    detail: str
+    hint: str
+    file: str
+    line: int
+    function: str
+    instruction: str
+    stack: tuple[tuple[str, int, str], ...] = ()
+    cost_us: float | None = None
+
+
+@dataclass
+class Guard:
+    """One fact that a captured graph relies on.
+
+    source: how the checked object is reached, e.g. ``L['model'].config.num_experts``. check: the fact in words.
+    file, line: the user's line that relied on it. cost_ns: measured time of one check in nanoseconds.
+    """
+
+    source: str
+    check: str
+    file: str
+    line: int
+    cost_ns: float | None = None
+
+
+@dataclass
+class Recompile:
+    """Why a call was captured again: the guard that failed, what it expected, what it met."""
+
+    guard: str
+    old: str
+    new: str
+    file: str
+    line: int
+
+
+@dataclass
+class Coverage:
+    """User bytecode instructions that ran, each counted once, by how they ran."""
+
+    captured: int = 0
+    opaque: int = 0
+    native: int = 0
+
+    def as_dict(self) -> dict[str, int]:
+        """{"captured": n, "opaque": n, "native": n}."""
+        return {"captured": self.captured, "opaque": self.opaque, "native": self.native}
+
+
+@dataclass
+class Stats:
+    """What one captured callable did so far (``moebius.stats``)."""
+
+    entries: int = 0
+    hits: int = 0
+    misses: int = 0
+    graphs: int = 0
+    breaks: int = 0
+    recompiles: list[Recompile] = field(default_factory=list)
+    cold_seconds: float = 0.0

@@ -1,0 +1,81 @@
+"""Builds one import package, ``moebius``, out of the repository's top-level folders, and the frame hook in C.
+
+Needs setuptools and a C compiler, nothing else: no package index, no libtorch.
+"""
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import sysconfig
+from pathlib import Path
+
+from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
+
+HERE = Path(__file__).resolve().parent
+PACKAGE_DIR = {
+    "moebius": "capture",
+    "moebius.interpreter": "interpreter",
+    "moebius.lowering": "lowering",
+    "moebius.kernels": "kernels",
+}
+HOOK = "capture/hook"
+
+
+def find_packages() -> list[str]:
+    """Every folder below the mapped ones that holds Python files, as a dotted package name."""
+    packages = []
+    for package, folder in PACKAGE_DIR.items():
+        packages.append(package)
+        for sub in sorted(path for path in (HERE / folder).rglob("*") if path.is_dir()):
+            if sub.name != "__pycache__" and any(sub.glob("*.py")):
+                packages.append(".".join([package, *sub.relative_to(HERE / folder).parts]))
+    return packages
+
+
+def find_extensions() -> list[Extension]:
+    """The C extension ``moebius.hook.native``; setuptools wants its paths relative to this file."""
+    sources = sorted(str(path.relative_to(HERE)) for path in (HERE / HOOK).glob("*.c"))
+    headers = sorted(str(path.relative_to(HERE)) for path in (HERE / HOOK).glob("*.h"))
+    if not sources:
+        print(f"moebius: no C sources in {HOOK}: building without the frame hook", file=sys.stderr)
+        return []
+    flags = ["-O3", "-std=c11", "-fvisibility=hidden"]
+    return [Extension("moebius.hook.native", sources, depends=headers, extra_compile_args=flags)]
+
+
+class BuildHook(build_ext):
+    """build_ext that says what to install when the compiler or CPython's headers are missing."""
+
+    def run(self) -> None:
+        if self.extensions:
+            self.require_compiler()
+        super().run()
+
+    def require_compiler(self) -> None:
+        command = (os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc").split()[0]
+        header = Path(sysconfig.get_path("include")) / "Python.h"
+        if shutil.which(command) is None:
+            what = f"a C compiler, and there is no {command!r} on PATH"
+        elif not header.exists():
+            what = f"CPython's headers, and {header} is not there"
+        else:
+            return
+        version = f"{sys.version_info.major}.{sys.version_info.minor}"
+        raise SystemExit(
+            f"\nerror: building moebius' frame hook needs {what}.\n"
+            f"  Debian, Ubuntu: apt install gcc python{version}-dev\n"
+            f"  Fedora, RHEL:   dnf install gcc python{version}-devel\n"
+            f"  conda:          conda install gcc_linux-64\n"
+            f"  Another compiler: set CC to its command.\n"
+        )
+
+
+setup(
+    packages=find_packages(),
+    package_dir=PACKAGE_DIR,
+    package_data={"moebius": ["py.typed"], "moebius.report": ["*.css", "*.js", "*.html"]},
+    ext_modules=find_extensions(),
+    cmdclass={"build_ext": BuildHook},
+)
