@@ -1,0 +1,103 @@
+"""The activations that experts use, as one table: value and backward, in torch. The Triton form has its own table of the
+same names (``triton_form/activations.py``); tests hold the two equal."""
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from moebius.kernels.errors import ExpertsInputError
+
+
+@dataclass(frozen=True)
+class Activation:
+    """One scalar function applied to the pre-activation.
+
+    value: f(x), element by element, in x's dtype.
+    backward: (grad, x) -> grad * f'(x). At a kink (relu at 0) the derivative is torch's: 0.
+    """
+
+    name: str
+    value: Callable[[Tensor], Tensor]
+    backward: Callable[[Tensor, Tensor], Tensor]
+
+
+def relu_squared(x: Tensor) -> Tensor:
+    """relu(x)**2 (So et al. 2021, "Primer")."""
+    positive = functional.relu(x)
+    return positive * positive
+
+
+def sigmoid_backward(grad: Tensor, x: Tensor) -> Tensor:
+    y = torch.sigmoid(x)
+    return grad * y * (1 - y)
+
+
+ACTIVATIONS: dict[str, Activation] = {
+    entry.name: entry
+    for entry in (
+        Activation("silu", functional.silu, torch.ops.aten.silu_backward),
+        Activation("gelu", functional.gelu, torch.ops.aten.gelu_backward),
+        Activation(
+            "gelu_tanh",
+            lambda x: functional.gelu(x, approximate="tanh"),
+            lambda grad, x: torch.ops.aten.gelu_backward(grad, x, approximate="tanh"),
+        ),
+        Activation("relu", functional.relu, lambda grad, x: torch.ops.aten.threshold_backward(grad, x, 0)),
+        Activation("relu2", relu_squared, lambda grad, x: grad * (2 * functional.relu(x))),
+        Activation("sigmoid", torch.sigmoid, sigmoid_backward),
+        Activation("identity", lambda x: x.clone(), lambda grad, x: grad.clone()),
+    )
+}
+
+GATES = ("concat", "interleaved", "none")
+
+
+def find_activation(name: str) -> Activation:
+    """The table's entry, or ExpertsInputError naming those that exist."""
+    entry = ACTIVATIONS.get(name)
+    if entry is None:
+        raise ExpertsInputError(f"activation={name!r} is not known; one of {', '.join(ACTIVATIONS)}")
+    return entry
+
+
+def split_gate(h: Tensor, gate: str, dim: int = -1) -> tuple[Tensor, Tensor | None]:
+    """The gate and up halves of a pre-activation (or of the weight's rows) as views; up is None for an ungated expert.
+
+    concat: the first half of ``dim`` is the gate (Mixtral, Qwen-MoE, DeepSeek); interleaved: even positions are (gpt-oss).
+    """
+    if gate == "none":
+        return h, None
+    width = h.shape[dim]
+    if gate == "concat":
+        return h.narrow(dim, 0, width // 2), h.narrow(dim, width // 2, width // 2)
+    dim = dim % h.dim()
+    pairs = h.unflatten(dim, (width // 2, 2))
+    return pairs.select(dim + 1, 0), pairs.select(dim + 1, 1)
+
+
+def activate(h: Tensor, activation: Activation, gate: str) -> Tensor:
+    """A = f(gate) * up, or f(h) where there is no gate. h: [rows, M]; A: [rows, N], its own storage."""
+    gate_half, up_half = split_gate(h, gate)
+    value = activation.value(gate_half)
+    return value if up_half is None else value.mul_(up_half)
+
+
+def activate_backward(grad_a: Tensor, h: Tensor, activation: Activation, gate: str) -> tuple[Tensor, Tensor]:
+    """A recomputed from h, and dH from dA. grad_a: [rows, N] and h: [rows, M] -> (a [rows, N], grad_h [rows, M]).
+
+    grad_h has h's layout of gate and up.
+    """
+    gate_half, up_half = split_gate(h, gate)
+    value = activation.value(gate_half)
+    if up_half is None:
+        return value, activation.backward(grad_a, gate_half)
+    grad_h = torch.empty_like(h, memory_format=torch.contiguous_format)
+    grad_gate, grad_up = split_gate(grad_h, gate)
+    assert grad_up is not None
+    torch.mul(grad_a, value, out=grad_up)
+    grad_gate.copy_(activation.backward(grad_a * up_half, gate_half))
+    return value.mul_(up_half), grad_h

@@ -1,0 +1,184 @@
+"""The torch operators: ``moebius::experts`` and its backward, with fake and autograd registration, and their front door.
+
+Both are opaque to graph transformations, functional, and read sizes only from their arguments' shapes, so that they trace
+with symbolic and unbacked sizes. Nothing but X, H, the routing weights and two index tensors is saved for backward.
+"""
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from moebius.kernels.contract import Needs, Options, Weights, check_shapes, check_types
+from moebius.kernels.dispatch import find_form
+from moebius.kernels.errors import ExpertsInputError
+from moebius.kernels.routing import ids_from_counts, sort_rows
+
+
+@torch.library.custom_op("moebius::experts", mutates_args=())
+def experts_forward(
+    x: Tensor, gate_up: Tensor, down: Tensor, index: Tensor, weight: Tensor | None, gate_up_bias: Tensor | None,
+    down_bias: Tensor | None, activation: str, gate: str, save: str, backend: str,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """(out_TD, h_SM, order_S, offsets): routing.sort_rows' two, and what the form's ``forward`` returns."""
+    weights, options = Weights(gate_up, down, gate_up_bias, down_bias), Options(activation, gate, save, backend)
+    check_shapes(x, weights, index, weight, options)
+    order_S, offsets = sort_rows(index, gate_up.shape[0])
+    out_TD, h_SM = find_form(backend, x).forward(
+        x, weights, order_S, offsets, weight, index.shape[1], options)
+    return out_TD, h_SM, order_S, offsets
+
+
+@experts_forward.register_fake
+def fake_forward(
+    x: Tensor, gate_up: Tensor, down: Tensor, index: Tensor, weight: Tensor | None, gate_up_bias: Tensor | None,
+    down_bias: Tensor | None, activation: str, gate: str, save: str, backend: str,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    options = Options(activation, gate, save, backend)
+    check_shapes(x, Weights(gate_up, down, gate_up_bias, down_bias), index, weight, options)
+    slots = index.shape[0] * index.shape[1]
+    return (
+        x.new_empty((x.shape[0], x.shape[1])),
+        x.new_empty((slots if save == "default" else 0, gate_up.shape[1])),
+        index.new_empty((slots,), dtype=torch.int32),
+        index.new_empty((gate_up.shape[0] + 1,), dtype=torch.int32),
+    )
+
+
+@torch.library.custom_op("moebius::experts_backward", mutates_args=())
+def experts_backward(
+    grad: Tensor, x: Tensor, h: Tensor, order: Tensor, offsets: Tensor, gate_up: Tensor, down: Tensor,
+    weight: Tensor | None, gate_up_bias: Tensor | None, down_bias: Tensor | None, top_k: int,
+    activation: str, gate: str, save: str, backend: str, needs: list[bool],
+) -> list[Tensor]:
+    """The gradients that ``needs`` (contract.Needs) asks for, in its order."""
+    gradients = find_form(backend, x).backward(
+        grad, x, h, Weights(gate_up, down, gate_up_bias, down_bias), order, offsets, weight, top_k,
+        Options(activation, gate, save, backend), Needs(*needs))
+    return [gradient for gradient, needed in zip(gradients, needs, strict=True) if needed]
+
+
+@experts_backward.register_fake
+def fake_backward(
+    grad: Tensor, x: Tensor, h: Tensor, order: Tensor, offsets: Tensor, gate_up: Tensor, down: Tensor,
+    weight: Tensor | None, gate_up_bias: Tensor | None, down_bias: Tensor | None, top_k: int,
+    activation: str, gate: str, save: str, backend: str, needs: list[bool],
+) -> list[Tensor]:
+    inputs = (x, gate_up, down, weight, gate_up_bias, down_bias)
+    return [like.new_empty(like.shape) for like, needed in zip(inputs, needs, strict=True) if needed and like is not None]
+
+
+# Positions in experts_forward's signature of what Needs lists.
+DIFFERENTIABLE = (0, 1, 2, 4, 5, 6)
+
+
+def set_up_context(ctx, inputs, output) -> None:
+    x, gate_up, down, index, weight, gate_up_bias, down_bias, *options = inputs
+    _, h, order, offsets = output
+    ctx.save_for_backward(x, h, order, offsets, gate_up, down, weight, gate_up_bias, down_bias)
+    ctx.mark_non_differentiable(h, order, offsets)
+    ctx.set_materialize_grads(False)  # else a zero gradient of H's size is made for the unused output
+    ctx.top_k, ctx.options = index.shape[1], options
+
+
+def differentiate(ctx, grad, *unused):
+    if grad is None:
+        return (None,) * 11
+    needs = [bool(ctx.needs_input_grad[position]) for position in DIFFERENTIABLE]
+    computed = iter(experts_backward(grad, *ctx.saved_tensors, ctx.top_k, *ctx.options, needs))
+    gradients: list[Tensor | None] = [None] * 11
+    for position, needed in zip(DIFFERENTIABLE, needs, strict=True):
+        if needed:
+            gradients[position] = next(computed)
+    return tuple(gradients)
+
+
+experts_forward.register_autograd(differentiate, setup_context=set_up_context)
+
+
+def experts(
+    x_TD: Tensor,
+    gate_up_EMD: Tensor,
+    down_EDN: Tensor,
+    index_TK: Tensor,
+    weight_TK: Tensor | None,
+    activation: str = "silu",
+    *,
+    gate: str = "concat",
+    gate_up_bias: Tensor | None = None,
+    down_bias: Tensor | None = None,
+    save: str = "default",
+    backend: str = "auto",
+) -> Tensor:
+    """A layer of routed experts: ``out[t] = sum over k of weight[t, k] * expert[index[t, k]](x[t])``, shape [T, D].
+
+    An expert is ``down[e] @ (f(g) * u) + down_bias[e]`` with ``g, u = gate_up[e] @ x[t] + gate_up_bias[e]``.
+
+    x_TD: [tokens, D], float64, float32, bfloat16 or float16, any strides; the result has its dtype and device.
+    gate_up_EMD: [E, M, D] and down_EDN: [E, D, N], x's dtype, oriented as in F.linear; M = 2N, or N with gate="none".
+    index_TK: integer [tokens, K]; a slot whose index lies outside [0, E) contributes nothing and gets a zero gradient.
+    weight_TK: floating point [tokens, K], or None for all ones. Its gradient is <dA', A> (before the weight).
+    activation: f, a name of moebius.kernels.ACTIVATIONS.
+    gate: "concat" (first half of M is g), "interleaved" (even rows are g) or "none" (A = f(h)).
+    gate_up_bias: [E, M]; down_bias: [E, D]; x's dtype.
+    save: "default" keeps X and H for backward (T*D + T*K*M elements); "recompute" keeps X and recomputes H.
+    backend: "auto", "reference", "cpu" or "triton".
+
+    16-bit inputs: GEMMs accumulate in float32, H and A are rounded to the dtype, the sum over k is in float32.
+    Under autocast, x, weights and biases are cast to autocast's dtype and the result back to x's.
+    Results are the same bits run for run. Raises ExpertsInputError (a ValueError; ExpertsTypeError, also a TypeError, for
+    types and dtypes). A second derivative is not offered: torch raises.
+    """
+    options = Options(activation, gate, save, backend)
+    options.check()
+    weights = Weights(gate_up_EMD, down_EDN, gate_up_bias, down_bias)
+    result_dtype = None
+    if isinstance(x_TD, Tensor) and torch.is_autocast_enabled(x_TD.device.type):
+        result_dtype, dtype = x_TD.dtype, torch.get_autocast_dtype(x_TD.device.type)
+        x_TD = x_TD.to(dtype)
+        weights = Weights(*(w.to(dtype) if isinstance(w, Tensor) else w for w in weights))
+    check_types(x_TD, weights, index_TK, weight_TK)
+    trained = (x_TD, *weights, weight_TK)
+    if not (torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in trained)):
+        save = "recompute"  # no backward: H is not kept
+    out_TD = experts_forward(
+        x_TD, weights.gate_up_EMD, weights.down_EDN, index_TK, weight_TK, weights.gate_up_bias_EM,
+        weights.down_bias_ED, activation, gate, save, backend)[0]
+    return out_TD if result_dtype is None else out_TD.to(result_dtype)
+
+
+def experts_rows(
+    x_SD: Tensor,
+    gate_up_EMD: Tensor,
+    down_EDN: Tensor,
+    expert_S: Tensor | None = None,
+    weight_S: Tensor | None = None,
+    activation: str = "silu",
+    *,
+    counts_E: Tensor | None = None,
+    gate: str = "concat",
+    gate_up_bias: Tensor | None = None,
+    down_bias: Tensor | None = None,
+    save: str = "default",
+    backend: str = "auto",
+) -> Tensor:
+    """Experts over rows that are routed already, one expert a row: ``out[s] = weight[s] * expert[expert[s]](x[s])``, [S, D].
+
+    What a rank runs on the rows that it received. It is :func:`experts` with K = 1; all else is as there.
+
+    expert_S: integer [S], in any order; outside [0, E): the row's result is zero. Or instead
+    counts_E: integer [E], rows an expert, the rows lying in expert order; rows past the counts' sum give zero.
+    weight_S: floating point [S], or None for all ones.
+    """
+    if (expert_S is None) == (counts_E is None):
+        raise ExpertsInputError("experts_rows takes either expert_S (an expert id per row) or counts_E (rows an expert)")
+    if expert_S is None:
+        assert counts_E is not None
+        if counts_E.dim() != 1 or counts_E.shape[0] != gate_up_EMD.shape[0]:
+            raise ExpertsInputError(
+                f"counts_E is {tuple(counts_E.shape)} and there are {gate_up_EMD.shape[0]} experts; it is [E]")
+        expert_S = ids_from_counts(counts_E, x_SD.shape[0])
+    if expert_S.dim() != 1 or (weight_S is not None and weight_S.dim() != 1):
+        raise ExpertsInputError("expert_S and weight_S are one-dimensional: one entry a row")
+    return experts(
+        x_SD, gate_up_EMD, down_EDN, expert_S[:, None], None if weight_S is None else weight_S[:, None], activation,
+        gate=gate, gate_up_bias=gate_up_bias, down_bias=down_bias, save=save, backend=backend)

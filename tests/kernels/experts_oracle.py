@@ -1,0 +1,94 @@
+"""An independent oracle: the layer written as users write it, a Python loop, differentiated by torch's own autograd."""
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+FUNCTIONS = {
+    "silu": lambda x: x * torch.sigmoid(x),
+    "gelu": functional.gelu,
+    "gelu_tanh": lambda x: functional.gelu(x, approximate="tanh"),
+    "relu": functional.relu,
+    "relu2": lambda x: functional.relu(x) ** 2,
+    "sigmoid": torch.sigmoid,
+    "identity": lambda x: x,
+}
+
+
+@dataclass
+class Layer:
+    """Arguments of one call, as leaves. weight, up_bias and down_bias may be None."""
+
+    x: Tensor
+    gate_up: Tensor
+    down: Tensor
+    index: Tensor
+    weight: Tensor | None
+    up_bias: Tensor | None = None
+    down_bias: Tensor | None = None
+    activation: str = "silu"
+    gate: str = "concat"
+
+    def leaves(self) -> list[Tensor]:
+        return [t for t in (self.x, self.gate_up, self.down, self.weight, self.up_bias, self.down_bias) if t is not None]
+
+    def to(self, dtype: torch.dtype) -> Layer:
+        """The same values in dtype, as fresh leaves that require gradients."""
+        def move(tensor):
+            return None if tensor is None else tensor.detach().to(dtype).clone().requires_grad_()
+        return replace(self, x=move(self.x), gate_up=move(self.gate_up), down=move(self.down), weight=move(self.weight),
+                       up_bias=move(self.up_bias), down_bias=move(self.down_bias))
+
+
+def make_layer(tokens: int, width: int, narrow: int, experts: int, top_k: int, *, gate: str = "concat",
+               activation: str = "silu", bias: bool = False, weighted: bool = True, seed: int = 0,
+               dtype: torch.dtype = torch.float32, index: Tensor | None = None) -> Layer:
+    """Random arguments of unit-scale results; index: given, or K distinct experts a token."""
+    generator = torch.Generator().manual_seed(seed)
+    def normal(*shape, scale=1.0):
+        return (torch.randn(*shape, generator=generator, dtype=torch.float64) * scale).to(dtype).requires_grad_()
+    rows = narrow if gate == "none" else 2 * narrow
+    if index is None:
+        index = torch.rand(tokens, experts, generator=generator).argsort(1)[:, :top_k]
+    weight = torch.rand(tokens, top_k, generator=generator, dtype=torch.float64).to(dtype).requires_grad_()
+    return Layer(
+        normal(tokens, width), normal(experts, rows, width, scale=max(width, 1) ** -0.5),
+        normal(experts, width, narrow, scale=max(narrow, 1) ** -0.5), index, weight if weighted else None,
+        normal(experts, rows) if bias else None, normal(experts, width) if bias else None, activation, gate)
+
+
+def loop(layer: Layer) -> Tensor:
+    """The user's loop."""
+    act = FUNCTIONS[layer.activation]
+    out = torch.zeros_like(layer.x)
+    for e in range(layer.gate_up.shape[0]):
+        token, slot = torch.where(layer.index == e)
+        h = layer.x[token] @ layer.gate_up[e].T
+        if layer.up_bias is not None:
+            h = h + layer.up_bias[e]
+        if layer.gate == "concat":
+            g, u = h.chunk(2, -1)
+            a = act(g) * u
+        elif layer.gate == "interleaved":
+            a = act(h[:, ::2]) * h[:, 1::2]
+        else:
+            a = act(h)
+        y = a @ layer.down[e].T
+        if layer.down_bias is not None:
+            y = y + layer.down_bias[e]
+        if layer.weight is not None:
+            y = y * layer.weight[token, slot][:, None]
+        out = out.index_add(0, token, y)
+    return out
+
+
+def oracle(layer: Layer, grad: Tensor | None = None) -> tuple[Tensor, list[Tensor]]:
+    """Result and the gradients of every leaf, in float64."""
+    exact = layer.to(torch.float64)
+    out = loop(exact)
+    grad = torch.ones_like(out) if grad is None else grad.double()
+    grads = torch.autograd.grad(out, exact.leaves(), grad, allow_unused=True)
+    return out, [torch.zeros_like(p) if g is None else g for p, g in zip(exact.leaves(), grads, strict=True)]
