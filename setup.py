@@ -2,6 +2,7 @@
 
 Needs setuptools and a C compiler, nothing else: no package index, no libtorch.
 """
+
 from __future__ import annotations
 
 import os

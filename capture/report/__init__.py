@@ -1,4 +1,10 @@
-"""The report: records that capture writes, and their forms for people (terminal text, HTML) and programs (JSON).
+"""The report: what one captured call became, and its forms for people (terminal text, HTML) and programs (JSON).
 
-What may live here: plain records and their rendering. Nothing here captures, lowers or runs anything.
+What may live here: plain records, and their rendering. Nothing here captures, lowers or runs anything, and nothing here
+imports torch, so a report can be made, read and tested anywhere.
 """
+
+from .model import Report
+from .records import Coverage, GraphBreak, Guard, Recompile, Stats
+
+__all__ = ["Coverage", "GraphBreak", "Guard", "Recompile", "Report", "Stats"]

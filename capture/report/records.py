@@ -1,7 +1,11 @@
 """The records that a report is made of. Capture writes them; the report, ``stats`` and the command line read them."""
+
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+
+# how a line ran, from best to weakest
+WEAKNESS = {"captured": 0, "opaque": 1, "native": 2}
 
 
 @dataclass
@@ -53,11 +57,22 @@ class Recompile:
 
 @dataclass
 class Coverage:
-    """User bytecode instructions that ran, each counted once, by how they ran."""
+    """User bytecode instructions that ran, each counted once, by how they ran.
+
+    captured: seen and recorded. opaque: inside a call that the graph keeps whole. native: run by Python itself.
+    lines: file -> line -> how, for reports that show source; a line that ran in several ways keeps the weakest.
+    """
 
     captured: int = 0
     opaque: int = 0
     native: int = 0
+    lines: dict[str, dict[int, str]] = field(default_factory=dict)
+
+    def mark(self, file: str, line: int, how: str) -> None:
+        """Say that a line ran as "captured", "opaque" or "native". It does not count instructions."""
+        known = self.lines.setdefault(file, {})
+        if line not in known or WEAKNESS[how] > WEAKNESS[known[line]]:
+            known[line] = how
 
     def as_dict(self) -> dict[str, int]:
         """{"captured": n, "opaque": n, "native": n}."""

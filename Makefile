@@ -1,0 +1,40 @@
+# Two commands do everything: `make demo` and `make test`. Both set up the project's own virtual environment first, once.
+PYTHON ?= $(firstword $(foreach name,python3.11 python3.12 python3.13 python3,$(shell command -v $(name) 2>/dev/null)))
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/installed
+PIP := $(BIN)/pip --disable-pip-version-check
+TYPES := build/types
+ARGS ?=
+
+.PHONY: demo test lint setup clean
+.DELETE_ON_ERROR:
+
+demo: $(STAMP)  ## trains a small Mixtral with and without capture; ARGS="--steps 20 --ranks 2" go to the script
+	$(BIN)/python examples/train_mixtral.py $(ARGS)
+
+test: $(STAMP)  ## the whole test suite; ARGS="-k report -x" go to pytest
+	$(BIN)/python -m pytest tests $(ARGS)
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	@# mypy knows no import hooks: show it the installed layout as links
+	@rm -rf $(TYPES) && mkdir -p $(TYPES)/moebius
+	@for path in capture/*; do ln -s "$(CURDIR)/$$path" $(TYPES)/moebius/; done
+	@for name in interpreter lowering kernels; do ln -s "$(CURDIR)/$$name" $(TYPES)/moebius/$$name; done
+	MYPYPATH=$(TYPES) $(BIN)/mypy -p moebius
+	MYPYPATH=$(TYPES) $(BIN)/mypy examples bench
+
+setup: $(STAMP)
+
+# torch comes first and with its exact pin: with a range pip walks through several gigabytes of CUDA builds.
+$(STAMP): pyproject.toml setup.py constraints.txt $(wildcard capture/hook/*.c capture/hook/*.h)
+	@test -n "$(PYTHON)" || { echo "moebius needs Python 3.11, 3.12 or 3.13 on PATH (or PYTHON=/path/to/python)"; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { echo "no venv module: apt install python3-venv"; exit 1; }
+	$(PIP) install -q -c constraints.txt setuptools
+	$(PIP) install -q -c constraints.txt "$$(grep '^torch==' constraints.txt)"
+	$(PIP) install -q -c constraints.txt --no-build-isolation -e ".[triton,examples,dev]"
+	@touch $@
+
+clean:
+	rm -rf $(VENV) build out *.egg-info capture/hook/*.so

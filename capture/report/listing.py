@@ -1,0 +1,133 @@
+"""The user's source, function by function, with what became of each line. Feeds the HTML report."""
+
+from __future__ import annotations
+
+import ast
+import html
+import linecache
+from collections import Counter
+from dataclasses import dataclass, field
+
+from pygments.lexers import PythonLexer
+from pygments.token import Comment, Keyword, Name, Number, Operator, String
+
+from .model import Report, graph_nodes
+
+# runs of unmarked lines longer than this are folded; so many stay visible on each side of the fold
+FOLD_ABOVE = 8
+FOLD_KEEPS = 2
+
+TOKEN_CLASSES = (
+    (Comment, "tc"),
+    (String, "ts"),
+    (Number, "tn"),
+    (Keyword, "tk"),
+    (Operator.Word, "tk"),
+    (Name.Function, "tf"),
+    (Name.Class, "tf"),
+    (Name.Decorator, "td"),
+    (Name.Builtin, "tb"),
+)
+
+
+@dataclass
+class Listing:
+    """One function (or module level) of the user's code.
+
+    lines: (number, HTML of the text, how it ran or None); None stands for folded lines. counts: lines by how they ran.
+    operations: line -> calls that the graphs make for it.
+    """
+
+    file: str
+    name: str
+    first: int
+    lines: list[tuple[int, str, str | None] | None]
+    counts: Counter = field(default_factory=Counter)
+    operations: Counter = field(default_factory=Counter)
+
+
+def listings(report: Report) -> list[Listing]:
+    """The functions that ran, those with graph breaks first, then the callable's own, then by how much ran."""
+    operations = Counter(
+        (where[0], where[1])
+        for graph in report.graphs
+        for node in graph_nodes(graph)
+        if node.op.startswith("call_") and (where := node.meta.get("where"))
+    )
+    made = []
+    for file, states in report.source_lines().items():
+        text = linecache.getlines(file)
+        if not text:
+            continue
+        colored = highlight("".join(text))
+        for (name, first, last), marked in by_function("".join(text), states).items():
+            last = min(last, len(text), len(colored))
+            lines = fold([(number, colored[number - 1], marked.get(number)) for number in range(first, last + 1)])
+            ops = Counter({number: operations[file, number] for number in marked if operations[file, number]})
+            made.append(Listing(file, name, first, lines, Counter(marked.values()), ops))
+    made.sort(key=lambda item: (not item.counts["break"], item.file != report.file, item.file, item.first))
+    return made
+
+
+def by_function(text: str, states: dict[int, str]) -> dict[tuple[str, int, int], dict[int, str]]:
+    """Marked lines grouped by the innermost function they stand in, as (qualified name, first line, last line)."""
+    spans: list[tuple[str, int, int]] = []
+
+    def walk(node: ast.AST, prefix: str) -> None:
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                name = f"{prefix}{child.name}"
+                if not isinstance(child, ast.ClassDef):
+                    first = min([child.lineno, *(item.lineno for item in child.decorator_list)])
+                    spans.append((name, first, child.end_lineno or child.lineno))
+                walk(child, name + ".")
+            else:
+                walk(child, prefix)
+
+    try:
+        walk(ast.parse(text), "")
+    except SyntaxError:
+        spans.clear()
+    groups: dict[tuple[str, int, int], dict[int, str]] = {}
+    module = ("module level", max(1, min(states) - 3), max(states) + 3)
+    for line, how in sorted(states.items()):
+        around = [span for span in spans if span[1] <= line <= span[2]]
+        span = min(around, key=lambda item: item[2] - item[1]) if around else module
+        groups.setdefault(span, {})[line] = how
+    return groups
+
+
+def fold(lines: list[tuple[int, str, str | None]]) -> list[tuple[int, str, str | None] | None]:
+    """Replace the middle of each long run of unmarked lines by None."""
+    folded: list[tuple[int, str, str | None] | None] = []
+    run: list[tuple[int, str, str | None]] = []
+
+    def close() -> None:
+        if len(run) > FOLD_ABOVE:
+            folded.extend([*run[:FOLD_KEEPS], None, *run[-FOLD_KEEPS:]])
+        else:
+            folded.extend(run)
+        run.clear()
+
+    for line in lines:
+        if line[2] is None:
+            run.append(line)
+        else:
+            close()
+            folded.append(line)
+    close()
+    return folded
+
+
+def highlight(text: str) -> list[str]:
+    """Python source as HTML, one string a line, with a span around keywords, strings, comments, numbers and names."""
+    out: list[str] = [""]
+    for kind, value in PythonLexer(stripnl=False, ensurenl=False).get_tokens(text):
+        name = next((css for token, css in TOKEN_CLASSES if kind in token), None)
+        for index, piece in enumerate(value.split("\n")):
+            if index:
+                out.append("")
+            if piece:
+                safe = html.escape(piece, quote=False)
+                out[-1] += f'<span class="{name}">{safe}</span>' if name else safe
+    return out

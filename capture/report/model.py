@@ -1,0 +1,146 @@
+"""The report of one captured callable."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .records import Coverage, GraphBreak, Guard, Recompile
+
+if TYPE_CHECKING:
+    from moebius.lowering.graph import CapturedGraph, ExpertRegion
+
+
+@dataclass
+class Report:
+    """What happened to one call: which graphs it became, where and why they broke, and what they rely on.
+
+    result: what the call returned. coverage: every user bytecode instruction that ran, once, as
+    ``{"captured": n, "opaque": n, "native": n}``. name: what the callable is called; file, line: where it is defined.
+    lines: file -> line -> how it ran, for the source listing; :meth:`source_lines` adds what graphs and breaks know.
+    recompiles: why later calls were captured again, if they were.
+    """
+
+    result: Any = None
+    graphs: list[CapturedGraph] = field(default_factory=list)
+    breaks: list[GraphBreak] = field(default_factory=list)
+    guards: list[Guard] = field(default_factory=list)
+    expert_regions: list[ExpertRegion] = field(default_factory=list)
+    coverage: dict[str, int] = field(default_factory=lambda: Coverage().as_dict())
+    name: str = "call"
+    file: str = ""
+    line: int = 0
+    lines: dict[str, dict[int, str]] = field(default_factory=dict)
+    recompiles: list[Recompile] = field(default_factory=list)
+
+    @property
+    def cold_seconds(self) -> float:
+        """Wall time, in seconds, that went into capturing and lowering all graphs."""
+        return sum(graph.cold_seconds for graph in self.graphs)
+
+    @property
+    def lowered(self) -> int:
+        """How many expert regions became one grouped operator."""
+        return sum(region.lowered for region in self.expert_regions)
+
+    @property
+    def captured_share(self) -> float | None:
+        """Share of the user's instructions that were captured, 0 to 1; None when nothing was counted."""
+        total = sum(self.coverage.values())
+        return self.coverage["captured"] / total if total else None
+
+    def source_lines(self) -> dict[str, dict[int, str]]:
+        """file -> line -> "captured", "opaque", "native" or "break", from all that the report knows."""
+        merged: dict[str, dict[int, str]] = {file: dict(known) for file, known in self.lines.items()}
+        for graph in self.graphs:
+            for where in graph_places(graph):
+                merged.setdefault(where[0], {}).setdefault(where[1], "captured")
+        for item in self.breaks:
+            merged.setdefault(item.file, {})[item.line] = "break"
+            for file, line, _ in item.stack:
+                merged.setdefault(file, {}).setdefault(line, "native")
+        return merged
+
+    def __str__(self) -> str:
+        """The report as text: with colour on a terminal, plain anywhere else."""
+        from .text import render
+
+        terminal = bool(getattr(sys.stdout, "isatty", lambda: False)())
+        width = shutil.get_terminal_size((110, 40)).columns if terminal else 110
+        return render(self, width=width, color=terminal)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything but ``result``, as plain lists, dicts, strings and numbers."""
+        return {
+            "name": self.name,
+            "file": self.file,
+            "line": self.line,
+            "cold_seconds": self.cold_seconds,
+            "coverage": dict(self.coverage),
+            "graphs": [graph_dict(graph) for graph in self.graphs],
+            "breaks": [asdict(item) for item in self.breaks],
+            "guards": [asdict(guard) for guard in self.guards],
+            "expert_regions": [asdict(region) for region in self.expert_regions],
+            "recompiles": [asdict(item) for item in self.recompiles],
+            "lines": {
+                file: {str(line): how for line, how in sorted(known.items())}
+                for file, known in self.source_lines().items()
+            },
+        }
+
+    def to_json(self, path: str | Path | None = None) -> str:
+        """The report as JSON text (``result`` left out), also written to ``path`` when that is given."""
+        text = json.dumps(self.to_dict(), indent=1, ensure_ascii=False)
+        if path is not None:
+            Path(path).write_text(text, encoding="utf-8")
+        return text
+
+    def to_html(self, path: str | Path) -> Path:
+        """Write the report as one self-contained HTML file (no network, no other files); returns its path."""
+        from .page import write
+
+        return write([self], path)
+
+
+def graph_nodes(graph: CapturedGraph) -> Iterator[Any]:
+    """The FX nodes of a graph, those of nested graphs (loop bodies) included."""
+    for module in graph.gm.modules():
+        inner = getattr(module, "graph", None)
+        if inner is not None and hasattr(inner, "nodes"):
+            yield from inner.nodes
+
+
+def graph_places(graph: CapturedGraph) -> Iterator[tuple[str, int, str]]:
+    """Each (file, line, function) of the user's code that a graph's nodes came from, call sites included."""
+    for node in graph_nodes(graph):
+        if where := node.meta.get("where"):
+            yield where
+        yield from node.meta.get("stack", ())
+
+
+def operations(graph: CapturedGraph) -> int:
+    """How many calls the graph makes (inputs, attributes and the output are not calls)."""
+    return sum(node.op.startswith("call_") for node in graph_nodes(graph))
+
+
+def inputs(graph: CapturedGraph) -> int:
+    """How many inputs the graph takes."""
+    return sum(node.op == "placeholder" for node in graph.gm.graph.nodes)
+
+
+def graph_dict(graph: CapturedGraph) -> dict[str, Any]:
+    """A graph as plain data: its place, its sizes and its FX code."""
+    return {
+        "name": graph.name,
+        "file": graph.file,
+        "line": graph.line,
+        "cold_seconds": graph.cold_seconds,
+        "operations": operations(graph),
+        "inputs": inputs(graph),
+        "code": graph.gm.code.strip(),
+    }

@@ -1,0 +1,327 @@
+"""The report as one self-contained HTML file: styles and script inside, nothing fetched, light and dark."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Iterable, Sequence
+from html import escape
+from importlib.metadata import PackageNotFoundError, version
+from importlib.resources import files
+from pathlib import Path
+
+from .listing import Listing, listings
+from .model import Report, inputs, operations
+from .records import GraphBreak
+from .words import byte_size, duration, percent, place, plural
+
+HOWS = {
+    "captured": "in a graph",
+    "opaque": "inside a call that a graph keeps whole",
+    "native": "run by Python itself",
+}
+LISTINGS_OPEN = 3
+
+
+def write(reports: Sequence[Report], path: str | Path) -> Path:
+    """Write one HTML file about all these reports; folders on the way are made. Returns the path."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(page(reports), encoding="utf-8")
+    return path
+
+
+def page(reports: Sequence[Report]) -> str:
+    """The whole document."""
+    here = files(__package__)
+    css = here.joinpath("page.css").read_text(encoding="utf-8")
+    script = here.joinpath("page.js").read_text(encoding="utf-8")
+    title = "moebius · " + ", ".join(report.name for report in reports)
+    chapters = "\n".join(chapter(report, index) for index, report in enumerate(reports))
+    contents = ""
+    if len(reports) > 1:
+        contents = "".join(f'<a href="#r{index}">{escape(report.name)}</a>' for index, report in enumerate(reports))
+        contents = f'<nav class="contents">{contents}</nav>'
+    return f"""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<title>{escape(title)}</title>
+<style>
+{css}</style>
+</head>
+<body>
+<header class="top">
+{LOGO}<span class="brand">moebius</span><span class="about">capture report</span>
+<span class="spring"></span><span class="about">{escape(versions())}</span>
+<button id="theme" type="button" aria-label="switch between light and dark">◐</button>
+</header>
+{contents}
+<main>
+{chapters}
+</main>
+<script>
+{script}</script>
+</body>
+</html>
+"""
+
+
+# one side, one edge: the band
+LOGO = (
+    '<svg class="logo" viewBox="0 0 48 24" aria-hidden="true"><path d="M24 12C18 3 12 3 9 3a9 9 0 0 0 0 18c3 0 9 0 15-9'
+    's12-9 15-9a9 9 0 0 1 0 18c-3 0-9 0-15-9z" fill="none" stroke="currentColor"'
+    ' stroke-width="3.4" stroke-linejoin="round"/></svg>'
+)
+
+
+def versions() -> str:
+    """``Python 3.11.7 · torch 2.13.0`` of the process that writes the report."""
+    said = [f"Python {platform.python_version()}"]
+    for name in ("torch", "moebius"):
+        try:
+            said.append(f"{name} {version(name)}")
+        except PackageNotFoundError:
+            continue
+    return " · ".join(said)
+
+
+def chapter(report: Report, index: int) -> str:
+    """One report: summary first, then what a reader looks for next, each section left out when it has nothing."""
+    where = f'<span class="place">{escape(place(report.file, report.line))}</span>' if report.file else ""
+    sections = "".join(
+        f'<section><h2>{title}<span class="count">{count}</span></h2>{content}</section>'
+        for title, count, content in (
+            ("Graph breaks", len(report.breaks), "".join(map(break_card, report.breaks))),
+            ("Expert regions", len(report.expert_regions), regions(report)),
+            *source(report),
+            ("Graphs", len(report.graphs), graphs(report)),
+            ("Captured again", len(report.recompiles), recompiles(report)),
+            ("Guards", len(report.guards), guards(report)),
+        )
+        if count
+    )
+    return (
+        f'<article id="r{index}"><h1>{escape(report.name)} {where}</h1>'
+        f'<div class="tiles">{tiles(report)}</div>{coverage(report)}{sections}</article>'
+    )
+
+
+def tiles(report: Report) -> str:
+    """The figures that a reader wants first."""
+    regions = report.expert_regions
+    known = [region.saved_bytes for region in regions if region.saved_bytes is not None]
+    costs = [guard.cost_ns for guard in report.guards if guard.cost_ns is not None]
+    made = [
+        tile(
+            str(len(report.graphs)),
+            "graph" if len(report.graphs) == 1 else "graphs",
+            f"cold {duration(report.cold_seconds)}",
+        ),
+        tile(
+            str(len(report.breaks)),
+            "graph break" if len(report.breaks) == 1 else "graph breaks",
+            "one graph, nothing in the way" if not report.breaks else "each with its line and a hint below",
+            "good" if not report.breaks else "bad",
+        ),
+        tile(percent(report.captured_share), "captured", f"of {sum(report.coverage.values())} instructions that ran"),
+    ]
+    if regions:
+        all_lowered = report.lowered == len(regions)
+        made.append(
+            tile(
+                f"{report.lowered}/{len(regions)}",
+                "expert loops lowered",
+                "to one grouped operator each",
+                "good" if all_lowered else "bad",
+            )
+        )
+    if known:
+        made.append(tile(byte_size(sum(known)), "kept for backward", "by the expert regions, parameters excluded"))
+    checked = f"{duration(sum(costs) * 1e-9)} a call" if costs else "checked on each call"
+    made.append(tile(str(len(report.guards)), "guard" if len(report.guards) == 1 else "guards", checked))
+    return "".join(made)
+
+
+def tile(figure: str, label: str, note: str, mood: str = "") -> str:
+    return (
+        f'<div class="tile {mood}"><div class="figure">{escape(figure)}</div>'
+        f'<div class="label">{escape(label)}</div><div class="note">{escape(note)}</div></div>'
+    )
+
+
+def coverage(report: Report) -> str:
+    """The stacked bar and its legend."""
+    total = sum(report.coverage.values())
+    if not total:
+        return ""
+    bars = "".join(
+        f'<span class="{how}" style="flex-grow:{count}" title="{count} {how}"></span>'
+        for how in HOWS
+        if (count := report.coverage[how])
+    )
+    legend = "".join(
+        f'<li><i class="{how}"></i><b>{report.coverage[how]}</b> {how}<span> {said}</span></li>'
+        for how, said in HOWS.items()
+    )
+    label = "instructions by how they ran"
+    return f'<div class="coverage" role="img" aria-label="{label}">{bars}</div><ul class="legend">{legend}</ul>'
+
+
+def break_card(item: GraphBreak) -> str:
+    stack = "".join(
+        f'<li><span class="place">{escape(place(file, line))}</span> in {escape(function)}</li>'
+        for file, line, function in item.stack
+    )
+    folded = (
+        f'<details><summary>call stack</summary><ol class="stack">{stack}</ol></details>' if len(item.stack) > 1 else ""
+    )
+    cost = f'<span class="chip">{duration(item.cost_us * 1e-6)} natively</span>' if item.cost_us is not None else ""
+    return (
+        f'<div class="card break"><div class="cardhead"><b>{escape(item.reason)}</b>'
+        f'<span class="place">{escape(place(item.file, item.line))}</span> in {escape(item.function)}'
+        f'<code class="chip">{escape(item.instruction)}</code>{cost}</div>'
+        f'<p>{escape(item.detail)}</p><p class="hint"><b>hint</b> {escape(item.hint)}</p>{folded}</div>'
+    )
+
+
+def table(
+    head: Iterable[tuple[str, bool]], rows: Iterable[Sequence[tuple[str, str | float | None]]], kind: str = ""
+) -> str:
+    """A table. head: (title, is a number); rows: (HTML, value to sort by) a cell."""
+    columns = list(head)
+    titles = "".join(f'<th class="{"num" if number else ""}">{escape(title)}</th>' for title, number in columns)
+    lines = []
+    for row in rows:
+        cells = "".join(
+            f'<td class="{"num" if number else ""}" data-sort="{"" if key is None else escape(str(key))}">{content}</td>'
+            for (content, key), (_, number) in zip(row, columns, strict=True)
+        )
+        lines.append(f"<tr>{cells}</tr>")
+    inside = f"<thead><tr>{titles}</tr></thead><tbody>{''.join(lines)}</tbody>"
+    return f'<div class="scroll"><table class="{kind}">{inside}</table></div>'
+
+
+def text_cell(text: str, css: str = "") -> tuple[str, str]:
+    return (f'<span class="{css}">{escape(text)}</span>' if css else escape(text)), text
+
+
+def regions(report: Report) -> str:
+    rows = []
+    for region in report.expert_regions:
+        if region.lowered:
+            became = ('<span class="pill good">one operator</span>', "0")
+        else:
+            became = (f'<span class="pill bad">loop</span> {escape(region.refusal or "")}', "1")
+        rows.append(
+            [
+                text_cell(place(region.file, region.line), "place"),
+                text_cell(region.idiom),
+                (escape("–" if region.num_experts is None else str(region.num_experts)), region.num_experts),
+                (escape("–" if region.top_k is None else str(region.top_k)), region.top_k),
+                became,
+                text_cell(region.kernel, "mono"),
+                (byte_size(region.saved_bytes), region.saved_bytes),
+            ]
+        )
+    head = [
+        ("loop", False),
+        ("written as", False),
+        ("experts", True),
+        ("top-k", True),
+        ("became", False),
+        ("kernel", False),
+    ]
+    return table([*head, ("kept for backward", True)], rows)
+
+
+def graphs(report: Report) -> str:
+    cards = []
+    for graph in report.graphs:
+        code = graph.gm.code.strip()
+        cards.append(
+            f'<details class="card"><summary class="cardhead"><b>{escape(graph.name)}</b>'
+            f'<span class="place">{escape(place(graph.file, graph.line))}</span>'
+            f'<span class="chip">{plural(operations(graph), "operation")}</span>'
+            f'<span class="chip">{plural(inputs(graph), "input")}</span>'
+            f'<span class="chip">cold {duration(graph.cold_seconds)}</span></summary>'
+            f'<pre class="fx">{escape(code)}</pre></details>'
+        )
+    return "".join(cards)
+
+
+def recompiles(report: Report) -> str:
+    rows = [
+        [
+            text_cell(item.guard, "mono"),
+            text_cell(item.old),
+            text_cell(item.new),
+            text_cell(place(item.file, item.line), "place"),
+        ]
+        for item in report.recompiles
+    ]
+    return table([("guard", False), ("was", False), ("became", False), ("asked at", False)], rows)
+
+
+def guards(report: Report) -> str:
+    rows = []
+    for guard in report.guards:
+        cost = None if guard.cost_ns is None else guard.cost_ns * 1e-9
+        rows.append(
+            [
+                text_cell(guard.source, "mono"),
+                text_cell(guard.check),
+                text_cell(place(guard.file, guard.line), "place"),
+                (duration(cost), guard.cost_ns),
+            ]
+        )
+    head = [("source", False), ("check", False), ("asked at", False), ("cost of one check", True)]
+    find = '<input class="filter" type="search" placeholder="filter guards" aria-label="filter guards">'
+    return find + table(head, rows, "sortable")
+
+
+def source(report: Report) -> list[tuple[str, int, str]]:
+    """The section with the user's source lines; empty when no source file could be read."""
+    made = listings(report)
+    cards = "".join(listing_card(report, item, index < LISTINGS_OPEN) for index, item in enumerate(made))
+    key = "".join(f'<li><i class="{how}"></i>{how}</li>' for how in (*HOWS, "break"))
+    return [("Source", len(made), f'<ul class="legend">{key}</ul>{cards}')]
+
+
+def listing_card(report: Report, item: Listing, is_open: bool) -> str:
+    """One function's lines, a colour a line, breaks and expert loops written under their line."""
+    breaks: dict[int, list[GraphBreak]] = {}
+    for found in report.breaks:
+        if found.file == item.file:
+            breaks.setdefault(found.line, []).append(found)
+    lowered = {region.line: region for region in report.expert_regions if region.file == item.file}
+    rows = []
+    for entry in item.lines:
+        if entry is None:
+            rows.append('<tr class="fold"><td></td><td>⋯</td><td></td></tr>')
+            continue
+        number, text, how = entry
+        notes = f'<span class="chip">{plural(item.operations[number], "op")}</span>' if item.operations[number] else ""
+        if region := lowered.get(number):
+            said = f"experts → one operator · {region.kernel}" if region.lowered else "experts stay a loop"
+            notes += f'<span class="pill {"good" if region.lowered else "bad"}">{escape(said)}</span>'
+        rows.append(
+            f'<tr class="{how or ""}"><td class="no">{number}</td><td class="code">{text or " "}</td>'
+            f'<td class="notes">{notes}</td></tr>'
+        )
+        for found in breaks.get(number, ()):
+            rows.append(
+                f'<tr class="callout"><td></td><td colspan="2"><b>{escape(found.reason)}</b> {escape(found.detail)}'
+                f'<br><span class="hint">{escape(found.hint)}</span></td></tr>'
+            )
+    counts = "".join(
+        f'<span class="chip"><i class="{how}"></i>{item.counts[how]}</span>'
+        for how in (*HOWS, "break")
+        if item.counts[how]
+    )
+    return (
+        f'<details class="card source"{" open" if is_open else ""}><summary class="cardhead"><b>{escape(item.name)}</b>'
+        f'<span class="place">{escape(place(item.file, item.first))}</span><span class="spring"></span>{counts}</summary>'
+        f'<div class="scroll"><table class="lines">{"".join(rows)}</table></div></details>'
+    )

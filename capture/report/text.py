@@ -1,0 +1,175 @@
+"""The report as text, for terminals and logs."""
+
+from __future__ import annotations
+
+import io
+
+from rich import box
+from rich.console import Console, Group
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from .model import Report, inputs, operations
+from .records import GraphBreak
+from .words import byte_size, duration, percent, place, plural
+
+GUARDS_SHOWN = 8
+HOW_COLORS = {"captured": "green", "opaque": "yellow", "native": "red"}
+
+
+def render(report: Report, width: int = 110, color: bool = False) -> str:
+    """The report as text of at most ``width`` columns, with ANSI colours if ``color``."""
+    out = io.StringIO()
+    console = Console(
+        file=out, width=width, force_terminal=color, no_color=not color, highlight=False, legacy_windows=False
+    )
+    console.print(body(report, width))
+    return "\n".join(line.rstrip() for line in out.getvalue().rstrip().splitlines())
+
+
+def body(report: Report, width: int) -> Group:
+    """The report's parts, from the summary down to the guards; empty parts are left out."""
+    parts: list = [headline(report), Text(summary(report)), Text(""), coverage_bar(report, min(width, 72))]
+    for title, part in (
+        ("Graphs", graphs(report)),
+        ("Graph breaks", breaks(report)),
+        ("Expert regions", regions(report)),
+        ("Guards", guards(report)),
+        ("Captured again", recompiles(report)),
+    ):
+        if part is not None:
+            parts += [Text(""), Text(title, style="bold"), Padding(part, (0, 0, 0, 2))]
+    return Group(*parts)
+
+
+def headline(report: Report) -> Text:
+    """``moebius · step  train.py:42``."""
+    text = Text("moebius", style="bold magenta")
+    text.append(" · ", style="dim")
+    text.append(report.name, style="bold")
+    if report.file:
+        text.append("  " + place(report.file, report.line), style="dim")
+    return text
+
+
+def summary(report: Report) -> str:
+    """One line with the counts."""
+    said = [
+        plural(len(report.graphs), "graph"),
+        plural(len(report.breaks), "graph break"),
+        plural(len(report.guards), "guard"),
+    ]
+    if report.expert_regions:
+        said.append(f"{report.lowered} of {plural(len(report.expert_regions), 'expert region')} lowered")
+    said.append(f"cold {duration(report.cold_seconds)}")
+    return " · ".join(said)
+
+
+def coverage_bar(report: Report, width: int) -> Text:
+    """How the user's instructions ran, as a bar and in numbers."""
+    total = sum(report.coverage.values())
+    text = Text()
+    if not total:
+        return text.append("no user instructions were counted", style="dim")
+    for how, symbol in (("captured", "█"), ("opaque", "▒"), ("native", "░")):
+        count = report.coverage[how]
+        cells = max(1, round(width * count / total)) if count else 0
+        text.append(symbol * cells, style=HOW_COLORS[how])
+    text.append(f"\n{percent(report.captured_share)} of {total} instructions captured")
+    text.append(f" · {report.coverage['opaque']} opaque · {report.coverage['native']} native", style="dim")
+    return text
+
+
+def table(*columns: str, right: tuple[str, ...] = ()) -> Table:
+    """An unboxed table in the report's style."""
+    made = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 2, 0, 0), show_edge=False, header_style="dim")
+    for column in columns:
+        made.add_column(
+            column, justify="right" if column in right else "left", overflow="fold", no_wrap=column in right
+        )
+    return made
+
+
+def graphs(report: Report) -> Table | None:
+    if not report.graphs:
+        return None
+    made = table("graph", "begins at", "operations", "inputs", "cold", right=("operations", "inputs", "cold"))
+    for graph in report.graphs:
+        where = place(graph.file, graph.line)
+        made.add_row(graph.name, where, str(operations(graph)), str(inputs(graph)), duration(graph.cold_seconds))
+    return made
+
+
+def breaks(report: Report) -> Group | None:
+    return Group(*(break_text(item) for item in report.breaks)) if report.breaks else None
+
+
+def break_text(item: GraphBreak) -> Text:
+    """One break: where, what, and what to do."""
+    text = Text()
+    text.append(f"{place(item.file, item.line)} in {item.function}", style="bold")
+    text.append(f"  {item.reason}", style="red")
+    text.append(f"  [{item.instruction}]\n", style="dim")
+    text.append(f"  {item.detail}\n")
+    text.append("  hint  ", style="cyan").append(item.hint)
+    for file, line, function in item.stack[:-1]:
+        text.append(f"\n  from  {place(file, line)} in {function}", style="dim")
+    if item.cost_us is not None:
+        text.append(f"\n  cost  {duration(item.cost_us * 1e-6)} natively in the last call", style="dim")
+    return text
+
+
+def regions(report: Report) -> Group | None:
+    if not report.expert_regions:
+        return None
+    made = table(
+        "expert loop",
+        "written as",
+        "experts",
+        "top-k",
+        "became",
+        "kernel",
+        "saved",
+        right=("experts", "top-k", "saved"),
+    )
+    refusals = Text()
+    for region in report.expert_regions:
+        made.add_row(
+            place(region.file, region.line),
+            region.idiom,
+            "–" if region.num_experts is None else str(region.num_experts),
+            "–" if region.top_k is None else str(region.top_k),
+            Text("one operator", style="green") if region.lowered else Text("a loop", style="red"),
+            region.kernel,
+            byte_size(region.saved_bytes),
+        )
+        if region.refusal:
+            refusals.append(f"\nwhy {place(region.file, region.line)} stays a loop: {region.refusal}", style="red")
+    return Group(made, Text(refusals.plain[1:], style="red")) if refusals else Group(made)
+
+
+def guards(report: Report) -> Group | None:
+    if not report.guards:
+        return None
+    timed = [guard for guard in report.guards if guard.cost_ns is not None]
+    slowest = sorted(report.guards, key=lambda guard: -(guard.cost_ns or 0.0))[:GUARDS_SHOWN]
+    made = table("source", "check", "asked at", "cost", right=("cost",))
+    for guard in slowest:
+        cost = None if guard.cost_ns is None else guard.cost_ns * 1e-9
+        made.add_row(guard.source, guard.check, place(guard.file, guard.line), duration(cost))
+    left = len(report.guards) - len(slowest)
+    said = plural(left, "more guard") if left else ""
+    if timed:
+        total = duration(sum(guard.cost_ns or 0.0 for guard in timed) * 1e-9)
+        said = f"{said}{', ' if said else ''}{total} for all {len(timed)} that were timed"
+    return Group(made, Text(said, style="dim")) if said else Group(made)
+
+
+def recompiles(report: Report) -> Table | None:
+    if not report.recompiles:
+        return None
+    made = table("guard", "was", "became", "asked at")
+    for item in report.recompiles:
+        made.add_row(item.guard, item.old, item.new, place(item.file, item.line))
+    return made

@@ -1,0 +1,58 @@
+"""How the report writes places, sizes and times, the same in text and in HTML."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+def short(file: str) -> str:
+    """A file's name as people know it: from ``site-packages`` on, relative to where we are, or its last two parts."""
+    parts = Path(file).parts
+    for marker in ("site-packages", "dist-packages"):
+        if marker in parts:
+            return str(Path(*parts[parts.index(marker) + 1 :]))
+    relative = os.path.relpath(file) if os.path.isabs(file) else file
+    if not relative.startswith(".."):
+        return relative
+    return str(Path("…", *parts[-2:])) if len(parts) > 3 else file
+
+
+def place(file: str, line: int) -> str:
+    """``file:line``, shortened; empty when there is no file."""
+    return f"{short(file)}:{line}" if file else ""
+
+
+def byte_size(count: float | None) -> str:
+    """A number of bytes with a binary unit; "–" for None (unknown)."""
+    if count is None:
+        return "–"
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024 or unit == "GiB":
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    raise AssertionError("unreachable")
+
+
+def duration(seconds: float | None) -> str:
+    """A time with a fitting unit; "–" for None (not measured)."""
+    if seconds is None:
+        return "–"
+    for limit, factor, unit in ((1e-6, 1e9, "ns"), (1e-3, 1e6, "µs"), (1.0, 1e3, "ms")):
+        if seconds < limit:
+            return f"{seconds * factor:.3g} {unit}"
+    return f"{seconds:.2f} s"
+
+
+def percent(share: float | None) -> str:
+    """A share from 0 to 1 as a percentage; "–" for None. 100% and 0% are said only of all and nothing."""
+    if share is None:
+        return "–"
+    if 0 < share < 1:
+        return f"{min(max(share * 100, 0.1), 99.9):.1f}%"
+    return f"{share * 100:.0f}%"
+
+
+def plural(count: int, noun: str) -> str:
+    """``1 graph``, ``2 graphs``."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

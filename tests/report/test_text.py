@@ -1,0 +1,86 @@
+"""The report as text: every fact is in it, plain when nobody's terminal reads it."""
+
+from __future__ import annotations
+
+import pytest
+
+from moebius.report import Report
+from moebius.report.text import render
+from moebius.report.words import byte_size, duration, percent, plural, short
+
+
+def test_plain_when_printed_to_a_pipe(report: Report, capsys: pytest.CaptureFixture[str]) -> None:
+    print(report)
+    printed = capsys.readouterr().out
+    assert "\x1b" not in printed
+    assert "1 graph · 1 graph break · 3 guards · 1 of 2 expert regions lowered" in printed
+    assert "90.0% of 100 instructions captured" in printed
+
+
+def test_says_where_why_and_what_to_do_of_each_break(report: Report) -> None:
+    text = render(report, width=120)
+    for fact in (
+        "train.py:15 in step",
+        "data-dependent branch",
+        "the branch needs the value",
+        "hint  use torch.where",
+        "12.5 µs",
+    ):
+        assert fact in text
+    assert "POP_JUMP_FORWARD_IF_FALSE" in text
+
+
+def test_says_which_loop_was_refused_and_why(report: Report) -> None:
+    text = render(report, width=140)
+    assert "2.5 MiB" in text
+    assert "train.py:13 stays a loop: carried value is read before it is written, line 13" in text
+
+
+@pytest.mark.parametrize("width", [60, 80, 110, 200])
+def test_fits_the_terminal(report: Report, width: int) -> None:
+    assert max(map(len, render(report, width=width).splitlines())) <= width
+
+
+def test_colour_changes_no_word(report: Report) -> None:
+    import re
+
+    colored = render(report, width=110, color=True)
+    assert "\x1b[" in colored
+    words = re.sub(r"\x1b\[[0-9;]*m", "", colored).split()
+    assert words == render(report, width=110).split()
+
+
+def test_an_empty_report_still_prints() -> None:
+    assert "0 graphs · 0 graph breaks · 0 guards" in str(Report())
+
+
+def test_the_break_and_its_line_reach_source_lines(report: Report, source_file: str) -> None:
+    assert report.source_lines()[source_file] == {
+        6: "captured",
+        8: "captured",
+        13: "captured",
+        14: "captured",
+        15: "break",
+        16: "native",
+    }
+
+
+@pytest.mark.parametrize(
+    ("share", "said"), [(None, "–"), (0.0, "0%"), (1.0, "100%"), (0.99999, "99.9%"), (0.00001, "0.1%"), (0.5, "50.0%")]
+)
+def test_percent_never_rounds_to_all_or_nothing(share: float | None, said: str) -> None:
+    assert percent(share) == said
+
+
+def test_sizes_times_and_numbers() -> None:
+    assert [byte_size(n) for n in (None, 0, 1023, 1024, 2_637_888, 3 << 40)] == [
+        "–",
+        "0 B",
+        "1023 B",
+        "1.0 KiB",
+        "2.5 MiB",
+        "3072.0 GiB",
+    ]
+    assert [duration(s) for s in (None, 21e-9, 12.5e-6, 0.0123, 1.5)] == ["–", "21 ns", "12.5 µs", "12.3 ms", "1.50 s"]
+    assert [plural(1, "graph"), plural(2, "graph")] == ["1 graph", "2 graphs"]
+    assert short("/usr/lib/python3/site-packages/transformers/models/a.py") == "transformers/models/a.py"
