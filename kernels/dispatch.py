@@ -1,18 +1,12 @@
 """Which form of the operator runs: chosen where the tensors are concrete, so that one traced graph serves every device."""
 from __future__ import annotations
 
-import os
 from types import ModuleType
 
 from torch import Tensor
 
 from moebius.kernels import cpu, reference
 from moebius.kernels.errors import BackendUnavailableError
-
-
-def interpreting() -> bool:
-    """Whether Triton runs kernels in its interpreter (TRITON_INTERPRET=1), where CPU tensors do."""
-    return os.environ.get("TRITON_INTERPRET", "0") == "1"
 
 
 def find_form(backend: str, x: Tensor) -> ModuleType:
@@ -30,14 +24,14 @@ def find_form(backend: str, x: Tensor) -> ModuleType:
         if x.device.type != "cpu":
             raise BackendUnavailableError(f"backend='cpu' with tensors on {x.device}; use 'auto'")
         return cpu
-    if x.device.type != "cuda" and not interpreting():
-        raise BackendUnavailableError(
-            f"backend='triton' with tensors on {x.device}: it needs a GPU, or TRITON_INTERPRET=1 set before Python starts"
-        )
     if x.dtype.itemsize == 8:
         raise BackendUnavailableError("backend='triton' does not take float64; use backend='reference'")
     try:
         from moebius.kernels import triton_form
     except ImportError as error:
         raise BackendUnavailableError(f"backend='triton' needs the triton package: {error}") from error
+    if x.device.type != "cuda" and not triton_form.INTERPRETED:
+        raise BackendUnavailableError(
+            f"backend='triton' with tensors on {x.device}: it needs a GPU, or Triton's interpreter "
+            "(TRITON_INTERPRET=1 in the environment before Python starts)")
     return triton_form

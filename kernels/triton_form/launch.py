@@ -1,0 +1,93 @@
+"""How a kernel is launched, and how the same host code tells what it would launch when there is no GPU."""
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+ALIGNMENT = 16  # bytes, of a descriptor's base and strides
+
+
+@dataclass(frozen=True)
+class Config:
+    """Tile shape and resources of one kernel. block_m x block_n is a program's output tile, block_k its step."""
+
+    block_m: int
+    block_n: int
+    block_k: int
+    warps: int
+    stages: int
+
+
+@dataclass
+class Launch:
+    """One kernel call: positional order is free, everything goes by name."""
+
+    kernel: Any
+    grid: tuple[int, ...]
+    arguments: dict[str, Any]
+    constants: dict[str, Any]
+    warps: int
+    stages: int
+    flops: int = 0
+    label: str = field(default="")
+
+    def run(self) -> None:
+        """Run it. enable_fp_fusion is given since its default differs between Triton versions."""
+        self.kernel[self.grid](**self.arguments, **self.constants, num_warps=self.warps, num_stages=self.stages,
+                               enable_fp_fusion=True)
+
+
+recorder: ContextVar[list[Launch] | None] = ContextVar("recorder", default=None)
+
+
+@contextmanager
+def recording() -> Iterator[list[Launch]]:
+    """Launches inside are collected and not run, so that the host code can be walked with tensors on the meta device."""
+    launches: list[Launch] = []
+    token = recorder.set(launches)
+    try:
+        yield launches
+    finally:
+        recorder.reset(token)
+
+
+def submit(launch: Launch) -> None:
+    """Run the launch, or collect it. An empty grid is nothing to do."""
+    if math.prod(launch.grid) == 0:
+        return
+    launches = recorder.get()
+    if launches is None:
+        launch.run()
+    else:
+        launches.append(launch)
+
+
+def fit_block(size: int, block: int) -> int:
+    """The block for an axis of this size: a power of two, at least tl.dot's 16, at most the configured block."""
+    return max(16, min(block, triton.next_power_of_2(size)))
+
+
+def can_describe(tensor: Tensor) -> bool:
+    """Whether a tensor descriptor (TMA) can address the tensor: unit last stride, base and strides on 16 bytes."""
+    if tensor.numel() == 0 or tensor.stride(-1) != 1 or tensor.data_ptr() % ALIGNMENT:
+        return False
+    return all(stride > 0 and stride * tensor.itemsize % ALIGNMENT == 0 for stride in tensor.stride()[:-1])
+
+
+def describe(tensor: Tensor, block: list[int]) -> TensorDescriptor | None:
+    """A descriptor over the tensor with this block shape, or None where there can be none."""
+    return TensorDescriptor.from_tensor(tensor, block) if can_describe(tensor) else None
+
+
+def dot_precision(dtype: torch.dtype) -> str:
+    """float32 GEMMs follow torch's switch for matmuls: exact unless TF32 is allowed."""
+    return "tf32" if dtype == torch.float32 and torch.backends.cuda.matmul.allow_tf32 else "ieee"

@@ -1,0 +1,105 @@
+"""First GEMM: tokens gathered in its loads, bias and gated activation in its epilogue. Writes H, A or both."""
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from moebius.kernels.activations import split_gate
+from moebius.kernels.contract import Options, Weights
+from moebius.kernels.triton_form.activations import act_value
+from moebius.kernels.triton_form.configs import GROUP, choose
+from moebius.kernels.triton_form.launch import Launch, describe, dot_precision, fit_block, submit
+from moebius.kernels.triton_form.product import load_matrix, load_rows
+from moebius.kernels.triton_form.tiles import make_tiles, place
+
+
+@triton.jit
+def up_kernel(x, w_gate, w_up, bias_gate, bias_up, h_gate, h_up, a, order, tile_expert, tile_row, offsets,
+              num_tiles, num_columns, num_experts, top_k, size_d, size_n,
+              x_row, x_col, w_e, w_n, w_d, bias_e, bias_n, h_row, h_col,
+              GATED: tl.constexpr, BIASED: tl.constexpr, KEEP_H: tl.constexpr, KEEP_A: tl.constexpr,
+              ACTIVATION: tl.constexpr, DESCRIBED: tl.constexpr, EVEN_K: tl.constexpr, PRECISION: tl.constexpr,
+              GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr):
+    tile, column = place(num_tiles, num_columns, GROUP)
+    expert = tl.load(tile_expert + tile)
+    if expert < num_experts:
+        first_row = tl.load(tile_row + tile)
+        row = first_row + tl.arange(0, BLOCK_M)
+        row_ok = row < tl.load(offsets + expert + 1)
+        token = tl.load(order + row, mask=row_ok, other=0) // top_k
+        n0 = column * BLOCK_N
+        gate = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+        up = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+        for k0 in range(0, size_d, BLOCK_K):
+            rows = load_rows(x, token, row_ok, x_row, x_col, first_row, k0, size_d, False, EVEN_K, BLOCK_M, BLOCK_K)
+            w = load_matrix(w_gate, expert, w_e, w_d, w_n, k0, n0, size_d, size_n,
+                            DESCRIBED, True, EVEN_K, BLOCK_K, BLOCK_N)
+            gate = tl.dot(rows, w, gate, input_precision=PRECISION)
+            if GATED:
+                w = load_matrix(w_up, expert, w_e, w_d, w_n, k0, n0, size_d, size_n,
+                                DESCRIBED, True, EVEN_K, BLOCK_K, BLOCK_N)
+                up = tl.dot(rows, w, up, input_precision=PRECISION)
+
+        n = n0 + tl.arange(0, BLOCK_N)
+        n_ok = n < size_n
+        ok = row_ok[:, None] & n_ok[None, :]
+        row64 = row.to(tl.int64)[:, None]
+        if BIASED:
+            at = expert.to(tl.int64) * bias_e + n * bias_n
+            gate += tl.load(bias_gate + at, mask=n_ok, other=0.0).to(tl.float32)[None, :]
+            if GATED:
+                up += tl.load(bias_up + at, mask=n_ok, other=0.0).to(tl.float32)[None, :]
+        if KEEP_H:
+            at = row64 * h_row + n[None, :] * h_col
+            tl.store(h_gate + at, gate.to(h_gate.dtype.element_ty), mask=ok)
+            if GATED:
+                tl.store(h_up + at, up.to(h_up.dtype.element_ty), mask=ok)
+        if KEEP_A:
+            value = act_value(gate, ACTIVATION)
+            if GATED:
+                value *= up
+            tl.store(a + row64 * size_n + n[None, :], value.to(a.dtype.element_ty), mask=ok)
+
+
+def project_up(x_TD: Tensor, weights: Weights, order_S: Tensor, offsets: Tensor, top_k: int, options: Options,
+               keep_h: bool, keep_a: bool) -> tuple[Tensor, Tensor]:
+    """(h_SM, a_SN); one that is not kept has no rows. Rows of sentinel slots are not written."""
+    gated = options.gate != "none"
+    slots, width = order_S.shape[0], x_TD.shape[1]
+    num_experts, width_h, _ = weights.gate_up_EMD.shape
+    narrow = width_h // 2 if gated else width_h
+    h_SM = x_TD.new_empty(slots if keep_h else 0, width_h)
+    a_SN = x_TD.new_empty(slots if keep_a else 0, narrow)
+    config = choose("up" if gated else "up_ungated", x_TD.dtype, slots, num_experts)
+    block_m = fit_block(slots, config.block_m)
+    block_n, block_k = fit_block(narrow, config.block_n), fit_block(width, config.block_k)
+    tiles = make_tiles(offsets, slots, block_m)
+
+    def halves(tensor: Tensor, dim: int) -> tuple[Tensor, Tensor]:
+        first, second = split_gate(tensor, options.gate, dim)
+        return first, first if second is None else second
+
+    w_gate, w_up = halves(weights.gate_up_EMD, 1)
+    h_gate, h_up = halves(h_SM, 1)
+    biased = weights.gate_up_bias_EM is not None
+    bias_gate, bias_up = halves(x_TD.new_empty(0, width_h) if weights.gate_up_bias_EM is None
+                                else weights.gate_up_bias_EM, 1)
+    block = [1, block_n, block_k]
+    described_gate, described_up = describe(w_gate, block), describe(w_up, block)
+    described = described_gate is not None and described_up is not None
+    columns = triton.cdiv(narrow, block_n)
+    submit(Launch(
+        up_kernel, (tiles.limit * columns,),
+        dict(x=x_TD, w_gate=described_gate if described else w_gate, w_up=described_up if described else w_up,
+             bias_gate=bias_gate, bias_up=bias_up, h_gate=h_gate, h_up=h_up, a=a_SN, order=order_S,
+             tile_expert=tiles.expert, tile_row=tiles.row, offsets=offsets, num_tiles=tiles.limit,
+             num_columns=columns, num_experts=num_experts, top_k=top_k, size_d=width, size_n=narrow,
+             x_row=x_TD.stride(0), x_col=x_TD.stride(1), w_e=w_gate.stride(0), w_n=w_gate.stride(1),
+             w_d=w_gate.stride(2), bias_e=bias_gate.stride(0), bias_n=bias_gate.stride(1),
+             h_row=h_gate.stride(0), h_col=h_gate.stride(1)),
+        dict(GATED=gated, BIASED=biased, KEEP_H=keep_h, KEEP_A=keep_a, ACTIVATION=options.activation,
+             DESCRIBED=described, EVEN_K=width % block_k == 0, PRECISION=dot_precision(x_TD.dtype), GROUP=GROUP,
+             BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_K=block_k),
+        config.warps, config.stages, flops=2 * slots * width * width_h, label="up"))
+    return h_SM, a_SN
