@@ -1,0 +1,430 @@
+/* Entry: what a user calls. Runs the guards of each captured variant and the first variant whose guards hold. */
+#include "native.h"
+
+#include <stddef.h>
+
+/* One captured variant. Shared by the entry and by calls that are looking at an older list. */
+typedef struct {
+    int refs;
+    GuardProgram *program;
+    PyObject *target;
+    unsigned long long hits;
+} Variant;
+
+/* Most recently hit first. Never changed while a call looks at it: changes make a new list. */
+typedef struct {
+    int refs;
+    Py_ssize_t n;
+    Variant *items[];
+} VariantList;
+
+typedef struct {
+    PyObject_HEAD
+    vectorcallfunc vectorcall;
+    PyObject *function, *cold, *dict, *weakrefs;
+    VariantList *list;    /* NULL: none */
+    unsigned long long hits, misses;
+} Entry;
+
+/* ---- lists ---- */
+
+static void
+drop_variant(Variant *variant)
+{
+    if (--variant->refs == 0) {
+        GuardProgram *program = variant->program;
+        PyObject *target = variant->target;
+        PyMem_Free(variant);
+        Py_XDECREF(program);
+        Py_XDECREF(target);
+    }
+}
+
+static void
+drop_list(VariantList *list)
+{
+    if (list != NULL && --list->refs == 0) {
+        for (Py_ssize_t i = 0; i < list->n; i++) {
+            drop_variant(list->items[i]);
+        }
+        PyMem_Free(list);
+    }
+}
+
+static VariantList *
+new_list(Py_ssize_t room)
+{
+    VariantList *list = PyMem_Malloc(offsetof(VariantList, items) + (size_t)room * sizeof(Variant *));
+    if (list == NULL) {
+        PyErr_NoMemory();
+        return NULL;
+    }
+    list->refs = 1;
+    list->n = 0;
+    return list;
+}
+
+static void
+append(VariantList *list, Variant *variant)
+{
+    variant->refs++;
+    list->items[list->n++] = variant;
+}
+
+static void
+replace_list(Entry *entry, VariantList *list)
+{
+    VariantList *old = entry->list;
+    entry->list = list;
+    drop_list(old);
+}
+
+/* Moves a variant that was hit to the front, if the entry still has it. Failure to is no error: order is only speed. */
+static void
+move_to_front(Entry *entry, Variant *hit)
+{
+    VariantList *old = entry->list;
+    Py_ssize_t at = 0;
+    while (old != NULL && at < old->n && old->items[at] != hit) {
+        at++;
+    }
+    if (old == NULL || at == old->n || at == 0) {
+        return;
+    }
+    VariantList *list = new_list(old->n);
+    if (list == NULL) {
+        PyErr_Clear();
+        return;
+    }
+    append(list, hit);
+    for (Py_ssize_t i = 0; i < old->n; i++) {
+        if (i != at) {
+            append(list, old->items[i]);
+        }
+    }
+    replace_list(entry, list);
+}
+
+/* ---- the call ---- */
+
+static PyObject *
+call_cold(Entry *entry, PyObject *const *args, size_t nargsf, PyObject *kwnames)
+{
+    Py_ssize_t n = PyVectorcall_NARGS(nargsf), n_keywords = kwnames == NULL ? 0 : PyTuple_GET_SIZE(kwnames);
+    PyObject *result = NULL, *positional = PyTuple_New(n), *keywords = PyDict_New();
+    if (positional == NULL || keywords == NULL) {
+        goto done;
+    }
+    for (Py_ssize_t i = 0; i < n; i++) {
+        PyTuple_SET_ITEM(positional, i, Py_NewRef(args[i]));
+    }
+    for (Py_ssize_t i = 0; i < n_keywords; i++) {
+        if (PyDict_SetItem(keywords, PyTuple_GET_ITEM(kwnames, i), args[n + i]) < 0) {
+            goto done;
+        }
+    }
+    PyObject *cold = Py_NewRef(entry->cold);
+    PyObject *call[] = {NULL, (PyObject *)entry, positional, keywords};
+    result = PyObject_Vectorcall(cold, call + 1, 3 | PY_VECTORCALL_ARGUMENTS_OFFSET, NULL);
+    Py_DECREF(cold);
+done:
+    Py_XDECREF(positional);
+    Py_XDECREF(keywords);
+    return result;
+}
+
+static PyObject *
+call_guarded(Entry *entry, PyObject *const *args, size_t nargsf, PyObject *kwnames)
+{
+    VariantList *list = entry->list;
+    if (list != NULL) {
+        list->refs++;
+        for (Py_ssize_t i = 0; i < list->n; i++) {
+            Variant *variant = list->items[i];
+            int holds = mb_program_check(variant->program, args, nargsf, kwnames);
+            if (holds == 0) {
+                continue;
+            }
+            if (holds < 0) {
+                drop_list(list);
+                return NULL;
+            }
+            entry->hits++;
+            variant->hits++;
+            if (i > 0) {
+                move_to_front(entry, variant);
+            }
+            PyObject *target = Py_NewRef(variant->target);
+            drop_list(list);
+            PyObject *result = PyObject_Vectorcall(target, args, nargsf, kwnames);
+            Py_DECREF(target);
+            return result;
+        }
+        drop_list(list);
+    }
+    entry->misses++;
+    return call_cold(entry, args, nargsf, kwnames);
+}
+
+static PyObject *
+entry_vectorcall(PyObject *self, PyObject *const *args, size_t nargsf, PyObject *kwnames)
+{
+    Entry *entry = (Entry *)self;
+    if (mb_disabled) {
+        return PyObject_Vectorcall(entry->function, args, nargsf, kwnames);
+    }
+    if (mb_hooked_threads == 0) {
+        return call_guarded(entry, args, nargsf, kwnames);
+    }
+    /* Called from a frame that runs under the hook: what runs now is ours, and is not to be captured again. */
+    int was_on = mb_hook_switch(0);
+    PyObject *result = call_guarded(entry, args, nargsf, kwnames);
+    mb_hook_switch(was_on);
+    return result;
+}
+
+/* ---- the type ---- */
+
+/* As functools.update_wrapper does: name, module, doc, annotations and attributes are those of the function. */
+static int
+copy_face(Entry *entry)
+{
+    static const char *const names[] = {
+        "__module__", "__name__", "__qualname__", "__doc__", "__annotations__",
+#if PY_VERSION_HEX >= 0x030C0000
+        "__type_params__",
+#endif
+    };
+    for (size_t i = 0; i < Py_ARRAY_LENGTH(names); i++) {
+        PyObject *value = PyObject_GetAttrString(entry->function, names[i]);
+        if (value == NULL) {
+            if (!PyErr_ExceptionMatches(PyExc_AttributeError)) {
+                return -1;
+            }
+            PyErr_Clear();
+            continue;
+        }
+        int failed = PyDict_SetItemString(entry->dict, names[i], value);
+        Py_DECREF(value);
+        if (failed) {
+            return -1;
+        }
+    }
+    if (PyFunction_Check(entry->function) && ((PyFunctionObject *)entry->function)->func_dict != NULL &&
+        PyDict_Update(entry->dict, ((PyFunctionObject *)entry->function)->func_dict) < 0) {
+        return -1;
+    }
+    return PyDict_SetItemString(entry->dict, "__wrapped__", entry->function);
+}
+
+static PyObject *
+entry_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = {"function", "cold", NULL};
+    PyObject *function, *cold;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO:Entry", names, &function, &cold)) {
+        return NULL;
+    }
+    if (!PyCallable_Check(function) || !PyCallable_Check(cold)) {
+        PyErr_SetString(PyExc_TypeError, "Entry(function, cold): both must be callable");
+        return NULL;
+    }
+    Entry *entry = (Entry *)type->tp_alloc(type, 0);
+    if (entry == NULL) {
+        return NULL;
+    }
+    entry->vectorcall = entry_vectorcall;
+    entry->function = Py_NewRef(function);
+    entry->cold = Py_NewRef(cold);
+    entry->dict = PyDict_New();
+    if (entry->dict == NULL || copy_face(entry) < 0) {
+        Py_DECREF(entry);
+        return NULL;
+    }
+    return (PyObject *)entry;
+}
+
+static int
+entry_traverse(Entry *entry, visitproc visit, void *arg)
+{
+    Py_VISIT(entry->function);
+    Py_VISIT(entry->cold);
+    Py_VISIT(entry->dict);
+    if (entry->list != NULL) {
+        for (Py_ssize_t i = 0; i < entry->list->n; i++) {
+            Py_VISIT(entry->list->items[i]->program);
+            Py_VISIT(entry->list->items[i]->target);
+        }
+    }
+    return 0;
+}
+
+static int
+entry_clear(Entry *entry)
+{
+    replace_list(entry, NULL);
+    Py_CLEAR(entry->dict);
+    /* `function` and `cold` stay until dealloc: a finalizer may still call this entry. */
+    return 0;
+}
+
+static void
+entry_dealloc(Entry *entry)
+{
+    PyObject_GC_UnTrack(entry);
+    if (entry->weakrefs != NULL) {
+        PyObject_ClearWeakRefs((PyObject *)entry);
+    }
+    entry_clear(entry);
+    Py_CLEAR(entry->function);
+    Py_CLEAR(entry->cold);
+    Py_TYPE(entry)->tp_free((PyObject *)entry);
+}
+
+static PyObject *
+entry_get(PyObject *self, PyObject *object, PyObject *type)
+{
+    (void)type;
+    if (object == NULL || object == Py_None) {
+        return Py_NewRef(self);
+    }
+    return PyMethod_New(self, object);
+}
+
+static PyObject *
+entry_repr(PyObject *self)
+{
+    return PyUnicode_FromFormat("<captured %R>", ((Entry *)self)->function);
+}
+
+static PyObject *
+entry_add(Entry *entry, PyObject *args)
+{
+    PyObject *program, *target;
+    if (!PyArg_ParseTuple(args, "O!O:add", &mb_GuardProgram_Type, &program, &target)) {
+        return NULL;
+    }
+    if (!PyCallable_Check(target)) {
+        PyErr_SetString(PyExc_TypeError, "add(program, target): the target must be callable");
+        return NULL;
+    }
+    VariantList *old = entry->list;
+    VariantList *list = new_list(old == NULL ? 1 : old->n + 1);
+    Variant *variant = PyMem_Malloc(sizeof(Variant));
+    if (list == NULL || variant == NULL) {
+        PyMem_Free(list);
+        PyMem_Free(variant);
+        return PyErr_NoMemory();
+    }
+    *variant = (Variant){0, (GuardProgram *)Py_NewRef(program), Py_NewRef(target), 0};
+    append(list, variant);
+    for (Py_ssize_t i = 0; old != NULL && i < old->n; i++) {
+        append(list, old->items[i]);
+    }
+    replace_list(entry, list);
+    Py_RETURN_NONE;
+}
+
+static PyObject *
+entry_remove(Entry *entry, PyObject *program)
+{
+    VariantList *old = entry->list;
+    VariantList *list = new_list(old == NULL ? 0 : old->n);
+    if (list == NULL) {
+        return NULL;
+    }
+    for (Py_ssize_t i = 0; old != NULL && i < old->n; i++) {
+        if ((PyObject *)old->items[i]->program != program) {
+            append(list, old->items[i]);
+        }
+    }
+    long removed = (long)((old == NULL ? 0 : old->n) - list->n);
+    if (list->n == 0) {
+        drop_list(list);
+        list = NULL;
+    }
+    replace_list(entry, list);
+    return PyBool_FromLong(removed);
+}
+
+static PyObject *
+entry_clear_method(Entry *entry, PyObject *unused)
+{
+    (void)unused;
+    replace_list(entry, NULL);
+    Py_RETURN_NONE;
+}
+
+static PyMethodDef entry_methods[] = {
+    {"add", (PyCFunction)entry_add, METH_VARARGS,
+     "add(program, target): run `target` for calls that `program` accepts; it is tried first."},
+    {"remove", (PyCFunction)entry_remove, METH_O, "remove(program) -> bool: forget its target; False if there is none."},
+    {"clear", (PyCFunction)entry_clear_method, METH_NOARGS, "clear(): forget all targets."},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyObject *
+entry_targets(Entry *entry, void *closure)
+{
+    (void)closure;
+    VariantList *list = entry->list;
+    Py_ssize_t n = list == NULL ? 0 : list->n;
+    if (list != NULL) {
+        list->refs++;
+    }
+    PyObject *result = PyList_New(n);
+    for (Py_ssize_t i = 0; result != NULL && i < n; i++) {
+        Variant *variant = list->items[i];
+        PyObject *row = Py_BuildValue("(OOK)", variant->program, variant->target, variant->hits);
+        if (row == NULL) {
+            Py_CLEAR(result);
+            break;
+        }
+        PyList_SET_ITEM(result, i, row);
+    }
+    drop_list(list);
+    return result;
+}
+
+static PyObject *
+entry_count(Entry *entry, void *closure)
+{
+    return PyLong_FromUnsignedLongLong(closure == NULL ? entry->hits : entry->misses);
+}
+
+static PyObject *
+entry_object(Entry *entry, void *closure)
+{
+    return Py_NewRef(closure == NULL ? entry->function : entry->cold);
+}
+
+static PyGetSetDef entry_getset[] = {
+    {"targets", (getter)entry_targets, NULL, "[(program, target, hits)], most recently hit first.", NULL},
+    {"hits", (getter)entry_count, NULL, "Calls that a target answered.", NULL},
+    {"misses", (getter)entry_count, NULL, "Calls that went to `cold`.", "misses"},
+    {"function", (getter)entry_object, NULL, "The function that was captured.", NULL},
+    {"cold", (getter)entry_object, NULL, "cold(entry, args, kwargs): answers calls that no target accepts.", "cold"},
+    {"__dict__", PyObject_GenericGetDict, PyObject_GenericSetDict, NULL, NULL},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+
+PyTypeObject mb_Entry_Type = {
+    PyVarObject_HEAD_INIT(NULL, 0)
+    .tp_name = "moebius.hook.native.Entry",
+    .tp_basicsize = sizeof(Entry),
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL | Py_TPFLAGS_METHOD_DESCRIPTOR,
+    .tp_doc = "Entry(function, cold)\n--\n\n"
+              "A callable in front of `function`: runs the first target whose guards hold, else cold(entry, args, kwargs).",
+    .tp_new = entry_new,
+    .tp_dealloc = (destructor)entry_dealloc,
+    .tp_traverse = (traverseproc)entry_traverse,
+    .tp_clear = (inquiry)entry_clear,
+    .tp_vectorcall_offset = offsetof(Entry, vectorcall),
+    .tp_call = PyVectorcall_Call,
+    .tp_descr_get = entry_get,
+    .tp_repr = entry_repr,
+    .tp_dictoffset = offsetof(Entry, dict),
+    .tp_weaklistoffset = offsetof(Entry, weakrefs),
+    .tp_methods = entry_methods,
+    .tp_getset = entry_getset,
+};

@@ -1,0 +1,455 @@
+/* Running a guard program: reaching slots, running checks. Nothing here changes what it looks at. */
+#include "native.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* The instance's __dict__, made if the instance keeps its values elsewhere so far; no user code runs. New reference. */
+static PyObject *
+instance_dict(PyObject *object)
+{
+    if (PyType_Check(object)) {
+#if PY_VERSION_HEX >= 0x030C0000
+        return PyType_GetDict((PyTypeObject *)object);
+#else
+        return Py_XNewRef(((PyTypeObject *)object)->tp_dict);
+#endif
+    }
+    return PyObject_GenericGetDict(object, NULL);
+}
+
+/* Puts the slot's object into values[slot] (a new reference, except for args and constants). */
+int
+mb_reach(GuardProgram *p, int index, PyObject *const *args, PyObject **values)
+{
+    Slot *slot = &p->slots[index];
+    PyObject *from = slot->parent >= 0 ? values[slot->parent] : NULL;
+    PyObject *value = NULL;
+    switch (slot->kind) {
+    case SLOT_ARG:
+        values[index] = args[slot->index];
+        return 1;
+    case SLOT_CONST:
+        values[index] = slot->object;
+        return 1;
+    case SLOT_WEAK:
+#if PY_VERSION_HEX >= 0x030D0000
+        if (PyWeakref_GetRef(slot->object, &value) < 0) {
+            return mb_guard_error();
+        }
+#else
+        value = PyWeakref_GET_OBJECT(slot->object);
+        value = value == Py_None ? NULL : Py_NewRef(value);
+#endif
+        break;
+    case SLOT_DICT_ITEM:
+        if (PyDict_Check(from)) {
+            value = Py_XNewRef(PyDict_GetItemWithError(from, slot->object));
+        }
+        break;
+    case SLOT_INSTANCE_DICT:
+        value = instance_dict(from);
+        break;
+    case SLOT_LIST_ITEM:
+    case SLOT_TUPLE_ITEM:
+        if (slot->kind == SLOT_LIST_ITEM ? PyList_Check(from) : PyTuple_Check(from)) {
+            Py_ssize_t i = slot->index < 0 ? slot->index + Py_SIZE(from) : slot->index;
+            if (i >= 0 && i < Py_SIZE(from)) {
+                value = slot->kind == SLOT_LIST_ITEM ? PyList_GET_ITEM(from, i) : PyTuple_GET_ITEM(from, i);
+                Py_INCREF(value);
+            }
+        }
+        break;
+    case SLOT_ATTR:
+        value = PyObject_GetAttr(from, slot->object);
+        break;
+    case SLOT_CELL:
+        if (PyCell_Check(from)) {
+            value = Py_XNewRef(PyCell_GET(from));
+        }
+        break;
+    case SLOT_TYPE:
+        value = Py_NewRef(Py_TYPE(from));
+        break;
+    case SLOT_PYTHON:
+        value = PyObject_CallOneArg(slot->object, from);
+        break;
+    }
+    values[index] = value;
+    if (value != NULL) {
+        return 1;
+    }
+    return PyErr_Occurred() ? mb_guard_error() : 0;
+}
+
+void
+mb_release(GuardProgram *p, int first, int count, PyObject **values)
+{
+    for (int i = first + count - 1; i >= first; i--) {
+        int slot = p->order[i];
+        PyObject *value = values[slot];
+        values[slot] = NULL;
+        if (p->slots[slot].kind != SLOT_ARG && p->slots[slot].kind != SLOT_CONST) {
+            Py_XDECREF(value);
+        }
+    }
+}
+
+/* The items that an iterator gives are those of `expected`, in that order. Takes the iterator's reference. */
+static int
+same_sequence(PyObject *iterator, PyObject *expected)
+{
+    if (iterator == NULL) {
+        return -1;
+    }
+    Py_ssize_t n = PyTuple_GET_SIZE(expected), i = 0;
+    int result = 1;
+    PyObject *item;
+    while (result == 1 && (item = PyIter_Next(iterator)) != NULL) {
+        result = i < n ? mb_same_value(item, PyTuple_GET_ITEM(expected, i)) : 0;
+        i++;
+        Py_DECREF(item);
+    }
+    Py_DECREF(iterator);
+    if (PyErr_Occurred()) {
+        return -1;
+    }
+    return result == 1 ? i == n : result;
+}
+
+static int
+same_keys(PyObject *dict, PyObject *expected)
+{
+    if (PyDict_GET_SIZE(dict) != PyTuple_GET_SIZE(expected)) {
+        return 0;
+    }
+    if (!PyDict_CheckExact(dict)) {
+        return same_sequence(mb_order_iter(dict), expected);
+    }
+    Py_ssize_t position = 0, i = 0;
+    PyObject *key;
+    while (i < PyTuple_GET_SIZE(expected) && PyDict_Next(dict, &position, &key, NULL)) {
+        Py_INCREF(key);
+        int same = mb_same_value(key, PyTuple_GET_ITEM(expected, i));
+        Py_DECREF(key);
+        if (same <= 0) {
+            return same;
+        }
+        i++;
+    }
+    return i == PyTuple_GET_SIZE(expected);
+}
+
+static int
+same_contents(PyObject *object, PyObject *expected)
+{
+    if (PyAnySet_Check(object)) {
+        if (PySet_GET_SIZE(object) != PyTuple_GET_SIZE(expected)) {
+            return 0;
+        }
+        return same_sequence(PySet_Type.tp_iter(object), expected);
+    }
+    int is_list = PyList_Check(object);
+    if (!is_list && !PyTuple_Check(object)) {
+        return 0;
+    }
+    Py_ssize_t n = PyTuple_GET_SIZE(expected);
+    for (Py_ssize_t i = 0; i < n; i++) {
+        if (Py_SIZE(object) != n) {    /* asked again each time: a comparison may have changed a list */
+            return 0;
+        }
+        PyObject *item = is_list ? PyList_GET_ITEM(object, i) : PyTuple_GET_ITEM(object, i);
+        Py_INCREF(item);
+        int same = mb_same_value(item, PyTuple_GET_ITEM(expected, i));
+        Py_DECREF(item);
+        if (same <= 0) {
+            return same;
+        }
+    }
+    return Py_SIZE(object) == n;
+}
+
+static int
+same_dict(Check *check)
+{
+    PyObject *key, *expected;
+    Py_ssize_t position = 0;
+    while (PyDict_Next(check->expected, &position, &key, &expected)) {
+        PyObject *value = Py_XNewRef(PyDict_GetItemWithError(check->object, key));
+        if (value == NULL) {
+            if (PyErr_Occurred()) {
+                return -1;
+            }
+            if (expected != mb_absent) {
+                return 0;
+            }
+            continue;
+        }
+        int same = expected == mb_absent ? 0 : mb_same_value(value, expected);
+        Py_DECREF(value);
+        if (same <= 0) {
+            return same;
+        }
+    }
+    return check->order == NULL ? 1 : same_keys(check->object, check->order);
+}
+
+static int
+check_dict(Check *check, Watch *watch)
+{
+    uint64_t tag = mb_dict_tag(check->object);
+    int same = same_dict(check);
+    /* The tag from before the look: a write meanwhile leaves another one in the dict. An OrderedDict's order, and on
+     * 3.13.0 values that live inside the instance, change without a new tag: those are looked at each time. */
+    int memoise = mb_dict_tags && (mb_instance_tags || !mb_dict_shares_values(check->object)) &&
+                  !(check->order != NULL && PyODict_Check(check->object));
+    watch->tag = same == 1 && memoise ? tag : 0;
+    return same;
+}
+
+static int
+same_class(Check *check)
+{
+    PyTypeObject *type = (PyTypeObject *)check->object;
+    PyObject *mro = type->tp_mro;
+    if (mro == NULL || PyTuple_GET_SIZE(mro) != PyTuple_GET_SIZE(check->order)) {
+        return 0;
+    }
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(mro); i++) {
+        if (PyTuple_GET_ITEM(mro, i) != PyTuple_GET_ITEM(check->order, i)) {
+            return 0;
+        }
+    }
+    PyObject *name, *expected;
+    Py_ssize_t position = 0;
+    while (PyDict_Next(check->expected, &position, &name, &expected)) {
+        PyObject *value = Py_XNewRef(mb_type_lookup(type, name));
+        if (value == NULL) {
+            if (PyErr_Occurred()) {
+                return -1;
+            }
+            if (expected != mb_absent) {
+                return 0;
+            }
+            continue;
+        }
+        int same = expected == mb_absent ? 0 : mb_same_value(value, expected);
+        Py_DECREF(value);
+        if (same <= 0) {
+            return same;
+        }
+    }
+    return 1;
+}
+
+static int
+check_class(Check *check, Watch *watch)
+{
+    uint64_t tag = mb_type_tag((PyTypeObject *)check->object);
+    int same = same_class(check);
+    if (same == 1 && tag == 0) {
+        /* The look-up may just have given the class a tag. Only then is a second look worth it. */
+        tag = mb_type_tag((PyTypeObject *)check->object);
+        same = tag == 0 ? 1 : same_class(check);
+    }
+    watch->tag = same == 1 && mb_class_tags ? tag : 0;
+    return same;
+}
+
+static int
+by_address(const void *a, const void *b)
+{
+    uintptr_t x = *(const uintptr_t *)a, y = *(const uintptr_t *)b;
+    return (x > y) - (x < y);
+}
+
+static int
+check_distinct(Check *check, PyObject **values)
+{
+    int n = check->n_slots;
+    if (n <= 8) {
+        for (int i = 1; i < n; i++) {
+            for (int j = 0; j < i; j++) {
+                if (values[check->slots[i]] == values[check->slots[j]]) {
+                    return 0;
+                }
+            }
+        }
+        return 1;
+    }
+    uintptr_t *sorted = PyMem_New(uintptr_t, (size_t)n);
+    if (sorted == NULL) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    for (int i = 0; i < n; i++) {
+        sorted[i] = (uintptr_t)values[check->slots[i]];
+    }
+    qsort(sorted, (size_t)n, sizeof(*sorted), by_address);
+    int distinct = 1;
+    for (int i = 1; i < n && distinct; i++) {
+        distinct = sorted[i] != sorted[i - 1];
+    }
+    PyMem_Free(sorted);
+    return distinct;
+}
+
+static int
+check_python(Check *check, PyObject **values)
+{
+    PyObject *small[8] = {NULL};
+    PyObject **args = check->n_slots <= 8 ? small : PyMem_New(PyObject *, (size_t)check->n_slots);
+    if (args == NULL) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    for (int i = 0; i < check->n_slots; i++) {
+        args[i] = values[check->slots[i]];
+    }
+    PyObject *result = PyObject_Vectorcall(check->object, args, (size_t)check->n_slots, NULL);
+    if (args != small) {
+        PyMem_Free(args);
+    }
+    if (result == NULL) {
+        return -1;
+    }
+    int truth = result == Py_True ? 1 : result == Py_False ? 0 : PyObject_IsTrue(result);
+    Py_DECREF(result);
+    return truth;
+}
+
+static int
+evaluate(Check *check, PyObject **values)
+{
+    PyObject *object = check->slot >= 0 ? values[check->slot] : NULL;
+    switch (check->kind) {
+    case CHECK_IS:
+        return object == check->object;
+    case CHECK_IS_WEAK: {
+#if PY_VERSION_HEX >= 0x030D0000
+        PyObject *referent;
+        if (PyWeakref_GetRef(check->object, &referent) < 0) {
+            return -1;
+        }
+        Py_XDECREF(referent);    /* alive still if it is `object`, which the slot holds */
+        return referent == object;
+#else
+        return PyWeakref_GET_OBJECT(check->object) == object && object != Py_None;
+#endif
+    }
+    case CHECK_TYPE:
+        return (PyObject *)Py_TYPE(object) == check->object;
+    case CHECK_EQUAL:
+        return mb_equal_value(object, check->object);
+    case CHECK_LENGTH: {
+        Py_ssize_t n = PyObject_Size(object);
+        return n < 0 ? -1 : n == check->length;
+    }
+    case CHECK_KEYS:
+        return PyDict_Check(object) ? same_keys(object, check->expected) : 0;
+    case CHECK_ABSENT: {
+        int found = PyDict_Check(object) ? PyDict_Contains(object, check->object) : 1;
+        return found < 0 ? -1 : !found;
+    }
+    case CHECK_CONTENTS:
+        return same_contents(object, check->expected);
+    case CHECK_TENSOR:
+        return mb_tensor_check(check->meta, object);
+    case CHECK_STATIC_TENSOR:
+        return mb_tensor_check(check->meta, check->object);
+    case CHECK_DISTINCT:
+        return check_distinct(check, values);
+    case CHECK_SAME:
+        return values[check->slots[0]] == values[check->slots[1]];
+    case CHECK_PYTHON:
+        return check_python(check, values);
+    case CHECK_DICT:
+    case CHECK_CLASS:
+        break;    /* mb_run_watch */
+    }
+    Py_UNREACHABLE();
+}
+
+int
+mb_run_check(Check *check, PyObject **values)
+{
+    int holds = evaluate(check, values);
+    return holds < 0 ? mb_guard_error() : holds;
+}
+
+/* A dict or class known from the start: one comparison while nobody writes to it. */
+int
+mb_run_watch(GuardProgram *p, Watch *watch)
+{
+    uint64_t tag = watch->is_class ? mb_type_tag((PyTypeObject *)watch->object) : mb_dict_tag(watch->object);
+    if (tag == watch->tag && tag != 0) {
+        return 1;
+    }
+    Check *check = &p->checks[watch->check];
+    int holds = watch->is_class ? check_class(check, watch) : check_dict(check, watch);
+    return holds < 0 ? mb_guard_error() : holds;
+}
+
+int
+mb_program_arity(GuardProgram *p, PyObject *const *args, size_t nargsf, PyObject *kwnames)
+{
+    (void)args;
+    if (PyVectorcall_NARGS(nargsf) != p->n_positional) {
+        return 0;
+    }
+    Py_ssize_t n = kwnames == NULL ? 0 : PyTuple_GET_SIZE(kwnames);
+    if (n != PyTuple_GET_SIZE(p->kwnames)) {
+        return 0;
+    }
+    if (kwnames == p->kwnames) {
+        return 1;
+    }
+    for (Py_ssize_t i = 0; i < n; i++) {
+        PyObject *a = PyTuple_GET_ITEM(kwnames, i), *b = PyTuple_GET_ITEM(p->kwnames, i);
+        if (a != b && PyUnicode_Compare(a, b) != 0) {
+            return PyErr_Occurred() ? mb_guard_error() : 0;
+        }
+    }
+    return 1;
+}
+
+int
+mb_program_check(GuardProgram *p, PyObject *const *args, size_t nargsf, PyObject *kwnames)
+{
+    int holds = p->cleared ? 0 : mb_program_arity(p, args, nargsf, kwnames);
+    for (int i = 0; i < p->n_watches && holds == 1; i++) {
+        holds = mb_run_watch(p, &p->watches[i]);
+    }
+    if (holds <= 0 || p->n_order + p->n_dynamic == 0) {
+        return holds;
+    }
+    int own = !p->busy;
+    PyObject **values = own ? p->scratch : PyMem_New(PyObject *, (size_t)p->n_slots + 1);
+    if (values == NULL) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    p->busy += own;
+    int reached = 0;
+    for (int i = 0; i < p->n_dynamic && holds == 1; i++) {
+        Check *check = &p->checks[p->dynamic[i]];
+        for (int end = check->first_load + check->loads; reached < end && holds == 1; reached++) {
+            holds = mb_reach(p, p->order[reached], args, values);
+        }
+        if (holds == 1) {
+            holds = mb_run_check(check, values);
+        }
+    }
+    for (; reached < p->n_order && holds == 1; reached++) {
+        holds = mb_reach(p, p->order[reached], args, values);
+    }
+    /* The one that failed left NULL behind. */
+    mb_release(p, 0, reached, values);
+    if (own) {
+        p->busy = 0;
+    }
+    else {
+        PyMem_Free(values);
+    }
+    return holds;
+}

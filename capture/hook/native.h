@@ -1,0 +1,105 @@
+/* What the C files of moebius.hook.native share. */
+#ifndef MOEBIUS_NATIVE_H
+#define MOEBIUS_NATIVE_H
+
+#include "cpython_private.h"
+
+/* native.c */
+extern PyObject *mb_absent;       /* native.ABSENT: "this key or attribute does not exist" */
+extern int mb_disabled;           /* the global off switch */
+extern int mb_dict_tags;          /* self-test: a dict's tag changes with each write to it */
+extern int mb_instance_tags;      /* self-test: the same for `instance.attribute = value` (false on 3.13.0) */
+extern int mb_class_tags;         /* self-test: the same for classes and their bases */
+int mb_guard_error(void);         /* after an error in a guard: Exceptions are cleared (0); others stay raised (-1) */
+
+/* values.c */
+int mb_same_value(PyObject *a, PyObject *b);    /* identical, or constants of one type and one value: 1, 0 or -1 */
+int mb_equal_value(PyObject *a, PyObject *b);   /* the same, and other objects by their own == */
+PyObject *mb_order_iter(PyObject *dict);        /* an iterator over a dict's keys in their true order */
+
+/* tensors.c */
+typedef struct TensorMeta TensorMeta;
+TensorMeta *mb_tensor_meta_new(PyObject *dict);
+void mb_tensor_meta_free(TensorMeta *meta);
+int mb_tensor_meta_traverse(TensorMeta *meta, visitproc visit, void *arg);
+int mb_tensor_check(TensorMeta *meta, PyObject *object);    /* 1, 0 or -1 with an error */
+int mb_tensors_init(PyObject *module);
+PyObject *mb_calibrate_tensors(PyObject *module, PyObject *args);
+const char *mb_tensor_reading(void);
+
+/* guards.c, program.c */
+typedef enum {
+    SLOT_ARG, SLOT_CONST, SLOT_WEAK, SLOT_DICT_ITEM, SLOT_INSTANCE_DICT, SLOT_LIST_ITEM, SLOT_TUPLE_ITEM, SLOT_ATTR,
+    SLOT_CELL, SLOT_TYPE, SLOT_PYTHON
+} SlotKind;
+
+typedef struct {
+    SlotKind kind;
+    int parent;             /* slot that this one starts from, or -1 */
+    Py_ssize_t index;       /* arg, list_item, tuple_item */
+    PyObject *object;       /* const: the object; weak: a weak reference; dict_item: key; attr: name; python: function */
+} Slot;
+
+typedef enum {
+    CHECK_IS, CHECK_IS_WEAK, CHECK_TYPE, CHECK_EQUAL, CHECK_LENGTH, CHECK_KEYS, CHECK_ABSENT, CHECK_CONTENTS,
+    CHECK_TENSOR, CHECK_STATIC_TENSOR, CHECK_DISTINCT, CHECK_SAME, CHECK_PYTHON, CHECK_DICT, CHECK_CLASS
+} CheckKind;
+
+typedef struct {
+    CheckKind kind;
+    int slot;               /* the slot it looks at, or -1 */
+    int first_load, loads;  /* program->order[first_load : first_load + loads] are reached just before this check */
+    Py_ssize_t length;
+    PyObject *object;       /* expected object, type, value or key; the tensor; the function; the watched dict or class */
+    PyObject *expected;     /* keys/contents: tuple; dict/class: {key: value} */
+    PyObject *order;        /* dict: all keys or NULL; class: its MRO */
+    int *slots;             /* distinct, same, python */
+    int n_slots;
+    TensorMeta *meta;
+} Check;
+
+/* A check on a dict or class known from the start; kept side by side, so that one sweep over them is fast. */
+typedef struct {
+    PyObject *object;       /* borrowed from the check */
+    uint64_t tag;           /* version at which the check last held; 0 = none */
+    int check;
+    int is_class;
+} Watch;
+
+typedef struct {
+    PyObject_HEAD
+    Py_ssize_t n_positional;
+    PyObject *kwnames;      /* tuple of str */
+    Slot *slots;
+    int n_slots;
+    Check *checks;
+    int n_checks;
+    int *order;             /* slots in the order in which they are reached; the tail belongs to no check */
+    int n_order, first_tail;
+    Watch *watches;         /* run first */
+    int n_watches;
+    int *dynamic;           /* the other checks, by index, in order */
+    int n_dynamic;
+    PyObject **scratch;     /* slot values of the check that is running, if `busy` is not set */
+    int busy;
+    int cleared;            /* by the garbage collector: never holds again */
+} GuardProgram;
+
+extern PyTypeObject mb_GuardProgram_Type;
+int mb_program_check(GuardProgram *p, PyObject *const *args, size_t nargsf, PyObject *kwnames);   /* 1, 0, -1 */
+int mb_program_arity(GuardProgram *p, PyObject *const *args, size_t nargsf, PyObject *kwnames);
+int mb_reach(GuardProgram *p, int slot, PyObject *const *args, PyObject **values);   /* 1, 0, -1 */
+int mb_run_check(Check *check, PyObject **values);                                   /* 1, 0, -1 */
+int mb_run_watch(GuardProgram *p, Watch *watch);                                     /* 1, 0, -1 */
+void mb_release(GuardProgram *p, int first, int count, PyObject **values);
+
+/* entry.c */
+extern PyTypeObject mb_Entry_Type;
+
+/* frames.c */
+extern int mb_hooked_threads;     /* how many threads have the hook switched on */
+int mb_hook_switch(int on);       /* for this thread; returns what it was */
+int mb_frames_init(PyObject *module);
+extern PyMethodDef mb_frame_methods[];
+
+#endif

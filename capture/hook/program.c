@@ -1,0 +1,666 @@
+/* GuardProgram: from tuples to a flat program, and its face towards Python. */
+#include "native.h"
+
+#include <string.h>
+#include <time.h>
+
+static const char *const slot_names[] = {
+    "arg", "const", "weak", "dict_item", "instance_dict", "list_item", "tuple_item", "attr", "cell", "type", "python",
+};
+static const char *const check_names[] = {
+    "is", "is_weak", "type", "equal", "length", "keys", "absent", "contents", "tensor", "static_tensor", "distinct",
+    "same", "python", "dict", "class",
+};
+
+/* ---- building ---- */
+
+static int
+complain(const char *what, Py_ssize_t index, PyObject *spec, const char *why)
+{
+    PyErr_Format(PyExc_ValueError, "%s %zd, %R: %s", what, index, spec, why);
+    return -1;
+}
+
+static int
+kind_of(PyObject *spec, const char *what, Py_ssize_t index, const char *const *names, int count)
+{
+    if (!PyTuple_Check(spec) || PyTuple_GET_SIZE(spec) == 0 || !PyUnicode_Check(PyTuple_GET_ITEM(spec, 0))) {
+        return complain(what, index, spec, "must be a tuple that starts with the name of its kind");
+    }
+    for (int i = 0; i < count; i++) {
+        if (PyUnicode_CompareWithASCIIString(PyTuple_GET_ITEM(spec, 0), names[i]) == 0) {
+            return i;
+        }
+    }
+    return complain(what, index, spec, "unknown kind");
+}
+
+/* The slot number in field `field`; only slots before `limit` may be named. */
+static int
+slot_number(PyObject *spec, Py_ssize_t field, int limit, const char *what, Py_ssize_t index)
+{
+    Py_ssize_t n = PyNumber_AsSsize_t(PyTuple_GET_ITEM(spec, field), PyExc_IndexError);
+    if (n == -1 && PyErr_Occurred()) {
+        return -1;
+    }
+    if (n < 0 || n >= limit) {
+        return complain(what, index, spec, "names a slot that does not exist (before it)");
+    }
+    return (int)n;
+}
+
+static int
+build_slot(GuardProgram *p, int index, PyObject *spec)
+{
+    static const int sizes[] = {2, 2, 2, 3, 2, 3, 3, 3, 2, 2, 3};
+    Slot *slot = &p->slots[index];
+    int kind = kind_of(spec, "slot", index, slot_names, (int)Py_ARRAY_LENGTH(slot_names));
+    if (kind < 0) {
+        return -1;
+    }
+    if (PyTuple_GET_SIZE(spec) != sizes[kind]) {
+        return complain("slot", index, spec, "wrong number of fields");
+    }
+    slot->kind = (SlotKind)kind;
+    slot->parent = -1;
+    PyObject *last = PyTuple_GET_ITEM(spec, sizes[kind] - 1);
+    if (kind == SLOT_CONST) {
+        slot->object = Py_NewRef(last);
+        return 0;
+    }
+    if (kind == SLOT_WEAK) {
+        slot->object = PyWeakref_Check(last) ? Py_NewRef(last) : PyWeakref_NewRef(last, NULL);
+        return slot->object == NULL ? -1 : 0;
+    }
+    if (kind == SLOT_ARG || kind == SLOT_LIST_ITEM || kind == SLOT_TUPLE_ITEM) {
+        slot->index = PyNumber_AsSsize_t(last, PyExc_IndexError);
+        if (slot->index == -1 && PyErr_Occurred()) {
+            return -1;
+        }
+    }
+    if (kind == SLOT_ARG) {
+        if (slot->index < 0 || slot->index >= p->n_positional + PyTuple_GET_SIZE(p->kwnames)) {
+            return complain("slot", index, spec, "there is no such argument");
+        }
+        return 0;
+    }
+    slot->parent = slot_number(spec, 1, index, "slot", index);
+    if (slot->parent < 0) {
+        return -1;
+    }
+    if (kind == SLOT_ATTR && !PyUnicode_Check(last)) {
+        return complain("slot", index, spec, "the attribute's name must be a str");
+    }
+    if (kind == SLOT_PYTHON && !PyCallable_Check(last)) {
+        return complain("slot", index, spec, "needs a callable");
+    }
+    if (kind == SLOT_DICT_ITEM && PyObject_Hash(last) == -1) {
+        return -1;
+    }
+    if (kind == SLOT_ATTR || kind == SLOT_PYTHON || kind == SLOT_DICT_ITEM) {
+        slot->object = Py_NewRef(last);
+        if (kind == SLOT_ATTR) {
+            PyUnicode_InternInPlace(&slot->object);
+        }
+    }
+    return 0;
+}
+
+static int
+copy_slots(GuardProgram *p, Check *check, int index, PyObject *spec, Py_ssize_t from)
+{
+    Py_ssize_t n = PyTuple_GET_SIZE(spec) - from;
+    check->slots = PyMem_New(int, (size_t)n + 1);
+    if (check->slots == NULL) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    check->n_slots = (int)n;
+    for (Py_ssize_t i = 0; i < n; i++) {
+        check->slots[i] = slot_number(spec, from + i, p->n_slots, "check", index);
+        if (check->slots[i] < 0) {
+            return -1;
+        }
+    }
+    return 0;
+}
+
+/* What can change later is no constant: what is not hashable is refused. (Slices are constants, yet not hashable on 3.11.) */
+static int
+require_constant(PyObject *value)
+{
+    if (PySlice_Check(value)) {
+        return 0;
+    }
+    if (PyTuple_CheckExact(value)) {
+        for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(value); i++) {
+            if (require_constant(PyTuple_GET_ITEM(value, i)) < 0) {
+                return -1;
+            }
+        }
+        return 0;
+    }
+    return PyObject_Hash(value) == -1 ? -1 : 0;
+}
+
+static int
+build_watched(Check *check, int index, PyObject *spec, int kind)
+{
+    PyObject *object = PyTuple_GET_ITEM(spec, 1), *expected = PyTuple_GET_ITEM(spec, 2);
+    PyObject *order = PyTuple_GET_ITEM(spec, 3);
+    if (kind == CHECK_DICT ? !PyDict_Check(object) : !PyType_Check(object)) {
+        return complain("check", index, spec, kind == CHECK_DICT ? "needs a dict" : "needs a class");
+    }
+    if (!PyDict_CheckExact(expected)) {
+        return complain("check", index, spec, "what is expected must be a dict");
+    }
+    if (!(PyTuple_Check(order) || (kind == CHECK_DICT && order == Py_None))) {
+        return complain("check", index, spec, kind == CHECK_DICT ? "all keys: a tuple or None" : "the MRO: a tuple");
+    }
+    check->object = Py_NewRef(object);
+    check->order = order == Py_None ? NULL : Py_NewRef(order);
+    check->expected = PyDict_Copy(expected);
+    return check->expected == NULL ? -1 : 0;
+}
+
+static int
+build_check(GuardProgram *p, int index, PyObject *spec)
+{
+    static const int sizes[] = {3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 0, 3, 0, 4, 4};
+    Check *check = &p->checks[index];
+    int kind = kind_of(spec, "check", index, check_names, (int)Py_ARRAY_LENGTH(check_names));
+    if (kind < 0) {
+        return -1;
+    }
+    if (sizes[kind] ? PyTuple_GET_SIZE(spec) != sizes[kind] : PyTuple_GET_SIZE(spec) < (kind == CHECK_PYTHON ? 2 : 1)) {
+        return complain("check", index, spec, "wrong number of fields");
+    }
+    check->kind = (CheckKind)kind;
+    check->slot = -1;
+    PyObject *last = PyTuple_GET_ITEM(spec, PyTuple_GET_SIZE(spec) - 1);
+    switch (check->kind) {
+    case CHECK_DICT:
+    case CHECK_CLASS:
+        return build_watched(check, index, spec, kind);
+    case CHECK_PYTHON:
+        check->object = Py_NewRef(PyTuple_GET_ITEM(spec, 1));
+        if (!PyCallable_Check(check->object)) {
+            return complain("check", index, spec, "needs a callable");
+        }
+        return copy_slots(p, check, index, spec, 2);
+    case CHECK_DISTINCT:
+    case CHECK_SAME:
+        return copy_slots(p, check, index, spec, 1);
+    case CHECK_STATIC_TENSOR:
+        check->object = Py_NewRef(PyTuple_GET_ITEM(spec, 1));
+        check->meta = mb_tensor_meta_new(last);
+        return check->meta == NULL ? -1 : 0;
+    default:
+        break;
+    }
+    check->slot = slot_number(spec, 1, p->n_slots, "check", index);
+    if (check->slot < 0) {
+        return -1;
+    }
+    switch (check->kind) {
+    case CHECK_IS_WEAK:
+        check->object = PyWeakref_Check(last) ? Py_NewRef(last) : PyWeakref_NewRef(last, NULL);
+        return check->object == NULL ? -1 : 0;
+    case CHECK_TYPE:
+        if (!PyType_Check(last)) {
+            return complain("check", index, spec, "needs a class");
+        }
+        break;
+    case CHECK_EQUAL:
+    case CHECK_ABSENT:
+        if (require_constant(last) < 0) {
+            return -1;
+        }
+        break;
+    case CHECK_LENGTH:
+        check->length = PyNumber_AsSsize_t(last, PyExc_OverflowError);
+        return check->length == -1 && PyErr_Occurred() ? -1 : 0;
+    case CHECK_KEYS:
+    case CHECK_CONTENTS:
+        if (!PyTuple_Check(last)) {
+            return complain("check", index, spec, "what is expected must be a tuple");
+        }
+        check->expected = Py_NewRef(last);
+        return 0;
+    case CHECK_TENSOR:
+        check->meta = mb_tensor_meta_new(last);
+        return check->meta == NULL ? -1 : 0;
+    default:
+        break;
+    }
+    check->object = Py_NewRef(last);
+    return 0;
+}
+
+/* Appends `slot` and what it starts from to the order, unless they are there. */
+static void
+schedule(GuardProgram *p, int slot, char *done)
+{
+    if (slot < 0 || done[slot]) {
+        return;
+    }
+    /* Parents come first. A chain is as deep as the source expression, so recursion would do, but a loop cannot overflow. */
+    int start = p->n_order;
+    for (int s = slot; s >= 0 && !done[s]; s = p->slots[s].parent) {
+        done[s] = 1;
+        p->order[p->n_order++] = s;
+    }
+    for (int i = start, j = p->n_order - 1; i < j; i++, j--) {
+        int swap = p->order[i];
+        p->order[i] = p->order[j];
+        p->order[j] = swap;
+    }
+}
+
+static int
+build(GuardProgram *p, PyObject *slots, PyObject *checks)
+{
+    if (PyList_GET_SIZE(slots) > INT_MAX / 2 || PyList_GET_SIZE(checks) > INT_MAX / 2) {
+        PyErr_SetString(PyExc_OverflowError, "too many guards");
+        return -1;
+    }
+    size_t n_slots = (size_t)PyList_GET_SIZE(slots), n_checks = (size_t)PyList_GET_SIZE(checks);
+    p->slots = PyMem_Calloc(n_slots + 1, sizeof(Slot));
+    p->checks = PyMem_Calloc(n_checks + 1, sizeof(Check));
+    p->order = PyMem_Calloc(n_slots + 1, sizeof(int));
+    p->watches = PyMem_Calloc(n_checks + 1, sizeof(Watch));
+    p->dynamic = PyMem_Calloc(n_checks + 1, sizeof(int));
+    p->scratch = PyMem_Calloc(n_slots + 1, sizeof(PyObject *));
+    if (!p->slots || !p->checks || !p->order || !p->watches || !p->dynamic || !p->scratch) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    for (size_t i = 0; i < n_slots; i++) {
+        p->n_slots = (int)i + 1;
+        if (build_slot(p, (int)i, PyList_GET_ITEM(slots, (Py_ssize_t)i)) < 0) {
+            return -1;
+        }
+    }
+    for (size_t i = 0; i < n_checks; i++) {
+        p->n_checks = (int)i + 1;
+        if (build_check(p, (int)i, PyList_GET_ITEM(checks, (Py_ssize_t)i)) < 0) {
+            return -1;
+        }
+    }
+    char *done = PyMem_Calloc(n_slots + 1, 1);
+    if (done == NULL) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    for (int i = 0; i < p->n_checks; i++) {
+        Check *check = &p->checks[i];
+        check->first_load = p->n_order;
+        schedule(p, check->slot, done);
+        for (int j = 0; j < check->n_slots; j++) {
+            schedule(p, check->slots[j], done);
+        }
+        check->loads = p->n_order - check->first_load;
+        if (check->kind == CHECK_DICT || check->kind == CHECK_CLASS) {
+            p->watches[p->n_watches++] = (Watch){check->object, 0, i, check->kind == CHECK_CLASS};
+        }
+        else {
+            p->dynamic[p->n_dynamic++] = i;
+        }
+    }
+    p->first_tail = p->n_order;
+    for (int i = 0; i < p->n_slots; i++) {
+        schedule(p, i, done);
+    }
+    PyMem_Free(done);
+    return 0;
+}
+
+/* ---- the type ---- */
+
+static int
+program_traverse(GuardProgram *p, visitproc visit, void *arg)
+{
+    Py_VISIT(p->kwnames);
+    for (int i = 0; i < p->n_slots; i++) {
+        Py_VISIT(p->slots[i].object);
+    }
+    for (int i = 0; i < p->n_checks; i++) {
+        Check *check = &p->checks[i];
+        Py_VISIT(check->object);
+        Py_VISIT(check->expected);
+        Py_VISIT(check->order);
+        if (check->meta != NULL) {
+            int result = mb_tensor_meta_traverse(check->meta, visit, arg);
+            if (result) {
+                return result;
+            }
+        }
+    }
+    return 0;
+}
+
+static int
+program_clear(GuardProgram *p)
+{
+    p->cleared = 1;
+    int n_slots = p->n_slots, n_checks = p->n_checks;
+    p->n_slots = p->n_checks = p->n_watches = p->n_dynamic = p->n_order = 0;
+    for (int i = 0; i < n_slots; i++) {
+        Py_CLEAR(p->slots[i].object);
+    }
+    for (int i = 0; i < n_checks; i++) {
+        Check *check = &p->checks[i];
+        Py_CLEAR(check->object);
+        Py_CLEAR(check->expected);
+        Py_CLEAR(check->order);
+        PyMem_Free(check->slots);
+        mb_tensor_meta_free(check->meta);
+        check->slots = NULL;
+        check->meta = NULL;
+    }
+    return 0;
+}
+
+static void
+program_dealloc(GuardProgram *p)
+{
+    PyObject_GC_UnTrack(p);
+    program_clear(p);
+    Py_CLEAR(p->kwnames);
+    PyMem_Free(p->slots);
+    PyMem_Free(p->checks);
+    PyMem_Free(p->order);
+    PyMem_Free(p->watches);
+    PyMem_Free(p->dynamic);
+    PyMem_Free(p->scratch);
+    Py_TYPE(p)->tp_free((PyObject *)p);
+}
+
+static PyObject *
+program_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = {"n_positional", "kwnames", "slots", "checks", NULL};
+    Py_ssize_t n_positional;
+    PyObject *kwnames, *slots, *checks;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "nO!OO:GuardProgram", names, &n_positional, &PyTuple_Type, &kwnames,
+                                     &slots, &checks)) {
+        return NULL;
+    }
+    if (n_positional < 0) {
+        PyErr_SetString(PyExc_ValueError, "n_positional must not be negative");
+        return NULL;
+    }
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(kwnames); i++) {
+        if (!PyUnicode_Check(PyTuple_GET_ITEM(kwnames, i))) {
+            PyErr_SetString(PyExc_TypeError, "kwnames must be a tuple of str");
+            return NULL;
+        }
+    }
+    GuardProgram *p = (GuardProgram *)type->tp_alloc(type, 0);
+    if (p == NULL) {
+        return NULL;
+    }
+    p->n_positional = n_positional;
+    p->kwnames = Py_NewRef(kwnames);
+    PyObject *slot_list = PySequence_List(slots);
+    PyObject *check_list = slot_list ? PySequence_List(checks) : NULL;
+    int built = check_list ? build(p, slot_list, check_list) : -1;
+    Py_XDECREF(slot_list);
+    Py_XDECREF(check_list);
+    if (built < 0) {
+        Py_DECREF(p);
+        return NULL;
+    }
+    return (PyObject *)p;
+}
+
+/* ---- calls from Python ---- */
+
+typedef struct {
+    PyObject **args;
+    PyObject *kwnames;
+    Py_ssize_t n_positional;
+} Call;
+
+static int
+unpack_call(Call *call, PyObject *args, PyObject *kwargs)
+{
+    Py_ssize_t n = PyTuple_GET_SIZE(args), n_keywords = kwargs == NULL ? 0 : PyDict_GET_SIZE(kwargs);
+    call->n_positional = n;
+    call->kwnames = PyTuple_New(n_keywords);
+    call->args = PyMem_New(PyObject *, (size_t)(n + n_keywords + 1));
+    if (call->kwnames == NULL || call->args == NULL) {
+        Py_XDECREF(call->kwnames);
+        PyMem_Free(call->args);
+        PyErr_NoMemory();
+        return -1;
+    }
+    for (Py_ssize_t i = 0; i < n; i++) {
+        call->args[i] = Py_NewRef(PyTuple_GET_ITEM(args, i));
+    }
+    PyObject *key, *value;
+    Py_ssize_t position = 0, i = 0;
+    while (i < n_keywords && PyDict_Next(kwargs, &position, &key, &value)) {
+        PyTuple_SET_ITEM(call->kwnames, i, Py_NewRef(key));
+        call->args[n + i++] = Py_NewRef(value);
+    }
+    return 0;
+}
+
+static void
+free_call(Call *call)
+{
+    for (Py_ssize_t i = 0; i < call->n_positional + PyTuple_GET_SIZE(call->kwnames); i++) {
+        Py_DECREF(call->args[i]);
+    }
+    PyMem_Free(call->args);
+    Py_DECREF(call->kwnames);
+}
+
+static int
+parse_call(const char *format, PyObject *args, PyObject *kwargs, Call *call, Py_ssize_t *n)
+{
+    static char *names[] = {"args", "kwargs", "n", NULL};
+    PyObject *call_args, *call_kwargs = NULL;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, format, names, &PyTuple_Type, &call_args, &call_kwargs, n)) {
+        return -1;
+    }
+    if (call_kwargs == Py_None) {
+        call_kwargs = NULL;
+    }
+    if (call_kwargs != NULL && !PyDict_Check(call_kwargs)) {
+        PyErr_SetString(PyExc_TypeError, "kwargs must be a dict or None");
+        return -1;
+    }
+    return unpack_call(call, call_args, call_kwargs);
+}
+
+static PyObject *
+program_check_method(GuardProgram *p, PyObject *args, PyObject *kwargs)
+{
+    Call call;
+    Py_ssize_t unused = 0;
+    if (parse_call("O!|On:check", args, kwargs, &call, &unused) < 0) {
+        return NULL;
+    }
+    int holds = mb_program_check(p, call.args, (size_t)call.n_positional, call.kwnames);
+    free_call(&call);
+    return holds < 0 ? NULL : PyBool_FromLong(holds);
+}
+
+/* Runs check i with its loads, in the order in which they were given. 1, 0, -1; *reached counts the slots that it owns. */
+static int
+step(GuardProgram *p, int i, PyObject *const *args, PyObject **values, int *reached)
+{
+    Check *check = &p->checks[i];
+    if (check->kind == CHECK_DICT || check->kind == CHECK_CLASS) {
+        for (int w = 0; w < p->n_watches; w++) {
+            if (p->watches[w].check == i) {
+                return mb_run_watch(p, &p->watches[w]);
+            }
+        }
+    }
+    int holds = 1;
+    for (int end = check->first_load + check->loads; *reached < end && holds == 1; (*reached)++) {
+        holds = mb_reach(p, p->order[*reached], args, values);
+    }
+    return holds == 1 ? mb_run_check(check, values) : holds;
+}
+
+static PyObject *
+program_explain(GuardProgram *p, PyObject *args, PyObject *kwargs)
+{
+    Call call;
+    Py_ssize_t unused = 0;
+    if (parse_call("O!|On:explain", args, kwargs, &call, &unused) < 0) {
+        return NULL;
+    }
+    PyObject *result = NULL;
+    PyObject **values = PyMem_Calloc((size_t)p->n_slots + 1, sizeof(PyObject *));
+    int reached = 0, i = 0;
+    int holds = values == NULL ? -1 : mb_program_arity(p, call.args, (size_t)call.n_positional, call.kwnames);
+    if (values == NULL) {
+        PyErr_NoMemory();
+    }
+    else if (holds == 0 || p->cleared) {
+        result = PyLong_FromLong(-1);
+        holds = -1;
+    }
+    for (; i < p->n_checks && holds == 1; i++) {
+        holds = step(p, i, call.args, values, &reached);
+        if (holds == 0) {
+            result = PyLong_FromLong(i);
+        }
+    }
+    for (; reached < p->n_order && holds == 1; reached++) {
+        holds = mb_reach(p, p->order[reached], call.args, values);
+        if (holds == 0) {
+            result = PyLong_FromLong(p->n_checks);
+        }
+    }
+    if (holds == 1) {
+        result = Py_NewRef(Py_None);
+    }
+    if (values != NULL) {
+        mb_release(p, 0, reached, values);
+    }
+    PyMem_Free(values);
+    free_call(&call);
+    return result;
+}
+
+static double
+now_ns(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec * 1e9 + (double)t.tv_nsec;
+}
+
+static PyObject *
+program_time(GuardProgram *p, PyObject *args, PyObject *kwargs)
+{
+    Call call;
+    Py_ssize_t n = 1000;
+    if (parse_call("O!|On:time", args, kwargs, &call, &n) < 0) {
+        return NULL;
+    }
+    PyObject *result = PyList_New(0);
+    PyObject **values = PyMem_Calloc((size_t)p->n_slots + 1, sizeof(PyObject *));
+    int *watch_of = PyMem_Calloc((size_t)p->n_checks + 1, sizeof(int));
+    int reached = 0;
+    if (values == NULL || watch_of == NULL) {
+        PyErr_NoMemory();
+        Py_CLEAR(result);
+    }
+    else if (n < 1) {
+        PyErr_SetString(PyExc_ValueError, "n must be at least 1");
+        Py_CLEAR(result);
+    }
+    else if (p->cleared || !mb_program_arity(p, call.args, (size_t)call.n_positional, call.kwnames)) {
+        if (!PyErr_Occurred()) {
+            PyErr_SetString(PyExc_ValueError, "these arguments do not have the shape that the program is for");
+        }
+        Py_CLEAR(result);
+    }
+    for (int w = 0; result != NULL && w < p->n_watches; w++) {
+        watch_of[p->watches[w].check] = w;
+    }
+    for (int i = 0; result != NULL && i < p->n_checks; i++) {
+        Check *check = &p->checks[i];
+        int watched = check->kind == CHECK_DICT || check->kind == CHECK_CLASS, holds = 1;
+        double start = now_ns();
+        for (Py_ssize_t k = 0; k < n && holds == 1; k++) {
+            if (watched) {
+                holds = mb_run_watch(p, &p->watches[watch_of[i]]);
+                continue;
+            }
+            mb_release(p, check->first_load, reached - check->first_load, values);
+            reached = check->first_load;
+            for (int end = reached + check->loads; reached < end && holds == 1; reached++) {
+                holds = mb_reach(p, p->order[reached], call.args, values);
+            }
+            if (holds == 1) {
+                holds = mb_run_check(check, values);
+            }
+        }
+        double spent = now_ns() - start;
+        PyObject *each = NULL;
+        if (holds == 0) {
+            PyErr_Format(PyExc_ValueError, "check %d does not hold for these arguments", i);
+        }
+        else if (holds == 1) {
+            each = PyFloat_FromDouble(spent / (double)n);
+        }
+        if (each == NULL || PyList_Append(result, each) < 0) {
+            Py_CLEAR(result);
+        }
+        Py_XDECREF(each);
+    }
+    if (values != NULL) {
+        mb_release(p, 0, reached, values);
+    }
+    PyMem_Free(values);
+    PyMem_Free(watch_of);
+    free_call(&call);
+    return result;
+}
+
+static PyMethodDef program_methods[] = {
+    {"check", (PyCFunction)(void (*)(void))program_check_method, METH_VARARGS | METH_KEYWORDS,
+     "check(args, kwargs=None) -> bool: whether all guards hold for a call with these arguments."},
+    {"explain", (PyCFunction)(void (*)(void))program_explain, METH_VARARGS | METH_KEYWORDS,
+     "explain(args, kwargs=None) -> int | None: index of the first check that fails; -1: another number or other names "
+     "of arguments; len(checks): a slot that no check uses cannot be reached; None: all hold."},
+    {"time", (PyCFunction)(void (*)(void))program_time, METH_VARARGS | METH_KEYWORDS,
+     "time(args, kwargs=None, n=1000) -> list of float: nanoseconds of each check, with the reaching of slots that it is "
+     "the first to need, as the mean over n runs. ValueError if the guards do not hold for these arguments."},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyObject *
+program_n_checks(GuardProgram *p, void *closure)
+{
+    (void)closure;
+    return PyLong_FromLong(p->n_checks);
+}
+
+static PyGetSetDef program_getset[] = {
+    {"n_checks", (getter)program_n_checks, NULL, "Number of checks.", NULL},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+
+PyTypeObject mb_GuardProgram_Type = {
+    PyVarObject_HEAD_INIT(NULL, 0)
+    .tp_name = "moebius.hook.native.GuardProgram",
+    .tp_basicsize = sizeof(GuardProgram),
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
+    .tp_doc = "GuardProgram(n_positional, kwnames, slots, checks)\n--\n\n"
+              "Guards compiled to one flat program. See native.pyi for the kinds of slots and checks.",
+    .tp_new = program_new,
+    .tp_dealloc = (destructor)program_dealloc,
+    .tp_traverse = (traverseproc)program_traverse,
+    .tp_clear = (inquiry)program_clear,
+    .tp_methods = program_methods,
+    .tp_getset = program_getset,
+};
