@@ -1,0 +1,20 @@
+"""Python's bytecode semantics: one machine for every supported version, parametrised by a domain. No torch in here.
+
+`interpret(fn)` is the concrete domain's front: plain Python, interpreted. `decode` gives Programs, `Machine` runs Frames,
+`Domain` is what capture subclasses. Opcode handlers live in opcodes/, version tables in tables/, the meaning of operations
+in domain/, interpreted forms of C callables in forms/.
+"""
+from __future__ import annotations
+
+from .decode import Instruction, Program, decode
+from .domain import Domain
+from .errors import InterpreterError, Signal
+from .frame import Frame
+from .interpret import interpret
+from .machine import Machine
+from .sentinels import NULL, STOP, UNSET
+
+__all__ = [
+    "NULL", "STOP", "UNSET", "Domain", "Frame", "Instruction", "InterpreterError", "Machine", "Program", "Signal", "decode",
+    "interpret",
+]  # fmt: skip

@@ -1,0 +1,53 @@
+"""Argument binding with CPython's own rules and messages.
+
+A function with the user's signature whose body returns its parameters is compiled once per code object; calling it
+natively binds, and raises what a call of the user's function raises.
+"""
+from __future__ import annotations
+
+from types import CodeType, FunctionType
+from typing import Any
+
+from .decode import CO_VARARGS, CO_VARKEYWORDS, Program
+
+
+def binder_for(program: Program) -> FunctionType:
+    """A function that takes what `program.code` takes and returns its bound parameters as a list."""
+    if program.binder is None:
+        program.binder = FunctionType(binder_code(program.code), {}, program.code.co_name)
+    return program.binder  # type: ignore[no-any-return]
+
+
+def binder_code(code: CodeType) -> CodeType:
+    positional = [f"a{i}" for i in range(code.co_argcount)]
+    keyword_only = [f"k{i}" for i in range(code.co_kwonlyargcount)]
+    signature = positional[: code.co_posonlyargcount]
+    if signature:
+        signature = [*signature, "/"]
+    signature += positional[code.co_posonlyargcount :]
+    returned = positional + keyword_only
+    if code.co_flags & CO_VARARGS:
+        signature.append("*rest")
+        returned = [*returned, "rest"]
+    elif keyword_only:
+        signature.append("*")
+    signature += keyword_only
+    if code.co_flags & CO_VARKEYWORDS:
+        signature.append("**named")
+        returned = [*returned, "named"]
+    source = f"def binder({', '.join(signature)}): return [{', '.join(returned)}]"
+    made = next(const for const in compile(source, "<binder>", "exec").co_consts if isinstance(const, CodeType))
+    count = len(made.co_varnames)
+    return made.replace(co_varnames=code.co_varnames[:count], co_name=code.co_name, co_qualname=code.co_qualname)
+
+
+def bind_arguments(program: Program, function: FunctionType, args: list[Any], kwargs: dict[str, Any]) -> list[Any]:
+    """The parameters' values in varnames order. Raises the TypeError of a native call."""
+    binder = binder_for(program)
+    if binder.__defaults__ is not function.__defaults__:
+        binder.__defaults__ = function.__defaults__
+    if binder.__kwdefaults__ is not function.__kwdefaults__:
+        binder.__kwdefaults__ = function.__kwdefaults__
+    if binder.__qualname__ != function.__qualname__:
+        binder.__qualname__ = function.__qualname__
+    return binder(*args, **kwargs)  # type: ignore[no-any-return]

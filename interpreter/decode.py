@@ -1,0 +1,145 @@
+"""Code object -> Program: instructions with folded arguments, jump targets as indices, the exception table by index.
+
+A code object is decoded once; reading is `dis`'s.
+"""
+from __future__ import annotations
+
+import dis
+import sys
+from dataclasses import dataclass
+from types import CodeType
+from typing import Any
+
+from .registry import HANDLERS, Handler
+from .sentinels import UNSET
+from .tables import TABLE
+
+CO_VARARGS, CO_VARKEYWORDS = 0x04, 0x08
+SKIPPED = frozenset({"CACHE", "EXTENDED_ARG"})
+JUMPS = frozenset(dis.hasjrel) | frozenset(dis.hasjabs)
+
+
+@dataclass(frozen=True, slots=True)
+class Instruction:
+    """One instruction. `argval` is dis's reading of `arg`; `target` the index a jump leads to; `operand` what the handler gets."""
+
+    index: int
+    opname: str
+    opcode: int
+    arg: int | None
+    argval: Any
+    target: int | None
+    offset: int
+    line: int | None
+    operand: Any = None
+
+    def __str__(self) -> str:
+        shown = "" if self.arg is None else f" {self.arg} ({self.argval!r:.60})"
+        return f"{self.index}: {self.opname}{shown}"
+
+
+class Program:
+    """A decoded code object."""
+
+    __slots__ = (
+        "code", "instructions", "steps", "handlers", "localsplus", "cell_indices", "n_args", "simple_call", "tail",
+        "n_bound", "binder", "stub", "shell", "index_of",
+    )  # fmt: skip
+
+    def __init__(self, code: CodeType) -> None:
+        self.code = code
+        self.instructions: list[Instruction] = []
+        self.steps: list[tuple[Handler, Any]] = []
+        self.handlers: list[tuple[int, int, bool] | None] = []
+        self.index_of: dict[int, int] = {}
+        # CPython's localsplus: an argument that is a cell has one slot
+        extra = tuple(name for name in code.co_cellvars if name not in code.co_varnames)
+        self.localsplus: tuple[str, ...] = code.co_varnames + extra + code.co_freevars
+        cells = set(code.co_cellvars)
+        first_free = len(self.localsplus) - len(code.co_freevars)
+        self.cell_indices = frozenset(
+            i for i, name in enumerate(self.localsplus) if i >= first_free or name in cells
+        )
+        flags = code.co_flags
+        self.n_args = code.co_argcount
+        self.n_bound = (
+            code.co_argcount + code.co_kwonlyargcount + bool(flags & CO_VARARGS) + bool(flags & CO_VARKEYWORDS)
+        )
+        self.simple_call = self.n_bound == self.n_args
+        self.tail: list[Any] = [UNSET] * (len(self.localsplus) - self.n_bound)
+        self.binder: Any = None
+        self.stub: Any = None
+        self.shell: Any = None
+
+    def handler_at(self, index: int) -> tuple[int, int, bool] | None:
+        """(target index, stack depth, push lasti) of the handler that guards instruction `index`, or None."""
+        return self.handlers[index]
+
+
+PROGRAMS: dict[int, Program] = {}
+
+
+def decode(code: CodeType) -> Program:
+    """The Program of `code`, made at the first request. The Program holds the code object, so its id stays its own."""
+    program = PROGRAMS.get(id(code))
+    if program is None:
+        program = PROGRAMS[id(code)] = _decode(code)
+    return program
+
+
+def _decode(code: CodeType) -> Program:
+    program = Program(code)
+    bytecode = dis.Bytecode(code)
+    read = list(bytecode)
+    index_of = program.index_of
+    count = 0
+    for ins in read:
+        index_of[ins.offset] = count  # an EXTENDED_ARG's offset names the instruction it extends
+        if ins.opname not in SKIPPED:
+            count += 1
+    kept = [ins for ins in read if ins.opname not in SKIPPED]
+    for index, ins in enumerate(kept):
+        target = index_of[ins.argval] if ins.opcode in JUMPS else None
+        entry = TABLE[ins.opname]
+        operand = entry.form(code, ins, target)
+        line = ins.positions.lineno if ins.positions is not None else None
+        program.instructions.append(
+            Instruction(index, ins.opname, ins.opcode, ins.arg, ins.argval, target, ins.offset, line, operand)
+        )
+        program.steps.append((HANDLERS[entry.handler_for(ins.arg)], operand))
+    handlers: list[tuple[int, int, bool] | None] = [None] * count
+    for region in bytecode.exception_entries:  # type: ignore[attr-defined]
+        start = index_of.get(region.start, count)
+        target = index_of[region.target]
+        for index in range(start, count):
+            if kept[index].offset >= region.end:
+                break
+            handlers[index] = (target, region.depth, bool(region.lasti))
+    program.handlers = handlers
+    return program
+
+
+def check_tables() -> None:
+    """ImportError naming the first opcode of the running Python that has no handler."""
+    missing = [
+        name
+        for name in emitted_opcodes()
+        if name not in TABLE or any(handler not in HANDLERS for handler in TABLE[name].handlers())
+    ]
+    if missing:
+        raise ImportError(
+            f"moebius.interpreter has no handler for {', '.join(missing)} of Python {sys.version.split()[0]}"
+        )
+
+
+def emitted_opcodes() -> list[str]:
+    """The names of the opcodes that a code object of the running Python may hold (no pseudo or instrumented ones)."""
+    return [
+        name
+        for name, op in dis.opmap.items()
+        if op < 256 and name not in SKIPPED and not name.startswith("INSTRUMENTED_") and name not in UNEMITTED
+    ]
+
+
+# Internal to CPython: they never stand in co_code.
+UNEMITTED = frozenset({"INTERPRETER_EXIT", "RESERVED", "ENTER_EXECUTOR", "DO_TRACING", "EXIT_INIT_CHECK"})

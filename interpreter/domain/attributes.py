@@ -1,0 +1,224 @@
+"""Attribute access: object.__getattribute__ and its kin, emulated where a step of it would run Python code."""
+from __future__ import annotations
+
+import sys
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
+from typing import Any
+
+from ..sentinels import NULL
+from .core import HEAP_TYPE, MISSING, Core, lookup, special
+
+GENERIC_GET = object.__getattribute__
+# Descriptors whose __get__ runs no Python code when read through an instance.
+SIMPLE_KINDS = frozenset({FunctionType, BuiltinFunctionType, staticmethod})
+
+
+class Attributes(Core):
+    """Reading, writing and deleting attributes; methods; super()."""
+
+    def get_attr(self, obj: Any, name: str) -> Any:
+        tp = type(obj)
+        if not tp.__flags__ & HEAP_TYPE:
+            if tp is type:
+                return self.get_class_attr(obj, name)
+            if tp is super:
+                return self.get_super_attr(obj, name)
+            if tp is ModuleType:
+                return self.get_module_attr(obj, name)
+            intercept = INTERCEPTED_ATTRS.get(tp)
+            if intercept is not None and name in intercept:
+                return self.get_intercepted_attr(obj, name)
+            return getattr(obj, name)
+        getter = tp.__getattribute__
+        if getter is GENERIC_GET:
+            raw = lookup(tp, name)
+            if raw is MISSING or type(raw) in SIMPLE_KINDS:
+                if raw is not MISSING or lookup(tp, "__getattr__") is MISSING:
+                    return getattr(obj, name)
+        elif isinstance(obj, type):
+            if special(tp, "__getattribute__") is None and special(tp, "__getattr__") is None:
+                return self.get_class_attr(obj, name)
+        return self.get_attr_by_protocol(obj, name, tp)
+
+    def get_attr_by_protocol(self, obj: Any, name: str, tp: type) -> Any:
+        """slot_tp_getattr_hook: __getattribute__, then __getattr__ where that raised AttributeError."""
+        raw = special(tp, "__getattribute__")
+        hook = special(tp, "__getattr__")
+        if hook is None:
+            if raw is not None:
+                return self.call_special(raw, obj, [name])
+            return self.get_attr_plainly(obj, name)
+        try:
+            if raw is not None:
+                return self.call_special(raw, obj, [name])
+            return self.get_attr_plainly(obj, name)
+        except AttributeError as error:
+            self.machine.swallow(error)
+        return self.call_special(hook, obj, [name])
+
+    def get_attr_plainly(self, obj: Any, name: str) -> Any:
+        """What the type's own C __getattribute__ does, with Python descriptors interpreted."""
+        if isinstance(obj, type):
+            return self.get_class_attr(obj, name)
+        native = lookup(type(obj), "__getattribute__")
+        return self.get_attr_generic(obj, name) if native is GENERIC_GET else native(obj, name)
+
+    def get_attr_generic(self, obj: Any, name: str) -> Any:
+        """object.__getattribute__ itself, whatever the type's own __getattribute__ is."""
+        tp = type(obj)
+        raw = lookup(tp, name)
+        kind = type(raw)
+        if raw is not MISSING and (kind is property or special(kind, "__get__") is not None):
+            data = kind is property or lookup(kind, "__set__") is not MISSING or lookup(kind, "__delete__") is not MISSING
+            if not data:
+                found = instance_value(obj, name)
+                if found is not MISSING:
+                    return found
+            return self.bind_descriptor(raw, obj, tp)
+        return GENERIC_GET(obj, name)
+
+    def get_class_attr(self, cls: type, name: str) -> Any:
+        """type.__getattribute__: the metaclass's data descriptors, the class's own MRO, the metaclass's others."""
+        meta = type(cls)
+        meta_raw = lookup(meta, name) if meta is not type else MISSING
+        if meta_raw is not MISSING:
+            kind = type(meta_raw)
+            if kind is property or (
+                special(kind, "__get__") is not None
+                and (lookup(kind, "__set__") is not MISSING or lookup(kind, "__delete__") is not MISSING)
+            ):
+                return self.bind_descriptor(meta_raw, cls, meta)
+        raw = lookup(cls, name)
+        if raw is not MISSING:
+            kind = type(raw)
+            if kind.__flags__ & HEAP_TYPE:
+                getter = special(kind, "__get__")
+                if getter is not None:
+                    return self.call_special(getter, raw, [None, cls])
+            elif kind is classmethod:
+                return self.bind_classmethod(raw, cls)
+        elif meta_raw is not MISSING and special(type(meta_raw), "__get__") is not None:
+            return self.bind_descriptor(meta_raw, cls, meta)
+        return type.__getattribute__(cls, name)
+
+    def bind_classmethod(self, raw: Any, cls: type) -> Any:
+        """classmethod.__get__; up to 3.12 a wrapped descriptor is bound in turn."""
+        wrapped = raw.__func__
+        if type(wrapped) is property and wrapped.fget is not None and wraps_descriptors():
+            return self.call(wrapped.fget, [cls], {})
+        return raw.__get__(None, cls)
+
+    def get_module_attr(self, module: ModuleType, name: str) -> Any:
+        """PEP 562: a module's __getattr__ is interpreted too."""
+        hook = module.__dict__.get("__getattr__")
+        if hook is None or name in module.__dict__ or lookup(ModuleType, name) is not MISSING:
+            return getattr(module, name)
+        return self.call(hook, [name], {})
+
+    def get_super_attr(self, bound: Any, name: str) -> Any:
+        """super.__getattribute__ with Python descriptors interpreted."""
+        start, obj, obj_type = bound.__thisclass__, bound.__self__, bound.__self_class__
+        if name != "__class__" and obj_type is not None:
+            mro = obj_type.__mro__
+            position = mro.index(start) + 1 if start in mro else len(mro)
+            for cls in mro[position:]:
+                raw = cls.__dict__.get(name, MISSING)
+                if raw is not MISSING:
+                    kind = type(raw)
+                    if kind is property or special(kind, "__get__") is not None:
+                        return self.bind_descriptor(raw, None if obj is obj_type else obj, obj_type)
+                    break
+        return getattr(bound, name)
+
+    def load_method(self, obj: Any, name: str) -> tuple[Any, Any]:
+        """(callable, self) where the callable takes self first, or (callable, NULL)."""
+        method = self.get_attr(obj, name)
+        if type(method) is MethodType:
+            return method.__func__, method.__self__
+        return method, NULL
+
+    def load_super_attr(self, frame: Any, callee: Any, cls: Any, obj: Any, name: str, two_arguments: bool) -> Any:
+        """`super().name` and `super(cls, obj).name`; `callee` is what the name super stands for."""
+        if callee is super:
+            bound = super(cls, obj)
+        else:
+            bound = self.call(callee, [cls, obj] if two_arguments else [], {})
+        return self.get_attr(bound, name)
+
+    def set_attr(self, obj: Any, name: str, value: Any) -> None:
+        tp = type(obj)
+        if tp.__flags__ & HEAP_TYPE:
+            raw = special(tp, "__setattr__")
+            if raw is not None:
+                self.call_special(raw, obj, [name, value])
+                return
+            if not isinstance(obj, type) or tp is not type:
+                self.set_attr_plainly(obj, name, value)
+                return
+        setattr(obj, name, value)
+
+    def set_attr_plainly(self, obj: Any, name: str, value: Any) -> None:
+        """object.__setattr__ with Python descriptors interpreted."""
+        tp = type(obj)
+        raw = lookup(tp, name)
+        if raw is not MISSING:
+            if type(raw) is property and raw.fset is not None:
+                self.call(raw.fset, [obj, value], {})
+                return
+            setter = special(type(raw), "__set__")
+            if setter is not None:
+                self.call_special(setter, raw, [obj, value])
+                return
+        native = lookup(tp, "__setattr__")
+        if type(native) is FunctionType:
+            native = object.__setattr__
+        native(obj, name, value)
+
+    def del_attr(self, obj: Any, name: str) -> None:
+        tp = type(obj)
+        raw = special(tp, "__delattr__")
+        if raw is not None:
+            self.call_special(raw, obj, [name])
+        elif tp.__flags__ & HEAP_TYPE:
+            self.del_attr_plainly(obj, name)
+        else:
+            delattr(obj, name)
+
+    def del_attr_plainly(self, obj: Any, name: str) -> None:
+        """object.__delattr__ with Python descriptors interpreted."""
+        tp = type(obj)
+        raw = lookup(tp, name)
+        if raw is not MISSING:
+            if type(raw) is property and raw.fdel is not None:
+                self.call(raw.fdel, [obj], {})
+                return
+            deleter = special(type(raw), "__delete__")
+            if deleter is not None:
+                self.call_special(deleter, raw, [obj])
+                return
+        native = lookup(tp, "__delattr__")
+        if type(native) is FunctionType:
+            native = object.__delattr__
+        native(obj, name)
+
+    def get_intercepted_attr(self, obj: Any, name: str) -> Any:
+        """Attributes of native objects that stand for interpreted ones (a generator's frame)."""
+        return getattr(obj, name)
+
+
+INTERCEPTED_ATTRS: dict[type, frozenset[str]] = {}
+
+
+def instance_value(obj: Any, name: str) -> Any:
+    """What the instance's own __dict__ holds for `name`, or MISSING."""
+    try:
+        namespace = GENERIC_GET(obj, "__dict__")
+    except AttributeError:
+        return MISSING
+    return namespace.get(name, MISSING)
+
+
+def wraps_descriptors() -> bool:
+    """Whether classmethod binds a wrapped descriptor (3.9 to 3.12)."""
+
+    return sys.version_info < (3, 13)

@@ -1,0 +1,146 @@
+"""Calls: functions, methods, classes, callable objects, and the C callables that need an interpreted form."""
+from __future__ import annotations
+
+import functools
+from types import BuiltinFunctionType, CodeType, FunctionType, MethodDescriptorType, MethodType, MethodWrapperType, WrapperDescriptorType
+from typing import Any
+
+from .containers import function_text
+from .core import HEAP_TYPE, MISSING, Core, lookup, special
+
+NATIVE_CALLABLES = frozenset({
+    BuiltinFunctionType, MethodDescriptorType, WrapperDescriptorType, MethodWrapperType, type(dict.__dict__["fromkeys"]),
+})  # fmt: skip
+
+
+class Calls(Core):
+    """Calling things, and making functions."""
+
+    def call(self, callee: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        """`callee(*args, **kwargs)`; Python code that it leads to is interpreted."""
+        tp = type(callee)
+        if tp is FunctionType:
+            return self.call_function(callee, args, kwargs)
+        if tp is MethodType:
+            return self.call(callee.__func__, [callee.__self__, *args], kwargs)
+        if tp in NATIVE_CALLABLES:
+            return self.call_native(callee, args, kwargs)
+        if isinstance(callee, type):
+            return self.call_class(callee, args, kwargs)
+        if tp is functools.partial:
+            return self.call(callee.func, [*callee.args, *args], {**callee.keywords, **kwargs})
+        if tp is staticmethod:
+            return self.call(callee.__func__, args, kwargs)
+        raw = special(tp, "__call__")
+        if raw is not None:
+            if type(raw) is FunctionType:
+                return self.call_function(raw, [callee, *args], kwargs)
+            return self.call(self.bind_descriptor(raw, callee, tp), args, kwargs)
+        return self.call_native(callee, args, kwargs)
+
+    def call_native(self, callee: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        """Call something implemented in C, or its interpreted form where it has one."""
+        form = self.machine.interpreted_form(callee)
+        if form is not None:
+            return form(self, args, kwargs)
+        return callee(*args, **kwargs)
+
+    def call_spread(self, callee: Any, args: Any, kwargs: Any) -> Any:
+        """`callee(*args, **kwargs)` with args any iterable and kwargs any mapping (a fresh dict from the compiler)."""
+        if type(args) is not tuple:
+            if lookup(type(args), "__iter__") is MISSING and lookup(type(args), "__getitem__") is MISSING:
+                raise TypeError(
+                    f"{function_text(callee)} argument after * must be an iterable, not {type(args).__name__}"
+                )
+            args = self.drain(args)
+        if type(kwargs) is not dict:
+            merged: dict[Any, Any] = {}
+            self.dict_merge(merged, kwargs, callee)
+            kwargs = merged
+        return self.call(callee, list(args), dict(kwargs))
+
+    def call_function(self, function: FunctionType, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        """Bind the arguments, run the frame; a generator function gives its generator."""
+        machine = self.machine
+        return machine.run(machine.bind(function, args, kwargs))
+
+    def call_class(self, cls: type, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        """The metaclass's __call__, or type.__call__."""
+        form = self.machine.interpreted_form(cls)
+        if form is not None:
+            return form(self, args, kwargs)
+        if not cls.__flags__ & HEAP_TYPE:
+            return cls(*args, **kwargs)
+        meta = type(cls)
+        if meta is not type:
+            raw = special(meta, "__call__")
+            if raw is not None:
+                return self.call(self.bind_descriptor(raw, cls, meta), args, kwargs)
+        return self.construct(cls, args, kwargs)
+
+    def construct(self, cls: type, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        """type.__call__: __new__, then __init__ where the result is an instance (Objects/typeobject.c type_call)."""
+        new = lookup(cls, "__new__")
+        init = special(cls, "__init__")
+        python_new = type(new) is not BuiltinFunctionType
+        if not python_new and init is None and not issubclass(cls, type):
+            return cls(*args, **kwargs) if type(cls).__call__ is type.__call__ else type.__call__(cls, *args, **kwargs)
+        if python_new:
+            made = self.call(self.bind_descriptor(new, None, cls) if type(new) is not staticmethod else new.__func__, [cls, *args], kwargs)
+        else:
+            made = self.call_native(new, [cls, *args], kwargs)
+        if not issubclass(type(made), cls):
+            return made
+        made_type = type(made)
+        init = special(made_type, "__init__")
+        if init is None:
+            made_type.__init__(made, *args, **kwargs)
+            return made
+        if type(init) is FunctionType:
+            result = self.call_function(init, [made, *args], kwargs)
+        else:
+            result = self.call(self.bind_descriptor(init, made, made_type), args, kwargs)
+        if result is not None:
+            raise TypeError(f"__init__() should return None, not '{type(result).__name__}'")
+        return made
+
+    def make_function(
+        self,
+        frame: Any,
+        code: CodeType,
+        defaults: tuple[Any, ...] | None,
+        kwdefaults: dict[str, Any] | None,
+        annotations: Any,
+        closure: tuple[Any, ...] | None,
+    ) -> Any:
+        """A real function. `annotations` is a dict or a flat tuple of names and values, as the compiler emits it."""
+        if closure is None and code.co_freevars:
+            closure = tuple(self.make_cell_unset() for name in code.co_freevars)  # 3.13 sets the closure next
+        function = FunctionType(code, frame.globals, code.co_name, defaults, closure)
+        function.__qualname__ = code.co_qualname
+        if kwdefaults is not None:
+            function.__kwdefaults__ = kwdefaults
+        if annotations is not None:
+            set_annotations(function, annotations)
+        return function
+
+    def set_function_attribute(self, frame: Any, function: FunctionType, flag: int, value: Any) -> Any:
+        """3.13's SET_FUNCTION_ATTRIBUTE: 1 defaults, 2 keyword defaults, 4 annotations, 8 closure."""
+        if flag == 1:
+            function.__defaults__ = value
+        elif flag == 2:
+            function.__kwdefaults__ = value
+        elif flag == 4:
+            set_annotations(function, value)
+        else:
+            kwdefaults, annotations = function.__kwdefaults__, dict(function.__annotations__)
+            function = self.make_function(
+                frame, function.__code__, function.__defaults__, kwdefaults, annotations or None, value
+            )
+        return function
+
+
+def set_annotations(function: FunctionType, annotations: Any) -> None:
+    if isinstance(annotations, tuple):
+        annotations = dict(zip(annotations[::2], annotations[1::2], strict=True))
+    function.__annotations__ = annotations

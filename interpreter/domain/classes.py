@@ -1,0 +1,135 @@
+"""Class statements, isinstance and issubclass, annotations, type parameters."""
+from __future__ import annotations
+
+import sys
+import types
+from typing import Any
+
+from ..sentinels import UNSET
+from .core import MISSING, Core, lookup, special
+
+
+class Classes(Core):
+    """What a class statement does."""
+
+    def load_build_class(self, frame: Any) -> Any:
+        found = self.look_up(frame.builtins, "__build_class__")
+        if found is UNSET:
+            raise NameError("__build_class__ not found")
+        return found
+
+    def build_class(self, body: Any, name: str, bases: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """builtins.__build_class__ (Python/bltinmodule.c)."""
+        resolved = self.resolve_bases(bases)
+        kwargs = dict(kwargs)
+        meta = kwargs.pop("metaclass", UNSET)
+        is_class = True
+        if meta is UNSET:
+            meta = type(resolved[0]) if resolved else type
+        else:
+            is_class = isinstance(meta, type)
+        if is_class:
+            meta = calculate_metaclass(meta, resolved)
+        namespace: Any = {}
+        prepare = UNSET
+        try:
+            prepare = self.get_attr(meta, "__prepare__")
+        except AttributeError as error:
+            self.machine.swallow(error)
+        if prepare is not UNSET:
+            namespace = self.call(prepare, [name, resolved], kwargs)
+        if not is_mapping(namespace):
+            shown = meta.__name__ if is_class else "<metaclass>"
+            raise TypeError(f"{shown}.__prepare__() must return a mapping, not {type(namespace).__name__}")
+        cell = self.machine.run_class_body(body, namespace)
+        if resolved is not bases:
+            self.set_item(namespace, "__orig_bases__", bases)
+        cls = self.call(meta, [name, resolved, namespace], kwargs)
+        if isinstance(cls, type) and isinstance(cell, types.CellType):
+            try:
+                held = cell.cell_contents
+            except ValueError:
+                raise RuntimeError(
+                    f"__class__ not set defining {name!r} as {cls!r}. Was __classcell__ propagated to type.__new__?"
+                ) from None
+            if held is not cls:
+                raise TypeError(f"__class__ set to {held!r} defining {name!r} as {cls!r}")
+        return cls
+
+    def resolve_bases(self, bases: tuple[Any, ...]) -> tuple[Any, ...]:
+        """PEP 560: __mro_entries__ of the bases that are not classes."""
+        resolved: list[Any] = []
+        changed = False
+        for base in bases:
+            entries = UNSET
+            if not isinstance(base, type):
+                try:
+                    entries = self.get_attr(base, "__mro_entries__")
+                except AttributeError as error:
+                    self.machine.swallow(error)
+            if entries is UNSET:
+                resolved.append(base)
+                continue
+            new = self.call(entries, [bases], {})
+            if not isinstance(new, tuple):
+                raise TypeError("__mro_entries__ must return a tuple")
+            resolved.extend(new)
+            changed = True
+        return tuple(resolved) if changed else bases
+
+    def setup_annotations(self, frame: Any) -> None:
+        if self.look_up(frame.names, "__annotations__") is UNSET:
+            self.set_item(frame.names, "__annotations__", {})
+
+    def is_instance(self, value: Any, cls: Any) -> bool:
+        """isinstance() with a Python __instancecheck__ interpreted."""
+        if type(cls) is tuple:
+            return any(self.is_instance(value, item) for item in cls)
+        if type(value) is not cls:
+            raw = special(type(cls), "__instancecheck__")
+            if raw is not None:
+                return self.truth(self.call_special(raw, cls, [value]))
+        return isinstance(value, cls)
+
+    def is_subclass(self, value: Any, cls: Any) -> bool:
+        if type(cls) is tuple:
+            return any(self.is_subclass(value, item) for item in cls)
+        raw = special(type(cls), "__subclasscheck__")
+        if raw is not None:
+            return self.truth(self.call_special(raw, cls, [value]))
+        return issubclass(value, cls)
+
+    def print_expression(self, value: Any) -> None:
+        """The interactive prompt's sys.displayhook."""
+        hook = getattr(sys, "displayhook", None)
+        if hook is None:
+            raise RuntimeError("lost sys.displayhook")
+        self.call(hook, [value], {})
+
+    def type_parameter(self, frame: Any, name: str, first: Any, second: Any) -> Any:
+        """PEP 695 and 696 intrinsics; `name` as in tables/v312.py."""
+        from ..type_parameters import INTRINSICS
+
+        return INTRINSICS[name](self, first, second)
+
+
+def calculate_metaclass(meta: type, bases: tuple[Any, ...]) -> type:
+    """Objects/typeobject.c _PyType_CalculateMetaclass."""
+    winner = meta
+    for base in bases:
+        kind = type(base)
+        if issubclass(winner, kind):
+            continue
+        if issubclass(kind, winner):
+            winner = kind
+            continue
+        raise TypeError(
+            "metaclass conflict: the metaclass of a derived class must be a (non-strict) subclass of the metaclasses "
+            "of all its bases"
+        )
+    return winner
+
+
+def is_mapping(value: Any) -> bool:
+    """PyMapping_Check."""
+    return lookup(type(value), "__getitem__") is not MISSING

@@ -1,0 +1,291 @@
+"""Items, iteration, unpacking, and the containers and strings that displays and f-strings build."""
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from ..sentinels import STOP
+from .core import HEAP_TYPE, MISSING, Core, lookup, special
+
+EXACT = frozenset({list, tuple, str, bytes, range})
+
+
+class Containers(Core):
+    """Everything that reads or builds a container."""
+
+    def get_item(self, obj: Any, key: Any) -> Any:
+        tp = type(obj)
+        if tp in EXACT:
+            return obj[key]
+        raw = special(tp, "__getitem__")
+        if raw is not None:
+            return self.call_special(raw, obj, [key])
+        if isinstance(obj, type):
+            return self.class_item(obj, key)
+        if tp.__flags__ & HEAP_TYPE and isinstance(obj, dict):
+            missing = special(tp, "__missing__")
+            if missing is not None:
+                found = dict.get(obj, key, MISSING)
+                return self.call_special(missing, obj, [key]) if found is MISSING else found
+        return obj[key]
+
+    def class_item(self, cls: type, key: Any) -> Any:
+        """`cls[key]`: the metaclass's __getitem__ was tried; then __class_getitem__."""
+        if lookup(type(cls), "__getitem__") is MISSING and lookup(cls, "__class_getitem__") is not MISSING:
+            return self.call(self.get_attr(cls, "__class_getitem__"), [key], {})
+        return cls[key]  # type: ignore[index]
+
+    def set_item(self, obj: Any, key: Any, value: Any) -> None:
+        raw = special(type(obj), "__setitem__")
+        if raw is None:
+            obj[key] = value
+        else:
+            self.call_special(raw, obj, [key, value])
+
+    def del_item(self, obj: Any, key: Any) -> None:
+        raw = special(type(obj), "__delitem__")
+        if raw is None:
+            del obj[key]
+        else:
+            self.call_special(raw, obj, [key])
+
+    def make_slice(self, *parts: Any) -> Any:
+        return slice(*parts)
+
+    def get_iter(self, value: Any) -> Any:
+        tp = type(value)
+        raw = special(tp, "__iter__")
+        if raw is not None:
+            iterator = self.call_special(raw, value, [])
+            if lookup(type(iterator), "__next__") is MISSING:
+                raise TypeError(f"iter() returned non-iterator of type '{type(iterator).__name__}'")
+            return iterator
+        if special(tp, "__getitem__") is not None and lookup(tp, "__iter__") is MISSING:
+            return ItemIterator(self, value)
+        return iter(value)
+
+    def next_item(self, iterator: Any) -> Any:
+        """The next value, or STOP."""
+        tp = type(iterator)
+        if tp.__flags__ & HEAP_TYPE and tp is not ItemIterator:
+            raw = special(tp, "__next__")
+            if raw is not None:
+                try:
+                    return self.call_special(raw, iterator, [])
+                except StopIteration as error:
+                    self.machine.swallow(error)
+                return STOP
+        return next(iterator, STOP)
+
+    def unpack(self, value: Any, count: int) -> list[Any]:
+        tp = type(value)
+        if (tp is tuple or tp is list) and len(value) == count:
+            return list(value)
+        if not is_iterable(tp):
+            raise TypeError(f"cannot unpack non-iterable {tp.__name__} object")
+        iterator = self.get_iter(value)
+        items: list[Any] = []
+        while len(items) < count:
+            item = self.next_item(iterator)
+            if item is STOP:
+                raise ValueError(f"not enough values to unpack (expected {count}, got {len(items)})")
+            items.append(item)
+        if self.next_item(iterator) is not STOP:
+            raise ValueError(f"too many values to unpack (expected {count})")
+        return items
+
+    def unpack_ex(self, value: Any, before: int, after: int) -> list[Any]:
+        """`before` items, one list, `after` items."""
+        tp = type(value)
+        if not is_iterable(tp):
+            raise TypeError(f"cannot unpack non-iterable {tp.__name__} object")
+        items = self.drain(value)
+        if len(items) < before + after:
+            raise ValueError(
+                f"not enough values to unpack (expected at least {before + after}, got {len(items)})"
+            )
+        middle = len(items) - after
+        return [*items[:before], items[before:middle], *items[middle:]]
+
+    def drain(self, value: Any) -> list[Any]:
+        """All items of an iterable, its Python methods interpreted."""
+        tp = type(value)
+        if tp in EXACT:
+            return list(value)
+        iterator = self.get_iter(value)
+        if special(type(iterator), "__next__") is None:
+            items: list[Any] = []
+            items.extend(iterator)
+            return items
+        items = []
+        while (item := self.next_item(iterator)) is not STOP:
+            items.append(item)
+        return items
+
+    def build_list(self, items: list[Any]) -> Any:
+        return items
+
+    def build_tuple(self, items: list[Any]) -> Any:
+        return tuple(items)
+
+    def build_set(self, items: list[Any]) -> Any:
+        result: set[Any] = set()
+        for item in items:
+            self.set_add(result, item)
+        return result
+
+    def build_map(self, pairs: list[tuple[Any, Any]]) -> Any:
+        result: dict[Any, Any] = {}
+        for key, value in pairs:
+            self.map_add(result, key, value)
+        return result
+
+    def build_string(self, parts: list[str]) -> Any:
+        return "".join(parts)
+
+    def convert_value(self, value: Any, conversion: str) -> Any:
+        """!s, !r or !a: 's', 'r', 'a'."""
+        if conversion == "s":
+            return self.to_str(value)
+        if conversion == "r":
+            return self.to_repr(value)
+        return self.to_repr(value).encode("ascii", "backslashreplace").decode("ascii")
+
+    def to_str(self, value: Any) -> str:
+        raw = special(type(value), "__str__")
+        if raw is None and lookup(type(value), "__str__") is object.__str__:
+            return self.to_repr(value)
+        if raw is None:
+            return str(value)
+        return checked_str(self.call_special(raw, value, []), "__str__ returned non-string (type {})")
+
+    def to_repr(self, value: Any) -> str:
+        raw = special(type(value), "__repr__")
+        if raw is None:
+            return repr(value)
+        return checked_str(self.call_special(raw, value, []), "__repr__ returned non-string (type {})")
+
+    def format_value(self, value: Any, conversion: str, spec: Any) -> Any:
+        """`{value!conversion:spec}`; conversion is '', 's', 'r' or 'a'."""
+        if conversion:
+            value = self.convert_value(value, conversion)
+        tp = type(value)
+        if tp is str and spec == "":
+            return value
+        raw = special(tp, "__format__")
+        if raw is None:
+            if lookup(tp, "__format__") is object.__format__ and spec == "":
+                return self.to_str(value)
+            return format(value, spec)
+        return checked_str(self.call_special(raw, value, [spec]), "__format__ must return a str, not {}")
+
+    def list_append(self, target: list[Any], value: Any) -> None:
+        target.append(value)
+
+    def list_extend(self, target: list[Any], values: Any) -> None:
+        tp = type(values)
+        if tp in EXACT:
+            target.extend(values)
+            return
+        if not is_iterable(tp):
+            raise TypeError(f"Value after * must be an iterable, not {tp.__name__}")
+        iterator = self.get_iter(values)
+        if special(type(iterator), "__next__") is None:
+            target.extend(iterator)
+            return
+        while (item := self.next_item(iterator)) is not STOP:
+            target.append(item)
+
+    def list_to_tuple(self, values: list[Any]) -> Any:
+        return tuple(values)
+
+    def set_add(self, target: set[Any], value: Any) -> None:
+        target.add(value)
+
+    def set_update(self, target: set[Any], values: Any) -> None:
+        if type(values) in EXACT:
+            target.update(values)
+            return
+        iterator = self.get_iter(values)
+        while (item := self.next_item(iterator)) is not STOP:
+            self.set_add(target, item)
+
+    def map_add(self, target: dict[Any, Any], key: Any, value: Any) -> None:
+        target[key] = value
+
+    def dict_update(self, target: dict[Any, Any], other: Any) -> None:
+        """`{**other}`."""
+        if type(other) is dict:
+            target.update(other)
+            return
+        if not has_keys(other):
+            raise TypeError(f"'{type(other).__name__}' object is not a mapping")
+        for key, value in self.mapping_items(other):
+            self.map_add(target, key, value)
+
+    def dict_merge(self, target: dict[Any, Any], other: Any, function: Any) -> None:
+        """`f(**other)`: like dict_update, but no key twice."""
+        if not has_keys(other):
+            raise TypeError(
+                f"{function_text(function)} argument after ** must be a mapping, not {type(other).__name__}"
+            )
+        for key, value in other.items() if type(other) is dict else self.mapping_items(other):
+            if key in target:
+                if not isinstance(key, str):
+                    raise TypeError(f"{function_text(function)} keywords must be strings")
+                raise TypeError(f"{function_text(function)} got multiple values for keyword argument '{key}'")
+            target[key] = value
+
+    def mapping_items(self, other: Any) -> Iterable[tuple[Any, Any]]:
+        """dict.update's protocol: keys(), then an item at a time."""
+        iterator = self.get_iter(self.call(self.get_attr(other, "keys"), [], {}))
+        while (key := self.next_item(iterator)) is not STOP:
+            yield key, self.get_item(other, key)
+
+
+class ItemIterator:
+    """The old sequence protocol: obj[0], obj[1], … until IndexError or StopIteration."""
+
+    def __init__(self, domain: Containers, obj: Any) -> None:
+        self.domain, self.obj, self.index = domain, obj, 0
+
+    def __iter__(self) -> ItemIterator:
+        return self
+
+    def __next__(self) -> Any:
+        try:
+            value = self.domain.get_item(self.obj, self.index)
+        except (IndexError, StopIteration) as error:
+            self.domain.machine.swallow(error)
+        else:
+            self.index += 1
+            return value
+        raise StopIteration
+
+
+def is_iterable(tp: type) -> bool:
+    if lookup(tp, "__iter__") not in (MISSING, None):
+        return True
+    return lookup(tp, "__iter__") is MISSING and lookup(tp, "__getitem__") is not MISSING
+
+
+def has_keys(value: Any) -> bool:
+    return hasattr(type(value), "keys") or hasattr(value, "keys")
+
+
+def checked_str(value: Any, message: str) -> str:
+    if not isinstance(value, str):
+        raise TypeError(message.format(type(value).__name__))
+    return value
+
+
+def function_text(function: Any) -> str:
+    """How CPython names a callable in errors about its arguments (_PyObject_FunctionStr)."""
+    name = getattr(function, "__qualname__", None)
+    if not isinstance(name, str):
+        return str(function)
+    module = getattr(function, "__module__", None)
+    if isinstance(module, str) and module != "builtins":
+        return f"{module}.{name}()"
+    return f"{name}()"
+

@@ -1,0 +1,121 @@
+"""What every part of the domain leans on: the machine, looking dunders up on types, calling what was found."""
+from __future__ import annotations
+
+from types import (
+    BuiltinFunctionType,
+    ClassMethodDescriptorType,
+    FunctionType,
+    GetSetDescriptorType,
+    MemberDescriptorType,
+    MethodDescriptorType,
+    WrapperDescriptorType,
+)
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ..frame import Frame
+    from ..machine import Machine
+
+HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: only such a type can hold Python code
+MISSING = object()
+# Found on a type, these run C code.
+NATIVE_KINDS = frozenset({
+    WrapperDescriptorType, MethodDescriptorType, ClassMethodDescriptorType, BuiltinFunctionType, GetSetDescriptorType,
+    MemberDescriptorType, type(None),
+})  # fmt: skip
+
+
+def lookup(tp: type, name: str) -> Any:
+    """The raw attribute `name` along the MRO of `tp`, or MISSING. Runs no user code."""
+    for cls in tp.__mro__:
+        found = cls.__dict__.get(name, MISSING)
+        if found is not MISSING:
+            return found
+    return MISSING
+
+
+def special(tp: type, name: str) -> Any:
+    """The raw attribute `name` of `tp` where calling it would run Python code, else None."""
+    if not tp.__flags__ & HEAP_TYPE:
+        return None
+    for cls in tp.__mro__:
+        found = cls.__dict__.get(name, MISSING)
+        if found is not MISSING:
+            return None if type(found) in NATIVE_KINDS else found
+    return None
+
+
+class Core:
+    """The base of the domain's parts; the parts' common needs are declared here."""
+
+    observes = False  # True: the machine calls `observe(frame)` before each instruction
+    machine: Machine
+
+    def observe(self, frame: Frame) -> None:
+        """Called before each instruction where `observes` is True; may raise, and may change frame.pc and the stack."""
+
+    def call(self, callee: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        raise NotImplementedError
+
+    def call_function(self, function: FunctionType, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        raise NotImplementedError
+
+    def get_attr(self, obj: Any, name: str) -> Any:
+        raise NotImplementedError
+
+    def get_iter(self, value: Any) -> Any:
+        raise NotImplementedError
+
+    def next_item(self, iterator: Any) -> Any:
+        raise NotImplementedError
+
+    def truth(self, value: Any) -> bool:
+        raise NotImplementedError
+
+    def drain(self, value: Any) -> list[Any]:
+        raise NotImplementedError
+
+    def dict_merge(self, target: dict[Any, Any], other: Any, function: Any) -> None:
+        raise NotImplementedError
+
+    def make_cell_unset(self) -> Any:
+        raise NotImplementedError
+
+    def get_item(self, obj: Any, key: Any) -> Any:
+        raise NotImplementedError
+
+    def set_item(self, obj: Any, key: Any, value: Any) -> None:
+        raise NotImplementedError
+
+    def del_item(self, obj: Any, key: Any) -> None:
+        raise NotImplementedError
+
+    def enter(self, manager: Any, enter: str, leave: str, protocol: str, other: str, other_enter: str) -> tuple[Any, Any]:
+        raise NotImplementedError
+
+    def is_instance(self, value: Any, cls: Any) -> bool:
+        raise NotImplementedError
+
+    def look_up(self, mapping: Any, name: str) -> Any:
+        raise NotImplementedError
+
+    def call_special(self, raw: Any, obj: Any, args: list[Any]) -> Any:
+        """Call a dunder found by `special` on the type of `obj`."""
+        if type(raw) is FunctionType:
+            return self.call_function(raw, [obj, *args], {})
+        return self.call(self.bind_descriptor(raw, obj, type(obj)), args, {})
+
+    def bind_descriptor(self, raw: Any, obj: Any, owner: type) -> Any:
+        """`raw.__get__(obj, owner)` where raw's type has a __get__, else raw."""
+        kind = type(raw)
+        get = special(kind, "__get__")
+        if get is not None:
+            return self.call_special(get, raw, [obj, owner])
+        if kind is property and obj is not None:
+            if raw.fget is None:
+                return raw.__get__(obj, owner)
+            return self.call(raw.fget, [obj], {})
+        native = lookup(kind, "__get__")
+        if native is MISSING:
+            return raw
+        return native(raw, obj, owner)

@@ -1,0 +1,179 @@
+"""Raising, matching, exception groups, with-blocks."""
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from .core import MISSING, Core, lookup
+
+NO_CAUSE = object()
+SET_CAUSE = BaseException.__dict__["__cause__"].__set__
+
+
+class Exceptions(Core):
+    """What raise, except, except* and with do."""
+
+    no_cause = NO_CAUSE
+
+    def raise_(self, frame: Any, exc: Any, cause: Any) -> None:
+        """`raise exc from cause` (Python/ceval.c do_raise); cause is `no_cause` where there is none."""
+        error = self.as_exception(exc)
+        if error is None:
+            raise TypeError("exceptions must derive from BaseException")
+        if cause is not NO_CAUSE:
+            reason = None
+            if cause is not None:
+                reason = self.as_exception(cause)
+                if reason is None:
+                    raise TypeError("exception causes must derive from BaseException")
+            SET_CAUSE(error, reason)
+        raise error
+
+    def as_exception(self, value: Any) -> BaseException | None:
+        """The exception, made by a call where `value` is a class; None where it is neither."""
+        if isinstance(value, type) and issubclass(value, BaseException):
+            made = self.call(value, [], {})
+            if not isinstance(made, BaseException):
+                raise TypeError(
+                    f"calling {value!r} should have returned an instance of BaseException, not {type(made)}"
+                )
+            return made
+        return value if isinstance(value, BaseException) else None
+
+    def reraise(self, frame: Any, exc: BaseException) -> None:
+        """Raise again: neither the context nor this frame's traceback entry is added."""
+        frame.reraise = True
+        raise exc
+
+    def reraise_handled(self, frame: Any) -> None:
+        """A bare `raise`."""
+        exc = self.machine.handled()
+        if exc is None:
+            raise RuntimeError("No active exception to reraise")
+        self.reraise(frame, exc)
+
+    def exc_match(self, exc: BaseException, kind: Any) -> bool:
+        """`except kind`; kind is a class or a tuple of classes."""
+        for cls in kind if isinstance(kind, tuple) else (kind,):
+            if not (isinstance(cls, type) and BaseException in cls.__mro__):
+                raise TypeError("catching classes that do not inherit from BaseException is not allowed")
+        mro = type(exc).__mro__
+        return any(cls in mro for cls in (kind if isinstance(kind, tuple) else (kind,)))
+
+    def exc_group_match(self, exc: Any, kind: Any) -> tuple[Any, Any]:
+        """`except* kind`: (rest, match), either may be None (Python/ceval.c exception_group_match)."""
+        for cls in kind if isinstance(kind, tuple) else (kind,):
+            if not (isinstance(cls, type) and issubclass(cls, BaseException)):
+                raise TypeError("catching classes that do not inherit from BaseException is not allowed")
+            if issubclass(cls, BaseExceptionGroup):
+                raise TypeError("catching ExceptionGroup with except* is not allowed. Use except instead.")
+        if exc is None:
+            return None, None
+        if self.exc_match(exc, kind):
+            if isinstance(exc, BaseExceptionGroup):
+                return None, exc
+            group = BaseExceptionGroup("", [exc])
+            group.__traceback__ = exc.__traceback__
+            return None, group
+        if isinstance(exc, BaseExceptionGroup):
+            pair = self.call(self.get_attr(exc, "split"), [kind], {})
+            if not isinstance(pair, tuple):
+                raise TypeError(f"{type(exc).__name__}.split must return a tuple, not {type(pair).__name__}")
+            if len(pair) < 2:
+                raise TypeError(
+                    f"{type(exc).__name__}.split must return a 2-tuple, got tuple of size {len(pair)}"
+                )
+            return pair[1], pair[0]
+        return exc, None
+
+    def prep_reraise_star(self, original: BaseException, raised: list[Any]) -> Any:
+        """What is left to raise after except* clauses (Objects/exceptions.c _PyExc_PrepReraiseStar)."""
+        if not raised:
+            return None
+        if not isinstance(original, BaseExceptionGroup):
+            return raised[0]
+        anew: list[BaseException] = []
+        again: list[BaseException] = []
+        for exc in raised:
+            if exc is not None:
+                (again if same_metadata(exc, original) else anew).append(exc)
+        kept = project(original, again) if again else None
+        if not anew:
+            return kept
+        if kept is not None:
+            anew.append(kept)
+        return anew[0] if len(anew) == 1 else BaseExceptionGroup("", anew)
+
+    def assertion_error(self) -> type[BaseException]:
+        return AssertionError
+
+    def before_with(self, manager: Any) -> tuple[Any, Any]:
+        """(bound __exit__, what __enter__ returned)."""
+        return self.enter(manager, "__enter__", "__exit__", "context manager", "asynchronous context manager", "__aenter__")
+
+    def enter(self, manager: Any, enter: str, leave: str, protocol: str, other: str, other_enter: str) -> tuple[Any, Any]:
+        tp = type(manager)
+        enter_raw = lookup(tp, enter)
+        if enter_raw is MISSING:
+            hint = ""
+            if sys.version_info >= (3, 14) and lookup(tp, other_enter) is not MISSING:
+                hint = f" but it supports the {other} protocol"
+            raise TypeError(f"'{tp.__name__}' object does not support the {protocol} protocol{hint}")
+        leave_raw = lookup(tp, leave)
+        if leave_raw is MISSING:
+            raise TypeError(
+                f"'{tp.__name__}' object does not support the {protocol} protocol (missed {leave} method)"
+            )
+        bound_enter = self.bind_descriptor(enter_raw, manager, tp)
+        bound_leave = self.bind_descriptor(leave_raw, manager, tp)
+        return bound_leave, self.call(bound_enter, [], {})
+
+    def exit_with(self, leave: Any, triple: tuple[Any, Any, Any]) -> Any:
+        """Call __exit__ with the exception's type, value and traceback."""
+        return self.call(leave, list(triple), {})
+
+
+def same_metadata(first: BaseException, second: BaseException) -> bool:
+    return (
+        getattr(first, "__notes__", None) is getattr(second, "__notes__", None)
+        and first.__traceback__ is second.__traceback__
+        and first.__cause__ is second.__cause__
+        and first.__context__ is second.__context__
+    )
+
+
+def project(group: BaseException, kept: list[BaseException]) -> BaseException | None:
+    """The part of `group` whose leaves stand in the `kept` groups, in the group's own nesting."""
+    leaves = {id(leaf) for exc in kept for leaf in iterate_leaves(exc)}
+
+    def within(exc: BaseException) -> bool:
+        return id(exc) in leaves
+
+    assert isinstance(group, BaseExceptionGroup)
+    return split_by_leaf(group, within)
+
+
+def iterate_leaves(exc: BaseException) -> list[BaseException]:
+    if isinstance(exc, BaseExceptionGroup):
+        return [leaf for inner in exc.exceptions for leaf in iterate_leaves(inner)]
+    return [exc]
+
+
+def split_by_leaf(group: Any, within: Any) -> BaseException | None:
+    parts = []
+    for exc in group.exceptions:
+        if isinstance(exc, BaseExceptionGroup):
+            inner = split_by_leaf(exc, within)
+            if inner is not None:
+                parts.append(inner)
+        elif within(exc):
+            parts.append(exc)
+    if not parts:
+        return None
+    made = group.derive(parts)
+    made.__traceback__, made.__cause__, made.__context__ = group.__traceback__, group.__cause__, group.__context__
+    if hasattr(group, "__notes__"):
+        made.__notes__ = list(group.__notes__)
+    return made  # type: ignore[no-any-return]
+
+

@@ -1,0 +1,96 @@
+"""Structural pattern matching (PEP 634; Python/ceval.c match_keys and match_class)."""
+from __future__ import annotations
+
+from typing import Any
+
+from ..sentinels import UNSET
+from .core import Core
+
+TPFLAGS_SEQUENCE, TPFLAGS_MAPPING, TPFLAGS_MATCH_SELF = 1 << 5, 1 << 6, 1 << 22
+
+
+class Matching(Core):
+    """What case patterns ask of their subject."""
+
+    def match_mapping(self, subject: Any) -> bool:
+        return bool(type(subject).__flags__ & TPFLAGS_MAPPING)
+
+    def match_sequence(self, subject: Any) -> bool:
+        return bool(type(subject).__flags__ & TPFLAGS_SEQUENCE)
+
+    def match_keys(self, subject: Any, keys: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        """The values for all of `keys`, or None."""
+        if not keys:
+            return ()
+        seen: set[Any] = set()
+        values = []
+        getter = None
+        absent = object()
+        for key in keys:
+            if key in seen:
+                raise ValueError(f"mapping pattern checks duplicate key ({key!r})")
+            seen.add(key)
+            if getter is None:
+                getter = self.get_attr(subject, "get")
+            value = self.call(getter, [key, absent], {})
+            if value is absent:
+                return None
+            values.append(value)
+        return tuple(values)
+
+    def match_class(self, subject: Any, cls: Any, count: int, names: tuple[str, ...]) -> tuple[Any, ...] | None:
+        """The attributes that the sub-patterns match, or None."""
+        if not isinstance(cls, type):
+            raise TypeError("called match pattern must be a class")
+        if not self.is_instance(subject, cls):
+            return None
+        found: list[Any] = []
+        seen: set[str] = set()
+        if count:
+            self.match_positional(subject, cls, count, found, seen)
+            if found and found[-1] is UNSET:
+                return None
+        for name in names:
+            value = self.match_attr(subject, cls, name, seen)
+            if value is UNSET:
+                return None
+            found.append(value)
+        return tuple(found)
+
+    def match_positional(self, subject: Any, cls: type, count: int, found: list[Any], seen: set[str]) -> None:
+        try:
+            match_args = self.get_attr(cls, "__match_args__")
+        except AttributeError as error:
+            self.machine.swallow(error)
+            match_args = UNSET
+        match_self = match_args is UNSET and bool(cls.__flags__ & TPFLAGS_MATCH_SELF)
+        if match_args is UNSET:
+            match_args = ()
+        elif type(match_args) is not tuple:
+            raise TypeError(
+                f"{cls.__name__}.__match_args__ must be a tuple (got {type(match_args).__name__})"
+            )
+        allowed = 1 if match_self else len(match_args)
+        if allowed < count:
+            plural = "" if allowed == 1 else "s"
+            raise TypeError(f"{cls.__name__}() accepts {allowed} positional sub-pattern{plural} ({count} given)")
+        if match_self:
+            found.append(subject)
+            return
+        for name in match_args[:count]:
+            if type(name) is not str:
+                raise TypeError(f"__match_args__ elements must be strings (got {type(name).__name__})")
+            value = self.match_attr(subject, cls, name, seen)
+            found.append(value)
+            if value is UNSET:
+                return
+
+    def match_attr(self, subject: Any, cls: type, name: str, seen: set[str]) -> Any:
+        if name in seen:
+            raise TypeError(f"{cls.__name__}() got multiple sub-patterns for attribute {name!r}")
+        seen.add(name)
+        try:
+            return self.get_attr(subject, name)
+        except AttributeError as error:
+            self.machine.swallow(error)
+        return UNSET

@@ -1,0 +1,164 @@
+"""Names: globals, class and module namespaces, cells, imports."""
+from __future__ import annotations
+
+import builtins
+import sys
+from types import CellType, ModuleType
+from typing import Any
+
+from ..sentinels import UNSET
+from .core import Core
+
+
+class Names(Core):
+    """Everything that resolves a name."""
+
+    def load_global(self, frame: Any, name: str) -> Any:
+        if type(frame.globals) is dict:
+            value = frame.globals.get(name, UNSET)
+        else:
+            value = self.look_up(frame.globals, name)
+        if value is UNSET:
+            value = self.look_up(frame.builtins, name)
+            if value is UNSET:
+                raise NameError(f"name '{name}' is not defined", name=name)
+        return value
+
+    def look_up(self, mapping: Any, name: str) -> Any:
+        """mapping[name], or UNSET where that raises KeyError."""
+        if type(mapping) is dict:
+            return mapping.get(name, UNSET)
+        try:
+            return self.get_item(mapping, name)
+        except KeyError as error:
+            self.machine.swallow(error)
+        return UNSET
+
+    def store_global(self, frame: Any, name: str, value: Any) -> None:
+        frame.globals[name] = value
+
+    def delete_global(self, frame: Any, name: str) -> None:
+        try:
+            del frame.globals[name]
+            return
+        except KeyError:
+            pass
+        raise NameError(f"name '{name}' is not defined", name=name)
+
+    def load_name(self, frame: Any, name: str) -> Any:
+        if frame.names is None:
+            raise SystemError(f"no locals when loading '{name}'")
+        return self.load_from_mapping(frame, frame.names, name)
+
+    def load_from_mapping(self, frame: Any, mapping: Any, name: str) -> Any:
+        value = self.look_up(mapping, name)
+        return self.load_global(frame, name) if value is UNSET else value
+
+    def store_name(self, frame: Any, name: str, value: Any) -> None:
+        if type(frame.names) is dict:
+            frame.names[name] = value
+        else:
+            self.set_item(frame.names, name, value)
+
+    def delete_name(self, frame: Any, name: str) -> None:
+        try:
+            self.del_item(frame.names, name)
+            return
+        except KeyError as error:
+            self.machine.swallow(error)
+        raise NameError(f"name '{name}' is not defined", name=name)
+
+    def load_locals(self, frame: Any) -> Any:
+        return frame.names
+
+    def make_cell(self, value: Any) -> CellType:
+        return CellType() if value is UNSET else CellType(value)
+
+    def make_cell_unset(self) -> CellType:
+        return CellType()
+
+    def load_cell(self, cell: CellType) -> Any:
+        """The cell's value, or UNSET."""
+        try:
+            return cell.cell_contents
+        except ValueError:
+            return UNSET
+
+    def store_cell(self, cell: CellType, value: Any) -> None:
+        cell.cell_contents = value
+
+    def delete_cell(self, cell: CellType) -> None:
+        del cell.cell_contents
+
+    def unbound(self, frame: Any, index: int) -> None:
+        """Raise what reading the unset local, cell or free variable raises."""
+        name = frame.program.localsplus[index]
+        if index >= len(frame.program.localsplus) - len(frame.code.co_freevars):
+            raise NameError(
+                f"cannot access free variable '{name}' where it is not associated with a value in enclosing scope",
+                name=name,
+            )
+        raise UnboundLocalError(f"cannot access local variable '{name}' where it is not associated with a value")
+
+    def import_name(self, frame: Any, name: str, fromlist: Any, level: int) -> Any:
+        function = self.look_up(frame.builtins, "__import__")
+        if function is UNSET:
+            raise ImportError("__import__ not found")
+        names = frame.names if frame.names is not None else None
+        if function is builtins.__import__:
+            return self.import_module(name, frame.globals, names, fromlist, level)
+        return self.call(function, [name, frame.globals, names, fromlist, level], {})
+
+    def import_module(self, name: str, globals_: Any, locals_: Any, fromlist: Any, level: int) -> Any:
+        """builtins.__import__: natively where every module is there already, else importlib's Python, interpreted."""
+        if level == 0 and type(name) is str:
+            module = sys.modules.get(name)
+            if type(module) is ModuleType and not still_importing(module):
+                if not fromlist or all(type(item) is str and item in module.__dict__ for item in fromlist):
+                    return builtins.__import__(name, globals_, locals_, fromlist, level)
+        return self.machine.import_interpreted(name, globals_, locals_, fromlist, level)
+
+    def import_from(self, module: Any, name: str) -> Any:
+        """`from module import name`: the attribute, or the submodule in sys.modules, or ImportError."""
+        try:
+            return self.get_attr(module, name)
+        except AttributeError as error:
+            self.machine.swallow(error)
+        package = getattr(module, "__name__", None)
+        if isinstance(package, str):
+            found = sys.modules.get(f"{package}.{name}", UNSET)
+            if found is not UNSET:
+                return found
+        shown = package if isinstance(package, str) else "<unknown module name>"
+        path = getattr(module, "__file__", None) if isinstance(package, str) else None
+        if not isinstance(path, str):
+            raise ImportError(f"cannot import name '{name}' from '{shown}' (unknown location)", name=shown, path=None)
+        if still_importing(module):
+            message = (
+                f"cannot import name '{name}' from partially initialized module '{shown}' "
+                f"(most likely due to a circular import) ({path})"
+            )
+        else:
+            message = f"cannot import name '{name}' from '{shown}' ({path})"
+        raise ImportError(message, name=shown, path=path)
+
+    def import_star(self, frame: Any, module: Any) -> None:
+        public = getattr(module, "__all__", None)
+        skip_underscore = public is None
+        if public is None:
+            if not hasattr(module, "__dict__"):
+                raise ImportError("from-import-* object has no __dict__ and no __all__")
+            public = list(module.__dict__)
+        for name in public:
+            if not isinstance(name, str):
+                shown = getattr(module, "__name__", "?")
+                where = f"Key in {shown}.__dict__" if skip_underscore else f"Item in {shown}.__all__"
+                raise TypeError(f"{where} must be str, not {type(name).__name__}")
+            if skip_underscore and name.startswith("_"):
+                continue
+            self.store_name(frame, name, self.get_attr(module, name))
+
+
+def still_importing(module: Any) -> bool:
+    spec = getattr(module, "__spec__", None)
+    return bool(getattr(spec, "_initializing", False))

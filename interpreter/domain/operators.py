@@ -1,0 +1,235 @@
+"""Operators, truth, identity and comparison, with Python's rules of precedence between the operands' dunders."""
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from types import WrapperDescriptorType
+from typing import Any
+
+from ..sentinels import STOP
+from .core import HEAP_TYPE, MISSING, Core, lookup, special
+
+OPERATIONS: dict[str, Callable[[Any, Any], Any]] = {
+    "+": operator.add, "&": operator.and_, "//": operator.floordiv, "<<": operator.lshift, "@": operator.matmul,
+    "*": operator.mul, "%": operator.mod, "|": operator.or_, "**": operator.pow, ">>": operator.rshift,
+    "-": operator.sub, "/": operator.truediv, "^": operator.xor,
+    "+=": operator.iadd, "&=": operator.iand, "//=": operator.ifloordiv, "<<=": operator.ilshift,
+    "@=": operator.imatmul, "*=": operator.imul, "%=": operator.imod, "|=": operator.ior, "**=": operator.ipow,
+    ">>=": operator.irshift, "-=": operator.isub, "/=": operator.itruediv, "^=": operator.ixor,
+}  # fmt: skip
+STEMS = {
+    "+": "add", "&": "and", "//": "floordiv", "<<": "lshift", "@": "matmul", "*": "mul", "%": "mod", "|": "or",
+    "**": "pow", ">>": "rshift", "-": "sub", "/": "truediv", "^": "xor",
+}  # fmt: skip
+COMPARISONS: dict[str, Callable[[Any, Any], Any]] = {
+    "<": operator.lt, "<=": operator.le, "==": operator.eq, "!=": operator.ne, ">": operator.gt, ">=": operator.ge,
+}  # fmt: skip
+COMPARE_DUNDERS = {
+    "<": ("__lt__", "__gt__"), "<=": ("__le__", "__ge__"), "==": ("__eq__", "__eq__"), "!=": ("__ne__", "__ne__"),
+    ">": ("__gt__", "__lt__"), ">=": ("__ge__", "__le__"),
+}  # fmt: skip
+UNARIES: dict[str, tuple[Callable[[Any], Any], str]] = {
+    "-": (operator.neg, "__neg__"), "+": (operator.pos, "__pos__"), "~": (operator.invert, "__invert__"),
+}  # fmt: skip
+# Values of these types never lead from an operator back into Python code.
+PLAIN = frozenset({int, float, str, bytes, bool, complex, type(None)})
+
+
+class Operators(Core):
+    """Unary and binary operators, comparison, containment, truth, length."""
+
+    def unary(self, op: str, value: Any) -> Any:
+        """op is '-', '+', '~' or 'not'."""
+        if op == "not":
+            return not self.truth(value)
+        operation, dunder = UNARIES[op]
+        raw = special(type(value), dunder)
+        return operation(value) if raw is None else self.call_special(raw, value, [])
+
+    def binary(self, op: str, left: Any, right: Any) -> Any:
+        """op as in `dis`: '+', '@', …; the in-place ones end in '='."""
+        left_type, right_type = type(left), type(right)
+        if left_type in PLAIN and right_type in PLAIN:
+            return OPERATIONS[op](left, right)
+        if not (left_type.__flags__ | right_type.__flags__) & HEAP_TYPE:
+            return OPERATIONS[op](left, right)
+        return self.binary_by_dunder(op, left, right)
+
+    def binary_by_dunder(self, op: str, left: Any, right: Any) -> Any:
+        """PEP 203 and the data model's "Emulating numeric types", for operands with dunders in Python."""
+        left_type, right_type = type(left), type(right)
+        plain_op = op[:-1] if op[-1] == "=" else op
+        stem = STEMS[plain_op]
+        forward, reflected, in_place = f"__{stem}__", f"__r{stem}__", f"__i{stem}__"
+        left_raw, right_raw = special(left_type, forward), special(right_type, reflected)
+        in_place_raw = special(left_type, in_place) if op is not plain_op else None
+        if left_raw is None and right_raw is None and in_place_raw is None:
+            return OPERATIONS[op](left, right)
+        if op is not plain_op:
+            if in_place_raw is not None:
+                result = self.call_special(in_place_raw, left, [right])
+                if result is not NotImplemented:
+                    return result
+            elif lookup(left_type, in_place) is not MISSING:
+                # a C type's in-place method: it may decline, or (a sequence's) raise
+                native = lookup(left_type, in_place)
+                if right_raw is None or not is_sequence_slot(left_type, native):
+                    result = native(left, right)
+                    if result is not NotImplemented:
+                        return result
+        result = self.binary_slots(left, right, forward, reflected)
+        if result is not NotImplemented:
+            return result
+        native_left = lookup(left_type, forward)
+        if left_raw is None and native_left is not MISSING and is_sequence_slot(left_type, native_left):
+            return OPERATIONS[op](left, right)
+        name = "** or pow()" if plain_op == "**" and op is plain_op else op
+        raise TypeError(
+            f"unsupported operand type(s) for {name}: '{left_type.__name__}' and '{right_type.__name__}'"
+        )
+
+    def binary_slots(self, left: Any, right: Any, forward: str, reflected: str) -> Any:
+        """Objects/abstract.c binary_op1: forward, reflected, or the other way round for a subclass on the right."""
+        left_type, right_type = type(left), type(right)
+        own = lookup(left_type, forward)
+        other = lookup(right_type, reflected) if right_type is not left_type else MISSING
+        if own is not MISSING and own is not None and is_sequence_slot(left_type, own):
+            own = MISSING  # sq_concat and sq_repeat come after the number slots
+        if other is not MISSING and issubclass(right_type, left_type):
+            inherited = lookup(left_type, reflected)
+            if own is MISSING or inherited is MISSING or inherited is not other:
+                result = self.try_slot(other, right, left)
+                if result is not NotImplemented:
+                    return result
+                other = MISSING
+        if own is not MISSING:
+            result = self.try_slot(own, left, right)
+            if result is not NotImplemented:
+                return result
+        if other is not MISSING:
+            return self.try_slot(other, right, left)
+        return NotImplemented
+
+    def try_slot(self, raw: Any, obj: Any, argument: Any) -> Any:
+        if type(raw) is WrapperDescriptorType:
+            return raw(obj, argument)
+        return self.call_special(raw, obj, [argument])
+
+    def compare(self, op: str, left: Any, right: Any) -> Any:
+        """op is one of < <= == != > >=. The result is whatever the dunder returns."""
+        left_type, right_type = type(left), type(right)
+        if left_type in PLAIN and right_type in PLAIN:
+            return COMPARISONS[op](left, right)
+        forward, reflected = COMPARE_DUNDERS[op]
+        own, other = special(left_type, forward), special(right_type, reflected)
+        if op == "!=":  # object.__ne__ calls __eq__
+            own = own or self.inverted_eq(left_type)
+            other = other or self.inverted_eq(right_type)
+        if own is None and other is None:
+            return COMPARISONS[op](left, right)
+        tried_reflected = False
+        if right_type is not left_type and issubclass(right_type, left_type):
+            tried_reflected = True
+            result = self.rich_compare(right, left, reflected)
+            if result is not NotImplemented:
+                return result
+        result = self.rich_compare(left, right, forward)
+        if result is not NotImplemented:
+            return result
+        if not tried_reflected:
+            result = self.rich_compare(right, left, reflected)
+            if result is not NotImplemented:
+                return result
+        if op == "==":
+            return left is right
+        if op == "!=":
+            return left is not right
+        raise TypeError(
+            f"'{op}' not supported between instances of '{left_type.__name__}' and '{right_type.__name__}'"
+        )
+
+    def inverted_eq(self, tp: type) -> Any:
+        """A type's __eq__ where it is Python and its __ne__ is object's, which inverts it."""
+        return special(tp, "__eq__") if lookup(tp, "__ne__") is object.__ne__ else None
+
+    def rich_compare(self, obj: Any, other: Any, dunder: str) -> Any:
+        raw = special(type(obj), dunder)
+        if raw is not None:
+            return self.call_special(raw, obj, [other])
+        if dunder == "__ne__":
+            raw = self.inverted_eq(type(obj))
+            if raw is not None:
+                result = self.call_special(raw, obj, [other])
+                return result if result is NotImplemented else not self.truth(result)
+        native = lookup(type(obj), dunder)
+        return NotImplemented if native is MISSING else native(obj, other)
+
+    def is_same(self, left: Any, right: Any) -> bool:
+        return left is right
+
+    def is_none(self, value: Any) -> bool:
+        return value is None
+
+    def truth(self, value: Any) -> bool:
+        tp = type(value)
+        if not tp.__flags__ & HEAP_TYPE:
+            return bool(value)
+        raw = special(tp, "__bool__")
+        if raw is not None:
+            result = self.call_special(raw, value, [])
+            if type(result) is not bool:
+                raise TypeError(f"__bool__ should return bool, returned {type(result).__name__}")
+            return result
+        if lookup(tp, "__bool__") is MISSING and special(tp, "__len__") is not None:
+            return self.length(value) != 0
+        return bool(value)
+
+    def length(self, value: Any) -> int:
+        raw = special(type(value), "__len__")
+        if raw is None:
+            return len(value)
+        return len(_Length(self.call_special(raw, value, [])))
+
+    def contains(self, item: Any, container: Any) -> bool:
+        tp = type(container)
+        raw = special(tp, "__contains__")
+        if raw is not None:
+            return self.truth(self.call_special(raw, container, [item]))
+        if tp in PLAIN:
+            return item in container
+        if tp is list or tp is tuple:
+            for value in container:
+                if value is item or self.truth(self.compare("==", value, item)):
+                    return True
+            return False
+        if lookup(tp, "__contains__") is MISSING and (
+            special(tp, "__iter__") is not None or special(tp, "__getitem__") is not None
+        ):
+            iterator = self.get_iter(container)
+            return self.search(iterator, item)
+        return item in container
+
+    def search(self, iterator: Any, item: Any) -> bool:
+        while (value := self.next_item(iterator)) is not STOP:
+            if value is item or self.truth(self.compare("==", value, item)):
+                return True
+        return False
+
+
+class _Length:
+    """Hands a __len__ result to len(), for its exact checks."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __len__(self) -> int:
+        return self.value  # type: ignore[no-any-return]
+
+
+def is_sequence_slot(tp: type, raw: Any) -> bool:
+    """Whether a + or * method belongs to sq_concat or sq_repeat, which run after both operands' number slots."""
+    return getattr(raw, "__objclass__", None) in SEQUENCES and getattr(raw, "__name__", "") in SEQUENCE_DUNDERS
+
+
+SEQUENCES = frozenset({list, tuple, str, bytes, bytearray})
+SEQUENCE_DUNDERS = frozenset({"__add__", "__mul__", "__rmul__", "__iadd__", "__imul__"})

@@ -1,0 +1,61 @@
+"""C callables that take a function and call it: they get a native function that interprets."""
+from __future__ import annotations
+
+import builtins
+import functools
+from typing import Any
+
+from .iteration import walked
+from .registry import form, method_form
+
+
+@form(builtins.sorted)
+def sorted_(domain: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    if args:
+        args = [walked(domain, args[0]), *args[1:]]
+    return sorted(*args, **with_key(domain, kwargs))
+
+
+def with_key(domain: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
+    if kwargs.get("key") is not None:
+        return {**kwargs, "key": domain.machine.callback(kwargs["key"])}
+    return kwargs
+
+
+@method_form(list, "sort")
+def list_sort(domain: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    return list.sort(*args, **with_key(domain, kwargs))
+
+
+def extreme_form(native: Any) -> None:
+    @form(native)
+    def call(domain: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        if len(args) == 1:
+            args = [walked(domain, args[0])]
+        return native(*args, **with_key(domain, kwargs))
+
+
+extreme_form(min)
+extreme_form(max)
+
+
+def mapping_form(native: Any) -> None:
+    """map() and filter(): a function, then iterables."""
+
+    @form(native)
+    def call(domain: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        if len(args) >= 2:
+            function = args[0] if args[0] is None else domain.machine.callback(args[0])
+            args = [function, *(walked(domain, arg) for arg in args[1:])]
+        return native(*args, **kwargs)
+
+
+mapping_form(map)
+mapping_form(filter)
+
+
+@form(functools.reduce)
+def reduce(domain: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    if len(args) >= 2:
+        args = [domain.machine.callback(args[0]), walked(domain, args[1]), *args[2:]]
+    return functools.reduce(*args, **kwargs)

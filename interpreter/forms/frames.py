@@ -1,0 +1,194 @@
+"""Callables that look at the running frame: locals(), globals(), super(), exec(), sys.exc_info(), …"""
+from __future__ import annotations
+
+import builtins
+import sys
+from types import CellType, CodeType
+from typing import Any
+
+from ..sentinels import UNSET
+from .registry import form
+
+FRESH_LOCALS = sys.version_info >= (3, 13)  # PEP 667: each locals() of a function is a new dict
+
+
+@form(builtins.__build_class__)
+def build_class(domain: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    return domain.build_class(args[0], args[1], tuple(args[2:]), kwargs)
+
+
+def namespace_of(frame: Any) -> Any:
+    """What locals() gives in the frame."""
+    if frame.names is not None:
+        return frame.names
+    found = frame.variables()
+    if FRESH_LOCALS:
+        return found
+    if frame.locals_dict is None:
+        frame.locals_dict = {}
+    for name in frame.program.localsplus:
+        if name in found:
+            frame.locals_dict[name] = found[name]
+        else:
+            frame.locals_dict.pop(name, None)
+    return frame.locals_dict
+
+
+@form(builtins.locals)
+def locals_(domain: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    if args or kwargs:
+        return builtins.locals(*args, **kwargs)
+    return namespace_of(domain.machine.frame)
+
+
+@form(builtins.globals)
+def globals_(domain: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    if args or kwargs:
+        return builtins.globals(*args, **kwargs)
+    return domain.machine.frame.globals
+
+
+@form(builtins.vars)
+def vars_(domain: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    if args or kwargs:
+        return builtins.vars(*args, **kwargs)
+    return namespace_of(domain.machine.frame)
+
+
+@form(builtins.dir)
+def dir_(domain: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    if args or kwargs:
+        return builtins.dir(*args, **kwargs)
+    return sorted(namespace_of(domain.machine.frame))
+
+
+@form(super)
+def super_(domain: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    if args or kwargs:
+        return super(*args, **kwargs)
+    frame = domain.machine.frame
+    code = frame.code
+    if code.co_argcount == 0:
+        raise RuntimeError("super(): no arguments")
+    first = frame.locals[0]
+    if isinstance(first, CellType) and 0 in frame.program.cell_indices:
+        first = domain.load_cell(first)
+    if first is UNSET:
+        raise RuntimeError("super(): arg[0] deleted")
+    if "__class__" not in code.co_freevars:
+        raise RuntimeError("super(): __class__ cell not found")
+    cell = frame.locals[frame.program.localsplus.index("__class__")]
+    cls = domain.load_cell(cell)
+    if cls is UNSET:
+        raise RuntimeError("super(): empty __class__ cell")
+    if not isinstance(cls, type):
+        raise RuntimeError(f"super(): __class__ is not a type ({type(cls).__name__})")
+    return super(cls, first)
+
+
+def scope(domain: Any, what: str, globals_given: Any, locals_given: Any) -> tuple[Any, Any]:
+    frame = domain.machine.frame
+    if globals_given is None:
+        globals_given = frame.globals
+        if locals_given is None:
+            locals_given = namespace_of(frame)
+    elif not isinstance(globals_given, dict):
+        raise TypeError(f"{what}() globals must be a dict, not {type(globals_given).__name__}")
+    if locals_given is None:
+        locals_given = globals_given
+    if "__builtins__" not in globals_given:
+        globals_given["__builtins__"] = frame.builtins
+    return globals_given, locals_given
+
+
+@form(builtins.exec)
+def exec_(domain: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    source, globals_given, locals_given = (*args, None, None)[:3]
+    closure = kwargs.get("closure")
+    globals_given, locals_given = scope(domain, "exec", kwargs.get("globals", globals_given), kwargs.get("locals", locals_given))
+    code = source if isinstance(source, CodeType) else compile_source(domain, source, "exec")
+    check_closure(code, closure)
+    domain.machine.run_code(code, globals_given, locals_given, closure or ())
+    return None
+
+
+def check_closure(code: CodeType, closure: Any) -> None:
+    """exec()'s own checks of the closure argument, with its messages."""
+    if closure is None and not code.co_freevars:
+        return
+    if not code.co_freevars:
+        raise TypeError("cannot use a closure with this code object")
+    if closure is None or not isinstance(closure, tuple) or len(closure) != len(code.co_freevars) or not all(
+        isinstance(cell, CellType) for cell in closure
+    ):
+        raise TypeError(f"code object requires a closure of exactly length {len(code.co_freevars)}")
+
+
+@form(builtins.eval)
+def eval_(domain: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    source, globals_given, locals_given = (*args, None, None)[:3]
+    globals_given, locals_given = scope(domain, "eval", kwargs.get("globals", globals_given), kwargs.get("locals", locals_given))
+    if isinstance(source, str):
+        source = source.lstrip(" \t")
+    code = source if isinstance(source, CodeType) else compile_source(domain, source, "eval")
+    if code.co_freevars:
+        raise TypeError("code object passed to eval() may not contain free variables")
+    return domain.machine.run_code(code, globals_given, locals_given)
+
+
+def compile_source(domain: Any, source: Any, mode: str) -> CodeType:
+    if not isinstance(source, (str, bytes, bytearray, memoryview)):
+        raise TypeError(f"{mode}() arg 1 must be a string, bytes or code object")
+    future = domain.machine.frame.code.co_flags & FUTURE_FLAGS if domain.machine.frame is not None else 0
+    return compile(source, "<string>", mode, future, True)
+
+
+FUTURE_FLAGS = 0x1000000 | 0x100000  # annotations and barry_as_FLUFL, the two that still change compilation
+
+
+@form(builtins.compile)
+def compile_(domain: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    if len(args) < 5 and not kwargs.get("dont_inherit"):
+        flags = args[3] if len(args) > 3 else kwargs.get("flags", 0)
+        frame = domain.machine.frame
+        if frame is not None and isinstance(flags, int):
+            kwargs = {**kwargs, "flags": flags | frame.code.co_flags & FUTURE_FLAGS, "dont_inherit": True}
+            args = args[:3]
+    return compile(*args, **kwargs)
+
+
+@form(builtins.__import__)
+def import_(domain: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    given = dict(zip(("name", "globals", "locals", "fromlist", "level"), args, strict=False)) | kwargs
+    return domain.import_module(
+        given["name"], given.get("globals"), given.get("locals"), given.get("fromlist") or (), given.get("level", 0)
+    )
+
+
+@form(sys.exc_info)
+def exc_info(domain: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    exc = domain.machine.handled()
+    if exc is None:
+        return sys.exc_info()
+    return type(exc), exc, exc.__traceback__
+
+
+@form(sys.exception)
+def exception(domain: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    exc = domain.machine.handled()
+    return sys.exception() if exc is None else exc
+
+
+@form(sys.getrecursionlimit)
+def getrecursionlimit(domain: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    return domain.machine.depth_limit
+
+
+@form(sys.setrecursionlimit)
+def setrecursionlimit(domain: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    return domain.machine.set_depth_limit(*args, **kwargs)
+
+
+@form(sys._getframe)
+def getframe(domain: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    return domain.machine.native_frame(args[0] if args else 0)

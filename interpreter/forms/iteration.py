@@ -1,0 +1,109 @@
+"""iter(), next(), len() and what walks an iterable whose methods are Python."""
+from __future__ import annotations
+
+import builtins
+from typing import Any
+
+from ..domain.core import special
+from ..sentinels import STOP
+from .registry import form
+
+
+def is_native_iterable(domain: Any, value: Any) -> bool:
+    """Whether C code can walk `value` without running Python methods natively (generators resume into the machine)."""
+    tp = type(value)
+    return special(tp, "__iter__") is None and special(tp, "__getitem__") is None and special(tp, "__next__") is None
+
+
+@form(builtins.iter)
+def iter_(domain: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    if kwargs or not 1 <= len(args) <= 2:
+        return builtins.iter(*args, **kwargs)
+    if len(args) == 2 and callable(args[0]):
+        return builtins.iter(domain.machine.callback(args[0]), args[1])
+    return domain.get_iter(*args)
+
+
+@form(builtins.next)
+def next_(domain: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    if kwargs or not 1 <= len(args) <= 2:
+        return builtins.next(*args, **kwargs)
+    raw = special(type(args[0]), "__next__")
+    if raw is None:
+        return builtins.next(*args)
+    if len(args) == 1:
+        return domain.call_special(raw, args[0], [])
+    value = domain.next_item(args[0])
+    return args[1] if value is STOP else value
+
+
+@form(builtins.len)
+def len_(domain: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    if kwargs or len(args) != 1:
+        return builtins.len(*args, **kwargs)
+    return domain.length(args[0])
+
+
+def walked(domain: Any, value: Any) -> Any:
+    """An iterable for C code with the same items; Python iteration methods are interpreted as it is walked."""
+    if is_native_iterable(domain, value):
+        return value
+    iterator = domain.get_iter(value)
+    return iterator if special(type(iterator), "__next__") is None else Walk(domain, iterator)
+
+
+class Walk:
+    """A native iterator over an interpreted one."""
+
+    def __init__(self, domain: Any, iterator: Any) -> None:
+        self.domain, self.iterator = domain, iterator
+
+    def __iter__(self) -> Walk:
+        return self
+
+    def __next__(self) -> Any:
+        value = self.domain.next_item(self.iterator)
+        if value is STOP:
+            raise StopIteration
+        return value
+
+
+def walking(native: Any) -> None:
+    """A C callable whose first argument is an iterable that it walks."""
+
+    @form(native)
+    def call(domain: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        if args:
+            args = [walked(domain, args[0]), *args[1:]]
+        return native(*args, **kwargs)
+
+
+for native in (list, tuple, set, frozenset, enumerate, sum):
+    walking(native)
+
+
+@form(zip)
+def zip_(domain: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    return zip(*[walked(domain, arg) for arg in args], **kwargs)
+
+
+@form(any)
+def any_(domain: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    if kwargs or len(args) != 1:
+        return any(*args, **kwargs)
+    iterator = domain.get_iter(args[0])
+    while (value := domain.next_item(iterator)) is not STOP:
+        if domain.truth(value):
+            return True
+    return False
+
+
+@form(all)
+def all_(domain: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    if kwargs or len(args) != 1:
+        return all(*args, **kwargs)
+    iterator = domain.get_iter(args[0])
+    while (value := domain.next_item(iterator)) is not STOP:
+        if not domain.truth(value):
+            return False
+    return True

@@ -1,0 +1,58 @@
+"""str(), repr(), bool(), hash() and friends, where the object's dunder is Python."""
+from __future__ import annotations
+
+import builtins
+from typing import Any
+
+from ..domain.core import special
+from .registry import form
+
+
+@form(str)
+def str_(domain: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    if kwargs or len(args) != 1:
+        return str(*args, **kwargs)
+    return domain.to_str(args[0])
+
+
+@form(builtins.repr)
+def repr_(domain: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    if kwargs or len(args) != 1:
+        return repr(*args, **kwargs)
+    return domain.to_repr(args[0])
+
+
+@form(bool)
+def bool_(domain: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    if kwargs or len(args) != 1:
+        return bool(*args, **kwargs)
+    return domain.truth(args[0])
+
+
+@form(builtins.format)
+def format_(domain: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    if kwargs or not 1 <= len(args) <= 2 or (len(args) == 2 and not isinstance(args[1], str)):
+        return format(*args, **kwargs)
+    return domain.format_value(args[0], "", args[1] if len(args) == 2 else "")
+
+
+def dunder_form(native: Any, dunder: str) -> None:
+    """A C callable that is one dunder call: the result still passes through the native checks."""
+
+    @form(native)
+    def call(domain: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        raw = None if kwargs or not args else special(type(args[0]), dunder)
+        if raw is None:
+            return native(*args, **kwargs)
+        return native(result_holder(dunder, domain.call_special(raw, args[0], args[1:])))
+
+
+def result_holder(dunder: str, value: Any) -> Any:
+    """An object whose `dunder` returns `value`, so that the native callable checks it as it would the original's."""
+    return type("Result", (), {dunder: lambda self: value})()
+
+
+dunder_form(builtins.hash, "__hash__")
+dunder_form(int, "__int__")
+dunder_form(float, "__float__")
+dunder_form(builtins.abs, "__abs__")

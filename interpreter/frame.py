@@ -1,0 +1,85 @@
+"""The activation record of one interpreted code object."""
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import CodeType, FunctionType
+from typing import TYPE_CHECKING, Any
+
+from .sentinels import UNSET
+
+if TYPE_CHECKING:
+    from .decode import Instruction, Program
+    from .domain import Domain
+
+
+class Frame:
+    """One activation. `pc` is the index of the instruction that runs now, or that the frame is suspended at.
+
+    `locals` is in CPython's localsplus order (variable names, then cells that are not arguments, then free variables);
+    cells are real `types.CellType`. `names` is the namespace of a class or module body, None in a function.
+    `value` is what the frame returned or yielded last; `suspended` tells the two apart.
+    `exc_item` is the generator's own [handled exception, outer item] link, None in an ordinary frame.
+    """
+
+    __slots__ = (
+        "program", "code", "locals", "stack", "pc", "globals", "builtins", "names", "function", "closure", "back",
+        "domain", "value", "suspended", "kw_names", "reraise", "exc_item", "locals_dict", "generator", "__weakref__",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        program: Program,
+        locals_: list[Any],
+        globals_: dict[str, Any],
+        builtins_: Mapping[str, Any],
+        domain: Domain,
+        function: FunctionType | None = None,
+        names: Any = None,
+        closure: tuple[Any, ...] = (),
+    ) -> None:
+        self.program = program
+        self.code: CodeType = program.code
+        self.locals = locals_
+        self.stack: list[Any] = []
+        self.pc = 0
+        self.globals = globals_
+        self.builtins = builtins_
+        self.names = names
+        self.function = function
+        self.closure = closure
+        self.back: Frame | None = None
+        self.domain = domain
+        self.value: Any = None
+        self.suspended = False
+        self.kw_names: tuple[str, ...] = ()
+        self.reraise = False
+        self.exc_item: list[Any] | None = None
+        self.locals_dict: dict[str, Any] | None = None
+        self.generator: Any = None
+
+    @property
+    def instruction(self) -> Instruction:
+        return self.program.instructions[self.pc]
+
+    @property
+    def line(self) -> int | None:
+        return self.program.instructions[self.pc].line
+
+    def variables(self) -> dict[str, Any]:
+        """Name -> value of the local variables that are set, cells read through (what `locals()` reports)."""
+        found: dict[str, Any] = {}
+        for index, name in enumerate(self.program.localsplus):
+            value = self.locals[index]
+            if index in self.program.cell_indices and value is not UNSET:
+                try:
+                    value = value.cell_contents
+                except ValueError:
+                    value = UNSET
+                except AttributeError:
+                    pass  # MAKE_CELL has not run yet: a plain argument
+            if value is not UNSET:
+                found[name] = value
+        return found
+
+    def __repr__(self) -> str:
+        return f"<Frame {self.code.co_qualname} at {self.code.co_filename}:{self.line}, pc {self.pc}>"

@@ -1,0 +1,342 @@
+"""The machine: runs frames, routes exceptions, keeps the stack of frames and of handled exceptions."""
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from types import CellType, CodeType, FunctionType
+from typing import Any
+
+from . import opcodes  # noqa: F401  (registers the handlers)
+from .binding import bind_arguments
+from .decode import check_tables, decode
+from .domain import Domain
+from .domain.calls import NATIVE_CALLABLES
+from .errors import UNROUTED, InterpreterError
+from .forms import form_of
+from .frame import Frame
+from .modules import import_interpreted
+from .sentinels import UNSET
+from .tracebacks import GET_CONTEXT, GET_TRACEBACK, SET_CONTEXT, SET_TRACEBACK, add_entry, chain_context, strip, stub_frame
+
+check_tables()
+
+NEW_LOCALS = 0x02  # CO_NEWLOCALS: the code of a function, as opposed to a class or module body
+NATIVE_ROOM = 500
+NATIVE_FRAMES_PER_CALL = 6  # native Python frames that one interpreted call takes, at most, and some room
+
+
+class Machine:
+    """Runs frames over a domain. One thread at a time."""
+
+    def __init__(self, domain: Domain) -> None:
+        self.domain = domain
+        domain.machine = self
+        self.frame: Frame | None = None  # the innermost frame that runs
+        self.exc_item: list[Any] = [None, None]  # [handled exception, the item outside the running generator]
+        self.propagating: BaseException | None = None
+        self.depth = 0
+        self.depth_limit = sys.getrecursionlimit()
+        self.limit_changed = False
+
+    # --- entering frames
+
+    def bind(self, function: FunctionType, args: list[Any], kwargs: dict[str, Any]) -> Frame:
+        """The frame of a call. Raises the TypeErrors of CPython's argument binding."""
+        program = decode(function.__code__)
+        if program.simple_call and not kwargs and len(args) == program.n_args:
+            locals_ = args + program.tail
+        else:
+            locals_ = bind_arguments(program, function, args, kwargs) + program.tail
+        return Frame(
+            program,
+            locals_,
+            function.__globals__,
+            function.__builtins__,  # type: ignore[attr-defined]
+            self.domain,
+            function,
+            None,
+            function.__closure__ or (),
+        )
+
+    def run(self, frame: Frame, thrown: BaseException | None = None) -> Any:
+        """Run the frame from its pc until it returns or yields; the value is also in frame.value."""
+        outer = self.frame
+        if self.depth >= self.depth_limit:
+            raise RecursionError("maximum recursion depth exceeded")
+        self.depth += 1
+        frame.back = outer
+        self.frame = frame
+        item = self.exc_item
+        handled = item[0]
+        try:
+            if self.domain.observes:
+                return self.run_observed(frame, thrown)
+            steps = frame.program.steps
+            stack = frame.stack
+            pc = frame.pc
+            while True:
+                try:
+                    if thrown is not None:
+                        error, thrown = thrown, None
+                        rethrow(error)
+                    while True:
+                        handler, operand = steps[pc]
+                        frame.pc = pc
+                        jump = handler(frame, stack, operand)
+                        if jump is None:
+                            pc += 1
+                        elif jump >= 0:
+                            pc = jump
+                        else:
+                            return frame.value
+                except BaseException as error:
+                    if not self.unwind(frame, error):
+                        if isinstance(error, UNROUTED):
+                            self.exc_item = item
+                            item[0] = handled
+                        raise
+                    pc = frame.pc
+        finally:
+            self.frame = outer
+            self.depth -= 1
+
+    def run_observed(self, frame: Frame, thrown: BaseException | None) -> Any:
+        """The same loop for a domain that watches each instruction and may move the frame."""
+        observe = self.domain.observe
+        while True:
+            try:
+                if thrown is not None:
+                    error, thrown = thrown, None
+                    rethrow(error)
+                while True:
+                    observe(frame)
+                    pc = frame.pc
+                    handler, operand = frame.program.steps[pc]
+                    jump = handler(frame, frame.stack, operand)
+                    if jump is None:
+                        frame.pc = pc + 1
+                    elif jump >= 0:
+                        frame.pc = jump
+                    else:
+                        return frame.value
+            except BaseException as error:
+                if not self.unwind(frame, error):
+                    raise
+
+    def resume(self, frame: Frame, value: Any) -> Any:
+        """Continue a suspended generator frame with a sent value, to its next yield (frame.suspended) or return."""
+        frame.stack.append(value)
+        frame.pc += 1
+        return self.reenter(frame, None)
+
+    def throw(self, frame: Frame, error: BaseException) -> Any:
+        """Continue a suspended generator frame by raising at its yield, or in what it delegates to."""
+        receiver = self.delegate(frame)
+        if receiver is not UNSET:
+            outcome = self.throw_into(frame, receiver, error)
+            if outcome is not UNSET:
+                return outcome
+            return frame.value
+        return self.reenter(frame, error)
+
+    def reenter(self, frame: Frame, thrown: BaseException | None) -> Any:
+        frame.suspended = False
+        own = frame.exc_item
+        assert own is not None
+        own[1] = outer = self.exc_item
+        self.exc_item = own
+        try:
+            return self.run(frame, thrown)
+        finally:
+            self.exc_item = outer
+            own[1] = None
+            frame.back = None
+
+    def delegate(self, frame: Frame) -> Any:
+        """What a suspended frame is delegating to (`yield from`, await), or UNSET."""
+        following = frame.program.instructions[frame.pc + 1]
+        if frame.suspended and following.opname == "RESUME" and (following.arg or 0) & 3 >= 2:
+            return frame.stack[-1]
+        return UNSET
+
+    def throw_into(self, frame: Frame, receiver: Any, error: BaseException) -> Any:
+        """Objects/genobject.c _gen_throw for a delegating generator."""
+        result: Any = UNSET
+        failure: BaseException | None = None
+        try:
+            if isinstance(error, GeneratorExit):
+                closer = getattr_or_unset(self.domain, receiver, "close")
+                if closer is not UNSET:
+                    self.domain.call(closer, [], {})
+                failure = error
+            else:
+                thrower = getattr_or_unset(self.domain, receiver, "throw")
+                if thrower is UNSET:
+                    failure = error
+                else:
+                    result = self.domain.call(thrower, [error], {})
+        except BaseException as raised:
+            if isinstance(raised, UNROUTED):
+                raise
+            failure = raised
+        if failure is None:
+            frame.value = result
+            return result
+        if isinstance(failure, StopIteration) and failure is not error and POPS_DELEGATE:
+            return self.leave_delegation(frame, failure.value)
+        return self.reenter(frame, failure)
+
+    def leave_delegation(self, frame: Frame, value: Any) -> Any:
+        """3.11: the delegate has returned; go on after the SEND loop with its value."""
+        frame.stack.pop()
+        instructions = frame.program.instructions
+        index = frame.pc
+        while instructions[index].opname != "SEND":
+            index -= 1
+        target = instructions[index].target
+        assert target is not None
+        frame.stack.append(value)
+        frame.pc = target
+        return self.reenter(frame, None)
+
+    # --- exceptions
+
+    def handled(self) -> BaseException | None:
+        """The exception that is being handled (what sys.exception() gives)."""
+        item: list[Any] | None = self.exc_item
+        while item is not None:
+            if item[0] is not None:
+                return item[0]  # type: ignore[no-any-return]
+            item = item[1]
+        return None
+
+    def unwind(self, frame: Frame, exc: BaseException) -> bool:
+        """Give the exception its context and traceback, and move the frame to its handler. False: the frame has none."""
+        if isinstance(exc, UNROUTED):
+            if isinstance(exc, InterpreterError):
+                exc.locate(frame)
+            return False
+        again = frame.reraise
+        frame.reraise = False
+        if exc is not self.propagating and not again:
+            chain_context(exc, self.handled())
+        trace = strip(GET_TRACEBACK(exc))
+        SET_TRACEBACK(exc, trace if again else add_entry(frame, trace))
+        region = frame.program.handlers[frame.pc]
+        if region is None:
+            self.propagating = exc
+            return False
+        self.propagating = None
+        target, depth, push_lasti = region
+        stack = frame.stack
+        del stack[depth:]
+        if push_lasti:
+            stack.append(frame.pc)
+        stack.append(exc)
+        frame.pc = target
+        return True
+
+    def swallow(self, exc: BaseException) -> BaseException:
+        """An operation's own implementation caught `exc`: it no longer propagates."""
+        if self.propagating is exc:
+            self.propagating = None
+        return exc
+
+    def awaited_by(self, coroutine: Any) -> Any:
+        """What a coroutine is awaiting at the moment, or None."""
+        return coroutine.cr_await
+
+    # --- code that is not a function call
+
+    def run_code(
+        self, code: CodeType, globals_: dict[str, Any], names: Any, closure: tuple[CellType, ...] = ()
+    ) -> Any:
+        """Run a module, class or exec body in the given namespaces."""
+        program = decode(code)
+        frame = Frame(
+            program,
+            [UNSET] * len(program.localsplus),
+            globals_,
+            builtins_of(globals_),
+            self.domain,
+            None,
+            names,
+            closure,
+        )
+        return self.run(frame)
+
+    def run_class_body(self, body: FunctionType, namespace: Any) -> Any:
+        frame = self.bind(body, [], {})
+        frame.names = namespace
+        return self.run(frame)
+
+    def import_interpreted(self, name: str, globals_: Any, locals_: Any, fromlist: Any, level: int) -> Any:
+        return import_interpreted(self, name, globals_, locals_, fromlist, level)
+
+    def interpreted_form(self, callee: Any) -> Callable[..., Any] | None:
+        """The interpreted implementation of a C callable that would run Python code or look at frames, or None."""
+        return form_of(callee)
+
+    # --- the border to native code
+
+    def enter(self, callee: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        """Call from native code. Makes room on the native stack for the machine's own frames."""
+        before = sys.getrecursionlimit()
+        sys.setrecursionlimit(max(before, self.depth_limit * NATIVE_FRAMES_PER_CALL + NATIVE_ROOM))
+        try:
+            return self.domain.call(callee, args, kwargs)
+        finally:
+            sys.setrecursionlimit(before if not self.limit_changed else self.depth_limit)
+
+    def callback(self, function: Any) -> Any:
+        """A native callable that interprets `function`, for C code that calls back."""
+        if type(function) in NATIVE_CALLABLES and self.interpreted_form(function) is None:
+            return function
+        return lambda *args, **kwargs: self.domain.call(function, list(args), kwargs)
+
+    def set_depth_limit(self, limit: int) -> None:
+        """The interpreted program's sys.setrecursionlimit."""
+        current = sys.getrecursionlimit()
+        sys.setrecursionlimit(limit)  # for the argument checks
+        sys.setrecursionlimit(max(current, limit * NATIVE_FRAMES_PER_CALL + NATIVE_ROOM))
+        self.depth_limit = limit
+        self.limit_changed = True
+
+    def native_frame(self, depth: int) -> Any:
+        """sys._getframe(depth): a frame object with the right code, globals and line's function."""
+        frame = self.frame
+        while depth > 0 and frame is not None:
+            frame = frame.back
+            depth -= 1
+        if frame is None:
+            raise ValueError("call stack is not deep enough")
+        return stub_frame(frame.program, frame.globals)
+
+
+POPS_DELEGATE = sys.version_info < (3, 12)
+
+
+def rethrow(error: BaseException) -> None:
+    """Raise without touching the context."""
+    context = GET_CONTEXT(error)
+    try:
+        raise error
+    finally:
+        SET_CONTEXT(error, context)
+
+
+def getattr_or_unset(domain: Domain, obj: Any, name: str) -> Any:
+    try:
+        return domain.get_attr(obj, name)
+    except AttributeError as error:
+        domain.machine.swallow(error)
+    return UNSET
+
+
+def builtins_of(globals_: Mapping[str, Any]) -> Any:
+    found = globals_.get("__builtins__", UNSET)
+    if found is UNSET:
+        import builtins
+
+        return builtins.__dict__
+    return found.__dict__ if hasattr(found, "__dict__") and not isinstance(found, dict) else found

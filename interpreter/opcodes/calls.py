@@ -1,0 +1,94 @@
+"""Calls and function objects."""
+from __future__ import annotations
+
+from typing import Any
+
+from ..frame import Frame
+from ..registry import opcode
+
+from ..sentinels import NULL
+from .containers import take
+
+
+@opcode("KW_NAMES")
+def kw_names(frame: Frame, stack: list[Any], names: tuple[str, ...]) -> None:
+    frame.kw_names = names
+
+
+@opcode("CALL:NULL_FIRST")
+def call_null_first(frame: Frame, stack: list[Any], count: int) -> None:
+    if count:
+        args = stack[-count:]
+        del stack[-count:]
+    else:
+        args = []
+    callee = stack.pop()
+    method = stack[-1]
+    if method is not NULL:
+        args.insert(0, callee)
+        callee = method
+    names = frame.kw_names
+    if names:
+        frame.kw_names = ()
+        split = len(args) - len(names)
+        kwargs = dict(zip(names, args[split:], strict=True))
+        stack[-1] = frame.domain.call(callee, args[:split], kwargs)
+    else:
+        stack[-1] = frame.domain.call(callee, args, {})
+
+
+@opcode("CALL:NULL_AFTER")
+def call_null_after(frame: Frame, stack: list[Any], count: int) -> None:
+    args = take(stack, count)
+    owner = stack.pop()
+    if owner is not NULL:
+        args.insert(0, owner)
+    stack[-1] = frame.domain.call(stack[-1], args, {})
+
+
+@opcode("CALL_KW")
+def call_kw(frame: Frame, stack: list[Any], count: int) -> None:
+    names = stack.pop()
+    args = take(stack, count)
+    owner = stack.pop()
+    if owner is not NULL:
+        args.insert(0, owner)
+    split = len(args) - len(names)
+    stack[-1] = frame.domain.call(stack[-1], args[:split], dict(zip(names, args[split:], strict=True)))
+
+
+@opcode("CALL_FUNCTION_EX:NULL_FIRST")
+def call_function_ex_null_first(frame: Frame, stack: list[Any], has_kwargs: bool) -> None:
+    kwargs = stack.pop() if has_kwargs else {}
+    args = stack.pop()
+    callee = stack.pop()
+    stack[-1] = frame.domain.call_spread(callee, args, kwargs)
+
+
+@opcode("CALL_FUNCTION_EX:NULL_AFTER")
+def call_function_ex_null_after(frame: Frame, stack: list[Any], has_kwargs: bool) -> None:
+    kwargs = stack.pop() if has_kwargs else {}
+    args = stack.pop()
+    stack.pop()
+    stack[-1] = frame.domain.call_spread(stack[-1], args, kwargs)
+
+
+@opcode("MAKE_FUNCTION")
+def make_function(frame: Frame, stack: list[Any], flags: int) -> None:
+    code = stack.pop()
+    closure = stack.pop() if flags & 8 else None
+    annotations = stack.pop() if flags & 4 else None
+    kwdefaults = stack.pop() if flags & 2 else None
+    defaults = stack.pop() if flags & 1 else None
+    stack.append(frame.domain.make_function(frame, code, defaults, kwdefaults, annotations, closure))
+
+
+@opcode("MAKE_FUNCTION:BARE")
+def make_function_bare(frame: Frame, stack: list[Any], operand: Any) -> None:
+    stack[-1] = frame.domain.make_function(frame, stack[-1], None, None, None, None)
+
+
+@opcode("SET_FUNCTION_ATTRIBUTE")
+def set_function_attribute(frame: Frame, stack: list[Any], flag: int) -> None:
+    function = stack.pop()
+    stack[-1] = frame.domain.set_function_attribute(frame, function, flag, stack[-1])

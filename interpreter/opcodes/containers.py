@@ -1,0 +1,152 @@
+"""Building, filling and unpacking containers and strings."""
+from __future__ import annotations
+
+from typing import Any
+
+from ..frame import Frame
+from ..registry import opcode
+from ..sentinels import NULL
+
+
+def take(stack: list[Any], count: int) -> list[Any]:
+    """Pop the topmost `count` values, in stack order."""
+    if not count:
+        return []
+    items = stack[-count:]
+    del stack[-count:]
+    return items
+
+
+@opcode("BUILD_TUPLE")
+def build_tuple(frame: Frame, stack: list[Any], count: int) -> None:
+    items = take(stack, count)
+    stack.append(frame.domain.build_tuple(items))
+
+
+@opcode("BUILD_LIST")
+def build_list(frame: Frame, stack: list[Any], count: int) -> None:
+    items = take(stack, count)
+    stack.append(frame.domain.build_list(items))
+
+
+@opcode("BUILD_SET")
+def build_set(frame: Frame, stack: list[Any], count: int) -> None:
+    items = take(stack, count)
+    stack.append(frame.domain.build_set(items))
+
+
+@opcode("BUILD_MAP")
+def build_map(frame: Frame, stack: list[Any], count: int) -> None:
+    items = take(stack, 2 * count)
+    stack.append(frame.domain.build_map(list(zip(items[::2], items[1::2], strict=True))))
+
+
+@opcode("BUILD_CONST_KEY_MAP")
+def build_const_key_map(frame: Frame, stack: list[Any], count: int) -> None:
+    keys = stack.pop()
+    items = take(stack, count)
+    stack.append(frame.domain.build_map(list(zip(keys, items, strict=True))))
+
+
+@opcode("BUILD_STRING")
+def build_string(frame: Frame, stack: list[Any], count: int) -> None:
+    parts = take(stack, count)
+    stack.append(frame.domain.build_string(parts))
+
+
+@opcode("BUILD_SLICE")
+def build_slice(frame: Frame, stack: list[Any], count: int) -> None:
+    parts = take(stack, count)
+    stack.append(frame.domain.make_slice(*parts))
+
+
+@opcode("FORMAT_VALUE")
+def format_value(frame: Frame, stack: list[Any], operand: tuple[str, bool]) -> None:
+    conversion, has_spec = operand
+    spec = stack.pop() if has_spec else ""
+    stack[-1] = frame.domain.format_value(stack[-1], conversion, spec)
+
+
+@opcode("FORMAT_SIMPLE")
+def format_simple(frame: Frame, stack: list[Any], operand: Any) -> None:
+    stack[-1] = frame.domain.format_value(stack[-1], "", "")
+
+
+@opcode("FORMAT_WITH_SPEC")
+def format_with_spec(frame: Frame, stack: list[Any], operand: Any) -> None:
+    spec = stack.pop()
+    stack[-1] = frame.domain.format_value(stack[-1], "", spec)
+
+
+@opcode("CONVERT_VALUE")
+def convert_value(frame: Frame, stack: list[Any], conversion: str) -> None:
+    stack[-1] = frame.domain.convert_value(stack[-1], conversion)
+
+
+@opcode("LIST_TO_TUPLE")
+def list_to_tuple(frame: Frame, stack: list[Any], operand: Any) -> None:
+    stack[-1] = frame.domain.list_to_tuple(stack[-1])
+
+
+@opcode("LIST_APPEND")
+def list_append(frame: Frame, stack: list[Any], depth: int) -> None:
+    value = stack.pop()
+    frame.domain.list_append(stack[-depth], value)
+
+
+@opcode("LIST_EXTEND")
+def list_extend(frame: Frame, stack: list[Any], depth: int) -> None:
+    values = stack.pop()
+    frame.domain.list_extend(stack[-depth], values)
+
+
+@opcode("SET_ADD")
+def set_add(frame: Frame, stack: list[Any], depth: int) -> None:
+    value = stack.pop()
+    frame.domain.set_add(stack[-depth], value)
+
+
+@opcode("SET_UPDATE")
+def set_update(frame: Frame, stack: list[Any], depth: int) -> None:
+    values = stack.pop()
+    frame.domain.set_update(stack[-depth], values)
+
+
+@opcode("MAP_ADD")
+def map_add(frame: Frame, stack: list[Any], depth: int) -> None:
+    value = stack.pop()
+    key = stack.pop()
+    frame.domain.map_add(stack[-depth], key, value)
+
+
+@opcode("DICT_UPDATE")
+def dict_update(frame: Frame, stack: list[Any], depth: int) -> None:
+    other = stack.pop()
+    frame.domain.dict_update(stack[-depth], other)
+
+
+@opcode("DICT_MERGE")
+def dict_merge(frame: Frame, stack: list[Any], depth: int) -> None:
+    other = stack.pop()
+    # below the dict stand the positional arguments and the callable (3.13: with a NULL between the two)
+    function = stack[-depth - 2]
+    if function is NULL:
+        function = stack[-depth - 3]
+    frame.domain.dict_merge(stack[-depth], other, function)
+
+
+@opcode("UNPACK_SEQUENCE")
+def unpack_sequence(frame: Frame, stack: list[Any], count: int) -> None:
+    items = frame.domain.unpack(stack.pop(), count)
+    stack.extend(reversed(items))
+
+
+@opcode("UNPACK_EX")
+def unpack_ex(frame: Frame, stack: list[Any], counts: tuple[int, int]) -> None:
+    items = frame.domain.unpack_ex(stack.pop(), counts[0], counts[1])
+    stack.extend(reversed(items))
+
+
+@opcode("GET_LEN")
+def get_len(frame: Frame, stack: list[Any], operand: Any) -> None:
+    stack.append(frame.domain.length(stack[-1]))

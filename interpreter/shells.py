@@ -1,0 +1,115 @@
+"""Real generator, coroutine and async generator objects around interpreted frames.
+
+A shell is a native generator whose body only resumes the frame: the protocol (send, throw, close, running and finished
+states, finalizers, isinstance) is CPython's own. One native function a kind; its code is copied with the user function's
+name, place and flags, so that gi_code and warnings read right.
+"""
+from __future__ import annotations
+
+import weakref
+from collections.abc import AsyncGenerator, Generator
+from types import CodeType, FunctionType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .frame import Frame
+    from .machine import Machine
+
+CO_GENERATOR, CO_COROUTINE, CO_ITERABLE_COROUTINE, CO_ASYNC_GENERATOR = 0x20, 0x80, 0x100, 0x200
+
+
+class Wrapped:
+    """A value that an async generator hands to its consumer."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
+class Passed:
+    """Awaitable that yields one value to the event loop as it is, and gives back what is sent."""
+
+    __slots__ = ("value", "done")
+
+    def __init__(self, value: Any) -> None:
+        self.value, self.done = value, False
+
+    def __await__(self) -> Passed:
+        return self
+
+    def __iter__(self) -> Passed:
+        return self
+
+    def __next__(self) -> Any:
+        return self.send(None)
+
+    def send(self, value: Any) -> Any:
+        if self.done:
+            raise StopIteration(value)
+        self.done = True
+        return self.value
+
+    def throw(self, kind: Any, value: Any = None, trace: Any = None) -> Any:
+        raise kind if value is None else value
+
+
+def generator_body(machine: Machine, frame: Frame) -> Generator[Any, Any, Any]:
+    """The body of generators and of coroutines."""
+    thrown: list[BaseException] = []
+    value = machine.resume(frame, None)
+    while frame.suspended:
+        try:
+            sent = yield value
+        except BaseException as error:
+            thrown.append(error)
+        # outside the except block: the interpreted program must not find this exception natively handled
+        value = machine.throw(frame, thrown.pop()) if thrown else machine.resume(frame, sent)
+    return value
+
+
+async def async_generator_body(machine: Machine, frame: Frame) -> AsyncGenerator[Any, Any]:
+    thrown: list[BaseException] = []
+    value = machine.resume(frame, None)
+    while frame.suspended:
+        try:
+            if type(value) is Wrapped:
+                sent = yield value.value
+            else:
+                sent = await Passed(value)
+        except BaseException as error:
+            thrown.append(error)
+        value = machine.throw(frame, thrown.pop()) if thrown else machine.resume(frame, sent)
+
+
+FRAMES: weakref.WeakKeyDictionary[Any, Frame] = weakref.WeakKeyDictionary()
+
+
+def shell_code(code: CodeType) -> CodeType:
+    """The native body with the user code's name, place and flags."""
+    kinds = CO_GENERATOR | CO_COROUTINE | CO_ASYNC_GENERATOR | CO_ITERABLE_COROUTINE
+    body = async_generator_body if code.co_flags & CO_ASYNC_GENERATOR else generator_body
+    own = body.__code__
+    return own.replace(
+        co_name=code.co_name,
+        co_qualname=code.co_qualname,
+        co_filename=code.co_filename,
+        co_firstlineno=code.co_firstlineno,
+        co_flags=(own.co_flags & ~kinds) | (code.co_flags & kinds),
+    )
+
+
+def make_shell(machine: Machine, frame: Frame) -> Any:
+    """The object that a call of the frame's generator function returns."""
+    program = frame.program
+    if program.shell is None:
+        program.shell = shell_code(program.code)
+    # the module's own globals mark the native frame as the machine's, for tracebacks
+    shell = FunctionType(program.shell, globals())(machine, frame)
+    name = frame.function.__name__ if frame.function is not None else frame.code.co_name
+    qualname = frame.function.__qualname__ if frame.function is not None else frame.code.co_qualname
+    shell.__name__, shell.__qualname__ = name, qualname
+    frame.exc_item = [None, None]
+    frame.back = None
+    FRAMES[shell] = frame
+    return shell
