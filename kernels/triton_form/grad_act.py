@@ -8,23 +8,54 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from moebius.kernels.activations import split_gate
 from moebius.kernels.contract import Needs, Options, Weights
 from moebius.kernels.triton_form.activations import act_derivative, act_value
-from moebius.kernels.triton_form.configs import GROUP, choose
+from moebius.kernels.triton_form.configs import GROUP, SPLIT_FROM, choose
+from moebius.kernels.triton_form.gating import cut, load_h, store_h
 from moebius.kernels.triton_form.launch import Launch, describe, dot_precision, fit_block, submit
 from moebius.kernels.triton_form.product import load_rows, product
 from moebius.kernels.triton_form.tiles import make_tiles, place
 
 
+
 @triton.jit
-def grad_act_kernel(grad, matrix, bias, weight, h_gate, h_up, dh_gate, dh_up, a, grad_s, order, tile_expert, tile_row,
-                    offsets, num_tiles, num_columns, num_experts, top_k, size_d, size_n,
-                    grad_row, grad_col, w_e, w_d, w_n, bias_e, bias_d, weight_row, weight_col, h_row, h_col,
-                    GATED: tl.constexpr, BIASED: tl.constexpr, WEIGHTED: tl.constexpr, KEEP_S: tl.constexpr,
+def finish(grad_a, scale, row, row_ok, n0, size_n, h, grad_h, a, GATE: tl.constexpr, WEIGHTED: tl.constexpr,
+           KEEP_S: tl.constexpr, KEEP_A: tl.constexpr, KEEP_DH: tl.constexpr, ACTIVATION: tl.constexpr,
+           WIDTH: tl.constexpr):
+    """The epilogue over WIDTH columns from n0: stores s*A and dH, returns the columns' part of dS [rows]."""
+    n = n0 + tl.arange(0, WIDTH)
+    ok = row_ok[:, None] & (n < size_n)[None, :]
+    row64 = row.to(tl.int64)[:, None]
+    gate, up = load_h(h, row64, row_ok, n0, size_n, GATE, WIDTH)
+    value = act_value(gate, ACTIVATION)
+    full = value
+    if GATE != "none":
+        full = value * up
+    part = tl.zeros_like(scale)
+    if KEEP_S:
+        # f(0) may be other than 0 (sigmoid): columns past N are not counted
+        part = tl.sum(tl.where(ok, grad_a * full, 0.0), 1)
+    if WEIGHTED:
+        full *= scale[:, None]
+        grad_a *= scale[:, None]
+    if KEEP_A:
+        tl.store(a + row64 * size_n + n[None, :], full.to(a.dtype.element_ty), mask=ok)
+    if KEEP_DH:
+        grad_gate = grad_a * act_derivative(gate, ACTIVATION)
+        if GATE != "none":
+            grad_gate *= up
+        store_h(grad_h, grad_gate, grad_a * value, row64, row_ok, n0, size_n, GATE, WIDTH)
+    return part
+
+
+@triton.jit
+def grad_act_kernel(grad, matrix, bias, weight, h, grad_h, a, grad_s, order, tile_expert, tile_row, offsets,
+                    num_tiles, num_columns, num_experts, top_k, size_d, size_n,
+                    grad_row, grad_col, w_e, w_d, w_n, bias_e, bias_d, weight_row, weight_col,
+                    GATE: tl.constexpr, BIASED: tl.constexpr, WEIGHTED: tl.constexpr, KEEP_S: tl.constexpr,
                     KEEP_A: tl.constexpr, KEEP_DH: tl.constexpr, ACTIVATION: tl.constexpr, K_LAST: tl.constexpr,
                     DESCRIBED: tl.constexpr, EVEN_K: tl.constexpr, PRECISION: tl.constexpr, GROUP: tl.constexpr,
-                    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr):
+                    PARTS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr):
     tile, column = place(num_tiles, num_columns, GROUP)
     expert = tl.load(tile_expert + tile)
     if expert < num_experts:
@@ -36,41 +67,31 @@ def grad_act_kernel(grad, matrix, bias, weight, h_gate, h_up, dh_gate, dh_up, a,
         n0 = column * BLOCK_N
         grad_a = product(grad, token, row_ok, grad_row, grad_col, first_row, matrix, expert, w_e, w_d, w_n, n0,
                          size_d, size_n, False, DESCRIBED, K_LAST, EVEN_K, PRECISION, BLOCK_M, BLOCK_N, BLOCK_K)
-        n = n0 + tl.arange(0, BLOCK_N)
-        ok = row_ok[:, None] & (n < size_n)[None, :]
-        row64 = row.to(tl.int64)[:, None]
-        at_h = row64 * h_row + n[None, :] * h_col
-        gate = tl.load(h_gate + at_h, mask=ok, other=0.0).to(tl.float32)
-        value = act_value(gate, ACTIVATION)
-        full = value
-        if GATED:
-            up = tl.load(h_up + at_h, mask=ok, other=0.0).to(tl.float32)
-            full = value * up
-        if KEEP_S:
-            # f(0) may be other than 0 (sigmoid): columns past N are not counted
-            partial = tl.sum(tl.where(ok, grad_a * full, 0.0), 1)
-            if BIASED:
-                if column == 0:
-                    for d0 in range(0, size_d, BLOCK_K):
-                        d = d0 + tl.arange(0, BLOCK_K)
-                        g = load_rows(grad, token, row_ok, grad_row, grad_col, first_row, d0, size_d,
-                                      False, EVEN_K, BLOCK_M, BLOCK_K)
-                        b = tl.load(bias + expert.to(tl.int64) * bias_e + d * bias_d, mask=d < size_d, other=0.0)
-                        partial += tl.sum(g.to(tl.float32) * b.to(tl.float32)[None, :], 1)
-            tl.store(grad_s + slot.to(tl.int64) * num_columns + column, partial, mask=row_ok)
+        scale = tl.full((BLOCK_M,), 1.0, tl.float32)
         if WEIGHTED:
             at = weight + token.to(tl.int64) * weight_row + (slot % top_k) * weight_col
-            scale = tl.load(at, mask=row_ok, other=0.0).to(tl.float32)[:, None]
-            full *= scale
-            grad_a *= scale
-        if KEEP_A:
-            tl.store(a + row64 * size_n + n[None, :], full.to(a.dtype.element_ty), mask=ok)
-        if KEEP_DH:
-            slope = act_derivative(gate, ACTIVATION)
-            if GATED:
-                tl.store(dh_up + at_h, (grad_a * value).to(dh_up.dtype.element_ty), mask=ok)
-                slope *= up
-            tl.store(dh_gate + at_h, (grad_a * slope).to(dh_gate.dtype.element_ty), mask=ok)
+            scale = tl.load(at, mask=row_ok, other=0.0).to(tl.float32)
+        partial = tl.zeros((BLOCK_M,), tl.float32)
+        if KEEP_S and BIASED:
+            if column == 0:
+                for d0 in range(0, size_d, BLOCK_K):
+                    d = d0 + tl.arange(0, BLOCK_K)
+                    g = load_rows(grad, token, row_ok, grad_row, grad_col, first_row, d0, size_d,
+                                  False, EVEN_K, BLOCK_M, BLOCK_K)
+                    b = tl.load(bias + expert.to(tl.int64) * bias_e + d * bias_d, mask=d < size_d, other=0.0)
+                    partial += tl.sum(g.to(tl.float32) * b.to(tl.float32)[None, :], 1)
+        if PARTS == 1:
+            partial += finish(grad_a, scale, row, row_ok, n0, size_n, h, grad_h, a, GATE, WEIGHTED, KEEP_S, KEEP_A,
+                              KEEP_DH, ACTIVATION, BLOCK_N)
+        else:
+            HALF: tl.constexpr = BLOCK_N // 2
+            low, high = cut(grad_a, BLOCK_M, BLOCK_N)
+            partial += finish(low, scale, row, row_ok, n0, size_n, h, grad_h, a, GATE, WEIGHTED, KEEP_S, KEEP_A,
+                              KEEP_DH, ACTIVATION, HALF)
+            partial += finish(high, scale, row, row_ok, n0 + HALF, size_n, h, grad_h, a, GATE, WEIGHTED, KEEP_S,
+                              KEEP_A, KEEP_DH, ACTIVATION, HALF)
+        if KEEP_S:
+            tl.store(grad_s + slot.to(tl.int64) * num_columns + column, partial, mask=row_ok)
 
 
 class ActivationGradients(NamedTuple):
@@ -84,7 +105,6 @@ class ActivationGradients(NamedTuple):
 def grad_activation(grad_TD: Tensor, h_SM: Tensor, weights: Weights, order_S: Tensor, offsets: Tensor,
                     weight_TK: Tensor | None, top_k: int, options: Options, needs: Needs) -> ActivationGradients:
     """dH, s*A and dS in one kernel; those that nothing needs have no rows."""
-    gated = options.gate != "none"
     slots = order_S.shape[0]
     num_experts, width, narrow = weights.down_EDN.shape
     keep_dh = needs.x or needs.gate_up or needs.gate_up_bias
@@ -96,8 +116,6 @@ def grad_activation(grad_TD: Tensor, h_SM: Tensor, weights: Weights, order_S: Te
     grad_h = h_SM.new_empty(slots if keep_dh else 0, h_SM.shape[1])
     scaled_a = h_SM.new_empty(slots if needs.down else 0, narrow)
     partials = h_SM.new_zeros(slots if needs.weight else 0, columns, dtype=torch.float32)
-    h_gate, h_up = split_gate(h_SM, options.gate)
-    dh_gate, dh_up = split_gate(grad_h, options.gate)
     matrix = weights.down_EDN
     k_last = matrix.stride(1) == 1 and matrix.stride(2) != 1
     described = describe(matrix.transpose(1, 2), [1, block_n, block_k]) if k_last else describe(
@@ -106,17 +124,16 @@ def grad_activation(grad_TD: Tensor, h_SM: Tensor, weights: Weights, order_S: Te
     weight = h_SM.new_empty(0, 1) if weight_TK is None else weight_TK
     submit(Launch(
         grad_act_kernel, (tiles.limit * columns,),
-        dict(grad=grad_TD, matrix=described or matrix, bias=bias, weight=weight, h_gate=h_gate,
-             h_up=h_gate if h_up is None else h_up, dh_gate=dh_gate, dh_up=dh_gate if dh_up is None else dh_up,
+        dict(grad=grad_TD, matrix=described or matrix, bias=bias, weight=weight, h=h_SM, grad_h=grad_h,
              a=scaled_a, grad_s=partials, order=order_S, tile_expert=tiles.expert, tile_row=tiles.row,
              offsets=offsets, num_tiles=tiles.limit, num_columns=columns, num_experts=num_experts, top_k=top_k,
              size_d=width, size_n=narrow, grad_row=grad_TD.stride(0), grad_col=grad_TD.stride(1),
              w_e=matrix.stride(0), w_d=matrix.stride(1), w_n=matrix.stride(2), bias_e=bias.stride(0),
-             bias_d=bias.stride(1), weight_row=weight.stride(0), weight_col=weight.stride(1),
-             h_row=h_gate.stride(0), h_col=h_gate.stride(1)),
-        dict(GATED=gated, BIASED=weights.down_bias_ED is not None, WEIGHTED=weight_TK is not None,
+             bias_d=bias.stride(1), weight_row=weight.stride(0), weight_col=weight.stride(1)),
+        dict(GATE=options.gate, BIASED=weights.down_bias_ED is not None, WEIGHTED=weight_TK is not None,
              KEEP_S=needs.weight, KEEP_A=needs.down, KEEP_DH=keep_dh, ACTIVATION=options.activation, K_LAST=k_last,
              DESCRIBED=described is not None, EVEN_K=width % block_k == 0, PRECISION=dot_precision(h_SM.dtype),
-             GROUP=GROUP, BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_K=block_k),
+             GROUP=GROUP, PARTS=2 if block_n >= SPLIT_FROM else 1,
+             BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_K=block_k),
         config.warps, config.stages, flops=2 * slots * width * narrow, label="grad_act"))
     return ActivationGradients(grad_h, scaled_a, partials.sum(1))

@@ -8,19 +8,43 @@ from torch import Tensor
 from moebius.kernels.activations import split_gate
 from moebius.kernels.contract import Options, Weights
 from moebius.kernels.triton_form.activations import act_value
-from moebius.kernels.triton_form.configs import GROUP, choose
+from moebius.kernels.triton_form.configs import GROUP, SPLIT_FROM, choose
+from moebius.kernels.triton_form.gating import cut, store_h
 from moebius.kernels.triton_form.launch import Launch, describe, dot_precision, fit_block, submit
 from moebius.kernels.triton_form.product import load_matrix, load_rows
 from moebius.kernels.triton_form.tiles import make_tiles, place
 
 
 @triton.jit
-def up_kernel(x, w_gate, w_up, bias_gate, bias_up, h_gate, h_up, a, order, tile_expert, tile_row, offsets,
+def finish(gate, up, row, row_ok, n0, size_n, bias_gate, bias_up, bias_n, h, a, GATE: tl.constexpr,
+           BIASED: tl.constexpr, KEEP_H: tl.constexpr, KEEP_A: tl.constexpr, ACTIVATION: tl.constexpr,
+           WIDTH: tl.constexpr):
+    """The epilogue over WIDTH columns from n0: bias, H and A."""
+    n = n0 + tl.arange(0, WIDTH)
+    n_ok = n < size_n
+    row64 = row.to(tl.int64)[:, None]
+    if BIASED:
+        gate += tl.load(bias_gate + n * bias_n, mask=n_ok, other=0.0).to(tl.float32)[None, :]
+        if GATE != "none":
+            up += tl.load(bias_up + n * bias_n, mask=n_ok, other=0.0).to(tl.float32)[None, :]
+    if KEEP_H:
+        store_h(h, gate, up, row64, row_ok, n0, size_n, GATE, WIDTH)
+    if KEEP_A:
+        value = act_value(gate, ACTIVATION)
+        if GATE != "none":
+            value *= up
+        at = a + row64 * size_n + n[None, :]
+        tl.store(at, value.to(a.dtype.element_ty), mask=row_ok[:, None] & n_ok[None, :])
+
+
+@triton.jit
+def up_kernel(x, w_gate, w_up, bias_gate, bias_up, h, a, order, tile_expert, tile_row, offsets,
               num_tiles, num_columns, num_experts, top_k, size_d, size_n,
-              x_row, x_col, w_e, w_n, w_d, bias_e, bias_n, h_row, h_col,
-              GATED: tl.constexpr, BIASED: tl.constexpr, KEEP_H: tl.constexpr, KEEP_A: tl.constexpr,
+              x_row, x_col, w_e, w_n, w_d, bias_e, bias_n,
+              GATE: tl.constexpr, BIASED: tl.constexpr, KEEP_H: tl.constexpr, KEEP_A: tl.constexpr,
               ACTIVATION: tl.constexpr, DESCRIBED: tl.constexpr, EVEN_K: tl.constexpr, PRECISION: tl.constexpr,
-              GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr):
+              GROUP: tl.constexpr, PARTS: tl.constexpr,
+              BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr):
     tile, column = place(num_tiles, num_columns, GROUP)
     expert = tl.load(tile_expert + tile)
     if expert < num_experts:
@@ -36,30 +60,23 @@ def up_kernel(x, w_gate, w_up, bias_gate, bias_up, h_gate, h_up, a, order, tile_
             w = load_matrix(w_gate, expert, w_e, w_d, w_n, k0, n0, size_d, size_n,
                             DESCRIBED, True, EVEN_K, BLOCK_K, BLOCK_N)
             gate = tl.dot(rows, w, gate, input_precision=PRECISION)
-            if GATED:
+            if GATE != "none":
                 w = load_matrix(w_up, expert, w_e, w_d, w_n, k0, n0, size_d, size_n,
                                 DESCRIBED, True, EVEN_K, BLOCK_K, BLOCK_N)
                 up = tl.dot(rows, w, up, input_precision=PRECISION)
-
-        n = n0 + tl.arange(0, BLOCK_N)
-        n_ok = n < size_n
-        ok = row_ok[:, None] & n_ok[None, :]
-        row64 = row.to(tl.int64)[:, None]
-        if BIASED:
-            at = expert.to(tl.int64) * bias_e + n * bias_n
-            gate += tl.load(bias_gate + at, mask=n_ok, other=0.0).to(tl.float32)[None, :]
-            if GATED:
-                up += tl.load(bias_up + at, mask=n_ok, other=0.0).to(tl.float32)[None, :]
-        if KEEP_H:
-            at = row64 * h_row + n[None, :] * h_col
-            tl.store(h_gate + at, gate.to(h_gate.dtype.element_ty), mask=ok)
-            if GATED:
-                tl.store(h_up + at, up.to(h_up.dtype.element_ty), mask=ok)
-        if KEEP_A:
-            value = act_value(gate, ACTIVATION)
-            if GATED:
-                value *= up
-            tl.store(a + row64 * size_n + n[None, :], value.to(a.dtype.element_ty), mask=ok)
+        b_gate = bias_gate + expert.to(tl.int64) * bias_e
+        b_up = bias_up + expert.to(tl.int64) * bias_e
+        if PARTS == 1:
+            finish(gate, up, row, row_ok, n0, size_n, b_gate, b_up, bias_n, h, a, GATE, BIASED, KEEP_H, KEEP_A,
+                   ACTIVATION, BLOCK_N)
+        else:
+            HALF: tl.constexpr = BLOCK_N // 2
+            gate_low, gate_high = cut(gate, BLOCK_M, BLOCK_N)
+            up_low, up_high = cut(up, BLOCK_M, BLOCK_N)
+            finish(gate_low, up_low, row, row_ok, n0, size_n, b_gate, b_up, bias_n, h, a, GATE, BIASED, KEEP_H,
+                   KEEP_A, ACTIVATION, HALF)
+            finish(gate_high, up_high, row, row_ok, n0 + HALF, size_n, b_gate, b_up, bias_n, h, a, GATE, BIASED,
+                   KEEP_H, KEEP_A, ACTIVATION, HALF)
 
 
 def project_up(x_TD: Tensor, weights: Weights, order_S: Tensor, offsets: Tensor, top_k: int, options: Options,
@@ -81,7 +98,6 @@ def project_up(x_TD: Tensor, weights: Weights, order_S: Tensor, offsets: Tensor,
         return first, first if second is None else second
 
     w_gate, w_up = halves(weights.gate_up_EMD, 1)
-    h_gate, h_up = halves(h_SM, 1)
     biased = weights.gate_up_bias_EM is not None
     bias_gate, bias_up = halves(x_TD.new_empty(0, width_h) if weights.gate_up_bias_EM is None
                                 else weights.gate_up_bias_EM, 1)
@@ -92,14 +108,13 @@ def project_up(x_TD: Tensor, weights: Weights, order_S: Tensor, offsets: Tensor,
     submit(Launch(
         up_kernel, (tiles.limit * columns,),
         dict(x=x_TD, w_gate=described_gate if described else w_gate, w_up=described_up if described else w_up,
-             bias_gate=bias_gate, bias_up=bias_up, h_gate=h_gate, h_up=h_up, a=a_SN, order=order_S,
+             bias_gate=bias_gate, bias_up=bias_up, h=h_SM, a=a_SN, order=order_S,
              tile_expert=tiles.expert, tile_row=tiles.row, offsets=offsets, num_tiles=tiles.limit,
              num_columns=columns, num_experts=num_experts, top_k=top_k, size_d=width, size_n=narrow,
              x_row=x_TD.stride(0), x_col=x_TD.stride(1), w_e=w_gate.stride(0), w_n=w_gate.stride(1),
-             w_d=w_gate.stride(2), bias_e=bias_gate.stride(0), bias_n=bias_gate.stride(1),
-             h_row=h_gate.stride(0), h_col=h_gate.stride(1)),
-        dict(GATED=gated, BIASED=biased, KEEP_H=keep_h, KEEP_A=keep_a, ACTIVATION=options.activation,
+             w_d=w_gate.stride(2), bias_e=bias_gate.stride(0), bias_n=bias_gate.stride(1)),
+        dict(GATE=options.gate, BIASED=biased, KEEP_H=keep_h, KEEP_A=keep_a, ACTIVATION=options.activation,
              DESCRIBED=described, EVEN_K=width % block_k == 0, PRECISION=dot_precision(x_TD.dtype), GROUP=GROUP,
-             BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_K=block_k),
+             PARTS=2 if block_n >= SPLIT_FROM else 1, BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_K=block_k),
         config.warps, config.stages, flops=2 * slots * width * width_h, label="up"))
     return h_SM, a_SN

@@ -1,0 +1,214 @@
+"""Compiles the default kernels ahead of time, without a GPU, and reads the compiler's own report.
+
+    python -m moebius.kernels.triton_form.aot              # the table for sm_90
+    python -m moebius.kernels.triton_form.aot --target sm_100 --shape demo
+    python -m moebius.kernels.triton_form.aot --target gfx942
+
+The launches are those of the host code itself, walked over tensors on the meta device, with the argument specialisation
+that a launch on a GPU would make (16-byte alignment, ones folded). For NVIDIA targets: registers, stack and spills from
+ptxas and cuobjdump, HGMMA from the disassembly. For AMD: registers and spills from the assembly's metadata.
+"""
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from moebius.kernels.contract import Needs, Options, Weights
+from moebius.kernels.triton_form import backward, forward
+from moebius.kernels.triton_form.launch import Launch, recording
+
+TARGETS = {
+    "sm_90": GPUTarget("cuda", 90, 32), "sm_100": GPUTarget("cuda", 100, 32), "gfx942": GPUTarget("hip", "gfx942", 64),
+}
+
+
+@dataclass(frozen=True)
+class Shape:
+    """One problem: T tokens, D model width, N expert width, E experts, K slots a token."""
+
+    tokens: int
+    width: int
+    narrow: int
+    experts: int
+    top_k: int
+
+
+SHAPES = {
+    "moe": Shape(32768, 2048, 768, 128, 8),
+    "fine": Shape(24576, 1536, 256, 128, 8),
+    "finest": Shape(32768, 4096, 256, 256, 16),
+    "wide": Shape(32768, 4096, 1024, 128, 8),
+    "mixtral": Shape(4096, 4096, 14336, 8, 2),
+    "few": Shape(256, 2048, 768, 128, 8),
+    "rows": Shape(32768, 2048, 768, 128, 1),
+    "demo": Shape(1024, 256, 512, 8, 2),
+}
+
+NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32", torch.int32: "i32", torch.int64: "i64"}
+
+
+def plan(shape: Shape, dtype: torch.dtype = torch.bfloat16, options: Options | None = None, bias: bool = False) -> list[Launch]:
+    """Every launch of a forward and a backward with all gradients, in order."""
+    options = options or Options()
+    t, d, n, e, k = shape.tokens, shape.width, shape.narrow, shape.experts, shape.top_k
+    m = n if options.gate == "none" else 2 * n
+
+    def meta(*size: int, of: torch.dtype = dtype) -> Tensor:
+        return torch.empty(size, dtype=of, device="meta")
+
+    weights = Weights(meta(e, m, d), meta(e, d, n), meta(e, m) if bias else None, meta(e, d) if bias else None)
+    x, order, offsets = meta(t, d), meta(t * k, of=torch.int32), meta(e + 1, of=torch.int32)
+    weight = meta(t, k, of=torch.float32)
+    with recording() as launches:
+        _, h = forward(x, weights, order, offsets, weight, k, options)
+        backward(meta(t, d), x, h, weights, order, offsets, weight, k, options,
+                 Needs(True, True, True, True, bias, bias))
+    return launches
+
+
+def specialise(launch: Launch) -> ASTSource:
+    """What the just-in-time compiler would compile for this launch."""
+    signature: dict[str, str] = {}
+    constants: dict[str, Any] = {}
+    attributes: dict[tuple[int, ...], list] = {}
+    for position, name in enumerate(launch.kernel.arg_names):
+        if name in launch.constants:
+            signature[name], constants[name] = "constexpr", launch.constants[name]
+            continue
+        value = launch.arguments[name]
+        if isinstance(value, TensorDescriptor):
+            block = ",".join(str(size) for size in value.block_shape)
+            signature[name] = f"tensordesc<{NAMES[value.base.dtype]}[{block}]>"
+        elif isinstance(value, Tensor):
+            signature[name] = f"*{NAMES[value.dtype]}"
+            attributes[(position,)] = [["tt.divisibility", 16]]
+        elif value == 1:
+            signature[name], constants[name] = "constexpr", 1
+        else:
+            signature[name] = "i32" if -(2**31) <= value < 2**31 else "i64"
+            if value % 16 == 0:
+                attributes[(position,)] = [["tt.divisibility", 16]]
+    return ASTSource(launch.kernel, signature, constants, attributes)
+
+
+@dataclass(frozen=True)
+class CompilerReport:
+    """What the compiler said of one kernel. matrix_ops: HGMMA (sm_90), UTCHMMA (sm_100) or MFMA (AMD) instructions."""
+
+    label: str
+    block: tuple[int, ...]
+    warps: int
+    stages: int
+    registers: int
+    spill_bytes: int
+    shared_bytes: int
+    matrix_ops: int
+    notes: str = ""
+
+    @property
+    def sound(self) -> bool:
+        """No spills, and tensor-core instructions where the kernel multiplies matrices."""
+        multiplies = self.label not in ("combine", "row_sum")
+        return self.spill_bytes == 0 and (self.matrix_ops > 0 or not multiplies)
+
+
+def nvidia_tool(name: str) -> str:
+    """Path of a CUDA binary tool that the Triton wheel carries."""
+    return str(Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / name)
+
+
+def compile_launch(launch: Launch, target: str = "sm_90") -> CompilerReport:
+    """Compile one launch for a target ("sm_90", "sm_100", "gfx942") and read the report."""
+    options = {"num_warps": launch.warps, "num_stages": launch.stages, "enable_fp_fusion": True}
+    log = io.StringIO()
+    with contextlib.redirect_stdout(log), contextlib.redirect_stderr(log):
+        compiled = triton.compile(specialise(launch), target=TARGETS[target], options=options)
+    block = tuple(value for name, value in launch.constants.items() if name.startswith("BLOCK"))
+    read = read_amd if target.startswith("gfx") else read_nvidia
+    registers, spills, matrix_ops, notes = read(compiled.asm)
+    return CompilerReport(launch.label, block, compiled.metadata.num_warps, launch.stages, registers, spills,
+                          compiled.metadata.shared, matrix_ops, notes)
+
+
+def read_nvidia(asm: dict[str, Any]) -> tuple[int, int, int, str]:
+    """(registers, spilled bytes, matrix instructions, ptxas warnings) of a cubin.
+
+    Spilled bytes are counted in the machine code: local-memory stores (STL), 4 bytes times their width in words.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "kernel.cubin"
+        path.write_bytes(asm["cubin"])
+        usage = subprocess.run([nvidia_tool("cuobjdump"), "--dump-resource-usage", str(path)],
+                               capture_output=True, text=True, check=True).stdout
+        sass = subprocess.run([nvidia_tool("nvdisasm"), "-c", str(path)],
+                              capture_output=True, text=True, check=True).stdout
+    found = re.search(r"REG:(\d+)", usage)
+    local = re.search(r"STACK:(\d+)", usage)
+    spills = int(local[1]) if local else 0
+    matrix = len(re.findall(r"\b(?:HGMMA|QGMMA|UTC\w*MMA)\b", sass))
+    other = len(re.findall(r"\b(?:HMMA)\b", sass))
+    return int(found[1]) if found else -1, spills, matrix, f"HMMA {other}" if other else ""
+
+
+def read_amd(asm: dict[str, Any]) -> tuple[int, int, int, str]:
+    """(vector registers, spilled bytes, matrix instructions, accumulation registers) from the assembly's metadata."""
+    text = asm["amdgcn"]
+
+    def value(key: str) -> int:
+        found = re.search(rf"\.{key}:\s*(\d+)", text)
+        return int(found[1]) if found else 0
+
+    return (value("vgpr_count"), 4 * (value("vgpr_spill_count") + value("sgpr_spill_count")),
+            len(re.findall(r"\bv_mfma", text)), f"agpr {value('agpr_count')}")
+
+
+def table(reports: list[CompilerReport]) -> str:
+    """Markdown."""
+    lines = ["| kernel | block | warps | stages | registers | spill bytes | shared KiB | matrix instructions | notes |",
+             "|---|---|---|---|---|---|---|---|---|"]
+    lines += [
+        f"| {r.label} | {'×'.join(map(str, r.block))} | {r.warps} | {r.stages} | {r.registers} | {r.spill_bytes} | "
+        f"{r.shared_bytes / 1024:.0f} | {r.matrix_ops} | {r.notes} |" for r in reports]
+    return "\n".join(lines)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
+    parser.add_argument("--target", choices=list(TARGETS), default="sm_90")
+    parser.add_argument("--shape", choices=list(SHAPES), action="append")
+    parser.add_argument("--gate", default="concat")
+    parser.add_argument("--dtype", choices=["bfloat16", "float16", "float32"], default="bfloat16")
+    parser.add_argument("--bias", action="store_true")
+    given = parser.parse_args()
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        parser.error("TRITON_INTERPRET=1 is set; unset it to compile")
+    print(f"Triton {triton.__version__}, {given.target}, {given.dtype}, gate {given.gate}{', biases' * given.bias}\n")
+    sound = True
+    for name in given.shape or ["moe"]:
+        shape = SHAPES[name]
+        launches = plan(shape, getattr(torch, given.dtype), Options(gate=given.gate), given.bias)
+        reports = [compile_launch(launch, given.target) for launch in launches]
+        sound = sound and all(report.sound for report in reports)
+        print(f"{name}: T={shape.tokens} D={shape.width} N={shape.narrow} E={shape.experts} K={shape.top_k}\n")
+        print(table(reports) + "\n")
+    return 0 if sound or given.dtype == "float32" else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
