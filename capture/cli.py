@@ -1,0 +1,175 @@
+"""The ``moebius`` command: explain a script, check a machine, run the benchmarks."""
+
+from __future__ import annotations
+
+import argparse
+import runpy
+import subprocess
+import sys
+import traceback
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from . import __version__
+
+USAGE_ERROR = 2
+
+
+class UsageError(Exception):
+    """The command line asks for something that cannot be done; the text says what to do instead."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns its exit status (2: the command line was wrong)."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    parser = make_parser()
+    try:
+        if words[:1] == ["explain"] and not {"-h", "--help"} & set(words[1:2]):
+            return explain_script(*split_explain(words[1:]))
+        if words[:1] == ["plan"]:
+            raise UsageError("plan is not there yet: for now plan='auto' places the experts, and the report says where")
+        args = parser.parse_args(words)
+        if args.command is None:
+            parser.print_help()
+            return USAGE_ERROR
+        return args.run(args)
+    except UsageError as error:
+        print(f"moebius: {error}", file=sys.stderr)
+        return USAGE_ERROR
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="moebius", description="Captures whole MoE training steps from plain Python.")
+    parser.add_argument("--version", action="version", version=f"moebius {__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
+
+    explain = commands.add_parser(
+        "explain",
+        help="run a script and print the report of every captured function at its end",
+        description="Runs SCRIPT as Python would, then prints the report of every function that it captured.",
+        epilog="What stands after -- goes to the script unread, should it have its own --html or --json.",
+        usage="moebius explain SCRIPT.py [ARGS ...] [--html FILE] [--json FILE]",
+    )
+    explain.add_argument("script", help="the script to run, with its own arguments after it")
+    explain.add_argument("--html", metavar="FILE", help="also write the reports as one self-contained HTML page")
+    explain.add_argument("--json", metavar="FILE", help="also write the reports as a JSON list")
+
+    doctor = commands.add_parser("doctor", help="say what works on this machine, and what is used instead")
+    doctor.set_defaults(run=run_doctor)
+
+    bench = commands.add_parser("bench", help="run a benchmark of bench/; without a name, list them")
+    bench.add_argument("name", nargs="?", help="the benchmark, for example warm")
+    bench.add_argument("--plot", metavar="FILE", help="also draw the result as a PNG")
+    bench.set_defaults(run=run_bench)
+
+    commands.add_parser("plan", help="the planner's table for a model and a cluster (not there yet)")
+    return parser
+
+
+def split_explain(words: list[str]) -> tuple[str, list[str], str | None, str | None]:
+    """(script, its arguments, HTML file, JSON file). Our options may stand before or after the script."""
+    files: dict[str, str | None] = {"--html": None, "--json": None}
+    rest: list[str] = []
+    while words:
+        word = words.pop(0)
+        name, equals, value = word.partition("=")
+        if word == "--":
+            rest += words
+            break
+        if name in files:
+            if not equals and not words:
+                raise UsageError(f"{name} needs the name of a file to write")
+            files[name] = value if equals else words.pop(0)
+        elif not rest and word.startswith("-"):
+            raise UsageError(f"explain knows no option {word}; a script's own options stand after the script")
+        else:
+            rest.append(word)
+    if not rest:
+        raise UsageError("explain needs a script: moebius explain SCRIPT.py [ARGS]")
+    return rest[0], rest[1:], files["--html"], files["--json"]
+
+
+def explain_script(script: str, args: list[str], html: str | None, json_file: str | None) -> int:
+    """Run the script, then print the reports: also when it failed or exited. Returns the script's own exit status."""
+    path = Path(script)
+    if not path.is_file():
+        raise UsageError(f"there is no file {script}")
+    from .api import captured_functions
+
+    status, captured = run_script(path, args, captured_functions)
+    reports = [item.report() for item in captured]
+    for report in reports:
+        print(f"\n{report}")
+    if not reports:
+        print(f"\nmoebius: {script} captured nothing: put @moebius.capture on the function to capture", file=sys.stderr)
+    if html is not None and reports:
+        from .report.page import write
+
+        print(f"\nmoebius: {write(reports, html)}", file=sys.stderr)
+    if json_file is not None:
+        import json
+
+        Path(json_file).write_text(json.dumps([report.to_dict() for report in reports], indent=1), encoding="utf-8")
+    return status
+
+
+def run_script(path: Path, args: list[str], captured_functions: Callable[[], Iterable[Any]]) -> tuple[int, list[Any]]:
+    """Run a file as ``__main__``. Returns (exit status, the captured functions); a failure's traceback is printed."""
+    before = (sys.argv, sys.path[:])
+    sys.argv = [str(path), *args]
+    sys.path.insert(0, str(path.resolve().parent))
+    captured: list[Any] = []
+    try:
+        try:
+            namespace = runpy.run_path(str(path), run_name="__main__")
+        finally:
+            # here, while the script's variables, or the frames of its exception, still hold what it captured
+            captured += captured_functions()
+        del namespace
+        return 0, captured
+    except SystemExit as leaving:
+        if isinstance(leaving.code, str):
+            print(leaving.code, file=sys.stderr)
+        return leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None), captured
+    except BaseException as error:
+        # the script's own frames are what its author wants to see, without ours and runpy's above them
+        tb = error.__traceback__
+        while tb is not None and tb.tb_frame.f_code.co_filename != str(path):
+            tb = tb.tb_next
+        traceback.print_exception(type(error), error, tb or error.__traceback__)
+        return 130 if isinstance(error, KeyboardInterrupt) else 1, captured
+    finally:
+        sys.argv, sys.path[:] = before
+
+
+def run_doctor(args: argparse.Namespace) -> int:
+    from .doctor import examine, render
+
+    findings = examine()
+    print(render(findings))
+    return int(any(finding.status == "missing" for finding in findings))
+
+
+def bench_folder() -> Path:
+    """The repository's bench/ folder; benchmarks are not part of the installed package."""
+    for folder in (Path(__file__).resolve().parent.parent / "bench", Path("bench")):
+        if (folder / "warm.py").is_file():
+            return folder
+    raise UsageError("the benchmarks are part of the repository: run this in a checkout")
+
+
+def run_bench(args: argparse.Namespace) -> int:
+    folder = bench_folder()
+    names = sorted(
+        path.stem
+        for path in folder.glob("*.py")
+        if not path.stem.startswith("_") and path.stem not in ("common", "models")
+    )
+    if args.name is None:
+        print("\n".join(names))
+        return 0
+    if args.name not in names:
+        raise UsageError(f"there is no benchmark {args.name!r}; there are: {', '.join(names)}")
+    command = [sys.executable, str(folder / f"{args.name}.py")]
+    return subprocess.run(command + (["--plot", args.plot] if args.plot else [])).returncode

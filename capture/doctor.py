@@ -1,0 +1,189 @@
+"""``moebius doctor``: what works on this machine, and what is used instead of what does not."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import platform
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from textwrap import wrap
+from typing import Any
+
+SUPPORTED_PYTHONS = ((3, 11), (3, 12), (3, 13))
+OLDEST_TORCH = (2, 11)
+TESTED_TORCH = (2, 13)
+# torch and Triton go in pairs; other combinations are not tested by either project
+TRITON_OF_TORCH = {(2, 11): (3, 6), (2, 12): (3, 7), (2, 13): (3, 7), (2, 14): (3, 8), (2, 15): (3, 9)}
+# mark, and its ANSI colour
+MARKS = {"ok": ("✓", 32), "instead": ("–", 33), "missing": ("✗", 31)}
+
+
+@dataclass
+class Finding:
+    """One line of the doctor's. status: "ok", "instead" (the note says what is used instead) or "missing" (needed)."""
+
+    what: str
+    found: str
+    status: str
+    note: str = ""
+
+
+def examine() -> list[Finding]:
+    """Look at everything, in the order in which it matters. One broken part never hides the others."""
+    findings: list[Finding] = []
+    checks: tuple[Callable[[], Iterator[Finding]], ...] = (python, hook, torch, triton, devices, distributed, compiler)
+    for check in checks:
+        try:
+            findings += check()
+        except Exception as error:  # a doctor that dies of a patient's disease helps nobody
+            findings.append(
+                Finding(check.__name__, "could not be examined", "missing", f"{type(error).__name__}: {error}")
+            )
+    return findings
+
+
+def numbers(text: str) -> tuple[int, int]:
+    """(2, 13) of "2.13.0+cpu"."""
+    major, minor = text.split("+")[0].split(".")[:2]
+    return int(major), int(minor)
+
+
+def installed(name: str) -> str | None:
+    """A distribution's version, or None."""
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def python() -> Iterator[Finding]:
+    found = platform.python_version()
+    if sys.implementation.name != "cpython":
+        yield Finding("Python", f"{sys.implementation.name} {found}", "missing", "moebius needs CPython")
+    elif sys.version_info[:2] not in SUPPORTED_PYTHONS:
+        yield Finding("Python", found, "missing", "moebius works on CPython 3.11, 3.12 and 3.13")
+    elif sys.version_info[:3] == (3, 13, 0):
+        note = (
+            "3.13.0 misses some attribute stores (gh-125608): guards take the slower, sound path; 3.13.1 has the mend"
+        )
+        yield Finding("Python", found, "instead", note)
+    else:
+        yield Finding("Python", found, "ok")
+
+
+def hook() -> Iterator[Finding]:
+    try:
+        native = importlib.import_module("moebius.hook.native")
+    except ImportError as error:
+        note = f"{error}. Install again with a C compiler at hand: pip install --force-reinstall --no-deps moebius"
+        yield Finding("frame hook", "not built", "missing", note)
+        return
+    if os.environ.get("MOEBIUS_DISABLE", "") not in ("", "0"):
+        yield Finding(
+            "frame hook", "switched off", "instead", "MOEBIUS_DISABLE is set: captured functions run natively"
+        )
+    else:
+        yield Finding("frame hook", os.path.basename(native.__file__ or "built in"), "ok")
+
+
+def torch() -> Iterator[Finding]:
+    found = installed("torch")
+    if found is None:
+        yield Finding("torch", "not installed", "missing", "pip install torch")
+    elif numbers(found) < OLDEST_TORCH:
+        yield Finding("torch", found, "missing", "moebius needs torch 2.11 or later")
+    elif numbers(found) != TESTED_TORCH:
+        yield Finding("torch", found, "ok", f"works by what is known; tested is {dotted(TESTED_TORCH)}")
+    else:
+        yield Finding("torch", found, "ok")
+
+
+def dotted(pair: tuple[int, int]) -> str:
+    return f"{pair[0]}.{pair[1]}"
+
+
+def triton() -> Iterator[Finding]:
+    found, with_torch = installed("triton"), installed("torch")
+    gpu = has_gpu()
+    if found is None:
+        note = "the GPU runs the torch form of the experts; pip install triton" if gpu else "not needed without a GPU"
+        yield Finding("Triton", "not installed", "instead", note)
+        return
+    pair = TRITON_OF_TORCH.get(numbers(with_torch)) if with_torch else None
+    if pair is not None and numbers(found) != pair:
+        yield Finding(
+            "Triton", found, "instead", f"torch {with_torch} goes with Triton {dotted(pair)}; others are untested"
+        )
+    elif gpu:
+        yield Finding("Triton", found, "ok")
+    else:
+        yield Finding("Triton", found, "instead", "no GPU here: experts run in their CPU form")
+
+
+def load_torch() -> Any:
+    """The torch module, or None where it is not installed."""
+    return importlib.import_module("torch") if installed("torch") else None
+
+
+def has_gpu() -> bool:
+    torch_module = load_torch()
+    return torch_module is not None and torch_module.cuda.is_available()
+
+
+def devices() -> Iterator[Finding]:
+    torch_module = load_torch()
+    if torch_module is None:
+        return
+    name = platform.processor() or platform.machine()
+    yield Finding("CPU", f"{name}, {torch_module.get_num_threads()} threads", "ok")
+    if not torch_module.cuda.is_available():
+        yield Finding("GPU", "none", "instead", "everything runs on the CPU")
+        return
+    for index in range(torch_module.cuda.device_count()):
+        properties = torch_module.cuda.get_device_properties(index)
+        memory = properties.total_memory / 2**30
+        found = f"{properties.name}, sm_{properties.major}{properties.minor}, {memory:.0f} GiB"
+        yield Finding(f"GPU {index}", found, "ok")
+
+
+def distributed() -> Iterator[Finding]:
+    torch_module = load_torch()
+    if torch_module is None:
+        return
+    dist = torch_module.distributed
+    if not dist.is_available():
+        yield Finding("distributed", "not in this torch", "instead", "one process only: mesh= cannot be used")
+        return
+    there = [name for name, has in (("nccl", dist.is_nccl_available), ("gloo", dist.is_gloo_available)) if has()]
+    status = "ok" if there else "instead"
+    yield Finding("distributed", ", ".join(there) or "no backend", status, "" if there else "mesh= cannot be used")
+
+
+def compiler() -> Iterator[Finding]:
+    found = shutil.which(os.environ.get("CXX", "c++")) or shutil.which("g++") or shutil.which("clang++")
+    if found:
+        yield Finding("C++ compiler", os.path.basename(found), "ok", 'for backend="inductor" on a CPU')
+    else:
+        yield Finding(
+            "C++ compiler", "none", "instead", 'backend="inductor" needs one on a CPU; every other backend works'
+        )
+
+
+def render(findings: list[Finding]) -> str:
+    """The findings as text, coloured on a terminal. Made without rich: a doctor must run where installs are broken."""
+    terminal = sys.stdout.isatty() and "NO_COLOR" not in os.environ
+    width = max(len(finding.what) for finding in findings)
+    lines = [f"moebius {installed('moebius') or '(not installed)'}"]
+    for finding in findings:
+        mark, color = MARKS[finding.status]
+        shown = f"\x1b[{color}m{mark}\x1b[0m" if terminal else mark
+        lines.append(f"{shown}  {finding.what:<{width}}  {finding.found}")
+        if finding.note:
+            lines += wrap(finding.note, 100, initial_indent=" " * (width + 5), subsequent_indent=" " * (width + 5))
+    missing = [finding.what for finding in findings if finding.status == "missing"]
+    lines.append(f"moebius cannot run here: mend {', '.join(missing)}" if missing else "moebius can run here")
+    return "\n".join(lines)
