@@ -1,7 +1,7 @@
 """What a warm call costs: moebius against ``torch.compile``, in one run.
 
-1. With a backend that computes nothing, on functions that check 1, 10 and 100 parameters: what is timed is the tool alone
-   (find the compiled call, check its guards, call the backend's function).
+1. With a backend that computes nothing, on functions that check 1, 10 and 100 parameters: what is timed is the tool
+   alone (find the compiled call, check its guards, call the backend's function).
 2. With backend "eager", which runs the captured graph as it is, on a tiny Mixtral whose experts are a Python loop.
 
 Each ratio is torch.compile's median over moebius', from rounds in which all contenders run one after the other.

@@ -1,0 +1,73 @@
+"""The command line: what it runs, what it writes, what it says when asked for something wrong."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from moebius.cli import UsageError, main, run_script, split_explain
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["a.py"], ("a.py", [], None, None)),
+        (["a.py", "--steps", "3"], ("a.py", ["--steps", "3"], None, None)),
+        (["--html", "r.html", "a.py", "x"], ("a.py", ["x"], "r.html", None)),
+        (["a.py", "x", "--json=r.json", "--html", "r.html"], ("a.py", ["x"], "r.html", "r.json")),
+        (["a.py", "--", "--html", "own"], ("a.py", ["--html", "own"], None, None)),
+    ],
+)
+def test_explain_options_stand_anywhere(words: list[str], expected: tuple) -> None:
+    assert split_explain(words) == expected
+
+
+@pytest.mark.parametrize("words", [[], ["--html"], ["a.py", "--json"], ["--nonsense", "a.py"]])
+def test_explain_says_what_is_wrong(words: list[str]) -> None:
+    with pytest.raises(UsageError):
+        split_explain(words)
+
+
+@pytest.mark.parametrize(
+    "words", [["explain"], ["explain", "no_such_file.py"], ["bench", "no_such_bench"], ["plan", "--model", "x"], []]
+)
+def test_wrong_use_exits_with_two(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(words) == 2
+    printed = capsys.readouterr()
+    assert printed.err.startswith("moebius: ") or "usage: moebius" in printed.out
+
+
+def test_bench_lists_the_benchmarks(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench"]) == 0
+    assert {"warm", "cold"} <= set(capsys.readouterr().out.split())
+
+
+def test_module_and_command_are_the_same() -> None:
+    run = subprocess.run([sys.executable, "-m", "moebius", "--version"], capture_output=True, text=True, check=True)
+    assert run.stdout.startswith("moebius 0.")
+
+
+@pytest.mark.parametrize(
+    ("last", "status"), [("", 0), ("sys.exit(3)", 3), ("sys.exit()", 0), ("sys.exit('bad')", 1), ("1 / 0", 1)]
+)
+def test_a_script_runs_as_python_would_run_it(
+    tmp_path: Path, last: str, status: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "helper.py").write_text("WORD = 'helped'\n")
+    script = tmp_path / "script.py"
+    script.write_text(f"import sys\nimport helper\nprint(__name__, sys.argv[1:], helper.WORD)\n{last}\n")
+    before = sys.argv, list(sys.path)
+    assert run_script(script, ["a", "--b"], list) == (status, [])
+    assert (sys.argv, sys.path) == before
+    printed = capsys.readouterr()
+    assert printed.out == "__main__ ['a', '--b'] helped\n"
+    if last == "1 / 0":
+        assert "ZeroDivisionError" in printed.err and "runpy" not in printed.err
+
+
+def test_interpreter_imports_no_torch() -> None:
+    code = "import sys, moebius, moebius.interpreter, moebius.report.records; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
