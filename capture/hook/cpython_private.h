@@ -9,6 +9,8 @@
  * struct _PyInterpreterFrame              f_func  f_funcobj       the frame that the evaluator is about to run
  *   code                                  f_code  f_code  f_executable
  *   next instruction                      prev_instr + 1  instr_ptr
+ *   owner, frame_obj, stacktop, localsplus  yes     yes     yes
+ * PyThreadState recursion counter         recursion_remaining     py_recursion_remaining (3.12, 3.13)
  * _PyInterpreterState_{Get,Set}EvalFrameFunc  PEP 523, all three  the frame hook
  * _PyEval_EvalFrameDefault                yes     yes     yes     CPython's own evaluator
  * _PyEval_RequestCodeExtraIndex           yes     PyUnstable_Eval_RequestCodeExtraIndex
@@ -38,6 +40,71 @@
 #endif
 #include <internal/pycore_frame.h>
 #undef Py_BUILD_CORE
+
+typedef struct _PyInterpreterFrame mb_Frame;
+
+static inline PyCodeObject *
+mb_frame_code(mb_Frame *frame)
+{
+#if PY_VERSION_HEX >= 0x030D0000
+    return PyCode_Check(frame->f_executable) ? (PyCodeObject *)frame->f_executable : NULL;
+#else
+    return frame->f_code;
+#endif
+}
+
+static inline PyObject *
+mb_frame_function(mb_Frame *frame)
+{
+#if PY_VERSION_HEX >= 0x030C0000
+    return frame->f_funcobj;
+#else
+    return (PyObject *)frame->f_func;
+#endif
+}
+
+/* Owned by a call (not by a generator), arguments in place, no instruction run yet. */
+static inline int
+mb_frame_is_fresh(mb_Frame *frame, PyCodeObject *code)
+{
+    if (frame->owner != FRAME_OWNED_BY_THREAD || frame->frame_obj != NULL || frame->stacktop != code->co_nlocalsplus) {
+        return 0;
+    }
+#if PY_VERSION_HEX >= 0x030D0000
+    return frame->instr_ptr == _PyCode_CODE(code);
+#else
+    return frame->prev_instr == _PyCode_CODE(code) - 1;
+#endif
+}
+
+#if PY_VERSION_HEX >= 0x030C0000
+/* Makes a fresh frame run `code` instead; its locals stay where they are and are cleared by the evaluator. */
+static inline void
+mb_frame_swap_code(mb_Frame *frame, PyCodeObject *code)
+{
+#if PY_VERSION_HEX >= 0x030D0000
+    PyObject *old = frame->f_executable;
+    frame->f_executable = Py_NewRef(code);
+    frame->instr_ptr = _PyCode_CODE(code);
+#else
+    PyObject *old = (PyObject *)frame->f_code;
+    frame->f_code = (PyCodeObject *)Py_NewRef(code);
+    frame->prev_instr = _PyCode_CODE(code) - 1;
+#endif
+    Py_DECREF(old);    /* the frame's function holds it still */
+}
+#endif
+
+/* Calls of Python functions that may still be nested. */
+static inline int
+mb_recursion_room(PyThreadState *tstate)
+{
+#if PY_VERSION_HEX >= 0x030C0000
+    return tstate->py_recursion_remaining;
+#else
+    return tstate->recursion_remaining;
+#endif
+}
 #endif
 
 #include <stdint.h>

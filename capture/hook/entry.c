@@ -177,9 +177,9 @@ entry_vectorcall(PyObject *self, PyObject *const *args, size_t nargsf, PyObject 
         return call_guarded(entry, args, nargsf, kwnames);
     }
     /* Called from a frame that runs under the hook: what runs now is ours, and is not to be captured again. */
-    int was_on = mb_hook_switch(0);
+    HookScope scope = mb_hook_enter(0);
     PyObject *result = call_guarded(entry, args, nargsf, kwnames);
-    mb_hook_switch(was_on);
+    mb_hook_leave(scope);
     return result;
 }
 

@@ -98,7 +98,11 @@ extern PyTypeObject mb_Entry_Type;
 
 /* frames.c */
 extern int mb_hooked_threads;     /* how many threads have the hook switched on */
-int mb_hook_switch(int on);       /* for this thread; returns what it was */
+typedef struct {
+    int was_on, depth, did;
+} HookScope;
+HookScope mb_hook_enter(int on);  /* for this thread, until the scope is left */
+void mb_hook_leave(HookScope scope);
 int mb_frames_init(PyObject *module);
 extern PyMethodDef mb_frame_methods[];
 
