@@ -1,0 +1,30 @@
+"""Where experts live and how tokens reach them. What may live here: plans and their arithmetic, the sharded form of a
+parameter and how parameters move to the ranks, the exchange operators, and the pass that puts them into a graph.
+
+First form: one program on every rank, the same batch on each. Dense compute is replicated; experts are split over one
+mesh axis, and so are their gradients and optimizer state. At an expert region each rank serves its slice of the tokens:
+rows travel by uneven all-to-all to the ranks that own their experts and back, and the output is gathered. Backward is the
+mirror image, so gradients of everything replicated are equal on every rank. No token is dropped.
+
+How a caller (capture) uses it:
+
+1. lower with ``LoweringOptions(mesh=..., plan=...)``; the lowering calls ``place(gm, options)`` once expert regions are
+   ``moebius.kernels.experts`` calls. The result is right whether or not parameters were placed.
+2. ``parameters_to_place(gm)``: if not empty, drop the capture (it refers to the parameters weakly), call
+   ``place_parameters(those, others, mesh, gm.meta["plan"])``, and capture again.
+3. at each call, give the graph ``to_graph_input(value, conversion)`` for each input and ``input_conversions(gm, options)``.
+
+Everything here that says "Collective" must be called on every rank of the mesh, in the same order.
+"""
+from moebius.lowering.distribution.errors import DistributionError, PlacementError, RanksDisagreeError
+from moebius.lowering.distribution.exchange import Traffic, traffic
+from moebius.lowering.distribution.place import input_conversions, parameters_to_place, place, plan_for
+from moebius.lowering.distribution.placement import collect_parameters, place_parameters, place_state, to_graph_input
+from moebius.lowering.distribution.plan import Bytes, Plan, RegionShape, bytes_for, expected_bytes, resolve_plan
+from moebius.lowering.distribution.sharded import Sharded
+
+__all__ = [
+    "Bytes", "DistributionError", "PlacementError", "Plan", "RanksDisagreeError", "RegionShape", "Sharded", "Traffic",
+    "bytes_for", "collect_parameters", "expected_bytes", "input_conversions", "parameters_to_place", "place",
+    "place_parameters", "place_state", "plan_for", "resolve_plan", "to_graph_input", "traffic",
+]

@@ -1,0 +1,14 @@
+"""What distribution raises. Nothing of capture is imported here, so these stand beside MoebiusError."""
+from __future__ import annotations
+
+
+class DistributionError(RuntimeError):
+    """Ranks, a mesh, a plan or a parameter do not fit expert parallelism. The text says which, and what to do."""
+
+
+class PlacementError(DistributionError):
+    """A parameter cannot move to the ranks now, because something still refers to it. Nothing was moved."""
+
+
+class RanksDisagreeError(DistributionError):
+    """The ranks came to an expert region with different tokens or a different routing. Raised on every rank."""

@@ -1,0 +1,67 @@
+"""What the lowered graph calls around the local experts: ``dispatch`` before them, ``combine`` after them.
+
+Between the two, the ordinary experts operator runs on the rows that arrived, one expert a row, with this rank's weights.
+A row's routing weight travels with it, so the sum over a token's experts of one rank is taken there and one row a rank
+goes back. Both functions are made of the exchange's operators and plain torch, so that any backend traces them.
+
+Letters: T tokens, K slots a token, D model width, E experts, U rows received (tokens), R their slots with an expert here.
+"""
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from moebius.lowering.distribution import exchange
+from moebius.lowering.distribution.plan import chunk_span
+
+
+@torch.library.custom_op("moebius::own_slots", mutates_args=())
+def own_slots(index_UK: Tensor, num_experts: int, group_name: str) -> tuple[Tensor, Tensor]:
+    """The slots that name an expert of this rank, by expert: (positions in U·K [R], the expert's local number [R])."""
+    group = exchange.find_group(group_name)
+    low, high = chunk_span(num_experts, group.size(), group.rank())
+    flat = index_UK.reshape(-1).long()
+    slot_R = ((flat >= low) & (flat < high)).nonzero()[:, 0]
+    expert_R, order = torch.sort(flat[slot_R] - low, stable=True)
+    return slot_R[order], expert_R
+
+
+@own_slots.register_fake
+def _(index_UK: Tensor, num_experts: int, group_name: str) -> tuple[Tensor, Tensor]:
+    rows = torch.library.get_ctx().new_dynamic_size()
+    return index_UK.new_empty((rows,), dtype=torch.int64), index_UK.new_empty((rows,), dtype=torch.int64)
+
+
+def dispatch(
+    x_TD: Tensor, index_TK: Tensor, weight_TK: Tensor | None, num_experts: int, group_name: str
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor, Tensor, Tensor, Tensor]:
+    """Send tokens to their experts' ranks. Collective. Every rank passes the same tensors.
+
+    Returns x_RD, expert_R1 (this rank's own numbering), weight_R1 (None without weights), and for :func:`combine`:
+    token_R (the received row that each slot belongs to), rows_S, source_U, splits_2P.
+    """
+    rows_S, source_U, splits_2P = exchange.route(index_TK, num_experts, group_name)
+    x_UD = exchange.send_rows(x_TD, rows_S, source_U, splits_2P, group_name)
+    index_UK = exchange.send_rows(index_TK, rows_S, source_U, splits_2P, group_name)
+    slot_R, expert_R = own_slots(index_UK, num_experts, group_name)
+    token_R = slot_R // index_TK.shape[1]
+    weight_R1 = None
+    if weight_TK is not None:
+        weight_UK = exchange.send_rows(weight_TK, rows_S, source_U, splits_2P, group_name)
+        weight_R1 = weight_UK.reshape(-1).index_select(0, slot_R)[:, None]
+    return x_UD.index_select(0, token_R), expert_R[:, None], weight_R1, token_R, rows_S, source_U, splits_2P
+
+
+def combine(
+    y_RD: Tensor, token_R: Tensor, rows_S: Tensor, source_U: Tensor, splits_2P: Tensor, x_TD: Tensor, group_name: str
+) -> Tensor:
+    """Send results home and add them up: out_TD, equal on all ranks. Collective. x_TD: for the number of tokens."""
+    wide = torch.float32 if y_RD.dtype in (torch.bfloat16, torch.float16) else y_RD.dtype
+    y_UD = torch.zeros((source_U.shape[0], y_RD.shape[1]), dtype=wide, device=y_RD.device)
+    y_UD = y_UD.index_add(0, token_R, y_RD.to(wide)).to(y_RD.dtype)
+    return exchange.return_rows(y_UD, rows_S, source_U, splits_2P, x_TD.shape[0], group_name)
+
+
+def own_experts(weight_E: Tensor, group_name: str) -> Tensor:
+    """This rank's experts of a whole weight that every rank holds; its gradient is gathered from all ranks. Collective."""
+    return exchange.own_experts(weight_E, group_name)

@@ -1,0 +1,279 @@
+"""Contract
+needs: a lowered graph, in which expert regions are calls of ``moebius.kernels.experts``; placeholders with ``meta["val"]``,
+    and with ``meta["tensor"]`` (a weak reference to the real tensor) and ``meta["source"]`` where they are parameters.
+promises: the same results on every rank, with each such call done by the ranks that own the experts. A weight that was
+    placed (:mod:`placement`) goes in as this rank's rows, where nothing else in the graph uses it; any other weight is
+    whole, and this rank's experts are taken from it. Changes the graph in place. Nothing else is touched.
+"""
+from __future__ import annotations
+
+import inspect
+import operator
+from typing import Any
+
+import torch
+from torch import fx
+
+from moebius.kernels import experts
+from moebius.lowering.distribution.exchange import remember_group
+from moebius.lowering.distribution.expert_parallel import combine, dispatch, own_experts
+from moebius.lowering.distribution.plan import Plan, RegionShape, chunk_span, resolve_plan
+from moebius.lowering.distribution.sharded import Sharded
+from moebius.lowering.distribution.torch_private import FakeTensor, tree_leaves
+from moebius.lowering.graph import LoweringOptions
+
+WEIGHTS = ("gate_up_EMD", "down_EDN", "gate_up_bias", "down_bias")  # arguments whose first axis counts experts
+CASTS = frozenset(("contiguous", "to", "float", "double", "half", "bfloat16", "clone", "type"))
+SWAPS = frozenset(("transpose", "swapaxes", "swapdims"))
+SIGNATURE = inspect.signature(experts)
+
+
+def place(gm: fx.GraphModule, options: LoweringOptions) -> fx.GraphModule:
+    """Spread the expert regions of a lowered graph over ``options.mesh``; see the Contract. Sets ``gm.meta["plan"]``.
+
+    Raises DistributionError where the mesh or the plan does not fit.
+    """
+    mesh = options.mesh
+    plan = resolve_plan(options.plan, mesh)
+    gm.meta["plan"] = plan
+    axis = plan.axis_index(mesh)
+    regions = [node for node in gm.graph.nodes if node.op == "call_function" and node.target is experts]
+    for node in gm.graph.nodes:
+        if node.op == "placeholder":
+            node.meta["placement"] = "shard→full" if isinstance(_real(node), Sharded) else "as is"
+    if plan.ranks == 1 or not regions:
+        return gm
+    group_name = remember_group(mesh.get_group(axis))
+    rank = mesh.get_local_rank(axis)
+    chains = {id(weight): _chain(weight) for node in regions for weight in _weights(node).values()}
+    for node in regions:
+        _describe(node, chains, plan)
+    kept = _only_experts(regions, chains)
+    # Read before the first rewrite: it changes the fakes of weights that a later region may share.
+    experts_of = {node: int(_weights(node)["gate_up_EMD"].meta["val"].shape[0]) for node in regions}
+    for node, num_experts in experts_of.items():
+        _replace(node, num_experts, chains, kept, plan.ranks, rank, group_name)
+    gm.graph.lint()
+    gm.recompile()
+    return gm
+
+
+def parameters_to_place(gm: fx.GraphModule) -> list[torch.nn.Parameter]:
+    """Parameters that ``gm`` (after :func:`place`) takes whole though this rank needs its own experts of them only.
+
+    What a caller gives to :func:`place_parameters` before it captures again. Empty once all are placed.
+    """
+    found = []
+    for node in gm.graph.nodes:
+        if node.op == "placeholder" and node.meta.get("placement") == "as is" and node.meta.get("wants_shard"):
+            tensor = _real(node)
+            if isinstance(tensor, torch.nn.Parameter) and not isinstance(tensor, Sharded):
+                found.append(tensor)
+    return found
+
+
+def input_conversions(gm: fx.GraphModule, options: LoweringOptions) -> list[str]:
+    """How each input, in order, must reach a graph that :func:`place` has seen: the second argument of to_graph_input.
+
+    "as is": as it is. "shard→local": this rank's rows of a placed parameter. "shard→full": all of it, gathered.
+    """
+    return [node.meta.get("placement", "as is") for node in gm.graph.nodes if node.op == "placeholder"]
+
+
+def plan_for(gm: fx.GraphModule, mesh: Any, plan: Any = "auto") -> Plan:
+    """The plan that :func:`place` would follow for a lowered graph, without changing it. Text form: ``str(plan)``."""
+    made = resolve_plan(plan, mesh)
+    regions = [node for node in gm.graph.nodes if node.op == "call_function" and node.target is experts]
+    chains = {id(weight): _chain(weight) for node in regions for weight in _weights(node).values()}
+    for node in regions:
+        _describe(node, chains, made)
+    return made
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Which weights are an experts' parameter and nothing else
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def _arguments(node: fx.Node) -> dict[str, Any]:
+    bound = SIGNATURE.bind(*node.args, **node.kwargs)
+    return dict(bound.arguments)
+
+
+def _weights(node: fx.Node) -> dict[str, fx.Node]:
+    arguments = _arguments(node)
+    return {name: arguments[name] for name in WEIGHTS if isinstance(arguments.get(name), fx.Node)}
+
+
+def _chain(weight: fx.Node) -> list[fx.Node] | None:
+    """[placeholder, ..., weight] where each step works on each expert alone; None where it comes from elsewhere."""
+    chain = [weight]
+    while chain[-1].op != "placeholder":
+        node = chain[-1]
+        if not _keeps_experts_apart(node):
+            return None
+        chain.append(node.args[0])  # type: ignore[arg-type]
+    return chain[::-1]
+
+
+def _keeps_experts_apart(node: fx.Node) -> bool:
+    """Whether a node's result for expert e is made of expert e's rows alone, whatever number of experts there is."""
+    if len(node.all_input_nodes) != 1 or not node.args or node.args[0] is not node.all_input_nodes[0]:
+        return False
+    if node.op == "call_method":
+        name = str(node.target)
+    elif node.op == "call_function":
+        if node.target is getattr:
+            return node.args[1] == "mT" and _dim(node.args[0]) == 3
+        if node.target is operator.getitem:
+            index = node.args[1]
+            # weight[:, a:b]: a plain slice of all experts first, and no axis added or dropped before it
+            return isinstance(index, tuple) and bool(index) and index[0] == slice(None, None, None) and None not in index
+        name = getattr(node.target, "__name__", "")
+        if node.target is not getattr(torch, name, None):
+            return False
+    else:
+        return False
+    if name in CASTS:
+        return True
+    rest = [*node.args[1:], *node.kwargs.values()]
+    dim = _dim(node.args[0])
+    if name in SWAPS and dim and len(rest) == 2 and all(isinstance(axis, int) for axis in rest):
+        return all(axis % dim != 0 for axis in rest)  # type: ignore[operator]
+    if name == "permute" and dim and rest:
+        order = rest[0] if isinstance(rest[0], tuple | list) else rest
+        return order[0] == 0 or order[0] == -dim
+    return False
+
+
+def _only_experts(regions: list[fx.Node], chains: dict[int, list[fx.Node] | None]) -> set[fx.Node]:
+    """Placeholders all of whose uses lead to experts calls that can take this rank's rows."""
+    allowed = set(regions)
+    kept: set[fx.Node] = set()
+    for chain in chains.values():
+        if chain is not None:
+            allowed.update(chain)
+            kept.add(chain[0])
+    for chain in chains.values():
+        if chain is not None and any(user not in allowed for node in chain for user in node.users):
+            kept.discard(chain[0])
+    # The same node may be an experts' weight and its x, say; then it is needed whole.
+    for node in regions:
+        weights = set(_weights(node).values())
+        for name, value in _arguments(node).items():
+            if isinstance(value, fx.Node) and name not in WEIGHTS and value in weights:
+                chain = chains[id(value)]
+                kept.discard(chain[0] if chain else value)
+    return kept
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The rewrite
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def _replace(
+    node: fx.Node, num_experts: int, chains: dict[int, list[fx.Node] | None], kept: set[fx.Node], ranks: int, rank: int,
+    group_name: str,
+) -> None:
+    graph = node.graph
+    arguments = _arguments(node)
+    x, index, weight = arguments["x_TD"], arguments["index_TK"], arguments["weight_TK"]
+
+    def emit(target: Any, args: tuple) -> fx.Node:
+        made = graph.call_function(target, args)
+        made.meta = {key: value for key, value in node.meta.items() if key in ("where", "stack")}
+        _propagate(made)
+        return made
+
+    with graph.inserting_before(node):
+        for name, value in _weights(node).items():
+            chain = chains.get(id(value))
+            if chain is not None and chain[0] in kept and isinstance(_real(chain[0]), Sharded):
+                _take_rows(chain, ranks, rank)
+            else:
+                if chain is not None and chain[0] in kept:
+                    chain[0].meta["wants_shard"] = True
+                arguments[name] = emit(own_experts, (value, group_name))
+        sent = emit(dispatch, (x, index, weight, num_experts, group_name))
+        x_RD, expert_R1, weight_R1, *ticket = [emit(operator.getitem, (sent, i)) for i in range(7)]
+        arguments |= {"x_TD": x_RD, "index_TK": expert_R1, "weight_TK": None if weight is None else weight_R1}
+        bound = inspect.BoundArguments(SIGNATURE, arguments)  # type: ignore[arg-type]
+        local = graph.call_function(experts, bound.args, bound.kwargs)
+        local.meta = {key: value for key, value in node.meta.items() if key != "val"}
+        _propagate(local)
+        out = emit(combine, (local, *ticket, x, group_name))
+    if "val" in node.meta:
+        out.meta["val"] = node.meta["val"]
+    node.replace_all_uses_with(out)
+    graph.erase_node(node)
+    if weight is None:
+        graph.erase_node(weight_R1)
+
+
+def _take_rows(chain: list[fx.Node], ranks: int, rank: int) -> None:
+    placeholder = chain[0]
+    if placeholder.meta["placement"] != "shard→local":
+        placeholder.meta["placement"] = "shard→local"
+        whole = placeholder.meta["val"]
+        low, high = chunk_span(int(whole.shape[0]), ranks, rank)
+        placeholder.meta["global_shape"] = tuple(whole.shape)
+        if isinstance(whole, FakeTensor):
+            with whole.fake_mode:
+                local = torch.empty((high - low, *whole.shape[1:]), dtype=whole.dtype, device=whole.device)
+            placeholder.meta["val"] = local.requires_grad_(whole.requires_grad)
+    for step in chain[1:]:
+        _propagate(step)
+
+
+def _propagate(node: fx.Node) -> None:
+    """Set ``meta["val"]`` of a new or changed node by running it on its inputs' fakes; without fakes, leave it out."""
+    node.meta.pop("val", None)
+    inputs = node.all_input_nodes
+    if not inputs or any("val" not in item.meta for item in inputs):
+        return
+    args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda item: item.meta["val"])
+    mode = next((leaf.fake_mode for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, FakeTensor)), None)
+    if mode is None or mode.shape_env is None:
+        return
+    with mode, mode.shape_env.ignore_fresh_unbacked_symbols():
+        if node.op == "call_method":
+            node.meta["val"] = getattr(args[0], str(node.target))(*args[1:], **kwargs)
+        else:
+            node.meta["val"] = node.target(*args, **kwargs)  # type: ignore[operator]
+
+
+def _describe(node: fx.Node, chains: dict[int, list[fx.Node] | None], plan: Plan) -> None:
+    """Write a region, and the parameters that it reads, into the plan."""
+    arguments = _arguments(node)
+    for value in _weights(node).values():
+        chain = chains[id(value)]
+        if chain is not None and "val" in chain[0].meta:
+            total = int(chain[0].meta["val"].shape[0])
+            source = str(chain[0].meta.get("source", chain[0].name))
+            plan.parameters[source] = (total, -(-total // plan.ranks))
+    values = {
+        name: arguments[name].meta.get("val") for name in ("x_TD", "index_TK", "weight_TK", "gate_up_EMD")
+        if isinstance(arguments[name], fx.Node)
+    }
+    x, index, weight, gate_up = (values.get(name) for name in ("x_TD", "index_TK", "weight_TK", "gate_up_EMD"))
+    if x is None or index is None or gate_up is None:
+        return
+    sizes = (x.shape[0], index.shape[1], gate_up.shape[0], x.shape[1])
+    if all(isinstance(size, int) for size in sizes):  # a size that varies from call to call is not known here
+        plan.regions.append(
+            RegionShape(
+                *sizes, item_bytes=x.element_size(), weight_bytes=weight.element_size() if weight is not None else 0,
+                index_bytes=index.element_size(), weighted=weight is not None,
+            )
+        )
+
+
+def _dim(node: Any) -> int | None:
+    value = node.meta.get("val") if isinstance(node, fx.Node) else None
+    return value.dim() if isinstance(value, torch.Tensor) else None
+
+
+def _real(node: fx.Node) -> Any:
+    reference = node.meta.get("tensor")
+    return reference() if callable(reference) else reference

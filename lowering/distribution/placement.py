@@ -1,0 +1,146 @@
+"""Moves parameters to the ranks that own them, and back, in place: the objects that model and optimizer hold stay."""
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import DeviceMesh
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
+
+from moebius.lowering.distribution.errors import PlacementError
+from moebius.lowering.distribution.plan import Plan, chunk_span
+from moebius.lowering.distribution.sharded import Sharded, keep_grad_sharded, local_rows, shard_rows
+from moebius.lowering.distribution.torch_private import has_hooks, references, swap
+
+
+def place_parameters(
+    experts: Iterable[torch.nn.Parameter], others: Iterable[torch.Tensor], mesh: DeviceMesh, plan: Plan
+) -> list[torch.nn.Parameter]:
+    """Split expert parameters over ``plan.axis`` of the mesh by their first axis; make the others equal on all ranks.
+
+    experts: parameters whose first axis counts experts. Each becomes a :class:`Sharded` under the same identity (and so
+        does its ``.grad``); rank r keeps rows ``chunk_span(E, ranks, r)``, and the memory of the rest is freed.
+    others: the model's other parameters and buffers. They stay ordinary tensors; the first rank's values go to all.
+    Returns the parameters that moved in this call ([] if all were placed before: calling again is free). Collective.
+    Raises PlacementError, on every rank and with nothing moved, where a parameter cannot move on some rank: a live
+    autograd graph or a backward hook holds it, or it is a view or no leaf.
+    """
+    moving = _unique(p for p in experts if not isinstance(p, Sharded))
+    if not moving:
+        return []
+    _agree(moving, mesh)
+    placements: list[Placement] = [Replicate()] * mesh.ndim
+    placements[plan.axis_index(mesh)] = Shard(0)
+    with torch.no_grad():
+        for tensor in _unique(others):
+            if not isinstance(tensor, DTensor | Sharded):
+                _copy_from_first_rank(tensor, mesh)
+        for parameter in moving:
+            _copy_from_first_rank(parameter, mesh)
+            _take_place(parameter, _split(parameter, mesh, placements))
+            if parameter.requires_grad:
+                keep_grad_sharded(parameter)
+    return moving
+
+
+def collect_parameters(parameters: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+    """Undo :func:`place_parameters`: every sharded parameter among these becomes an ordinary whole one. Collective.
+
+    Returns those that moved. Optimizer state is left as it is: this is for saving a model and for handing it on.
+    """
+    moving = _unique(p for p in parameters if isinstance(p, Sharded))
+    if moving:
+        _agree(moving, moving[0].shards.device_mesh)
+    for parameter in moving:
+        if parameter.leaf_hook is not None:
+            parameter.leaf_hook.remove()
+        whole = torch.nn.Parameter(parameter.shards.detach().full_tensor(), parameter.requires_grad)
+        if parameter.grad is not None:
+            whole.grad = parameter.grad.shards.full_tensor()
+        _take_place(parameter, whole)
+        del parameter.shards, parameter.leaf_hook
+    return moving
+
+
+def place_state(optimizer: torch.optim.Optimizer) -> None:
+    """Split the state that an optimizer already holds for parameters that were placed after it had taken steps."""
+    for parameter, state in optimizer.state.items():
+        if isinstance(parameter, Sharded):
+            for name, value in state.items():
+                plain = isinstance(value, torch.Tensor) and not isinstance(value, Sharded)
+                if plain and value.shape == parameter.shape:
+                    state[name] = shard_rows(value, parameter.shards)
+
+
+def to_graph_input(tensor: Any, conversion: str) -> Any:
+    """What a lowered graph gets for one input, connected to autograd. conversion: see :func:`input_conversions`.
+
+    "as is": the value itself. "shard→local": this rank's rows. "shard→full": the whole tensor (collective).
+    Raises PlacementError where a graph wants this rank's rows of a tensor that was not placed.
+    """
+    if conversion == "shard→local":
+        if not isinstance(tensor, Sharded):
+            raise PlacementError("a graph that takes this rank's experts was given a whole parameter; place it first")
+        return local_rows(tensor)
+    return tensor.full_tensor() if conversion == "shard→full" and isinstance(tensor, Sharded) else tensor
+
+
+def _split(parameter: torch.Tensor, mesh: DeviceMesh, placements: list[Placement]) -> torch.nn.Parameter:
+    axis = placements.index(Shard(0))
+    low, high = chunk_span(parameter.shape[0], mesh.size(axis), mesh.get_local_rank(axis))
+    whole = parameter.detach()
+    inner = DTensor.from_local(
+        whole[low:high].clone(memory_format=torch.contiguous_format), mesh, placements, run_check=False,
+        shape=whole.shape, stride=torch.empty(whole.shape, device="meta").stride(),
+    )
+    split = torch.nn.Parameter(Sharded(inner), parameter.requires_grad)
+    if parameter.grad is not None:
+        split.grad = shard_rows(parameter.grad, inner)
+    return split
+
+
+def _take_place(parameter: torch.nn.Parameter, new: torch.nn.Parameter) -> None:
+    attributes = {name: value for name, value in vars(parameter).items() if name not in vars(new)}
+    swap(parameter, new)
+    vars(parameter).update(attributes)  # what users hang on a parameter (a mark for weight decay, a name) stays on it
+
+
+def _copy_from_first_rank(tensor: torch.Tensor, mesh: DeviceMesh) -> None:
+    value = tensor.detach()
+    if value.numel() == 0:
+        return
+    buffer = value.contiguous()
+    for axis in range(mesh.ndim):
+        group = mesh.get_group(axis)
+        dist.broadcast(buffer, dist.get_global_rank(group, 0), group=group)
+    if buffer.data_ptr() != value.data_ptr():
+        value.copy_(buffer)
+
+
+def _agree(parameters: list[torch.Tensor], mesh: DeviceMesh) -> None:
+    """Raise PlacementError on every rank of the mesh if a parameter cannot move on one of them. Collective."""
+    obstacles = [text for text in map(_obstacle, parameters) if text]
+    blocked = torch.tensor(len(obstacles), device=mesh.device_type)
+    for axis in range(mesh.ndim):
+        dist.all_reduce(blocked, group=mesh.get_group(axis))
+    if obstacles:
+        raise PlacementError("; ".join(obstacles))
+    if int(blocked):
+        raise PlacementError("an expert parameter cannot move on another rank, which says why")
+
+
+def _obstacle(parameter: torch.Tensor) -> str | None:
+    what = f"the expert parameter of shape {tuple(parameter.shape)}"
+    if not parameter.is_leaf:
+        return f"{what} is not a leaf tensor; only parameters can be placed"
+    if not isinstance(parameter, Sharded) and has_hooks(parameter):
+        return f"{what} has a backward hook, which would be lost; register it after the first captured call"
+    if references(parameter) > 1:
+        return f"{what} is held by a live autograd graph; free the losses of earlier calls first"
+    return None
+
+
+def _unique(tensors: Iterable[Any]) -> list[Any]:
+    return list({id(tensor): tensor for tensor in tensors}.values())

@@ -1,0 +1,157 @@
+"""Where experts live and what a step is expected to send: the plan, and the arithmetic behind its numbers."""
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from math import comb
+from typing import Any
+
+from moebius.lowering.distribution.errors import DistributionError
+
+EXPERT_AXES = ("ep", "expert", "experts", "expert_parallel")  # names of a mesh axis that "auto" takes for experts
+HEADER_BYTES = 24  # what a rank tells each other rank before an exchange: rows to come, tokens, routing checksum
+
+
+def chunk_span(length: int, ranks: int, rank: int) -> tuple[int, int]:
+    """Rows [low, high) of an axis of ``length`` that ``rank`` keeps: torch.chunk's split, as DTensor's Shard has it."""
+    step = -(-length // ranks)
+    return min(rank * step, length), min((rank + 1) * step, length)
+
+
+def expected_destinations(ranks: int, num_experts: int, top_k: int) -> float:
+    """Distinct ranks that a token is expected to go to under uniform routing to top_k different experts.
+
+    P · (1 − C(E − E/P, K) / C(E, K)); each rank's own number of experts is used where P does not divide E.
+    """
+    reached = 0.0
+    for rank in range(ranks):
+        low, high = chunk_span(num_experts, ranks, rank)
+        reached += 1.0 - comb(num_experts - (high - low), top_k) / comb(num_experts, top_k)
+    return reached
+
+
+@dataclass(frozen=True)
+class RegionShape:
+    """One expert region: T tokens, K slots a token, E experts, D model width; bytes of one number of x and of weight.
+
+    index_bytes: bytes of one routing index. weighted: whether routing weights travel (an operator may have none).
+    """
+
+    tokens: int
+    top_k: int
+    num_experts: int
+    width: int
+    item_bytes: int
+    weight_bytes: int
+    index_bytes: int = 8
+    weighted: bool = True
+
+
+@dataclass(frozen=True)
+class Bytes:
+    """Bytes that one rank sends to other ranks in one forward and backward of a region (its own rows stay at home)."""
+
+    header: float
+    dispatch: float
+    combine: float
+    gather: float
+
+    @property
+    def total(self) -> float:
+        return self.header + self.dispatch + self.combine + self.gather
+
+    def __add__(self, other: Bytes) -> Bytes:
+        return Bytes(
+            self.header + other.header, self.dispatch + other.dispatch,
+            self.combine + other.combine, self.gather + other.gather,
+        )
+
+
+def bytes_for(shape: RegionShape, ranks: int, sent: float, received: float, own_tokens: float) -> Bytes:
+    """What a rank sends that dispatches ``sent`` rows to other ranks, is given ``received``, and owns ``own_tokens``.
+
+    Forward: x, indices and weights out, results back, the output gathered. Backward, its mirror: the output's gradient
+    out, the gradients of x and of weights back, both gathered.
+    """
+    row = shape.width * shape.item_bytes
+    weights = shape.top_k * shape.weight_bytes if shape.weighted else 0
+    return Bytes(
+        header=(ranks - 1) * HEADER_BYTES,
+        dispatch=sent * (row + weights + shape.top_k * shape.index_bytes) + sent * row,
+        combine=received * row + received * (row + weights),
+        gather=(ranks - 1) * own_tokens * (2 * row + weights),
+    )
+
+
+def expected_bytes(shape: RegionShape, ranks: int) -> Bytes:
+    """:func:`bytes_for` an average rank under uniform routing."""
+    if ranks == 1:
+        return Bytes(0.0, 0.0, 0.0, 0.0)
+    remote = shape.tokens / ranks * expected_destinations(ranks, shape.num_experts, shape.top_k) * (ranks - 1) / ranks
+    return bytes_for(shape, ranks, remote, remote, -(-shape.tokens // ranks))
+
+
+@dataclass
+class Plan:
+    """How the experts of one model are spread over a mesh.
+
+    axis: the mesh axis, by name or number, over which expert parameters are split by their first axis.
+    parameters: the split parameters, as their sources read in the captured graph, with (experts in all, on a rank).
+    regions: the shapes of the expert regions, as far as they are known (sizes that vary from call to call are not).
+    """
+
+    axis: str | int = 0
+    parameters: dict[str, tuple[int, int]] = field(default_factory=dict)
+    regions: list[RegionShape] = field(default_factory=list)
+    ranks: int = 1  # set from the mesh
+
+    def axis_index(self, mesh: Any) -> int:
+        """The number of the plan's axis in this mesh. Raises DistributionError where it has no such axis."""
+        names = mesh.mesh_dim_names or ()
+        if isinstance(self.axis, str):
+            if self.axis not in names:
+                raise DistributionError(f"the plan's mesh axis {self.axis!r} is not in the mesh, whose axes are {names}")
+            return names.index(self.axis)
+        if not 0 <= self.axis < mesh.ndim:
+            raise DistributionError(f"the plan's mesh axis {self.axis} is not in the mesh, which has {mesh.ndim} axes")
+        return self.axis
+
+    def expected(self) -> Bytes:
+        """Bytes that a rank is expected to send in one forward and backward, all known regions together."""
+        total = Bytes(0.0, 0.0, 0.0, 0.0)
+        for shape in self.regions:
+            total += expected_bytes(shape, self.ranks)
+        return total
+
+    def __str__(self) -> str:
+        lines = [f"expert parallel over {self.ranks} ranks (mesh axis {self.axis!r}); the batch is the same on every rank"]
+        for source, (experts, here) in self.parameters.items():
+            lines.append(f"  {source}: {experts} experts, at most {here} on a rank")
+        expected = self.expected()
+        lines.append(
+            f"  {len(self.regions)} expert regions; a rank sends about {expected.total / 1e6:.3f} MB a forward and backward"
+            f" under uniform routing: dispatch {expected.dispatch / 1e6:.3f}, combine {expected.combine / 1e6:.3f},"
+            f" gather {expected.gather / 1e6:.3f}"
+        )
+        return "\n".join(lines)
+
+
+def resolve_plan(plan: Any, mesh: Any) -> Plan:
+    """The plan that ``plan=`` asks for on this mesh: "auto", or a Plan, whose ranks are set from the mesh."""
+    if plan == "auto":
+        plan = Plan(axis=choose_axis(mesh))
+    elif not isinstance(plan, Plan):
+        raise DistributionError(f"plan={plan!r} is neither 'auto' nor a moebius.lowering.distribution.Plan")
+    return replace(plan, ranks=mesh.size(plan.axis_index(mesh)), parameters=dict(plan.parameters), regions=list(plan.regions))
+
+
+def choose_axis(mesh: Any) -> str | int:
+    """The mesh axis that "auto" takes: the one that is named for experts, or the only one."""
+    names = mesh.mesh_dim_names or ()
+    for name in EXPERT_AXES:
+        if name in names:
+            return name
+    if mesh.ndim == 1:
+        return names[0] if names else 0
+    raise DistributionError(
+        f"the mesh has {mesh.ndim} axes and none is called 'ep'; name one 'ep' or pass plan=Plan(axis=...)"
+    )
