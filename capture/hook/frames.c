@@ -136,7 +136,7 @@ typedef struct CodeNote {
     Verdict verdict;
     int pass_function;              /* callable(function, *arguments) */
     PyObject *callable;             /* ATTACHED */
-    PyObject *globals, *closure;    /* ATTACHED: of the function that it is for, unless pass_function; NULL: any */
+    PyObject *function;             /* ATTACHED: weak reference to the function that it is for; NULL: any function */
     struct CodeNote *next, *previous;
 } CodeNote;
 
@@ -147,13 +147,12 @@ static PyObject *frame_callback;
 static void
 clear_note(CodeNote *note, Verdict verdict)
 {
-    PyObject *callable = note->callable, *globals = note->globals, *closure = note->closure;
-    note->callable = note->globals = note->closure = NULL;
+    PyObject *callable = note->callable, *function = note->function;
+    note->callable = note->function = NULL;
     note->verdict = verdict;
     note->pass_function = 0;
     Py_XDECREF(callable);
-    Py_XDECREF(globals);
-    Py_XDECREF(closure);
+    Py_XDECREF(function);
 }
 
 /* Called by CPython when a code object dies. */
@@ -204,45 +203,52 @@ note_of(PyObject *code, int make)
     return note;
 }
 
-static void
+static int
 attach_to(CodeNote *note, PyObject *function, PyObject *callable, int pass_function)
 {
-    PyObject *globals = NULL, *closure = NULL;
-    if (function != NULL && !pass_function) {
-        globals = Py_NewRef(PyFunction_GET_GLOBALS(function));
-        closure = Py_XNewRef(PyFunction_GET_CLOSURE(function));
+    PyObject *weak = NULL;
+    if (function != NULL && !pass_function && (weak = PyWeakref_NewRef(function, NULL)) == NULL) {
+        return -1;
     }
     Py_INCREF(callable);
     clear_note(note, ATTACHED);
     note->callable = callable;
-    note->globals = globals;
-    note->closure = closure;
+    note->function = weak;
     note->pass_function = pass_function;
+    return 0;
 }
 
-/* Two functions made from one code object close over different cells: what was captured for one is not the other. */
+/* Whether what is attached is for this function: two functions made from one code object may close over different cells and
+ * see different globals, and what was captured for one is not the other. -1: it was for a function that is gone. */
 static int
 is_for(CodeNote *note, PyObject *function)
 {
-    if (note->pass_function || note->globals == NULL) {
+    if (note->function == NULL) {
         return 1;
     }
-    if (note->globals != PyFunction_GET_GLOBALS(function)) {
-        return 0;
+#if PY_VERSION_HEX >= 0x030D0000
+    PyObject *known;
+    if (PyWeakref_GetRef(note->function, &known) <= 0) {
+        return -1;
     }
-    PyObject *theirs = PyFunction_GET_CLOSURE(function), *ours = note->closure;
-    if (theirs == ours) {
-        return 1;
+#else
+    PyObject *known = PyWeakref_GET_OBJECT(note->function);
+    if (known == Py_None) {
+        return -1;
     }
-    if (theirs == NULL || ours == NULL || PyTuple_GET_SIZE(theirs) != PyTuple_GET_SIZE(ours)) {
-        return 0;
-    }
-    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(ours); i++) {
-        if (PyTuple_GET_ITEM(theirs, i) != PyTuple_GET_ITEM(ours, i)) {
-            return 0;
+    Py_INCREF(known);
+#endif
+    int same = known == function;
+    if (!same && PyFunction_GET_GLOBALS(known) == PyFunction_GET_GLOBALS(function)) {
+        PyObject *ours = PyFunction_GET_CLOSURE(known), *theirs = PyFunction_GET_CLOSURE(function);
+        Py_ssize_t n = ours == NULL ? 0 : PyTuple_GET_SIZE(ours);
+        same = n == (theirs == NULL ? 0 : PyTuple_GET_SIZE(theirs));
+        for (Py_ssize_t i = 0; i < n && same; i++) {
+            same = PyTuple_GET_ITEM(ours, i) == PyTuple_GET_ITEM(theirs, i);
         }
     }
-    return 1;
+    Py_DECREF(known);
+    return same;
 }
 
 /* ---- frames that we take ---- */
@@ -350,7 +356,6 @@ ask(CodeNote *note, PyObject *function)
     HookScope scope = mb_hook_enter(0);
     clear_note(note, DECLINED);    /* also what it stays as if the callback fails */
     PyObject *answer = PyObject_CallOneArg(callback, function);
-    mb_hook_leave(scope);
     int failed = 0;
     if (answer == NULL) {
         failed = !PyErr_ExceptionMatches(PyExc_Exception);
@@ -362,16 +367,20 @@ ask(CodeNote *note, PyObject *function)
         }
     }
     else if (answer != Py_None && note->verdict == DECLINED) {    /* else it attached something itself, and that stands */
+        int attached = -1;
         if (PyCallable_Check(answer)) {
-            attach_to(note, function, answer, 0);
+            attached = attach_to(note, function, answer, 0);
         }
         else {
             PyErr_Format(PyExc_TypeError, "the frame callback must return a callable or None, not %R", answer);
+        }
+        if (attached < 0) {
             PyErr_WriteUnraisable(callback);
         }
     }
     Py_XDECREF(answer);
     Py_DECREF(callback);
+    mb_hook_leave(scope);
     return failed ? -1 : 0;
 }
 
@@ -401,19 +410,16 @@ hook_eval(PyThreadState *tstate, mb_Frame *frame, int throwing)
             return pass_on(tstate, frame, throwing);
         }
     }
-    if (note == NULL || note->verdict == UNKNOWN) {
-        if (frame_callback == NULL) {
-            return pass_on(tstate, frame, throwing);
-        }
+    PyObject *function = mb_frame_function(frame);
+    int ours = note != NULL && note->verdict == ATTACHED ? is_for(note, function) : -1;
+    if (ours < 0 && frame_callback != NULL) {
         note = note_of((PyObject *)code, 1);
-        if (note == NULL || ask(note, mb_frame_function(frame)) < 0) {
+        if (note == NULL || ask(note, function) < 0) {
             return finish(tstate, frame, NULL);
         }
+        ours = note->verdict == ATTACHED ? is_for(note, function) : 0;
     }
-    if (note->verdict == ATTACHED && is_for(note, mb_frame_function(frame))) {
-        return take(tstate, frame, note, n);
-    }
-    return pass_on(tstate, frame, throwing);
+    return ours > 0 ? take(tstate, frame, note, n) : pass_on(tstate, frame, throwing);
 }
 
 /* ---- calls from Python ---- */
@@ -505,7 +511,9 @@ attach(PyObject *module, PyObject *args, PyObject *kwargs)
     if (note == NULL) {
         return NULL;
     }
-    attach_to(note, function, callable, pass_function);
+    if (attach_to(note, function, callable, pass_function) < 0) {
+        return NULL;
+    }
     Py_RETURN_NONE;
 }
 
@@ -594,7 +602,8 @@ PyMethodDef mb_frame_methods[] = {
      "call_unhooked(callable, /, *args, **kwargs): call it with the frame hook off for this thread."},
     {"set_frame_callback", set_frame_callback, METH_O,
      "set_frame_callback(fn | None) -> the one before: fn(function) is asked once for each code object that is met under "
-     "the hook, and returns the callable to run instead, or None: never ask again."},
+     "the hook (and again when what it returned was for a function that is gone), and returns the callable to run instead, "
+     "or None: never ask again."},
     {"attach", (PyCFunction)(void (*)(void))attach, METH_VARARGS | METH_KEYWORDS,
      "attach(code, callable, *, pass_function=False): under the hook, run callable(*arguments) for calls of this code. Given "
      "a function instead, only for functions with its globals and its cells. With pass_function, callable(function, "
