@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import runpy
 import subprocess
 import sys
@@ -37,6 +38,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except UsageError as error:
         print(f"moebius: {error}", file=sys.stderr)
         return USAGE_ERROR
+    except BrokenPipeError:  # | head
+        sys.stdout = open(os.devnull, "w")
+        return 0
 
 
 def make_parser() -> argparse.ArgumentParser:

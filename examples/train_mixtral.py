@@ -1,7 +1,7 @@
 """Trains a small Mixtral twice, as plain PyTorch and captured by moebius, and shows that the two agree.
 
-The model is ``MixtralForCausalLM`` from transformers, unmodified, its experts the plain Python loop that everybody reads
-first. The text is the source code of the Python that runs this file. Nothing is downloaded.
+The model is ``MixtralForCausalLM`` from transformers, unmodified, its experts the plain Python loop that everybody
+reads first. The text is the source code of the Python that runs this file. Nothing is downloaded.
 
     python examples/train_mixtral.py                    # about two minutes on two CPU cores
     python examples/train_mixtral.py --ranks 2          # the experts live on two processes

@@ -20,6 +20,7 @@ HOWS = {
     "native": "run by Python itself",
 }
 LISTINGS_OPEN = 3
+NUMBER = ' class="num"'
 
 
 def write(reports: Sequence[Report], path: str | Path) -> Path:
@@ -191,11 +192,11 @@ def table(
 ) -> str:
     """A table. head: (title, is a number); rows: (HTML, value to sort by) a cell."""
     columns = list(head)
-    titles = "".join(f'<th class="{"num" if number else ""}">{escape(title)}</th>' for title, number in columns)
+    titles = "".join(f"<th{NUMBER if number else ''}>{escape(title)}</th>" for title, number in columns)
     lines = []
     for row in rows:
         cells = "".join(
-            f'<td class="{"num" if number else ""}" data-sort="{"" if key is None else escape(str(key))}">{content}</td>'
+            f'<td{NUMBER if number else ""} data-sort="{"" if key is None else escape(str(key))}">{content}</td>'
             for (content, key), (_, number) in zip(row, columns, strict=True)
         )
         lines.append(f"<tr>{cells}</tr>")
@@ -322,6 +323,7 @@ def listing_card(report: Report, item: Listing, is_open: bool) -> str:
     )
     return (
         f'<details class="card source"{" open" if is_open else ""}><summary class="cardhead"><b>{escape(item.name)}</b>'
-        f'<span class="place">{escape(place(item.file, item.first))}</span><span class="spring"></span>{counts}</summary>'
+        f'<span class="place">{escape(place(item.file, item.first))}</span>'
+        f'<span class="spring"></span>{counts}</summary>'
         f'<div class="scroll"><table class="lines">{"".join(rows)}</table></div></details>'
     )

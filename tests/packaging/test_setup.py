@@ -1,0 +1,40 @@
+"""setup.py: every folder becomes a package, and a missing compiler is an error that says what to install."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def setup(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "setup.py", "-q", *words]
+    return subprocess.run(command, cwd=ROOT, env={**os.environ, **environment}, capture_output=True, text=True)
+
+
+def test_a_missing_compiler_says_what_to_install(tmp_path: Path) -> None:
+    run = setup(
+        "build_ext", "--build-temp", str(tmp_path), "--build-lib", str(tmp_path), CC="no-such-compiler -pthread"
+    )
+    assert run.returncode != 0
+    assert "no 'no-such-compiler' on PATH" in run.stderr
+    assert "apt install gcc" in run.stderr
+    assert "Traceback" not in run.stderr
+
+
+def test_every_python_file_is_in_a_package(tmp_path: Path) -> None:
+    run = setup("build_py", "--build-lib", str(tmp_path))
+    assert run.returncode == 0, run.stderr
+    for folder, package in {
+        "capture": "",
+        "interpreter": "interpreter",
+        "lowering": "lowering",
+        "kernels": "kernels",
+    }.items():
+        for file in (ROOT / folder).rglob("*.py"):
+            assert (tmp_path / "moebius" / package / file.relative_to(ROOT / folder)).is_file(), file
+    assert (tmp_path / "moebius" / "py.typed").is_file()
+    assert (tmp_path / "moebius" / "report" / "page.css").is_file()
