@@ -109,7 +109,11 @@ def specialise(launch: Launch) -> ASTSource:
 
 @dataclass(frozen=True)
 class CompilerReport:
-    """What the compiler said of one kernel. matrix_ops: HGMMA (sm_90), UTCHMMA (sm_100) or MFMA (AMD) instructions."""
+    """What the compiler said of one kernel.
+
+    spill_bytes: local memory a thread. matrix_ops: HGMMA (sm_90), UTC*MMA (sm_100) or MFMA (AMD) instructions.
+    tensor_cores: whether it is to have them (it multiplies matrices, and not in exact float32).
+    """
 
     label: str
     block: tuple[int, ...]
@@ -119,13 +123,13 @@ class CompilerReport:
     spill_bytes: int
     shared_bytes: int
     matrix_ops: int
+    tensor_cores: bool
     notes: str = ""
 
     @property
     def sound(self) -> bool:
-        """No spills, and tensor-core instructions where the kernel multiplies matrices."""
-        multiplies = self.label not in ("combine", "row_sum")
-        return self.spill_bytes == 0 and (self.matrix_ops > 0 or not multiplies)
+        """No spills, and matrix instructions (and no older HMMA) where the kernel is to use tensor cores."""
+        return self.spill_bytes == 0 and (not self.tensor_cores or (self.matrix_ops > 0 and "HMMA" not in self.notes))
 
 
 def nvidia_tool(name: str) -> str:
@@ -143,13 +147,13 @@ def compile_launch(launch: Launch, target: str = "sm_90") -> CompilerReport:
     read = read_amd if target.startswith("gfx") else read_nvidia
     registers, spills, matrix_ops, notes = read(compiled.asm)
     return CompilerReport(launch.label, block, compiled.metadata.num_warps, launch.stages, registers, spills,
-                          compiled.metadata.shared, matrix_ops, notes)
+                          compiled.metadata.shared, matrix_ops, launch.tensor_cores, notes)
 
 
 def read_nvidia(asm: dict[str, Any]) -> tuple[int, int, int, str]:
-    """(registers, spilled bytes, matrix instructions, ptxas warnings) of a cubin.
+    """(registers, local-memory bytes a thread, matrix instructions, older matrix instructions) of a cubin.
 
-    Spilled bytes are counted in the machine code: local-memory stores (STL), 4 bytes times their width in words.
+    A kernel without arrays of its own has local memory for one reason: spilled registers.
     """
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "kernel.cubin"

@@ -3,30 +3,41 @@ from __future__ import annotations
 
 import torch
 
-from moebius.kernels.triton_form.launch import Config
+from moebius.kernels.triton_form.launch import Config, dot_precision
 
-SPLIT_FROM = 32  # columns from which an epilogue works in halves
 GROUP = 8  # tiles walked down before the next column
-
-# (kernel, 16-bit?) -> (for many rows an expert, for few)
-DEFAULTS: dict[tuple[str, bool], tuple[Config, Config]] = {
-    ("up", True): (Config(128, 128, 64, 8, 3), Config(64, 128, 64, 8, 3)),
-    ("up_ungated", True): (Config(128, 128, 64, 8, 3), Config(64, 128, 64, 4, 3)),
-    ("down", True): (Config(128, 256, 64, 8, 3), Config(64, 128, 64, 4, 3)),
-    ("grad_x", True): (Config(128, 256, 64, 8, 3), Config(64, 128, 64, 4, 3)),
-    ("grad_act", True): (Config(128, 128, 64, 8, 3), Config(64, 128, 64, 8, 3)),
-    ("weight_grad", True): (Config(128, 128, 64, 8, 3), Config(128, 128, 32, 8, 3)),
-    ("up", False): (Config(64, 64, 32, 8, 2), Config(32, 64, 32, 4, 2)),
-    ("up_ungated", False): (Config(64, 64, 32, 8, 2), Config(32, 64, 32, 4, 2)),
-    ("down", False): (Config(64, 128, 32, 8, 2), Config(32, 64, 32, 4, 2)),
-    ("grad_x", False): (Config(64, 128, 32, 8, 2), Config(32, 64, 32, 4, 2)),
-    ("grad_act", False): (Config(64, 64, 32, 8, 2), Config(32, 64, 32, 4, 2)),
-    ("weight_grad", False): (Config(64, 128, 32, 8, 2), Config(64, 64, 32, 4, 2)),
-}
 MANY_ROWS = 96  # mean rows an expert from which the larger tiles are taken
+
+# Kernel -> (for many rows an expert, for few), by how the operands are multiplied.
+HALF: dict[str, tuple[Config, Config]] = {  # bfloat16, float16
+    "up": (Config(128, 128, 64, 8, 3), Config(64, 128, 64, 8, 3)),
+    "up_ungated": (Config(128, 128, 64, 8, 3), Config(64, 128, 64, 4, 3)),
+    "down": (Config(128, 256, 64, 8, 3), Config(64, 128, 64, 4, 3)),
+    "grad_x": (Config(128, 256, 64, 8, 3), Config(64, 128, 64, 4, 3)),
+    "grad_act": (Config(128, 128, 64, 8, 3), Config(64, 128, 64, 8, 3)),
+    "weight_grad": (Config(128, 128, 64, 8, 3), Config(128, 128, 32, 8, 3)),
+}
+TF32: dict[str, tuple[Config, Config]] = {
+    name: (Config(128, 128, 32, 8, 3), Config(64, 128, 32, 8, 3)) for name in ("up", "up_ungated", "down", "grad_x")
+} | {
+    "grad_act": (Config(128, 64, 32, 8, 3), Config(64, 128, 32, 8, 3)),
+    "weight_grad": (Config(128, 128, 32, 8, 3), Config(128, 128, 32, 8, 3)),
+}
+EXACT: dict[str, tuple[Config, Config]] = {  # float32 without TF32: no tensor cores
+    name: (Config(64, 64, 16, 8, 2), Config(32, 64, 16, 4, 2)) for name in ("up", "up_ungated", "down", "grad_x")
+} | {
+    "grad_act": (Config(32, 64, 16, 4, 2), Config(32, 64, 16, 4, 2)),
+    "weight_grad": (Config(64, 128, 32, 8, 2), Config(64, 64, 32, 4, 2)),
+}
 
 
 def choose(kernel: str, dtype: torch.dtype, slots: int, num_experts: int) -> Config:
-    """The default for a kernel, by element size and mean rows an expert (known on the host; the counts are not)."""
-    many, few = DEFAULTS[kernel, dtype.itemsize == 2]
+    """The default for a kernel, by dtype and mean rows an expert (known on the host; the counts are not)."""
+    table = HALF if dtype.itemsize == 2 else TF32 if dot_precision(dtype) == "tf32" else EXACT
+    many, few = table[kernel]
     return many if slots >= MANY_ROWS * num_experts else few
+
+
+def epilogue_parts(block_n: int) -> int:
+    """In how many pieces grad_act's epilogue works: each at least 16 columns and at most 32 (64 spill on sm_90)."""
+    return 4 if block_n >= 128 else 2 if block_n >= 32 else 1

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from moebius.kernels.contract import Needs, Options, Weights
 from moebius.kernels.triton_form.activations import act_derivative, act_value
-from moebius.kernels.triton_form.configs import GROUP, SPLIT_FROM, choose
+from moebius.kernels.triton_form.configs import GROUP, choose, epilogue_parts
 from moebius.kernels.triton_form.gating import cut, load_h, store_h
 from moebius.kernels.triton_form.launch import Launch, describe, dot_precision, fit_block, submit
 from moebius.kernels.triton_form.product import load_rows, product
@@ -49,6 +49,19 @@ def finish(grad_a, scale, row, row_ok, n0, size_n, h, grad_h, a, GATE: tl.conste
 
 
 @triton.jit
+def finish_halves(grad_a, scale, row, row_ok, n0, size_n, h, grad_h, a, GATE: tl.constexpr, WEIGHTED: tl.constexpr,
+                  KEEP_S: tl.constexpr, KEEP_A: tl.constexpr, KEEP_DH: tl.constexpr, ACTIVATION: tl.constexpr,
+                  ROWS: tl.constexpr, WIDTH: tl.constexpr):
+    """finish, one half of the columns after the other."""
+    HALF: tl.constexpr = WIDTH // 2
+    low, high = cut(grad_a, ROWS, WIDTH)
+    part = finish(low, scale, row, row_ok, n0, size_n, h, grad_h, a, GATE, WEIGHTED, KEEP_S, KEEP_A, KEEP_DH,
+                  ACTIVATION, HALF)
+    return part + finish(high, scale, row, row_ok, n0 + HALF, size_n, h, grad_h, a, GATE, WEIGHTED, KEEP_S, KEEP_A,
+                         KEEP_DH, ACTIVATION, HALF)
+
+
+@triton.jit
 def grad_act_kernel(grad, matrix, bias, weight, h, grad_h, a, grad_s, order, tile_expert, tile_row, offsets,
                     num_tiles, num_columns, num_experts, top_k, size_d, size_n,
                     grad_row, grad_col, w_e, w_d, w_n, bias_e, bias_d, weight_row, weight_col,
@@ -83,13 +96,16 @@ def grad_act_kernel(grad, matrix, bias, weight, h, grad_h, a, grad_s, order, til
         if PARTS == 1:
             partial += finish(grad_a, scale, row, row_ok, n0, size_n, h, grad_h, a, GATE, WEIGHTED, KEEP_S, KEEP_A,
                               KEEP_DH, ACTIVATION, BLOCK_N)
+        elif PARTS == 2:
+            partial += finish_halves(grad_a, scale, row, row_ok, n0, size_n, h, grad_h, a, GATE, WEIGHTED, KEEP_S,
+                                     KEEP_A, KEEP_DH, ACTIVATION, BLOCK_M, BLOCK_N)
         else:
             HALF: tl.constexpr = BLOCK_N // 2
             low, high = cut(grad_a, BLOCK_M, BLOCK_N)
-            partial += finish(low, scale, row, row_ok, n0, size_n, h, grad_h, a, GATE, WEIGHTED, KEEP_S, KEEP_A,
-                              KEEP_DH, ACTIVATION, HALF)
-            partial += finish(high, scale, row, row_ok, n0 + HALF, size_n, h, grad_h, a, GATE, WEIGHTED, KEEP_S,
-                              KEEP_A, KEEP_DH, ACTIVATION, HALF)
+            partial += finish_halves(low, scale, row, row_ok, n0, size_n, h, grad_h, a, GATE, WEIGHTED, KEEP_S,
+                                     KEEP_A, KEEP_DH, ACTIVATION, BLOCK_M, HALF)
+            partial += finish_halves(high, scale, row, row_ok, n0 + HALF, size_n, h, grad_h, a, GATE, WEIGHTED, KEEP_S,
+                                     KEEP_A, KEEP_DH, ACTIVATION, BLOCK_M, HALF)
         if KEEP_S:
             tl.store(grad_s + slot.to(tl.int64) * num_columns + column, partial, mask=row_ok)
 
@@ -133,7 +149,7 @@ def grad_activation(grad_TD: Tensor, h_SM: Tensor, weights: Weights, order_S: Te
         dict(GATE=options.gate, BIASED=weights.down_bias_ED is not None, WEIGHTED=weight_TK is not None,
              KEEP_S=needs.weight, KEEP_A=needs.down, KEEP_DH=keep_dh, ACTIVATION=options.activation, K_LAST=k_last,
              DESCRIBED=described is not None, EVEN_K=width % block_k == 0, PRECISION=dot_precision(h_SM.dtype),
-             GROUP=GROUP, PARTS=2 if block_n >= SPLIT_FROM else 1,
+             GROUP=GROUP, PARTS=epilogue_parts(block_n),
              BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_K=block_k),
         config.warps, config.stages, flops=2 * slots * width * narrow, label="grad_act"))
     return ActivationGradients(grad_h, scaled_a, partials.sum(1))

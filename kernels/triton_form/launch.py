@@ -29,7 +29,10 @@ class Config:
 
 @dataclass
 class Launch:
-    """One kernel call: positional order is free, everything goes by name."""
+    """One kernel call. Everything goes by name; the first argument is the tensor that the kernel reads rows of.
+
+    flops: multiply-adds counted twice, for kernels that multiply matrices; 0 for the others.
+    """
 
     kernel: Any
     grid: tuple[int, ...]
@@ -39,6 +42,13 @@ class Launch:
     stages: int
     flops: int = 0
     label: str = field(default="")
+
+    @property
+    def tensor_cores(self) -> bool:
+        """Whether it is to run on tensor cores: it multiplies matrices, and not in exact float32."""
+        first = next(iter(self.arguments.values()))
+        dtype = first.base.dtype if isinstance(first, TensorDescriptor) else first.dtype
+        return self.flops > 0 and not (dtype == torch.float32 and self.constants["PRECISION"] == "ieee")
 
     def run(self) -> None:
         """Run it. enable_fp_fusion is given since its default differs between Triton versions."""

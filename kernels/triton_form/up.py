@@ -8,7 +8,7 @@ from torch import Tensor
 from moebius.kernels.activations import split_gate
 from moebius.kernels.contract import Options, Weights
 from moebius.kernels.triton_form.activations import act_value
-from moebius.kernels.triton_form.configs import GROUP, SPLIT_FROM, choose
+from moebius.kernels.triton_form.configs import GROUP, choose, epilogue_parts
 from moebius.kernels.triton_form.gating import cut, store_h
 from moebius.kernels.triton_form.launch import Launch, describe, dot_precision, fit_block, submit
 from moebius.kernels.triton_form.product import load_matrix, load_rows
@@ -115,6 +115,6 @@ def project_up(x_TD: Tensor, weights: Weights, order_S: Tensor, offsets: Tensor,
              w_d=w_gate.stride(2), bias_e=bias_gate.stride(0), bias_n=bias_gate.stride(1)),
         dict(GATE=options.gate, BIASED=biased, KEEP_H=keep_h, KEEP_A=keep_a, ACTIVATION=options.activation,
              DESCRIBED=described, EVEN_K=width % block_k == 0, PRECISION=dot_precision(x_TD.dtype), GROUP=GROUP,
-             PARTS=2 if block_n >= SPLIT_FROM else 1, BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_K=block_k),
+             PARTS=min(2, epilogue_parts(block_n)), BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_K=block_k),
         config.warps, config.stages, flops=2 * slots * width * width_h, label="up"))
     return h_SM, a_SN
