@@ -11,6 +11,7 @@ from moebius.hook.native import (
     GuardProgram,
     attach,
     attached,
+    calibrate_tensors,
     call_hooked,
     call_unhooked,
     detach,
@@ -22,6 +23,7 @@ from moebius.hook.native import (
     is_disabled,
     is_hooked,
     mark_skip,
+    read_tensors_by_attributes,
     set_frame_callback,
 )
 
@@ -31,6 +33,7 @@ __all__ = [
     "GuardProgram",
     "attach",
     "attached",
+    "calibrate_tensors",
     "call_hooked",
     "call_unhooked",
     "detach",
@@ -42,5 +45,6 @@ __all__ = [
     "is_disabled",
     "is_hooked",
     "mark_skip",
+    "read_tensors_by_attributes",
     "set_frame_callback",
 ]

@@ -178,7 +178,7 @@ execute(PyObject *module)
     if (PyModule_AddObjectRef(module, "ABSENT", mb_absent) < 0 ||
         PyModule_AddObjectRef(module, "Entry", (PyObject *)&mb_Entry_Type) < 0 ||
         PyModule_AddObjectRef(module, "GuardProgram", (PyObject *)&mb_GuardProgram_Type) < 0 ||
-        PyModule_AddFunctions(module, mb_frame_methods) < 0) {
+        PyModule_AddFunctions(module, mb_frame_methods) < 0 || PyModule_AddFunctions(module, mb_tensor_methods) < 0) {
         return -1;
     }
     if (mb_tensors_init(module) < 0 || mb_frames_init(module) < 0) {

@@ -24,10 +24,12 @@ void mb_tensor_meta_free(TensorMeta *meta);
 int mb_tensor_meta_traverse(TensorMeta *meta, visitproc visit, void *arg);
 int mb_tensor_check(TensorMeta *meta, PyObject *object);    /* 1, 0 or -1 with an error */
 int mb_tensors_init(PyObject *module);
-PyObject *mb_calibrate_tensors(PyObject *module, PyObject *args);
-const char *mb_tensor_reading(void);
 
-/* guards.c, program.c */
+/* tensors_fast.c */
+extern PyMethodDef mb_tensor_methods[];
+const char *mb_tensor_reading(void);    /* "memory" or "attributes" */
+
+/* program.c builds, guards.c runs, inspect.c explains and times */
 typedef enum {
     SLOT_ARG, SLOT_CONST, SLOT_WEAK, SLOT_DICT_ITEM, SLOT_INSTANCE_DICT, SLOT_LIST_ITEM, SLOT_TUPLE_ITEM, SLOT_ATTR,
     SLOT_CELL, SLOT_TYPE, SLOT_PYTHON
@@ -86,6 +88,7 @@ typedef struct {
 } GuardProgram;
 
 extern PyTypeObject mb_GuardProgram_Type;
+extern PyMethodDef mb_program_methods[];
 int mb_program_check(GuardProgram *p, PyObject *const *args, size_t nargsf, PyObject *kwnames);   /* 1, 0, -1 */
 int mb_program_arity(GuardProgram *p, PyObject *const *args, size_t nargsf, PyObject *kwnames);
 int mb_reach(GuardProgram *p, int slot, PyObject *const *args, PyObject **values);   /* 1, 0, -1 */

@@ -1,20 +1,9 @@
 /* What a tensor looks like: type, dtype, device, sizes, strides and the like, against what a trace relied on. */
-#include "native.h"
+#include "tensors.h"
 
 #include <string.h>
 
-#define ANY INT64_MIN    /* a size or stride that may vary */
-
-enum { REQUIRES_GRAD, IS_LEAF, IS_CONJ, IS_NEG, IS_INFERENCE, N_FLAGS };
 static const char *const flag_names[N_FLAGS] = {"requires_grad", "is_leaf", "is_conj", "is_neg", "is_inference"};
-
-struct TensorMeta {
-    PyObject *type, *dtype, *device, *layout;    /* NULL: not looked at */
-    Py_ssize_t ndim;                             /* -1: neither sizes nor strides are looked at */
-    int64_t *shape, *stride;                     /* NULL: not looked at */
-    int64_t storage_offset;                      /* ANY: not looked at */
-    signed char flags[N_FLAGS];                  /* -1: not looked at */
-};
 
 static PyObject *name_dtype, *name_device, *name_layout, *name_shape, *name_stride, *name_storage_offset;
 static PyObject *name_flags[N_FLAGS];
@@ -154,8 +143,8 @@ mb_tensor_meta_traverse(TensorMeta *meta, visitproc visit, void *arg)
 /* ---- reading by attributes: always right, 40-80 ns a field ---- */
 
 /* Takes the reference of `sizes`. Symbolic sizes do not match: they are not int. */
-static int
-same_sizes(PyObject *sizes, Py_ssize_t n, const int64_t *expected)
+int
+mb_same_sizes(PyObject *sizes, Py_ssize_t n, const int64_t *expected)
 {
     if (sizes == NULL) {
         return -1;
@@ -192,8 +181,8 @@ same_attribute(PyObject *object, PyObject *name, PyObject *expected)
     return same;
 }
 
-static int
-same_flag(PyObject *object, int flag, int expected)
+int
+mb_same_flag(PyObject *object, int flag, int expected)
 {
     PyObject *value = flag < IS_CONJ ? PyObject_GetAttr(object, name_flags[flag])
                                      : PyObject_CallMethodNoArgs(object, name_flags[flag]);
@@ -219,10 +208,10 @@ check_by_attributes(TensorMeta *meta, PyObject *object)
         same = same_attribute(object, name_layout, meta->layout);
     }
     if (same == 1 && meta->shape != NULL) {
-        same = same_sizes(PyObject_GetAttr(object, name_shape), meta->ndim, meta->shape);
+        same = mb_same_sizes(PyObject_GetAttr(object, name_shape), meta->ndim, meta->shape);
     }
     if (same == 1 && meta->stride != NULL) {
-        same = same_sizes(PyObject_CallMethodNoArgs(object, name_stride), meta->ndim, meta->stride);
+        same = mb_same_sizes(PyObject_CallMethodNoArgs(object, name_stride), meta->ndim, meta->stride);
     }
     if (same == 1 && meta->storage_offset != ANY) {
         PyObject *value = PyObject_CallMethodNoArgs(object, name_storage_offset);
@@ -232,7 +221,7 @@ check_by_attributes(TensorMeta *meta, PyObject *object)
     }
     for (int i = 0; i < N_FLAGS && same == 1; i++) {
         if (meta->flags[i] >= 0) {
-            same = same_flag(object, i, meta->flags[i]);
+            same = mb_same_flag(object, i, meta->flags[i]);
         }
     }
     return same;
@@ -244,13 +233,14 @@ mb_tensor_check(TensorMeta *meta, PyObject *object)
     if (meta->type != NULL && (PyObject *)Py_TYPE(object) != meta->type) {
         return 0;
     }
-    return check_by_attributes(meta, object);
-}
-
-const char *
-mb_tensor_reading(void)
-{
-    return "attributes";
+    if (meta->recorded == 1 && mb_fast_check(meta, object)) {
+        return meta->flags[IS_LEAF] < 0 ? 1 : mb_same_flag(object, IS_LEAF, meta->flags[IS_LEAF]);
+    }
+    int same = check_by_attributes(meta, object);
+    if (same == 1 && meta->recorded >= 0) {
+        mb_fast_record(meta, object);
+    }
+    return same;
 }
 
 int

@@ -1,0 +1,180 @@
+"""The C extension. Objects that a program refers to are held strongly, except by "weak" slots and "is_weak" checks."""
+
+from collections.abc import Callable
+from typing import Any, Final, final
+
+@final
+class Absent: ...
+
+ABSENT: Final[Absent]
+"""In "dict" and "class" checks: this key or attribute must not exist."""
+
+@final
+class GuardProgram:
+    """Guards compiled to one flat program.
+
+    It is for calls with `n_positional` positional arguments and exactly the keyword arguments `kwnames`, in that order;
+    other calls fail. Slots say how to reach objects, checks what must hold of them; both refer to slots by index.
+
+    Slots (a slot that cannot be reached fails the first check that needs it; slots are reached in the order in which the
+    checks need them, so that an earlier check can protect a later slot; one that no check needs must still be reachable):
+
+    ==================================== ==============================================================================
+    ``("arg", i)``                       the i-th argument: positionals first, then keywords
+    ``("const", obj)``                   this object
+    ``("weak", obj)``                    this object (or what a ``weakref.ref`` refers to) while it is alive
+    ``("dict_item", slot, key)``         the dict's item; no subclass method runs
+    ``("instance_dict", slot)``          the ``__dict__`` of an instance, module or class; no user code runs
+    ``("list_item", slot, i)``           also of subclasses; negative i counts from the end
+    ``("tuple_item", slot, i)``          likewise
+    ``("attr", slot, name)``             ``getattr``; may run user code
+    ``("cell", slot)``                   contents of a cell; an empty cell fails
+    ``("type", slot)``                   ``type(obj)``, not ``obj.__class__``
+    ``("python", slot, fn)``             ``fn(obj)``
+    ==================================== ==============================================================================
+
+    Checks. A *constant* matches by exact type and value: 1 is not True, 0.0 is not -0.0, NaN is NaN; None, bool, int,
+    float, complex, str, bytes, slices, ranges, and tuples and frozensets of those.
+
+    ==================================== ==============================================================================
+    ``("is", slot, obj)``                identity
+    ``("is_weak", slot, obj)``           identity, without keeping obj alive (a ``weakref.ref`` may be given)
+    ``("type", slot, cls)``              exact type
+    ``("equal", slot, value)``           the same constant; other hashables: exact type, ``==``, and they print alike
+    ``("length", slot, n)``              ``len(obj) == n``
+    ``("keys", slot, keys)``             a dict's keys, in order
+    ``("absent", slot, key)``            a dict without this key
+    ``("contents", slot, items)``        list, tuple or set: each item identical or the same constant, in iteration order
+    ``("dict", d, {key: v}, keys)``      this dict's items: identical, the same constant, or ABSENT; ``keys``: all keys in
+                                         order, or None. One comparison while nobody writes to the dict
+    ``("class", cls, {name: v}, mro)``   what the MRO of the class has under each name, and its MRO; likewise
+    ``("tensor", slot, meta)``           dict of type, dtype, device, layout, shape, stride (None in a tuple: any),
+                                         storage_offset, requires_grad, is_leaf, is_conj, is_neg, is_inference; what is
+                                         missing or None is not looked at
+    ``("static_tensor", t, meta)``       the same for this tensor
+    ``("distinct", slot, ...)``          pairwise different objects
+    ``("same", slot, slot)``             the same object
+    ``("python", fn, slot, ...)``        ``fn(*objects)`` is true
+    ==================================== ==============================================================================
+
+    An `Exception` in a guard means that it fails; others (KeyboardInterrupt) propagate.
+
+    Raises ValueError, TypeError or IndexError for a malformed slot or check, naming its index.
+    """
+
+    def __new__(
+        cls,
+        n_positional: int,
+        kwnames: tuple[str, ...],
+        slots: list[tuple[Any, ...]],
+        checks: list[tuple[Any, ...]],
+    ) -> GuardProgram: ...
+    @property
+    def n_checks(self) -> int: ...
+    def check(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> bool:
+        """Whether all guards hold for a call with these arguments."""
+    def explain(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> int | None:
+        """Index of the first check that fails; -1: other arguments; n_checks: an unused slot; None: all hold."""
+    def time(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None, n: int = 1000) -> list[float]:
+        """Nanoseconds of each check, mean over n runs, with the slots that it is the first to need."""
+
+@final
+class Entry:
+    """A callable in front of `function`.
+
+    A call runs the first target whose program holds, most recently hit first, with the same arguments; no frame is built
+    for that and no hook installed. Without one it returns ``cold(entry, args, kwargs)``. While `disable` is in force it
+    calls `function`. It binds like a function and shows the function's name, doc, signature and attributes.
+    """
+
+    function: Final[Callable[..., Any]]
+    cold: Final[Callable[[Entry, tuple[Any, ...], dict[str, Any]], Any]]
+    __wrapped__: Callable[..., Any]
+    __name__: str
+    __qualname__: str
+    def __new__(
+        cls, function: Callable[..., Any], cold: Callable[[Entry, tuple[Any, ...], dict[str, Any]], Any]
+    ) -> Entry: ...
+    def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
+    def __get__(self, instance: object, owner: type | None = None) -> Callable[..., Any]: ...
+    def __getattr__(self, name: str) -> Any: ...
+    def add(self, program: GuardProgram, target: Callable[..., Any]) -> None:
+        """Run `target` for calls that `program` accepts; it is tried first."""
+    def remove(self, program: GuardProgram) -> bool:
+        """Forget its target; False if there is none."""
+    def clear(self) -> None:
+        """Forget all targets."""
+    @property
+    def targets(self) -> list[tuple[GuardProgram, Callable[..., Any], int]]:
+        """(program, target, hits), most recently hit first."""
+    @property
+    def hits(self) -> int:
+        """Calls that a target answered."""
+    @property
+    def misses(self) -> int:
+        """Calls that went to `cold`."""
+
+def disable() -> None:
+    """Every Entry calls its function natively and the frame hook takes nothing, until `enable`."""
+
+def enable() -> None: ...
+def is_disabled() -> bool: ...
+def features() -> dict[str, Any]:
+    """What the self-tests found on this Python: dict_tags, instance_dict_tags, class_tags (bool); tensor_reading (str)."""
+
+def calibrate_tensors(
+    library: str, samples: list[tuple[Any, int, int]], toggles: list[tuple[Any, int, int]]
+) -> str | None:
+    """Find out how this torch lays out tensors, so that tensor checks read memory (about 15 ns) and not attributes (500 ns).
+
+    Args:
+        library: path of the libtorch_cpu that torch has loaded.
+        samples: (tensor, address of its TensorImpl, dispatch key set as int) of strided tensors: the first one plain, then
+            a Parameter, conjugate, negative and inference tensors, other ranks, dtypes and devices.
+        toggles: the same for at least two fresh float tensors; their requires_grad is switched on and off.
+
+    Returns:
+        None: done. Else why not; attributes are read as before.
+    """
+
+def read_tensors_by_attributes() -> None:
+    """Undo `calibrate_tensors`."""
+
+def set_frame_callback(
+    callback: Callable[[Callable[..., Any]], Callable[..., Any] | None] | None, /
+) -> Callable[..., Any] | None:
+    """callback(function) is asked once for each code object met under the hook (and again when what it answered was for a
+    function that is gone); it returns what to run instead, or None: never ask again. Returns the callback before."""
+
+def call_hooked(callable: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    """Call it with the frame hook on for this thread."""
+
+def call_unhooked(callable: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    """Call it with the frame hook off for this thread."""
+
+def attach(code: Any, callable: Callable[..., Any], *, pass_function: bool = False) -> None:
+    """Under the hook, run ``callable(*arguments)`` for calls of this code object, function or method.
+
+    The arguments come in the order of ``co_varnames``: positionals and keyword-only ones, then the tuple of ``*args`` and
+    the dict of ``**kwargs`` if the function has them. The hook is off for this thread meanwhile. Generators, coroutines,
+    class bodies and modules are never taken. Given a function, this is only for functions with its globals and its cells;
+    with `pass_function`, ``callable(function, *arguments)`` is for every function made from the code.
+
+    Raises ValueError for a bare code object with free variables, unless `pass_function`.
+    """
+
+def attached(code: Any, /) -> Callable[..., Any] | None: ...
+def detach(code: Any, /) -> None:
+    """Forget what is attached or decided; the callback is asked again."""
+
+def mark_skip(code: Any, /) -> None:
+    """Never take calls of this code object, function or method."""
+
+def forget_frames() -> None:
+    """Detach everything and ask again about what was declined; `mark_skip` stays."""
+
+def is_hooked() -> bool:
+    """Whether the hook is on for this thread."""
+
+def evaluator() -> str:
+    """Whose frame evaluator is installed: "moebius", "default" or "other"."""
