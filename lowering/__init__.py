@@ -1,0 +1,54 @@
+"""Passes over captured graphs. Here live what capture hands down (graph.py), the passes with their contracts (pipeline.py
+lists them), what they share (operators.py: one name for each spelling; aliasing.py: who writes where; values.py), the rooms
+experts/ and distribution/, and the backends that run a lowered graph. Nothing here imports capture."""
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from moebius.lowering.backends import OWN, check_backend, compile_graph, name_of, run_as_is
+from moebius.lowering.errors import ContractError, LoweringError, UnknownBackendError
+from moebius.lowering.experts.rewrite import find_loops, unlowered_region
+from moebius.lowering.graph import (
+    CapturedGraph,
+    ExpertRegion,
+    Lowered,
+    LoweringOptions,
+    SkipTurn,
+    expert_loop,
+    skip_turn,
+)
+from moebius.lowering.pipeline import copy_graph, run_passes
+
+__all__ = [
+    "CapturedGraph", "ContractError", "ExpertRegion", "Lowered", "LoweringError", "LoweringOptions", "SkipTurn",
+    "UnknownBackendError", "check_backend", "expert_loop", "lower", "skip_turn",
+]
+
+
+def lower(graph: CapturedGraph, options: LoweringOptions) -> Lowered:
+    """Make a captured graph ready to run.
+
+    ``options.backend``: "moebius" runs the lowered graph as it is, "eager" the captured one; a name that torch.compile
+    knows, or a callable ``(gm, example_inputs) -> callable``, gets the lowered graph. The captured graph is not changed.
+    Raises UnknownBackendError (a ValueError) for a backend that does not exist, LoweringError for options that do not go
+    together, and whatever a foreign backend raises.
+    """
+    check_options(options)
+    fn: Callable[..., tuple]
+    if options.backend == "eager":
+        gm = copy_graph(graph.gm)
+        reason = "backend='eager' runs the captured graph as it is"
+        return Lowered(run_as_is(gm), gm, [unlowered_region(loop, reason) for loop in find_loops(gm)])
+    work = run_passes(graph, options)
+    fn = run_as_is(work.gm) if options.backend in OWN else compile_graph(work.gm, options.backend)
+    return Lowered(fn, work.gm, work.regions)
+
+
+def check_options(options: LoweringOptions) -> None:
+    """Raise LoweringError for options that cannot be followed."""
+    check_backend(options.backend)
+    if options.precision is not None:
+        raise LoweringError(f"precision={options.precision!r}: experts run in their own dtype only, so far; leave precision=None")
+    if options.mesh is not None and options.backend == "eager":
+        raise LoweringError(f"backend={name_of(options.backend)!r} runs the captured graph as it is, so experts cannot be placed on "
+                            "a mesh; use backend='moebius' or leave mesh=None")

@@ -1,0 +1,162 @@
+"""Who writes where, and which nodes may share storage. Where the tables know nothing, the answer is "may"."""
+from __future__ import annotations
+
+import inspect
+import types
+from typing import Any
+
+import torch
+from torch import fx
+
+from moebius.lowering.operators import Call, call_operands, loop_body, read_call
+from moebius.lowering.values import value_of
+
+
+def writes_into(node: fx.Node) -> list[fx.Node]:
+    """The nodes whose memory this one may change. An operator that the tables do not know counts by its spelling."""
+    call = read_call(node)
+    tensors = [argument for argument in node.all_input_nodes]
+    if call is not None:
+        if call.name == "expert_loop":
+            return loop_writes(call)
+        if not call.op.inplace:
+            return []
+        first = node.args[0] if node.args else node.kwargs.get("input")
+        return [first] if isinstance(first, fx.Node) else tensors
+    if "out" in node.kwargs:
+        return tensors
+    if node.op == "call_method":
+        name = str(node.target)
+        return tensors[:1] if name.endswith("_") and not name.endswith("__") else []
+    if node.op == "call_function":
+        return function_writes(node, tensors)
+    return tensors if node.op == "call_module" else []
+
+
+def function_writes(node: fx.Node, tensors: list[fx.Node]) -> list[fx.Node]:
+    target: Any = node.target
+    name = getattr(target, "__name__", "")
+    if isinstance(target, torch._ops.OpOverload | torch._ops.OpOverloadPacket):
+        overloads = [target] if isinstance(target, torch._ops.OpOverload) else [
+            getattr(target, overload) for overload in target.overloads()]
+        return tensors if any(overload._schema.is_mutable for overload in overloads) else []
+    module = getattr(target, "__module__", "") or ""
+    if module.split(".")[0] in ("torch", "_operator", "builtins", "math", "operator"):
+        inplace = (name.endswith("_") and not name.endswith("__")) or (module == "_operator" and name in INPLACE_OPERATORS)
+        return tensors[:1] if inplace or name.startswith("_foreach") or asks_inplace(node) else []
+    return [] if module.startswith("moebius.kernels") else tensors
+
+
+def asks_inplace(node: fx.Node) -> bool:
+    """Whether a function that offers ``inplace=`` was called with it."""
+    if not isinstance(node.target, types.FunctionType):
+        return False
+    try:
+        bound = inspect.signature(node.target).bind(*node.args, **node.kwargs)
+    except TypeError:
+        return False
+    return bound.arguments.get("inplace", False) is not False
+
+
+INPLACE_OPERATORS = frozenset(
+    {"iadd", "iand", "iconcat", "ifloordiv", "ilshift", "imatmul", "imod", "imul", "ior", "ipow", "irshift", "isub", "itruediv",
+     "ixor", "setitem", "delitem"}
+)  # fmt: skip
+
+
+def loop_writes(call: Call) -> list[fx.Node]:
+    """What the turns of a loop write: the outer nodes of those placeholders that the body changes."""
+    outer = call_operands(call)
+    body = loop_body(call.node)
+    placeholders = [node for node in body.graph.nodes if node.op == "placeholder"]
+    given = dict(zip(placeholders, outer, strict=True))
+    written: list[fx.Node] = []
+    for node in body.graph.nodes:
+        for target in writes_into(node):
+            for origin in origins(target):
+                actual = given.get(origin)
+                if isinstance(actual, fx.Node):
+                    written.append(actual)
+    return written
+
+
+class Storage:
+    """Which storages each node of a graph may share, found in one walk.
+
+    roots[node]: the nodes that made those storages. The parts of an operator's result (``getitem`` of ``topk``) are
+    storages of their own. What no table knows shares those of its arguments.
+    """
+
+    def __init__(self, graph: fx.Graph):
+        self.graph = graph
+        self.roots: dict[fx.Node, frozenset[fx.Node]] = {}
+        for node in graph.nodes:
+            self.roots[node] = self.find(node)
+
+    def find(self, node: fx.Node) -> frozenset[fx.Node]:
+        call = read_call(node)
+        if node.op in ("placeholder", "get_attr") or (call is not None and not call.op.alias):
+            return frozenset((node,))
+        if (call is not None and call.name == "getitem" and owns_parts(call)) or makes_new(node):
+            return frozenset((node,))
+        shared = frozenset().union(*(self.roots[argument] for argument in node.all_input_nodes))
+        return shared or frozenset((node,))
+
+    def share(self, a: fx.Node, b: fx.Node) -> bool:
+        """Whether the two may share storage."""
+        return not self.roots[a].isdisjoint(self.roots[b])
+
+    def family(self, node: fx.Node) -> set[fx.Node]:
+        """All nodes that may share storage with this one, itself included."""
+        return {other for other in self.roots if other.op != "output" and self.share(node, other)}
+
+    def is_fresh(self, node: fx.Node) -> bool:
+        """Whether its storage was made in this graph, so that no input can share it."""
+        return all(root.op not in ("placeholder", "get_attr") for root in self.roots[node])
+
+    def writer_between(self, node: fx.Node, end: fx.Node) -> fx.Node | None:
+        """The first node after ``node`` and before ``end`` that may write into ``node``'s storage."""
+        after = False
+        for other in self.graph.nodes:
+            if other is end:
+                return None
+            if after and other.op not in ("placeholder", "output", "get_attr"):
+                if any(self.share(node, target) for target in writes_into(other)):
+                    return other
+            after = after or other is node
+        return None
+
+
+def owns_parts(call: Call) -> bool:
+    """Whether this getitem takes one of several results of an operator that makes new tensors."""
+    source = call["input"]
+    if not isinstance(source, fx.Node) or not isinstance(value_of(source), tuple | list):
+        return False
+    maker = read_call(source)
+    return (maker is not None and not maker.op.alias) or makes_new(source)
+
+
+def origins(node: fx.Node) -> list[fx.Node]:
+    """Where the node's storage may come from, for one node of a small graph (a loop's body)."""
+    return list(Storage(node.graph).roots[node])
+
+
+# Functions of torch, by name, that always return new tensors; for alias analysis alone (no proof looks into them).
+NEW_TENSORS = frozenset(
+    {"softmax", "log_softmax", "layer_norm", "rms_norm", "group_norm", "scaled_dot_product_attention", "embedding", "cat", "stack",
+     "cumsum", "mean", "var", "cos", "sin", "bmm", "baddbmm", "cross_entropy", "nll_loss", "masked_fill", "outer", "isin", "tril",
+     "triu", "ones", "ones_like", "empty_like", "new_ones", "rand_like", "randn_like", "logsumexp", "max", "min", "amax", "amin",
+     "sort", "argsort", "bincount", "multinomial", "norm", "reciprocal", "floor", "round", "elu", "new_empty", "repeat",
+     "repeat_interleave", "conv1d", "scatter", "index_copy", "experts", "logaddexp", "log1p", "expm1"}
+)  # fmt: skip
+
+
+def makes_new(node: fx.Node) -> bool:
+    """Whether an operator outside the tables is known to return new tensors."""
+    if node.op == "call_method":
+        return str(node.target) in NEW_TENSORS
+    if node.op != "call_function" or "out" in node.kwargs:
+        return False
+    name = getattr(node.target, "__name__", "")
+    module = (getattr(node.target, "__module__", "") or "").split(".")[0]
+    return name in NEW_TENSORS and module in ("torch", "moebius")

@@ -1,0 +1,55 @@
+"""Drops what only replaced loops used (masks, hit lists), and grad-mode switches that switch nothing.
+
+Not fx's own elimination: that one takes any unused method call for dead, ``x.add_(1)`` too.
+"""
+from __future__ import annotations
+
+from torch import fx
+
+from moebius.lowering.contract import Contract, Work, well_formed
+from moebius.lowering.operators import is_pure, read_call
+
+
+def drop_dead_code(work: Work) -> None:
+    """Remove the loose nodes that nobody uses, and then what nobody uses any more."""
+    graph = work.gm.graph
+    pending = list(work.loose)
+    gone: set[fx.Node] = set()
+    while pending:
+        node = pending.pop()
+        if node in gone or node.users or not is_pure(node):
+            continue
+        pending += node.all_input_nodes
+        gone.add(node)
+        graph.erase_node(node)
+    work.loose.clear()
+    drop_idle_switches(graph)
+    work.gm.delete_all_unused_submodules()
+
+
+def drop_idle_switches(graph: fx.Graph) -> None:
+    """A grad-mode switch that the next node overrides, or that sets the mode that is set already, does nothing."""
+    mode: bool | None = None
+    for node in list(graph.nodes):
+        if not is_switch(node):
+            continue
+        following = node.next
+        if is_switch(following) or node.args[0] == mode:
+            graph.erase_node(node)
+        else:
+            mode = node.args[0]
+
+
+def is_switch(node: fx.Node) -> bool:
+    call = read_call(node)
+    return call is not None and call.name == "set_grad_enabled" and isinstance(call["mode"], bool)
+
+
+CONTRACT = Contract(
+    name="dead code",
+    needs="a well-formed graph",
+    promises="a well-formed graph of the same meaning, side effects and random numbers included",
+    need=well_formed,
+    promise=well_formed,
+    run=drop_dead_code,
+)

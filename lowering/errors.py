@@ -1,0 +1,14 @@
+"""What lowering raises. Nothing of capture is imported here, so these stand beside MoebiusError."""
+from __future__ import annotations
+
+
+class LoweringError(RuntimeError):
+    """A graph cannot be made ready to run as asked. The text says what was asked for and what to do."""
+
+
+class UnknownBackendError(LoweringError, ValueError):
+    """``backend=`` names nothing that could run a graph. The text lists the choices."""
+
+
+class ContractError(LoweringError):
+    """A pass did not keep its promise: a defect of moebius. The text names the pass, the promise and the node."""

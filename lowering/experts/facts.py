@@ -1,0 +1,262 @@
+"""The algebra: what can be known of a value in the body of an expert loop.
+
+A turn has one unknown, the expert e. Facts say what a value is as a function of e and of values that are the same in each
+turn. They compare equal when they mean the same, so a proof step is often just ``==``.
+
+Letters: T tokens, K slots, S the rows selected by one turn, D model width, N expert width, E experts.
+"""
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx
+
+
+@dataclass(frozen=True)
+class Fact:
+    """Base of all facts."""
+
+
+@dataclass(frozen=True)
+class Unknown(Fact):
+    """Nothing is proven. ``reason`` and ``node`` say where knowledge ended; they do not take part in equality."""
+
+    reason: str = field(compare=False, default="")
+    node: fx.Node | None = field(compare=False, default=None)
+
+
+@dataclass(frozen=True)
+class Constant(Fact):
+    """A Python value (number, dtype, slice, None, ...)."""
+
+    value: Any
+
+
+@dataclass(frozen=True)
+class Items(Fact):
+    """A tuple of values."""
+
+    items: tuple[Fact, ...]
+
+
+@dataclass(frozen=True)
+class Invariant(Fact):
+    """The same tensor (or number) in every turn. key: equal keys, equal values. node: computes it, in the outer graph or,
+    from invariants alone, in the body."""
+
+    key: Hashable
+    node: fx.Node = field(compare=False, repr=False)
+
+
+@dataclass(frozen=True)
+class State(Fact):
+    """What the turns change: the i-th placeholder of the body (a carried value, or a tensor that is written in place)."""
+
+    placeholder: fx.Node
+    carried: bool
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Which rows
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ExpertId(Fact):
+    """This turn's expert e: a number or a tensor without axes, or (vector) a tensor of one element."""
+
+    vector: bool = False
+
+
+@dataclass(frozen=True)
+class OneHot(Fact):
+    """(index == e) for all e below ``classes`` (-1: as many as occur). axes: index's axes by number, and "e"."""
+
+    index: Invariant
+    classes: int
+    axes: tuple[int | str, ...]
+    boolean: bool = False
+
+
+@dataclass(frozen=True)
+class Counts(Fact):
+    """[classes]: how many slots go to each expert. ``boolean``: only whether any does."""
+
+    index: Invariant
+    classes: int | None
+    boolean: bool = False
+
+
+@dataclass(frozen=True)
+class HitList(Fact):
+    """Every expert that some slot goes to, once: [hits], or [hits, 1] as ``nonzero()`` gives (column)."""
+
+    index: Invariant
+    classes: int | None
+    column: bool
+
+
+@dataclass(frozen=True)
+class Mask(Fact):
+    """(index == e) for this turn's e. ``axes``: index's axes in the mask's order; "1" is an axis of size one.
+
+    classes: of the one_hot that it was taken from, which raises for an index beyond; None where it was compared with e.
+    """
+
+    index: Invariant
+    axes: tuple[int | str, ...]
+    classes: int | None
+    boolean: bool = False
+
+
+@dataclass(frozen=True)
+class Selection(Fact):
+    """The positions where index == e, in the row-major order of ``axes``: S of them. One axis a column if ``pairs``."""
+
+    index: Invariant
+    axes: tuple[int | str, ...]
+    classes: int | None
+
+
+@dataclass(frozen=True)
+class Coordinate(Fact):
+    """[S]: the positions of a selection along one axis of index (0: the token, 1: the slot)."""
+
+    selection: Selection
+    axis: int | str
+    column: bool = False
+
+
+@dataclass(frozen=True)
+class RowCount(Fact):
+    """S, as a number."""
+
+    selection: Selection
+
+
+@dataclass(frozen=True)
+class Test(Fact):
+    """A condition of this turn. kind "expert": e == value; "expert from": e >= value; "empty": S == 0. ``negated``: not so."""
+
+    kind: str
+    value: int | Selection
+    negated: bool = False
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# What is computed for each row. A row function has ``selection`` and ``dtype``.
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Slice(Fact):
+    """weight[e], perhaps viewed and cast: a matrix (of a rank-3 weight) or a vector (of a rank-2 one).
+
+    axes: which axes of ``weight`` this value's axes are (1, 2 as they come). ranges: which positions along axes 1, 2.
+    """
+
+    weight: Invariant
+    axes: tuple[int, ...]
+    ranges: tuple[range, ...]
+    dtype: torch.dtype
+
+    def range_of(self, axis: int) -> range:
+        return self.ranges[axis - 1]
+
+
+@dataclass(frozen=True)
+class RowFunction(Fact):
+    """[S, ...]: one value a selected row, made from that row alone."""
+
+    selection: Selection
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True)
+class Rows(RowFunction):
+    """source[token]: rows [S, D] of a matrix. ``axis``: along which axis of index the rows were looked up."""
+
+    source: Invariant
+    axis: int | str
+
+
+@dataclass(frozen=True)
+class RowWeight(RowFunction):
+    """source[token, slot]: one number a row, [S] or [S, 1] (column).
+
+    axes: what stands at each axis of source: an axis of index, or "e" for this turn's expert.
+    """
+
+    source: Invariant
+    axes: tuple[int | str, ...]
+    column: bool = False
+
+
+@dataclass(frozen=True)
+class Linear(RowFunction):
+    """input @ weight[e].T + bias[e]. out_axis: the axis (1 or 2) of ``weight`` that the result runs along."""
+
+    input: RowFunction
+    weight: Slice
+    out_axis: int
+    bias: Slice | None = None
+
+
+@dataclass(frozen=True)
+class Pointwise(RowFunction):
+    """An operator applied element by element to row functions and constants; parameters: its other arguments."""
+
+    operator: str
+    arguments: tuple[Fact, ...]
+    parameters: tuple[tuple[str, Any], ...] = ()
+
+
+@dataclass(frozen=True)
+class Product(RowFunction):
+    """coefficient · Π factors · Π weights: factors are row functions [S, N], weights one number a row."""
+
+    coefficient: float
+    factors: tuple[RowFunction, ...]
+    weights: tuple[RowWeight, ...]
+
+
+@dataclass(frozen=True)
+class Accumulated(Fact):
+    """state + (rows added at the positions of ``coordinate``), written at ``node``."""
+
+    state: State
+    coordinate: Coordinate
+    rows: Fact
+    node: fx.Node = field(compare=False, repr=False)
+
+
+def as_product(fact: RowFunction) -> Product:
+    """Any row function as a product of one factor (a weight counts as a weight)."""
+    if isinstance(fact, Product):
+        return fact
+    if isinstance(fact, RowWeight):
+        return Product(fact.selection, fact.dtype, 1.0, (), (fact,))
+    return Product(fact.selection, fact.dtype, 1.0, (fact,), ())
+
+
+def simplify(product: Product) -> RowFunction:
+    """A product of nothing but one factor is that factor."""
+    if product.coefficient == 1.0 and not product.weights and len(product.factors) == 1:
+        factor = product.factors[0]
+        if factor.dtype == product.dtype:
+            return factor
+    return product
+
+
+def linears(fact: Fact) -> frozenset[Linear]:
+    """The outermost Linear facts that a row function is made of."""
+    if isinstance(fact, Linear):
+        return frozenset((fact,))
+    if isinstance(fact, Pointwise):
+        return frozenset().union(*(linears(argument) for argument in fact.arguments))
+    if isinstance(fact, Product):
+        return frozenset().union(*(linears(factor) for factor in fact.factors))
+    return frozenset()

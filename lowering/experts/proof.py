@@ -1,0 +1,454 @@
+"""The proof that an expert loop computes  Σ_k weight[t,k] · down[e](f(gate(x[t])) · up(x[t])),  e = index[t,k].
+
+:func:`prove` reads the loop (reader.py), takes what was accumulated apart into a :class:`Claim`, and puts the claim to
+every step of STEPS. The first step that does not hold is the refusal: its name, what it found, and the user's line.
+Steps only judge; taking one out makes the proof accept more and changes nothing else (the tests do that).
+"""
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx
+
+from moebius.lowering.aliasing import Storage
+from moebius.lowering.experts.activations import match_activation
+from moebius.lowering.experts.facts import (
+    Accumulated,
+    Fact,
+    HitList,
+    Linear,
+    RowFunction,
+    Rows,
+    RowWeight,
+    Slice,
+    State,
+    Test,
+    Unknown,
+    as_product,
+    linears,
+)
+from moebius.lowering.experts.reader import Reader
+from moebius.lowering.experts.routing import (
+    allowed_indices,
+    coverage_fault,
+    index_bounds,
+    is_skipped,
+    skip_values,
+    turns_limit,
+)
+from moebius.lowering.operators import target_name
+from moebius.lowering.torch_private import same_size
+from moebius.lowering.values import describe_where, same_shape, shape_of, tensor_of
+
+
+class Refused(Exception):
+    """The proof failed. ``step``: which one; ``reason``: what it found; ``node``: where."""
+
+    def __init__(self, step: str, reason: str, node: fx.Node):
+        self.step, self.reason, self.node = step, reason, node
+        super().__init__(f"{step}: {reason} ({describe_where(node)})")
+
+
+@dataclass
+class Claim:
+    """What the loop is claimed to compute. coefficient · Π weights scales each row; gate and up are None-able halves."""
+
+    reader: Reader
+    sum: Accumulated
+    down: Linear
+    gate: Linear
+    up: Linear | None
+    activation: str
+    coefficient: float
+    weights: tuple[RowWeight, ...]
+    storage: Storage = field(repr=False)
+    hits: HitList | None = None
+    limit: int | None = None
+    experts: int = 0
+
+    @property
+    def node(self) -> fx.Node:
+        return self.sum.node
+
+    @property
+    def selection(self) -> Any:
+        return self.sum.coordinate.selection
+
+    @property
+    def index(self) -> fx.Node:
+        return self.selection.index.node
+
+    @property
+    def x(self) -> Rows:
+        assert isinstance(self.gate.input, Rows)
+        return self.gate.input
+
+    @property
+    def slices(self) -> list[Slice]:
+        found = [self.down.weight, self.gate.weight] + ([self.up.weight] if self.up else [])
+        return found + [linear.bias for linear in (self.down, self.gate, self.up) if linear is not None and linear.bias]
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Taking the sum apart
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def make_claim(reader: Reader) -> Claim:
+    """The claim, or Refused where what is accumulated has another form than an expert."""
+    evidence, loop = reader.evidence, reader.loop
+    if not evidence.sums:
+        causes = [*evidence.writes, *evidence.readbacks, *(fact for fact in evidence.results if isinstance(fact, Unknown))]
+        cause = causes[0] if causes else Unknown("no turn adds its rows to anything", loop)
+        raise Refused("accumulation", cause.reason, cause.node or loop)
+    total = evidence.sums[0]
+    rows = known(total.rows, "expert function", total.node)
+    outer = as_product(rows)
+    if len(outer.factors) != 1 or not isinstance(outer.factors[0], Linear):
+        raise Refused("expert function", f"what is added is not a down-projection but {describe(outer.factors)}", total.node)
+    down = outer.factors[0]
+    inner = as_product(down.input)
+    gate, up, activation, scale = take_gate_apart(inner.factors, total.node)
+    claim = Claim(reader, total, down, gate, up, activation, outer.coefficient * inner.coefficient * scale,
+                  outer.weights + inner.weights, Storage(loop.graph))
+    for linear in (gate, up):
+        if linear is not None and not isinstance(linear.input, Rows):
+            raise Refused("expert function", f"the gate or up projection reads {describe((linear.input,))}, not rows of x", total.node)
+    fact = reader.outside.get(reader.call["source"]) if isinstance(reader.call["source"], fx.Node) else None
+    claim.hits = fact if isinstance(fact, HitList) else None
+    claim.limit = turns_limit(reader.call["source"], fact)
+    shape = shape_of(gate.weight.weight.node)
+    claim.experts = shape[0] if shape and isinstance(shape[0], int) else 0
+    return claim
+
+
+def known(fact: Fact, step: str, node: fx.Node) -> RowFunction:
+    if isinstance(fact, RowFunction):
+        return fact
+    if isinstance(fact, Unknown):
+        raise Refused(step, fact.reason, fact.node or node)
+    raise Refused(step, f"what is added is {describe((fact,))}", node)
+
+
+def take_gate_apart(factors: tuple[RowFunction, ...], node: fx.Node) -> tuple[Linear, Linear | None, str, float]:
+    """(gate, up, activation, c): Π factors = c · activation(gate) · up; up is None where there is no gating."""
+    leaves = sorted(frozenset().union(*(linears(factor) for factor in factors)), key=repr)
+    if len(leaves) == 1:
+        found = match_activation(factors, leaves[0])
+        if found is not None:
+            return leaves[0], None, *found
+    if len(leaves) == 2:
+        for gate, up in (leaves, leaves[::-1]):
+            rest = list(factors)
+            if up not in rest:
+                continue
+            rest.remove(up)
+            if rest and all(linears(factor) == {gate} for factor in rest):
+                found = match_activation(tuple(rest), gate)
+                if found is not None:
+                    return gate, up, *found
+    raise Refused("expert function", f"the down-projection reads {describe(factors)}, which is no activation times a projection that "
+                  "the operator has", node)
+
+
+def describe(facts: tuple[Fact, ...]) -> str:
+    """Row functions in a few words, for messages."""
+    words = []
+    for fact in facts:
+        match fact:
+            case Linear():
+                words.append("a projection")
+            case Rows():
+                words.append("rows of x")
+            case RowFunction():
+                name = getattr(fact, "operator", None)
+                words.append(f"{name} of {len(linears(fact))} projection(s)" if name else type(fact).__name__)
+            case _:
+                words.append(type(fact).__name__)
+    return " times ".join(words) or "nothing"
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The steps
+# ----------------------------------------------------------------------------------------------------------------------
+
+Fault = tuple[str, fx.Node]
+
+
+def first_fault(causes: list[Unknown]) -> Fault | None:
+    return (causes[0].reason, causes[0].node) if causes and causes[0].node is not None else None
+
+
+def known_operators(claim: Claim) -> Fault | None:
+    """Every node of the body is an operator whose effects are known."""
+    return first_fault(claim.reader.evidence.strangers)
+
+
+def nothing_else_written(claim: Claim) -> Fault | None:
+    """A turn changes nothing in place but the sum."""
+    return first_fault(claim.reader.evidence.writes)
+
+
+def one_sum(claim: Claim) -> Fault | None:
+    """Each turn adds once, to one place, and hands nothing else on to the next turn or to the code after the loop."""
+    evidence = claim.reader.evidence
+    if len(evidence.sums) > 1:
+        return "a turn adds to more than one place, or twice", evidence.sums[1].node
+    for position, result in enumerate(evidence.results):
+        unchanged = isinstance(result, State) and result.placeholder is carried_placeholder(claim.reader, position)
+        if result is claim.sum or result == claim.sum:
+            if position != state_position(claim):
+                return "the sum changes its place among the carried values", claim.node
+        elif not unchanged and outer_uses(claim.reader.loop, position):
+            return f"a turn hands on a value (the {ordinal(position)} carried one) that is not a sum", claim.reader.loop
+        elif claim.sum.state.carried and position == state_position(claim):
+            return "the sum is made and then thrown away", claim.node
+    return None
+
+
+def no_read_back(claim: Claim) -> Fault | None:
+    """No turn reads what earlier turns wrote."""
+    return first_fault(claim.reader.evidence.readbacks)
+
+
+def own_storage(claim: Claim) -> Fault | None:
+    """The tensor that is added to was made in this graph, and nothing that the turns read shares its storage."""
+    if claim.sum.state.carried:
+        return None
+    reader, storage = claim.reader, claim.storage
+    target = reader.outer_of(claim.sum.state.placeholder)
+    if not storage.is_fresh(target):
+        return "the tensor that is added to came from outside, so the loop may read it under another name", claim.node
+    used = [node for node in reader.loop.all_input_nodes if node is not target and node.op != "get_attr"]
+    for other in used:
+        if tensor_of(other) is not None and storage.share(other, target):
+            return f"the loop reads {other.name}, which may share storage with the tensor that is added to", claim.node
+    captured = [outer for outer in reader.call["captures"] if outer is target]
+    return ("the tensor that is added to goes into the loop twice", claim.node) if len(captured) > 1 else None
+
+
+def every_expert_once(claim: Claim) -> Fault | None:
+    """The turns run each expert that has rows exactly once."""
+    fault = coverage_fault(claim.limit, claim.hits, claim.selection, claim.experts)
+    return (fault, claim.reader.loop) if fault else None
+
+
+def harmless_skips(claim: Claim) -> Fault | None:
+    """A turn ends early only before it has added anything, and only for an expert beyond the weights or without rows."""
+    skips = claim.reader.evidence.skips
+    for skip in skips:
+        if skip.late:
+            return "the turn ends early after it has added its rows", skip.node
+        if not isinstance(skip.condition, Test):
+            reason = skip.condition.reason if isinstance(skip.condition, Unknown) else "the condition is not understood"
+            return f"a turn ends early, and it is not proven for which experts: {reason}", skip.node
+        if skip.condition.kind == "empty" and skip.condition.value.index != claim.selection.index:  # type: ignore[union-attr]
+            return "a turn ends early where another selection is empty", skip.node
+    for expert in {*range(claim.experts), *skip_values(skips)}:
+        if expert < claim.experts and is_skipped(expert, skips):
+            return f"the turn of expert {expert} ends early although rows may be routed to it", skips[0].node
+    return None
+
+
+def allowed_routing(claim: Claim) -> Fault | None:
+    """The routing indices for which the user's loop runs without an error are one interval (it is checked at run time)."""
+    found = allowed_indices(claim.limit, claim.hits, claim.selection, claim.experts, claim.reader.evidence.skips)
+    return (found, claim.reader.loop) if isinstance(found, str) else None
+
+
+def rows_by_token(claim: Claim) -> Fault | None:
+    """Rows are read from x and added to the result at the token: the first axis of the routing index."""
+    rank = claim.reader.rank(claim.index)
+    if rank not in (1, 2):
+        return f"the routing index has {rank} axes; the proof knows [tokens] and [tokens, slots]", claim.node
+    if set(claim.selection.axes) != set(range(rank)):
+        return "the mask has an axis that the routing index has not", claim.node
+    if claim.x.axis != 0:
+        return "rows of x are read at the slot, not at the token", claim.node
+    if claim.sum.coordinate.axis != 0:
+        return "rows are added at the slot, not at the token", claim.node
+    return None
+
+
+def one_selection(claim: Claim) -> Fault | None:
+    """Rows are added at the positions that they were read from, in the same order."""
+    rows = claim.sum.rows
+    assert isinstance(rows, RowFunction)
+    if rows.selection != claim.selection:
+        return "rows are added at the positions of another selection than they were computed for", claim.node
+    return None
+
+
+def routing_weights(claim: Claim) -> Fault | None:
+    """A row is scaled by the weight of its own token and slot (or of its token and this expert)."""
+    index_shape = shape_of(claim.index)
+    for weight in claim.weights:
+        shape = shape_of(weight.source.node)
+        if weight.axes in ((0, "e"), (0,)) and shape is not None and index_shape is not None:
+            if not same_size(shape[0], index_shape[0]):
+                return "the routing weights and the routing index have different numbers of tokens", claim.node
+            if weight.axes == (0, "e") and not gather_is_safe(claim, shape[1]):
+                return "weights are looked up by expert, and an index beyond them is not excluded", claim.node
+        elif weight.axes != tuple(range(len(index_shape or ()))):
+            return f"a row is scaled by a weight looked up by {weight.axes}, not by its token and slot", claim.node
+        elif not same_shape(shape, index_shape):
+            return "the routing weights and the routing index have different shapes", claim.node
+    return None
+
+
+def gather_is_safe(claim: Claim, columns: Any) -> bool:
+    bounds = index_bounds(claim.index)
+    return isinstance(columns, int) and bounds is not None and bounds[0] >= 0 and bounds[1] <= columns
+
+
+def same_input(claim: Claim) -> Fault | None:
+    """Gate and up read the same rows."""
+    if claim.up is not None and claim.up.input != claim.gate.input:
+        return "gate and up read different rows", claim.node
+    return None
+
+
+def whole_weights(claim: Claim) -> Fault | None:
+    """The projections contract over the whole of an axis, their weights hold the same number of experts, and fit."""
+    linears_used = [linear for linear in (claim.gate, claim.up, claim.down) if linear is not None]
+    for linear in linears_used:
+        shape = shape_of(linear.weight.weight.node)
+        inner = 3 - linear.out_axis
+        if shape is None or linear.weight.range_of(inner) != range(shape[inner]):
+            return "a projection uses part of its weight's input axis", claim.node
+    for piece in claim.slices:
+        shape = shape_of(piece.weight.node)
+        if shape is None or shape[0] != claim.experts:
+            return "the weights of gate, up and down do not hold the same number of experts", claim.node
+    if claim.up is not None and (claim.gate.bias is None) != (claim.up.bias is None):
+        return "only one of gate and up has a bias", claim.node
+    return None
+
+
+def sizes_agree(claim: Claim) -> Fault | None:
+    """x, the routing index and the result have the same number of tokens; the result is as wide as x."""
+    x, index, target = (shape_of(node) for node in (claim.x.source.node, claim.index, target_of(claim)))
+    if x is None or index is None or target is None:
+        return "a shape is not known", claim.node
+    if not same_size(x[0], index[0]):
+        return f"x has {x[0]} rows and the routing index {index[0]}; they are not proven to be as many", claim.node
+    if len(target) != 2 or not same_size(target[0], x[0]):
+        return f"the result has shape {tuple(target)}, x {tuple(x)}; they are not proven to have as many rows", claim.node
+    width = len(claim.down.weight.range_of(claim.down.out_axis))
+    if not same_size(x[1], width) or not same_size(target[1], width):
+        return f"the result is {width} wide and x {x[1]}; the operator has one width", claim.node
+    return None
+
+
+def one_precision(claim: Claim) -> Fault | None:
+    """All products are computed in one dtype: that of x and the weights, or autocast's."""
+    operands = {claim.x.dtype, *(piece.dtype for piece in claim.slices)}
+    computed = {linear.dtype for linear in (claim.gate, claim.up, claim.down) if linear is not None}
+    if len(computed) != 1:
+        return f"the projections are computed in different dtypes: {', '.join(map(str, computed))}", claim.node
+    dtype = computed.pop()
+    if operands == {dtype}:
+        return None
+    if dtype.itemsize == 2 and operands <= {torch.float32, dtype}:
+        return None  # autocast, which the operator follows
+    return f"x and the weights have dtypes {', '.join(map(str, operands))}, and products are in {dtype}", claim.node
+
+
+def with_gradients(claim: Claim) -> Fault | None:
+    """Floating point runs in the grad mode that the loop has, so that nothing is cut off from autograd."""
+    ungraded = claim.reader.evidence.ungraded
+    if ungraded:
+        return f"{target_name(ungraded[0])} runs in another grad mode than the loop", ungraded[0]
+    return None
+
+
+def routing_unchanged(claim: Claim) -> Fault | None:
+    """Nothing writes into the routing index, the mask or the hit list between their making and the loop."""
+    loop = claim.reader.loop
+    for node in [*claim.reader.evidence.routing, claim.index]:
+        if node.graph is loop.graph:
+            writer = claim.storage.writer_between(node, loop)
+            if writer is not None:
+                return f"{target_name(writer)} changes {node.name} in place before the loop", writer
+    return None
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step of the proof: its name in refusals, and the judge."""
+
+    name: str
+    judge: Callable[[Claim], Fault | None]
+
+
+STEPS: tuple[Step, ...] = (
+    Step("known operators", known_operators),
+    Step("nothing else written", nothing_else_written),
+    Step("one sum", one_sum),
+    Step("no read-back", no_read_back),
+    Step("own storage", own_storage),
+    Step("every expert once", every_expert_once),
+    Step("harmless skips", harmless_skips),
+    Step("allowed routing", allowed_routing),
+    Step("rows by token", rows_by_token),
+    Step("one selection", one_selection),
+    Step("routing weights", routing_weights),
+    Step("same input", same_input),
+    Step("whole weights", whole_weights),
+    Step("sizes", sizes_agree),
+    Step("one precision", one_precision),
+    Step("gradients", with_gradients),
+    Step("routing unchanged", routing_unchanged),
+)
+
+
+def prove(reader: Reader, steps: tuple[Step, ...] | None = None) -> Claim:
+    """The claim, all steps holding. Raises Refused."""
+    claim = make_claim(reader)
+    for step in STEPS if steps is None else steps:
+        fault = step.judge(claim)
+        if fault is not None:
+            raise Refused(step.name, *fault)
+    return claim
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Small questions
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def carried_placeholder(reader: Reader, position: int) -> fx.Node:
+    placeholders = [node for node in reader.body.graph.nodes if node.op == "placeholder"]
+    return placeholders[1 + position]
+
+
+def state_position(claim: Claim) -> int:
+    """Which carried value the sum is; -1 where it is written in place."""
+    if not claim.sum.state.carried:
+        return -1
+    placeholders = [node for node in claim.reader.body.graph.nodes if node.op == "placeholder"]
+    return placeholders.index(claim.sum.state.placeholder) - 1
+
+
+def target_of(claim: Claim) -> Any:
+    """The outer node that is added to."""
+    return claim.reader.outer_of(claim.sum.state.placeholder)
+
+
+def outer_uses(loop: fx.Node, position: int) -> list[fx.Node]:
+    """Who uses the i-th carried value after the loop. Any use of the loop's result but ``result[i]`` counts for all."""
+    uses = []
+    for user in loop.users:
+        if user.target is operator.getitem and isinstance(user.args[1], int):
+            uses += list(user.users) if user.args[1] == position else []
+        else:
+            uses.append(user)
+    return uses
+
+
+def ordinal(position: int) -> str:
+    return f"{position + 1}{ {1: 'st', 2: 'nd', 3: 'rd'}.get(position + 1, 'th')}"

@@ -1,0 +1,267 @@
+"""Abstract interpretation of an expert loop: a fact for each node of its body, and what its turns do to the world.
+
+Nodes outside the loop are read on demand and only as far as routing goes (masks, counts, hit lists); all other tensors
+from outside are invariants. The rules are in rules_routing.py and rules_rows.py, one for each canonical operator.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import fx
+
+from moebius.lowering.aliasing import writes_into
+from moebius.lowering.experts.evidence import Evidence, Skip
+from moebius.lowering.experts.facts import (
+    Accumulated,
+    Constant,
+    ExpertId,
+    Fact,
+    HitList,
+    Invariant,
+    Items,
+    State,
+    Test,
+    Unknown,
+)
+from moebius.lowering.operators import Call, call_operands, loop_body, read_call, target_name
+from moebius.lowering.values import shape_of, tensor_of, value_of
+
+Rule = Callable[["Reader", Call], "Fact | None"]
+RULES: dict[str, list[Rule]] = {}
+
+# Operators that are read outside of the loop too: those that make masks, counts and hit lists from a routing index.
+READ_OUTSIDE = frozenset(
+    {"one_hot", "permute", "transpose", "t", "T", "mT", "sum", "any", "gt", "ge", "ne", "eq", "nonzero", "argwhere", "where",
+     "unique", "squeeze", "unsqueeze", "reshape", "flatten", "getitem", "select", "unbind", "cast", "contiguous", "arange",
+     "clone"}
+)  # fmt: skip
+SIZES = frozenset({"size", "numel"})
+
+
+def rule(*names: str) -> Callable[[Rule], Rule]:
+    """Registers a rule for canonical operators. A rule returns a fact, or None when it has nothing to say."""
+
+    def register(function: Rule) -> Rule:
+        for name in names:
+            RULES.setdefault(name, []).append(function)
+        return function
+
+    return register
+
+
+class Reader:
+    """Reads one expert_loop node. ``evidence`` is complete after construction."""
+
+    def __init__(self, loop: fx.Node):
+        call = read_call(loop)
+        assert call is not None and call.name == "expert_loop"
+        self.loop, self.call, self.body = loop, call, loop_body(loop)
+        self.facts: dict[fx.Node, Fact] = {}
+        self.outside: dict[fx.Node, Fact] = {}
+        self.evidence = Evidence()
+        self.mode_at_entry = grad_mode_before(loop, self.body)
+        self.mode = self.mode_at_entry
+        self.enter()
+        for node in self.body.graph.nodes:
+            if node.op == "output":
+                self.evidence.results = [self.fact(value) for value in node.args[0]]
+            elif node.op != "placeholder":
+                self.facts[node] = self.read(node)
+        self.evidence.routing = {node: fact for node, fact in self.outside.items() if not isinstance(fact, Invariant)}
+
+    def enter(self) -> None:
+        """Facts of the body's placeholders."""
+        placeholders = [node for node in self.body.graph.nodes if node.op == "placeholder"]
+        row, *others = placeholders
+        self.evidence.row = self.facts[row] = self.source_row(self.call["source"])
+        written = {target for node in self.body.graph.nodes for target in writes_into(node)}
+        carried = len(self.call["carried"])
+        for position, (placeholder, outer) in enumerate(zip(others, call_operands(self.call)[1:], strict=True)):
+            if position < carried or placeholder in written:
+                self.facts[placeholder] = State(placeholder, position < carried)
+            elif isinstance(outer, fx.Node):
+                self.facts[placeholder] = self.read_outside(outer)
+            else:
+                self.facts[placeholder] = Constant(outer)
+
+    def source_row(self, source: Any) -> Fact:
+        """What one row of the loop's source is."""
+        if isinstance(source, int):
+            return ExpertId()
+        fact = self.read_outside(source)
+        if isinstance(fact, HitList):
+            return ExpertId(vector=fact.column)
+        if isinstance(fact, Constant) and isinstance(fact.value, range):
+            return ExpertId()
+        return Unknown("the rows that the loop runs over are not a list of experts", source)
+
+    # ------------------------------------------------------------------------------------------------------------------
+    # Facts of arguments
+    # ------------------------------------------------------------------------------------------------------------------
+
+    def fact(self, argument: Any) -> Fact:
+        """The fact of an FX argument of a body node (or, for rules that run outside, of an outer node)."""
+        if isinstance(argument, fx.Node):
+            if argument.graph is self.body.graph:
+                return self.facts[argument]
+            return self.read_outside(argument)
+        if isinstance(argument, tuple | list):
+            return Items(tuple(self.fact(item) for item in argument))
+        if isinstance(argument, slice) and any(isinstance(p, fx.Node) for p in (argument.start, argument.stop, argument.step)):
+            return Unknown("a slice whose bounds are not constants")
+        return Constant(argument)
+
+    def read_outside(self, node: fx.Node) -> Fact:
+        """The fact of a node outside of the loop: a routing fact, or an invariant."""
+        known = self.outside.get(node)
+        if known is None:
+            call = read_call(node)
+            found = None
+            if call is not None and call.name in READ_OUTSIDE and not call.op.inplace:
+                found = self.apply_rules(call)
+            if found is None or isinstance(found, Unknown):
+                found = Invariant(("outside", node), node)
+            known = self.outside[node] = found
+        return known
+
+    # ------------------------------------------------------------------------------------------------------------------
+    # Facts of body nodes
+    # ------------------------------------------------------------------------------------------------------------------
+
+    def read(self, node: fx.Node) -> Fact:
+        """The fact of one body node; notes its effects in the evidence."""
+        call = read_call(node)
+        if call is None:
+            stranger = Unknown(f"{target_name(node)} is not an operator that the proof knows", node)
+            self.evidence.strangers.append(stranger)
+            return stranger
+        if call.name == "set_grad_enabled":
+            self.mode = call["mode"]
+            return Constant(None)
+        if call.name == "skip_turn":
+            self.evidence.skips.append(Skip(node, self.fact(call["condition"]), bool(self.evidence.sums)))
+            return Constant(None)
+        operands = [self.facts[argument] for argument in node.all_input_nodes]
+        if call.name == "size" or call.name == "numel":
+            return self.first(call, operands) or self.invariant_or_unknown(call, [f for f in operands if not isinstance(f, State)])
+        found = self.first(call, operands)
+        if isinstance(found, Accumulated):
+            self.note_sum(found)
+            return found
+        if call.op.inplace:
+            unknown = Unknown(f"{target_name(node)} changes a tensor in place that is not the sum", node)
+            cause = found if isinstance(found, Unknown) else unknown
+            self.evidence.writes.append(cause)
+            return cause
+        if any(isinstance(fact, State | Accumulated) for fact in operands):
+            cause = Unknown(f"{target_name(node)} reads what earlier turns wrote", node)
+            self.evidence.readbacks.append(cause)
+            return cause
+        if found is None:
+            found = self.invariant_or_unknown(call, operands)
+        return self.graded(node, found)
+
+    def first(self, call: Call, operands: list[Fact]) -> Fact | None:
+        """What the rules say, unless an operand is unknown: then that."""
+        for fact in operands:
+            if isinstance(fact, Unknown):
+                return fact
+        return self.apply_rules(call)
+
+    def apply_rules(self, call: Call) -> Fact | None:
+        for candidate in RULES.get(call.name, ()):
+            found = candidate(self, call)
+            if found is not None:
+                return found
+        return None
+
+    def invariant_or_unknown(self, call: Call, operands: list[Fact]) -> Fact:
+        """An operator on invariants alone gives an invariant; on anything else, what no rule knows is unknown."""
+        node = call.node
+        if not call.op.inplace and call.name != "dropout" and all(self.key_of(n) is not None for n in node.all_input_nodes):
+            return Invariant(self.structure(node), node)
+        kinds = ", ".join(sorted({type(fact).__name__ for fact in operands}))
+        return Unknown(f"{target_name(node)} of {kinds or 'constants'} is not something that the proof understands", node)
+
+    def key_of(self, argument: Any) -> Any:
+        """A key that equal invariants share, for an FX argument of a body node; None for what varies with the turn."""
+        if isinstance(argument, fx.Node):
+            if argument.op == "placeholder":
+                fact = self.facts[argument]
+                return None if isinstance(fact, State | ExpertId) else ("outside", self.outer_of(argument))
+            fact = self.facts[argument]
+            return fact.key if isinstance(fact, Invariant) else None
+        if isinstance(argument, tuple | list):
+            return tuple(self.key_of(item) for item in argument)
+        if isinstance(argument, slice):
+            return ("slice", self.key_of(argument.start), self.key_of(argument.stop), self.key_of(argument.step))
+        return (type(argument).__name__, repr(argument))
+
+    def structure(self, node: fx.Node) -> Any:
+        kwargs = tuple(sorted((name, self.key_of(value)) for name, value in node.kwargs.items()))
+        return (node.op, node.target, self.key_of(node.args), kwargs)
+
+    def outer_of(self, placeholder: fx.Node) -> Any:
+        """What the loop node passes for a placeholder of the body."""
+        placeholders = [node for node in self.body.graph.nodes if node.op == "placeholder"]
+        return call_operands(self.call)[placeholders.index(placeholder)]
+
+    def graded(self, node: fx.Node, found: Fact) -> Fact:
+        """Floating point that runs in another grad mode than the loop has is cut off from autograd: not ours to replace."""
+        value = tensor_of(node)
+        if self.mode == self.mode_at_entry or value is None or not value.dtype.is_floating_point:
+            return found
+        self.evidence.ungraded.append(node)
+        return found
+
+    def note_sum(self, found: Accumulated) -> None:
+        self.evidence.sums.append(found)
+
+    # ------------------------------------------------------------------------------------------------------------------
+    # What rules ask
+    # ------------------------------------------------------------------------------------------------------------------
+
+    def shape(self, argument: Any) -> tuple | None:
+        return shape_of(argument)
+
+    def rank(self, argument: Any) -> int | None:
+        shape = shape_of(argument)
+        return None if shape is None else len(shape)
+
+    def dtype(self, argument: Any) -> torch.dtype | None:
+        value = tensor_of(argument)
+        return None if value is None else value.dtype
+
+    def integer(self, argument: Any) -> int | None:
+        """The number that an argument certainly is."""
+        value = argument.value if isinstance(argument, Constant) else value_of(argument)
+        return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def grad_mode_before(loop: fx.Node, body: fx.GraphModule) -> bool | None:
+    """Grad mode at the loop: the last switch before it; else what the body's own regions restore; else None (untouched).
+
+    None also stands for "cannot be told" when a body leaves it switched off: its floating point is then taken as ungraded.
+    """
+    mode = None
+    for node in loop.graph.nodes:
+        if node is loop:
+            break
+        call = read_call(node)
+        if call is not None and call.name == "set_grad_enabled":
+            mode = call["mode"]
+    if mode is not None:
+        return mode
+    switches = [call["mode"] for call in map(read_call, body.graph.nodes) if call and call.name == "set_grad_enabled"]
+    return True if switches and switches[-1] is True else None
+
+
+def negate(test: Fact) -> Fact:
+    """The opposite condition."""
+    return Test(test.kind, test.value, not test.negated) if isinstance(test, Test) else test
+
+
+# The rules register themselves on import.
+from moebius.lowering.experts import rules_routing, rules_rows  # noqa: E402, F401

@@ -1,0 +1,304 @@
+"""Rules of routing: masks, counts, hit lists, and the rows that a mask selects."""
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from moebius.lowering.experts.facts import (
+    Constant,
+    Coordinate,
+    Counts,
+    ExpertId,
+    Fact,
+    HitList,
+    Invariant,
+    Items,
+    Mask,
+    OneHot,
+    RowCount,
+    Selection,
+    Test,
+)
+from moebius.lowering.experts.reader import Reader, negate, rule
+from moebius.lowering.experts.routing import index_bounds, index_root
+from moebius.lowering.operators import MISSING, Call
+from moebius.lowering.values import tensor_of
+
+FULL = slice(None)
+INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+
+
+@rule("one_hot")
+def one_hot(reader: Reader, call: Call) -> Fact | None:
+    index, classes = reader.fact(call["input"]), call["num_classes"]
+    rank = reader.rank(call["input"])
+    if not isinstance(index, Invariant) or not isinstance(classes, int) or rank is None:
+        return None
+    return OneHot(index, classes, (*range(rank), "e"))
+
+
+@rule("permute", "transpose", "t", "T", "mT")
+def permute(reader: Reader, call: Call) -> Fact | None:
+    fact = reader.fact(call["input"])
+    if not isinstance(fact, OneHot | Mask):
+        return None
+    order = permutation(call, len(fact.axes))
+    if order is None:
+        return None
+    axes = tuple(fact.axes[i] for i in order)
+    if isinstance(fact, OneHot):
+        return OneHot(fact.index, fact.classes, axes, fact.boolean)
+    return Mask(fact.index, axes, fact.classes, fact.boolean)
+
+
+def permutation(call: Call, rank: int) -> list[int] | None:
+    """Which old axis each new axis is."""
+    order = list(range(rank))
+    if call.name == "permute":
+        dims = call["dims"]
+        if len(dims) != rank or not all(isinstance(d, int) for d in dims):
+            return None
+        return [d % rank for d in dims]
+    if call.name == "transpose":
+        a, b = call["dim0"], call["dim1"]
+        if not isinstance(a, int) or not isinstance(b, int):
+            return None
+    elif rank == 2:
+        a, b = 0, 1
+    elif call.name == "mT":
+        a, b = -2, -1
+    else:
+        return None
+    order[a], order[b] = order[b], order[a]
+    return order
+
+
+@rule("cast", "contiguous", "clone")
+def same_numbers(reader: Reader, call: Call) -> Fact | None:
+    """A cast keeps what is zero and what is not; of an expert's number, only integer casts are followed."""
+    fact, dtype = reader.fact(call["input"]), reader.dtype(call.node)
+    boolean = dtype is torch.bool
+    match fact:
+        case OneHot():
+            return OneHot(fact.index, fact.classes, fact.axes, boolean)
+        case Mask():
+            return Mask(fact.index, fact.axes, fact.classes, boolean)
+        case Counts():
+            # counts in 8 or 16 bits could wrap around to zero
+            exact = dtype in (torch.int64, torch.int32, torch.bool, torch.float32, torch.float64)
+            return Counts(fact.index, fact.classes, fact.boolean or boolean) if exact else None
+        case ExpertId() | HitList() | Coordinate():
+            return fact if dtype in (torch.int64, torch.int32) else None
+    return None
+
+
+@rule("sum", "any")
+def count(reader: Reader, call: Call) -> Fact | None:
+    fact = reader.fact(call["input"])
+    dims = call["dim"]
+    if isinstance(fact, Mask) and call.name == "any" and dims is None:
+        return Test("empty", Selection(fact.index, fact.axes, fact.classes), negated=True)
+    if not isinstance(fact, OneHot) or call["keepdim"] is not False:
+        return None
+    if call.args.get("dtype") not in (None, torch.int64, torch.int32):
+        return None
+    dims = (dims,) if isinstance(dims, int) else dims
+    if not isinstance(dims, tuple | list):
+        return None
+    rank = len(fact.axes)
+    if {d % rank for d in dims} != {i for i, axis in enumerate(fact.axes) if axis != "e"}:
+        return None
+    return Counts(fact.index, fact.classes, boolean=call.name == "any")
+
+
+@rule("eq", "ne", "gt", "ge", "lt", "le")
+def compare(reader: Reader, call: Call) -> Fact | None:
+    left, right, name = reader.fact(call["input"]), reader.fact(call["other"]), call.name
+    if isinstance(left, Constant) or isinstance(right, ExpertId):
+        mirrored = {"gt": "lt", "lt": "gt", "ge": "le", "le": "ge"}
+        left, right, name = right, left, mirrored.get(name, name)
+    number = right.value if isinstance(right, Constant) else None
+    match left:
+        case Counts() if nonzero_test(name, number):
+            return Counts(left.index, left.classes, boolean=True)
+        case ExpertId() if isinstance(right, Invariant) and name == "eq" and not left.vector:
+            tensor = tensor_of(right.node)
+            if tensor is not None and tensor.dtype in INTEGERS and tensor.dim() > 0:
+                return Mask(right, tuple(range(tensor.dim())), None, boolean=True)
+        case ExpertId() if isinstance(number, int):
+            if name in ("eq", "ne"):
+                return Test("expert", number, negated=name == "ne")
+            first = number if name in ("ge", "lt") else number + 1  # e >= first, or its opposite
+            return Test("expert from", first, negated=name in ("lt", "le"))
+        case RowCount():
+            if nonzero_test(name, number):
+                return Test("empty", left.selection, negated=True)
+            if (name, number) in (("eq", 0), ("le", 0), ("lt", 1)):
+                return Test("empty", left.selection)
+    return None
+
+
+def nonzero_test(name: str, number: Any) -> bool:
+    """Whether ``count <name> number`` asks if a count is above zero."""
+    return not isinstance(number, bool) and (name, number) in (("gt", 0), ("ne", 0), ("ge", 1))
+
+
+@rule("not", "logical_not")
+def opposite(reader: Reader, call: Call) -> Fact | None:
+    fact = reader.fact(call["input"])
+    if isinstance(fact, RowCount):
+        return Test("empty", fact.selection)
+    return negate(fact) if isinstance(fact, Test) else None
+
+
+@rule("nonzero", "argwhere", "where")
+def positions(reader: Reader, call: Call) -> Fact | None:
+    """``where(mask)``, ``nonzero(mask)`` and ``nonzero(mask, as_tuple=True)``, of masks and of counts."""
+    if call.name == "where":
+        if not isinstance(call["input"], type(MISSING)) or not isinstance(call["other"], type(MISSING)):
+            return None
+        fact, apart = reader.fact(call["condition"]), True
+    else:
+        fact, apart = reader.fact(call["input"]), call.args.get("as_tuple", False) is True
+    if isinstance(fact, Counts):
+        hits = HitList(fact.index, fact.classes, column=not apart)
+        return Items((hits,)) if apart else hits
+    if isinstance(fact, Mask):
+        selection = Selection(fact.index, fact.axes, fact.classes)
+        return Items(tuple(Coordinate(selection, axis) for axis in fact.axes)) if apart else selection
+    return None
+
+
+@rule("unique")
+def unique(reader: Reader, call: Call) -> Fact | None:
+    """Every expert that occurs, once. Which axes the index has does not matter."""
+    if call["return_inverse"] or call["return_counts"] or call["dim"] is not None:
+        return None
+    fact = reader.fact(call["input"])
+    if not isinstance(fact, Invariant):
+        return None
+    tensor = tensor_of(fact.node)
+    if tensor is None or tensor.dtype not in INTEGERS:
+        return None
+    root, bounds = index_root(fact.node), index_bounds(fact.node)
+    if bounds is None or bounds[0] < 0:
+        return None  # weights[-1] would be the last expert
+    return HitList(Invariant(("outside", root), root), None, column=False) if root.graph is reader.loop.graph else None
+
+
+@rule("arange")
+def arange(reader: Reader, call: Call) -> Fact | None:
+    bounds = call["bounds"]
+    if len(bounds) == 1 and isinstance(bounds[0], int):
+        return Constant(range(bounds[0]))
+    return None
+
+
+@rule("item")
+def item(reader: Reader, call: Call) -> Fact | None:
+    fact = reader.fact(call["input"])
+    return ExpertId() if isinstance(fact, ExpertId) else None
+
+
+@rule("squeeze", "flatten", "reshape")
+def drop_unit_axes(reader: Reader, call: Call) -> Fact | None:
+    """Views that only take axes of size one away."""
+    fact, rank = reader.fact(call["input"]), reader.rank(call.node)
+    match fact:
+        case ExpertId(vector=True) if rank == 0:
+            return ExpertId()
+        case HitList(column=True) if rank == 1 and not (call.name == "squeeze" and call["dim"] is None):
+            return HitList(fact.index, fact.classes, column=False)
+        case Mask() if call.name == "squeeze" and isinstance(call["dim"], int) and fact.axes[call["dim"]] == "1":
+            axes = list(fact.axes)
+            del axes[call["dim"]]
+            return Mask(fact.index, tuple(axes), fact.classes, fact.boolean)
+    return None
+
+
+@rule("select")
+def select(reader: Reader, call: Call) -> Fact | None:
+    fact, dim, index = reader.fact(call["input"]), call["dim"], reader.fact(call["index"])
+    if isinstance(fact, OneHot) and isinstance(dim, int):
+        keys: list[Fact] = [Constant(FULL)] * len(fact.axes)
+        keys[dim] = index
+        return select_expert(fact, keys)
+    return None
+
+
+@rule("getitem")
+def getitem(reader: Reader, call: Call) -> Fact | None:
+    fact, key = reader.fact(call["input"]), reader.fact(call["index"])
+    keys = list(key.items) if isinstance(key, Items) else [key]
+    match fact:
+        case Items() if isinstance(key, Constant) and isinstance(key.value, int):
+            return fact.items[key.value] if -len(fact.items) <= key.value < len(fact.items) else None
+        case ExpertId(vector=True) if len(keys) == 1 and isinstance(keys[0], Constant) and keys[0].value in (0, -1):
+            return ExpertId() if not isinstance(keys[0].value, bool) else None
+        case OneHot():
+            return select_expert(fact, keys)
+        case HitList(column=True) if keys == [Constant(FULL), Constant(0)]:
+            return HitList(fact.index, fact.classes, column=False)
+        case Selection() if len(keys) == 2 and keys[0] == Constant(FULL) and isinstance(keys[1], Constant):
+            axis = keys[1].value
+            if isinstance(axis, int) and -len(fact.axes) <= axis < len(fact.axes):
+                return Coordinate(fact, fact.axes[axis])
+        case Coordinate(column=False) if keys == [Constant(FULL), Constant(None)]:
+            return Coordinate(fact.selection, fact.axis, column=True)
+    return None
+
+
+def select_expert(fact: OneHot, keys: list[Fact]) -> Fact | None:
+    """``one_hot[..., e, ...]`` with full slices elsewhere."""
+    dots = [i for i, key in enumerate(keys) if isinstance(key, Constant) and key.value is Ellipsis]
+    fill = [Constant(FULL)] * (len(fact.axes) - len(keys) + len(dots))
+    if len(dots) > 1:
+        return None
+    at = dots[0] if dots else len(keys)
+    full = [*keys[:at], *fill, *keys[at + len(dots):]]
+    if len(full) != len(fact.axes):
+        return None
+    axes: list[int | str] = []
+    chosen = False
+    for axis, key in zip(fact.axes, full, strict=True):
+        if isinstance(key, ExpertId) and axis == "e":
+            chosen = True
+            if key.vector:
+                axes.append("1")
+        elif key == Constant(FULL):
+            axes.append(axis)
+        else:
+            return None
+    return Mask(fact.index, tuple(axes), fact.classes, fact.boolean) if chosen else fact
+
+
+@rule("unbind", "T", "t")
+def columns_apart(reader: Reader, call: Call) -> Fact | None:
+    """``slot, token = mask.nonzero().T`` or ``.unbind(1)``."""
+    fact = reader.fact(call["input"])
+    if isinstance(fact, Selection) and (call.name != "unbind" or call["dim"] in (1, -1)):
+        return Items(tuple(Coordinate(fact, axis) for axis in fact.axes))
+    return None
+
+
+@rule("unsqueeze")
+def add_axis(reader: Reader, call: Call) -> Fact | None:
+    fact = reader.fact(call["input"])
+    if isinstance(fact, Coordinate) and not fact.column and call["dim"] in (1, -1):
+        return Coordinate(fact.selection, fact.axis, column=True)
+    return None
+
+
+@rule("numel", "size")
+def row_count(reader: Reader, call: Call) -> Fact | None:
+    """S: the length of a coordinate, or of anything that has one row for each selected position."""
+    fact = reader.fact(call["input"])
+    if call.name == "numel":
+        return RowCount(fact.selection) if isinstance(fact, Coordinate) and not fact.column else None
+    if call["dim"] != 0:
+        return None
+    if isinstance(fact, Selection):
+        return RowCount(fact)
+    selection = getattr(fact, "selection", None)
+    return RowCount(selection) if isinstance(selection, Selection) else None

@@ -1,0 +1,445 @@
+"""Rules of what is computed for the selected rows: lookups, weights of one expert, products, activations, and the sum."""
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from moebius.lowering.experts.facts import (
+    Accumulated,
+    Constant,
+    Coordinate,
+    ExpertId,
+    Fact,
+    Invariant,
+    Items,
+    Linear,
+    Mask,
+    Pointwise,
+    Product,
+    RowFunction,
+    Rows,
+    RowWeight,
+    Selection,
+    Slice,
+    State,
+    as_product,
+    simplify,
+)
+from moebius.lowering.experts.reader import Reader, rule
+from moebius.lowering.operators import ELEMENTWISE, Call
+from moebius.lowering.values import same_shape
+
+FULL = Constant(slice(None))
+NONE = Constant(None)
+DOTS = Constant(...)
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Lookups
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+@rule("getitem")
+def lookup(reader: Reader, call: Call) -> Fact | None:
+    """``x[token]``, ``weight[token, slot, None]``, ``scores[token, e]``, ``w[e]``."""
+    source, key = reader.fact(call["input"]), reader.fact(call["index"])
+    keys = list(key.items) if isinstance(key, Items) else [key]
+    rank, dtype = reader.rank(call["input"]), reader.dtype(call["input"])
+    if not isinstance(source, Invariant) or rank is None or dtype is None:
+        return None
+    column = len(keys) == rank + 1 and keys[-1] == NONE
+    if column:
+        keys.pop()
+    while len(keys) > 1 and keys[-1] in (FULL, DOTS):
+        keys.pop()
+    if isinstance(keys[0], ExpertId) and not keys[0].vector and len(keys) == 1 and rank in (2, 3) and not column:
+        return expert_slice(reader, call, source, dtype)
+    if len(keys) == 1 and isinstance(keys[0], Mask) and keys[0].boolean and len(keys[0].axes) == 1 and rank == 2 and not column:
+        mask = keys[0]
+        return Rows(Selection(mask.index, mask.axes, mask.classes), dtype, source, mask.axes[0])
+    return positions_lookup(source, keys, rank, dtype, column)
+
+
+def positions_lookup(source: Invariant, keys: list[Fact], rank: int, dtype: torch.dtype, column: bool) -> Fact | None:
+    """A lookup at a selection's coordinates (and at this turn's expert)."""
+    coordinates = [key for key in keys if isinstance(key, Coordinate)]
+    if not coordinates or any(key.column or key.selection != coordinates[0].selection for key in coordinates):
+        return None
+    if not all(isinstance(key, Coordinate) or (isinstance(key, ExpertId) and not key.vector) for key in keys):
+        return None
+    selection = coordinates[0].selection
+    axes = tuple(key.axis if isinstance(key, Coordinate) else "e" for key in keys)
+    if len(keys) == rank:
+        return RowWeight(selection, dtype, source, axes, column)
+    if len(keys) == 1 and rank == 2 and not column:
+        return Rows(selection, dtype, source, axes[0])
+    return None
+
+
+@rule("index_select")
+def index_select(reader: Reader, call: Call) -> Fact | None:
+    source, index, rank = reader.fact(call["input"]), reader.fact(call["index"]), reader.rank(call["input"])
+    dtype = reader.dtype(call["input"])
+    if not isinstance(source, Invariant) or call["dim"] != 0 or rank is None or dtype is None:
+        return None
+    if isinstance(index, ExpertId) or not isinstance(index, Coordinate):
+        return None
+    return positions_lookup(source, [index], rank, dtype, False)
+
+
+@rule("select")
+def select_expert_weight(reader: Reader, call: Call) -> Fact | None:
+    source, index = reader.fact(call["input"]), reader.fact(call["index"])
+    dtype = reader.dtype(call["input"])
+    if isinstance(source, Invariant) and isinstance(index, ExpertId) and call["dim"] == 0 and dtype is not None:
+        return expert_slice(reader, call, source, dtype)
+    return None
+
+
+def expert_slice(reader: Reader, call: Call, source: Invariant, dtype: torch.dtype) -> Slice | None:
+    shape = reader.shape(call["input"])
+    if shape is None or len(shape) not in (2, 3) or not all(isinstance(size, int) for size in shape):
+        return None
+    return Slice(source, tuple(range(1, len(shape))), tuple(range(size) for size in shape[1:]), dtype)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Views and casts
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+@rule("transpose", "permute", "t", "T", "mT")
+def turn_slice(reader: Reader, call: Call) -> Fact | None:
+    fact = reader.fact(call["input"])
+    if not isinstance(fact, Slice) or len(fact.axes) != 2:
+        return None
+    if call.name == "permute" and {d % 2 for d in call["dims"]} != {0, 1}:
+        return None
+    if call.name == "permute" and [d % 2 for d in call["dims"]] == [0, 1]:
+        return fact
+    if call.name == "transpose" and {call["dim0"] % 2, call["dim1"] % 2} != {0, 1}:
+        return fact
+    return Slice(fact.weight, fact.axes[::-1], fact.ranges, fact.dtype)
+
+
+@rule("cast", "type_as")
+def cast(reader: Reader, call: Call) -> Fact | None:
+    """Casts of lookups and slices move onto what they look up; a cast that changes no dtype is nothing."""
+    fact, dtype = reader.fact(call["input"]), reader.dtype(call.node)
+    before = reader.dtype(call["input"])
+    if dtype is None or before is None or not dtype.is_floating_point:
+        return None
+    match fact:
+        case Slice():
+            return Slice(fact.weight, fact.axes, fact.ranges, dtype)
+        case Rows():
+            return Rows(fact.selection, dtype, fact.source, fact.axis)
+        case RowWeight():
+            return RowWeight(fact.selection, dtype, fact.source, fact.axes, fact.column)
+        case RowFunction() if dtype == before:
+            return fact
+        case Product() if fact.weights:
+            # routing weights in another precision than the rows: the product comes back to what it was, or goes out
+            return Product(fact.selection, dtype, fact.coefficient, fact.factors, fact.weights)
+        case Linear():
+            return Product(fact.selection, dtype, 1.0, (fact,), ())
+    return None
+
+
+@rule("contiguous", "clone", "reshape", "flatten", "squeeze", "expand", "dropout")
+def same_value(reader: Reader, call: Call) -> Fact | None:
+    """Views that keep the shape, copies, and dropout that is switched off."""
+    fact = reader.fact(call["input"])
+    if call.name == "dropout" and not (call["p"] == 0 or call["training"] is False):
+        return None
+    if call.op.inplace and call.name != "dropout":
+        return None
+    if isinstance(fact, RowFunction | Slice) and same_shape(reader.shape(call["input"]), reader.shape(call.node)):
+        return fact
+    if isinstance(fact, RowWeight) and not fact.column and call.name == "reshape" and reader.rank(call.node) == 2:
+        shape = reader.shape(call.node)
+        return as_column(fact) if shape is not None and shape[1] == 1 else None
+    return None
+
+
+@rule("unsqueeze", "getitem")
+def as_column_rule(reader: Reader, call: Call) -> Fact | None:
+    """``w.unsqueeze(-1)``, ``w[:, None]`` of one number a row."""
+    fact = reader.fact(call["input"])
+    if not isinstance(fact, RowWeight) or fact.column:
+        return None
+    if call.name == "unsqueeze":
+        return as_column(fact) if call["dim"] in (1, -1) else None
+    key = reader.fact(call["index"])
+    if isinstance(key, Items) and key.items in ((FULL, NONE), (DOTS, NONE)):
+        return as_column(fact)
+    return None
+
+
+def as_column(fact: RowWeight) -> RowWeight:
+    return RowWeight(fact.selection, fact.dtype, fact.source, fact.axes, True)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Parts of the last axis
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+@rule("chunk", "split")
+def pieces(reader: Reader, call: Call) -> Fact | None:
+    fact, rank = reader.fact(call["input"]), reader.rank(call["input"])
+    shape = reader.shape(call["input"])
+    if not isinstance(fact, RowFunction | Slice) or shape is None or rank is None or not isinstance(shape[-1], int):
+        return None
+    dim = call["dim"]
+    if not isinstance(dim, int):
+        return None
+    if isinstance(fact, RowFunction) and dim % rank != rank - 1:
+        return None
+    width = shape[dim]
+    if not isinstance(width, int):
+        return None
+    sizes = piece_sizes(call, width)
+    if sizes is None:
+        return None
+    bounds = [sum(sizes[:i]) for i in range(len(sizes) + 1)]
+    found = [part_along(fact, dim % rank, range(a, b)) for a, b in zip(bounds, bounds[1:], strict=False)]
+    return Items(tuple(f for f in found if f is not None)) if all(f is not None for f in found) else None
+
+
+def piece_sizes(call: Call, width: int) -> list[int] | None:
+    if call.name == "chunk":
+        if not isinstance(call["chunks"], int) or call["chunks"] < 1:
+            return None
+        step = -(-width // call["chunks"])
+    else:
+        step = call["split_size_or_sections"]
+        if isinstance(step, tuple | list):
+            return list(step) if all(isinstance(s, int) for s in step) and sum(step) == width else None
+    if not isinstance(step, int) or step < 1:
+        return None
+    return [min(step, width - start) for start in range(0, width, step)]
+
+
+@rule("getitem")
+def sliced(reader: Reader, call: Call) -> Fact | None:
+    """``h[..., ::2]``, ``h[:, :n]``, ``w[e][n:]``."""
+    fact, key, shape = reader.fact(call["input"]), reader.fact(call["index"]), reader.shape(call["input"])
+    if not isinstance(fact, RowFunction | Slice) or shape is None:
+        return None
+    keys = list(key.items) if isinstance(key, Items) else [key]
+    if DOTS in keys:
+        at = keys.index(DOTS)
+        keys[at:at + 1] = [FULL] * (len(shape) - len(keys) + 1)
+    if len(keys) > len(shape):
+        return None
+    current: Fact | None = fact
+    for axis, one in enumerate(keys):
+        if not isinstance(one, Constant) or not isinstance(one.value, slice):
+            return None
+        if one == FULL:
+            continue
+        size = shape[axis]
+        if not isinstance(size, int) or current is None or (isinstance(fact, RowFunction) and axis != len(shape) - 1):
+            return None
+        current = part_along(current, axis, range(size)[one.value])
+    return current
+
+
+@rule("narrow")
+def narrow(reader: Reader, call: Call) -> Fact | None:
+    fact, rank = reader.fact(call["input"]), reader.rank(call["input"])
+    numbers = (call["dim"], call["start"], call["length"])
+    if not isinstance(fact, RowFunction | Slice) or rank is None or not all(isinstance(n, int) for n in numbers):
+        return None
+    dim, start, length = numbers
+    if start < 0 or (isinstance(fact, RowFunction) and dim % rank != rank - 1):
+        return None
+    return part_along(fact, dim % rank, range(start, start + length))
+
+
+def part_along(fact: Fact, axis: int, part: range) -> Fact | None:
+    """The positions ``part`` of a fact's axis. Of a row function: of its last axis."""
+    match fact:
+        case Slice():
+            which = fact.axes[axis]
+            ranges = tuple(r[part.start:part.stop:part.step] if i + 1 == which else r for i, r in enumerate(fact.ranges))
+            return Slice(fact.weight, fact.axes, ranges, fact.dtype)
+        case RowFunction():
+            return part_of(fact, part)
+    return None
+
+
+def part_of(fact: Fact, part: range) -> RowFunction | None:
+    """Columns of a row function. Columns of a product with W are a product with rows of W."""
+    match fact:
+        case Linear():
+            weight = part_along(fact.weight, fact.weight.axes.index(fact.out_axis), part)
+            bias = None if fact.bias is None else part_along(fact.bias, 0, part)
+            assert isinstance(weight, Slice) and (bias is None or isinstance(bias, Slice))
+            return Linear(fact.selection, fact.dtype, fact.input, weight, fact.out_axis, bias)
+        case Product():
+            factors = [part_of(factor, part) for factor in fact.factors]
+            if any(factor is None for factor in factors):
+                return None
+            kept = tuple(factor for factor in factors if factor is not None)
+            return Product(fact.selection, fact.dtype, fact.coefficient, kept, fact.weights)
+        case Pointwise():
+            arguments = [part_of(a, part) if isinstance(a, RowFunction) else a for a in fact.arguments]
+            if any(argument is None for argument in arguments):
+                return None
+            kept_arguments = tuple(argument for argument in arguments if argument is not None)
+            return Pointwise(fact.selection, fact.dtype, fact.operator, kept_arguments, fact.parameters)
+    return None
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Arithmetic
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+@rule("linear", "matmul", "addmm")
+def linear(reader: Reader, call: Call) -> Fact | None:
+    rows, dtype = reader.fact(call["input"]), reader.dtype(call.node)
+    bias = None
+    if call.name == "linear":
+        weight = reader.fact(call["weight"])
+        if call["bias"] is not None:
+            bias = reader.fact(call["bias"])
+        turned = False
+    else:
+        weight, turned = reader.fact(call["other"]), True
+        if call.name == "addmm":
+            bias = reader.fact(call["bias"])
+            if call["beta"] != 1 or call["alpha"] != 1:
+                return None
+    if not isinstance(rows, RowFunction) or not isinstance(weight, Slice) or len(weight.axes) != 2 or dtype is None:
+        return None
+    if isinstance(rows, RowWeight) or (bias is not None and not (isinstance(bias, Slice) and len(bias.axes) == 1)):
+        return None
+    out_axis = weight.axes[1 if turned else 0]
+    if not isinstance(rows, Product):
+        return Linear(rows.selection, dtype, rows, weight, out_axis, bias)  # type: ignore[arg-type]
+    if bias is not None and (rows.weights or rows.coefficient != 1.0):
+        return None  # a bias is not scaled by what scales the rows
+    inner = Product(rows.selection, rows.dtype, 1.0, rows.factors, ())
+    result = Linear(rows.selection, dtype, simplify(inner), weight, out_axis, bias)  # type: ignore[arg-type]
+    return simplify(Product(rows.selection, dtype, rows.coefficient, (result,), rows.weights))
+
+
+@rule("mul", "div")
+def multiply(reader: Reader, call: Call) -> Fact | None:
+    left, right, dtype = reader.fact(call["input"]), reader.fact(call["other"]), reader.dtype(call.node)
+    if dtype is None or (call.name == "div" and call["rounding_mode"] is not None):
+        return None
+    if isinstance(left, Constant) and call.name == "mul":
+        left, right = right, left
+    if not isinstance(left, RowFunction) or call.op.inplace:
+        return None
+    a = as_product(left)
+    if isinstance(right, Constant) and isinstance(right.value, int | float) and not isinstance(right.value, bool):
+        if call.name == "div" and right.value == 0:
+            return None
+        factor = right.value if call.name == "mul" else 1.0 / right.value
+        return Product(a.selection, dtype, a.coefficient * factor, a.factors, a.weights)
+    if call.name == "div" or not isinstance(right, RowFunction) or right.selection != left.selection:
+        return None
+    if not (stretches(left) and stretches(right)):
+        return None
+    single = isinstance(left, RowWeight) or isinstance(right, RowWeight)
+    if not single and not same_shape(reader.shape(call["input"]), reader.shape(call["other"])):
+        return None
+    b = as_product(right)
+    factors = tuple(sorted(a.factors + b.factors, key=repr))
+    return Product(a.selection, dtype, a.coefficient * b.coefficient, factors, a.weights + b.weights)
+
+
+def stretches(fact: RowFunction) -> bool:
+    """One number a row multiplies whole rows only as a column; as a plain [S] it would line up with the wrong axis."""
+    return not isinstance(fact, RowWeight) or fact.column
+
+
+@rule("add")
+def add_bias(reader: Reader, call: Call) -> Fact | None:
+    """``x @ w[e] + b[e]``."""
+    left, right, dtype = reader.fact(call["input"]), reader.fact(call["other"]), reader.dtype(call.node)
+    if isinstance(left, Slice):
+        left, right = right, left
+    if not isinstance(left, Linear) or left.bias is not None or not isinstance(right, Slice) or len(right.axes) != 1:
+        return None
+    if call["alpha"] != 1 or dtype is None or call.op.inplace:
+        return None
+    return Linear(left.selection, dtype, left.input, left.weight, left.out_axis, right)
+
+
+@rule(*ELEMENTWISE)
+def pointwise(reader: Reader, call: Call) -> Fact | None:
+    """Any other operator that works element by element, on row functions of one selection and plain numbers."""
+    dtype = reader.dtype(call.node)
+    if call.op.inplace or dtype is None:
+        return None
+    operands, parameters = [], []
+    for name, value in call.args.items():
+        fact = reader.fact(value)
+        if name in ("input", "other", "exponent"):
+            operands.append(fact)
+        elif isinstance(fact, Constant):
+            parameters.append((name, fact.value))
+        else:
+            return None
+    rows = [fact for fact in operands if isinstance(fact, RowFunction)]
+    tensors = [argument for argument in call.node.all_input_nodes if reader.rank(argument) is not None]
+    if any(not same_shape(reader.shape(argument), reader.shape(call.node)) for argument in tensors):
+        return None
+    if not rows or any(fact.selection != rows[0].selection or isinstance(fact, RowWeight) for fact in rows):
+        return None
+    if not all(isinstance(f, RowFunction) or (isinstance(f, Constant) and isinstance(f.value, int | float)) for f in operands):
+        return None
+    return Pointwise(rows[0].selection, dtype, call.name, tuple(operands), tuple(parameters))
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Accumulation
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+@rule("index_add", "index_put", "scatter_add")
+def accumulate(reader: Reader, call: Call) -> Fact | None:
+    """Rows added at a selection's positions: in place into a tensor, or as a new carried value."""
+    state = reader.fact(call["input"])
+    if not isinstance(state, State) or state.carried == call.op.inplace:
+        return None
+    position, rows = accumulation_parts(reader, call)
+    if not isinstance(position, Coordinate) or rows is None:
+        return None
+    return Accumulated(state, position, rows, call.node)
+
+
+def accumulation_parts(reader: Reader, call: Call) -> tuple[Fact | None, Fact | None]:
+    if call.name == "index_add":
+        if call["dim"] not in (0, -2) or call["alpha"] != 1:
+            return None, None
+        if call["dim"] == -2 and reader.rank(call["input"]) != 2:
+            return None, None
+        return plain(reader.fact(call["index"])), reader.fact(call["source"])
+    if call.name == "index_put":
+        indices = reader.fact(call["indices"])
+        if call["accumulate"] is not True or not isinstance(indices, Items) or len(indices.items) != 1:
+            return None, None
+        return plain(indices.items[0]), reader.fact(call["values"])
+    index = reader.fact(call["index"])  # token[:, None].expand(-1, D)
+    whole = same_shape(reader.shape(call["index"]), reader.shape(call["src"]))
+    if call["dim"] != 0 or not whole or not isinstance(index, Coordinate) or not index.column:
+        return None, None
+    return Coordinate(index.selection, index.axis), reader.fact(call["src"])
+
+
+def plain(fact: Fact) -> Fact | None:
+    return None if isinstance(fact, Coordinate) and fact.column else fact
+
+
+@rule("expand")
+def widen(reader: Reader, call: Call) -> Fact | None:
+    """A column of positions repeated along the columns says the same."""
+    fact: Any = reader.fact(call["input"])
+    return fact if isinstance(fact, Coordinate) and fact.column and reader.rank(call.node) == 2 else None

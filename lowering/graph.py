@@ -1,0 +1,128 @@
+"""What capture hands down to lowering: graphs, expert loops, and what lowering says back about them.
+
+These types live here, below capture, so that no import runs up. A captured graph is an ordinary torch-level
+``torch.fx.GraphModule``; two functions give it what FX lacks: :func:`expert_loop`, the higher-order node that holds one
+turn of a Python loop over experts, and :func:`skip_turn`, the ``continue`` of such a loop.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The loop node
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+class SkipTurn(Exception):
+    """Ends one turn of an expert loop early. Raised by :func:`skip_turn`, caught by :func:`expert_loop`."""
+
+
+def skip_turn(condition: torch.Tensor | bool) -> None:
+    """``if condition: continue`` inside the body of an :func:`expert_loop`.
+
+    condition: a one-element tensor or a bool. Nodes before it in the body have run; nodes after it have not, and the
+    carried values stay what they were at the start of the turn.
+    """
+    if bool(condition):
+        raise SkipTurn
+
+
+def expert_loop(
+    body: Callable[..., tuple], source: torch.Tensor | int, carried: Sequence[Any] = (), captures: Sequence[Any] = ()
+) -> tuple:
+    """Run ``body(row, *carried, *captures) -> new carried`` once for each row of ``source``, in order.
+
+    This is the node's meaning, and how it runs when no lowering applies: a loop over the body graph.
+
+    body: a GraphModule with placeholders (row, *carried, *captures) that returns a tuple as long as ``carried``.
+        It may write in place into ``captures`` (``index_add_``), as the user's loop did.
+    source: a tensor, iterated over its first axis as Python does (row has shape ``source.shape[1:]``), or an int n, for
+        ``range(n)`` (row is a Python int).
+    carried: values that each turn replaces (``out = out + ...``); captures: values that every turn reads.
+    Returns the carried values after the last turn (those given, if there was no turn).
+    """
+    rows = range(source) if isinstance(source, int) else source
+    state = tuple(carried)
+    for row in rows:
+        try:
+            state = tuple(body(row, *state, *captures))
+        except SkipTurn:
+            continue
+    return state
+
+
+fx.wrap("expert_loop")
+fx.wrap("skip_turn")
+
+# ----------------------------------------------------------------------------------------------------------------------
+# What goes down, and what comes back
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class CapturedGraph:
+    """One graph that capture extracted from a frame.
+
+    gm: the torch-level FX graph. Placeholders are the inputs in call order and carry ``meta["source"]``; every node
+        carries ``meta["val"]`` (fake value) and ``meta["where"]`` = (file, line, function) of the user's innermost line.
+    file, line: where the captured frame (or its part after a graph break) begins.
+    cold_seconds: wall time from the call's start until this graph could run.
+    example_inputs: the fake values of the placeholders, in order.
+    """
+
+    gm: fx.GraphModule
+    file: str
+    line: int
+    cold_seconds: float = 0.0
+    example_inputs: tuple = ()
+    name: str = "graph"
+
+
+@dataclass
+class ExpertRegion:
+    """One place where the user's code runs tokens through experts, and what lowering did with it.
+
+    idiom: how it was written, e.g. "for row in nonzero()", "range(num_experts)".
+    lowered: True when one grouped experts operator replaced it; otherwise ``refusal`` says which step of the proof
+        failed, at which line.
+    kernel: name of the kernel form that runs it ("cpu", "triton", "loop", "cpu, expert parallel over 2 ranks", ...).
+    saved_bytes: bytes kept for backward by this region, parameters excluded; None while unknown (dynamic sizes).
+    """
+
+    file: str
+    line: int
+    idiom: str
+    num_experts: int | None = None
+    top_k: int | None = None
+    lowered: bool = False
+    refusal: str | None = None
+    kernel: str = "loop"
+    saved_bytes: int | None = None
+
+
+@dataclass
+class LoweringOptions:
+    """What the user asked of lowering: the options of ``capture`` that reach down here."""
+
+    backend: str | Callable = "moebius"
+    mesh: Any = None
+    plan: Any = "auto"
+    precision: str | None = None
+
+
+@dataclass
+class Lowered:
+    """A graph made ready to run.
+
+    fn: callable(*inputs) -> tuple of outputs, inputs and outputs as the captured graph has them.
+    gm: the graph after lowering's passes (before a foreign backend compiled it).
+    """
+
+    fn: Callable[..., tuple]
+    gm: fx.GraphModule
+    regions: list[ExpertRegion] = field(default_factory=list)

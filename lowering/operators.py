@@ -1,0 +1,291 @@
+"""One name for each operator, however it was spelled: function, method, Python operator, attribute.
+
+:func:`read_call` turns an FX node into a :class:`Call` (canonical name, arguments bound by name), from the tables below.
+The proofs look at Calls only, so that ``torch.greater(m, 0)``, ``m.gt(0)`` and ``m > 0`` are one thing to them.
+"""
+from __future__ import annotations
+
+import inspect
+import operator
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+from torch.nn import functional
+
+from moebius.lowering.graph import expert_loop, skip_turn
+
+
+@dataclass(frozen=True)
+class Operator:
+    """A canonical operator.
+
+    parameters: names in order, as in a ``def`` line ("input, dim=0, *dims"); a starred one collects the rest.
+    inplace: it writes into its first argument. alias: its result may share storage with an argument.
+    """
+
+    name: str
+    parameters: str
+    inplace: bool = False
+    alias: bool = False
+
+    def bind(self, args: tuple, kwargs: dict[str, Any]) -> dict[str, Any] | None:
+        """The arguments by name with defaults filled in, or None where they do not fit."""
+        try:
+            bound = signature_of(self.parameters).bind(*args, **kwargs)
+        except TypeError:
+            return None
+        bound.apply_defaults()
+        given = dict(bound.arguments)
+        for name, value in given.items():
+            if isinstance(value, tuple) and len(value) == 1 and isinstance(value[0], tuple | list | torch.Size):
+                if f"*{name}" in self.parameters:
+                    given[name] = tuple(value[0])
+        return given
+
+
+@dataclass(frozen=True)
+class Call:
+    """One use of an operator: ``args`` by parameter name; values are FX arguments (nodes, constants, tuples of them)."""
+
+    op: Operator
+    args: dict[str, Any]
+    node: fx.Node
+
+    @property
+    def name(self) -> str:
+        return self.op.name
+
+    def __getitem__(self, parameter: str) -> Any:
+        return self.args[parameter]
+
+
+_signatures: dict[str, inspect.Signature] = {}
+
+
+def signature_of(parameters: str) -> inspect.Signature:
+    """A Signature from the text between the parentheses of a ``def`` line."""
+    if parameters not in _signatures:
+        _signatures[parameters] = inspect.signature(eval(f"lambda {parameters}: None", {"torch": torch, "MISSING": MISSING}))
+    return _signatures[parameters]
+
+
+class Missing:
+    """Stands for an argument that was not given, where None means something else."""
+
+    def __repr__(self) -> str:
+        return "MISSING"
+
+
+MISSING = Missing()
+
+FUNCTIONS: dict[Any, Operator] = {}
+METHODS: dict[str, Operator] = {}
+ATTRIBUTES: dict[str, Operator] = {}
+
+
+def declare(name: str, parameters: str, spellings: Iterable[Any] = (), methods: Iterable[str] = (), *, alias: bool = False,
+            inplace: Iterable[Any] = ()) -> None:
+    """Put one operator into the tables.
+
+    spellings: functions; methods: method names; inplace: functions and method names that compute it into the first
+    argument.
+    """
+    plain = Operator(name, parameters, alias=alias)
+    writing = Operator(name, parameters, inplace=True, alias=True)
+    for function in spellings:
+        FUNCTIONS[function] = plain
+    for method in methods:
+        METHODS[method] = plain
+    for spelling in inplace:
+        if isinstance(spelling, str):
+            METHODS[spelling] = writing
+        else:
+            FUNCTIONS[spelling] = writing
+
+
+def existing(holder: Any, *names: str) -> list[Any]:
+    """Those of the attributes that this torch has."""
+    return [getattr(holder, name) for name in names if hasattr(holder, name)]
+
+
+# Views, shapes and items
+declare("getitem", "input, index", [operator.getitem], ["__getitem__"], alias=True)
+declare("permute", "input, *dims", [torch.permute], ["permute"], alias=True)
+declare("transpose", "input, dim0, dim1", existing(torch, "transpose", "swapaxes", "swapdims"),
+        ["transpose", "swapaxes", "swapdims"], alias=True)
+declare("t", "input", [torch.t], ["t"], alias=True)
+declare("reshape", "input, *shape", [torch.reshape], ["reshape", "view"], alias=True)
+declare("flatten", "input, start_dim=0, end_dim=-1", [torch.flatten], ["flatten"], alias=True)
+declare("squeeze", "input, dim=None", [torch.squeeze], ["squeeze"], alias=True)
+declare("unsqueeze", "input, dim", [torch.unsqueeze], ["unsqueeze"], alias=True)
+declare("expand", "input, *size", [], ["expand"], alias=True)
+declare("contiguous", "input", [], ["contiguous"], alias=True)
+declare("select", "input, dim, index", [torch.select], ["select"], alias=True)
+declare("narrow", "input, dim, start, length", [torch.narrow], ["narrow"], alias=True)
+declare("chunk", "input, chunks, dim=0", [torch.chunk], ["chunk"], alias=True)
+declare("split", "input, split_size_or_sections, dim=0", [torch.split, functional.__dict__.get("split", torch.split)],
+        ["split"], alias=True)
+declare("unbind", "input, dim=0", [torch.unbind], ["unbind"], alias=True)
+declare("cast", "input, *to, dtype=None, device=None, non_blocking=False, copy=False", [], ["to"], alias=True)
+for _name, _dtype in {"float": "float32", "double": "float64", "half": "float16", "bfloat16": "bfloat16", "int": "int32",
+                      "long": "int64", "bool": "bool"}.items():
+    declare("cast", f"input, dtype=torch.{_dtype}", [], [_name], alias=True)
+declare("type_as", "input, other", [], ["type_as"], alias=True)
+declare("clone", "input", [torch.clone], ["clone"])
+declare("detach", "input", [torch.detach], ["detach"], alias=True)
+declare("size", "input, dim=None", [], ["size"])
+declare("numel", "input", [torch.numel], ["numel", "nelement"])
+declare("item", "input", [int], ["item", "__int__", "__index__"])
+for _name in ("T", "mT"):
+    ATTRIBUTES[_name] = Operator(_name, "input", alias=True)
+ATTRIBUTES["shape"] = Operator("size", "input")
+
+# New tensors
+declare("zeros", "*size, dtype=None, device=None, layout=None, requires_grad=False, pin_memory=False", [torch.zeros])
+declare("zeros", "input, dtype=None, device=None, layout=None, requires_grad=False, memory_format=None", [torch.zeros_like])
+declare("zeros", "input, *size, dtype=None, device=None, layout=None, requires_grad=False, pin_memory=False", [],
+        ["new_zeros"])
+declare("full", "size, fill_value, dtype=None, device=None, layout=None, requires_grad=False", [torch.full])
+declare("full", "input, fill_value, dtype=None, device=None, layout=None, requires_grad=False, memory_format=None",
+        [torch.full_like])
+declare("full", "input, size, fill_value, dtype=None, device=None, layout=None, requires_grad=False", [], ["new_full"])
+declare("arange", "*bounds, dtype=None, device=None, layout=None, requires_grad=False", [torch.arange])
+
+# Selection
+declare("one_hot", "input, num_classes=-1", [functional.one_hot])
+declare("sum", "input, dim=None, keepdim=False, dtype=None", [torch.sum], ["sum"])
+declare("any", "input, dim=None, keepdim=False", [torch.any], ["any"])
+declare("nonzero", "input, *, as_tuple=False", [torch.nonzero], ["nonzero"])
+declare("argwhere", "input", [torch.argwhere], ["argwhere"])
+declare("where", "condition, input=MISSING, other=MISSING", [torch.where])
+declare("where", "input, condition, other", [], ["where"])  # x.where(condition, other)
+declare("unique", "input, sorted=True, return_inverse=False, return_counts=False, dim=None", [torch.unique], ["unique"])
+declare("topk", "input, k, dim=-1, largest=True, sorted=True", [torch.topk], ["topk"])
+declare("argmax", "input, dim=None, keepdim=False", [torch.argmax], ["argmax"])
+declare("gather", "input, dim, index", [torch.gather], ["gather"])
+declare("index_select", "input, dim, index", [torch.index_select], ["index_select"])
+for _name, _functions, _methods in (
+    ("eq", [torch.eq, operator.eq], ["eq", "__eq__"]),
+    ("ne", [torch.ne, torch.not_equal, operator.ne], ["ne", "not_equal", "__ne__"]),
+    ("gt", [torch.gt, torch.greater, operator.gt], ["gt", "greater", "__gt__"]),
+    ("ge", [torch.ge, torch.greater_equal, operator.ge], ["ge", "greater_equal", "__ge__"]),
+    ("lt", [torch.lt, torch.less, operator.lt], ["lt", "less", "__lt__"]),
+    ("le", [torch.le, torch.less_equal, operator.le], ["le", "less_equal", "__le__"]),
+):
+    declare(_name, "input, other", _functions, _methods, inplace=[f"{_name}_"])
+declare("not", "input", [operator.not_])
+declare("logical_not", "input", [torch.logical_not, torch.bitwise_not, operator.invert], ["logical_not", "bitwise_not"])
+
+# Products
+declare("linear", "input, weight, bias=None", [functional.linear])
+declare("matmul", "input, other", [torch.matmul, torch.mm, operator.matmul], ["matmul", "mm", "__matmul__"])
+declare("addmm", "bias, input, other, *, beta=1, alpha=1", [torch.addmm], ["addmm"])
+
+# Element by element, two operands
+declare("add", "input, other, *, alpha=1", [torch.add, operator.add], ["add", "__add__", "__radd__"],
+        inplace=["add_", operator.iadd])
+declare("sub", "input, other, *, alpha=1", [torch.sub, torch.subtract, operator.sub], ["sub", "subtract"],
+        inplace=["sub_", operator.isub])
+declare("mul", "input, other", [torch.mul, torch.multiply, operator.mul], ["mul", "multiply", "__mul__", "__rmul__"],
+        inplace=["mul_", "multiply_", operator.imul])
+declare("div", "input, other, *, rounding_mode=None", [torch.div, torch.divide, torch.true_divide, operator.truediv],
+        ["div", "divide", "true_divide"], inplace=["div_", operator.itruediv])
+declare("pow", "input, exponent", [torch.pow, operator.pow], ["pow", "__pow__"], inplace=["pow_", operator.ipow])
+declare("maximum", "input, other", [torch.maximum], ["maximum"])
+declare("minimum", "input, other", [torch.minimum], ["minimum"])
+
+# Element by element, one operand
+for _name in ("sigmoid", "tanh", "exp", "neg", "square", "sqrt", "rsqrt", "abs", "erf", "log", "relu"):
+    declare(_name, "input", existing(torch, _name), [_name], inplace=[f"{_name}_", *existing(torch, f"{_name}_")])
+FUNCTIONS[operator.neg] = FUNCTIONS[torch.neg]
+FUNCTIONS[functional.sigmoid] = FUNCTIONS[torch.sigmoid]
+FUNCTIONS[functional.tanh] = FUNCTIONS[torch.tanh]
+for _name in ("silu", "mish", "relu6", "hardswish", "hardsigmoid"):
+    declare(_name, "input, inplace=False", [getattr(functional, _name)])
+declare("relu", "input, inplace=False", [functional.relu])
+declare("gelu", "input, *, approximate='none'", [functional.gelu])
+declare("gelu", "input, approximate='none'", [functional.gelu])
+declare("softplus", "input, beta=1, threshold=20", [functional.softplus])
+declare("leaky_relu", "input, negative_slope=0.01, inplace=False", [functional.leaky_relu])
+declare("clamp", "input, min=None, max=None", [torch.clamp, torch.clip], ["clamp", "clip"], inplace=["clamp_", "clip_"])
+declare("dropout", "input, p=0.5, training=True, inplace=False", [functional.dropout])
+
+# Accumulation
+declare("index_add", "input, dim, index, source, *, alpha=1", [torch.index_add], ["index_add"], inplace=["index_add_"])
+declare("index_put", "input, indices, values, accumulate=False", [torch.index_put], ["index_put"],
+        inplace=["index_put_", torch.index_put_])
+declare("scatter_add", "input, dim, index, src", [torch.scatter_add], ["scatter_add"], inplace=["scatter_add_"])
+declare("setitem", "input, index, value", inplace=[operator.setitem])
+
+# Not operators on tensors
+declare("set_grad_enabled", "mode", [torch._C._set_grad_enabled])
+declare("skip_turn", "condition", [skip_turn])
+declare("expert_loop", "body, source, carried=(), captures=()", [expert_loop], alias=True)
+
+ELEMENTWISE = frozenset(
+    {"add", "sub", "mul", "div", "pow", "maximum", "minimum", "sigmoid", "tanh", "exp", "neg", "square", "sqrt", "rsqrt",
+     "abs", "erf", "log", "relu", "silu", "mish", "relu6", "hardswish", "hardsigmoid", "gelu", "softplus", "leaky_relu",
+     "clamp"}
+)  # fmt: skip
+# Its result depends on nothing but its arguments, and it changes nothing, unless it is spelled in place.
+CONTROL = frozenset({"set_grad_enabled", "skip_turn", "expert_loop", "dropout"})
+
+
+def read_call(node: fx.Node) -> Call | None:
+    """The node as a Call, or None where the tables do not know it."""
+    op: Operator | None = None
+    args, kwargs = node.args, dict(node.kwargs)
+    if node.op == "call_function":
+        if node.target is getattr:
+            op, args = ATTRIBUTES.get(args[1] if len(args) > 1 else ""), args[:1]  # type: ignore[arg-type]
+        else:
+            op = FUNCTIONS.get(node.target)
+    elif node.op == "call_method":
+        op = METHODS.get(str(node.target))
+    if op is None:
+        return None
+    bound = op.bind(tuple(args), kwargs)
+    if bound is None:
+        return None
+    if bound.get("inplace") is True:
+        op = Operator(op.name, op.parameters, inplace=True, alias=True)
+    return Call(op, bound, node)
+
+
+def is_pure(node: fx.Node) -> bool:
+    """Whether dropping an unused node changes nothing: it is known, writes nowhere and draws no random numbers."""
+    if node.op == "get_attr":
+        return True
+    call = read_call(node)
+    return call is not None and not call.op.inplace and call.name not in CONTROL
+
+
+def target_name(node: fx.Node) -> str:
+    """How a person would call the node's operator."""
+    if node.op == "call_method":
+        return f"Tensor.{node.target}"
+    target: Any = node.target
+    if target is getattr and len(node.args) > 1:
+        return f"attribute {node.args[1]}"
+    module = getattr(target, "__module__", "") or ""
+    name = getattr(target, "__name__", str(target))
+    return f"{module}.{name}".removeprefix("_operator.").removeprefix("torch._C._nn.").lstrip(".")
+
+
+def call_operands(call: Call) -> list[Any]:
+    """Outer values of the body's placeholders, in order: the source (for the row), carried, captures."""
+    return [call["source"], *call["carried"], *call["captures"]]
+
+
+def loop_body(node: fx.Node) -> fx.GraphModule:
+    """The body GraphModule of an expert_loop node."""
+    reference = node.args[0] if node.args else node.kwargs["body"]
+    assert isinstance(reference, fx.Node) and reference.op == "get_attr", "an expert loop's body is a get_attr node"
+    module = node.graph.owning_module
+    assert module is not None
+    body = module.get_submodule(str(reference.target))
+    assert isinstance(body, fx.GraphModule)
+    return body

@@ -1,0 +1,32 @@
+"""The passes, in order, each held to its Contract."""
+from __future__ import annotations
+
+import copy
+
+from torch import fx
+
+from moebius.lowering import dead_code, placement
+from moebius.lowering.contract import Contract, Work
+from moebius.lowering.experts import rewrite
+from moebius.lowering.graph import CapturedGraph, LoweringOptions
+
+PASSES: tuple[Contract, ...] = (rewrite.CONTRACT, dead_code.CONTRACT, placement.CONTRACT)
+
+
+def run_passes(captured: CapturedGraph, options: LoweringOptions, passes: tuple[Contract, ...] = PASSES) -> Work:
+    """A copy of the captured graph, after all passes. The captured graph stays as it is."""
+    work = Work(copy_graph(captured.gm), captured, options)
+    for contract in passes:
+        contract.apply(work)
+    return work
+
+
+def copy_graph(gm: fx.GraphModule) -> fx.GraphModule:
+    """The same graph in new nodes; values in ``meta`` and submodules are shared."""
+    graph = fx.Graph()
+    copied: dict[fx.Node, fx.Node] = {}
+    for node in gm.graph.nodes:
+        copied[node] = graph.node_copy(node, lambda old: copied[old])
+    made = fx.GraphModule(gm, graph, class_name=type(gm).__name__)
+    made.meta = copy.copy(gm.meta)
+    return made

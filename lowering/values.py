@@ -1,0 +1,70 @@
+"""What is known of a node's value without running it: ``meta["val"]``, and where the user wrote it."""
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import fx
+
+from moebius.lowering.torch_private import fake_mode_of, same_size
+
+Where = tuple[str, int, str]
+
+
+def value_of(node: Any) -> Any:
+    """The fake (or example) value of an FX argument; a constant is its own."""
+    if isinstance(node, fx.Node):
+        return node.meta.get("val")
+    if isinstance(node, tuple | list):
+        return tuple(value_of(item) for item in node)
+    if isinstance(node, slice):
+        return slice(value_of(node.start), value_of(node.stop), value_of(node.step))
+    return node
+
+
+def tensor_of(node: Any) -> torch.Tensor | None:
+    """The node's value if it is known to be a tensor."""
+    value = value_of(node)
+    return value if isinstance(value, torch.Tensor) else None
+
+
+def shape_of(node: Any) -> tuple | None:
+    """Sizes (ints or SymInts), or None where the value is no known tensor."""
+    value = tensor_of(node)
+    return None if value is None else tuple(value.shape)
+
+
+def same_shape(a: tuple | None, b: tuple | None) -> bool:
+    """Whether both are known and certainly equal."""
+    return a is not None and b is not None and len(a) == len(b) and all(map(same_size, a, b))
+
+
+def where_of(node: fx.Node) -> Where:
+    """(file, line, function) of the user's line; ("", 0, "") where capture did not say."""
+    return node.meta.get("where") or ("", 0, "")
+
+
+def describe_where(node: fx.Node) -> str:
+    """`file:line` for messages."""
+    file, line, _ = where_of(node)
+    return f"{file}:{line}" if file else "a line that capture did not record"
+
+
+def add_call(graph: fx.Graph, like: fx.Node, target: Callable[..., Any] | str, *args: Any, **kwargs: Any) -> fx.Node:
+    """A call_function node (call_method, where ``target`` is a name) with ``like``'s place and a value of its own."""
+    op = "call_method" if isinstance(target, str) else "call_function"
+    node = graph.create_node(op, target, args, kwargs)
+    node.meta.update({key: like.meta[key] for key in ("where", "stack") if key in like.meta})
+    node.meta["val"] = infer(node)
+    return node
+
+
+def infer(node: fx.Node) -> Any:
+    """The value that a node has for its arguments' values: fake for fake ones."""
+    values = [value_of(argument) for argument in node.all_input_nodes]
+    args, kwargs = value_of(node.args), {key: value_of(value) for key, value in node.kwargs.items()}
+    with fake_mode_of(values), torch.no_grad():
+        if node.op == "call_method":
+            return getattr(args[0], str(node.target))(*args[1:], **kwargs)
+        return node.target(*args, **kwargs)  # type: ignore[operator]
