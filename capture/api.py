@@ -1,0 +1,204 @@
+"""What users call: ``capture``, ``explain``, ``stats``, ``reset``, ``disable``, ``mark_dynamic``."""
+from __future__ import annotations
+
+import functools
+import sys
+import types
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from .captured import ALL, MARKED, Captured, install_frame_callback
+from .errors import NotCapturableError, OptionError, UnsupportedVersionError
+from .hook import call_unhooked, mark_skip
+from .options import Options, make_options
+from .report import Report
+from .report.records import Stats
+from .trace import traceable
+
+if not (3, 11) <= sys.version_info[:2] <= (3, 13):
+    raise UnsupportedVersionError(f"moebius runs on Python 3.11, 3.12 and 3.13; this is {sys.version.split()[0]}. Use one of those.")
+if tuple(int(x) for x in torch.__version__.split("+")[0].split(".")[:2]) < (2, 11):
+    raise UnsupportedVersionError(f"moebius needs torch 2.11 or later; this is {torch.__version__}. Upgrade torch.")
+
+install_frame_callback()
+OWNERS: dict[int, Captured] = {}
+
+
+def capture(target: Any = None, **options: Any) -> Any:
+    """Capture a function, a bound method or an ``nn.Module``: a callable with the same signature and result.
+
+    Used as ``@capture``, as ``@capture(fullgraph=True)`` or as ``capture(model)``. Options: see ``moebius.options.Options``.
+    Attributes of what was captured stay reachable (``__wrapped__``; a module's attributes and ``state_dict``).
+    Raises NotCapturableError for what cannot be called, OptionError for an option or value that does not exist.
+    """
+    checked = make_options(options)
+    if target is None:
+        return functools.partial(capture_with, checked)
+    return capture_with(checked, target)
+
+
+def capture_with(options: Options, target: Any) -> Any:
+    """``capture`` with options that are checked already."""
+    if isinstance(target, torch.nn.Module):
+        return CapturedModule(target, options)
+    if isinstance(target, types.MethodType):
+        return types.MethodType(capture_function(target.__func__, options), target.__self__)
+    if isinstance(target, types.FunctionType):
+        return capture_function(target, options)
+    if captured_of(target) is not None:
+        raise NotCapturableError(f"{target!r} is captured already; capture the function that it wraps (__wrapped__) with other options")
+    if isinstance(target, type):
+        raise NotCapturableError(f"capture got the class {target.__name__}; capture an instance of it, or one of its methods")
+    if callable(target):
+        call = type(target).__call__
+        if isinstance(call, types.FunctionType):
+            return types.MethodType(capture_function(call, options), target)
+        raise NotCapturableError(f"capture got a {type(target).__name__} that is written in C; capture the Python function that calls it")
+    raise NotCapturableError(f"capture needs a function, a bound method or an nn.Module, not {type(target).__name__} {target!r:.60}")
+
+
+def capture_function(function: types.FunctionType, options: Options) -> Any:
+    why = traceable(function)
+    if why is not None:
+        raise NotCapturableError(f"{function.__qualname__} is a {why}; capture the function that it calls for each step")
+    captured = Captured(function, options)
+    functools.update_wrapper(captured.entry, function)
+    OWNERS[id(captured.entry)] = captured
+    return captured.entry
+
+
+class CapturedModule:
+    """A captured ``nn.Module``: calls are captured, everything else is the module's."""
+
+    def __init__(self, module: torch.nn.Module, options: Options):
+        def call(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+            return module(*args, **kwargs)
+
+        self.__dict__["__wrapped__"] = module
+        self.__dict__["moebius_entry"] = capture_function(call, options)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.__dict__["moebius_entry"](self.__dict__["__wrapped__"], *args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["__wrapped__"], name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self.__dict__["__wrapped__"], name, value)
+
+    def __delattr__(self, name: str) -> None:
+        delattr(self.__dict__["__wrapped__"], name)
+
+    def __repr__(self) -> str:
+        return f"captured {self.__dict__['__wrapped__']!r}"
+
+
+def captured_of(target: Any) -> Captured | None:
+    """The capture behind a callable that ``capture`` returned."""
+    if isinstance(target, CapturedModule):
+        target = target.__dict__["moebius_entry"]
+    if isinstance(target, types.MethodType):
+        target = target.__func__
+    found = OWNERS.get(id(target))
+    return found if found is not None and found.entry is target else None
+
+
+def explain(target: Any, **options: Any) -> Callable[..., Report]:
+    """``explain(fn)(*args, **kwargs)``: run the call once and report how it was captured. Never raises on a graph break."""
+    captured = captured_of(target)
+    if captured is None:
+        options.pop("fullgraph", None)
+        target = capture(target, **options)
+        captured = captured_of(target)
+    elif options:
+        raise OptionError("explain of a captured function takes no options: it has its own")
+    assert captured is not None
+
+    def run(*args: Any, **kwargs: Any) -> Report:
+        result = target(*args, **kwargs)
+        bound = (target.__self__, *args) if isinstance(target, types.MethodType) else args
+        if isinstance(target, CapturedModule):
+            bound = (target.__dict__["__wrapped__"], *args)
+        return report_of(captured, result, bound, kwargs)
+
+    return run
+
+
+def report_of(captured: Captured, result: Any = None, args: tuple | None = None, kwargs: dict[str, Any] | None = None) -> Report:
+    """The report of everything that was captured for a callable so far."""
+    code = captured.function.__code__
+    report = Report(result=result, name=captured.function.__qualname__, file=code.co_filename, line=code.co_firstlineno)
+    for member in captured.family():
+        for segment in member.segments:
+            if segment.captured is not None:
+                report.graphs.append(segment.captured)
+            if segment.graph_break is not None:
+                report.breaks.append(segment.graph_break)
+            report.expert_regions += segment.regions
+            timed = member is captured and args is not None and segment.guards.failure(args, kwargs or {})[0] is None
+            report.guards += segment.guards.records(args or (), kwargs, 200 if timed else 0)
+            report.coverage["captured" if segment.whole else "native"] += segment.instructions
+            if segment.graph_break is not None:
+                report.coverage["native"] += 1
+        report.recompiles += member.recompiles
+    return report
+
+
+def stats(target: Any) -> Stats:
+    """Counts of one captured callable: entries, hits, misses, graphs, breaks, recompiles, cold seconds."""
+    captured = captured_of(target)
+    if captured is None:
+        raise NotCapturableError(f"{target!r:.80} is not something that capture returned")
+    return captured.stats()
+
+
+def captured_functions() -> list[Any]:
+    """Everything that ``capture`` returned and that is alive, in no order; each has ``.report()``."""
+    return [Reporter(c) for c in OWNERS.values() if c in ALL]
+
+
+class Reporter:
+    """A captured callable as the command line sees it."""
+
+    def __init__(self, captured: Captured):
+        self.captured = captured
+
+    def report(self) -> Report:
+        """The report of everything captured so far."""
+        return report_of(self.captured)
+
+
+def reset() -> None:
+    """Forget everything that was captured; callables stay captured and start cold."""
+    from .hook import forget_frames
+
+    forget_frames()
+    for captured in list(ALL):
+        captured.reset()
+
+
+def disable(function: Any) -> Any:
+    """The function, never captured: it runs natively, and so does what it calls."""
+    if not callable(function):
+        raise NotCapturableError(f"disable needs something callable, not {type(function).__name__}")
+    inner = getattr(function, "__func__", function)
+    if isinstance(inner, types.FunctionType):
+        mark_skip(inner.__code__)
+
+    @functools.wraps(function)
+    def native(*args: Any, **kwargs: Any) -> Any:
+        return call_unhooked(function, *args, **kwargs)
+
+    native.moebius_disabled = True  # type: ignore[attr-defined]
+    return native
+
+
+def mark_dynamic(tensor: torch.Tensor, dim: int | tuple[int, ...]) -> None:
+    """The size of ``tensor`` along ``dim`` varies from call to call: capture it as a symbol the first time already."""
+    dims = (dim,) if isinstance(dim, int) else tuple(dim)
+    for d in dims:
+        if not -tensor.dim() <= d < tensor.dim():
+            raise OptionError(f"mark_dynamic: the tensor has {tensor.dim()} dimensions, there is no dimension {d}")
+    MARKED.setdefault(tensor, set()).update(d % tensor.dim() for d in dims)

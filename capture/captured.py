@@ -1,0 +1,285 @@
+"""Captured callables: what happens on a cold call, what is kept, when it is captured again, and what it costs."""
+from __future__ import annotations
+
+import sys
+import sysconfig
+import time
+import traceback
+import types
+import warnings
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from .errors import GraphBreakError, MoebiusError
+from .guards.recorder import Fact
+from .hook import Entry, is_hooked, mark_skip, set_frame_callback
+from .options import Options
+from .report.records import Recompile, Stats
+from .segment import Segment, build
+from .trace import Policy, Request, trace, traceable
+from .tracking.values import TRACING
+
+MAX_SEGMENTS = 16  # per entry; past it the callable runs natively and the report names the guard that kept failing
+
+ALL: weakref.WeakSet[Captured] = weakref.WeakSet()
+MARKED: weakref.WeakKeyDictionary[torch.Tensor, set[int]] = weakref.WeakKeyDictionary()
+
+
+class Captured:
+    """One callable under capture: a function of the user's, or the rest of one after a graph break.
+
+    entry: the C callable that dispatches on guards. children: what goes on after its breaks and functions that were
+    met below native calls. segments: what was captured, newest last.
+    """
+
+    def __init__(self, function: types.FunctionType, options: Options, n_cells: int = 0, names: tuple[str, ...] = (), parent: Captured | None = None):
+        self.function, self.options, self.n_cells, self.names = function, options, n_cells, names
+        self.policy = Policy(dynamic=options.dynamic, marked=lambda t: frozenset(MARKED.get(t, ())))
+        self.segments: list[Segment] = []
+        self.children: list[Captured] = []
+        self.recompiles: list[Recompile] = []
+        self.cold_seconds = 0.0
+        self.given_up = False
+        self.entry = Entry(run_cells_natively(function, n_cells), self.cold)
+        self.watched: list[weakref.ref] = []
+        if parent is not None:
+            parent.children.append(self)
+        ALL.add(self)
+
+    # ------------------------------------------------------------------------------------------------------------------
+    # The cold call
+    # ------------------------------------------------------------------------------------------------------------------
+
+    def cold(self, entry: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+        """No guards held: capture this call, keep what came of it, and run it."""
+        native = run_cells_natively(self.function, self.n_cells)
+        if getattr(TRACING, "where", None) is not None or self.given_up:
+            return native(*args, **kwargs)
+        if entry.targets and not self.learn(args, kwargs):
+            return native(*args, **kwargs)
+        try:
+            segment = self.capture(args, kwargs)
+        except MoebiusError:
+            raise
+        except Exception as error:
+            self.report_failure(error)
+            return native(*args, **kwargs)
+        if segment.graph_break is not None and self.options.fullgraph:
+            raise GraphBreakError(segment.graph_break)
+        return segment.run(*args, **kwargs)
+
+    def capture(self, args: tuple, kwargs: dict[str, Any]) -> Segment:
+        started = time.perf_counter()
+        request = Request(self.function, args, kwargs, self.n_cells, self.argument_names(args, kwargs))
+        attempt = trace(request, self.policy)
+        segment = build(attempt, self.options, self.make_resume, started)
+        segment.seconds = time.perf_counter() - started
+        self.cold_seconds += segment.seconds
+        if segment.graph_break is None or not self.options.fullgraph:
+            failed, found = segment.guards.failure(args, kwargs)
+            if failed is not None:
+                raise AssertionError(f"a guard does not hold for the call that it was made from: {failed.record.source} {failed.record.check} ({found})")
+            self.segments.append(segment)
+            self.entry.add(segment.guards.program, segment.run)
+            for root in segment.guards.roots:
+                self.forget_with(root, segment)
+        return segment
+
+    def forget_with(self, root: weakref.ref, segment: Segment) -> None:
+        """When the model that a segment was captured for dies, the segment goes too."""
+        obj = root()
+        if obj is None:
+            return
+        me, program = weakref.ref(self), segment.guards.program
+
+        def gone(_: Any) -> None:
+            owner = me()
+            if owner is not None and segment in owner.segments:
+                owner.segments.remove(segment)
+                owner.entry.remove(program)
+
+        self.watched.append(weakref.ref(obj, gone))
+
+    def argument_names(self, args: tuple, kwargs: dict[str, Any]) -> tuple[str, ...]:
+        if self.names:
+            return (*self.names, *kwargs)
+        code = self.function.__code__
+        fixed = code.co_varnames[: code.co_argcount]
+        rest = code.co_varnames[code.co_argcount + code.co_kwonlyargcount] if code.co_flags & 0x04 else "args"
+        return (*fixed[: len(args)], *(f"{rest}[{i}]" for i in range(len(args) - len(fixed))), *kwargs)
+
+    def make_resume(self, code: types.CodeType, globals_: dict[str, Any], name: str, n_cells: int, names: tuple[str, ...]) -> Any:
+        """The captured rest of a frame."""
+        function = types.FunctionType(code, globals_, name, None, tuple(types.CellType() for _ in range(n_cells)))
+        return Captured(function, self.options, n_cells, names, parent=self).entry
+
+    # ------------------------------------------------------------------------------------------------------------------
+    # Capturing again
+    # ------------------------------------------------------------------------------------------------------------------
+
+    def learn(self, args: tuple, kwargs: dict[str, Any]) -> bool:
+        """Why the newest segments do not fit this call, and what to leave open the next time. False: capture no more."""
+        for segment in reversed(self.segments):
+            fact, found = segment.guards.failure(args, kwargs)
+            if fact is None:
+                continue
+            record = fact.record
+            if segment is self.segments[-1]:
+                self.recompiles.append(Recompile(record.source, record.check, found, record.file, record.line))
+            self.open(fact, segment, args, kwargs)
+        if len(self.segments) >= MAX_SEGMENTS:
+            self.given_up = True
+            last = self.recompiles[-1] if self.recompiles else None
+            warnings.warn(
+                f"moebius: {self.function.__qualname__} was captured {len(self.segments)} times and runs natively from now on; "
+                + (f"{last.guard} keeps changing ({last.old} → {last.new}, {last.file}:{last.line}); " if last else "")
+                + "use mark_dynamic on sizes that vary, or keep the value out of the step",
+                stacklevel=4,
+            )
+            return False
+        return True
+
+    def open(self, fact: Fact, segment: Segment, args: tuple, kwargs: dict[str, Any]) -> None:
+        """A place that changed becomes a place that may change, where that can be expressed."""
+        from .guards.program import changed_key, fetch
+        from .sources import module_path
+
+        kind, *rest = fact.check
+        if kind == "tensor" and fact.source is not None:
+            meta = rest[1]
+            try:
+                tensor = fetch(fact.source, (*args, *kwargs.values()))
+            except Exception:  # the path is gone: nothing to learn from it
+                return
+            if isinstance(tensor, torch.Tensor) and len(tensor.shape) == len(meta["shape"]):
+                changed = {d for d, (a, b) in enumerate(zip(meta["shape"], tensor.shape, strict=True)) if a is not None and a != b}
+                self.policy.dynamic_dims.setdefault(fact.source.name, set()).update(changed)
+        elif kind in ("equal", "is") and fact.source is not None:
+            self.policy.volatile.add(fact.source.name)
+        elif kind == "dict":
+            the_dict, entries, _ = rest
+            key = changed_key(the_dict, entries)
+            if key is not None and isinstance(entries[key], int | float | torch.Tensor) and isinstance(the_dict.get(key), int | float | torch.Tensor):
+                name = record_name(fact.record.source, key)
+                self.policy.volatile.add(name)
+        del module_path
+
+    def report_failure(self, error: Exception) -> None:
+        """An internal error: say so once, with the place, and let the native call go on."""
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        self.given_up = True
+        warnings.warn(
+            f"moebius could not capture {self.function.__qualname__} and runs it natively: {type(error).__name__}: {error} "
+            f"(in {place.name}, {place.filename}:{place.lineno}); please report this",
+            stacklevel=5,
+        )
+        if DEBUG:
+            traceback.print_exception(error, file=sys.stderr)
+
+    # ------------------------------------------------------------------------------------------------------------------
+    # What the report reads
+    # ------------------------------------------------------------------------------------------------------------------
+
+    def family(self) -> Iterator[Captured]:
+        """This one and everything that was captured below it."""
+        yield self
+        for child in self.children:
+            yield from child.family()
+
+    def stats(self) -> Stats:
+        """Counts over the whole family. hits: calls that ran without capture; misses: calls that captured."""
+        stats = Stats()
+        for member in self.family():
+            stats.entries += len(member.segments)
+            stats.hits += member.entry.hits
+            stats.misses += member.entry.misses
+            stats.graphs += sum(s.captured is not None for s in member.segments)
+            stats.breaks += sum(s.graph_break is not None for s in member.segments)
+            stats.recompiles += member.recompiles
+            stats.cold_seconds += member.cold_seconds
+        return stats
+
+    def reset(self) -> None:
+        """Forget everything that was captured."""
+        self.entry.clear()
+        self.segments.clear()
+        self.children.clear()
+        self.recompiles.clear()
+        self.watched.clear()
+        self.policy.volatile.clear()
+        self.policy.dynamic_dims.clear()
+        self.given_up = False
+        self.cold_seconds = 0.0
+
+
+def record_name(owner: str, key: Any) -> str:
+    """The name of a dict's entry as sources name it."""
+    if owner.endswith(".__dict__"):
+        return f"{owner.removesuffix('.__dict__')}.{key}"
+    return f"{owner}[{key!r}]"
+
+
+def run_cells_natively(function: types.FunctionType, n_cells: int) -> Callable[..., Any]:
+    """The function itself, or for a resume function a callable that takes the cells first."""
+    if not n_cells:
+        return function
+    from .resume import with_cells
+
+    return with_cells(function.__code__, function.__globals__, function.__name__, n_cells)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Functions met below native calls
+# ----------------------------------------------------------------------------------------------------------------------
+
+import os as _os  # noqa: E402
+
+DEBUG = bool(_os.environ.get("MOEBIUS_DEBUG"))
+STDLIB = sysconfig.get_path("stdlib")
+SKIPPED = (_os.path.dirname(torch.__file__), _os.path.dirname(__file__), "<frozen", "<string>", "<moebius")
+
+
+def is_library(filename: str) -> bool:
+    """Files whose frames are never captured as roots: torch's, the standard library's and moebius's own."""
+    if filename.startswith(SKIPPED):
+        return True
+    return filename.startswith(STDLIB) and "site-packages" not in filename
+
+
+class FrameCapture:
+    """Asked by the frame hook once for each code object that is met below a native call."""
+
+    def __init__(self) -> None:
+        self.owner: Captured | None = None
+
+    def __call__(self, function: types.FunctionType) -> Any:
+        code = function.__code__
+        if is_library(code.co_filename) or traceable(function) is not None or code.co_name in ("<module>", "<lambda>"):
+            return None
+        options = self.owner.options if self.owner is not None else Options()
+        flat = with_plain_arguments(function)
+        captured = Captured(flat, Options(options.backend, False, options.dynamic, options.mesh, options.plan, options.precision), names=code.co_varnames[: flat.__code__.co_argcount], parent=self.owner)
+        return captured.entry
+
+
+def with_plain_arguments(function: types.FunctionType) -> types.FunctionType:
+    """The function with *args and **kwargs as plain positional arguments (a tuple and a dict): how the hook hands them over."""
+    code = function.__code__
+    count = code.co_argcount + code.co_kwonlyargcount + bool(code.co_flags & 0x04) + bool(code.co_flags & 0x08)
+    flat = code.replace(co_argcount=count, co_posonlyargcount=0, co_kwonlyargcount=0, co_flags=code.co_flags & ~0x0C)
+    mark_skip(flat)
+    return types.FunctionType(flat, function.__globals__, function.__name__, None, function.__closure__)
+
+
+FRAMES = FrameCapture()
+
+
+def install_frame_callback() -> None:
+    """Let the frame hook ask us (the hook itself is on only while a native part of a captured frame runs)."""
+    set_frame_callback(FRAMES)
+
+
+__all__ = ["ALL", "MARKED", "Captured", "install_frame_callback", "is_hooked"]

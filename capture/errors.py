@@ -1,0 +1,39 @@
+"""What moebius raises. Each error names the file and the line where it has them, and what to do."""
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .report.records import GraphBreak
+
+
+class MoebiusError(Exception):
+    """Base of every error that moebius itself raises."""
+
+
+class OptionError(MoebiusError, ValueError):
+    """An option of ``capture`` or ``explain`` that does not exist, or a value it cannot take."""
+
+
+class NotCapturableError(MoebiusError, TypeError):
+    """``capture`` was given something that cannot be called, or that cannot be captured at all."""
+
+
+class UnsupportedVersionError(MoebiusError, ImportError):
+    """This Python or this torch is not one that moebius was checked on."""
+
+
+class GraphBreakError(MoebiusError):
+    """``fullgraph=True``, and a graph break was needed. ``graph_break`` is the record of it."""
+
+    def __init__(self, graph_break: GraphBreak):
+        self.graph_break = graph_break
+        b = graph_break
+        super().__init__(
+            f"{b.file}:{b.line} in {b.function}: {b.reason}: {b.detail} [{b.instruction}]\n"
+            f"  hint: {b.hint}\n  fullgraph=True asks for one graph; without it moebius breaks the graph here and goes on."
+        )
+
+
+class CaptureInternalError(MoebiusError):
+    """moebius itself failed while capturing. The call was run natively instead."""

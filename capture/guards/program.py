@@ -1,0 +1,107 @@
+"""From collected facts to the flat program that the C extension runs, and back from a failed check to its record."""
+from __future__ import annotations
+
+from typing import Any
+
+from ..hook import ABSENT, GuardProgram
+from ..report.records import Guard
+from ..sources import Source
+from .recorder import Fact, GuardRecorder, describe
+
+
+class CompiledGuards:
+    """A guard program together with the records of its checks.
+
+    program: run by the C entry on each call. facts: one a check, in the program's order.
+    """
+
+    def __init__(self, recorder: GuardRecorder, n_positional: int, kwnames: tuple[str, ...]):
+        self.facts = [*static_facts(recorder), *recorder.facts]
+        self.program = GuardProgram(n_positional, kwnames, recorder.slots, [f.check for f in self.facts])
+        self.roots = recorder.roots
+
+    def records(self, args: tuple = (), kwargs: dict[str, Any] | None = None, rounds: int = 0) -> list[Guard]:
+        """The guards for a report; with ``rounds`` > 0 each check is timed on these arguments."""
+        if rounds:
+            for fact, cost in zip(self.facts, self.program.time(args, kwargs or {}, rounds), strict=True):
+                fact.record.cost_ns = cost
+        return [f.record for f in self.facts]
+
+    def failure(self, args: tuple, kwargs: dict[str, Any]) -> tuple[Fact | None, str]:
+        """The first fact that does not hold for these arguments, and what was met instead, in words."""
+        index = self.program.explain(args, kwargs)
+        if index is None:
+            return None, ""
+        if index < 0:
+            return None, "another number or other names of arguments"
+        fact = self.facts[index]
+        return fact, met(fact, self, args, kwargs)
+
+
+def static_facts(recorder: GuardRecorder) -> list[Fact]:
+    """One fact for each watched dict and class."""
+    facts = []
+    for the_dict, watched in recorder.dicts.values():
+        if len(watched.entries) == 1 and watched.keys is None:
+            ((key, value),) = watched.entries.items()
+            text = f"[{key!r}] is {describe(value)}" if isinstance(key, str | int) else describe(value)
+        else:
+            shown = ", ".join(f"{k}: {describe(v)}" for k, v in list(watched.entries.items())[:6] if isinstance(k, str | int))
+            text = f"{len(watched.entries)} entries unchanged ({shown}{', …' if len(watched.entries) > 6 else ''})"
+            if watched.keys is not None:
+                text = f"keys unchanged ({len(watched.keys)}); {text}"
+        facts.append(Fact(("dict", the_dict, dict(watched.entries), watched.keys), Guard(watched.name, text, *watched.where)))
+    for cls, cls_watched in recorder.classes.items():
+        names = ", ".join(sorted(cls_watched.entries)[:6])
+        record = Guard(f"{cls.__module__}.{cls.__qualname__}", f"class unchanged ({names})", *cls_watched.where)
+        facts.append(Fact(("class", cls, dict(cls_watched.entries), cls.__mro__), record))
+    return facts
+
+
+def met(fact: Fact, guards: CompiledGuards, args: tuple, kwargs: dict[str, Any]) -> str:
+    """What a failing check found, in words."""
+    kind, *rest = fact.check
+    if kind == "dict":
+        the_dict, entries, keys = rest
+        if (changed := changed_key(the_dict, entries)) is not None:
+            return f"[{changed!r}] is {describe(the_dict.get(changed, ABSENT))}"
+        return "other keys" if keys is not None else "changed"
+    if fact.source is None:
+        return "changed"
+    try:
+        return describe_object(fetch(fact.source, (*args, *kwargs.values())))
+    except Exception as error:  # the path no longer leads anywhere; say so
+        return f"cannot be reached ({type(error).__name__})"
+
+
+def changed_key(the_dict: dict, entries: dict[Any, Any]) -> Any:
+    """The first key whose entry is not what was expected."""
+    for key, expected in entries.items():
+        now = the_dict.get(key, ABSENT)
+        if now is not expected and not (type(now) is type(expected) and isinstance(now, int | str | float) and now == expected):
+            return key
+    return None
+
+
+def describe_object(obj: Any) -> str:
+    """What a recompile line says of the object that it met."""
+    if hasattr(obj, "shape") and hasattr(obj, "dtype"):
+        return f"{str(obj.dtype).removeprefix('torch.')}{list(obj.shape)} on {obj.device}"
+    return describe(obj)
+
+
+def fetch(source: Source, arguments: tuple) -> Any:
+    """Walk a source from the call's arguments (for messages; the hot path does this in C)."""
+    operation, parent, *operands = source.slot()
+    if operation == "const":
+        return operands[0]
+    if operation == "arg":
+        return arguments[operands[0]]
+    owner = fetch(parent, arguments)
+    if operation == "instance_dict":
+        return owner.__dict__
+    if operation == "cell":
+        return owner.cell_contents
+    if operation == "attr":
+        return getattr(owner, operands[0])
+    return owner[operands[0]]

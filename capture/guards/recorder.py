@@ -1,0 +1,171 @@
+"""Collects the facts that tracing relied on.
+
+Facts about static objects are kept under the watched object (one entry a dict, a class, a list), so that an untouched
+object costs one comparison. Facts about dynamic sources are a list of checks over slots, in the order they were met.
+"""
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from ..hook import ABSENT
+from ..report.records import Guard
+from ..sources import Source
+
+Where = tuple[str, int]
+
+
+def describe(value: object, limit: int = 60) -> str:
+    """A short text for a value in a report: numbers and strings as they are, the rest by kind."""
+    if value is ABSENT:
+        return "absent"
+    if isinstance(value, bool | int | float | complex | str | bytes | type(None) | torch.dtype | torch.device):
+        text = repr(value)
+    elif isinstance(value, type) or callable(value):
+        text = getattr(value, "__qualname__", type(value).__name__)
+    else:
+        text = f"the same {type(value).__name__}"
+    return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+@dataclass
+class Fact:
+    """One check of the program and the record of it for reports. ``keys``: for a watched dict, the keys relied on."""
+
+    check: tuple[Any, ...]
+    record: Guard
+    source: Source | None = None
+
+
+@dataclass
+class WatchedDict:
+    """A dict whose identity is certain; entries are what was read in it, ABSENT for keys that were missing."""
+
+    name: str
+    where: Where
+    entries: dict[Any, Any] = field(default_factory=dict)
+    keys: tuple | None = None
+
+
+@dataclass
+class WatchedClass:
+    """A class; entries are the results of look-ups along its method resolution order."""
+
+    where: Where
+    entries: dict[str, Any] = field(default_factory=dict)
+
+
+class GuardRecorder:
+    """All facts of one trace. ``where`` gives the user's current line; each method records one kind of fact."""
+
+    def __init__(self, where: Callable[[], Where]):
+        self.where = where
+        self.dicts: dict[int, tuple[dict, WatchedDict]] = {}
+        self.classes: dict[type, WatchedClass] = {}
+        self.facts: list[Fact] = []
+        self.slots: list[tuple[Any, ...]] = []
+        self.slot_of: dict[Source, int] = {}
+        self.seen: set[tuple] = set()
+        self.roots: list[weakref.ref] = []
+
+    # ------------------------------------------------------------------------------------------------------------------
+    # Static objects
+    # ------------------------------------------------------------------------------------------------------------------
+
+    def dict_entry(self, name: str, the_dict: dict, key: Any, value: Any) -> None:
+        """``the_dict[key]`` is this very object (or an equal constant); ABSENT when the key is missing."""
+        watched = self.watched(name, the_dict)
+        if key not in watched.entries:
+            watched.entries[key] = value
+
+    def dict_keys(self, name: str, the_dict: dict) -> None:
+        """The dict has exactly these keys, in this order."""
+        watched = self.watched(name, the_dict)
+        if watched.keys is None:
+            watched.keys = tuple(the_dict)
+
+    def watched(self, name: str, the_dict: dict) -> WatchedDict:
+        entry = self.dicts.get(id(the_dict))
+        if entry is None:
+            entry = self.dicts[id(the_dict)] = (the_dict, WatchedDict(name, self.where()))
+        return entry[1]
+
+    def class_entry(self, cls: type, name: str, value: Any) -> None:
+        """Looking ``name`` up along the class's MRO gives this very object, or nothing (ABSENT)."""
+        watched = self.classes.get(cls)
+        if watched is None:
+            watched = self.classes[cls] = WatchedClass(self.where())
+        watched.entries.setdefault(name, value)
+
+    # ------------------------------------------------------------------------------------------------------------------
+    # Any source
+    # ------------------------------------------------------------------------------------------------------------------
+
+    def slot(self, source: Source) -> int:
+        """The program's slot that holds the object of ``source``, made on first use."""
+        index = self.slot_of.get(source)
+        if index is None:
+            operation, parent, *operands = source.slot()
+            instruction = (operation, *([] if parent is None else [self.slot(parent)]), *operands)
+            self.slots.append(instruction)
+            index = self.slot_of[source] = len(self.slots) - 1
+        return index
+
+    def check(self, kind: str, source: Source, *operands: Any, text: str) -> None:
+        """One fact about the object of ``source``. ``kind`` is a check of the guard program (see ``moebius.hook``)."""
+        slot = self.slot(source)
+        key = (kind, slot, *(id(o) for o in operands))
+        if key in self.seen and kind in ("type", "is"):
+            return
+        self.seen.add(key)
+        self.add((kind, slot, *operands), source.name, text, source)
+
+    def same_or_distinct(self, kind: str, first: Source, second: Source) -> None:
+        """Two sources lead to one object ("same") or to two ("distinct")."""
+        text = "is" if kind == "same" else "is not"
+        self.add((kind, self.slot(first), self.slot(second)), first.name, f"{text} {second.name}", first)
+
+    def holds(self, name: str, text: str, predicate: Callable[..., Any], *sources: Source) -> None:
+        """``predicate(*objects of sources)`` is true."""
+        self.add(("python", predicate, *(self.slot(s) for s in sources)), name, text, sources[0] if sources else None)
+
+    def static_tensor(self, name: str, tensor: torch.Tensor, meta: dict[str, Any]) -> None:
+        """A tensor that is the same object each call still has this metadata."""
+        self.add(("static_tensor", tensor, meta), name, describe_tensor(meta), None)
+
+    def add(self, check: tuple[Any, ...], name: str, text: str, source: Source | None) -> None:
+        file, line = self.where()
+        self.facts.append(Fact(check, Guard(name, text, file, line), source))
+
+    def root(self, obj: Any) -> None:
+        """An argument that was guarded by identity: when it dies, what was captured for it can go too."""
+        self.roots.append(weakref.ref(obj))
+
+
+def tensor_meta(tensor: torch.Tensor, dynamic_dims: frozenset[int] = frozenset()) -> dict[str, Any]:
+    """The metadata that a guard compares; sizes in ``dynamic_dims`` (and the strides they make) are left open."""
+    strided = tensor.layout is torch.strided
+    open_strides = bool(dynamic_dims)
+    return {
+        "type": type(tensor),
+        "dtype": tensor.dtype,
+        "device": tensor.device,
+        "layout": tensor.layout,
+        "shape": tuple(None if d in dynamic_dims else s for d, s in enumerate(tensor.shape)),
+        "stride": tuple(tensor.stride()) if strided and not open_strides else None,
+        "requires_grad": tensor.requires_grad,
+        "storage_offset": tensor.storage_offset() if strided else None,
+        "is_leaf": tensor.is_leaf,
+    }
+
+
+def describe_tensor(meta: dict[str, Any]) -> str:
+    """``float32[4, s, 8] cpu, strides (..), requires grad``."""
+    sizes = ", ".join("s" if s is None else str(s) for s in meta["shape"])
+    grad = ", requires grad" if meta["requires_grad"] else ""
+    stride = "" if meta["stride"] is None else f", strides {meta['stride']}"
+    return f"{str(meta['dtype']).removeprefix('torch.')}[{sizes}] on {meta['device']}{stride}{grad}"

@@ -1,0 +1,48 @@
+"""The options of ``capture``, checked once, where they are given."""
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import Any
+
+from .errors import OptionError
+
+
+@dataclass(frozen=True)
+class Options:
+    """What ``capture(...)`` and ``explain(...)`` take.
+
+    backend: "moebius", "eager", a torch.compile backend's name, or ``(gm, example_inputs) -> callable``.
+    fullgraph: a graph break is a GraphBreakError. dynamic: None (a size becomes symbolic the second time it changes),
+    True or False. mesh, plan: expert parallelism over a ``torch.distributed.DeviceMesh``. precision: None, "fp8", "mxfp8".
+    """
+
+    backend: str | Callable[..., Any] = "moebius"
+    fullgraph: bool = False
+    dynamic: bool | None = None
+    mesh: Any = None
+    plan: Any = "auto"
+    precision: str | None = None
+
+
+def make_options(given: dict[str, Any]) -> Options:
+    """Options from keyword arguments; OptionError names what is wrong and what there is."""
+    known = {f.name for f in fields(Options)}
+    for name in given:
+        if name not in known:
+            raise OptionError(f"capture has no option {name!r}; there are {', '.join(sorted(known))}")
+    options = Options(**given)
+    if options.dynamic not in (None, True, False):
+        raise OptionError(f"dynamic={options.dynamic!r}: use None, True or False")
+    if not isinstance(options.fullgraph, bool):
+        raise OptionError(f"fullgraph={options.fullgraph!r}: use True or False")
+    if options.precision not in (None, "fp8", "mxfp8"):
+        raise OptionError(f"precision={options.precision!r}: use None, 'fp8' or 'mxfp8'")
+    from moebius.lowering import LoweringError, LoweringOptions
+    from moebius.lowering import check_options as check_lowering
+
+    try:
+        check_lowering(LoweringOptions(options.backend, options.mesh, options.plan, options.precision))
+    except LoweringError as error:
+        raise OptionError(str(error)) from None
+    return options

@@ -1,0 +1,385 @@
+"""Residual code: what runs on a warm call in place of the user's bytecode.
+
+One Python function per captured segment: load the graph's inputs from their sources, call the graph, build the objects
+that the frame made and that outlive it, replay the effects, and return either the frame's result or the state that the
+native part after a graph break continues from. It is written as Python source, so that it reads the same on each
+supported version; only the parts that must jump into the middle of the user's code are bytecode (``resume``).
+"""
+from __future__ import annotations
+
+import collections
+import contextvars
+import functools
+import keyword
+import types
+from typing import Any
+
+import torch
+from moebius.interpreter import NULL, UNSET
+
+from .hook import ABSENT
+from .sources import Source, Static
+from .tracking import natives
+from .tracking.calls import ContextToken
+from .tracking.objects import CONTAINERS, DICTS, LISTS, SETS, Objects, Record, raw_dict
+from .tracking.values import ATOMS, IDENTITIES, SYMBOLIC, LoopLeftover, TensorMethod, TensorProxy
+
+LITERALS = frozenset({type(None), bool, int, str, bytes, type(Ellipsis)})
+
+
+class CannotRebuild(Exception):
+    """A value lives on that residual code has no way to make again."""
+
+
+class Emitter:
+    """Writes one residual function. ``outputs`` collects the graph values that it needs."""
+
+    def __init__(self, objects: Objects, n_positional: int, kwnames: tuple[str, ...]):
+        self.objects = objects
+        self.parameters = [*(f"m_arg{i}" for i in range(n_positional)), *(f"m_key_{k}" for k in kwnames)]
+        self.n_positional, self.kwnames = n_positional, kwnames
+        self.constants: dict[str, Any] = {"m_raw_dict": raw_dict, "m_types": types, "m_torch": torch, "m_cell": types.CellType}
+        self.constant_names: dict[int, str] = {}
+        self.loads: list[str] = []
+        self.loaded: dict[Source, str] = {}
+        self.lines: list[str] = []
+        self.built: dict[int, str] = {}
+        self.outputs: list[Any] = []
+        self.output_names: dict[int, str] = {}
+        self.alive: list[Any] = []
+
+    # ------------------------------------------------------------------------------------------------------------------
+    # Names
+    # ------------------------------------------------------------------------------------------------------------------
+
+    def constant(self, value: Any) -> str:
+        """The name under which an object is reachable from the function."""
+        name = self.constant_names.get(id(value))
+        if name is None:
+            name = self.constant_names[id(value)] = f"m_const{len(self.constant_names)}"
+            self.constants[name] = value
+        return name
+
+    def fresh(self) -> str:
+        return f"m_v{len(self.built)}_{len(self.lines)}"
+
+    # ------------------------------------------------------------------------------------------------------------------
+    # Sources
+    # ------------------------------------------------------------------------------------------------------------------
+
+    def load(self, source: Source) -> str:
+        """The name that holds the object of a source. Loads come first: before the graph runs and effects move things."""
+        if source in self.loaded:
+            return self.loaded[source]
+        if isinstance(source, Static):
+            name = self.load(source.via) if source.via is not None else self.constant(source.obj)
+            self.loaded[source] = name
+            return name
+        operation, parent, *operands = source.slot()
+        if operation == "arg":
+            self.loaded[source] = self.parameters[operands[0]]
+            return self.loaded[source]
+        owner = self.load(parent)
+        expression = {
+            "dict_item": lambda: f"dict.__getitem__({owner}, {self.literal(operands[0])})",
+            "list_item": lambda: f"list.__getitem__({owner}, {operands[0]})",
+            "tuple_item": lambda: f"tuple.__getitem__({owner}, {operands[0]})",
+            "instance_dict": lambda: f"m_raw_dict({owner})",
+            "attr": lambda: f"{owner}.{operands[0]}",
+            "cell": lambda: f"{owner}.cell_contents",
+        }[operation]()
+        name = f"m_in{len(self.loads)}"
+        self.loads.append(f"{name} = {expression}")
+        self.loaded[source] = name
+        return name
+
+    def literal(self, value: Any) -> str:
+        return repr(value) if type(value) in LITERALS else self.constant(value)
+
+    # ------------------------------------------------------------------------------------------------------------------
+    # Values
+    # ------------------------------------------------------------------------------------------------------------------
+
+    def value(self, value: Any) -> str:
+        """An expression (usually a name) for a traced value."""
+        kind = type(value)
+        if kind is TensorProxy or kind in SYMBOLIC:
+            return self.graph_value(value)
+        if kind in LITERALS:
+            return repr(value)
+        if value is NULL or value is UNSET:
+            return self.constant(value)
+        if kind is torch.Size and any(type(v) in SYMBOLIC for v in value):
+            return f"m_torch.Size(({', '.join(self.value(v) for v in value)},))"
+        if kind in ATOMS:
+            return self.constant(value)
+        if id(value) in self.built:
+            return self.built[id(value)]
+        record = self.objects.records.get(id(value))
+        if record is not None:
+            return self.load(record.source)
+        if isinstance(value, tuple):
+            return self.tuple_value(value)
+        if id(value) not in self.objects.new:
+            if isinstance(value, (*IDENTITIES, frozenset, slice)):
+                return self.slice_value(value) if isinstance(value, slice) else self.constant(value)
+            raise CannotRebuild(f"a {kind.__name__} of unknown origin")
+        return self.new_object(value)
+
+    def graph_value(self, value: Any) -> str:
+        """A tensor or a symbolic size: an input as it came in, or an output of the graph."""
+        if isinstance(value, TensorProxy) and value.source is not None:
+            return self.load(value.source)
+        name = self.output_names.get(id(value))
+        if name is None:
+            name = self.output_names[id(value)] = f"m_out[{len(self.outputs)}]"
+            self.outputs.append(value)
+            self.alive.append(value)
+        return name
+
+    def tuple_value(self, value: tuple) -> str:
+        if natives.is_plain(value, lambda v: id(v) in self.objects.records) and type(value) is tuple and not has_symbol(value):
+            return self.constant(value)
+        items = [self.value(v) for v in value]
+        text = f"({', '.join(items)}{',' if len(items) == 1 else ''})"
+        if type(value) is tuple:
+            return self.assign(value, text)
+        return self.assign(value, f"tuple.__new__({self.constant(type(value))}, {text})")
+
+    def slice_value(self, value: slice) -> str:
+        return f"slice({self.value(value.start)}, {self.value(value.stop)}, {self.value(value.step)})"
+
+    def assign(self, value: Any, expression: str) -> str:
+        name = self.fresh()
+        self.built[id(value)] = name
+        self.lines.append(f"{name} = {expression}")
+        return name
+
+    def new_object(self, value: Any) -> str:
+        """An object made while tracing. Shells are assigned before their parts are built, so that cycles close."""
+        kind = type(value)
+        if kind is list:
+            name = self.assign(value, "[]")
+            self.fill(f"{name}.extend", value)
+            return name
+        if kind is set:
+            name = self.assign(value, "set()")
+            self.fill(f"{name}.update", value)
+            return name
+        if kind is collections.deque:
+            name = self.assign(value, f"{self.constant(kind)}(maxlen={value.maxlen!r})")
+            self.fill(f"{name}.extend", value)
+            return name
+        if kind in DICTS:
+            factory = f"({self.value(value.default_factory)})" if kind is collections.defaultdict else "()"
+            name = self.assign(value, f"{self.constant(kind)}{factory}")
+            self.fill_dict(name, "dict" if kind is dict else self.constant(kind), value)
+            return name
+        if kind is types.CellType:
+            name = self.assign(value, "m_cell()")
+            contents = self.objects.cell_get(value, "cell")
+            if contents is not ABSENT:
+                self.lines.append(f"{name}.cell_contents = {self.value(contents)}")
+            return name
+        if kind is types.FunctionType:
+            return self.function_value(value)
+        if kind is types.MethodType:
+            return self.assign(value, f"m_types.MethodType({self.value(value.__func__)}, {self.value(value.__self__)})")
+        if kind is TensorMethod:
+            return self.assign(value, f"{self.value(value.proxy)}.{value.name}")
+        if kind is functools.partial:
+            keywords = ", ".join(f"{k!r}: {self.value(v)}" for k, v in value.keywords.items())
+            args = "".join(f", {self.value(a)}" for a in value.args)
+            return self.assign(value, f"{self.constant(kind)}({self.value(value.func)}{args}, **{{{keywords}}})")
+        if kind is super:
+            return self.assign(value, f"super({self.value(value.__thisclass__)}, {self.value(value.__self__)})")
+        if kind is types.BuiltinMethodType and natives.owner_of(value) is not None:
+            return self.assign(value, f"{self.value(value.__self__)}.{value.__name__}")
+        if kind is slice:
+            return self.slice_value(value)
+        if kind in REDUCIBLE:
+            return self.iterator_value(value)
+        if isinstance(value, types.GeneratorType | LoopLeftover | ContextToken) or kind in natives.VIEWS:
+            raise CannotRebuild(f"a {kind.__name__} is alive across a graph break")
+        return self.instance_value(value)
+
+    def fill(self, method: str, items: Any) -> None:
+        if items:
+            self.lines.append(f"{method}(({', '.join(self.value(v) for v in items)},))")
+
+    def fill_dict(self, name: str, base: str, items: Any) -> None:
+        for key, item in items.items():
+            self.lines.append(f"{base}.__setitem__({name}, {self.value(key)}, {self.value(item)})")
+
+    def function_value(self, function: types.FunctionType) -> str:
+        closure = "None"
+        if function.__closure__:
+            cells = ", ".join(self.value(c) for c in function.__closure__)
+            closure = f"({cells},)"
+        defaults = "None" if function.__defaults__ is None else self.value(tuple(function.__defaults__))
+        name = self.assign(
+            function,
+            f"m_types.FunctionType({self.constant(function.__code__)}, {self.constant(function.__globals__)}, {function.__name__!r}, {defaults}, {closure})",
+        )
+        self.lines.append(f"{name}.__qualname__ = {function.__qualname__!r}")
+        if function.__kwdefaults__:
+            items = ", ".join(f"{k!r}: {self.value(v)}" for k, v in function.__kwdefaults__.items())
+            self.lines.append(f"{name}.__kwdefaults__ = {{{items}}}")
+        for key, item in function.__dict__.items():
+            self.lines.append(f"{name}.__dict__[{key!r}] = {self.value(item)}")
+        return name
+
+    def iterator_value(self, iterator: Any) -> str:
+        """Native iterators say themselves how they are made again (``__reduce__``, Objects/iterobject.c and kin)."""
+        reduced = iterator.__reduce__()
+        maker, arguments = reduced[0], reduced[1]
+        for a in arguments:
+            if type(a) in CONTAINERS or type(a) in REDUCIBLE:
+                if id(a) not in self.objects.records:
+                    self.objects.made(a)
+        name = self.assign(iterator, f"{self.constant(maker)}({', '.join(self.value(a) for a in arguments)})")
+        if len(reduced) > 2 and reduced[2] is not None:
+            self.lines.append(f"{name}.__setstate__({self.value(reduced[2])})")
+        return name
+
+    def instance_value(self, value: Any) -> str:
+        """An instance of a user's class: allocated without ``__init__``, then filled with what it holds."""
+        cls = type(value)
+        base = next((b for b in cls.__mro__ if b in CONTAINERS or b is tuple or b is BaseException), object)
+        if base is BaseException:
+            args = "".join(f", {self.value(a)}" for a in value.args)
+            name = self.assign(value, f"{self.constant(cls)}.__new__({self.constant(cls)}{args})")
+            self.lines.append(f"{name}.args = {self.value(tuple(value.args))}")
+        else:
+            name = self.assign(value, f"{self.constant(base)}.__new__({self.constant(cls)})")
+        if base in DICTS:
+            self.fill_dict(name, self.constant(base), dict(dict.items(value)))
+        elif base in LISTS:
+            self.fill(f"{self.constant(base)}.extend", list(value))
+        elif base in SETS:
+            raise CannotRebuild(f"a {cls.__name__}")
+        namespace = raw_dict(value)
+        if namespace:
+            self.lines.append(f"m_d = m_raw_dict({name})")
+            inner = f"{name}_d"
+            self.lines.append(f"{inner} = m_d")
+            for key, item in namespace.items():
+                self.lines.append(f"{inner}[{key!r}] = {self.value(item)}")
+        for slot in slots_of(cls):
+            if hasattr(value, slot):
+                self.lines.append(f"object.__setattr__({name}, {slot!r}, {self.value(getattr(value, slot))})")
+        return name
+
+    # ------------------------------------------------------------------------------------------------------------------
+    # Effects
+    # ------------------------------------------------------------------------------------------------------------------
+
+    def effects(self) -> None:
+        """Replay what tracing changed: every changed container, cell and context variable."""
+        plan = [(record, self.load(record.source)) for record in self.objects.changed_records()]
+        cells = [(record, self.load(record.source)) for record in self.objects.changed_cells()]
+        for record, name in plan:
+            self.replay(record, name)
+        for record, name in cells:
+            contents = record.writes["value"]
+            self.lines.append(f"del {name}.cell_contents" if contents is ABSENT else f"{name}.cell_contents = {self.value(contents)}")
+        for variable, now in self.objects.changed_context():
+            if now is ABSENT:
+                raise CannotRebuild(f"context variable {variable.name} is unset again")
+            self.lines.append(f"{self.constant(variable)}.set({self.value(now)})")
+
+    def replay(self, record: Record, name: str) -> None:
+        kind = type(record.obj)
+        base = self.constant(next((b for b in kind.__mro__ if b in CONTAINERS), kind))
+        if record.shadow is None:
+            for key, item in record.writes.items():
+                self.write_item(base, name, key, item)
+            if record.appends:
+                self.fill(f"{name}.extend", record.appends)
+            return
+        shadow, original = record.shadow, record.original
+        if kind in DICTS:
+            kept = [k for k in original if k in shadow]
+            if list(shadow)[: len(kept)] == kept:
+                for key in original:
+                    if key not in shadow:
+                        self.write_item(base, name, key, ABSENT)
+                for key, item in shadow.items():
+                    if key not in original or original[key] is not item:
+                        self.write_item(base, name, key, item)
+                return
+            items = [(self.value(k), self.value(v)) for k, v in shadow.items()]
+            self.lines.append(f"{base}.clear({name})")
+            self.lines.extend(f"{base}.__setitem__({name}, {k}, {v})" for k, v in items)
+            return
+        text = f"({', '.join(self.value(v) for v in shadow)}{',' if shadow else ''})"
+        if kind is list:
+            self.lines.append(f"{name}[:] = {text}")
+        else:
+            held = self.fresh() + "c"
+            self.lines.append(f"{held} = {text}")
+            self.lines.append(f"{name}.clear()")
+            self.lines.append(f"{name}.{'update' if kind is set else 'extend'}({held})")
+
+    def write_item(self, base: str, name: str, key: Any, item: Any) -> None:
+        if item is ABSENT:
+            self.lines.append(f"{base}.pop({name}, {self.value(key)}, None)")
+        else:
+            self.lines.append(f"{base}.__setitem__({name}, {self.value(key)}, {self.value(item)})")
+
+    # ------------------------------------------------------------------------------------------------------------------
+    # The function
+    # ------------------------------------------------------------------------------------------------------------------
+
+    def function(self, name: str, graph: Any, inputs: list[str], result: str) -> types.FunctionType:
+        """Assemble: loads, the graph call, objects and effects, the result."""
+        positional = self.parameters[: self.n_positional]
+        header = ", ".join([*positional, "/"] if positional else [])
+        keys = [f"{k}" for k in self.kwnames]
+        if keys:
+            header += (", " if header else "") + "*, " + ", ".join(safe_keyword(k) for k in keys)
+        body = [f"m_key_{k} = {safe_keyword(k)}" for k in self.kwnames]
+        body += self.loads
+        if graph is not None:
+            self.constants["m_graph"] = graph
+            body.append(f"m_out = m_graph({', '.join(inputs)})")
+        body += self.lines
+        body.append(f"return {result}")
+        source = f"def {name}({header}):\n" + "".join(f"    {line}\n" for line in body)
+        namespace: dict[str, Any] = {"__builtins__": BUILTINS, **self.constants}
+        exec(compile(source, f"<moebius residual of {name}>", "exec"), namespace)
+        function = namespace.pop(name)
+        function.residual_source = source
+        return function
+
+
+import builtins as _builtins  # noqa: E402
+
+# What residual code may need of builtins, so that a program that replaces one does not change it under our feet.
+BUILTINS = {n: getattr(_builtins, n) for n in ("dict", "list", "tuple", "object", "super", "set", "slice", "None", "True", "False", "Ellipsis") if hasattr(_builtins, n)}
+REDUCIBLE = frozenset(t for t in natives.ITERATORS if isinstance(t, type) and t is not types.GeneratorType and t not in (map, filter))
+
+
+def safe_keyword(name: str) -> str:
+    """Keyword arguments keep their names in the residual function's signature."""
+    if not name.isidentifier() or keyword.iskeyword(name) or name.startswith("m_"):
+        raise CannotRebuild(f"a keyword argument is called {name!r}")
+    return name
+
+
+def has_symbol(value: Any) -> bool:
+    if isinstance(value, tuple):
+        return any(has_symbol(v) for v in value)
+    return isinstance(value, SYMBOLIC) or (isinstance(value, torch.Size) and any(isinstance(v, SYMBOLIC) for v in value))
+
+
+def slots_of(cls: type) -> list[str]:
+    """Names of the slots that the classes of an instance define."""
+    found = []
+    for base in cls.__mro__:
+        slots = base.__dict__.get("__slots__", ())
+        found += [s for s in ((slots,) if isinstance(slots, str) else slots) if s not in ("__dict__", "__weakref__")]
+    return found
+
+
+__all__ = ["CannotRebuild", "Emitter", "contextvars"]

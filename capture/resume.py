@@ -1,0 +1,300 @@
+"""Code that begins in the middle of a frame: how a frame goes on after a graph break.
+
+Two code objects are made from the user's, with the ``bytecode`` package. *Native* code takes the state before the broken
+instruction, puts the values back on the stack, jumps to that instruction and runs it as Python; at the first instruction
+after it, it calls the *resume function*, which takes the state from there and is captured like any other function. Both
+keep the user's instructions, exception table and line numbers, so that a with-block or try-block around the break still
+guards what follows. Cells are handed over as the closure, so that inner functions made earlier share them.
+"""
+from __future__ import annotations
+
+import dis
+import sys
+import types
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from bytecode import Bytecode, CellVar, FreeVar, Instr, Label, TryBegin, TryEnd
+from moebius.interpreter import NULL, UNSET, Frame, decode
+
+ENTRY_OPCODES = frozenset({"COPY_FREE_VARS", "MAKE_CELL", "RETURN_GENERATOR"})
+BEFORE_CALL = frozenset({"KW_NAMES", "PRECALL"})
+# After these the stack may or may not hold a NULL: the native part goes on to where the expression is done.
+UNCERTAIN = frozenset({"LOAD_METHOD", "LOAD_ATTR", "LOAD_GLOBAL", "PUSH_NULL", "LOAD_SUPER_ATTR", "BEFORE_WITH"})
+
+# 3.13 puts a call's NULL above the callable, and loads cells with LOAD_FAST.
+NULL_FIRST = sys.version_info < (3, 13)
+LOAD_CELL = "LOAD_CLOSURE" if NULL_FIRST else "LOAD_FAST"
+
+
+class CannotResume(Exception):
+    """The break is at a place that no continuation can be made for."""
+
+
+@dataclass(frozen=True)
+class State:
+    """What lives at an instruction: local names that are bound and read later, and the stack's depth with its NULLs."""
+
+    index: int
+    locals: tuple[str, ...]
+    cells: tuple[str, ...]
+    depth: int
+    nulls: frozenset[int]
+
+
+def live_names(frame_code: types.CodeType, index: int) -> set[str]:
+    """Local names that some instruction reachable from ``index`` loads. An upper bound is enough: it keeps more alive."""
+    program = decode(frame_code)
+    seen, work, names = set(), [index], set()
+    while work:
+        i = work.pop()
+        if i in seen or i >= len(program.instructions):
+            continue
+        seen.add(i)
+        instruction = program.instructions[i]
+        if "FAST" in instruction.opname or instruction.opname in ("LOAD_CLOSURE", "LOAD_DEREF", "STORE_DEREF", "DELETE_DEREF"):
+            names |= set(instruction.argval if isinstance(instruction.argval, tuple) else (instruction.argval,))
+        if instruction.target is not None:
+            work.append(instruction.target)
+        handler = program.handler_at(i)
+        if handler is not None:
+            work.append(handler[0])
+        if instruction.opname not in ("RETURN_VALUE", "RETURN_CONST", "RERAISE", "RAISE_VARARGS", "JUMP_FORWARD", "JUMP_BACKWARD", "JUMP_BACKWARD_NO_INTERRUPT"):
+            work.append(i + 1)
+    return names
+
+
+class Continuation:
+    """How a stopped frame goes on: ``state`` before the broken instruction, native code for it, and its exits."""
+
+    def __init__(self, frame: Frame):
+        self.frame, self.code = frame, frame.code
+        self.program = frame.program
+        if in_handler(frame):
+            raise CannotResume("the break is inside an except or finally block that handles an exception")
+        self.broken = frame.pc
+        self.entry = frame.pc
+        while self.program.instructions[self.entry - 1].opname in BEFORE_CALL:
+            self.entry -= 1
+        self.state = self.state_at(self.entry, len(frame.stack), frozenset(i for i, v in enumerate(frame.stack) if v is NULL))
+        self.exits = self.find_exits()
+
+    # ------------------------------------------------------------------------------------------------------------------
+    # States
+    # ------------------------------------------------------------------------------------------------------------------
+
+    def state_at(self, index: int, depth: int, nulls: frozenset[int], stored: frozenset[str] = frozenset()) -> State:
+        live = live_names(self.code, index)
+        cell_names = tuple(
+            name for i, name in enumerate(self.program.localsplus) if i in self.program.cell_indices
+        )
+        bound = tuple(
+            name
+            for i, name in enumerate(self.program.localsplus)
+            if i not in self.program.cell_indices and name in live and (self.frame.locals[i] is not UNSET or name in stored)
+        )
+        return State(index, bound, cell_names, depth, nulls)
+
+    def find_exits(self) -> list[State]:
+        """The states right after the native part: one for each way on."""
+        instructions = self.program.instructions
+        depth = len(self.frame.stack)
+        nulls = self.state.nulls
+        stored: set[str] = set()
+        i = self.broken
+        while True:
+            instruction = instructions[i]
+            stored |= names_stored(instruction)
+            if instruction.opname in ("RETURN_VALUE", "RETURN_CONST", "RAISE_VARARGS", "RERAISE"):
+                return []
+            ways = [(i + 1, False)] if falls_through(instruction) else []
+            if instruction.target is not None:
+                ways.append((instruction.target, True))
+            after = [(target, depth + self.effect(i, jump)) for target, jump in ways]
+            if len(after) > 1 or (i >= self.broken and instruction.opname not in UNCERTAIN and instruction.opname not in BEFORE_CALL):
+                # every instruction that can break leaves at most one result, above what it did not touch
+                kept = 0 if instruction.target is not None else 1
+                return [self.state_at(t, d, frozenset(n for n in nulls if n < d - kept), frozenset(stored)) for t, d in after]
+            (i, depth), = after
+
+    def effect(self, index: int, jump: bool) -> int:
+        """What the instruction does to the stack's depth. (3.11 books a call's arguments on the PRECALL before it.)"""
+        instruction = self.program.instructions[index]
+        before = self.program.instructions[index - 1]
+        total = dis.stack_effect(instruction.opcode, instruction.arg, jump=jump)
+        if instruction.opname == "CALL" and before.opname == "PRECALL" and index == self.broken:
+            total += dis.stack_effect(before.opcode, before.arg)
+        return total
+
+    # ------------------------------------------------------------------------------------------------------------------
+    # Code
+    # ------------------------------------------------------------------------------------------------------------------
+
+    def native_code(self, resumes: list[Any]) -> types.CodeType:
+        """Code that takes ``state`` as arguments, runs the broken instruction, and hands over at the exits."""
+        return rebuild(self.code, self.state, "native", [(e, r) for e, r in zip(self.exits, resumes, strict=True)])
+
+    def resume_code(self, state: State) -> types.CodeType:
+        """Code that takes ``state`` as arguments and goes on from there."""
+        return rebuild(self.code, state, "resumed", [])
+
+
+def argument_names(state: State) -> list[str]:
+    """Names of the arguments that a continuation takes: locals, then the stack from the bottom (NULLs left out)."""
+    return [*state.locals, *(f"m_stack{i}" for i in range(state.depth) if i not in state.nulls)]
+
+
+def rebuild(code: types.CodeType, state: State, suffix: str, exits: list[tuple[State, Any]]) -> types.CodeType:
+    """The user's code with another beginning (restore ``state``, jump to it) and, at each exit, a call that hands over."""
+    source = Bytecode.from_code(code)
+    cells = set(code.co_cellvars)
+    instructions = [x for x in source if isinstance(x, Instr)]
+    assert len(instructions) == len(decode(code).instructions), "bytecode and dis disagree on the instructions"
+    entry = Label()
+    exit_of = {e.index: (e, target) for e, target in exits}
+    first_line = instructions[0].location
+    freevars = [*state.cells]
+    body: list[Any] = []
+    regions: dict[int, TryBegin] = {}  # by id of the user's TryBegin: the one that is open for it now
+    open_region: TryBegin | None = None
+    index = -1
+    for item in source:
+        if isinstance(item, TryBegin):
+            open_region = item
+            regions[id(item)] = item
+        elif isinstance(item, TryEnd):
+            body.append(TryEnd(regions[id(item.entry)]))
+            open_region = None
+            continue
+        if not isinstance(item, Instr):
+            body.append(item)
+            continue
+        index += 1
+        if index == state.index or index in exit_of:
+            # Jumps arrive here from outside the region, and what is handed over must not be guarded twice: split it.
+            if open_region is not None:
+                body.append(TryEnd(regions[id(open_region)]))
+            if index in exit_of:
+                exit_state, target = exit_of[index]
+                hand_over(body, exit_state, target, item)
+            if index == state.index:
+                body.append(entry)
+            if open_region is not None:
+                body.append(again := TryBegin(open_region.target, open_region.push_lasti))
+                regions[id(open_region)] = again
+        if item.name not in ENTRY_OPCODES:
+            body.append(shared_cells(item, cells))
+    prologue: list[Any] = []
+    if freevars:
+        prologue.append(Instr("COPY_FREE_VARS", len(freevars), location=first_line))
+    prologue.append(Instr("RESUME", 0, location=first_line))
+    for i in range(state.depth):
+        prologue.append(Instr("PUSH_NULL", location=first_line) if i in state.nulls else Instr("LOAD_FAST", f"m_stack{i}", location=first_line))
+    prologue.append(Instr("JUMP_FORWARD", entry, location=first_line))
+    out = Bytecode([*prologue, *body])
+    arguments = argument_names(state)
+    out.argcount, out.posonlyargcount, out.kwonlyargcount = len(arguments), 0, 0
+    out.argnames = arguments
+    out.freevars, out.cellvars = freevars, []
+    out.filename, out.first_lineno, out.docstring = code.co_filename, code.co_firstlineno, None
+    out.name = code.co_name
+    if hasattr(source, "qualname"):
+        out.qualname = source.qualname
+    out.flags = source.flags & ~0x0C
+    return without_dead_code(out).to_code()
+
+
+def without_dead_code(source: Bytecode) -> Bytecode:
+    """The same without instructions that nothing reaches: assembling needs the stack's depth, which only live code has."""
+    items = list(source)
+    place = {id(x): i for i, x in enumerate(items) if isinstance(x, Label)}
+    guarded: list[TryBegin | None] = []
+    region: TryBegin | None = None
+    for item in items:
+        if isinstance(item, TryBegin):
+            region = item
+        elif isinstance(item, TryEnd):
+            region = None
+        guarded.append(region)
+    live: set[int] = set()
+    work = [0]
+    while work:
+        i = work.pop()
+        if i >= len(items) or i in live:
+            continue
+        live.add(i)
+        item, handler = items[i], guarded[i]
+        if isinstance(item, Instr):
+            if handler is not None:
+                work.append(place[id(handler.target)])
+            if isinstance(item.arg, Label):
+                work.append(place[id(item.arg)])
+            if item.is_final():
+                continue
+        work.append(i + 1)
+    kept = {id(guarded[i]) for i in live if isinstance(items[i], Instr)}
+    source[:] = [
+        item
+        for i, item in enumerate(items)
+        if isinstance(item, Label)
+        or (isinstance(item, TryBegin) and id(item) in kept)
+        or (isinstance(item, TryEnd) and id(item.entry) in kept)
+        or (not isinstance(item, TryBegin | TryEnd) and i in live)
+    ]
+    return source
+
+
+def hand_over(body: list[Any], state: State, target: Any, near: Instr) -> None:
+    """At an exit: put the stack into locals, then ``return target(cells, *state)``."""
+    at = near.location
+    for i in reversed(range(state.depth)):
+        # a NULL too: storing it leaves the local unbound, whereas POP_TOP would drop a reference of nothing
+        body.append(Instr("STORE_FAST", f"m_stack{i}", location=at))
+    callee = [Instr("PUSH_NULL", location=at), Instr("LOAD_CONST", target, location=at)]
+    body.extend(callee if NULL_FIRST else reversed(callee))
+    for name in state.cells:
+        body.append(Instr(LOAD_CELL, FreeVar(name), location=at))
+    arguments = argument_names(state)
+    for name in arguments:
+        body.append(Instr("LOAD_FAST", name, location=at))
+    count = len(state.cells) + len(arguments)
+    if "PRECALL" in dis.opmap:
+        body.append(Instr("PRECALL", count, location=at))
+    body.append(Instr("CALL", count, location=at))
+    body.append(Instr("RETURN_VALUE", location=at))
+
+
+def shared_cells(item: Instr, cells: set[str]) -> Instr:
+    """The instruction with the frame's own cells turned into free variables."""
+    if isinstance(item.arg, CellVar):
+        return Instr(item.name, FreeVar(item.arg.name), location=item.location)
+    return item
+
+
+def in_handler(frame: Frame) -> bool:
+    """Whether an exception is being handled in the frame: its exc_info is not ours to restore."""
+    program, depth = frame.program, len(frame.stack)
+    return any(isinstance(v, BaseException) for v in frame.stack) or depth < 0 or program is None
+
+
+def falls_through(instruction: Any) -> bool:
+    return instruction.opname not in ("JUMP_FORWARD", "JUMP_BACKWARD", "JUMP_BACKWARD_NO_INTERRUPT", "RETURN_VALUE", "RETURN_CONST", "RAISE_VARARGS", "RERAISE")
+
+
+def names_stored(instruction: Any) -> set[str]:
+    if instruction.opname.startswith("STORE_FAST"):
+        names = instruction.argval if isinstance(instruction.argval, tuple) else (instruction.argval,)
+        return set(names[:1]) if "LOAD" in instruction.opname else set(names)
+    return set()
+
+
+def with_cells(code: types.CodeType, globals_: dict[str, Any], name: str, n_cells: int) -> Callable[..., Any]:
+    """A callable (cells..., state...) that runs continuation code natively."""
+    if not n_cells:
+        return types.FunctionType(code, globals_, name)
+
+    def run(*args: Any) -> Any:
+        return types.FunctionType(code, globals_, name, None, args[:n_cells])(*args[n_cells:])
+
+    return run

@@ -1,0 +1,215 @@
+"""From a finished trace to something that runs: the lowered graph, the residual function and the guards."""
+from __future__ import annotations
+
+import functools
+import time
+import types
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from moebius.interpreter import UNSET
+from moebius.lowering import CapturedGraph, ExpertRegion, Lowered, LoweringOptions, lower
+from torch import fx
+
+from . import torch_private
+from .guards.program import CompiledGuards
+from .guards.shapes import guard_sizes
+from .hook import call_hooked
+from .options import Options
+from .report.records import GraphBreak
+from .residual import CannotRebuild, Emitter
+from .resume import CannotResume, Continuation, argument_names, with_cells
+from .tracking.values import TensorProxy
+from .trace import Trace
+
+MakeResume = Callable[[types.CodeType, dict, str, int, tuple[str, ...]], Any]
+LIBRARIES = ("torch", "moebius", "builtins", "functools", "contextlib", "numpy")
+
+
+@dataclass
+class Segment:
+    """One captured part of a frame, from its entry to its return or its graph break.
+
+    run: called with the call's arguments in place of the function. guards: when it may be. captured: None if no operator was in it.
+    whole: False when the frame runs natively after all (``graph_break`` says why).
+    """
+
+    run: Callable[..., Any]
+    guards: CompiledGuards
+    captured: CapturedGraph | None
+    graph_break: GraphBreak | None
+    regions: list[ExpertRegion] = field(default_factory=list)
+    lowered: Lowered | None = None
+    instructions: int = 0
+    whole: bool = True
+    seconds: float = 0.0
+
+
+def build(attempt: Trace, options: Options, make_resume: MakeResume, started: float) -> Segment:
+    """Everything that a warm call needs."""
+    request = attempt.request
+    n_positional, kwnames = len(request.args), tuple(request.kwargs)
+    emitter = Emitter(attempt.objects, n_positional, kwnames)
+    code = request.function.__code__
+    name = code.co_name if code.co_name.isidentifier() else "segment"
+    try:
+        if attempt.graph_break is None:
+            result = emitter.value(attempt.result)
+        else:
+            result = continue_natively(attempt, emitter, make_resume)
+        emitter.effects()
+        captured, lowered = make_graph(attempt, emitter, options, started)
+        inputs = [emitter.load(p.source) for p in live_inputs(attempt)] if lowered is not None else []
+        run = emitter.function(name, None if lowered is None else lowered.fn, inputs, result)
+    except (CannotRebuild, CannotResume) as error:
+        return run_whole_natively(attempt, str(error), n_positional, kwnames)
+    guards = finish_guards(attempt, n_positional, kwnames)
+    if captured is not None:
+        captured.cold_seconds = time.perf_counter() - started
+    return Segment(run, guards, captured, attempt.graph_break, lowered.regions if lowered else [], lowered, attempt.domain.instructions)
+
+
+def finish_guards(attempt: Trace, n_positional: int, kwnames: tuple[str, ...]) -> CompiledGuards:
+    attempt.tensors.distinct_inputs()
+    guard_sizes(attempt.world, attempt.tensors, attempt.guards)
+    attempt.guards.holds("torch", "global state unchanged (grad mode, autocast, default dtype, modes, determinism)", attempt.state_guard)
+    return CompiledGuards(attempt.guards, n_positional, kwnames)
+
+
+def run_whole_natively(attempt: Trace, why: str, n_positional: int, kwnames: tuple[str, ...]) -> Segment:
+    """No residual code can be made for this break: the frame runs as Python, its callees are captured."""
+    if attempt.graph_break is None:
+        file, line = attempt.line()
+        attempt.graph_break = GraphBreak("result cannot be rebuilt", why, "return tensors and plain containers", file, line, attempt.request.function.__qualname__, "RETURN_VALUE")
+    else:
+        attempt.graph_break.detail += f" (the whole frame runs natively: {why})"
+    function, n_cells = attempt.request.function, attempt.request.n_cells
+    native = with_cells(function.__code__, function.__globals__, function.__name__, n_cells) if n_cells else function
+    run = functools.partial(call_hooked, native)
+    return Segment(run, finish_guards(attempt, n_positional, kwnames), None, attempt.graph_break, instructions=0, whole=False)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The graph
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def live_inputs(attempt: Trace) -> list[TensorProxy]:
+    """Inputs that the graph uses, in the order of its placeholders."""
+    by_node = {p.node: p for p in attempt.tensors.inputs}
+    return [by_node[n] for n in attempt.writer.scope.graph.nodes if n.op == "placeholder"]
+
+
+def make_graph(attempt: Trace, emitter: Emitter, options: Options, started: float) -> tuple[CapturedGraph | None, Lowered | None]:
+    """Close the graph with the outputs that residual code needs, and lower it. (None, None) if there is nothing to run."""
+    writer = attempt.writer
+    graph = writer.scope.graph
+    graph.output(tuple(writer.argument(o) for o in emitter.outputs))
+    for node in reversed([n for n in graph.nodes if n.op == "placeholder"]):
+        if not node.users:
+            graph.erase_node(node)
+    if not any(n.op in ("call_function", "call_method") for n in graph.nodes):
+        if not emitter.outputs:
+            return None, None
+    owner = torch.nn.Module()
+    for name, module in writer.submodules.items():
+        owner.add_module(name, module)
+    gm = fx.GraphModule(owner, graph)
+    gm.graph.lint()
+    for proxy in attempt.tensors.inputs:
+        if isinstance(proxy.real, torch.Tensor):
+            proxy.node.meta["tensor"] = torch_private.weak_tensor(proxy.real)
+    code = attempt.request.function.__code__
+    examples = tuple(n.meta["val"] for n in gm.graph.nodes if n.op == "placeholder")
+    first = next((n.meta["where"] for n in gm.graph.nodes if n.op in ("call_function", "call_method") and n.meta.get("stack")), None)
+    line = first and next((w[1] for w in [attempt_root(gm, code)] if w), None) or code.co_firstlineno
+    captured = CapturedGraph(gm, code.co_filename, line, time.perf_counter() - started, examples, code.co_qualname)
+    with torch_private.tracing(attempt.world):
+        lowered = lower(captured, LoweringOptions(options.backend, options.mesh, options.plan, options.precision))
+    return captured, lowered
+
+
+def attempt_root(gm: fx.GraphModule, code: types.CodeType) -> tuple[str, int, str] | None:
+    """The root frame's line of the first operator."""
+    for node in gm.graph.nodes:
+        stack = node.meta.get("stack") or ()
+        if node.op in ("call_function", "call_method") and stack and stack[0][0] == code.co_filename:
+            return stack[0]
+    return None
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Going on after a graph break
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def continue_natively(attempt: Trace, emitter: Emitter, make_resume: MakeResume) -> str:
+    """The expression that runs the broken instruction natively and goes on in the captured rest of the frame."""
+    frame = attempt.frame
+    assert frame is not None
+    going_on = Continuation(frame)
+    globals_ = attempt.request.function.__globals__
+    name = frame.code.co_name
+    resumes = [
+        make_resume(going_on.resume_code(exit_), globals_, name, len(exit_.cells), (*exit_.cells, *argument_names(exit_)))
+        for exit_ in going_on.exits
+    ]
+    native = with_cells(going_on.native_code(resumes), globals_, name, len(going_on.state.cells))
+    index = {n: i for i, n in enumerate(frame.program.localsplus)}
+    callee = callee_position(frame)
+    parts = [emitter.value(cell_of(frame, index[n])) for n in going_on.state.cells]
+    for argument in argument_names(going_on.state):
+        if argument.startswith("m_stack") and argument not in index:
+            position = int(argument.removeprefix("m_stack"))
+            value = frame.stack[position]
+            text = emitter.value(value)
+            if position == callee and wants_hook(value):
+                text = f"{emitter.constant(hooked)}({text})"
+            parts.append(text)
+        else:
+            parts.append(emitter.value(frame.locals[index[argument]]))
+    return f"{emitter.constant(native)}({', '.join(parts)})"
+
+
+def cell_of(frame: Any, index: int) -> Any:
+    cell = frame.locals[index]
+    if not isinstance(cell, types.CellType):
+        raise CannotResume("a cell is not made yet")
+    return cell
+
+
+def hooked(callee: Callable[..., Any]) -> Callable[..., Any]:
+    """The callable, run with the frame hook on, so that the user's functions below it are captured too."""
+    return functools.partial(call_hooked, callee)
+
+
+def wants_hook(callee: Any) -> bool:
+    """Whether user code can be below a call: functions, methods and objects that are not torch's own."""
+    if isinstance(callee, types.MethodType):
+        owner = type(callee.__self__)
+        if issubclass(owner, torch.optim.Optimizer | torch.optim.lr_scheduler.LRScheduler):
+            return False
+        callee = callee.__func__
+    if isinstance(callee, types.FunctionType | type):
+        return (callee.__module__ or "").split(".")[0] not in LIBRARIES
+    return not isinstance(callee, types.BuiltinFunctionType | types.MethodDescriptorType | TensorProxy) and callable(callee) and callee is not UNSET
+
+
+def callee_position(frame: Any) -> int | None:
+    """Where the callable of a broken call stands on the stack, or None."""
+    instruction, stack = frame.instruction, frame.stack
+    from moebius.interpreter import NULL
+
+    from .resume import NULL_FIRST
+
+    depth = len(stack)
+    if instruction.opname == "CALL" or instruction.opname == "PRECALL":
+        low = depth - instruction.arg - 2
+        return low + 1 if NULL_FIRST and stack[low] is NULL else low
+    if instruction.opname == "CALL_KW":
+        return depth - instruction.arg - 3
+    if instruction.opname == "CALL_FUNCTION_EX":
+        return depth - 2 - (instruction.arg & 1) - (0 if NULL_FIRST else 1)
+    return None

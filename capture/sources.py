@@ -1,0 +1,92 @@
+"""Sources: how an object that tracing met is reached again.
+
+A source is *static* when the very object is known to be the same at each call (it hangs from an object whose identity
+is guarded, and the place that it hangs from is guarded too): then a reference to the object serves. Otherwise it is
+*dynamic*: a path from the call's arguments, walked by the guards on each call and by the residual code that needs it.
+Provenance belongs to the place that was read, never to the value found there (two places may hold one shared ``None``).
+"""
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, eq=False)
+class Source:
+    """Base of all sources. ``name`` is what a report shows: ``L['batch'].labels``."""
+
+    name: str
+
+    @property
+    def static(self) -> bool:
+        """Whether the object itself, not a path to it, is what we know."""
+        return False
+
+    def slot(self) -> tuple[Any, ...]:
+        """The guard program's instruction that fetches it: (operation, parent or None, operand...)."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, eq=False)
+class Static(Source):
+    """The object itself. ``via``: the dynamic source whose identity check makes it static, if it came as an argument."""
+
+    obj: Any = field(repr=False)
+    via: Source | None = None
+
+    @property
+    def static(self) -> bool:
+        return True
+
+    def slot(self) -> tuple[Any, ...]:
+        return ("const", None, self.obj)
+
+
+@dataclass(frozen=True, eq=False)
+class Arg(Source):
+    """The ``index``-th object of the call: positionals first, then keywords in the order given."""
+
+    index: int
+
+    def slot(self) -> tuple[Any, ...]:
+        return ("arg", None, self.index)
+
+
+@dataclass(frozen=True, eq=False)
+class Part(Source):
+    """A part of another source.
+
+    operation: one of dict_item, instance_dict, list_item, tuple_item, attr, cell. operand: key, index or name.
+    """
+
+    parent: Source
+    operation: str
+    operand: Any = None
+
+    def slot(self) -> tuple[Any, ...]:
+        operands = () if self.operation in ("instance_dict", "cell") else (self.operand,)
+        return (self.operation, self.parent, *operands)
+
+
+def part(parent: Source, operation: str, operand: Any = None) -> Part:
+    """The named part of ``parent``, with the name that a report shows."""
+    return Part(part_name(parent, operation, operand), parent, operation, operand)
+
+
+def part_name(parent: Source, operation: str, operand: Any = None) -> str:
+    """How a report writes that part: ``parent[key]``, ``parent.attribute``."""
+    if operation == "dict_item" and isinstance(parent, Part | Static) and parent.name.endswith(".__dict__"):
+        return module_path(parent.name.removesuffix(".__dict__"), operand)
+    if operation in ("dict_item", "list_item", "tuple_item"):
+        key = repr(operand) if isinstance(operand, str | int | float | bool | bytes | None) else f"<{type(operand).__name__}>"
+        return f"{parent.name}[{key}]"
+    if operation == "instance_dict":
+        return f"{parent.name}.__dict__"
+    if operation == "cell":
+        return f"{parent.name}.cell_contents"
+    return f"{parent.name}.{operand}"
+
+
+def module_path(owner: str, attribute: object) -> str:
+    """``owner.attribute``, with the detours of ``nn.Module``'s registries folded away."""
+    return f"{owner}.{attribute}"

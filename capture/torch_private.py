@@ -1,0 +1,219 @@
+"""Every private torch name that capture uses, in one place.
+
+Checked on torch 2.13.0 (CPU, Python 3.11). Nothing else in capture/ may reach into ``torch._*``; what other versions
+spell differently is to be answered here, once.
+"""
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import sympy
+import torch
+from torch._C import _disabled_torch_function_impl as disabled_torch_function
+from torch._C._dynamo.guards import GlobalStateGuard
+from torch._dynamo.source import LocalSource
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+    UnsupportedOperatorException,
+)
+from torch._guards import TracingContext
+from torch._guards import tracing as torch_tracing
+from torch.utils._sympy.interp import sympy_interp
+from torch.utils._sympy.printers import PythonPrinter
+from torch.utils._sympy.reference import PythonReferenceAnalysis
+from torch.fx.experimental.symbolic_shapes import (
+    DimDynamic,
+    GuardOnDataDependentSymNode,
+    ShapeEnv,
+    StatelessSymbolicContext,
+    free_unbacked_symbols,
+)
+
+__all__ = [
+    "DATA_DEPENDENT",
+    "FakeTensor",
+    "FakeWorld",
+    "disabled_torch_function",
+    "free_unbacked_symbols",
+]
+
+# What a fake operator raises when its answer depends on the numbers in a tensor.
+DATA_DEPENDENT = (
+    GuardOnDataDependentSymNode,
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    UnsupportedOperatorException,
+)
+
+# Where torch's operators live at the Python level (torch.add, torch.nn.functional.linear, ...).
+variable_functions = torch._C._VariableFunctions
+VARIABLE_FUNCTION_MODULES = frozenset(
+    ("torch._C._nn", "torch._C._special", "torch._C._fft", "torch._C._linalg", "torch._C._sparse")
+)
+
+
+log_api_usage = torch._C._log_api_usage_once
+set_grad_enabled = torch._C._set_grad_enabled
+# C functions that answer from torch's global state, which is guarded as a whole.
+STATE_READERS = (
+    torch._C._get_tracing_state,
+    torch._C._len_torch_function_stack,
+    torch._C._functorch.peek_interpreter_stack,
+    torch._C._functorch.maybe_current_level,
+    torch._C._cuda_getDeviceCount if hasattr(torch._C, "_cuda_getDeviceCount") else torch._C._get_tracing_state,
+)
+# C functions that change torch's global state; each is kept as a node, in order.
+STATE_WRITERS = (
+    torch._C._set_grad_enabled,
+    torch.set_autocast_enabled,
+    torch.set_autocast_dtype,
+    torch.set_autocast_cache_enabled,
+    torch.clear_autocast_cache,
+    torch.autocast_increment_nesting,
+    torch.autocast_decrement_nesting,
+)
+
+
+class FakeWorld:
+    """The fake tensors and symbolic sizes of one capture: torch's FakeTensorMode over a ShapeEnv of its own."""
+
+    def __init__(self) -> None:
+        # duck_shape off: two sizes that are equal today are still two sizes.
+        self.shape_env = ShapeEnv(
+            allow_scalar_outputs=True, allow_dynamic_output_shape_ops=True, duck_shape=False, specialize_zero_one=True
+        )
+        self.mode = FakeTensorMode(shape_env=self.shape_env, allow_non_fake_inputs=False)
+
+    def fakify(self, tensor: torch.Tensor, name: str, dynamic_dims: Sequence[int] = ()) -> torch.Tensor:
+        """The fake twin of a real tensor: same metadata, no storage; sizes in ``dynamic_dims`` become symbols."""
+        if not dynamic_dims:
+            return self.mode.from_tensor(tensor, static_shapes=True)
+        dims = [DimDynamic.DYNAMIC if d in dynamic_dims else DimDynamic.STATIC for d in range(tensor.dim())]
+        context = StatelessSymbolicContext(dims, constraint_sizes=[None] * tensor.dim())
+        return self.mode.from_tensor(tensor, source=LocalSource(name), symbolic_context=context)
+
+    def symbolic_int(self, value: int, name: str) -> Any:
+        """A SymInt that stands for a Python int which differs from call to call; hinted with today's value."""
+        source = LocalSource(name)
+        symbol = self.shape_env.create_unspecified_symbol(value, source=source, dynamic_dim=DimDynamic.DYNAMIC)
+        return self.shape_env.create_symintnode(symbol, hint=value, source=source)
+
+    def guards(self) -> list[sympy.Expr]:
+        """What was assumed about symbolic sizes so far, as sympy relations over backed symbols."""
+        return [g.expr for g in self.shape_env.guards if not free_unbacked_symbols(g.expr)]
+
+    def bounds(self, symbol: sympy.Symbol) -> tuple[int | None, int | None]:
+        """The range that the symbol was assumed to lie in (from 2 for a size that is neither 0 nor 1)."""
+        known = self.shape_env.var_to_range.get(symbol)
+        if known is None:
+            return None, None
+        return (int(known.lower) if known.lower.is_Integer else None), (int(known.upper) if known.upper.is_Integer else None)
+
+    def forget_pending(self) -> None:
+        """Fresh unbacked symbols are bound to our nodes by us; torch need not wait for them."""
+        self.shape_env.pending_fresh_unbacked_symbols.clear()
+
+
+def is_symbolic(value: object) -> bool:
+    """Whether the value is one of torch's symbolic scalars."""
+    return isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool))
+
+
+def expression(value: Any) -> Any:
+    """The sympy expression of a symbolic scalar, after the replacements known so far; a plain number as itself."""
+    return value.node.expr if is_symbolic(value) else sympy.sympify(value)
+
+
+def constant_of(value: Any) -> Any:
+    """The Python number that a symbolic scalar is certain to equal, or None."""
+    expr = expression(value)
+    if expr.is_Integer:
+        return int(expr)
+    if expr in (sympy.true, sympy.false):
+        return bool(expr)
+    return float(expr) if expr.is_Float else None
+
+
+@contextlib.contextmanager
+def preserved_state() -> Iterator[None]:
+    """Whatever tracing does to torch's global switches and random state is undone at the end."""
+    grad, rng = torch.is_grad_enabled(), torch.get_rng_state()
+    inference = torch.is_inference_mode_enabled()
+    autocast = {d: (torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in ("cpu", "cuda")}
+    cache = torch.is_autocast_cache_enabled()
+    nesting_fix = torch.autocast_increment_nesting()
+    torch.autocast_decrement_nesting()
+    try:
+        yield
+    finally:
+        torch._C._set_grad_enabled(grad)
+        assert torch.is_inference_mode_enabled() == inference
+        for device, (enabled, dtype) in autocast.items():
+            torch.set_autocast_enabled(device, enabled)
+            torch.set_autocast_dtype(device, dtype)
+        torch.set_autocast_cache_enabled(cache)
+        while (now := torch.autocast_increment_nesting()) != nesting_fix:
+            torch.autocast_decrement_nesting()
+            if now > nesting_fix:
+                torch.autocast_decrement_nesting()
+        torch.autocast_decrement_nesting()
+        torch.set_rng_state(rng)
+
+
+def global_state_guard() -> Callable[[], bool]:
+    """A check that torch's global switches are what they are now.
+
+    Covers grad mode, inference mode, autocast, default dtype, determinism flags, tf32, thread count, and that no torch
+    function or dispatch mode was entered (a default device is such a mode).
+    """
+    check = GlobalStateGuard().check
+    function_stack, dispatch_stack = torch._C._len_torch_function_stack, torch._C._len_torch_dispatch_stack
+    inference = torch.is_inference_mode_enabled
+    expected = (function_stack(), dispatch_stack(), inference())
+
+    def unchanged() -> bool:
+        return check() and (function_stack(), dispatch_stack(), inference()) == expected
+
+    return unchanged
+
+
+def expression_to_node(expression: Any, symbol_node: Callable[[Any], Any], graph: Any) -> Any:
+    """Write a sympy size expression as nodes of ``graph``. ``symbol_node`` gives the node of a symbol."""
+    tracer = torch.fx.proxy.GraphAppendingTracer(graph)
+    environment = {s: torch.fx.Proxy(symbol_node(s), tracer) for s in expression.free_symbols}
+    result = sympy_interp(PythonReferenceAnalysis, environment, expression)
+    return result.node if isinstance(result, torch.fx.Proxy) else result
+
+
+def expression_text(expression: Any, names: dict[Any, str]) -> str:
+    """A sympy relation as Python text, symbols written as ``names`` says."""
+
+    class Printer(PythonPrinter):
+        def _print_Symbol(self, symbol: Any) -> str:
+            return names[symbol]
+
+    return Printer().doprint(expression)
+
+
+def raw_symbol(value: Any) -> Any:
+    """The symbol that an input's size was given, whatever it was found equal to since; None if it is not a symbol."""
+    symbol = value.node._expr
+    return symbol if symbol.is_Symbol else None
+
+
+def weak_tensor(tensor: torch.Tensor) -> Any:
+    """A weak reference to a tensor that follows the tensor object, not its Python wrapper of the moment."""
+    return weakref.ref(tensor)
+
+
+@contextlib.contextmanager
+def tracing(world: FakeWorld) -> Iterator[None]:
+    """Backends find the capture's fake mode (and so its symbolic sizes) in torch's tracing context."""
+    with torch_tracing(TracingContext(world.mode)):
+        yield

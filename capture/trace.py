@@ -1,0 +1,226 @@
+"""One cold capture: run the machine over a frame with the tracking domain, and say how far it came.
+
+A trace ends with the frame's return, or with a graph break at one instruction of the frame. A break that is noticed
+deep inside a call belongs to the root frame's instruction that was running: the frame is traced again from its start and
+stopped just before it, so that nothing of the half-done instruction is in the graph. Tracing itself changes nothing
+of the user's; a trace that is given up leaves nothing behind.
+"""
+from __future__ import annotations
+
+import os
+import traceback
+import types
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from moebius.interpreter import UNSET, Frame, InterpreterError, Machine, decode
+
+from . import torch_private
+from .guards.recorder import GuardRecorder
+from .report.records import GraphBreak
+from .sources import Arg, Source
+from .tracking.domain import StopHere, TrackingDomain
+from .tracking.graphs import GraphWriter, Where
+from .tracking.objects import Objects, Record
+from .tracking.tensors import TensorOperations
+from .tracking.values import TRACING, Break, TensorProxy
+
+INTERNAL_CODE = frozenset({"GENERATOR", "COROUTINE"})
+
+
+@dataclass
+class Policy:
+    """What earlier calls of the same code taught: places and sizes that differ from call to call."""
+
+    volatile: set[str] = field(default_factory=set)
+    dynamic_dims: dict[str, set[int]] = field(default_factory=dict)
+    dynamic: bool | None = None
+    marked: Callable[[torch.Tensor], frozenset[int]] | None = None
+
+    def dims(self, name: str, tensor: torch.Tensor) -> tuple[int, ...]:
+        """The axes of an input that get a symbolic size. Sizes 0 and 1 are never symbolic: torch treats them apart."""
+        chosen = set(self.dynamic_dims.get(name, ()))
+        if self.dynamic:
+            chosen = set(range(tensor.dim()))
+        if self.marked is not None:
+            chosen |= self.marked(tensor)
+        if self.dynamic is False:
+            chosen = set()
+        return tuple(d for d in sorted(chosen) if d < tensor.dim() and tensor.shape[d] > 1)
+
+
+@dataclass
+class Request:
+    """What to capture: a function and the objects of one call.
+
+    args, kwargs: the call's objects. n_cells: how many of the first ``args`` are the function's closure cells (resume
+    functions get them as arguments). names: what reports call the arguments.
+    """
+
+    function: types.FunctionType
+    args: tuple
+    kwargs: dict[str, Any]
+    n_cells: int = 0
+    names: tuple[str, ...] = ()
+
+
+class Trace:
+    """The state of one attempt, and afterwards its outcome: ``result``, or ``graph_break`` with the stopped ``frame``."""
+
+    def __init__(self, request: Request, policy: Policy, stop_at: int | None = None):
+        self.request, self.policy = request, policy
+        self.world = torch_private.FakeWorld()
+        self.guards = GuardRecorder(self.line)
+        self.writer = GraphWriter(self.world, self.where)
+        self.tensors = TensorOperations(self.world, self.writer, self.guards, policy.dims)
+        self.objects = Objects(self.guards, self.tensors.input, self.symbolic, frozenset(policy.volatile))
+        self.domain = TrackingDomain(self.objects, self.tensors)
+        self.domain.stop_at = stop_at
+        self.machine = Machine(self.domain)
+        self.state_guard = torch_private.global_state_guard()
+        self.result: Any = UNSET
+        self.frame: Frame | None = None
+        self.graph_break: GraphBreak | None = None
+        self.root_step = 0
+
+    # ------------------------------------------------------------------------------------------------------------------
+    # Where the user's program is
+    # ------------------------------------------------------------------------------------------------------------------
+
+    def where(self) -> tuple[Where, ...]:
+        """The user's stack, outermost first."""
+        places: list[Where] = []
+        frame = getattr(self.machine, "frame", None)
+        while frame is not None:
+            places.append((frame.code.co_filename, frame.line or frame.code.co_firstlineno, frame.code.co_qualname))
+            frame = frame.back
+        return tuple(reversed(places))
+
+    def line(self) -> tuple[str, int]:
+        frame = getattr(self.machine, "frame", None)
+        if frame is None:
+            code = self.request.function.__code__
+            return code.co_filename, code.co_firstlineno
+        return frame.code.co_filename, frame.line or frame.code.co_firstlineno
+
+    # ------------------------------------------------------------------------------------------------------------------
+    # Running
+    # ------------------------------------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Interpret the frame to its end or to a graph break."""
+        outer = getattr(TRACING, "where", None)
+        TRACING.where = self.where
+        try:
+            self.interpret()
+        finally:
+            TRACING.where = outer
+        self.world.forget_pending()
+
+    def interpret(self) -> None:
+        with torch_private.preserved_state():
+            frame = self.frame = self.enter_frame()
+            self.domain.root = frame
+            try:
+                self.result = self.machine.run(frame)
+            except StopHere:
+                frame.stack[:] = frame.stack  # nothing of the instruction has run
+            except Break as stop:
+                self.broke(stop)
+            except InterpreterError as error:
+                self.broke(Break("interpreter", str(error.reason), "please report this"))
+            except Exception as error:
+                if os.environ.get("MOEBIUS_DEBUG"):
+                    traceback.print_exception(error)
+                self.broke(Break("exception", f"the step raises {type(error).__name__}: {error}"[:300], "the exception is raised natively"))
+
+    def broke(self, stop: Break) -> None:
+        """Record the break; the frame is put back to the state before the root's running instruction."""
+        domain, frame = self.domain, self.frame
+        assert frame is not None
+        stack = self.where_of_break(stop)
+        self.root_step = domain.root_steps - 1
+        self.clean = domain.marks == (self.objects.writes, self.writer.count) and not domain.loops.open
+        frame.stack[:] = domain.root_stack
+        frame.pc = domain.root_pc
+        file, line, function = stack[-1] if stack else ("", 0, "")
+        instruction = frame.program.instructions[frame.pc]
+        self.graph_break = GraphBreak(
+            stop.reason, stop.detail, stop.hint, file, line, function, f"{instruction.opname} {instruction.argval!r:.60}", stack
+        )
+
+    def where_of_break(self, stop: BaseException) -> tuple[Where, ...]:
+        places = getattr(stop, "places", None)
+        if places is not None:
+            return places
+        frame = self.frame
+        assert frame is not None
+        pc = self.domain.root_pc
+        line = frame.program.instructions[pc].line or frame.code.co_firstlineno
+        return ((frame.code.co_filename, line, frame.code.co_qualname),)
+
+    def enter_frame(self) -> Frame:
+        """The root frame with its arguments entered under guards."""
+        request = self.request
+        function = request.function
+        sources: list[Source] = [Arg(f"L[{name!r}]", i) for i, name in enumerate(request.names)]
+        every = [*request.args, *request.kwargs.values()]
+        entered = [self.objects.enter(value, source) for value, source in zip(every, sources, strict=True)]
+        cells, entered = tuple(entered[: request.n_cells]), entered[request.n_cells :]
+        if cells:
+            for cell, source in zip(cells, sources, strict=False):
+                self.objects.records[id(cell)] = Record(cell, source)
+            function = types.FunctionType(function.__code__, function.__globals__, function.__name__, None, cells)
+        elif id(function) not in self.objects.records:
+            from .sources import Static
+
+            self.objects.records[id(function)] = Record(function, Static(function.__qualname__, function))
+        count = len(request.args) - request.n_cells
+        self.domain.guard_function(function)
+        frame = self.machine.bind(function, entered[:count], dict(zip(request.kwargs, entered[count:], strict=True)))
+        for index in range(frame.program.n_bound):
+            value = frame.locals[index]
+            if type(value) in (tuple, dict):
+                self.objects.made(value)
+        return frame
+
+    def symbolic(self, value: Any, source: Source) -> Any:
+        """A Python int that differs from call to call, as a symbolic input of the graph."""
+        if type(value) is not int or value in (0, 1):
+            self.guards.check("equal", source, value, text=f"== {value!r}")
+            return value
+        self.guards.check("type", source, int, text="type is int")
+        fake = self.world.symbolic_int(value, source.name)
+        self.tensors.add_input(value, fake, source)
+        return fake
+
+
+def trace(request: Request, policy: Policy) -> Trace:
+    """Capture as much of the call as one graph can hold."""
+    attempt = Trace(request, policy)
+    attempt.run()
+    if attempt.graph_break is None or attempt.clean:
+        return attempt
+    again = Trace(request, policy, stop_at=attempt.root_step)
+    again.run()
+    if again.graph_break is None:
+        again.graph_break = attempt.graph_break
+    return again
+
+
+def traceable(function: Any) -> str | None:
+    """Why a function's frames cannot be captured at all, or None."""
+    flags = function.__code__.co_flags
+    if flags & 0x20:
+        return "generator function"
+    if flags & (0x80 | 0x100 | 0x200):
+        return "coroutine function"
+    decode(function.__code__)
+    return None
+
+
+def is_tensor(value: Any) -> bool:
+    """Whether a traced value is a tensor."""
+    return isinstance(value, TensorProxy)

@@ -1,0 +1,415 @@
+"""Attribute access while tracing: Python's own protocol, under guards.
+
+The order of ``object.__getattribute__`` (CPython, Objects/object.c, ``_PyObject_GenericGetAttrWithDict``) is followed
+step by step: data descriptors of the type, the instance dict, other class attributes, ``__getattr__``. Python code that
+runs on the way (properties, ``__getattr__``, descriptors) is interpreted like any other call.
+"""
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from moebius.interpreter import Signal
+
+from ..hook import ABSENT
+from ..sources import Static, part
+from .objects import Objects, Record, raw_dict
+from .tensors import TensorOperations
+from .values import ATOMS, SYMBOLIC, Break, LoopLeftover, TensorMethod, TensorProxy
+
+IMMUTABLE_TYPE = 1 << 8  # Py_TPFLAGS_IMMUTABLETYPE: nobody can change these, they need no guard
+NO_GETATTR = frozenset({object.__getattribute__, types.ModuleType.__getattribute__, type.__getattribute__})
+
+Call = Callable[[Any, list, dict], Any]
+
+
+class Attributes:
+    """Attribute reads, writes and deletions of one trace. ``call`` runs a Python-level callable in the trace."""
+
+    def __init__(self, objects: Objects, tensors: TensorOperations, call: Call):
+        self.objects, self.tensors, self.call = objects, tensors, call
+        self.looked_up: dict[tuple[type, str], Any] = {}
+
+    # ------------------------------------------------------------------------------------------------------------------
+    # Look-up on types
+    # ------------------------------------------------------------------------------------------------------------------
+
+    def on_type(self, cls: type, name: str) -> Any:
+        """What ``name`` is along the MRO of ``cls``, not bound; ABSENT if nowhere. Guarded."""
+        key = (cls, name)
+        if key not in self.looked_up:
+            found = ABSENT
+            for base in cls.__mro__:
+                if name in base.__dict__:
+                    found = base.__dict__[name]
+                    break
+            if not cls.__flags__ & IMMUTABLE_TYPE:
+                self.objects.guards.class_entry(cls, name, found)
+            self.looked_up[key] = self.enter_class_value(cls, name, found)
+        return self.looked_up[key]
+
+    def enter_class_value(self, cls: type, name: str, value: Any) -> Any:
+        if value is ABSENT:
+            return ABSENT
+        return self.objects.enter(value, Static(f"{cls.__qualname__}.{name}", value))
+
+    # ------------------------------------------------------------------------------------------------------------------
+    # Reading
+    # ------------------------------------------------------------------------------------------------------------------
+
+    def get(self, obj: Any, name: str) -> Any:
+        """``obj.name``; AttributeError as Python would raise it."""
+        kind = type(obj)
+        if kind is TensorProxy:
+            return self.objects.made(self.tensors.attribute(obj, name, self.objects.enter))
+        if kind in SYMBOLIC:
+            return self.of_symbol(obj, name)
+        if kind is TensorMethod:
+            return self.of_tensor_method(obj, name)
+        if kind is LoopLeftover:
+            raise Break("value of an expert loop's last turn", f"{obj.name} is read after the loop", "do not use the loop's variables after it")
+        if kind in ATOMS:
+            return getattr(obj, name)
+        if isinstance(obj, types.ModuleType):
+            return self.of_module(obj, name)
+        if isinstance(obj, type):
+            return self.of_class(obj, name)
+        if kind is super:
+            return self.of_super(obj, name)
+        if kind is types.FunctionType:
+            return self.of_function(obj, name)
+        if kind is types.MethodType and name in ("__func__", "__self__"):
+            return getattr(obj, name)
+        return self.of_instance(obj, name)
+
+    def of_instance(self, obj: Any, name: str) -> Any:
+        kind = type(obj)
+        getter = self.on_type(kind, "__getattribute__")
+        try:
+            if isinstance(getter, types.FunctionType):
+                return self.call(getter, [obj, name], {})
+            return self.generic(obj, name)
+        except AttributeError as error:
+            fallback = self.on_type(kind, "__getattr__")
+            if fallback is ABSENT:
+                raise
+            if fallback is MODULE_GETATTR:
+                return self.module_registry(obj, name, error)
+            return self.call(self.bind(fallback, obj, kind), [name], {})
+
+    def generic(self, obj: Any, name: str) -> Any:
+        """``object.__getattribute__(obj, name)``."""
+        kind = type(obj)
+        on_type = self.on_type(kind, name)
+        descriptor = type(on_type)
+        if on_type is not ABSENT and is_data_descriptor(on_type):
+            return self.from_descriptor(on_type, obj, kind, name)
+        found = self.from_instance(obj, name)
+        if found is not ABSENT:
+            return found
+        if on_type is ABSENT:
+            raise AttributeError(f"{kind.__name__!r} object has no attribute {name!r}", name=name, obj=obj)
+        if descriptor is types.FunctionType:
+            return self.objects.made(types.MethodType(on_type, obj))
+        return self.bind(on_type, obj, kind)
+
+    def from_instance(self, obj: Any, name: str) -> Any:
+        """The entry of the instance dict, ABSENT if none."""
+        if self.objects.is_new(obj):
+            namespace = raw_dict(obj)
+            return ABSENT if namespace is None else namespace.get(name, ABSENT)
+        record = self.objects.record_of(obj)
+        if record is None:
+            if raw_dict(obj) is None:
+                return ABSENT
+            record = self.objects.need(obj)
+        inner = self.objects.instance_dict(record)
+        return ABSENT if inner is None else self.objects.dict_get(inner, name)
+
+    def from_descriptor(self, descriptor: Any, obj: Any, kind: type, name: str) -> Any:
+        """A data descriptor's value: properties are interpreted, slots and C attributes read under guards."""
+        if isinstance(descriptor, property):
+            if descriptor.fget is None:
+                return getattr(obj, name)
+            getter = self.objects.enter(descriptor.fget, Static(f"{kind.__qualname__}.{name}.fget", descriptor.fget))
+            return self.call(getter, [obj], {})
+        if isinstance(descriptor, types.MemberDescriptorType | types.GetSetDescriptorType):
+            return self.c_attribute(descriptor, obj, kind, name)
+        return self.bind(descriptor, obj, kind)
+
+    def c_attribute(self, descriptor: Any, obj: Any, kind: type, name: str) -> Any:
+        if name == "__class__":
+            self.type_guard(obj)
+            return kind
+        if name == "__dict__":
+            if self.objects.is_new(obj):
+                return self.objects.made(raw_dict(obj))
+            record = self.objects.instance_dict(self.objects.need(obj))
+            assert record is not None
+            return record.obj
+        if name == "__doc__" or self.objects.is_new(obj):
+            value = descriptor.__get__(obj, kind)
+            return value if self.objects.records.get(id(value)) else self.objects.made(value)
+        if isinstance(obj, types.FunctionType | types.MethodType | functools.partial):
+            return self.c_value(obj, descriptor.__get__(obj, kind), name)
+        record = self.objects.need(obj)
+        if name in record.writes:
+            return record.writes[name]
+        return self.c_value(obj, descriptor.__get__(obj, kind), name)
+
+    def c_value(self, obj: Any, value: Any, name: str) -> Any:
+        """A value that C code keeps for an object: guarded by reading it again."""
+        if self.objects.is_new(obj):
+            return value
+        place = part(self.objects.need(obj).source, "attr", name)
+        if place.parent.static and not isinstance(value, torch.Tensor):
+            if type(value) in ATOMS:
+                self.objects.guards.check("equal", place, value, text=f"== {value!r}"[:60])
+                return value
+            self.objects.guards.check("is", place, value, text="unchanged")
+            return self.objects.enter(value, Static(place.name, value))
+        return self.objects.enter(value, place)
+
+    def type_guard(self, obj: Any) -> None:
+        record = self.objects.record_of(obj)
+        if record is not None and record.source.static:
+            self.objects.instance_dict(record)
+
+    def bind(self, found: Any, obj: Any, kind: type) -> Any:
+        """``found.__get__(obj, kind)`` for a class attribute."""
+        descriptor = type(found)
+        if descriptor is types.FunctionType:
+            return self.objects.made(types.MethodType(found, obj))
+        if descriptor is staticmethod:
+            return self.inside(found, found.__func__)
+        if descriptor is classmethod:
+            inner = self.inside(found, found.__func__)
+            return self.objects.made(types.MethodType(inner, kind)) if isinstance(inner, types.FunctionType) else inner.__get__(kind, type(kind))
+        if descriptor in (types.MethodDescriptorType, types.WrapperDescriptorType, types.ClassMethodDescriptorType):
+            return self.objects.made(found.__get__(obj, kind))
+        if isinstance(found, property):
+            return self.from_descriptor(found, obj, kind, "")
+        if descriptor in ATOMS or isinstance(found, type | types.BuiltinFunctionType | torch.Tensor | TensorProxy | tuple):
+            return found
+        getter = self.on_type(descriptor, "__get__")
+        if getter is ABSENT:
+            return found
+        if isinstance(getter, types.FunctionType):
+            return self.call(getter, [found, obj, kind], {})
+        if isinstance(found, functools.partial | types.MethodType):
+            return found
+        raise Break("descriptor", f"a {descriptor.__name__} is bound in C", "read the attribute outside of the step")
+
+    def inside(self, wrapper: Any, inner: Any) -> Any:
+        """What a static- or classmethod object wraps; fixed for the life of the wrapper."""
+        return self.objects.enter(inner, Static(getattr(inner, "__qualname__", "function"), inner))
+
+    def module_registry(self, module: Any, name: str, error: AttributeError) -> Any:
+        """``nn.Module.__getattr__``: the three registries, read as that function reads them (torch/nn/modules/module.py)."""
+        for registry in ("_parameters", "_buffers", "_modules"):
+            entries = self.from_instance(module, registry)
+            if entries is not ABSENT:
+                found = self.entry(entries, name)
+                if found is not ABSENT:
+                    return found
+        raise AttributeError(f"'{type(module).__name__}' object has no attribute '{name}'", name=name, obj=module) from None
+
+    def entry(self, entries: Any, key: Any) -> Any:
+        record = self.objects.record_of(entries)
+        return entries.get(key, ABSENT) if record is None else self.objects.dict_get(record, key)
+
+    def of_module(self, module: types.ModuleType, name: str) -> Any:
+        kind = type(module)
+        if kind is not types.ModuleType and isinstance(self.on_type(kind, "__getattribute__"), types.FunctionType):
+            raise Break("module with its own __getattribute__", module.__name__, "import the name once, outside of the step")
+        record = self.objects.records.get(id(module))
+        if record is None:
+            record = self.objects.records[id(module)] = Record(module, Static(module.__name__, module))
+        found = self.from_instance(module, name)
+        if found is not ABSENT:
+            return found
+        on_type = self.on_type(kind, name)
+        if on_type is not ABSENT:
+            return self.from_descriptor(on_type, module, kind, name) if is_data_descriptor(on_type) else self.bind(on_type, module, kind)
+        own = self.from_instance(module, "__getattr__")
+        fallback = own if own is not ABSENT else self.on_type(kind, "__getattr__")
+        if fallback is ABSENT:
+            raise AttributeError(f"module {module.__name__!r} has no attribute {name!r}", name=name, obj=module)
+        # Lazy modules fill themselves in at first use; that use may as well be now.
+        value = getattr(module, name)
+        return self.objects.enter(value, Static(f"{module.__name__}.{name}", value))
+
+    def of_class(self, cls: type, name: str) -> Any:
+        """``type.__getattribute__`` (Objects/typeobject.c)."""
+        meta = type(cls)
+        on_meta = self.on_type(meta, name)
+        if isinstance(self.on_type(meta, "__getattribute__"), types.FunctionType):
+            raise Break("metaclass with its own __getattribute__", cls.__qualname__, "read the class attribute outside of the step")
+        if on_meta is not ABSENT and is_data_descriptor(on_meta):
+            if isinstance(on_meta, property):
+                return self.from_descriptor(on_meta, cls, meta, name)
+            return getattr(cls, name)
+        found = self.on_type(cls, name)
+        if found is not ABSENT:
+            return self.bind_to_class(found, cls)
+        if on_meta is not ABSENT:
+            return self.bind(on_meta, cls, meta)
+        fallback = self.on_type(meta, "__getattr__")
+        if fallback is not ABSENT:
+            return self.call(self.bind(fallback, cls, meta), [name], {})
+        raise AttributeError(f"type object {cls.__name__!r} has no attribute {name!r}", name=name, obj=cls)
+
+    def bind_to_class(self, found: Any, cls: type) -> Any:
+        """``found.__get__(None, cls)``."""
+        if isinstance(found, types.FunctionType | property | types.MemberDescriptorType | types.GetSetDescriptorType):
+            return found
+        if isinstance(found, types.MethodDescriptorType | types.WrapperDescriptorType):
+            return found
+        if isinstance(found, staticmethod):
+            return self.inside(found, found.__func__)
+        if isinstance(found, classmethod):
+            inner = self.inside(found, found.__func__)
+            return self.objects.made(types.MethodType(inner, cls)) if isinstance(inner, types.FunctionType) else inner.__get__(cls, type(cls))
+        if isinstance(found, types.ClassMethodDescriptorType):
+            return self.objects.made(found.__get__(None, cls))
+        if type(found) in ATOMS or isinstance(found, type):
+            return found
+        getter = self.on_type(type(found), "__get__")
+        if isinstance(getter, types.FunctionType):
+            return self.call(getter, [found, None, cls], {})
+        return found
+
+    def of_super(self, proxy: super, name: str) -> Any:
+        """``super(...).name``: the MRO after the class that ``super`` was made in."""
+        owner, obj, kind = proxy.__self_class__, proxy.__self__, proxy.__self_class__
+        mro = owner.__mro__
+        for base in mro[mro.index(proxy.__thisclass__) + 1 :]:
+            if name in base.__dict__:
+                value = base.__dict__[name]
+                if not base.__flags__ & IMMUTABLE_TYPE:
+                    self.objects.guards.class_entry(base, name, value)
+                value = self.enter_class_value(base, name, value)
+                if obj is owner and isinstance(obj, type):
+                    if isinstance(value, types.FunctionType | staticmethod | classmethod):
+                        return self.bind_to_class(value, owner)
+                    return self.bind(value, obj, type(obj)) if isinstance(value, types.WrapperDescriptorType) and issubclass(type(obj), base) else self.bind_to_class(value, owner)
+                return self.bind(value, obj, kind)
+        raise AttributeError(f"'super' object has no attribute {name!r}")
+
+    def of_function(self, function: types.FunctionType, name: str) -> Any:
+        if name in ("__code__", "__globals__", "__name__", "__qualname__", "__module__", "__defaults__", "__kwdefaults__", "__closure__", "__annotations__", "__doc__", "__dict__"):
+            value = getattr(function, name)
+            if self.objects.is_new(function):
+                return value
+            if name == "__globals__":
+                return self.objects.enter(value, Static(f"globals of {function.__qualname__}", value))
+            return self.c_value(function, value, name)
+        return self.of_instance(function, name)
+
+    def of_symbol(self, value: Any, name: str) -> Any:
+        if isinstance(value, torch.SymInt) and name in ("real", "numerator"):
+            return value
+        raise Break("attribute of a symbolic size", f"{name} of {value}", "use the size in arithmetic and shapes only")
+
+    def of_tensor_method(self, method: TensorMethod, name: str) -> Any:
+        if name == "__self__":
+            return method.proxy
+        if name == "__name__":
+            return method.name
+        raise Break("attribute of a tensor's method", name, "call the method")
+
+    # ------------------------------------------------------------------------------------------------------------------
+    # Writing
+    # ------------------------------------------------------------------------------------------------------------------
+
+    def set(self, obj: Any, name: str, value: Any) -> None:
+        """``obj.name = value``."""
+        kind = type(obj)
+        if kind is TensorProxy:
+            raise Break("attribute of a tensor is set", f"{obj.describe()}.{name} = …", "set it outside of the step")
+        if isinstance(obj, type):
+            raise Break("attribute of a class is set", f"{obj.__qualname__}.{name} = …", "set it outside of the step")
+        if isinstance(obj, types.ModuleType):
+            self.set_generic(obj, name, value)
+            return
+        setter = self.on_type(kind, "__setattr__")
+        if isinstance(setter, types.FunctionType):
+            self.call(setter, [obj, name, value], {})
+        else:
+            self.set_generic(obj, name, value)
+
+    def set_generic(self, obj: Any, name: str, value: Any) -> None:
+        """``object.__setattr__(obj, name, value)``."""
+        kind = type(obj)
+        on_type = self.on_type(kind, name)
+        if isinstance(on_type, property):
+            if on_type.fset is None:
+                raise AttributeError(f"property {name!r} of {kind.__name__!r} object has no setter")
+            setter = self.objects.enter(on_type.fset, Static(f"{kind.__qualname__}.{name}.fset", on_type.fset))
+            self.call(setter, [obj, value], {})
+            return
+        if on_type is not ABSENT and self.on_type(type(on_type), "__set__") is not ABSENT:
+            setter = self.on_type(type(on_type), "__set__")
+            if isinstance(setter, types.FunctionType):
+                self.call(setter, [on_type, obj, value], {})
+                return
+            if not self.objects.is_new(obj):
+                raise Break("slot or C attribute is set", f"{kind.__qualname__}.{name}", "keep state that changes in ordinary attributes")
+            self.objects.touch(obj)
+            on_type.__set__(obj, value)
+            return
+        if self.objects.is_new(obj):
+            self.objects.touch(obj)
+            object.__setattr__(obj, name, value)
+            return
+        record = self.objects.instance_dict(self.objects.need(obj))
+        if record is None:
+            raise AttributeError(f"{kind.__name__!r} object has no attribute {name!r}")
+        self.objects.dict_set(record, name, value)
+
+    def delete(self, obj: Any, name: str) -> None:
+        """``del obj.name``."""
+        kind = type(obj)
+        if kind is TensorProxy or isinstance(obj, type):
+            raise Break("attribute is deleted", f"del {kind.__name__}.{name}", "delete it outside of the step")
+        deleter = self.on_type(kind, "__delattr__")
+        if isinstance(deleter, types.FunctionType):
+            self.call(deleter, [obj, name], {})
+        else:
+            self.delete_generic(obj, name)
+
+    def delete_generic(self, obj: Any, name: str) -> None:
+        """``object.__delattr__(obj, name)``."""
+        on_type = self.on_type(type(obj), name)
+        if on_type is not ABSENT and is_data_descriptor(on_type):
+            raise Break("descriptor is deleted", f"del {type(obj).__name__}.{name}", "delete it outside of the step")
+        if self.objects.is_new(obj):
+            self.objects.touch(obj)
+            object.__delattr__(obj, name)
+            return
+        record = self.objects.instance_dict(self.objects.need(obj))
+        if record is None or not self.objects.dict_delete(record, name):
+            raise AttributeError(f"{type(obj).__name__!r} object has no attribute {name!r}", name=name, obj=obj)
+
+    def has(self, obj: Any, name: str) -> bool:
+        """``hasattr(obj, name)``."""
+        try:
+            self.get(obj, name)
+        except Signal:
+            raise
+        except AttributeError:
+            return False
+        return True
+
+
+MODULE_GETATTR = torch.nn.Module.__getattr__
+
+
+def is_data_descriptor(value: Any) -> bool:
+    """Whether the type of a class attribute defines ``__set__`` or ``__delete__``."""
+    if isinstance(value, TensorProxy):
+        return False
+    return hasattr(type(value), "__set__") or hasattr(type(value), "__delete__")

@@ -1,0 +1,159 @@
+"""The graph under construction: scopes (one for the step, one for each open expert loop), arguments, symbolic sizes."""
+from __future__ import annotations
+
+import types
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import fx
+
+from .. import torch_private
+from .values import ATOMS, SYMBOLIC, Break, TensorProxy
+
+Where = tuple[str, int, str]
+
+
+class GraphScope:
+    """One fx graph being written. An inner scope lifts what it uses of the outer one into placeholders of its own."""
+
+    def __init__(self, parent: GraphScope | None = None):
+        self.graph = fx.Graph()
+        self.parent = parent
+        self.lifted: dict[fx.Node, fx.Node] = {}
+        self.symbols: dict[Any, Callable[[], fx.Node]] = {}
+        self.expressions: dict[Any, Any] = {}
+        self.anchor: fx.Node | None = None  # placeholders go after it
+
+    def placeholder(self, name: str) -> fx.Node:
+        """A new input, after those that are there."""
+        if self.anchor is None:
+            first = next(iter(self.graph.nodes), None)
+            where = self.graph.inserting_before(first) if first is not None else self.graph.inserting_after()
+        else:
+            where = self.graph.inserting_after(self.anchor)
+        with where:
+            node = self.graph.placeholder(name)
+        self.anchor = node
+        return node
+
+    def own(self, node: fx.Node) -> fx.Node:
+        """The node as this scope's graph knows it: itself, or a placeholder that it is lifted into."""
+        if node.graph is self.graph:
+            return node
+        inner = self.lifted.get(node)
+        if inner is None:
+            assert self.parent is not None, f"node {node} belongs to no open graph"
+            self.parent.own(node)
+            inner = self.lifted[node] = self.placeholder(f"{node.name}_outer")
+            inner.meta.update(node.meta)
+        return inner
+
+    def symbol(self, symbol: Any) -> fx.Node:
+        """The node whose value is this size symbol."""
+        scope: GraphScope | None = self
+        while scope is not None:
+            if symbol in scope.symbols:
+                return self.own(scope.symbols[symbol]())
+            scope = scope.parent
+        raise Break("symbolic size of unknown origin", f"no tensor of this graph has the size {symbol}", "please report this")
+
+
+class GraphWriter:
+    """Writes nodes into the innermost open scope and turns traced values into node arguments."""
+
+    def __init__(self, world: torch_private.FakeWorld, where: Callable[[], tuple[Where, ...]]):
+        self.world, self.where = world, where
+        self.scope = GraphScope()
+        self.submodules: dict[str, fx.GraphModule] = {}
+        self.count = 0
+
+    def node(self, op: str, target: Any, args: tuple, kwargs: dict[str, Any]) -> fx.Node:
+        """Append one node; args and kwargs are traced values."""
+        self.count += 1
+        node = self.scope.graph.create_node(op, target, self.argument(args), self.argument(kwargs))
+        stack = self.where()
+        node.meta["stack"] = stack
+        node.meta["where"] = stack[-1] if stack else ("", 0, "")
+        return node
+
+    def argument(self, value: Any) -> Any:
+        """A traced value as an fx argument of the innermost scope."""
+        if isinstance(value, TensorProxy):
+            return self.scope.own(value.node)
+        if isinstance(value, SYMBOLIC):
+            return self.size_argument(value)
+        kind = type(value)
+        if kind is torch.Size or kind is tuple:
+            return tuple(self.argument(v) for v in value)
+        if isinstance(value, tuple):
+            return kind(*(self.argument(v) for v in value)) if hasattr(value, "_fields") else tuple(self.argument(v) for v in value)
+        if isinstance(value, list):
+            return [self.argument(v) for v in value]
+        if isinstance(value, dict):
+            return {k: self.argument(v) for k, v in value.items()}
+        if isinstance(value, slice):
+            return slice(self.argument(value.start), self.argument(value.stop), self.argument(value.step))
+        if kind in ATOMS or isinstance(value, type | types.BuiltinFunctionType | types.FunctionType):
+            return value
+        raise Break(
+            "object passed to a tensor operator",
+            f"an operator got a {kind.__name__}, which a graph cannot hold",
+            "pass tensors and plain numbers to operators",
+        )
+
+    def size_argument(self, value: Any) -> Any:
+        """A symbolic scalar as a node (or as the number that it certainly is)."""
+        constant = torch_private.constant_of(value)
+        if constant is not None:
+            return constant
+        return self.expression_node(torch_private.expression(value), value)
+
+    def expression_node(self, expression: Any, value: Any) -> fx.Node:
+        """The node that computes a sympy expression over size symbols in the innermost scope; made once a scope."""
+        known = self.scope.expressions.get(expression)
+        if known is None:
+            known = torch_private.expression_to_node(expression, self.scope.symbol, self.scope.graph)
+            known.meta.setdefault("val", value)
+            known.meta.setdefault("where", ("", 0, ""))
+            known.meta.setdefault("stack", ())
+            self.scope.expressions[expression] = known
+        return known
+
+    def bind_symbols(self, fake: Any, node: fx.Node) -> None:
+        """Remember which node's size a fresh symbol is, so that the symbol can be computed when somebody uses it."""
+        scope = self.scope
+        if isinstance(fake, SYMBOLIC):
+            expression = torch_private.expression(fake)
+            if expression.is_Symbol:
+                scope.symbols.setdefault(expression, lambda: node)
+            return
+        if not isinstance(fake, torch.Tensor):
+            return
+        for axis, size in enumerate(fake.shape):
+            if isinstance(size, torch.SymInt):
+                symbol = torch_private.expression(size)
+                if symbol.is_Symbol and not self.bound(symbol):
+                    scope.symbols[symbol] = self.size_reader(scope, node, axis, size, symbol)
+
+    def bound(self, symbol: Any) -> bool:
+        scope: GraphScope | None = self.scope
+        while scope is not None:
+            if symbol in scope.symbols:
+                return True
+            scope = scope.parent
+        return False
+
+    def size_reader(self, scope: GraphScope, node: fx.Node, axis: int, size: Any, symbol: Any) -> Callable[[], fx.Node]:
+        """Emits ``node.size(axis)`` right after the node, once, when the symbol is first used."""
+
+        def read() -> fx.Node:
+            if symbol not in scope.expressions:
+                after = scope.anchor if node.op == "placeholder" and scope.anchor is not None else node
+                with scope.graph.inserting_after(after):
+                    reader = scope.graph.call_method("size", (node, axis))
+                reader.meta.update(val=size, where=node.meta.get("where", ("", 0, "")), stack=node.meta.get("stack", ()))
+                scope.expressions[symbol] = reader
+            return scope.expressions[symbol]
+
+        return read

@@ -1,0 +1,259 @@
+"""Loops over a tensor's rows, recorded as one node.
+
+``for row in tensor`` where the number of rows depends on values (the experts that were hit) is interpreted for one
+symbolic row. Its body becomes a graph of its own; ``continue`` on a tensor condition becomes ``skip_turn``. A local that
+a turn reads and replaces is *carried*; a local that a turn only sets is a leftover that nobody may read afterwards.
+What such a node cannot express (leaving the loop early, changing Python objects) is a graph break.
+"""
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from moebius.interpreter import STOP, UNSET, Frame
+from moebius.lowering.graph import expert_loop, skip_turn
+from torch import fx
+
+from .graphs import GraphScope
+from .values import Break, LoopLeftover, TensorProxy
+
+if TYPE_CHECKING:
+    from .domain import TrackingDomain
+
+BRANCHES = {
+    "POP_JUMP_IF_TRUE": True, "POP_JUMP_IF_FALSE": False, "POP_JUMP_FORWARD_IF_TRUE": True, "POP_JUMP_FORWARD_IF_FALSE": False,
+    "POP_JUMP_BACKWARD_IF_TRUE": True, "POP_JUMP_BACKWARD_IF_FALSE": False,
+}  # fmt: skip
+PASSING = frozenset({"NOP", "JUMP_FORWARD", "JUMP_BACKWARD", "JUMP_BACKWARD_NO_INTERRUPT", "RESUME", "JUMP", "NOT_TAKEN"})
+
+
+class TensorRows:
+    """The iterator over the rows of a tensor whose length is not known while tracing."""
+
+    def __init__(self, proxy: TensorProxy):
+        self.proxy = proxy
+        self.finished = False
+
+
+class OpenLoop:
+    """A loop whose body is being recorded.
+
+    head, exit: instruction indices of FOR_ITER and of where it jumps at the end. before: the frame's locals at the head.
+    carried: indices of the locals that turns pass on. first_access: per local, whether the body reads it before writing.
+    """
+
+    def __init__(self, frame: Frame, rows: TensorRows, carried: list[int]):
+        instruction = frame.program.instructions[frame.pc]
+        assert instruction.target is not None
+        self.frame, self.rows, self.carried = frame, rows, carried
+        self.head, self.exit = frame.pc, instruction.target
+        self.before = list(frame.locals)
+        self.stack = list(frame.stack)
+        self.where: tuple = ()
+        self.effects = 0
+        self.row: fx.Node | None = None
+        self.carried_nodes: list[fx.Node] = []
+
+
+class Loops:
+    """Open loops of one trace, innermost last."""
+
+    def __init__(self, domain: TrackingDomain):
+        self.domain = domain
+        self.open: list[OpenLoop] = []
+        self.decided: dict[tuple[int, int], list[int]] = {}
+
+    # ------------------------------------------------------------------------------------------------------------------
+    # Called by the domain
+    # ------------------------------------------------------------------------------------------------------------------
+
+    def rows(self, proxy: TensorProxy) -> Any:
+        """``iter(tensor)``."""
+        if proxy.fake.dim() and isinstance(proxy.fake.shape[0], torch.SymInt):
+            return self.domain.objects.made(TensorRows(proxy))
+        return self.domain.objects.made(iter(self.domain.tensors.rows(proxy)))
+
+    def next_row(self, rows: TensorRows) -> Any:
+        """The row of the turn that begins, or STOP after the recorded turn."""
+        if rows.finished:
+            return STOP
+        loop = self.open[-1] if self.open else None
+        if loop is None or loop.rows is not rows or loop.row is None:
+            raise Break("iterating over a tensor of unknown length", "outside of a for loop", "iterate over it with a for loop")
+        return self.row_value(loop)
+
+    def observe(self, frame: Frame) -> None:
+        """Before each instruction: open a loop, close it, or leave a turn."""
+        if self.open and self.open[-1].frame is frame:
+            loop = self.open[-1]
+            if frame.pc == loop.head:
+                self.end_turn(loop)
+                return
+            if not loop.head <= frame.pc < loop.exit:
+                raise Break("expert loop left early", "break or return inside the loop", "let every turn run to its end")
+            self.skip_on_condition(loop)
+        instruction = frame.program.instructions[frame.pc]
+        if instruction.opname == "FOR_ITER" and type(frame.stack[-1]) is TensorRows and not frame.stack[-1].finished:
+            self.begin(frame, frame.stack[-1], self.decided.get((id(frame.code), frame.pc), []))
+
+    # ------------------------------------------------------------------------------------------------------------------
+    # One recorded turn
+    # ------------------------------------------------------------------------------------------------------------------
+
+    def begin(self, frame: Frame, rows: TensorRows, carried: list[int]) -> None:
+        loop = OpenLoop(frame, rows, carried)
+        writer, objects = self.domain.tensors.writer, self.domain.objects
+        loop.where = writer.where()
+        writer.scope = GraphScope(writer.scope)
+        objects.depth += 1
+        loop.row = writer.scope.placeholder("row")
+        for index in carried:
+            value = frame.locals[index]
+            node = writer.scope.placeholder(f"carried_{frame.program.localsplus[index]}")
+            loop.carried_nodes.append(node)
+            with self.domain.tensors.world.mode:
+                fake = value.fake.detach().clone().requires_grad_(value.fake.requires_grad)
+            node.meta.update(val=fake, where=loop.where[-1] if loop.where else ("", 0, ""), stack=loop.where)
+            frame.locals[index] = self.domain.tensors.wrap(fake, node)
+        self.open.append(loop)
+
+    def row_value(self, loop: OpenLoop) -> TensorProxy:
+        tensors = self.domain.tensors
+        with tensors.world.mode:
+            fake = loop.rows.proxy.fake.new_empty(loop.rows.proxy.fake.shape[1:])
+        assert loop.row is not None
+        loop.row.meta.update(where=loop.where[-1] if loop.where else ("", 0, ""), stack=loop.where)
+        return tensors.wrap(fake, loop.row)
+
+    def skip_on_condition(self, loop: OpenLoop) -> None:
+        """A branch on a tensor of which one side goes straight to the next turn: that side becomes ``skip_turn``."""
+        frame = loop.frame
+        instruction = frame.program.instructions[frame.pc]
+        jumps_if = BRANCHES.get(instruction.opname)
+        if jumps_if is None or not isinstance(frame.stack[-1], TensorProxy):
+            return
+        condition, tensors = frame.stack[-1], self.domain.tensors
+        assert instruction.target is not None
+        if self.leads_to_head(loop, frame.pc + 1):
+            skip_if, stay = not jumps_if, instruction.target
+        elif self.leads_to_head(loop, instruction.target):
+            skip_if, stay = jumps_if, frame.pc + 1
+        else:
+            return  # a branch between two bodies: truth() breaks the graph
+        if not skip_if:
+            condition = tensors.function(torch.logical_not, (condition,), {})
+        tensors.writer.node("call_function", skip_turn, (condition,), {}).meta["val"] = None
+        frame.stack.pop()
+        frame.pc = stay
+        self.observe(frame)
+
+    def leads_to_head(self, loop: OpenLoop, index: int) -> bool:
+        """Whether nothing but jumps lies between the instruction and the loop's head."""
+        instructions = loop.frame.program.instructions
+        for _ in range(len(instructions)):
+            if index == loop.head:
+                return True
+            instruction = instructions[index]
+            if instruction.opname not in PASSING:
+                return False
+            index = instruction.target if instruction.target is not None else index + 1
+        return False
+
+    def end_turn(self, loop: OpenLoop) -> None:
+        """The turn is recorded: write the loop node, and decide what the frame's locals are after the loop."""
+        frame, writer = loop.frame, self.domain.tensors.writer
+        if len(frame.stack) != len(loop.stack) or any(a is not b for a, b in zip(frame.stack, loop.stack, strict=True)):
+            raise Break("expert loop changes the stack", "an expression spans the loop", "assign the loop's result to a variable")
+        changed = [i for i, (a, b) in enumerate(zip(loop.before, frame.locals, strict=True)) if a is not b and i not in loop.carried]
+        carried = [i for i in changed if loop.before[i] is not UNSET and self.reads_first(loop, i)]
+        if carried:
+            self.record_again(loop, carried)
+            return
+        body = self.close(loop)
+        outcome = self.emit(loop, body)
+        for index in changed:
+            if loop.before[index] is UNSET or not isinstance(frame.locals[index], LoopLeftover):
+                frame.locals[index] = LoopLeftover(frame.program.localsplus[index])
+        for index, value in zip(loop.carried, outcome, strict=True):
+            frame.locals[index] = value
+        loop.rows.finished = True
+
+    def reads_first(self, loop: OpenLoop, index: int) -> bool:
+        """Whether the body, read from top to bottom, loads the local before it stores it."""
+        for instruction in loop.frame.program.instructions[loop.head + 1 : loop.exit]:
+            names = instruction.argval if isinstance(instruction.argval, tuple) else (instruction.argval,)
+            if loop.frame.program.localsplus[index] in names and "FAST" in instruction.opname:
+                return instruction.opname.startswith("LOAD")
+        return False
+
+    def record_again(self, loop: OpenLoop, carried: list[int]) -> None:
+        """Some locals turned out to be carried: drop the recorded turn and record it with placeholders for them."""
+        frame = loop.frame
+        for index in carried:
+            before, after = loop.before[index], frame.locals[index]
+            name = frame.program.localsplus[index]
+            if not isinstance(before, TensorProxy) or not isinstance(after, TensorProxy):
+                raise Break("expert loop carries a Python value", f"{name} changes from turn to turn", "carry tensors only, or iterate over a Python range")
+            if before.fake.shape != after.fake.shape or before.fake.dtype != after.fake.dtype:
+                raise Break("expert loop carries a tensor that changes shape", name, "keep shape and dtype the same in each turn")
+        self.open.pop()
+        self.domain.objects.depth -= 1
+        parent = self.domain.tensors.writer.scope.parent
+        assert parent is not None
+        self.domain.tensors.writer.scope = parent
+        frame.locals[:] = loop.before
+        all_carried = sorted({*loop.carried, *carried})
+        self.decided[(id(frame.code), loop.head)] = all_carried
+        self.begin(frame, loop.rows, all_carried)
+
+    def close(self, loop: OpenLoop) -> fx.GraphModule:
+        """Finish the body graph and go back to the scope around it."""
+        writer = self.domain.tensors.writer
+        scope = writer.scope
+        scope.graph.output(tuple(writer.argument(loop.frame.locals[i]) for i in loop.carried))
+        owner = torch.nn.Module()
+        for name, module in writer.submodules.items():
+            owner.add_module(name, module)
+        body = fx.GraphModule(owner, scope.graph)
+        assert scope.parent is not None
+        loop.captured_outer = list(scope.lifted)  # type: ignore[attr-defined]
+        loop.lifted = dict(scope.lifted)  # type: ignore[attr-defined]
+        writer.scope = scope.parent
+        self.domain.objects.depth -= 1
+        self.open.pop()
+        return body
+
+    def emit(self, loop: OpenLoop, body: fx.GraphModule) -> list[Any]:
+        """The loop node in the outer graph; returns the carried values after the loop."""
+        writer, tensors = self.domain.tensors.writer, self.domain.tensors
+        name = f"loop_body_{len(writer.submodules)}"
+        writer.submodules[name] = body
+        outer: list[fx.Node] = [writer.scope.own(n) for n in loop.lifted]  # type: ignore[attr-defined]
+        body.graph.lint()
+        get_body = writer.scope.graph.get_attr(name)
+        get_body.meta.update(val=None, where=loop.where[-1] if loop.where else ("", 0, ""), stack=loop.where)
+        before = [loop.before[i] for i in loop.carried]
+        node = writer.scope.graph.call_function(
+            expert_loop, (get_body, writer.argument(loop.rows.proxy), tuple(writer.argument(b) for b in before), tuple(outer))
+        )
+        node.meta.update(where=loop.where[-1] if loop.where else ("", 0, ""), stack=loop.where)
+        writer.count += 1
+        with tensors.world.mode:
+            fakes = tuple(b.fake.clone() for b in before)
+        node.meta["val"] = fakes
+        reorder_placeholders(body, loop)
+        return [tensors.wrap(fake, tensors.writer_item(node, i)) for i, fake in enumerate(fakes)]
+
+
+def reorder_placeholders(body: fx.GraphModule, loop: OpenLoop) -> None:
+    """Body placeholders stand in the order (row, carried, captures); lifted ones were added as they were met."""
+    wanted = [loop.row, *loop.carried_nodes, *loop.lifted.values()]  # type: ignore[attr-defined]
+    assert [n for n in body.graph.nodes if n.op == "placeholder"] == wanted or len(wanted) == len(
+        [n for n in body.graph.nodes if n.op == "placeholder"]
+    )
+    anchor = None
+    for node in wanted:
+        if anchor is not None:
+            anchor.append(node)
+        anchor = node
+    body.recompile()

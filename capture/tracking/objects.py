@@ -1,0 +1,453 @@
+"""Objects that existed before the call: how tracing reads them under guards and writes to them without touching them.
+
+Every object that tracing meets is either an atom, *new* (made while tracing: a real object that nobody else has seen,
+free to be changed), or *known*: it has a ``Record`` with its source. A known container is read through an overlay. A
+single key of a dict is guarded alone; as soon as the whole is read, a *shadow* (a real container of the same type with
+the entered contents) takes its place. At the end the shadow differs from the original, or it does not: the difference
+is the effect that the residual code replays.
+"""
+from __future__ import annotations
+
+import collections
+import contextvars
+import functools
+import types
+import weakref
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ..hook import ABSENT
+from ..sources import Part, Source, Static, part, part_name
+from .values import ATOMS, IDENTITIES, SYMBOLIC, Break, LoopLeftover, TensorMethod, TensorProxy
+
+if TYPE_CHECKING:
+    from ..guards.recorder import GuardRecorder
+
+DICTS = (dict, collections.OrderedDict, collections.defaultdict)
+LISTS = (list, collections.deque)
+SETS = (set,)
+CONTAINERS = frozenset((*DICTS, *LISTS, *SETS))
+# Keys that hash and compare without running anybody's code, and objects that hash by identity.
+PLAIN_KEYS = (str, int, float, bytes, bool, type(None), type, types.FunctionType, torch.dtype, torch.device)
+
+
+class Record:
+    """What is known of an object that existed before the call.
+
+    reads: parts already entered, by key; writes: for a dict, keys written without the whole having been read;
+    appends: the same for a list; shadow: stands for the container from the first whole read on.
+    """
+
+    __slots__ = ("appends", "instance_dict", "obj", "original", "reads", "shadow", "source", "writes")
+
+    def __init__(self, obj: Any, source: Source):
+        self.obj, self.source = obj, source
+        self.reads: dict[Any, Any] = {}
+        self.writes: dict[Any, Any] = {}
+        self.appends: list[Any] = []
+        self.shadow: Any = None
+        self.original: Any = None
+        self.instance_dict: Record | None = None
+
+    @property
+    def changed(self) -> bool:
+        """Whether the residual code has something to replay here."""
+        if self.shadow is None:
+            return bool(self.appends) or any(dict.get(self.obj, k, ABSENT) is not v for k, v in self.writes.items())
+        if type(self.shadow) in DICTS:
+            return not same_items(self.original.items(), self.shadow.items())
+        if type(self.shadow) in SETS:
+            return {id(x) for x in self.shadow} != {id(x) for x in self.original}
+        return len(self.shadow) != len(self.original) or any(a is not b for a, b in zip(self.shadow, self.original, strict=True))
+
+
+def same_items(first: Iterable[tuple[Any, Any]], second: Iterable[tuple[Any, Any]]) -> bool:
+    """Same keys with the same objects in the same order."""
+    a, b = list(first), list(second)
+    return len(a) == len(b) and all(k is q and v is w for (k, v), (q, w) in zip(a, b, strict=True))
+
+
+class Objects:
+    """All objects of one trace. ``volatile``: names of places whose value differs from call to call."""
+
+    def __init__(self, guards: GuardRecorder, tensor_input: Callable[[torch.Tensor, Source], TensorProxy],
+                 symbolic: Callable[[Any, Source], Any], volatile: frozenset[str]):  # fmt: skip
+        self.guards, self.tensor_input, self.symbolic, self.volatile = guards, tensor_input, symbolic, volatile
+        self.records: dict[int, Record] = {}
+        self.new: dict[int, Any] = {}
+        self.age: dict[int, int] = {}
+        self.depth = 0  # how many expert loops are open: what is older than the innermost must not be changed in it
+        self.cells: dict[int, Record] = {}
+        self.context: dict[contextvars.ContextVar, tuple[Any, Any]] = {}
+        self.frozen_reason: str | None = None
+        self.writes = 0
+        self.journal: list[tuple] = []
+
+    # ------------------------------------------------------------------------------------------------------------------
+    # New objects
+    # ------------------------------------------------------------------------------------------------------------------
+
+    def made(self, obj: Any) -> Any:
+        """Register an object that tracing created. It stays alive as long as the trace, so that its id stays its own."""
+        if type(obj) not in ATOMS and id(obj) not in self.records and id(obj) not in self.new:
+            self.new[id(obj)] = obj
+            self.age[id(obj)] = self.depth
+        return obj
+
+    def is_new(self, obj: Any) -> bool:
+        return id(obj) in self.new
+
+    def touch(self, obj: Any) -> None:
+        """Before anything is changed: inside an expert loop only what this turn made may change."""
+        self.writes += 1
+        if self.depth and self.age.get(id(obj), 0) < self.depth:
+            raise Break(
+                "an expert loop changes Python state",
+                f"a {type(obj).__name__} that existed before the turn is changed inside the loop",
+                "collect results in a tensor (index_add_), or iterate over a Python range",
+            )
+
+    # ------------------------------------------------------------------------------------------------------------------
+    # Entering: a value found at a guarded place becomes a value of the trace
+    # ------------------------------------------------------------------------------------------------------------------
+
+    def enter(self, value: Any, source: Source) -> Any:
+        """The trace's value for ``value``, found at ``source``. Records what has to hold when the source is dynamic."""
+        kind = type(value)
+        if kind in ATOMS:
+            return self.enter_atom(value, source)
+        if isinstance(value, torch.Tensor):
+            return self.tensor_input(value, source)
+        if id(value) in self.new or isinstance(value, TensorProxy):
+            return value
+        if isinstance(value, tuple) or kind is frozenset:
+            return self.enter_tuple(value, source)
+        record = self.records.get(id(value))
+        if record is not None:
+            if not source.static and record.source is not source:
+                self.alias(source, record.source, value)
+            return value
+        if isinstance(value, IDENTITIES) or identified(value):
+            if not source.static:
+                self.guards.check("is", source, value, text=f"is {getattr(value, '__qualname__', type(value).__name__)}")
+                if isinstance(value, torch.nn.Module | torch.optim.Optimizer):
+                    self.guards.root(value)
+                source = Static(source.name, value, source)
+        elif not source.static:
+            self.guards.check("type", source, kind, text=f"type is {kind.__qualname__}")
+        self.records[id(value)] = Record(value, source)
+        return value
+
+    def enter_atom(self, value: Any, source: Source) -> Any:
+        if source.static:
+            return value
+        if type(value) in (int, float) and source.name in self.volatile:
+            return self.symbolic(value, source)
+        text = f"== {value!r}" if len(repr(value)) < 60 else f"== {repr(value)[:59]}…"
+        self.guards.check("equal", source, value, text=text)
+        return value
+
+    def enter_tuple(self, value: Any, source: Source) -> Any:
+        if not source.static:
+            self.guards.check("type", source, type(value), text=f"type is {type(value).__qualname__}")
+            if type(value) is frozenset:
+                self.guards.check("equal", source, value, text=f"== {value!r}"[:60])
+                return value
+            self.guards.check("length", source, len(value), text=f"has {len(value)} items")
+        elif type(value) is frozenset:
+            return value
+        entered = [
+            self.enter(x, Static(f"{source.name}[{i}]", x) if source.static else part(source, "tuple_item", i))
+            for i, x in enumerate(value)
+        ]
+        if all(a is b for a, b in zip(entered, value, strict=True)):
+            if type(value) is not tuple:
+                self.records.setdefault(id(value), Record(value, source))
+            return value
+        if type(value) is tuple:
+            return self.made(tuple(entered))
+        return self.made(tuple.__new__(type(value), entered))
+
+    def alias(self, source: Source, known: Source, value: Any) -> None:
+        """The object was met before under another source: that they are one object is a fact too."""
+        if known.static:
+            self.guards.check("is", source, value, text=f"is {known.name}")
+        elif (source, known) not in self.guards.seen:
+            self.guards.seen.add((source, known))
+            self.guards.same_or_distinct("same", source, known)
+
+    def record_of(self, obj: Any) -> Record | None:
+        return self.records.get(id(obj))
+
+    def need(self, obj: Any) -> Record:
+        """The record of an object that existed before; a graph break if nobody knows where it came from."""
+        record = self.records.get(id(obj))
+        if record is None:
+            raise Break(
+                "object of unknown origin",
+                f"a {type(obj).__name__} was met that no guarded read led to",
+                "please report this with the line shown",
+            )
+        return record
+
+    # ------------------------------------------------------------------------------------------------------------------
+    # Dicts
+    # ------------------------------------------------------------------------------------------------------------------
+
+    def instance_dict(self, record: Record) -> Record | None:
+        """The record of a known object's ``__dict__``, or None if its type has none."""
+        if record.instance_dict is None:
+            obj, source = record.obj, record.source
+            namespace = raw_dict(obj)
+            if namespace is None:
+                return None
+            inner = self.records.get(id(namespace))
+            if inner is None:
+                name = part_name(source, "instance_dict")
+                if source.static:
+                    if not isinstance(obj, types.ModuleType | type):
+                        self.guards.check("type", source, type(obj), text=f"type is {type(obj).__qualname__}")
+                        self.guards.check("is", part(source, "instance_dict"), namespace, text="is the same dict")
+                    inner_source: Source = Static(name, namespace)
+                else:
+                    inner_source = part(source, "instance_dict")
+                inner = self.records[id(namespace)] = Record(namespace, inner_source)
+            record.instance_dict = inner
+        return record.instance_dict
+
+    def dict_get(self, record: Record, key: Any) -> Any:
+        """The value at ``key``, or ABSENT."""
+        key = self.real_key(key)
+        if record.shadow is not None:
+            return record.shadow.get(key, ABSENT)
+        if key in record.writes:
+            return record.writes[key]
+        if key not in record.reads:
+            record.reads[key] = self.read_entry(record, key)
+        return record.reads[key]
+
+    def read_entry(self, record: Record, key: Any) -> Any:
+        value = dict.get(record.obj, key, ABSENT)
+        source = record.source
+        if source.static:
+            name = part_name(source, "dict_item", key)
+            if name in self.volatile and value is not ABSENT:
+                return self.enter(value, Part(name, source, "dict_item", key))
+            self.guards.dict_entry(source.name, record.obj, key, value)
+            return ABSENT if value is ABSENT else self.enter(value, Static(name, value))
+        if value is ABSENT:
+            self.guards.check("absent", source, key, text=f"has no {key!r}")
+            return ABSENT
+        return self.enter(value, part(source, "dict_item", key))
+
+    def dict_set(self, record: Record, key: Any, value: Any) -> None:
+        self.touch(record.obj)
+        key = self.real_key(key)
+        if record.shadow is not None:
+            record.shadow[key] = value
+        else:
+            record.writes[key] = value
+
+    def dict_delete(self, record: Record, key: Any) -> bool:
+        """Remove the key; False if it was not there."""
+        if self.dict_get(record, key) is ABSENT:
+            return False
+        self.touch(record.obj)
+        key = self.real_key(key)
+        if record.shadow is not None:
+            del record.shadow[key]
+        else:
+            record.writes[key] = ABSENT
+        return True
+
+    def real_key(self, key: Any) -> Any:
+        """The key as the user's dict has it: tensors that existed before are themselves there."""
+        if isinstance(key, TensorProxy):
+            return key.real if key.real is not None else key
+        if isinstance(key, tuple):
+            return tuple(self.real_key(k) for k in key) if any(isinstance(k, TensorProxy) for k in key) else key
+        if isinstance(key, SYMBOLIC):
+            raise Break("symbolic size as a key", f"a dict or set is indexed with {key}", "mark the size static, or use a constant key")
+        if not isinstance(key, PLAIN_KEYS) and type(key).__hash__ is not object.__hash__ and type(key) not in ATOMS:
+            if python_method(type(key), "__hash__") or python_method(type(key), "__eq__"):
+                raise Break(
+                    "key with its own hash", f"a {type(key).__name__} is used as a dict key", "use a plain key (str, int, a tuple of them)"
+                )
+        return key
+
+    # ------------------------------------------------------------------------------------------------------------------
+    # Whole containers
+    # ------------------------------------------------------------------------------------------------------------------
+
+    def contents(self, obj: Any) -> Any:
+        """A real container that stands for ``obj`` in natively run code: itself if new, else its shadow."""
+        record = self.records.get(id(obj))
+        return obj if record is None else self.shadow(record)
+
+    def shadow(self, record: Record) -> Any:
+        if record.shadow is None:
+            kind = type(record.obj)
+            if kind not in CONTAINERS:
+                raise Break("container of an unknown type", f"a {kind.__name__} is read as a whole", "use dict, list, set, OrderedDict, defaultdict or deque")
+            if kind in DICTS:
+                record.original = self.whole_dict(record)
+            else:
+                record.original = self.whole_sequence(record)
+            shadow = record.original.copy()
+            for key, value in record.writes.items():
+                if value is ABSENT:
+                    shadow.pop(key, None)
+                else:
+                    shadow[key] = value
+            if record.appends:
+                shadow.extend(record.appends)
+            record.shadow = self.made(shadow)
+            self.age[id(shadow)] = 0
+            self.records[id(shadow)] = record  # met again as an object (``list(d) is``...), it is the original
+        return record.shadow
+
+    def whole_dict(self, record: Record) -> Any:
+        source = record.source
+        if source.static:
+            self.guards.dict_keys(source.name, record.obj)
+        else:
+            self.guards.check("keys", source, tuple(record.obj), text=f"keys are {list(record.obj)!r}"[:80])
+            for key in record.obj:
+                self.real_key(key)
+        whole = type(record.obj)() if type(record.obj) is not collections.defaultdict else collections.defaultdict(record.obj.default_factory)
+        for key in record.obj:
+            if key not in record.reads:
+                record.reads[key] = self.read_entry(record, key)
+            dict.__setitem__(whole, key, record.reads[key]) if type(whole) is dict else whole.__setitem__(key, record.reads[key])
+        return whole
+
+    def whole_sequence(self, record: Record) -> Any:
+        source, items = record.source, list(record.obj)
+        if source.static:
+            self.guards.check("contents", source, tuple(items), text=f"the same {len(items)} items")
+            entered = [self.enter(x, Static(f"{source.name}[{i}]", x)) for i, x in enumerate(items)]
+        elif type(record.obj) is list:
+            self.guards.check("length", source, len(items), text=f"has {len(items)} items")
+            entered = [self.enter(x, part(source, "list_item", i)) for i, x in enumerate(items)]
+        else:
+            if not all(type(x) in ATOMS for x in items):
+                raise Break("container of an unknown type", f"a {type(record.obj).__name__} argument is read", "pass a list")
+            self.guards.check("contents", source, tuple(items), text=f"the same {len(items)} items")
+            entered = items
+        if type(record.obj) is collections.deque:
+            return collections.deque(entered, record.obj.maxlen)
+        return type(record.obj)(entered)
+
+    # ------------------------------------------------------------------------------------------------------------------
+    # Cells and context variables
+    # ------------------------------------------------------------------------------------------------------------------
+
+    def cell_get(self, cell: types.CellType, name: str) -> Any:
+        """Contents of a cell, ABSENT if it is empty."""
+        if id(cell) in self.new:
+            return contents_of(cell)
+        record = self.cells.get(id(cell))
+        if record is None:
+            record = self.cells[id(cell)] = Record(cell, self.records[id(cell)].source if id(cell) in self.records else Static(f"closure {name}", cell))
+        if "value" in record.writes:
+            return record.writes["value"]
+        if "value" not in record.reads:
+            record.reads["value"] = self.read_cell(record, cell)
+        return record.reads["value"]
+
+    def read_cell(self, record: Record, cell: types.CellType) -> Any:
+        value = contents_of(cell)
+        place = part(record.source, "cell")
+        if value is ABSENT:
+            self.guards.holds(place.name, "is unset", lambda c: contents_of(c) is ABSENT, record.source)
+            return ABSENT
+        if record.source.static and place.name not in self.volatile and not isinstance(value, torch.Tensor):
+            kind = "equal" if type(value) in ATOMS else "is"
+            self.guards.check(kind, place, value, text="unchanged")
+            return self.enter(value, Static(record.source.name.removeprefix("closure "), value))
+        return self.enter(value, place)
+
+    def cell_set(self, cell: types.CellType, name: str, value: Any) -> None:
+        self.touch(cell)
+        if id(cell) in self.new:
+            if value is ABSENT:
+                del cell.cell_contents
+            else:
+                cell.cell_contents = value
+            return
+        self.cell_get(cell, name)
+        self.cells[id(cell)].writes["value"] = value
+
+    def context_get(self, variable: contextvars.ContextVar) -> Any:
+        """Current value of a context variable, ABSENT if it has none."""
+        if variable not in self.context:
+            value = variable.get(ABSENT)
+            self.guards.holds(
+                f"ContextVar({variable.name!r})", f"is {'unset' if value is ABSENT else 'unchanged'}", lambda: variable.get(ABSENT) is value
+            )
+            entered = value if value is ABSENT else self.enter(value, Static(f"ContextVar({variable.name!r})", value))
+            self.context[variable] = (entered, entered)
+        return self.context[variable][1]
+
+    def context_set(self, variable: contextvars.ContextVar, value: Any) -> Any:
+        """Set it; returns the value before, for the token."""
+        before = self.context_get(variable)
+        self.touch(variable)
+        self.context[variable] = (self.context[variable][0], value)
+        return before
+
+    # ------------------------------------------------------------------------------------------------------------------
+    # Effects
+    # ------------------------------------------------------------------------------------------------------------------
+
+    def changed_records(self) -> list[Record]:
+        """Records with something to replay, each once, in the order in which they were met."""
+        unique = {id(r): r for r in self.records.values()}
+        return [r for r in unique.values() if r.changed]
+
+    def changed_cells(self) -> list[Record]:
+        return [r for r in self.cells.values() if "value" in r.writes]
+
+    def changed_context(self) -> list[tuple[contextvars.ContextVar, Any]]:
+        return [(v, now) for v, (before, now) in self.context.items() if now is not before]
+
+
+def identified(value: Any) -> bool:
+    """Objects of long life that are guarded as a whole by identity, wherever they are found."""
+    return isinstance(
+        value,
+        torch.nn.Module | torch.optim.Optimizer | torch.optim.lr_scheduler.LRScheduler | contextvars.ContextVar | functools.partial
+        | types.MethodType | types.CellType | weakref.ref,
+    )  # fmt: skip
+
+
+def contents_of(cell: types.CellType) -> Any:
+    """The cell's contents, ABSENT if empty."""
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return ABSENT
+
+
+def raw_dict(obj: Any) -> dict | None:
+    """The instance dict itself, without running any of the user's code; None if there is none."""
+    try:
+        namespace = object.__getattribute__(obj, "__dict__")
+    except (AttributeError, TypeError):
+        return None
+    return namespace if isinstance(namespace, dict) else None
+
+
+def python_method(cls: type, name: str) -> bool:
+    """Whether looking ``name`` up on the class finds a Python function."""
+    for base in cls.__mro__:
+        if name in base.__dict__:
+            return isinstance(base.__dict__[name], types.FunctionType)
+    return False
+
+
+def is_trace_value(value: Any) -> bool:
+    """Values that exist in the trace only."""
+    return isinstance(value, (TensorProxy, TensorMethod, LoopLeftover, *SYMBOLIC))

@@ -1,0 +1,334 @@
+"""What happens to tensors: each operator is run on fakes and written down as one node of the graph.
+
+An operator whose result holds no tensor (``x.dim()``, ``x.shape``) is answered from the fake and leaves no node.
+"""
+from __future__ import annotations
+
+import operator
+import types
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import fx
+from torch.utils import _pytree as pytree
+
+from .. import torch_private
+from ..guards.recorder import GuardRecorder, describe_tensor, tensor_meta
+from ..sources import Source, part
+from .graphs import GraphWriter
+from .values import ATOMS, SYMBOLIC, Break, TensorMethod, TensorProxy
+
+# Methods whose answer is numbers in the tensor, or that reach outside the graph.
+READS_VALUES = frozenset({"item", "tolist", "numpy", "data_ptr", "__bool__", "__int__", "__float__", "__index__", "__array__", "__dlpack__", "is_nonzero", "equal", "allclose"})
+OUTSIDE = frozenset(
+    {"backward", "register_hook", "register_post_accumulate_grad_hook", "retain_grad", "storage", "untyped_storage", "set_", "resize_",
+     "share_memory_", "pin_memory", "cpu_", "__deepcopy__", "__reduce_ex__", "__setstate__", "as_subclass", "requires_grad_"}
+)  # fmt: skip
+# Attributes that are views or tensors of their own; every other plain attribute is read off the fake.
+TENSOR_ATTRIBUTES = frozenset({"T", "mT", "H", "mH", "real", "imag", "data"})
+
+
+class TensorOperations:
+    """All tensor operators of one trace."""
+
+    def __init__(self, world: torch_private.FakeWorld, writer: GraphWriter, guards: GuardRecorder, dynamic: Callable[[str, torch.Tensor], tuple[int, ...]]):
+        self.world, self.writer, self.guards, self.dynamic = world, writer, guards, dynamic
+        self.proxies: dict[int, TensorProxy] = {}  # by id of the real tensor
+        self.of_fake: dict[int, TensorProxy] = {}  # by id of the fake
+        self.inputs: list[TensorProxy] = []
+        self.state_changed = False
+
+    # ------------------------------------------------------------------------------------------------------------------
+    # Inputs
+    # ------------------------------------------------------------------------------------------------------------------
+
+    def input(self, real: torch.Tensor, source: Source) -> TensorProxy:
+        """The proxy of a tensor that existed before. Two sources that lead to one tensor share one proxy."""
+        known = self.proxies.get(id(real))
+        if known is not None:
+            self.same(known, source)
+            return known
+        if type(real) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer):
+            raise Break(
+                "tensor subclass", f"a {type(real).__name__} is not understood yet", "pass a plain torch.Tensor; convert before the step"
+            )
+        if real.layout is not torch.strided or real.is_quantized or real.is_conj() or real.is_neg():
+            raise Break("tensor layout", f"a tensor with layout {real.layout} (or conj, neg, quantized) is not understood yet", "use a plain strided tensor")
+        open_dims = () if source.static else self.dynamic(source.name, real)
+        meta = tensor_meta(real, frozenset(open_dims))
+        if source.static:
+            self.guards.static_tensor(source.name, real, meta)
+        else:
+            self.guards.check("tensor", source, meta, text=describe_tensor(meta))
+        return self.add_input(real, self.world.fakify(real, source.name, open_dims), source)
+
+    def add_input(self, real: Any, fake: Any, source: Source) -> TensorProxy:
+        root = self.root_scope()
+        node = root.placeholder(readable(source.name))
+        node.meta.update(val=fake, source=source.name, static=source.static, where=self.writer.where()[-1:] and self.writer.where()[-1], stack=self.writer.where())
+        proxy = TensorProxy(self, fake, node)
+        proxy.source, proxy.real = source, real
+        if isinstance(real, torch.nn.Parameter):
+            proxy.cls = type(real)
+        scope, self.writer.scope = self.writer.scope, root
+        self.writer.bind_symbols(fake, node)
+        self.writer.scope = scope
+        self.proxies[id(real)] = self.of_fake[id(fake)] = proxy
+        self.inputs.append(proxy)
+        return proxy
+
+    def root_scope(self) -> Any:
+        scope = self.writer.scope
+        while scope.parent is not None:
+            scope = scope.parent
+        return scope
+
+    def same(self, known: TensorProxy, source: Source) -> None:
+        assert known.source is not None
+        if source is known.source or (source.static and known.source.static):
+            return
+        key = ("alias", source.name, known.source.name)
+        if key in self.guards.seen:
+            return
+        self.guards.seen.add(key)
+        if known.source.static:
+            self.guards.check("is", source, known.real, text=f"is {known.source.name}")
+        elif source.static:
+            self.guards.check("is", known.source, known.real, text=f"is {source.name}")
+        else:
+            self.guards.same_or_distinct("same", source, known.source)
+
+    def distinct_inputs(self) -> None:
+        """Dynamic inputs that were different tensors stay different tensors."""
+        dynamic = [p for p in self.inputs if isinstance(p.real, torch.Tensor) and p.source is not None and not p.source.static]
+        static = {id(p.real) for p in self.inputs if p.source is not None and p.source.static}
+        if len(dynamic) > 1:
+            slots = [self.guards.slot(p.source) for p in dynamic if p.source]
+            names = ", ".join(p.source.name for p in dynamic if p.source)
+            self.guards.add(("distinct", *slots), dynamic[0].source.name if dynamic[0].source else "", f"{names} are different tensors", None)
+        if static:
+            for proxy in dynamic:
+                assert proxy.source is not None
+                self.guards.holds(proxy.source.name, "is none of the static tensors", lambda t: id(t) not in static, proxy.source)
+
+    # ------------------------------------------------------------------------------------------------------------------
+    # Operators
+    # ------------------------------------------------------------------------------------------------------------------
+
+    def function(self, function: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Any:
+        """``function(*args, **kwargs)`` as a node."""
+        return self.run("call_function", function, function, args, kwargs)
+
+    def method(self, proxy: TensorProxy, name: str, args: tuple, kwargs: dict[str, Any]) -> Any:
+        """``proxy.name(*args, **kwargs)`` as a node, or a graph break where it leaves the graph."""
+        if name in READS_VALUES:
+            raise Break(
+                "tensor read as a number",
+                f"{proxy.describe()}.{name}() gives Python the numbers of a tensor",
+                "keep them in tensors, or read them after the step",
+            )
+        if name in OUTSIDE:
+            raise Break(
+                f"Tensor.{name}",
+                f"{proxy.describe()}.{name}() works on autograd or storage, outside of a graph",
+                "nothing to do: the graph goes on after it",
+            )
+        if name == "__getitem__":
+            return self.get_item(proxy, args[0])
+        if name == "__setitem__":
+            return self.set_item(proxy, *args)
+        if name == "size" and args and isinstance(args[0], int):
+            return proxy.fake.size(args[0])
+        return self.run("call_method", name, getattr(torch.Tensor, name), (proxy, *args), kwargs)
+
+    def run(self, op: str, target: Any, function: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Any:
+        """Run on fakes; write the node if tensors come out or anything was changed."""
+        result = self.on_fakes(function, args, kwargs)
+        if not has_tensor(result) and not changes_in_place(target, kwargs):
+            return result
+        return self.record(op, target, args, kwargs, result)
+
+    def on_fakes(self, function: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Any:
+        """The operator's result on fake tensors. Errors that the operator itself raises are the user's."""
+        fake_args, fake_kwargs = fake_of(args), fake_of(kwargs)
+        try:
+            with self.world.mode:
+                return function(*fake_args, **fake_kwargs)
+        except torch_private.DATA_DEPENDENT as error:
+            name = getattr(function, "__name__", str(function))
+            raise Break(
+                "data-dependent operator", f"{name}: {str(error).splitlines()[0][:160]}", "write it without a branch or a size that depends on values"
+            ) from None
+
+    def record(self, op: str, target: Any, args: tuple, kwargs: dict[str, Any], result: Any) -> Any:
+        node = self.writer.node(op, target, args, kwargs)
+        return self.wrap(result, node)
+
+    def wrap(self, result: Any, node: fx.Node) -> Any:
+        """The traced value of an operator's result; ``node`` computes it."""
+        node.meta["val"] = result
+        if isinstance(result, torch.Tensor):
+            known = self.of_fake.get(id(result))
+            if known is not None:  # an in-place operator gave its operand back
+                return known
+            self.writer.bind_symbols(result, node)
+            proxy = self.of_fake[id(result)] = TensorProxy(self, result, node)
+            return proxy
+        if isinstance(result, SYMBOLIC):
+            self.writer.bind_symbols(result, node)
+            return result
+        if isinstance(result, tuple | list):
+            items = []
+            for i, item in enumerate(result):
+                if isinstance(item, torch.Tensor) or isinstance(item, SYMBOLIC):
+                    items.append(self.wrap(item, self.writer_item(node, i)))
+                elif isinstance(item, tuple | list) and has_tensor(item):
+                    items.append(self.wrap(item, self.writer_item(node, i)))
+                else:
+                    items.append(item)
+            if type(result) in (tuple, list):
+                return type(result)(items)
+            if hasattr(result, "_fields"):
+                return type(result)(*items)
+            return type(result)(items)  # torch.return_types: structseq takes one sequence
+        if result is None or type(result) in ATOMS:
+            return result
+        raise Break("operator result", f"an operator returned a {type(result).__name__}", "please report this operator")
+
+    def writer_item(self, node: fx.Node, index: int) -> fx.Node:
+        item = self.writer.scope.graph.call_function(operator.getitem, (node, index))
+        item.meta.update(where=node.meta["where"], stack=node.meta["stack"])
+        return item
+
+    # ------------------------------------------------------------------------------------------------------------------
+    # Items
+    # ------------------------------------------------------------------------------------------------------------------
+
+    def get_item(self, proxy: TensorProxy, key: Any) -> Any:
+        """``proxy[key]``."""
+        if is_scalar_index(key):
+            # torch would read the index's value to select; shape and strides are those of any row
+            with self.world.mode:
+                if proxy.fake.dim() == 0:
+                    raise IndexError("invalid index of a 0-dim tensor. Use `tensor.item()` in Python to convert it to a number")
+                result = proxy.fake.select(0, 0)
+            return self.record("call_function", operator.getitem, (proxy, key), {}, result)
+        return self.function(operator.getitem, (proxy, key), {})
+
+    def set_item(self, proxy: TensorProxy, key: Any, value: Any) -> None:
+        """``proxy[key] = value``, in place."""
+        if is_scalar_index(key) or (isinstance(key, tuple) and any(is_scalar_index(k) for k in key)):
+            raise Break("write at an index held in a tensor", f"{proxy.describe()}[tensor] = … with a 0-dim index", "use index_copy_ or index_put_")
+        self.on_fakes(operator.setitem, (proxy, key, value), {})
+        self.writer.node("call_function", operator.setitem, (proxy, key, value), {}).meta["val"] = None
+
+    def rows(self, proxy: TensorProxy) -> list[Any]:
+        """The rows that iterating over the tensor gives, when their number is known."""
+        if proxy.fake.dim() == 0:
+            raise TypeError("iteration over a 0-d tensor")
+        return list(self.function(torch.unbind, (proxy, 0), {}))
+
+    def rows_for_unpacking(self, proxy: TensorProxy, count: int) -> list[Any]:
+        """``a, b = tensor``."""
+        if proxy.fake.dim() and isinstance(proxy.fake.shape[0], torch.SymInt):
+            return list(self.function(torch.unbind, (proxy, 0), {})) if self.symbolic_truth(proxy.fake.shape[0] == count) else []
+        return self.rows(proxy)
+
+    def symbolic_truth(self, value: Any) -> bool:
+        """``bool(size expression)``: a guard on backed sizes, a graph break where it depends on values."""
+        try:
+            return bool(value)
+        except torch_private.DATA_DEPENDENT:
+            raise Break(
+                "data-dependent branch", f"Python branches on {value}, a size that depends on values", "use torch.where or a mask instead of the branch"
+            ) from None
+
+    # ------------------------------------------------------------------------------------------------------------------
+    # Attributes
+    # ------------------------------------------------------------------------------------------------------------------
+
+    def attribute(self, proxy: TensorProxy, name: str, enter: Callable[[Any, Source], Any]) -> Any:
+        """``proxy.name``."""
+        if name in proxy.attributes:
+            return proxy.attributes[name]
+        if name in TENSOR_ATTRIBUTES:
+            return self.function(getattr, (proxy, name), {})
+        if name == "grad":
+            return self.gradient(proxy, enter)
+        if name == "__class__":
+            return proxy.cls
+        if name in ("grad_fn", "_version", "_backward_hooks", "_cdata"):
+            raise Break(f"Tensor.{name}", "autograd's own records are not in the graph", "read it outside of the step")
+        if proxy.real is not None and isinstance(proxy.real, torch.Tensor) and name in proxy.real.__dict__:
+            assert proxy.source is not None
+            return enter(proxy.real.__dict__[name], part(part(proxy.source, "instance_dict"), "dict_item", name))
+        found = getattr(type(proxy.fake), name, None)
+        if isinstance(found, types.MethodDescriptorType | types.FunctionType | types.WrapperDescriptorType | types.BuiltinFunctionType):
+            return TensorMethod(proxy, name)
+        if found is None and not hasattr(torch.Tensor, name):
+            if proxy.real is not None and proxy.source is not None:
+                self.guards.holds(proxy.source.name, f"has no attribute {name!r}", lambda t: not hasattr(t, name), proxy.source)
+            raise AttributeError(f"'{proxy.cls.__name__}' object has no attribute '{name}'")
+        value = getattr(proxy.fake, name)
+        if isinstance(value, torch.Tensor):
+            return self.function(getattr, (proxy, name), {})
+        if type(value) in ATOMS or isinstance(value, tuple):
+            return value
+        raise Break(f"Tensor.{name}", f"attribute {name} of a tensor gives a {type(value).__name__}", "read it outside of the step")
+
+    def gradient(self, proxy: TensorProxy, enter: Callable[[Any, Source], Any]) -> Any:
+        if proxy.real is None or not isinstance(proxy.real, torch.Tensor) or proxy.source is None:
+            raise Break("Tensor.grad", "the gradient of an intermediate tensor is read", "call retain_grad() and read it after the step")
+        if not proxy.real.is_leaf:
+            raise Break("Tensor.grad", "the gradient of a tensor that is not a leaf is read", "read the gradients of parameters")
+        return enter(proxy.real.grad, part(proxy.source, "attr", "grad"))
+
+
+def fake_of(value: Any) -> Any:
+    """The same structure with fakes in place of proxies."""
+    if isinstance(value, TensorProxy):
+        return value.fake
+    kind = type(value)
+    if kind in (tuple, list):
+        return kind(fake_of(v) for v in value)
+    if isinstance(value, list):
+        return [fake_of(v) for v in value]
+    if isinstance(value, tuple) and kind is not torch.Size:
+        return kind(*(fake_of(v) for v in value)) if hasattr(value, "_fields") else tuple(fake_of(v) for v in value)
+    if isinstance(value, dict):
+        return {k: fake_of(v) for k, v in value.items()}
+    if isinstance(value, slice):
+        return slice(fake_of(value.start), fake_of(value.stop), fake_of(value.step))
+    return value
+
+
+def has_tensor(value: Any) -> bool:
+    """Whether tensors are among the leaves."""
+    if isinstance(value, torch.Tensor):
+        return True
+    if isinstance(value, tuple | list):
+        return any(has_tensor(v) for v in value)
+    if isinstance(value, dict):
+        return any(isinstance(leaf, torch.Tensor) for leaf in pytree.tree_leaves(value))
+    return False
+
+
+def changes_in_place(target: Any, kwargs: dict[str, Any]) -> bool:
+    """Whether an operator that returned no tensor still did something: in-place and foreach-in-place names, ``out=``."""
+    name = target if isinstance(target, str) else getattr(target, "__name__", "")
+    return (name.endswith("_") and not name.endswith("__")) or "out" in kwargs or name in ("setitem", "_set_grad_enabled")
+
+
+def is_scalar_index(key: Any) -> bool:
+    """A 0-dim integer tensor used as an index: torch reads its value and selects."""
+    return (
+        isinstance(key, TensorProxy) and key.fake.dim() == 0 and not key.fake.dtype.is_floating_point and key.fake.dtype is not torch.bool
+        and key.fake.dtype is not torch.uint8
+    )  # fmt: skip
+
+
+def readable(name: str) -> str:
+    """A source's name as a valid identifier for a placeholder."""
+    text = name.removeprefix("L[").replace("'].", "_").replace("._parameters[", "_").replace("_modules[", "")
+    return "".join(c if c.isalnum() else "_" for c in text).strip("_")[-60:] or "input"

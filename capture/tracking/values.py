@@ -1,0 +1,138 @@
+"""The values that only exist while tracing: tensors as proxies, their methods, and the signal of a graph break."""
+from __future__ import annotations
+
+import enum
+import operator
+import threading
+import types
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import torch
+from moebius.interpreter import Signal
+
+if TYPE_CHECKING:
+    from torch import fx
+
+    from ..sources import Source
+    from .tensors import TensorOperations
+
+# Types whose values are what they print as: no identity that a program could rely on, no parts that could change.
+ATOMS = frozenset(
+    {
+        type(None), bool, int, float, complex, str, bytes, type(Ellipsis), type(NotImplemented), range, types.CodeType,
+        torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size, torch.SymInt, torch.SymFloat, torch.SymBool,
+        torch.Generator, torch.finfo, torch.iinfo,
+    }
+)  # fmt: skip
+SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
+# Objects that are guarded by identity wherever they are found: code and types.
+IDENTITIES = (
+    type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.MethodDescriptorType,
+    types.WrapperDescriptorType, types.MethodWrapperType, types.ClassMethodDescriptorType, types.GetSetDescriptorType,
+    types.MemberDescriptorType, property, staticmethod, classmethod, enum.Enum, types.GenericAlias, types.UnionType,
+)  # fmt: skip
+
+
+# What the running thread is tracing; ``where`` gives the user's stack at the moment.
+TRACING = threading.local()
+
+
+class Break(Signal):
+    """Tracing cannot go on here: the frame is split at this instruction.
+
+    reason: short and stable; detail: what was met; hint: what the user can do.
+    """
+
+    def __init__(self, reason: str, detail: str = "", hint: str = ""):
+        super().__init__(f"{reason}: {detail}")
+        self.reason, self.detail, self.hint = reason, detail, hint
+        locate = getattr(TRACING, "where", None)
+        self.places: tuple | None = locate() if locate is not None else None
+
+
+def refuse_number(self: TensorProxy) -> NoReturn:
+    raise Break(
+        "tensor read as a number",
+        f"the value of a tensor {self.describe()} is needed by Python",
+        "keep the number in a tensor (torch.where, a mask), or read it at the end of the step",
+    )
+
+
+class TensorProxy:
+    """A tensor while tracing: a fake twin (shape, dtype, strides, requires_grad) and the node that computes it.
+
+    source, real: set when it existed before the call. Operators are those of the traced program: Python code that runs
+    natively on our behalf (``sum``, ``functools.reduce``) may add or index proxies.
+    """
+
+    __slots__ = ("__weakref__", "attributes", "cls", "fake", "node", "operations", "real", "source")
+
+    def __init__(self, operations: TensorOperations, fake: torch.Tensor, node: fx.Node):
+        self.operations, self.fake, self.node = operations, fake, node
+        self.cls: type = torch.nn.Parameter if isinstance(fake, torch.nn.Parameter) else torch.Tensor
+        self.source: Source | None = None
+        self.real: torch.Tensor | None = None
+        self.attributes: dict[str, Any] = {}
+
+    def describe(self) -> str:
+        """``float32[4, 8]``."""
+        sizes = ", ".join(str(s) for s in self.fake.shape)
+        return f"{str(self.fake.dtype).removeprefix('torch.')}[{sizes}]"
+
+    __bool__ = __int__ = __float__ = __index__ = __complex__ = __len__ = __iter__ = refuse_number  # type: ignore[assignment]
+    __hash__ = object.__hash__
+
+    def __getitem__(self, key: Any) -> Any:
+        return self.operations.get_item(self, key)
+
+
+def install_operators() -> None:
+    """Give TensorProxy the arithmetic and comparison operators, each recorded as the same operator on the tensor."""
+
+    def binary(name: str, function: Any, swapped: bool) -> None:
+        def method(self: TensorProxy, other: Any) -> Any:
+            return self.operations.function(function, (other, self) if swapped else (self, other), {})
+
+        setattr(TensorProxy, name, method)
+
+    for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor", "lshift", "rshift"):
+        function = getattr(operator, f"{name}_" if name in ("and", "or") else name)
+        binary(f"__{name}__", function, swapped=False)
+        binary(f"__r{name}__", function, swapped=True)
+    for name in ("lt", "le", "gt", "ge"):
+        binary(f"__{name}__", getattr(operator, name), swapped=False)
+    for name in ("neg", "pos", "abs", "invert"):
+        function = getattr(operator, name)
+        setattr(TensorProxy, f"__{name}__", lambda self, f=function: self.operations.function(f, (self,), {}))
+
+
+install_operators()
+
+
+class TensorMethod:
+    """``tensor.name``, not yet called."""
+
+    __slots__ = ("name", "proxy")
+
+    def __init__(self, proxy: TensorProxy, name: str):
+        self.proxy, self.name = proxy, name
+
+
+class LoopLeftover:
+    """A local that only an expert loop's last turn would have set. Using it after the loop is a graph break."""
+
+    __slots__ = ("name",)
+
+    def __init__(self, name: str):
+        self.name = name
+
+
+def type_of(value: Any) -> type:
+    """``type(value)`` as the user's program would see it."""
+    if isinstance(value, TensorProxy):
+        return value.cls
+    if isinstance(value, SYMBOLIC):
+        return int if isinstance(value, torch.SymInt) else bool if isinstance(value, torch.SymBool) else float
+    if isinstance(value, TensorMethod):
+        return types.BuiltinMethodType
+    return type(value)
