@@ -131,9 +131,10 @@ def experts(
     options = Options(activation, gate, save, backend)
     options.check()
     weights = Weights(gate_up_EMD, down_EDN, gate_up_bias, down_bias)
-    result_dtype = None
-    if isinstance(x_TD, Tensor) and torch.is_autocast_enabled(x_TD.device.type):
-        result_dtype, dtype = x_TD.dtype, torch.get_autocast_dtype(x_TD.device.type)
+    result_dtype: torch.dtype | None = None
+    device = x_TD.device.type if isinstance(x_TD, Tensor) else "cpu"
+    if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
+        result_dtype, dtype = x_TD.dtype, torch.get_autocast_dtype(device)
         x_TD = x_TD.to(dtype)
         weights = Weights(*(w.to(dtype) if isinstance(w, Tensor) else w for w in weights))
     check_types(x_TD, weights, index_TK, weight_TK)

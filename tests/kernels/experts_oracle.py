@@ -90,5 +90,34 @@ def oracle(layer: Layer, grad: Tensor | None = None) -> tuple[Tensor, list[Tenso
     exact = layer.to(torch.float64)
     out = loop(exact)
     grad = torch.ones_like(out) if grad is None else grad.double()
+    if not out.requires_grad:  # no expert: the loop has no turn
+        return out, [torch.zeros_like(p) for p in exact.leaves()]
     grads = torch.autograd.grad(out, exact.leaves(), grad, allow_unused=True)
     return out, [torch.zeros_like(p) if g is None else g for p, g in zip(exact.leaves(), grads, strict=True)]
+
+
+def run(layer: Layer, **options) -> Tensor:
+    """The operator on the layer."""
+    from moebius.kernels import experts
+
+    return experts(layer.x, layer.gate_up, layer.down, layer.index, layer.weight, layer.activation, gate=layer.gate,
+                   gate_up_bias=layer.up_bias, down_bias=layer.down_bias, **options)
+
+
+def relative_error(got: Tensor, want: Tensor) -> float:
+    """||got - want|| / ||want|| in float64; where want is zero, ||got||. Not a number counts as infinite."""
+    got, want = got.detach().double(), want.detach().double()
+    if got.numel() == 0:
+        return 0.0
+    norm = want.norm()
+    error = float((got - want).norm() / (norm if norm > 0 else 1))
+    return error if error == error else float("inf")
+
+
+def worst_error(layer: Layer, grad: Tensor | None = None, **options) -> float:
+    """The largest relative error of the result and of every gradient against the oracle."""
+    out = run(layer, **options)
+    grad = torch.randn(out.shape, generator=torch.Generator().manual_seed(7)).to(out.dtype) if grad is None else grad
+    grads = torch.autograd.grad(out, layer.leaves(), grad)
+    exact_out, exact_grads = oracle(layer, grad)
+    return max(relative_error(a, b) for a, b in zip((out, *grads), (exact_out, *exact_grads), strict=True))

@@ -1,0 +1,126 @@
+"""Bad input is a clear error of the package's own, a ValueError or TypeError, in eager and in the fake implementation."""
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+import torch
+from experts_oracle import make_layer, run
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from moebius.kernels import (
+    BackendUnavailableError,
+    ExpertsInputError,
+    ExpertsTypeError,
+    experts,
+    experts_rows,
+    saved_elements,
+)
+
+LAYER = make_layer(6, 5, 4, 3, 2)
+
+SHAPES = {
+    "x with three dimensions": (dict(x=torch.randn(2, 3, 5)), r"x_TD must be \[tokens, D\].*\(2, 3, 5\)"),
+    "x of another width": (dict(x=torch.randn(6, 7)), "x_TD has width 7.*transpose"),
+    "transposed weights": (dict(gate_up=torch.randn(3, 5, 8)), "transpose"),
+    "rows without a gate": (dict(gate_up=torch.randn(3, 4, 5)), "4 rows an expert.*wants 8"),
+    "other number of experts": (dict(down=torch.randn(4, 5, 4)), "3 experts and down_EDN 4"),
+    "other number of tokens": (dict(index=torch.zeros(5, 2, dtype=torch.int64)), "5 tokens and x_TD 6"),
+    "weights of another top_k": (dict(weight=torch.rand(6, 3)), r"weight_TK is \(6, 3\)"),
+    "flat index": (dict(index=torch.zeros(6, dtype=torch.int64)), r"index_TK must be \[tokens, K\]"),
+    "bias of another width": (dict(up_bias=torch.randn(3, 4)), r"gate_up_bias is \(3, 4\).*\[3, 8\]"),
+    "down bias of another width": (dict(down_bias=torch.randn(3, 4)), r"down_bias is \(3, 4\).*\[3, 5\]"),
+}
+TYPES = {
+    "x is a list": (dict(x=[[1.0]]), "x_TD must be a tensor, not list"),
+    "no weights": (dict(down=None), "down_EDN must be a tensor, not NoneType"),
+    "mixed dtypes": (dict(gate_up=LAYER.gate_up.detach().double()), "gate_up_EMD has dtype torch.float64.*cast"),
+    "bias dtype": (dict(down_bias=torch.randn(3, 5).half()), "down_bias has dtype"),
+    "float index": (dict(index=LAYER.index.float()), "index_TK has dtype torch.float32"),
+    "boolean index": (dict(index=LAYER.index > 0), "index_TK has dtype torch.bool"),
+    "integer weights": (dict(weight=LAYER.index), "weight_TK has dtype torch.int64"),
+    "integer tokens": (dict(x=torch.zeros(6, 5, dtype=torch.int64)), "x_TD has dtype torch.int64"),
+}
+
+
+@pytest.mark.parametrize("case", SHAPES)
+def test_shapes(case: str) -> None:
+    change, text = SHAPES[case]
+    with pytest.raises(ExpertsInputError, match=text) as caught:
+        run(replace(LAYER, **change))
+    assert isinstance(caught.value, ValueError)
+
+
+@pytest.mark.parametrize("case", SHAPES)
+def test_shapes_while_tracing(case: str) -> None:
+    change, text = SHAPES[case]
+    layer = replace(LAYER, **change)
+    with FakeTensorMode(allow_non_fake_inputs=True), pytest.raises(ExpertsInputError, match=text):
+        run(layer)
+
+
+@pytest.mark.parametrize("case", TYPES)
+def test_types(case: str) -> None:
+    change, text = TYPES[case]
+    with pytest.raises(ExpertsTypeError, match=text) as caught:
+        run(replace(LAYER, **change))
+    assert isinstance(caught.value, TypeError) and isinstance(caught.value, ValueError)
+
+
+@pytest.mark.parametrize("option, value", [("activation", "swish"), ("gate", "halves"), ("save", "all"), ("backend", "gpu")])
+def test_options(option: str, value: str) -> None:
+    with pytest.raises(ExpertsInputError, match=f"{option}='{value}' is not known; one of "):
+        experts(LAYER.x, LAYER.gate_up, LAYER.down, LAYER.index, LAYER.weight, **{option: value})
+
+
+def test_devices() -> None:
+    with pytest.raises(ExpertsInputError, match="down_EDN is on meta and x_TD on cpu"):
+        run(replace(LAYER, down=LAYER.down.detach().to("meta")))
+
+
+def test_triton_without_a_gpu() -> None:
+    pytest.importorskip("triton")
+    with pytest.raises(BackendUnavailableError, match="needs a GPU, or Triton's interpreter"):
+        run(LAYER, backend="triton")
+    with pytest.raises(BackendUnavailableError, match="float64"):
+        run(make_layer(6, 5, 4, 3, 2, dtype=torch.float64), backend="triton")
+
+
+def test_rows() -> None:
+    x, gate_up, down = LAYER.x, LAYER.gate_up, LAYER.down
+    with pytest.raises(ExpertsInputError, match="either expert_S .* or counts_E"):
+        experts_rows(x, gate_up, down)
+    with pytest.raises(ExpertsInputError, match="either expert_S .* or counts_E"):
+        experts_rows(x, gate_up, down, torch.zeros(6, dtype=torch.int64), counts_E=torch.tensor([2, 2, 2]))
+    with pytest.raises(ExpertsInputError, match=r"counts_E is \(2,\) and there are 3 experts"):
+        experts_rows(x, gate_up, down, counts_E=torch.tensor([3, 3]))
+    with pytest.raises(ExpertsInputError, match="one-dimensional"):
+        experts_rows(x, gate_up, down, LAYER.index)
+
+
+def test_saved_elements_options() -> None:
+    with pytest.raises(ExpertsInputError, match="save='some'"):
+        saved_elements(4, 4, 4, 2, save="some")
+
+
+def test_import_needs_no_triton_and_nothing_else_of_ours() -> None:
+    code = """
+import sys
+sys.modules["triton"] = None
+import torch
+import moebius.kernels as kernels
+for name in list(sys.modules):
+    if name.startswith("moebius.kernels."):
+        source = open(sys.modules[name].__file__).read()
+        assert "moebius.lowering" not in source and "moebius.interpreter" not in source, name
+try:
+    kernels.experts(torch.ones(1, 2), torch.ones(1, 2, 2), torch.ones(1, 2, 1), torch.zeros(1, 1, dtype=torch.int64),
+                    None, backend="triton")
+except kernels.BackendUnavailableError as error:
+    print("error:", error)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "error: backend='triton' needs the triton package" in done.stdout

@@ -1,0 +1,91 @@
+"""The default kernels, compiled for sm_90 without a GPU: the compiler's own report has no spills and has wgmma."""
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from moebius.kernels.contract import Options  # noqa: E402
+from moebius.kernels.triton_form import aot, configs  # noqa: E402
+from moebius.kernels.triton_form.launch import Config, Launch  # noqa: E402
+
+MULTIPLIES = {"up", "down", "grad_act", "grad_x", "weight_grad_gathered_left", "weight_grad_gathered_right"}
+
+
+def compile_all(launches: list[Launch]) -> list[aot.CompilerReport]:
+    """Reports of the distinct kernels among the launches (combine and row_sum come twice)."""
+    seen: dict[str, aot.CompilerReport] = {}
+    for launch in launches:
+        if launch.label not in seen:
+            seen[launch.label] = aot.compile_launch(launch)
+    assert set(seen) >= MULTIPLIES
+    return list(seen.values())
+
+
+def check(reports: list[aot.CompilerReport], tensor_cores: bool = True) -> None:
+    print("\n" + aot.table(reports))
+    assert [r.label for r in reports if not r.sound] == []
+    for report in reports:
+        assert report.tensor_cores == (tensor_cores and report.label in MULTIPLIES)
+        assert 0 < report.registers <= 255
+        assert report.shared_bytes <= 227 * 1024  # a block's shared memory on sm_90
+
+
+@pytest.mark.parametrize("shape", ["moe", "few", "rows"])
+def test_bfloat16_defaults(shape: str) -> None:
+    check(compile_all(aot.plan(aot.SHAPES[shape])))
+
+
+@pytest.mark.parametrize("gate, activation", [("concat", "gelu"), ("interleaved", "silu"), ("none", "relu2")])
+@pytest.mark.parametrize("shape", ["moe", "few"])
+def test_other_gates_with_biases(shape: str, gate: str, activation: str) -> None:
+    check(compile_all(aot.plan(aot.SHAPES[shape], options=Options(gate=gate, activation=activation), bias=True)))
+
+
+@pytest.mark.parametrize("tf32", [True, False])
+@pytest.mark.parametrize("shape", ["moe", "few"])
+def test_float32_defaults(shape: str, tf32: bool) -> None:
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = tf32
+    try:
+        check(compile_all(aot.plan(aot.SHAPES[shape], torch.float32)), tensor_cores=tf32)
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before
+
+
+def test_weights_travel_by_descriptor_at_every_benchmark_shape() -> None:
+    for shape in aot.SHAPES.values():
+        for launch in aot.plan(shape):
+            if launch.label in ("up", "down", "grad_act", "grad_x"):
+                assert launch.constants["DESCRIBED"], launch.label
+            if launch.label in ("down", "grad_x"):
+                assert launch.constants["LEFT_DESCRIBED"], launch.label
+
+
+def test_the_check_notices_a_spill(monkeypatch: pytest.MonkeyPatch) -> None:
+    crowded = Config(128, 256, 64, 4, 3)
+    monkeypatch.setitem(configs.HALF, "down", (crowded, crowded))
+    report = next(aot.compile_launch(launch) for launch in aot.plan(aot.SHAPES["moe"]) if launch.label == "down")
+    assert report.spill_bytes > 0 and not report.sound
+
+
+def test_the_check_notices_lost_wgmma() -> None:
+    """16 rows are too few for wgmma (64): the compiler falls back to mma.sync, HMMA in the machine code."""
+    launch = next(each for each in aot.plan(aot.SHAPES["moe"]) if each.label == "down")
+    block = launch.arguments["left"].block_shape
+    launch.arguments["left"] = replace(launch.arguments["left"], block_shape=[16, block[1]])
+    launch.constants = {**launch.constants, "BLOCK_M": 16}
+    report = aot.compile_launch(launch)
+    assert report.matrix_ops == 0 and "HMMA" in report.notes and not report.sound
+
+
+def test_command() -> None:
+    done = subprocess.run([sys.executable, "-m", "moebius.kernels.triton_form.aot", "--shape", "few"],
+                          capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "few: T=256 D=2048 N=768 E=128 K=8" in done.stdout and "| grad_act | 64×128×64 |" in done.stdout

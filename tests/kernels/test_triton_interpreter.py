@@ -1,0 +1,128 @@
+"""The Triton form, forward and every gradient, against the float64 loop, under Triton's interpreter.
+
+In a process of its own, since the interpreter is chosen when Triton is imported. float32 and float16 only: the interpreter
+computes bfloat16 wrongly. A program costs about 10 ms there, so shapes are a few tiles.
+"""
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from experts_oracle import FUNCTIONS
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+pytest.importorskip("triton")
+
+GATES = ["concat", "interleaved", "none"]
+TOLERANCE = {"float32": 3e-6, "float16": 3e-3}
+
+
+@pytest.fixture(scope="module")
+def ask() -> Iterator[Callable[..., dict]]:
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+    worker = subprocess.Popen([sys.executable, "-W", "ignore::RuntimeWarning", str(Path(__file__).parent / "triton_worker.py")],
+                              stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
+    assert worker.stdin and worker.stdout
+
+    def exchange(**case) -> dict:
+        worker.stdin.write(json.dumps(case) + "\n")
+        worker.stdin.flush()
+        line = worker.stdout.readline()
+        assert line, f"the worker died on {case}"
+        answer = json.loads(line)
+        assert "exception" not in answer, answer["exception"]
+        return answer
+
+    yield exchange
+    worker.stdin.close()
+    worker.wait(timeout=30)
+
+
+def layer(tokens: int, width: int, narrow: int, experts: int, top_k: int, **more) -> dict:
+    return dict(tokens=tokens, width=width, narrow=narrow, experts=experts, top_k=top_k, **more)
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> dict:
+    experts, top_k, tokens = draw(st.integers(1, 5)), draw(st.integers(1, 3)), draw(st.integers(1, 14))
+    ids = st.integers(-1, experts) if draw(st.booleans()) else st.integers(0, experts - 1)
+    size = st.sampled_from([1, 7, 16, 24, 33, 64])
+    case = dict(
+        layer=layer(tokens, draw(size), draw(size), experts, top_k, gate=draw(st.sampled_from(GATES)),
+                    activation=draw(st.sampled_from(list(FUNCTIONS))), bias=draw(st.booleans()),
+                    weighted=draw(st.booleans()), seed=draw(st.integers(0, 99))),
+        index=draw(st.lists(ids, min_size=tokens * top_k, max_size=tokens * top_k)),
+        strided=draw(st.booleans()), grad=draw(st.sampled_from(["normal", "scalar", "row"])),
+        options=dict(save=draw(st.sampled_from(["default", "recompute"]))))
+    return case
+
+
+def test_equals_the_loop(ask: Callable[..., dict]) -> None:
+    @settings(max_examples=40, deadline=None)
+    @given(case=cases())
+    def check(case: dict) -> None:
+        assert ask(**case)["error"] < TOLERANCE["float32"], case
+
+    check()
+
+
+@pytest.mark.parametrize("gate", GATES)
+@pytest.mark.parametrize("activation", list(FUNCTIONS))
+def test_every_activation(ask: Callable[..., dict], activation: str, gate: str) -> None:
+    case = dict(layer=layer(9, 24, 40, 3, 2, gate=gate, activation=activation, bias=True))
+    assert ask(**case)["error"] < TOLERANCE["float32"]
+
+
+@pytest.mark.parametrize("gate", GATES)
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_several_tiles_each_way(ask: Callable[..., dict], dtype: str, gate: str) -> None:
+    """More than one tile in rows, columns and the contracted axis, with ragged ends on all of them."""
+    case = dict(layer=layer(150, 272, 136, 2, 2, gate=gate), dtype=dtype)
+    assert ask(**case)["error"] < TOLERANCE[dtype]
+
+
+def test_all_tokens_to_one_expert_and_many_empty(ask: Callable[..., dict]) -> None:
+    case = dict(layer=layer(70, 32, 16, 9, 1, bias=True), index=[6] * 70)
+    assert ask(**case)["error"] < TOLERANCE["float32"]
+
+
+def test_every_expert_for_every_token(ask: Callable[..., dict]) -> None:
+    assert ask(layer=layer(5, 16, 16, 4, 4))["error"] < TOLERANCE["float32"]
+
+
+@pytest.mark.parametrize("index", [[-1] * 6, [3] * 6, [-1, 0, 3, 1, 2, 2]])
+def test_sentinels(ask: Callable[..., dict], index: list[int]) -> None:
+    for top_k in (1, 2):
+        case = dict(layer=layer(6 // top_k, 16, 16, 3, top_k, bias=True), index=index)
+        assert ask(**case)["error"] < TOLERANCE["float32"]
+
+
+def test_no_token_no_slot_no_expert(ask: Callable[..., dict]) -> None:
+    for tokens, experts, top_k in ((0, 3, 2), (4, 3, 0), (4, 0, 2)):
+        case = dict(layer=layer(tokens, 16, 16, experts, top_k, bias=True), index=[0] * (tokens * top_k))
+        assert ask(**case)["error"] == 0
+
+
+@pytest.mark.parametrize("save", ["default", "recompute"])
+def test_only_the_gradients_asked_for(ask: Callable[..., dict], save: str) -> None:
+    case = dict(layer=layer(9, 16, 16, 3, 2, bias=True), check="single", options=dict(save=save))
+    assert ask(**case)["error"] < TOLERANCE["float32"]
+
+
+def test_same_bits_run_for_run(ask: Callable[..., dict]) -> None:
+    assert ask(layer=layer(40, 32, 32, 3, 2), check="bits")["same"]
+
+
+def test_nan_stays_in_its_row(ask: Callable[..., dict]) -> None:
+    for top_k in (1, 2):
+        assert ask(layer=layer(12, 16, 16, 3, top_k), check="nan")["same"]
+
+
+def test_opcheck(ask: Callable[..., dict]) -> None:
+    assert ask(layer=layer(7, 16, 16, 3, 2, bias=True), check="opcheck")["same"]
