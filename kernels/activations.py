@@ -1,5 +1,5 @@
-"""The activations that experts use, as one table: value and backward, in torch. The Triton form has its own table of the
-same names (``triton_form/activations.py``); tests hold the two equal."""
+"""The activations that experts use, as one table: value and backward, in torch. The Triton form has its own table of
+the same names (``triton_form/activations.py``); tests hold the two equal."""
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -67,7 +67,8 @@ def find_activation(name: str) -> Activation:
 def split_gate(h: Tensor, gate: str, dim: int = -1) -> tuple[Tensor, Tensor | None]:
     """The gate and up halves of a pre-activation (or of the weight's rows) as views; up is None for an ungated expert.
 
-    concat: the first half of ``dim`` is the gate (Mixtral, Qwen-MoE, DeepSeek); interleaved: even positions are (gpt-oss).
+    concat: the first half of ``dim`` is the gate (Mixtral, Qwen-MoE, DeepSeek); interleaved: even positions are
+    (gpt-oss).
     """
     if gate == "none":
         return h, None

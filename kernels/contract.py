@@ -134,7 +134,8 @@ def check_shapes(x: Tensor, weights: Weights, index: Tensor, weight: Tensor | No
     if differ(index.shape[0], tokens):
         raise ExpertsInputError(f"index_TK has {index.shape[0]} tokens and x_TD {tokens}")
     if weight is not None and (differ(weight.shape[0], index.shape[0]) or differ(weight.shape[1], index.shape[1])):
-        raise ExpertsInputError(f"weight_TK is {tuple(weight.shape)} and index_TK {tuple(index.shape)}; they go together")
+        raise ExpertsInputError(
+            f"weight_TK is {tuple(weight.shape)} and index_TK {tuple(index.shape)}; both are [tokens, K]")
     for name, bias, size in (("gate_up_bias", gate_up_bias, rows), ("down_bias", down_bias, width)):
         if bias is not None and (differ(bias.shape[0], experts) or differ(bias.shape[1], size)):
             raise ExpertsInputError(f"{name} is {tuple(bias.shape)}; it goes with [{experts}, {size}]")

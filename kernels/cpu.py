@@ -1,8 +1,8 @@
 """The CPU form: the library's GEMMs on slices, and all else done on blocks of rows small enough to stay in the cache.
 
-Rows are sorted once. A block is at most BLOCK_ROWS rows of one expert; its gathered tokens, activations and products live
-in scratch that the next block reuses, so that nothing of size T*K x D is ever made. Routing weights scale A (N wide)
-rather than the expert's output (D wide).
+Rows are sorted once. A block is at most BLOCK_ROWS rows of one expert; its gathered tokens, activations and products
+live in scratch that the next block reuses, so that nothing of size T*K x D is ever made. Routing weights scale A (N
+wide) rather than the expert's output (D wide).
 """
 from __future__ import annotations
 
@@ -189,4 +189,5 @@ def backward(grad_TD: Tensor, x_TD: Tensor, h_SM: Tensor, weights: Weights, orde
         flat = torch.empty_like(grad_scale).index_copy_(0, order_S.long(), grad_scale)
         grad_weight = flat.reshape(weight_TK.shape).to(weight_TK.dtype)
     return Gradients(
-        None if grad_x is None else grad_x.to(dtype), grad_gate_up, grad_down, grad_weight, grad_up_bias, grad_down_bias)
+        None if grad_x is None else grad_x.to(dtype), grad_gate_up, grad_down, grad_weight, grad_up_bias,
+        grad_down_bias)

@@ -1,4 +1,5 @@
-"""Which form of the operator runs: chosen where the tensors are concrete, so that one traced graph serves every device."""
+"""Which form of the operator runs: chosen where the tensors are concrete, so that one traced graph serves every
+device."""
 from __future__ import annotations
 
 from types import ModuleType

@@ -3,7 +3,8 @@ from __future__ import annotations
 
 
 class ExpertsInputError(ValueError):
-    """A shape, device, option or layout that the experts operator cannot take. The text names the argument and what to do."""
+    """A shape, device, option or layout that the experts operator cannot take. The text names the argument and what
+    to do."""
 
 
 class ExpertsTypeError(ExpertsInputError, TypeError):

@@ -1,7 +1,9 @@
-"""The torch operators: ``moebius::experts`` and its backward, with fake and autograd registration, and their front door.
+"""The torch operators: ``moebius::experts`` and its backward, with fake and autograd registration, and their front
+door.
 
-Both are opaque to graph transformations, functional, and read sizes only from their arguments' shapes, so that they trace
-with symbolic and unbacked sizes. Nothing but X, H, the routing weights and two index tensors is saved for backward.
+Both are opaque to graph transformations, functional, and read sizes only from their arguments' shapes, so that they
+trace with symbolic and unbacked sizes. Nothing but X, H, the routing weights and two index tensors is saved for
+backward.
 """
 from __future__ import annotations
 
@@ -64,7 +66,8 @@ def fake_backward(
     activation: str, gate: str, save: str, backend: str, needs: list[bool],
 ) -> list[Tensor]:
     inputs = (x, gate_up, down, weight, gate_up_bias, down_bias)
-    return [like.new_empty(like.shape) for like, needed in zip(inputs, needs, strict=True) if needed and like is not None]
+    asked = [like for like, needed in zip(inputs, needs, strict=True) if needed]
+    return [like.new_empty(like.shape) for like in asked if like is not None]
 
 
 # Positions in experts_forward's signature of what Needs lists.
@@ -125,8 +128,8 @@ def experts(
 
     16-bit inputs: GEMMs accumulate in float32, H and A are rounded to the dtype, the sum over k is in float32.
     Under autocast, x, weights and biases are cast to autocast's dtype and the result back to x's.
-    Results are the same bits run for run. Raises ExpertsInputError (a ValueError; ExpertsTypeError, also a TypeError, for
-    types and dtypes). A second derivative is not offered: torch raises.
+    Results are the same bits run for run. Raises ExpertsInputError (a ValueError; ExpertsTypeError, also a TypeError,
+    for types and dtypes). A second derivative is not offered: torch raises.
     """
     options = Options(activation, gate, save, backend)
     options.check()
@@ -162,7 +165,8 @@ def experts_rows(
     save: str = "default",
     backend: str = "auto",
 ) -> Tensor:
-    """Experts over rows that are routed already, one expert a row: ``out[s] = weight[s] * expert[expert[s]](x[s])``, [S, D].
+    """Experts over rows that are routed already, one expert a row: ``out[s] = weight[s] * expert[expert[s]](x[s])``,
+    [S, D].
 
     What a rank runs on the rows that it received. It is :func:`experts` with K = 1; all else is as there.
 
@@ -171,7 +175,8 @@ def experts_rows(
     weight_S: floating point [S], or None for all ones.
     """
     if (expert_S is None) == (counts_E is None):
-        raise ExpertsInputError("experts_rows takes either expert_S (an expert id per row) or counts_E (rows an expert)")
+        raise ExpertsInputError(
+            "experts_rows takes either expert_S (an expert id per row) or counts_E (rows an expert)")
     if expert_S is None:
         assert counts_E is not None
         if counts_E.dim() != 1 or counts_E.shape[0] != gate_up_EMD.shape[0]:

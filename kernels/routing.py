@@ -12,8 +12,8 @@ def sort_rows(index_TK: Tensor, num_experts: int) -> tuple[Tensor, Tensor]:
 
     index_TK: integer [T, K]. Returns
 
-    - order_S: int32 [T*K]; sorted row r is slot ``order_S[r]``, which is token ``order_S[r] // K``. The sort is stable, so
-      that results are the same bits run for run. Sentinel slots (index outside [0, E)) come last.
+    - order_S: int32 [T*K]; sorted row r is slot ``order_S[r]``, which is token ``order_S[r] // K``. The sort is
+      stable, so that results are the same bits run for run. Sentinel slots (index outside [0, E)) come last.
     - offsets: int32 [E+1]; expert e has rows ``offsets[e]:offsets[e+1]``; ``offsets[E]`` is the number of real rows.
     """
     ids = index_TK.reshape(-1)
@@ -32,7 +32,8 @@ def invert(order_S: Tensor) -> Tensor:
 
 
 def ids_from_counts(counts_E: Tensor, num_rows: int) -> Tensor:
-    """Expert id per row for rows that lie in expert order: int64 [num_rows]; rows past the counts' sum get E (sentinel)."""
+    """Expert id per row for rows that lie in expert order: int64 [num_rows]; rows past the counts' sum get E
+    (sentinel)."""
     ends = counts_E.cumsum(0)
     rows = torch.arange(num_rows, dtype=ends.dtype, device=counts_E.device)
     return torch.searchsorted(ends, rows, right=True)

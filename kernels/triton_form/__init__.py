@@ -1,6 +1,6 @@
-"""The Triton form of the experts operator: grouped GEMMs over device-side counts, no host synchronisation, no atomics. One
-kernel a file, with the host code that launches it; launch.py lets that host code also say what it would launch, and aot.py
-compiles exactly that without a GPU. Sources stay within what Triton 3.6, 3.7 and 3.9 share."""
+"""The Triton form of the experts operator: grouped GEMMs over device-side counts, no host synchronisation, no
+atomics. One kernel a file, with the host code that launches it; launch.py lets that host code also say what it would
+launch, and aot.py compiles exactly that without a GPU. Sources stay within what Triton 3.6, 3.7 and 3.9 share."""
 from __future__ import annotations
 
 import torch

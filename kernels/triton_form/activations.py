@@ -1,4 +1,5 @@
-"""The activation table of kernels/activations.py for Triton: value and derivative in float32. Tests hold the two equal."""
+"""The activation table of kernels/activations.py for Triton: value and derivative in float32. Tests hold the two
+equal."""
 from __future__ import annotations
 
 import triton

@@ -63,7 +63,8 @@ SHAPES = {
 NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32", torch.int32: "i32", torch.int64: "i64"}
 
 
-def plan(shape: Shape, dtype: torch.dtype = torch.bfloat16, options: Options | None = None, bias: bool = False) -> list[Launch]:
+def plan(shape: Shape, dtype: torch.dtype = torch.bfloat16, options: Options | None = None,
+         bias: bool = False) -> list[Launch]:
     """Every launch of a forward and a backward with all gradients, in order."""
     options = options or Options()
     t, d, n, e, k = shape.tokens, shape.width, shape.narrow, shape.experts, shape.top_k

@@ -1,4 +1,5 @@
-"""Sorted rows times one expert's matrix, D wide: the down-projection, and dX from dH. Then the sum over a token's slots.
+"""Sorted rows times one expert's matrix, D wide: the down-projection, and dX from dH. Then the sum over a token's
+slots.
 
 With one slot a token the rows are scattered straight to their tokens. With more, each row is written once, and a second
 kernel sums a token's rows in slot order: no atomics, so the same bits run for run.

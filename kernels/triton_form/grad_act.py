@@ -1,4 +1,5 @@
-"""One pass of backward: dA' = dO @ down[e] with dO gathered, and in its epilogue A from H, dH, s*A and dS = <dA', A>."""
+"""One pass of backward: dA' = dO @ down[e] with dO gathered, and in its epilogue A from H, dH, s*A and dS = <dA',
+A>."""
 from __future__ import annotations
 
 from typing import NamedTuple
@@ -15,7 +16,6 @@ from moebius.kernels.triton_form.gating import cut, load_h, store_h
 from moebius.kernels.triton_form.launch import Launch, describe, dot_precision, fit_block, submit
 from moebius.kernels.triton_form.product import load_rows, product
 from moebius.kernels.triton_form.tiles import make_tiles, place
-
 
 
 @triton.jit

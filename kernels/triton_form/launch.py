@@ -61,7 +61,8 @@ recorder: ContextVar[list[Launch] | None] = ContextVar("recorder", default=None)
 
 @contextmanager
 def recording() -> Iterator[list[Launch]]:
-    """Launches inside are collected and not run, so that the host code can be walked with tensors on the meta device."""
+    """Launches inside are collected and not run, so that the host code can be walked with tensors on the meta
+    device."""
     launches: list[Launch] = []
     token = recorder.set(launches)
     try:

@@ -1,7 +1,7 @@
 """Grouped scheduling over device-side counts: which expert and which rows a program works on.
 
-The host never learns the counts. It launches the most tiles that there can be; a small table on the device gives each tile
-its expert and first row; tiles past the real ones find expert E and return at once.
+The host never learns the counts. It launches the most tiles that there can be; a small table on the device gives each
+tile its expert and first row; tiles past the real ones find expert E and return at once.
 """
 from __future__ import annotations
 

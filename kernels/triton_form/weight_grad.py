@@ -1,4 +1,5 @@
-"""Weight gradients: for each expert, the sum over its rows of an outer product, one side gathered by token in the loads.
+"""Weight gradients: for each expert, the sum over its rows of an outer product, one side gathered by token in the
+loads.
 
 A program owns one tile of one expert's gradient and walks that expert's rows, whose number it reads on the device. An
 expert without rows writes zeros.
@@ -68,7 +69,8 @@ def row_sum_kernel(rows, weight, out, order, offsets, top_k, size_c, row_stride,
 
 def weight_grad(left: Tensor, right: Tensor, order_S: Tensor, offsets: Tensor, top_k: int, *,
                 left_gathered: bool = False, right_gathered: bool = False) -> Tensor:
-    """out[e] = left[rows of e].T @ right[rows of e], [E, P, Q]. A gathered side is [T, ...], read at each row's token."""
+    """out[e] = left[rows of e].T @ right[rows of e], [E, P, Q]. A gathered side is [T, ...], read at each row's
+    token."""
     num_experts = offsets.shape[0] - 1
     size_p, size_q = left.shape[1], right.shape[1]
     slots = order_S.shape[0]

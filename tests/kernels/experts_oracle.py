@@ -33,7 +33,8 @@ class Layer:
     gate: str = "concat"
 
     def leaves(self) -> list[Tensor]:
-        return [t for t in (self.x, self.gate_up, self.down, self.weight, self.up_bias, self.down_bias) if t is not None]
+        every = (self.x, self.gate_up, self.down, self.weight, self.up_bias, self.down_bias)
+        return [tensor for tensor in every if tensor is not None]
 
     def to(self, dtype: torch.dtype) -> Layer:
         """The same values in dtype, as fresh leaves that require gradients."""

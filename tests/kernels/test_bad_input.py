@@ -1,4 +1,5 @@
-"""Bad input is a clear error of the package's own, a ValueError or TypeError, in eager and in the fake implementation."""
+"""Bad input is a clear error of the package's own, a ValueError or TypeError, in eager and in the fake
+implementation."""
 from __future__ import annotations
 
 import subprocess
@@ -69,7 +70,8 @@ def test_types(case: str) -> None:
     assert isinstance(caught.value, TypeError) and isinstance(caught.value, ValueError)
 
 
-@pytest.mark.parametrize("option, value", [("activation", "swish"), ("gate", "halves"), ("save", "all"), ("backend", "gpu")])
+@pytest.mark.parametrize(
+    "option, value", [("activation", "swish"), ("gate", "halves"), ("save", "all"), ("backend", "gpu")])
 def test_options(option: str, value: str) -> None:
     with pytest.raises(ExpertsInputError, match=f"{option}='{value}' is not known; one of "):
         experts(LAYER.x, LAYER.gate_up, LAYER.down, LAYER.index, LAYER.weight, **{option: value})

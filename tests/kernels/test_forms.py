@@ -1,4 +1,5 @@
-"""The reference and CPU forms against an independent float64 loop: results and every gradient, over generated shapes."""
+"""The reference and CPU forms against an independent float64 loop: results and every gradient, over generated
+shapes."""
 from __future__ import annotations
 
 import pytest

@@ -1,4 +1,5 @@
-"""The torch operators under everything that traces: opcheck, make_fx, aot_function, torch.compile; autocast; no_grad."""
+"""The torch operators under everything that traces: opcheck, make_fx, aot_function, torch.compile; autocast;
+no_grad."""
 from __future__ import annotations
 
 import pytest
@@ -66,7 +67,8 @@ def test_make_fx(layer: Layer, mode: str) -> None:
 
 
 def test_aot_function(layer: Layer) -> None:
-    assert all(torch.equal(a, b) for a, b in zip(gradients(layer, aot_function(step, nop)), gradients(layer), strict=True))
+    traced = gradients(layer, aot_function(step, nop))
+    assert all(torch.equal(a, b) for a, b in zip(traced, gradients(layer), strict=True))
 
 
 @pytest.mark.parametrize("dynamic", [None, True])

@@ -1,7 +1,7 @@
 """The Triton form, forward and every gradient, against the float64 loop, under Triton's interpreter.
 
-In a process of its own, since the interpreter is chosen when Triton is imported. float32 and float16 only: the interpreter
-computes bfloat16 wrongly. A program costs about 10 ms there, so shapes are a few tiles.
+In a process of its own, since the interpreter is chosen when Triton is imported. float32 and float16 only: the
+interpreter computes bfloat16 wrongly. A program costs about 10 ms there, so shapes are a few tiles.
 """
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ TOLERANCE = {"float32": 3e-6, "float16": 3e-3}
 @pytest.fixture(scope="module")
 def ask() -> Iterator[Callable[..., dict]]:
     environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-    worker = subprocess.Popen([sys.executable, "-W", "ignore::RuntimeWarning", str(Path(__file__).parent / "triton_worker.py")],
+    script = str(Path(__file__).parent / "triton_worker.py")
+    worker = subprocess.Popen([sys.executable, "-W", "ignore::RuntimeWarning", script],
                               stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
     assert worker.stdin and worker.stdout
 
