@@ -2,17 +2,18 @@
 parameter and how parameters move to the ranks, the exchange operators, and the pass that puts them into a graph.
 
 First form: one program on every rank, the same batch on each. Dense compute is replicated; experts are split over one
-mesh axis, and so are their gradients and optimizer state. At an expert region each rank serves its slice of the tokens:
-rows travel by uneven all-to-all to the ranks that own their experts and back, and the output is gathered. Backward is the
-mirror image, so gradients of everything replicated are equal on every rank. No token is dropped.
+mesh axis, and so are their gradients and optimizer state. At an expert region each rank serves its slice of the
+tokens: rows travel by uneven all-to-all to the ranks that own their experts and back, and the output is gathered.
+Backward is the mirror image, so gradients of everything replicated are equal on every rank. No token is dropped.
 
 How a caller (capture) uses it:
 
 1. lower with ``LoweringOptions(mesh=..., plan=...)``; the lowering calls ``place(gm, options)`` once expert regions are
    ``moebius.kernels.experts`` calls. The result is right whether or not parameters were placed.
-2. ``parameters_to_place(gm)``: if not empty, drop the capture (it refers to the parameters weakly), call
-   ``place_parameters(those, others, mesh, gm.meta["plan"])``, and capture again.
-3. at each call, give the graph ``to_graph_input(value, conversion)`` for each input and ``input_conversions(gm, options)``.
+2. ``parameters_to_place(gm)``: if not empty, and before anything of the call has run, drop the capture, call
+   ``place_parameters(those, others, mesh, gm.meta["plan"])``, and capture again: the parameters' class has changed.
+3. at each call, give the graph ``to_graph_input(value, conversion)`` for each input and its conversion, as
+   ``input_conversions(gm, options)`` lists them.
 
 Everything here that says "Collective" must be called on every rank of the mesh, in the same order.
 """

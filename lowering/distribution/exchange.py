@@ -1,18 +1,19 @@
 """The collectives of expert parallelism, as torch operators: who sends which token where, rows out, rows back.
 
-Four functional, opaque operators (``moebius::route``, ``send_rows``, ``return_rows``, ``gather_experts``), with fake and
-autograd registration, so that they trace with unbacked sizes under any backend. ``send_rows`` and ``return_rows`` are each
-other's backward. The tokens are the same on every rank (T rows, replicated); rank r serves rows ``chunk_span(T, P, r)``
-of them. Only plain collectives that gloo has: one even exchange of counts, uneven ``all_to_all_single``, and
-``all_gather`` of equal, padded pieces.
+Functional, opaque operators with fake and autograd registration, so that they trace with unbacked sizes under any
+backend. ``send_rows`` and ``return_rows`` are each other's backward, and so are ``own_experts`` and ``gather_experts``.
+The tokens are the same on every rank (T rows, replicated); rank r serves rows ``chunk_span(T, P, r)`` of them. Only
+plain collectives that gloo has: one even exchange of counts, uneven ``all_to_all_single``, and ``all_gather`` of equal,
+padded pieces.
 
 Letters: T tokens, P ranks, S rows that this rank sends (one for each of its tokens and each rank that has an expert of
 it: a token with two experts on one rank travels once), U rows that it receives.
 """
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, ClassVar, Protocol
 
 import torch
 import torch.distributed as dist
@@ -21,20 +22,58 @@ from torch import Tensor
 from moebius.lowering.distribution.errors import DistributionError, RanksDisagreeError
 from moebius.lowering.distribution.plan import chunk_span
 
-_GROUPS: dict[str, dist.ProcessGroup] = {}
+
+class Group(Protocol):
+    """The ranks that share the experts of a layer, seen from one of them."""
+
+    def rank(self) -> int: ...
+
+    def size(self) -> int: ...
+
+    def all_to_all(self, received: Tensor, sent: Tensor, back: list[int], out: list[int]) -> None:
+        """Rows of ``sent`` to each rank, ``out`` of them; into ``received``, ``back`` of them from each."""
+
+    def all_gather(self, whole: Tensor, piece: Tensor) -> None:
+        """Equal pieces of all ranks, in order of rank."""
+
+
+class ProcessGroup:
+    """A Group over torch.distributed."""
+
+    def __init__(self, group: dist.ProcessGroup):
+        self.group = group
+
+    def rank(self) -> int:
+        return self.group.rank()
+
+    def size(self) -> int:
+        return self.group.size()
+
+    def all_to_all(self, received: Tensor, sent: Tensor, back: list[int], out: list[int]) -> None:
+        dist.all_to_all_single(received, sent, back, out, group=self.group)
+
+    def all_gather(self, whole: Tensor, piece: Tensor) -> None:
+        # torch 2.13 renames the collective and warns about the old name; earlier versions have the old one only.
+        gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+        gather(whole, piece, group=self.group)
+
+
+_GROUPS: dict[str, Group] = {}
+simulated = threading.local()  # .group: the Group of the simulated rank that this thread runs (simulate.py)
 
 
 def remember_group(group: dist.ProcessGroup) -> str:
     """The name under which the operators find this process group (operators take no objects)."""
-    _GROUPS[group.group_name] = group
+    _GROUPS[group.group_name] = ProcessGroup(group)
     return group.group_name
 
 
-def find_group(name: str) -> dist.ProcessGroup:
-    try:
-        return _GROUPS[name]
-    except KeyError:
-        raise DistributionError(f"no process group {name!r} is known here; capture again in this process") from None
+def find_group(name: str) -> Group:
+    """The group of that name, seen from this rank."""
+    group = getattr(simulated, "group", None) or _GROUPS.get(name)
+    if group is None:
+        raise DistributionError(f"no process group {name!r} is known here; capture again in this process")
+    return group
 
 
 @dataclass
@@ -46,6 +85,13 @@ class Traffic:
     combine: int = 0
     gather: int = 0
     collectives: int = 0
+    lock: ClassVar[threading.Lock] = threading.Lock()
+
+    def add(self, purpose: str, sent: int) -> None:
+        """One more collective, which sent so many bytes to other ranks."""
+        with self.lock:
+            setattr(self, purpose, getattr(self, purpose) + sent)
+            self.collectives += 1
 
     @property
     def total(self) -> int:
@@ -88,16 +134,15 @@ def route(index_TK: Tensor, num_experts: int, group_name: str) -> tuple[Tensor, 
     sent = torch.empty(ranks, 3, dtype=torch.int64, device=mine.device)
     sent[:, 0], sent[:, 1], sent[:, 2] = wanted.sum(0), tokens, _fingerprint(index_TK, num_experts)
     received = torch.empty_like(sent)
-    dist.all_to_all_single(received, sent, group=group)
-    traffic.header += (ranks - 1) * 3 * sent.element_size()
-    traffic.collectives += 1
+    group.all_to_all(received, sent, [1] * ranks, [1] * ranks)
+    traffic.add("header", (ranks - 1) * 3 * sent.element_size())
     table = torch.stack([sent, received]).cpu()
     if not torch.equal(table[0, :, 1:], table[1, :, 1:]):
         others = [rank for rank in range(ranks) if not torch.equal(table[0, rank, 1:], table[1, rank, 1:])]
         raise RanksDisagreeError(
-            f"rank {me} ({tokens} tokens) and ranks {others} ({table[1, others, 1].tolist()} tokens) have different tokens or "
-            f"routings; with mesh=..., pass the same batch on every rank, and seed every rank alike where the model draws "
-            f"random numbers"
+            f"rank {me} ({tokens} tokens) and ranks {others} ({table[1, others, 1].tolist()} tokens) have different "
+            f"tokens or routings; with mesh=..., pass the same batch on every rank, and seed every rank alike where "
+            f"the model draws random numbers"
         )
     splits_2P = table[:, :, 0].contiguous()
     source_U = torch.repeat_interleave(torch.arange(ranks), splits_2P[1]).to(mine.device)
@@ -121,9 +166,8 @@ def send_rows(t_T: Tensor, rows_S: Tensor, source_U: Tensor, splits_2P: Tensor, 
     sent = t_T.index_select(0, rows_S)
     out, back = splits_2P.tolist()
     received = t_T.new_empty((source_U.shape[0], *t_T.shape[1:]))
-    dist.all_to_all_single(received, sent, back, out, group=group)
-    traffic.dispatch += _row_bytes(sent) * (sum(out) - out[group.rank()])
-    traffic.collectives += 1
+    group.all_to_all(received, sent, back, out)
+    traffic.add("dispatch", _row_bytes(sent) * (sum(out) - out[group.rank()]))
     return received
 
 
@@ -136,22 +180,21 @@ def _(t_T: Tensor, rows_S: Tensor, source_U: Tensor, splits_2P: Tensor, group_na
 def return_rows(
     t_U: Tensor, rows_S: Tensor, source_U: Tensor, splits_2P: Tensor, tokens: int, group_name: str
 ) -> Tensor:
-    """Received rows back to where they came from, summed for each token, gathered: [T, ...], equal on all ranks. Collective."""
+    """Received rows back to where they came from, summed for each token: [T, ...], equal on all ranks. Collective."""
     group = find_group(group_name)
     ranks, me = group.size(), group.rank()
     out, back = splits_2P.tolist()
     arrived = t_U.new_empty((rows_S.shape[0], *t_U.shape[1:]))
     t_U = t_U.contiguous()
-    dist.all_to_all_single(arrived, t_U, out, back, group=group)
-    traffic.combine += _row_bytes(t_U) * (sum(back) - back[me])
+    group.all_to_all(arrived, t_U, out, back)
+    traffic.add("combine", _row_bytes(t_U) * (sum(back) - back[me]))
     low, high = chunk_span(tokens, ranks, me)
     step = -(-tokens // ranks)
     wide = torch.float32 if t_U.dtype in (torch.bfloat16, torch.float16) else t_U.dtype
     mine = torch.zeros((step, *t_U.shape[1:]), dtype=wide, device=t_U.device)
     mine.index_add_(0, rows_S - low, arrived.to(wide))
     whole = _all_gather(mine.to(t_U.dtype), group)
-    traffic.gather += _row_bytes(t_U) * (high - low) * (ranks - 1)
-    traffic.collectives += 2
+    traffic.add("gather", _row_bytes(t_U) * (high - low) * (ranks - 1))
     return whole[:tokens] if whole.shape[0] == tokens else whole[:tokens].clone()
 
 
@@ -179,14 +222,13 @@ def _(w_E: Tensor, group_name: str) -> Tensor:
 
 @torch.library.custom_op("moebius::gather_experts", mutates_args=())
 def gather_experts(w_L: Tensor, num_experts: int, group_name: str) -> Tensor:
-    """The whole of a tensor whose experts live on the ranks, equal on all: [E, ...]. The backward of own_experts. Collective."""
+    """The whole of a tensor whose experts live on the ranks: [E, ...], equal on all ranks. Collective."""
     group = find_group(group_name)
     step = -(-num_experts // group.size())
     mine = w_L.new_zeros((step, *w_L.shape[1:]))
     mine[: w_L.shape[0]] = w_L
     whole = _all_gather(mine, group)
-    traffic.gather += _row_bytes(w_L) * w_L.shape[0] * (group.size() - 1)
-    traffic.collectives += 1
+    traffic.add("gather", _row_bytes(w_L) * w_L.shape[0] * (group.size() - 1))
     return whole[:num_experts].clone()
 
 
@@ -195,11 +237,9 @@ def _(w_L: Tensor, num_experts: int, group_name: str) -> Tensor:
     return w_L.new_empty((num_experts, *w_L.shape[1:]))
 
 
-def _all_gather(piece: Tensor, group: dist.ProcessGroup) -> Tensor:
+def _all_gather(piece: Tensor, group: Group) -> Tensor:
     whole = piece.new_empty((piece.shape[0] * group.size(), *piece.shape[1:]))
-    # torch 2.13 renames the collective and warns about the old name; earlier versions have the old one only.
-    gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-    gather(whole, piece.contiguous(), group=group)
+    group.all_gather(whole, piece.contiguous())
     return whole
 
 

@@ -1,10 +1,10 @@
 """What the lowered graph calls around the local experts: ``dispatch`` before them, ``combine`` after them.
 
-Between the two, the ordinary experts operator runs on the rows that arrived, one expert a row, with this rank's weights.
-A row's routing weight travels with it, so the sum over a token's experts of one rank is taken there and one row a rank
-goes back. Both functions are made of the exchange's operators and plain torch, so that any backend traces them.
+Between the two, the ordinary experts operator runs on the rows that arrived, one expert a row, with this rank's
+weights. A row's routing weight travels with it, so the sum over a token's experts of one rank is taken there and one
+row a rank goes back. Both functions are made of the exchange's operators and plain torch: any backend traces them.
 
-Letters: T tokens, K slots a token, D model width, E experts, U rows received (tokens), R their slots with an expert here.
+Letters: T tokens, K slots a token, D model width, E experts, U rows (tokens) received, R their slots that are run here.
 """
 from __future__ import annotations
 
@@ -44,12 +44,13 @@ def dispatch(
     x_UD = exchange.send_rows(x_TD, rows_S, source_U, splits_2P, group_name)
     index_UK = exchange.send_rows(index_TK, rows_S, source_U, splits_2P, group_name)
     slot_R, expert_R = own_slots(index_UK, num_experts, group_name)
-    token_R = slot_R // index_TK.shape[1]
+    top_k = index_TK.shape[1]
+    token_R = slot_R // top_k
     weight_R1 = None
     if weight_TK is not None:
         weight_UK = exchange.send_rows(weight_TK, rows_S, source_U, splits_2P, group_name)
-        weight_R1 = weight_UK.reshape(-1).index_select(0, slot_R)[:, None]
-    return x_UD.index_select(0, token_R), expert_R[:, None], weight_R1, token_R, rows_S, source_U, splits_2P
+        weight_R1 = weight_UK.index_select(0, token_R).gather(1, (slot_R % top_k).unsqueeze(1))
+    return x_UD.index_select(0, token_R), expert_R.unsqueeze(1), weight_R1, token_R, rows_S, source_U, splits_2P
 
 
 def combine(
@@ -63,5 +64,5 @@ def combine(
 
 
 def own_experts(weight_E: Tensor, group_name: str) -> Tensor:
-    """This rank's experts of a whole weight that every rank holds; its gradient is gathered from all ranks. Collective."""
+    """This rank's experts of a whole weight that every rank holds; its gradient is gathered. Collective in backward."""
     return exchange.own_experts(weight_E, group_name)

@@ -1,6 +1,7 @@
 """Contract
-needs: a lowered graph, in which expert regions are calls of ``moebius.kernels.experts``; placeholders with ``meta["val"]``,
-    and with ``meta["tensor"]`` (a weak reference to the real tensor) and ``meta["source"]`` where they are parameters.
+needs: a lowered graph, in which expert regions are calls of ``moebius.kernels.experts``; placeholders with
+    ``meta["val"]``, and with ``meta["tensor"]`` (a weak reference to the real tensor) and ``meta["source"]`` where they
+    are parameters.
 promises: the same results on every rank, with each such call done by the ranks that own the experts. A weight that was
     placed (:mod:`placement`) goes in as this rank's rows, where nothing else in the graph uses it; any other weight is
     whole, and this rank's experts are taken from it. Changes the graph in place. Nothing else is touched.
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import inspect
 import operator
+from collections import OrderedDict
 from typing import Any
 
 import torch
@@ -19,8 +21,9 @@ from moebius.lowering.distribution.exchange import remember_group
 from moebius.lowering.distribution.expert_parallel import combine, dispatch, own_experts
 from moebius.lowering.distribution.plan import Plan, RegionShape, chunk_span, resolve_plan
 from moebius.lowering.distribution.sharded import Sharded
-from moebius.lowering.distribution.torch_private import FakeTensor, tree_leaves
+from moebius.lowering.distribution.torch_private import tree_leaves
 from moebius.lowering.graph import LoweringOptions
+from moebius.lowering.torch_private import FakeTensor
 
 WEIGHTS = ("gate_up_EMD", "down_EDN", "gate_up_bias", "down_bias")  # arguments whose first axis counts experts
 CASTS = frozenset(("contiguous", "to", "float", "double", "half", "bfloat16", "clone", "type"))
@@ -124,11 +127,11 @@ def _keeps_experts_apart(node: fx.Node) -> bool:
         name = str(node.target)
     elif node.op == "call_function":
         if node.target is getattr:
-            return node.args[1] == "mT" and _dim(node.args[0]) == 3
+            return bool(node.args[1] == "mT" and _dim(node.args[0]) == 3)
         if node.target is operator.getitem:
             index = node.args[1]
             # weight[:, a:b]: a plain slice of all experts first, and no axis added or dropped before it
-            return isinstance(index, tuple) and bool(index) and index[0] == slice(None, None, None) and None not in index
+            return isinstance(index, tuple) and bool(index) and index[0] == slice(None) and None not in index
         name = getattr(node.target, "__name__", "")
         if node.target is not getattr(torch, name, None):
             return False
@@ -142,7 +145,7 @@ def _keeps_experts_apart(node: fx.Node) -> bool:
         return all(axis % dim != 0 for axis in rest)  # type: ignore[operator]
     if name == "permute" and dim and rest:
         order = rest[0] if isinstance(rest[0], tuple | list) else rest
-        return order[0] == 0 or order[0] == -dim
+        return bool(order[0] == 0 or order[0] == -dim)
     return False
 
 
@@ -198,7 +201,7 @@ def _replace(
         sent = emit(dispatch, (x, index, weight, num_experts, group_name))
         x_RD, expert_R1, weight_R1, *ticket = [emit(operator.getitem, (sent, i)) for i in range(7)]
         arguments |= {"x_TD": x_RD, "index_TK": expert_R1, "weight_TK": None if weight is None else weight_R1}
-        bound = inspect.BoundArguments(SIGNATURE, arguments)  # type: ignore[arg-type]
+        bound = inspect.BoundArguments(SIGNATURE, OrderedDict(arguments))
         local = graph.call_function(experts, bound.args, bound.kwargs)
         local.meta = {key: value for key, value in node.meta.items() if key != "val"}
         _propagate(local)

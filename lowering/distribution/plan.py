@@ -109,7 +109,7 @@ class Plan:
         names = mesh.mesh_dim_names or ()
         if isinstance(self.axis, str):
             if self.axis not in names:
-                raise DistributionError(f"the plan's mesh axis {self.axis!r} is not in the mesh, whose axes are {names}")
+                raise DistributionError(f"the plan's mesh axis {self.axis!r} is not in the mesh, with axes {names}")
             return names.index(self.axis)
         if not 0 <= self.axis < mesh.ndim:
             raise DistributionError(f"the plan's mesh axis {self.axis} is not in the mesh, which has {mesh.ndim} axes")
@@ -123,14 +123,14 @@ class Plan:
         return total
 
     def __str__(self) -> str:
-        lines = [f"expert parallel over {self.ranks} ranks (mesh axis {self.axis!r}); the batch is the same on every rank"]
+        lines = [f"expert parallel over {self.ranks} ranks (mesh axis {self.axis!r}); every rank has the same batch"]
         for source, (experts, here) in self.parameters.items():
             lines.append(f"  {source}: {experts} experts, at most {here} on a rank")
         expected = self.expected()
         lines.append(
-            f"  {len(self.regions)} expert regions; a rank sends about {expected.total / 1e6:.3f} MB a forward and backward"
-            f" under uniform routing: dispatch {expected.dispatch / 1e6:.3f}, combine {expected.combine / 1e6:.3f},"
-            f" gather {expected.gather / 1e6:.3f}"
+            f"  {len(self.regions)} expert regions of known size; forward and backward, a rank sends about"
+            f" {expected.total / 1e6:.3f} MB under uniform routing: dispatch {expected.dispatch / 1e6:.3f},"
+            f" combine {expected.combine / 1e6:.3f}, gather {expected.gather / 1e6:.3f}"
         )
         return "\n".join(lines)
 
@@ -141,7 +141,7 @@ def resolve_plan(plan: Any, mesh: Any) -> Plan:
         plan = Plan(axis=choose_axis(mesh))
     elif not isinstance(plan, Plan):
         raise DistributionError(f"plan={plan!r} is neither 'auto' nor a moebius.lowering.distribution.Plan")
-    return replace(plan, ranks=mesh.size(plan.axis_index(mesh)), parameters=dict(plan.parameters), regions=list(plan.regions))
+    return replace(plan, ranks=mesh.size(plan.axis_index(mesh)), parameters={}, regions=[])
 
 
 def choose_axis(mesh: Any) -> str | int:

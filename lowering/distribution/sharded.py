@@ -1,9 +1,9 @@
 """A tensor whose rows live on the ranks, in a form that can take the place of an existing parameter.
 
-Why not a plain DTensor: ``torch.utils.swap_tensors`` cannot turn a parameter into one (DTensor has ``__slots__``, so the
-two object layouts differ), and putting new objects into the model would leave stale every list of parameters that the
-optimizer or the user holds. :class:`Sharded` has a parameter's layout, so it can take its place, and it hands every
-operator to the DTensor inside: DTensor stays the engine that knows how operators and shards go together.
+Why not a plain DTensor: no parameter can be turned into one in place (DTensor has ``__slots__``, so the two object
+layouts differ), and putting new objects into the model would leave stale every list of parameters that the optimizer or
+the user holds. :class:`Sharded` has a parameter's layout, so it can take its place, and it hands every operator to the
+DTensor inside: DTensor stays the engine that knows how operators and shards go together.
 """
 from __future__ import annotations
 
@@ -16,10 +16,12 @@ from moebius.lowering.distribution.errors import DistributionError
 from moebius.lowering.distribution.plan import chunk_span
 from moebius.lowering.distribution.torch_private import (
     is_mutable,
+    is_view,
     tree_flatten,
     tree_map,
     tree_unflatten,
     wrapper_tensor,
+    written,
 )
 
 
@@ -50,11 +52,11 @@ class Sharded(torch.Tensor):
         """The whole tensor, gathered from all ranks; its gradient flows back to the shards. Collective."""
         return _Gather.apply(self)
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return f"Sharded(shape={tuple(self.shape)}, local={tuple(self.local.shape)}, mesh={self.shards.device_mesh})"
 
     @property
-    def data(self) -> torch.Tensor:  # type: ignore[override]
+    def data(self) -> torch.Tensor:
         """The same values, unknown to autograd, as for any tensor; assigning writes them in place."""
         return self.detach()
 
@@ -62,19 +64,24 @@ class Sharded(torch.Tensor):
     def data(self, value: torch.Tensor) -> None:
         if (value.dtype, value.shape, value.device) != (self.dtype, self.shape, self.device):
             raise DistributionError(
-                f"a parameter that lives on the ranks is {self.dtype}, {tuple(self.shape)}, {self.device} and cannot become "
-                f"{value.dtype}, {tuple(value.shape)}, {value.device}; convert the model before its first captured call, "
-                f"or call collect_parameters(model.parameters()) first"
+                f"a parameter that lives on the ranks is {self.dtype}, {tuple(self.shape)}, {self.device} and cannot "
+                f"become {value.dtype}, {tuple(value.shape)}, {value.device}; convert the model before its first "
+                f"captured call, or call collect_parameters(model.parameters()) first"
             )
         with torch.no_grad():
             self.copy_(value)
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        whole = self.shards.detach().full_tensor()  # type: ignore[attr-defined]
+        whole[key] = value.detach() if isinstance(value, torch.Tensor) else value
+        self.copy_(whole)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         return self.shards.detach().__reduce_ex__(protocol)  # loads as a DTensor, which checkpoint tools know
 
     def __deepcopy__(self, memo: dict[int, Any]) -> torch.Tensor:
         if id(self) not in memo:
-            twin: Any = Sharded(self.shards.detach().clone())
+            twin: Any = Sharded(self.shards.detach().clone())  # type: ignore[arg-type]
             if isinstance(self, torch.nn.Parameter):
                 twin = torch.nn.Parameter(twin, self.requires_grad)
             if self.requires_grad:
@@ -85,10 +92,12 @@ class Sharded(torch.Tensor):
         return memo[id(self)]
 
     @classmethod
-    def __torch_dispatch__(
+    def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        _refuse_lost_writes(func, args, kwargs or {})
         flat, spec = tree_flatten((args, kwargs or {}))
+        flat = [value.whole if isinstance(value, Gathered) else value for value in flat]
         mesh = next(a.shards.device_mesh for a in flat if isinstance(a, Sharded))
         replicate = [Replicate()] * mesh.ndim
         owners: dict[int, torch.Tensor] = {}  # id of the DTensor that went in -> the tensor that it stood for
@@ -108,18 +117,65 @@ class Sharded(torch.Tensor):
                 return value
             if id(value) in owners:  # an operator that works in place gave back its argument
                 return owners[id(value)]
-            return Sharded(value) if _split_by_rows(value) else value.full_tensor()
+            return Sharded(value) if _split_by_rows(value) else seal(value.full_tensor())
 
+        def seal(value: Any) -> Any:
+            # What torch calls a view is a copy here. Autograd forbids writes into it, but only where it keeps watch.
+            guarded = torch.is_grad_enabled() and any(a.requires_grad for a in flat if isinstance(a, Sharded))
+            return Gathered(value) if isinstance(value, torch.Tensor) and is_view(func) and not guarded else value
+
+        def on_whole_tensors() -> Any:
+            whole = {id(value): value.shards.full_tensor() for value in flat if isinstance(value, Sharded)}
+            inner_args, inner_kwargs = tree_unflatten([whole.get(id(value), value) for value in flat], spec)
+            out = func(*inner_args, **inner_kwargs)
+            for value in written(func, args, kwargs or {}):
+                if isinstance(value, Sharded):
+                    value.shards.to_local().copy_(shard_rows(whole[id(value)], value.shards).local)
+            back = {id(whole[key]): value for key, value in ((id(v), v) for v in flat) if key in whole}
+            return tree_map(lambda value: back[id(value)] if id(value) in back else seal(value), out)
+
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            return on_whole_tensors()  # every rank draws for all rows: the same numbers, and generators stay in step
         inner_args, inner_kwargs = tree_unflatten([lower(value) for value in flat], spec)
         try:
             return tree_map(lift, func(*inner_args, **inner_kwargs))
         except (NotImplementedError, RuntimeError):
             if is_mutable(func):
                 raise
-            # DTensor has no rule for this operator (unbind of the split axis, say): do it on whole tensors.
-            whole = [value.shards.full_tensor() if isinstance(value, Sharded) else value for value in flat]
-            inner_args, inner_kwargs = tree_unflatten(whole, spec)
-            return func(*inner_args, **inner_kwargs)
+            return on_whole_tensors()  # DTensor has no rule for this operator (unbind of the split axis, say)
+
+
+class Gathered(torch.Tensor):
+    """A gathered copy of what would be a view into a parameter, had one rank all of it: to read, not to write into."""
+
+    whole: torch.Tensor
+
+    @staticmethod
+    def __new__(cls, whole: torch.Tensor) -> Gathered:
+        self = wrapper_tensor(cls, whole, False)
+        self.whole = whole
+        return self
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+        return f"Gathered({self.whole!r})"
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        _refuse_lost_writes(func, args, kwargs or {})
+        flat, spec = tree_flatten((args, kwargs or {}))
+        inner_args, inner_kwargs = tree_unflatten([v.whole if isinstance(v, Gathered) else v for v in flat], spec)
+        out = func(*inner_args, **inner_kwargs)
+        return tree_map(lambda v: cls(v) if isinstance(v, torch.Tensor) else v, out) if is_view(func) else out
+
+
+def _refuse_lost_writes(func: Any, args: tuple, kwargs: dict[str, Any]) -> None:
+    if any(isinstance(value, Gathered) for value in written(func, args, kwargs)):
+        raise DistributionError(
+            "this writes into a view of a parameter that lives on the ranks, where it would be lost; assign by index "
+            "(parameter[i] = value), or call collect_parameters(model.parameters()) first"
+        )
 
 
 def _split_by_rows(value: DTensor) -> bool:
@@ -128,7 +184,7 @@ def _split_by_rows(value: DTensor) -> bool:
 
 
 def shard_rows(full: torch.Tensor, like: DTensor) -> Sharded:
-    """This rank's rows of an ordinary tensor that is equal on all ranks, laid out as ``like``. Copies: ``full`` can go."""
+    """This rank's rows, copied, of an ordinary tensor that is equal on all ranks; laid out as ``like``."""
     axis = next(i for i, placement in enumerate(like.placements) if placement.is_shard())
     low, high = chunk_span(full.shape[0], like.device_mesh.size(axis), like.device_mesh.get_local_rank(axis))
     return _sharded(full.detach()[low:high].clone(), full.shape, like)
@@ -148,7 +204,7 @@ class _Gather(torch.autograd.Function):
         return tensor.shards.full_tensor()
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> Sharded:  # type: ignore[override]
+    def backward(ctx: Any, grad: torch.Tensor) -> Sharded:
         return shard_rows(grad, ctx.like)
 
 
@@ -159,7 +215,7 @@ class _Local(torch.autograd.Function):
         return tensor.local
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> Sharded:  # type: ignore[override]
+    def backward(ctx: Any, grad: torch.Tensor) -> Sharded:
         return _sharded(grad.contiguous(), ctx.like.shape, ctx.like)
 
 

@@ -4,28 +4,50 @@ from __future__ import annotations
 from typing import Any, TypeVar
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 __all__ = [
-    "FakeTensor", "has_hooks", "is_mutable", "references", "swap", "tree_flatten", "tree_leaves", "tree_map",
-    "tree_unflatten", "wrapper_tensor",
+    "has_hooks", "is_mutable", "is_view", "local_tensor_types", "references", "swap", "tree_flatten", "tree_leaves",
+    "tree_map", "tree_unflatten", "wrapper_tensor", "written",
 ]
 
 T = TypeVar("T", bound=torch.Tensor)
 
 
 def wrapper_tensor(cls: type[T], like: torch.Tensor, requires_grad: bool) -> T:
-    """A tensor of class ``cls`` with the metadata of ``like`` and no storage (torch's page on extending documents it)."""
-    return torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined, return-value]
+    """A tensor of class ``cls`` with the metadata of ``like`` and no storage (torch's "Extending" page has it)."""
+    return torch.Tensor._make_wrapper_subclass(
         cls, like.shape, strides=like.stride(), dtype=like.dtype, device=like.device, layout=like.layout,
         requires_grad=requires_grad,
     )
 
 
+def local_tensor_types() -> tuple[type, type]:
+    """LocalTensor and LocalTensorMode. Loaded when asked for: they are for simulation alone."""
+    from torch.distributed._local_tensor import LocalTensor, LocalTensorMode
+
+    return LocalTensor, LocalTensorMode
+
+
 def is_mutable(operator: Any) -> bool:
     """Whether an operator writes into an argument."""
     return bool(operator._schema.is_mutable)
+
+
+def is_view(operator: Any) -> bool:
+    """Whether an operator gives back a view of an argument, and writes into none."""
+    returns = operator._schema.returns
+    return not is_mutable(operator) and any(value.alias_info is not None for value in returns)
+
+
+def written(operator: Any, args: tuple, kwargs: dict[str, Any]) -> list[Any]:
+    """The values among these arguments that an operator writes into."""
+    found: list[Any] = []
+    for position, argument in enumerate(operator._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            value = args[position] if position < len(args) else kwargs.get(argument.name)
+            found += value if isinstance(value, list | tuple) else [value]
+    return found
 
 
 def has_hooks(tensor: torch.Tensor) -> bool:
@@ -41,9 +63,9 @@ def references(tensor: torch.Tensor) -> int:
 def swap(a: torch.Tensor, b: torch.Tensor) -> None:
     """Exchange what two tensor objects are: class, attributes, content. Raises RuntimeError with nothing changed.
 
-    ``torch.utils.swap_tensors``, but for two things: it refuses an object that has weak references, which here shall see
-    the new content (they are captured graphs' ways to a parameter), and it changes classes before it can fail.
+    ``torch.utils.swap_tensors``, but for two things: it refuses an object that has weak references, which here shall
+    see the new content (they are captured graphs' ways to a parameter), and it changes classes before it can fail.
     """
-    torch._C._swap_tensor_impl(a, b)  # type: ignore[attr-defined]
+    torch._C._swap_tensor_impl(a, b)
     a.__class__, b.__class__ = b.__class__, a.__class__
     a.__dict__, b.__dict__ = b.__dict__, a.__dict__

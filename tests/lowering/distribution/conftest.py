@@ -38,10 +38,12 @@ class Pool:
             raise AssertionError("\n".join(failures))
         return [result for _, result in answers]
 
-    def stop(self) -> list[int]:
+    def say_stop(self) -> None:
         for process in self.processes:
             pickle.dump(None, process.stdin)
             process.stdin.close()
+
+    def wait(self) -> list[int]:
         codes = [process.wait(60) for process in self.processes]
         self.directory.cleanup()
         return codes
@@ -57,7 +59,9 @@ class Pool:
 def pools():
     running: dict[int, Pool] = {}
     yield running
-    codes = {ranks: pool.stop() for ranks, pool in running.items()}
+    for pool in running.values():
+        pool.say_stop()
+    codes = {ranks: pool.wait() for ranks, pool in running.items()}
     assert all(code == 0 for each in codes.values() for code in each), f"ranks did not tear down cleanly: {codes}"
 
 

@@ -96,7 +96,7 @@ def routings(draw):
 
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_generated_routings_match_one_process(on_ranks, ranks):
-    @settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=25, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
     @given(routings(), st.booleans())
     def check(routing, weighted):
         index, top_k, num_experts = routing

@@ -176,7 +176,9 @@ def test_two_regions_share_their_weights(on_ranks):
         assert taken == 0
 
 
-@pytest.mark.parametrize("name, sharded", [("used_elsewhere", [False, False, True]), ("computed_weights", [False, True, False])])
+@pytest.mark.parametrize(
+    "name, sharded", [("used_elsewhere", [False, False, True]), ("computed_weights", [False, True, False])]
+)
 def test_a_weight_with_another_use_stays_whole(on_ranks, name, sharded):
     for found, _, taken in on_ranks(2, check_graph, name, True):
         assert found == sharded
@@ -283,7 +285,8 @@ def check_meshes():
     named = init_device_mesh("cpu", (1, ranks), mesh_dim_names=("dp", "ep"))
     assert dispatch in targets(place(captured(plain, [x, *params]), LoweringOptions(mesh=named)))
     # over an axis of one rank there is nothing to spread
-    assert dispatch not in targets(place(captured(plain, [x, *params]), LoweringOptions(mesh=named, plan=Plan(axis="dp"))))
+    alone = LoweringOptions(mesh=named, plan=Plan(axis="dp"))
+    assert dispatch not in targets(place(captured(plain, [x, *params]), alone))
 
 
 def test_meshes_and_plans_that_do_not_fit(on_ranks):

@@ -1,0 +1,99 @@
+"""Many ranks in one process: the exchange operators under torch's LocalTensorMode.
+
+LocalTensorMode runs one program for all ranks, each tensor holding every rank's value; it runs ordinary operators rank
+by rank. An exchange operator is opaque to it, and its ranks depend on one another: here each rank's call runs on a thread
+of its own, with the operator's own code, and only the collectives are replaced, by a meeting of the threads.
+"""
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from moebius.lowering.distribution import exchange, expert_parallel
+from moebius.lowering.distribution.torch_private import local_tensor_types, tree_map
+
+LocalTensor: Any
+LocalTensor, LocalTensorMode = local_tensor_types()
+
+OPERATORS = (
+    exchange.route, exchange.send_rows, exchange.return_rows, exchange.own_experts, exchange.gather_experts,
+    expert_parallel.own_slots,
+)
+
+
+class Meeting:
+    """Where the threads of all ranks leave what they send."""
+
+    def __init__(self, ranks: int):
+        self.barrier = threading.Barrier(ranks)
+        self.left: dict[int, Any] = {}
+
+    def exchange(self, rank: int, value: Any) -> dict[int, Any]:
+        """What every rank left, by rank. Each takes what it needs before it comes to the next exchange."""
+        self.left[rank] = value
+        self.barrier.wait()
+        everything = dict(self.left)
+        self.barrier.wait()
+        return everything
+
+
+class SimulatedGroup:
+    """An exchange.Group among threads."""
+
+    def __init__(self, rank: int, ranks: int, meeting: Meeting):
+        self.me, self.ranks, self.meeting = rank, ranks, meeting
+
+    def rank(self) -> int:
+        return self.me
+
+    def size(self) -> int:
+        return self.ranks
+
+    def all_to_all(self, received: Tensor, sent: Tensor, back: list[int], out: list[int]) -> None:
+        pieces = self.meeting.exchange(self.me, sent.split(out))
+        mine = [pieces[source][self.me] for source in range(self.ranks)]
+        assert [len(piece) for piece in mine] == back
+        torch.cat(mine, out=received)
+
+    def all_gather(self, whole: Tensor, piece: Tensor) -> None:
+        pieces = self.meeting.exchange(self.me, piece)
+        torch.cat([pieces[source] for source in range(self.ranks)], out=whole)
+
+
+def run_ranks(mode: Any, operator: Any, types: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+    """One operator for all ranks of the mode. What fails on a rank is raised here."""
+    ranks = len(mode.ranks)
+    meeting = Meeting(ranks)
+    results: list[Any] = [None] * ranks
+    failures: list[BaseException] = []
+
+    def run(rank: int) -> None:
+        exchange.simulated.group = SimulatedGroup(rank, ranks, meeting)
+        try:
+            own = tree_map(lambda v: v._local_tensors[rank] if isinstance(v, LocalTensor) else v, (args, kwargs))
+            with torch.no_grad():
+                results[rank] = operator(*own[0], **own[1])
+        except BaseException as failure:
+            if not isinstance(failure, threading.BrokenBarrierError):
+                failures.append(failure)
+            meeting.barrier.abort()
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(ranks)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if failures:
+        raise failures[0]
+    if isinstance(results[0], tuple):
+        return tuple(LocalTensor(dict(enumerate(values))) for values in zip(*results, strict=True))
+    return LocalTensor(dict(enumerate(results)))
+
+
+def simulate() -> None:
+    """From now on the exchange operators work under LocalTensorMode, whose ranks are those of the experts' group."""
+    for operator in OPERATORS:
+        operator.register_torch_dispatch(LocalTensorMode, run_ranks)
