@@ -6,6 +6,7 @@
  * PyDictObject.ma_values                  yes     yes     yes     3.13.0: instance dicts whose tag misses writes
  * PyTypeObject.tp_version_tag             yes     yes     yes     a class (and its bases) that was not written to
  * _PyType_Lookup                          yes     yes     yes     MRO look-up without descriptors; borrowed result
+ * _PyObject_GetDictPtr                    yes     yes     yes     where an instance keeps its __dict__
  * struct _PyInterpreterFrame              f_func  f_funcobj       the frame that the evaluator is about to run
  *   code                                  f_code  f_code  f_executable
  *   next instruction                      prev_instr + 1  instr_ptr
@@ -138,6 +139,13 @@ static inline PyObject *
 mb_type_lookup(PyTypeObject *type, PyObject *name)
 {
     return _PyType_Lookup(type, name);
+}
+
+/* Where the instance keeps its __dict__ (made if need be); NULL if it has none. Not for classes. */
+static inline PyObject **
+mb_dict_pointer(PyObject *object)
+{
+    return _PyObject_GetDictPtr(object);
 }
 
 #if PY_VERSION_HEX >= 0x030C0000

@@ -195,7 +195,7 @@ same_dict(Check *check)
 }
 
 static int
-check_dict(Check *check, Watch *watch)
+check_dict(Check *check, TagWatch *watch)
 {
     uint64_t tag = mb_dict_tag(check->object);
     int same = same_dict(check);
@@ -203,7 +203,7 @@ check_dict(Check *check, Watch *watch)
      * 3.13.0 values that live inside the instance, change without a new tag: those are looked at each time. */
     int memoise = mb_dict_tags && (mb_instance_tags || !mb_dict_shares_values(check->object)) &&
                   !(check->order != NULL && PyODict_Check(check->object));
-    watch->tag = same == 1 && memoise ? tag : 0;
+    watch->tag = same == 1 && memoise ? tag : NO_TAG;
     return same;
 }
 
@@ -243,7 +243,7 @@ same_class(Check *check)
 }
 
 static int
-check_class(Check *check, Watch *watch)
+check_class(Check *check, TagWatch *watch)
 {
     uint64_t tag = mb_type_tag((PyTypeObject *)check->object);
     int same = same_class(check);
@@ -252,7 +252,7 @@ check_class(Check *check, Watch *watch)
         tag = mb_type_tag((PyTypeObject *)check->object);
         same = tag == 0 ? 1 : same_class(check);
     }
-    watch->tag = same == 1 && mb_class_tags ? tag : 0;
+    watch->tag = same == 1 && mb_class_tags && tag != 0 ? tag : NO_TAG;
     return same;
 }
 
@@ -365,6 +365,7 @@ evaluate(Check *check, PyObject **values)
         return check_python(check, values);
     case CHECK_DICT:
     case CHECK_CLASS:
+    case CHECK_INSTANCE:
         break;    /* mb_run_watch */
     }
     Py_UNREACHABLE();
@@ -377,17 +378,89 @@ mb_run_check(Check *check, PyObject **values)
     return holds < 0 ? mb_guard_error() : holds;
 }
 
-/* A dict or class known from the start: one comparison while nobody writes to it. */
-int
-mb_run_watch(GuardProgram *p, Watch *watch)
+/* Class and __dict__ of an instance: `x.__class__ = C` and `x.__dict__ = d` leave no other trace. */
+static int
+check_instance(Check *check, InstanceWatch *watch)
 {
-    uint64_t tag = watch->is_class ? mb_type_tag((PyTypeObject *)watch->object) : mb_dict_tag(watch->object);
-    if (tag == watch->tag && tag != 0) {
+    watch->where = NULL;
+    if ((PyObject *)Py_TYPE(check->object) != check->order) {
+        return 0;
+    }
+    if (check->expected == NULL) {
+        watch->where = &watch->dict;    /* any: compare it with itself */
         return 1;
     }
-    Check *check = &p->checks[watch->check];
-    int holds = watch->is_class ? check_class(check, watch) : check_dict(check, watch);
+    PyObject **where = mb_dict_pointer(check->object);
+    if (where == NULL || *where != check->expected) {
+        return PyErr_Occurred() ? -1 : 0;
+    }
+    watch->where = where;
+    return 1;
+}
+
+int
+mb_watched(CheckKind kind)
+{
+    return kind >= CHECK_DICT;
+}
+
+static inline int
+instance_unchanged(const InstanceWatch *watch)
+{
+    return (PyObject *)Py_TYPE(watch->object) == watch->type && watch->where != NULL && *watch->where == watch->dict;
+}
+
+/* A dict, class or instance known from the start: one comparison while nobody writes to it. */
+int
+mb_run_watch(GuardProgram *p, Check *check)
+{
+    int holds;
+    if (check->kind == CHECK_DICT) {
+        TagWatch *watch = &p->dicts.tags[check->watch];
+        holds = mb_dict_tag(watch->object) == watch->tag ? 1 : check_dict(check, watch);
+    }
+    else if (check->kind == CHECK_CLASS) {
+        TagWatch *watch = &p->classes.tags[check->watch];
+        holds = mb_type_tag((PyTypeObject *)watch->object) == watch->tag ? 1 : check_class(check, watch);
+    }
+    else {
+        InstanceWatch *watch = &p->instances.instances[check->watch];
+        holds = instance_unchanged(watch) ? 1 : check_instance(check, watch);
+    }
     return holds < 0 ? mb_guard_error() : holds;
+}
+
+/* All of them: 1, 0 or -1. The objects lie all over memory, so those that come next are asked for in advance. */
+static int
+sweep(GuardProgram *p)
+{
+    enum { AHEAD = 12 };
+    int holds = 1;
+    for (int i = 0; i < p->dicts.count && holds == 1; i++) {
+        TagWatch *watch = &p->dicts.tags[i];
+        if (i + AHEAD < p->dicts.count) {
+            __builtin_prefetch((char *)watch[AHEAD].object + sizeof(PyObject));
+        }
+        if (mb_dict_tag(watch->object) != watch->tag) {
+            holds = mb_run_watch(p, &p->checks[p->dicts.checks[i]]);
+        }
+    }
+    for (int i = 0; i < p->classes.count && holds == 1; i++) {
+        TagWatch *watch = &p->classes.tags[i];
+        if (mb_type_tag((PyTypeObject *)watch->object) != watch->tag) {
+            holds = mb_run_watch(p, &p->checks[p->classes.checks[i]]);
+        }
+    }
+    for (int i = 0; i < p->instances.count && holds == 1; i++) {
+        InstanceWatch *watch = &p->instances.instances[i];
+        if (i + AHEAD < p->instances.count) {
+            __builtin_prefetch(watch[AHEAD].object);
+        }
+        if (!instance_unchanged(watch)) {
+            holds = mb_run_watch(p, &p->checks[p->instances.checks[i]]);
+        }
+    }
+    return holds;
 }
 
 int
@@ -417,8 +490,8 @@ int
 mb_program_check(GuardProgram *p, PyObject *const *args, size_t nargsf, PyObject *kwnames)
 {
     int holds = p->cleared ? 0 : mb_program_arity(p, args, nargsf, kwnames);
-    for (int i = 0; i < p->n_watches && holds == 1; i++) {
-        holds = mb_run_watch(p, &p->watches[i]);
+    if (holds == 1) {
+        holds = sweep(p);
     }
     if (holds <= 0 || p->n_order + p->n_dynamic == 0) {
         return holds;

@@ -80,12 +80,8 @@ static int
 step(GuardProgram *p, int i, PyObject *const *args, PyObject **values, int *reached)
 {
     Check *check = &p->checks[i];
-    if (check->kind == CHECK_DICT || check->kind == CHECK_CLASS) {
-        for (int w = 0; w < p->n_watches; w++) {
-            if (p->watches[w].check == i) {
-                return mb_run_watch(p, &p->watches[w]);
-            }
-        }
+    if (mb_watched(check->kind)) {
+        return mb_run_watch(p, check);
     }
     int holds = 1;
     for (int end = check->first_load + check->loads; *reached < end && holds == 1; (*reached)++) {
@@ -154,9 +150,8 @@ program_time(GuardProgram *p, PyObject *args, PyObject *kwargs)
     }
     PyObject *result = PyList_New(0);
     PyObject **values = PyMem_Calloc((size_t)p->n_slots + 1, sizeof(PyObject *));
-    int *watch_of = PyMem_Calloc((size_t)p->n_checks + 1, sizeof(int));
     int reached = 0;
-    if (values == NULL || watch_of == NULL) {
+    if (values == NULL) {
         PyErr_NoMemory();
         Py_CLEAR(result);
     }
@@ -170,16 +165,13 @@ program_time(GuardProgram *p, PyObject *args, PyObject *kwargs)
         }
         Py_CLEAR(result);
     }
-    for (int w = 0; result != NULL && w < p->n_watches; w++) {
-        watch_of[p->watches[w].check] = w;
-    }
     for (int i = 0; result != NULL && i < p->n_checks; i++) {
         Check *check = &p->checks[i];
-        int watched = check->kind == CHECK_DICT || check->kind == CHECK_CLASS, holds = 1;
+        int watched = mb_watched(check->kind), holds = 1;
         double start = now_ns();
         for (Py_ssize_t k = 0; k < n && holds == 1; k++) {
             if (watched) {
-                holds = mb_run_watch(p, &p->watches[watch_of[i]]);
+                holds = mb_run_watch(p, check);
                 continue;
             }
             mb_release(p, check->first_load, reached - check->first_load, values);
@@ -208,7 +200,6 @@ program_time(GuardProgram *p, PyObject *args, PyObject *kwargs)
         mb_release(p, 0, reached, values);
     }
     PyMem_Free(values);
-    PyMem_Free(watch_of);
     free_call(&call);
     return result;
 }

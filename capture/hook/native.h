@@ -44,7 +44,7 @@ typedef struct {
 
 typedef enum {
     CHECK_IS, CHECK_IS_WEAK, CHECK_TYPE, CHECK_EQUAL, CHECK_LENGTH, CHECK_KEYS, CHECK_ABSENT, CHECK_CONTENTS,
-    CHECK_TENSOR, CHECK_STATIC_TENSOR, CHECK_DISTINCT, CHECK_SAME, CHECK_PYTHON, CHECK_DICT, CHECK_CLASS
+    CHECK_TENSOR, CHECK_STATIC_TENSOR, CHECK_DISTINCT, CHECK_SAME, CHECK_PYTHON, CHECK_DICT, CHECK_CLASS, CHECK_INSTANCE
 } CheckKind;
 
 typedef struct {
@@ -52,21 +52,37 @@ typedef struct {
     int slot;               /* the slot it looks at, or -1 */
     int first_load, loads;  /* program->order[first_load : first_load + loads] are reached just before this check */
     Py_ssize_t length;
-    PyObject *object;       /* expected object, type, value or key; the tensor; the function; the watched dict or class */
-    PyObject *expected;     /* keys/contents: tuple; dict/class: {key: value} */
-    PyObject *order;        /* dict: all keys or NULL; class: its MRO */
+    PyObject *object;       /* expected object, type, value or key; the tensor; the function; what is watched */
+    PyObject *expected;     /* keys/contents: tuple; dict/class: {key: value}; instance: its __dict__ or NULL */
+    PyObject *order;        /* dict: all keys or NULL; class: its MRO; instance: its class */
+    int watch;              /* dict, class, instance: where it stands in the program's array of that kind */
     int *slots;             /* distinct, same, python */
     int n_slots;
     TensorMeta *meta;
 } Check;
 
-/* A check on a dict or class known from the start; kept side by side, so that one sweep over them is fast. */
+/* Checks on dicts, classes and instances known from the start. Apart from the checks and side by side, so that one sweep
+ * over thousands of them is fast. References are borrowed from the check. */
+#define NO_TAG UINT64_MAX
+
 typedef struct {
-    PyObject *object;       /* borrowed from the check */
-    uint64_t tag;           /* version at which the check last held; 0 = none */
-    int check;
-    int is_class;
-} Watch;
+    PyObject *object;       /* dict or class */
+    uint64_t tag;           /* version at which the check last held, or NO_TAG */
+} TagWatch;
+
+typedef struct {
+    PyObject *object, *type;
+    PyObject **where, *dict;    /* where the instance keeps its __dict__, and which one that must be */
+} InstanceWatch;
+
+typedef struct {
+    int count;
+    int *checks;            /* which check each one is */
+    union {
+        TagWatch *tags;
+        InstanceWatch *instances;
+    };
+} Watches;
 
 typedef struct {
     PyObject_HEAD
@@ -78,8 +94,7 @@ typedef struct {
     int n_checks;
     int *order;             /* slots in the order in which they are reached; the tail belongs to no check */
     int n_order, first_tail;
-    Watch *watches;         /* run first */
-    int n_watches;
+    Watches dicts, classes, instances;    /* looked at first */
     int *dynamic;           /* the other checks, by index, in order */
     int n_dynamic;
     PyObject **scratch;     /* slot values of the check that is running, if `busy` is not set */
@@ -93,7 +108,8 @@ int mb_program_check(GuardProgram *p, PyObject *const *args, size_t nargsf, PyOb
 int mb_program_arity(GuardProgram *p, PyObject *const *args, size_t nargsf, PyObject *kwnames);
 int mb_reach(GuardProgram *p, int slot, PyObject *const *args, PyObject **values);   /* 1, 0, -1 */
 int mb_run_check(Check *check, PyObject **values);                                   /* 1, 0, -1 */
-int mb_run_watch(GuardProgram *p, Watch *watch);                                     /* 1, 0, -1 */
+int mb_run_watch(GuardProgram *p, Check *check);    /* of a dict, class or instance; 1, 0, -1 */
+int mb_watched(CheckKind kind);
 void mb_release(GuardProgram *p, int first, int count, PyObject **values);
 
 /* entry.c */

@@ -48,6 +48,8 @@ class GuardProgram:
     ``("dict", d, {key: v}, keys)``      this dict's items: identical, the same constant, or ABSENT; ``keys``: all keys in
                                          order, or None. One comparison while nobody writes to the dict
     ``("class", cls, {name: v}, mro)``   what the MRO of the class has under each name, and its MRO; likewise
+    ``("instance", obj, cls, d)``        exact type of this object, and that its ``__dict__`` is this dict (None: any);
+                                         what notices ``obj.__class__ = C`` and ``obj.__dict__ = e`` beside a "dict" check
     ``("tensor", slot, meta)``           dict of type, dtype, device, layout, shape, stride (None in a tuple: any),
                                          storage_offset, requires_grad, is_leaf, is_conj, is_neg, is_inference; what is
                                          missing or None is not looked at

@@ -8,7 +8,7 @@ static const char *const slot_names[] = {
 };
 static const char *const check_names[] = {
     "is", "is_weak", "type", "equal", "length", "keys", "absent", "contents", "tensor", "static_tensor", "distinct",
-    "same", "python", "dict", "class",
+    "same", "python", "dict", "class", "instance",
 };
 
 /* ---- building ---- */
@@ -163,9 +163,25 @@ build_watched(Check *check, int index, PyObject *spec, int kind)
 }
 
 static int
+build_instance(Check *check, int index, PyObject *spec)
+{
+    PyObject *object = PyTuple_GET_ITEM(spec, 1), *type = PyTuple_GET_ITEM(spec, 2), *dict = PyTuple_GET_ITEM(spec, 3);
+    if (PyType_Check(object) || !PyType_Check(type)) {
+        return complain("check", index, spec, "needs an instance that is no class, and a class");
+    }
+    if (dict != Py_None && !PyDict_Check(dict)) {
+        return complain("check", index, spec, "its __dict__: a dict or None");
+    }
+    check->object = Py_NewRef(object);
+    check->order = Py_NewRef(type);
+    check->expected = dict == Py_None ? NULL : Py_NewRef(dict);
+    return 0;
+}
+
+static int
 build_check(GuardProgram *p, int index, PyObject *spec)
 {
-    static const int sizes[] = {3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 0, 3, 0, 4, 4};
+    static const int sizes[] = {3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 0, 3, 0, 4, 4, 4};
     Check *check = &p->checks[index];
     int kind = kind_of(spec, "check", index, check_names, (int)Py_ARRAY_LENGTH(check_names));
     if (kind < 0) {
@@ -181,6 +197,8 @@ build_check(GuardProgram *p, int index, PyObject *spec)
     case CHECK_DICT:
     case CHECK_CLASS:
         return build_watched(check, index, spec, kind);
+    case CHECK_INSTANCE:
+        return build_instance(check, index, spec);
     case CHECK_PYTHON:
         check->object = Py_NewRef(PyTuple_GET_ITEM(spec, 1));
         if (!PyCallable_Check(check->object)) {
@@ -256,6 +274,41 @@ schedule(GuardProgram *p, int slot, char *done)
     }
 }
 
+/* Sets the watched checks out by kind. 0 or -1. */
+static int
+build_watches(GuardProgram *p)
+{
+    Watches *kinds[] = {&p->dicts, &p->classes, &p->instances};
+    for (int i = 0; i < p->n_checks; i++) {
+        if (mb_watched(p->checks[i].kind)) {
+            p->checks[i].watch = kinds[p->checks[i].kind - CHECK_DICT]->count++;
+        }
+    }
+    for (int k = 0; k < 3; k++) {
+        size_t size = k == 2 ? sizeof(InstanceWatch) : sizeof(TagWatch), n = (size_t)kinds[k]->count + 1;
+        kinds[k]->checks = PyMem_Calloc(n, sizeof(int));
+        kinds[k]->tags = PyMem_Calloc(n, size);
+        if (kinds[k]->checks == NULL || kinds[k]->tags == NULL) {
+            PyErr_NoMemory();
+            return -1;
+        }
+    }
+    for (int i = 0; i < p->n_checks; i++) {
+        Check *check = &p->checks[i];
+        if (!mb_watched(check->kind)) {
+            continue;
+        }
+        kinds[check->kind - CHECK_DICT]->checks[check->watch] = i;
+        if (check->kind == CHECK_INSTANCE) {
+            p->instances.instances[check->watch] = (InstanceWatch){check->object, check->order, NULL, check->expected};
+        }
+        else {
+            kinds[check->kind - CHECK_DICT]->tags[check->watch] = (TagWatch){check->object, NO_TAG};
+        }
+    }
+    return 0;
+}
+
 static int
 build(GuardProgram *p, PyObject *slots, PyObject *checks)
 {
@@ -267,10 +320,9 @@ build(GuardProgram *p, PyObject *slots, PyObject *checks)
     p->slots = PyMem_Calloc(n_slots + 1, sizeof(Slot));
     p->checks = PyMem_Calloc(n_checks + 1, sizeof(Check));
     p->order = PyMem_Calloc(n_slots + 1, sizeof(int));
-    p->watches = PyMem_Calloc(n_checks + 1, sizeof(Watch));
     p->dynamic = PyMem_Calloc(n_checks + 1, sizeof(int));
     p->scratch = PyMem_Calloc(n_slots + 1, sizeof(PyObject *));
-    if (!p->slots || !p->checks || !p->order || !p->watches || !p->dynamic || !p->scratch) {
+    if (!p->slots || !p->checks || !p->order || !p->dynamic || !p->scratch) {
         PyErr_NoMemory();
         return -1;
     }
@@ -299,10 +351,7 @@ build(GuardProgram *p, PyObject *slots, PyObject *checks)
             schedule(p, check->slots[j], done);
         }
         check->loads = p->n_order - check->first_load;
-        if (check->kind == CHECK_DICT || check->kind == CHECK_CLASS) {
-            p->watches[p->n_watches++] = (Watch){check->object, 0, i, check->kind == CHECK_CLASS};
-        }
-        else {
+        if (!mb_watched(check->kind)) {
             p->dynamic[p->n_dynamic++] = i;
         }
     }
@@ -311,7 +360,7 @@ build(GuardProgram *p, PyObject *slots, PyObject *checks)
         schedule(p, i, done);
     }
     PyMem_Free(done);
-    return 0;
+    return build_watches(p);
 }
 
 /* ---- the type ---- */
@@ -343,7 +392,8 @@ program_clear(GuardProgram *p)
 {
     p->cleared = 1;
     int n_slots = p->n_slots, n_checks = p->n_checks;
-    p->n_slots = p->n_checks = p->n_watches = p->n_dynamic = p->n_order = 0;
+    p->n_slots = p->n_checks = p->n_dynamic = p->n_order = 0;
+    p->dicts.count = p->classes.count = p->instances.count = 0;
     for (int i = 0; i < n_slots; i++) {
         Py_CLEAR(p->slots[i].object);
     }
@@ -369,7 +419,11 @@ program_dealloc(GuardProgram *p)
     PyMem_Free(p->slots);
     PyMem_Free(p->checks);
     PyMem_Free(p->order);
-    PyMem_Free(p->watches);
+    Watches *kinds[] = {&p->dicts, &p->classes, &p->instances};
+    for (int k = 0; k < 3; k++) {
+        PyMem_Free(kinds[k]->checks);
+        PyMem_Free(kinds[k]->tags);
+    }
     PyMem_Free(p->dynamic);
     PyMem_Free(p->scratch);
     Py_TYPE(p)->tp_free((PyObject *)p);

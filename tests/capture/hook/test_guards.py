@@ -570,6 +570,63 @@ def test_check_class_looked_up_natively_in_between():
         assert not p.check(()), i
 
 
+def test_check_instance():
+    class C:
+        pass
+
+    class D(C):
+        pass
+
+    things = [C(), Plain(x=1), types.SimpleNamespace(a=1), types.ModuleType("m")]
+    for thing in things:
+        own = thing.__dict__
+        p = program([], [("instance", thing, type(thing), own), ("dict", own, {}, None)], 0)
+        for _ in range(3):
+            assert p.check(())
+        thing.attribute = 1
+        assert p.check(())
+    for thing in things[:2]:
+        own, cls = thing.__dict__, type(thing)
+        p = program([], [("instance", thing, cls, own)], 0)
+        assert p.check(())
+        thing.__dict__ = dict(own)
+        assert not p.check(())
+        assert p.explain(()) == 0
+        thing.__dict__ = own
+        assert p.check(())
+        thing.__class__ = D
+        assert not p.check(())
+        thing.__class__ = cls
+        assert p.check(())
+        q = program([], [("instance", thing, cls, None)], 0)
+        thing.__dict__ = {}
+        assert q.check(())
+        assert q.check(())
+        assert not p.check(())
+        thing.__class__ = D
+        assert not q.check(())
+        assert not program([], [("instance", thing, cls, {})], 0).check(())
+    with pytest.raises(ValueError, match="class"):
+        program([], [("instance", C, type, None)], 0)
+    assert not program([], [("instance", 5, int, {})], 0).check(())
+    assert program([], [("instance", 5, int, None)], 0).check(())
+
+
+def test_check_instance_with_values_set_in_init():
+    class C:
+        def __init__(self):
+            self.a = 1
+
+    for _ in range(50):
+        thing = C()
+        p = program([], [("instance", thing, C, thing.__dict__)], 0)
+        assert p.check(())
+        thing.a = 2
+        assert p.check(())
+        thing.__dict__ = {"a": 2}
+        assert not p.check(())
+
+
 def test_check_distinct_and_same():
     a, b, c = [], [], []
     three = [("arg", 0), ("arg", 1), ("arg", 2)]
@@ -741,7 +798,7 @@ def test_no_growth(growth):
             ("type", 0, Plain), ("equal", 1, 5), ("length", 3, 2), ("contents", 3, (1, 2)), ("keys", 2, ("x", "y", "z")),
             ("absent", 2, "q"), ("equal", 5, (1, 2)), ("is", 9, Plain), ("contents", 10, (5,)), ("same", 0, 11),
             ("distinct", 1, 3, 5), ("python", lambda t: True, 0), ("dict", d, {"k": 1}, ("k",)),
-            ("class", Plain, {"x": ABSENT}, Plain.__mro__), ("is", 8, d),
+            ("class", Plain, {"x": ABSENT}, Plain.__mro__), ("is", 8, d), ("instance", thing, Plain, thing.__dict__),
         ],
     )  # fmt: skip
     good, bad = (thing,), (Plain(x=5, y=[1, 3], z=(1, 2)),)
