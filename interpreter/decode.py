@@ -43,7 +43,7 @@ class Program:
 
     __slots__ = (
         "code", "instructions", "steps", "handlers", "localsplus", "cell_indices", "n_args", "simple_call", "tail",
-        "n_bound", "binder", "stub", "shell", "index_of",
+        "n_bound", "binder", "stubs", "shell", "index_of",
     )  # fmt: skip
 
     def __init__(self, code: CodeType) -> None:
@@ -68,7 +68,7 @@ class Program:
         self.simple_call = self.n_bound == self.n_args
         self.tail: list[Any] = [UNSET] * (len(self.localsplus) - self.n_bound)
         self.binder: Any = None
-        self.stub: Any = None
+        self.stubs: dict[Any, CodeType] | None = None
         self.shell: Any = None
 
     def handler_at(self, index: int) -> tuple[int, int, bool] | None:

@@ -1,6 +1,7 @@
 """The activation record of one interpreted code object."""
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from types import CodeType, FunctionType
 from typing import TYPE_CHECKING, Any
@@ -10,6 +11,9 @@ from .sentinels import UNSET
 if TYPE_CHECKING:
     from .decode import Instruction, Program
     from .domain import Domain
+
+
+FRESH_LOCALS = sys.version_info >= (3, 13)  # PEP 667: each locals() of a function is a new dict
 
 
 class Frame:
@@ -23,7 +27,7 @@ class Frame:
 
     __slots__ = (
         "program", "code", "locals", "stack", "pc", "globals", "builtins", "names", "function", "closure", "back",
-        "domain", "value", "suspended", "kw_names", "reraise", "exc_item", "locals_dict", "generator", "__weakref__",
+        "domain", "value", "suspended", "kw_names", "reraise", "exc_item", "locals_dict", "thrown_args", "__weakref__",
     )  # fmt: skip
 
     def __init__(
@@ -55,7 +59,7 @@ class Frame:
         self.reraise = False
         self.exc_item: list[Any] | None = None
         self.locals_dict: dict[str, Any] | None = None
-        self.generator: Any = None
+        self.thrown_args: list[Any] | None = None
 
     @property
     def instruction(self) -> Instruction:
@@ -80,6 +84,22 @@ class Frame:
             if value is not UNSET:
                 found[name] = value
         return found
+
+    def namespace(self) -> Any:
+        """What locals() gives here: the body's namespace, or the variables (up to 3.12 always in the same dict)."""
+        if self.names is not None:
+            return self.names
+        found = self.variables()
+        if FRESH_LOCALS:
+            return found
+        if self.locals_dict is None:
+            self.locals_dict = {}
+        for name in self.program.localsplus:
+            if name in found:
+                self.locals_dict[name] = found[name]
+            else:
+                self.locals_dict.pop(name, None)
+        return self.locals_dict
 
     def __repr__(self) -> str:
         return f"<Frame {self.code.co_qualname} at {self.code.co_filename}:{self.line}, pc {self.pc}>"

@@ -1,6 +1,7 @@
 """The machine: runs frames, routes exceptions, keeps the stack of frames and of handled exceptions."""
 from __future__ import annotations
 
+import dis
 import sys
 from collections.abc import Callable, Mapping
 from types import CellType, CodeType, FunctionType
@@ -15,12 +16,14 @@ from .errors import UNROUTED, InterpreterError
 from .forms import form_of
 from .frame import Frame
 from .modules import import_interpreted
-from .sentinels import UNSET
+from .sentinels import UNSET, Sentinel
+from .shells import FRAMES
 from .tracebacks import GET_CONTEXT, GET_TRACEBACK, SET_CONTEXT, SET_TRACEBACK, add_entry, chain_context, strip, stub_frame
 
 check_tables()
 
 NEW_LOCALS = 0x02  # CO_NEWLOCALS: the code of a function, as opposed to a class or module body
+SHOWN_FRAMES = 64
 NATIVE_ROOM = 500
 NATIVE_FRAMES_PER_CALL = 6  # native Python frames that one interpreted call takes, at most, and some room
 
@@ -37,6 +40,8 @@ class Machine:
         self.depth = 0
         self.depth_limit = sys.getrecursionlimit()
         self.limit_changed = False
+        self.checks = CHECKS.on
+        self.shown: dict[int, tuple[Any, Frame]] = {}  # frame objects handed out, with the frames they show
 
     # --- entering frames
 
@@ -58,7 +63,7 @@ class Machine:
             function.__closure__ or (),
         )
 
-    def run(self, frame: Frame, thrown: BaseException | None = None) -> Any:
+    def run(self, frame: Frame, thrown: list[BaseException] | None = None) -> Any:
         """Run the frame from its pc until it returns or yields; the value is also in frame.value."""
         outer = self.frame
         if self.depth >= self.depth_limit:
@@ -69,16 +74,15 @@ class Machine:
         item = self.exc_item
         handled = item[0]
         try:
-            if self.domain.observes:
+            if self.domain.observes or self.checks:
                 return self.run_observed(frame, thrown)
             steps = frame.program.steps
             stack = frame.stack
             pc = frame.pc
             while True:
                 try:
-                    if thrown is not None:
-                        error, thrown = thrown, None
-                        rethrow(error)
+                    if thrown:
+                        rethrow(thrown)
                     while True:
                         handler, operand = steps[pc]
                         frame.pc = pc
@@ -100,19 +104,21 @@ class Machine:
             self.frame = outer
             self.depth -= 1
 
-    def run_observed(self, frame: Frame, thrown: BaseException | None) -> Any:
+    def run_observed(self, frame: Frame, thrown: list[BaseException] | None) -> Any:
         """The same loop for a domain that watches each instruction and may move the frame."""
         observe = self.domain.observe
         while True:
             try:
-                if thrown is not None:
-                    error, thrown = thrown, None
-                    rethrow(error)
+                if thrown:
+                    rethrow(thrown)
                 while True:
                     observe(frame)
                     pc = frame.pc
                     handler, operand = frame.program.steps[pc]
+                    height = len(frame.stack)
                     jump = handler(frame, frame.stack, operand)
+                    if self.checks:
+                        check_step(frame, height, jump)
                     if jump is None:
                         frame.pc = pc + 1
                     elif jump >= 0:
@@ -131,15 +137,20 @@ class Machine:
 
     def throw(self, frame: Frame, error: BaseException) -> Any:
         """Continue a suspended generator frame by raising at its yield, or in what it delegates to."""
+        thrown = [error]  # a list, emptied as it is used: a traceback through here must not lead back to its exception
+        del error
         receiver = self.delegate(frame)
         if receiver is not UNSET:
-            outcome = self.throw_into(frame, receiver, error)
-            if outcome is not UNSET:
+            outcome = self.throw_into(frame, receiver, thrown)
+            if not thrown:
                 return outcome
-            return frame.value
-        return self.reenter(frame, error)
+            if POPS_DELEGATE and isinstance(thrown[0], StopIteration) and outcome is RETURNED:
+                return self.leave_delegation(frame, thrown.pop().value)
+        return self.reenter(frame, thrown)
 
-    def reenter(self, frame: Frame, thrown: BaseException | None) -> Any:
+    def reenter(self, frame: Frame, thrown: list[BaseException] | None) -> Any:
+        if thrown is not None:
+            frame.stack.append(None)  # what `throw` sends; the handler's stack depth counts it
         frame.suspended = False
         own = frame.exc_item
         assert own is not None
@@ -154,37 +165,41 @@ class Machine:
 
     def delegate(self, frame: Frame) -> Any:
         """What a suspended frame is delegating to (`yield from`, await), or UNSET."""
+        if not frame.suspended:
+            return UNSET
         following = frame.program.instructions[frame.pc + 1]
-        if frame.suspended and following.opname == "RESUME" and (following.arg or 0) & 3 >= 2:
+        if following.opname == "RESUME" and (following.arg or 0) & 3 >= 2:
             return frame.stack[-1]
         return UNSET
 
-    def throw_into(self, frame: Frame, receiver: Any, error: BaseException) -> Any:
-        """Objects/genobject.c _gen_throw for a delegating generator."""
-        result: Any = UNSET
-        failure: BaseException | None = None
+    def throw_into(self, frame: Frame, receiver: Any, thrown: list[BaseException]) -> Any:
+        """Objects/genobject.c _gen_throw for a delegating generator.
+
+        Leaves `thrown` empty and returns what the delegate yielded, or leaves in `thrown` what to raise in the frame;
+        RETURNED then says that the delegate raised it itself.
+        """
+        closing = isinstance(thrown[0], GeneratorExit)
         try:
-            if isinstance(error, GeneratorExit):
+            if closing:
                 closer = getattr_or_unset(self.domain, receiver, "close")
                 if closer is not UNSET:
                     self.domain.call(closer, [], {})
-                failure = error
-            else:
-                thrower = getattr_or_unset(self.domain, receiver, "throw")
-                if thrower is UNSET:
-                    failure = error
-                else:
-                    result = self.domain.call(thrower, [error], {})
+                return UNSET
+            thrower = getattr_or_unset(self.domain, receiver, "throw")
+            if thrower is UNSET:
+                return UNSET
+            given = frame.thrown_args or [thrown[0]]
+            frame.thrown_args = None
+            frame.value = self.domain.call(thrower, given, {})
+            thrown.clear()
+            return frame.value
         except BaseException as raised:
             if isinstance(raised, UNROUTED):
                 raise
-            failure = raised
-        if failure is None:
-            frame.value = result
-            return result
-        if isinstance(failure, StopIteration) and failure is not error and POPS_DELEGATE:
-            return self.leave_delegation(frame, failure.value)
-        return self.reenter(frame, failure)
+            thrown[:] = [raised]
+        finally:
+            given = None
+        return UNSET if closing else RETURNED
 
     def leave_delegation(self, frame: Frame, value: Any) -> Any:
         """3.11: the delegate has returned; go on after the SEND loop with its value."""
@@ -221,8 +236,8 @@ class Machine:
         if exc is not self.propagating and not again:
             chain_context(exc, self.handled())
         trace = strip(GET_TRACEBACK(exc))
-        SET_TRACEBACK(exc, trace if again else add_entry(frame, trace))
         region = frame.program.handlers[frame.pc]
+        SET_TRACEBACK(exc, trace if again else add_entry(frame, trace, region is None))
         if region is None:
             self.propagating = exc
             return False
@@ -244,7 +259,24 @@ class Machine:
 
     def awaited_by(self, coroutine: Any) -> Any:
         """What a coroutine is awaiting at the moment, or None."""
-        return coroutine.cr_await
+        frame = FRAMES.get(coroutine)
+        if frame is None:
+            return coroutine.cr_await
+        receiver = self.delegate(frame)
+        return None if receiver is UNSET else receiver
+
+    def generator_part(self, generator: Any, name: str) -> Any:
+        """An attribute such as gi_code, cr_frame or gi_yieldfrom, of the interpreted frame instead of its shell."""
+        frame = FRAMES.get(generator)
+        native = getattr(generator, name)
+        if frame is None:
+            return native
+        if name.endswith("_code"):
+            return frame.code
+        if name.endswith("_frame"):
+            return None if native is None else self.show(frame)
+        receiver = self.delegate(frame)
+        return None if receiver is UNSET else receiver
 
     # --- code that is not a function call
 
@@ -286,6 +318,8 @@ class Machine:
         try:
             return self.domain.call(callee, args, kwargs)
         finally:
+            self.shown.clear()
+            self.propagating = None  # no cycle through the traceback of what leaves
             sys.setrecursionlimit(before if not self.limit_changed else self.depth_limit)
 
     def callback(self, function: Any) -> Any:
@@ -302,27 +336,84 @@ class Machine:
         self.depth_limit = limit
         self.limit_changed = True
 
-    def native_frame(self, depth: int) -> Any:
-        """sys._getframe(depth): a frame object with the right code, globals and line's function."""
+    def frame_at(self, depth: int) -> Frame | None:
+        """The frame `depth` calls above the innermost one, or None."""
         frame = self.frame
         while depth > 0 and frame is not None:
             frame = frame.back
             depth -= 1
+        return frame
+
+    def native_frame(self, depth: int) -> Any:
+        """sys._getframe(depth): a frame object with the right code, globals and line's function."""
+        frame = self.frame_at(depth)
         if frame is None:
             raise ValueError("call stack is not deep enough")
-        return stub_frame(frame.program, frame.globals)
+        return self.show(frame)
+
+    def show(self, frame: Frame) -> Any:
+        """A native frame object for an interpreted frame; what changes with the frame is looked up in `shown`."""
+        native = stub_frame(frame, frame.variables() if frame.names is None else {})
+        if len(self.shown) >= SHOWN_FRAMES:
+            del self.shown[next(iter(self.shown))]
+        self.shown[id(native)] = native, frame
+        return native
+
+    def frame_part(self, native: Any, name: str) -> Any:
+        """The parts of a frame object that change with the frame, of one that `show` made."""
+        shown = self.shown.get(id(native))
+        if shown is None:
+            return getattr(native, name)
+        frame = shown[1]
+        if name == "f_back":
+            return None if frame.back is None else self.show(frame.back)
+        if name == "f_lineno":
+            return frame.line
+        if name == "f_lasti":
+            return frame.instruction.offset
+        return frame.namespace()
 
 
+RETURNED = Sentinel("RETURNED")
 POPS_DELEGATE = sys.version_info < (3, 12)
 
 
-def rethrow(error: BaseException) -> None:
-    """Raise without touching the context."""
+class Checks:
+    """The debug switch: machines made while it is on compare each step's stack effect with `dis.stack_effect`."""
+
+    on = False
+
+
+CHECKS = Checks()
+
+
+def check_step(frame: Frame, height: int, jump: int | None) -> None:
+    """InterpreterError where the instruction moved the stack by another count than CPython's compiler reckons with."""
+    if jump is not None and jump < 0:
+        return
+    instruction = frame.instruction
+    argument = instruction.arg if instruction.opcode >= dis.HAVE_ARGUMENT else None
+    expected = dis.stack_effect(instruction.opcode, argument, jump=jump is not None)
+    if "PRECALL" in dis.opmap:  # 3.11's compiler counts a call's arguments there, before CALL takes them
+        if instruction.opname == "PRECALL":
+            expected = 0
+        elif instruction.opname == "CALL":
+            expected += dis.stack_effect(dis.opmap["PRECALL"], argument)
+    if len(frame.stack) - height != expected:
+        error = InterpreterError(f"stack effect {len(frame.stack) - height}, expected {expected}")
+        error.locate(frame)
+        raise error
+
+
+def rethrow(thrown: list[BaseException]) -> None:
+    """Raise the one exception in the list, and empty it. Its context stays as it is."""
+    error = thrown.pop()
     context = GET_CONTEXT(error)
     try:
         raise error
     finally:
         SET_CONTEXT(error, context)
+        del error, context
 
 
 def getattr_or_unset(domain: Domain, obj: Any, name: str) -> Any:

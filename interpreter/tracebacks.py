@@ -1,10 +1,11 @@
 """Tracebacks that show the user's files, lines and functions, and none of the machine's frames.
 
-A traceback entry needs a real frame object. It comes from running a stub natively: the user's code object with its first
-instructions replaced by "return sys._getframe()", so that names, lines, columns and globals are the user's.
+A traceback entry needs a real frame object. It is the frame of a native generator that never runs, whose code object
+has the user's names, file, lines and columns: a frame without a caller, cheap to make.
 """
 from __future__ import annotations
 
+import dis
 import sys
 from types import CodeType, FrameType, FunctionType, TracebackType
 from typing import Any
@@ -25,30 +26,45 @@ def hide_module(prefix: str) -> None:
     MACHINE_PREFIXES = (*MACHINE_PREFIXES, prefix)
 
 
-def stub_template(get_frame: Any) -> FrameType:
-    return get_frame()  # type: ignore[no-any-return]
+def stub_template() -> Any:
+    yield
 
 
-def stub_code(code: CodeType) -> CodeType:
-    """`code` with its beginning replaced by stub_template's body; one positional parameter."""
-    own = stub_template.__code__
-    length = len(own.co_code)
-    return own.replace(
-        co_code=own.co_code + code.co_code[length:],
+GENERATOR_PROLOGUE = stub_template.__code__.co_code[:2]  # RETURN_GENERATOR
+PAST_RESUME = 2 if sys.version_info >= (3, 13) else 0  # from 3.13 a frame's position is the instruction after
+
+
+def stub_code(program: Program, pc: int, names: tuple[str, ...]) -> CodeType:
+    """The user's code object as a generator that stands at instruction `pc` and has the parameters `names`.
+
+    A generator that never ran reports the place of its first RESUME (Python/frame.c take_ownership), so that is put there.
+    """
+    code = program.code
+    distance = program.instructions[pc].offset - PAST_RESUME - len(GENERATOR_PROLOGUE)
+    filler = bytes((dis.opmap["NOP"], 0)) * (max(distance, 0) // 2)
+    return stub_template.__code__.replace(
+        co_code=GENERATOR_PROLOGUE + filler + bytes((dis.opmap["RESUME"], 0)),
         co_linetable=code.co_linetable,
         co_firstlineno=code.co_firstlineno,
         co_filename=code.co_filename,
         co_name=code.co_name,
         co_qualname=code.co_qualname,
         co_exceptiontable=b"",
+        co_argcount=len(names),
+        co_nlocals=len(names),
+        co_varnames=names,
     )
 
 
-def stub_frame(program: Program, globals_: dict[str, Any]) -> FrameType:
-    """A real, finished frame object of the program's code under the given globals."""
-    if program.stub is None:
-        program.stub = stub_code(program.code)
-    return FunctionType(program.stub, globals_)(sys._getframe)  # type: ignore[no-any-return]
+def stub_frame(frame: Frame, variables: dict[str, Any]) -> FrameType:
+    """A real frame object of the interpreted frame's code, at its current instruction, with the given locals."""
+    program, pc, names = frame.program, frame.pc, tuple(variables)
+    if program.stubs is None:
+        program.stubs = {}
+    code = program.stubs.get((pc, names))
+    if code is None:
+        code = program.stubs[pc, names] = stub_code(program, pc, names)
+    return FunctionType(code, frame.globals)(*variables.values()).gi_frame  # type: ignore[no-any-return]
 
 
 def strip(trace: TracebackType | None) -> TracebackType | None:
@@ -71,11 +87,11 @@ def is_machine_module(frame: FrameType) -> bool:
     return isinstance(name, str) and name.startswith(MACHINE_PREFIXES)
 
 
-def add_entry(frame: Frame, following: TracebackType | None) -> TracebackType:
-    """A traceback entry for `frame` at its current instruction."""
+def add_entry(frame: Frame, following: TracebackType | None, ends: bool) -> TracebackType:
+    """A traceback entry for `frame` at its current instruction; a frame that ends keeps its locals in it."""
     instruction = frame.instruction
     line = instruction.line
-    native = stub_frame(frame.program, frame.globals)
+    native = stub_frame(frame, frame.variables() if ends else {})
     return TracebackType(following, native, instruction.offset, line if line is not None else frame.code.co_firstlineno)
 
 

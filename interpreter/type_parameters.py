@@ -1,60 +1,63 @@
-"""PEP 695 type parameters and aliases (3.12 and later), whose bounds and values are evaluated late, by interpreted code."""
+"""PEP 695 and 696: type parameters and aliases (3.12 and later), their bounds and values evaluated late, by interpreted code.
+
+Only CPython's intrinsics make these objects with late evaluation, and only bytecode reaches the intrinsics: a small native
+function is patched to hold the one wanted.
+"""
 from __future__ import annotations
 
+import dis
 import typing
 from collections.abc import Callable
-from types import FunctionType
+from types import CodeType, FunctionType
 from typing import Any
 
-# Only the compiler makes a lazily evaluated TypeVar or alias: natively compiled templates call back for the value.
-TEMPLATES = """
-def bound(evaluate):
-    def holder[T: evaluate()](): pass
-    return holder.__type_params__[0]
-def constrained(evaluate):
-    def holder[T: (evaluate(), evaluate())](): pass
-    return holder.__type_params__[0]
-def alias(evaluate):
-    type T = evaluate()
-    return T
-"""
-DEFAULT_TEMPLATE = """
-def default(evaluate):
-    def holder[T = evaluate()](): pass
-    return holder.__type_params__[0]
-"""
+# the argument of CALL_INTRINSIC_1 or CALL_INTRINSIC_2, as in tables/v312.py and v313.py
+ONE = {"typevar": 7, "paramspec": 8, "typevartuple": 9, "typealias": 11}
+TWO = {"typevar_with_bound": 2, "typevar_with_constraints": 3, "set_function_type_params": 4, "set_typeparam_default": 5}
 
 
-def template(name: str, source: str, spelled: str) -> Callable[[Any], Any]:
-    """The template function `name`, its parameter T spelled as the user's."""
-    namespace: dict[str, Any] = {}
-    exec(compile(source.replace("[T", f"[{spelled}").replace("type T ", f"type {spelled} ").replace("return T", f"return {spelled}"), "<type parameter>", "exec"), namespace)
-    found = namespace[name]
-    assert isinstance(found, FunctionType)
-    return found
+def one_operand(value: Any) -> Any:
+    return -value
+
+
+def two_operands(first: Any, second: Any) -> Any:
+    return first + second
+
+
+def patched(template: CodeType, replaced: str, intrinsic: str, number: int) -> CodeType:
+    """The template's code with its one operator instruction replaced by a call of the intrinsic."""
+    code = bytearray(template.co_code)
+    at = next(ins.offset for ins in dis.get_instructions(template) if ins.opname == replaced)
+    end = next(ins.offset for ins in dis.get_instructions(template) if ins.offset > at)
+    code[at : at + 2] = bytes((dis.opmap[intrinsic], number))
+    for cache in range(at + 2, end, 2):
+        code[cache : cache + 2] = bytes((dis.opmap["NOP"], 0))
+    return template.replace(co_code=bytes(code))
+
+
+def run_intrinsic(domain: Any, frame: Any, name: str, first: Any, second: Any) -> Any:
+    """Run a type-parameter intrinsic; its evaluation functions become interpreting ones."""
+    if name == "subscript_generic":
+        return subscript_generic(domain, first)
+    if name in ONE:
+        code = patched(one_operand.__code__, "UNARY_NEGATIVE", "CALL_INTRINSIC_1", ONE[name])
+        if name == "typealias":
+            first = (first[0], first[1], lazy(domain, first[2]))
+        return FunctionType(code, frame.globals)(first)
+    code = patched(two_operands.__code__, "BINARY_OP", "CALL_INTRINSIC_2", TWO[name])
+    if name != "set_function_type_params":
+        second = lazy(domain, second)
+    return FunctionType(code, frame.globals)(first, second)
 
 
 def lazy(domain: Any, function: Any) -> Callable[[], Any]:
     return lambda: domain.call(function, [], {})
 
 
-def subscript_generic(domain: Any, params: Any, second: Any) -> Any:
+def subscript_generic(domain: Any, params: Any) -> Any:
+    """`Generic[params]`, a TypeVarTuple unpacked (Objects/typevarobject.c _Py_subscript_generic)."""
     unpacked = tuple(
-        domain.next_item(domain.get_iter(param)) if isinstance(param, typing.TypeVarTuple) else param for param in params
+        domain.next_item(domain.get_iter(param)) if isinstance(param, getattr(typing, "TypeVarTuple")) else param  # noqa: B009
+        for param in params
     )
     return domain.get_item(typing.Generic, unpacked)
-
-
-def set_function_type_params(domain: Any, function: Any, params: Any) -> Any:
-    function.__type_params__ = params
-    return function
-
-
-INTRINSICS: dict[str, Callable[[Any, Any, Any], Any]] = {
-    "typevar": lambda domain, name, second: typing.TypeVar(name, infer_variance=True),  # type: ignore
-    "paramspec": lambda domain, name, second: typing.ParamSpec(name, infer_variance=True),  # type: ignore
-    "typevartuple": lambda domain, name, second: typing.TypeVarTuple(name),  # type: ignore
-    "subscript_generic": subscript_generic,
-    "typevar_with_bound": lambda domain, name, evaluate: template("bound", TEMPLATES, name)(lazy(domain, evaluate)),
-    "set_function_type_params": set_function_type_params,
-}

@@ -2,13 +2,27 @@
 from __future__ import annotations
 
 import sys
-from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
+from types import (
+    AsyncGeneratorType,
+    BuiltinFunctionType,
+    CoroutineType,
+    FrameType,
+    FunctionType,
+    GeneratorType,
+    MethodType,
+    ModuleType,
+)
 from typing import Any
 
 from ..sentinels import NULL
 from .core import HEAP_TYPE, MISSING, Core, lookup, special
 
 GENERIC_GET = object.__getattribute__
+GENERATOR_TYPES = frozenset({GeneratorType, CoroutineType, AsyncGeneratorType})
+GENERATOR_PARTS = frozenset(
+    f"{prefix}_{part}" for prefix in ("gi", "cr", "ag") for part in ("code", "frame", "yieldfrom", "await")
+)
+FRAME_PARTS = frozenset({"f_back", "f_locals", "f_lineno", "f_lasti"})
 # Descriptors whose __get__ runs no Python code when read through an instance.
 SIMPLE_KINDS = frozenset({FunctionType, BuiltinFunctionType, staticmethod})
 
@@ -25,9 +39,10 @@ class Attributes(Core):
                 return self.get_super_attr(obj, name)
             if tp is ModuleType:
                 return self.get_module_attr(obj, name)
-            intercept = INTERCEPTED_ATTRS.get(tp)
-            if intercept is not None and name in intercept:
-                return self.get_intercepted_attr(obj, name)
+            if name in GENERATOR_PARTS and tp in GENERATOR_TYPES:
+                return self.machine.generator_part(obj, name)
+            if tp is FrameType and name in FRAME_PARTS:
+                return self.machine.frame_part(obj, name)
             return getattr(obj, name)
         getter = tp.__getattribute__
         if getter is GENERIC_GET:
@@ -200,13 +215,6 @@ class Attributes(Core):
         if type(native) is FunctionType:
             native = object.__delattr__
         native(obj, name)
-
-    def get_intercepted_attr(self, obj: Any, name: str) -> Any:
-        """Attributes of native objects that stand for interpreted ones (a generator's frame)."""
-        return getattr(obj, name)
-
-
-INTERCEPTED_ATTRS: dict[type, frozenset[str]] = {}
 
 
 def instance_value(obj: Any, name: str) -> Any:

@@ -6,6 +6,7 @@ import types
 from typing import Any
 
 from ..sentinels import UNSET
+from ..type_parameters import run_intrinsic
 from .core import MISSING, Core, lookup, special
 
 
@@ -108,9 +109,7 @@ class Classes(Core):
 
     def type_parameter(self, frame: Any, name: str, first: Any, second: Any) -> Any:
         """PEP 695 and 696 intrinsics; `name` as in tables/v312.py."""
-        from ..type_parameters import INTRINSICS
-
-        return INTRINSICS[name](self, first, second)
+        return run_intrinsic(self, frame, name, first, second)
 
 
 def calculate_metaclass(meta: type, bases: tuple[Any, ...]) -> type:

@@ -1,7 +1,7 @@
 """Items, iteration, unpacking, and the containers and strings that displays and f-strings build."""
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from ..sentinels import STOP
@@ -61,13 +61,13 @@ class Containers(Core):
                 raise TypeError(f"iter() returned non-iterator of type '{type(iterator).__name__}'")
             return iterator
         if special(tp, "__getitem__") is not None and lookup(tp, "__iter__") is MISSING:
-            return ItemIterator(self, value)
+            return iterate_items(self, value)
         return iter(value)
 
     def next_item(self, iterator: Any) -> Any:
         """The next value, or STOP."""
         tp = type(iterator)
-        if tp.__flags__ & HEAP_TYPE and tp is not ItemIterator:
+        if tp.__flags__ & HEAP_TYPE:
             raw = special(tp, "__next__")
             if raw is not None:
                 try:
@@ -243,24 +243,17 @@ class Containers(Core):
             yield key, self.get_item(other, key)
 
 
-class ItemIterator:
+def iterate_items(domain: Containers, obj: Any) -> Iterator[Any]:
     """The old sequence protocol: obj[0], obj[1], … until IndexError or StopIteration."""
-
-    def __init__(self, domain: Containers, obj: Any) -> None:
-        self.domain, self.obj, self.index = domain, obj, 0
-
-    def __iter__(self) -> ItemIterator:
-        return self
-
-    def __next__(self) -> Any:
+    index = 0
+    while True:
         try:
-            value = self.domain.get_item(self.obj, self.index)
+            value = domain.get_item(obj, index)
         except (IndexError, StopIteration) as error:
-            self.domain.machine.swallow(error)
-        else:
-            self.index += 1
-            return value
-        raise StopIteration
+            domain.machine.swallow(error)
+            return
+        yield value
+        index += 1
 
 
 def is_iterable(tp: type) -> bool:

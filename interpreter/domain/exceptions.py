@@ -72,8 +72,7 @@ class Exceptions(Core):
         if self.exc_match(exc, kind):
             if isinstance(exc, BaseExceptionGroup):
                 return None, exc
-            group = BaseExceptionGroup("", [exc])
-            group.__traceback__ = exc.__traceback__
+            group = BaseExceptionGroup("", (exc,))
             return None, group
         if isinstance(exc, BaseExceptionGroup):
             pair = self.call(self.get_attr(exc, "split"), [kind], {})

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from . import attributes, callbacks, frames, iteration, objects
+from . import attributes, callbacks, frames, generators, iteration, objects
 from .registry import FORMS, METHOD_FORMS, Form
 
-__all__ = ["FORMS", "attributes", "callbacks", "form_of", "frames", "iteration", "objects"]
+__all__ = ["FORMS", "attributes", "callbacks", "form_of", "frames", "generators", "iteration", "objects"]
 
 
 def form_of(callee: Any) -> Callable[..., Any] | None:

@@ -9,36 +9,17 @@ from typing import Any
 from ..sentinels import UNSET
 from .registry import form
 
-FRESH_LOCALS = sys.version_info >= (3, 13)  # PEP 667: each locals() of a function is a new dict
-
 
 @form(builtins.__build_class__)
 def build_class(domain: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     return domain.build_class(args[0], args[1], tuple(args[2:]), kwargs)
 
 
-def namespace_of(frame: Any) -> Any:
-    """What locals() gives in the frame."""
-    if frame.names is not None:
-        return frame.names
-    found = frame.variables()
-    if FRESH_LOCALS:
-        return found
-    if frame.locals_dict is None:
-        frame.locals_dict = {}
-    for name in frame.program.localsplus:
-        if name in found:
-            frame.locals_dict[name] = found[name]
-        else:
-            frame.locals_dict.pop(name, None)
-    return frame.locals_dict
-
-
 @form(builtins.locals)
 def locals_(domain: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     if args or kwargs:
         return builtins.locals(*args, **kwargs)
-    return namespace_of(domain.machine.frame)
+    return domain.machine.frame.namespace()
 
 
 @form(builtins.globals)
@@ -52,14 +33,14 @@ def globals_(domain: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
 def vars_(domain: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     if args or kwargs:
         return builtins.vars(*args, **kwargs)
-    return namespace_of(domain.machine.frame)
+    return domain.machine.frame.namespace()
 
 
 @form(builtins.dir)
 def dir_(domain: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     if args or kwargs:
         return builtins.dir(*args, **kwargs)
-    return sorted(namespace_of(domain.machine.frame))
+    return sorted(domain.machine.frame.namespace())
 
 
 @form(super)
@@ -91,7 +72,7 @@ def scope(domain: Any, what: str, globals_given: Any, locals_given: Any) -> tupl
     if globals_given is None:
         globals_given = frame.globals
         if locals_given is None:
-            locals_given = namespace_of(frame)
+            locals_given = frame.namespace()
     elif not isinstance(globals_given, dict):
         raise TypeError(f"{what}() globals must be a dict, not {type(globals_given).__name__}")
     if locals_given is None:
@@ -192,3 +173,13 @@ def setrecursionlimit(domain: Any, args: list[Any], kwargs: dict[str, Any]) -> A
 @form(sys._getframe)
 def getframe(domain: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     return domain.machine.native_frame(args[0] if args else 0)
+
+
+if sys.version_info >= (3, 12):
+
+    @form(sys._getframemodulename)
+    def getframemodulename(domain: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        frame = domain.machine.frame_at(args[0] if args else kwargs.get("depth", 0))
+        if frame is None:
+            return None
+        return frame.globals.get("__name__") if frame.function is None else frame.function.__module__

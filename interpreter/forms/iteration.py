@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import builtins
+from collections.abc import Iterator
 from typing import Any
 
 from ..domain.core import special
@@ -49,23 +50,13 @@ def walked(domain: Any, value: Any) -> Any:
     if is_native_iterable(domain, value):
         return value
     iterator = domain.get_iter(value)
-    return iterator if special(type(iterator), "__next__") is None else Walk(domain, iterator)
+    return iterator if special(type(iterator), "__next__") is None else walk(domain, iterator)
 
 
-class Walk:
+def walk(domain: Any, iterator: Any) -> Iterator[Any]:
     """A native iterator over an interpreted one."""
-
-    def __init__(self, domain: Any, iterator: Any) -> None:
-        self.domain, self.iterator = domain, iterator
-
-    def __iter__(self) -> Walk:
-        return self
-
-    def __next__(self) -> Any:
-        value = self.domain.next_item(self.iterator)
-        if value is STOP:
-            raise StopIteration
-        return value
+    while (value := domain.next_item(iterator)) is not STOP:
+        yield value
 
 
 def walking(native: Any) -> None:

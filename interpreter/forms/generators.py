@@ -1,0 +1,27 @@
+"""Methods and attributes of generators that would look at the shell instead of the interpreted frame."""
+from __future__ import annotations
+
+from types import CoroutineType, GeneratorType
+from typing import Any
+
+from ..shells import FRAMES
+from .registry import method_form
+
+
+def throw_form(kind: type) -> None:
+    """throw(): what is delegated to gets the arguments as they were given."""
+
+    @method_form(kind, "throw")
+    def throw(domain: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        frame = FRAMES.get(args[0]) if args and type(args[0]) is kind else None
+        if frame is None:
+            return kind.throw(*args, **kwargs)  # type: ignore[attr-defined]
+        frame.thrown_args = args[1:]
+        try:
+            return kind.throw(*args, **kwargs)  # type: ignore[attr-defined]
+        finally:
+            frame.thrown_args = None
+
+
+throw_form(GeneratorType)
+throw_form(CoroutineType)
