@@ -10,22 +10,30 @@ How a caller (capture) uses it:
 
 1. lower with ``LoweringOptions(mesh=..., plan=...)``; the lowering calls ``place(gm, options)`` once expert regions are
    ``moebius.kernels.experts`` calls. The result is right whether or not parameters were placed.
-2. ``parameters_to_place(gm)``: if not empty, and before anything of the call has run, drop the capture, call
-   ``place_parameters(those, others, mesh, gm.meta["plan"])``, and capture again: the parameters' class has changed.
-3. at each call, give the graph ``to_graph_input(value, conversion)`` for each input and its conversion, as
-   ``input_conversions(gm, options)`` lists them.
+2. run ``bind_inputs(fn, gm, options)`` in place of ``fn``: it turns placed parameters into what the graph takes.
+3. before anything of a cold call has run, ``place_graph_parameters(gm, mesh)``: True means that parameters moved to
+   their ranks (their class has changed): drop the capture and capture again. (In parts: ``parameters_to_place``,
+   ``place_parameters``, ``input_conversions``, ``to_graph_input``.)
 
 Everything here that says "Collective" must be called on every rank of the mesh, in the same order.
 """
 from moebius.lowering.distribution.errors import DistributionError, PlacementError, RanksDisagreeError
 from moebius.lowering.distribution.exchange import Traffic, traffic
-from moebius.lowering.distribution.place import input_conversions, parameters_to_place, place, plan_for
+from moebius.lowering.distribution.place import (
+    bind_inputs,
+    input_conversions,
+    parameters_to_place,
+    place,
+    place_graph_parameters,
+    plan_for,
+)
 from moebius.lowering.distribution.placement import collect_parameters, place_parameters, place_state, to_graph_input
 from moebius.lowering.distribution.plan import Bytes, Plan, RegionShape, bytes_for, expected_bytes, resolve_plan
 from moebius.lowering.distribution.sharded import Sharded
 
 __all__ = [
     "Bytes", "DistributionError", "PlacementError", "Plan", "RanksDisagreeError", "RegionShape", "Sharded", "Traffic",
-    "bytes_for", "collect_parameters", "expected_bytes", "input_conversions", "parameters_to_place", "place",
-    "place_parameters", "place_state", "plan_for", "resolve_plan", "to_graph_input", "traffic",
+    "bind_inputs", "bytes_for", "collect_parameters", "expected_bytes", "input_conversions", "parameters_to_place",
+    "place", "place_graph_parameters", "place_parameters", "place_state", "plan_for", "resolve_plan",
+    "to_graph_input", "traffic",
 ]

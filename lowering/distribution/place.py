@@ -11,6 +11,7 @@ from __future__ import annotations
 import inspect
 import operator
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from torch import fx
 from moebius.kernels import experts
 from moebius.lowering.distribution.exchange import remember_group
 from moebius.lowering.distribution.expert_parallel import combine, dispatch, own_experts
+from moebius.lowering.distribution.placement import place_parameters, to_graph_input
 from moebius.lowering.distribution.plan import Plan, RegionShape, chunk_span, resolve_plan
 from moebius.lowering.distribution.sharded import Sharded
 from moebius.lowering.distribution.torch_private import tree_leaves
@@ -73,6 +75,38 @@ def parameters_to_place(gm: fx.GraphModule) -> list[torch.nn.Parameter]:
             if isinstance(tensor, torch.nn.Parameter) and not isinstance(tensor, Sharded):
                 found.append(tensor)
     return found
+
+
+def place_graph_parameters(gm: fx.GraphModule, mesh: Any) -> bool:
+    """Move :func:`parameters_to_place` to their ranks; what else the graph reads becomes equal on all ranks.
+
+    Returns whether anything moved: then this capture is stale (the parameters' class has changed), and a new one will
+    take each rank's experts only. Call it before anything of the graph has run. Collective. Raises PlacementError, with
+    nothing moved; the graph can run as it is then, with whole experts on every rank.
+    """
+    wanted = parameters_to_place(gm)
+    if not wanted:
+        return False
+    fixed = [_real(node) for node in gm.graph.nodes if node.op == "placeholder" and node.meta.get("static")]
+    moving = {id(parameter) for parameter in wanted}
+    others = [tensor for tensor in fixed if isinstance(tensor, torch.Tensor) and id(tensor) not in moving]
+    return bool(place_parameters(wanted, others, mesh, gm.meta["plan"]))
+
+
+def bind_inputs(fn: Callable[..., tuple], gm: fx.GraphModule, options: LoweringOptions) -> Callable[..., tuple]:
+    """``fn``, the runnable form of ``gm``, as a function of the inputs as capture has them (see input_conversions)."""
+    conversions = input_conversions(gm, options)
+    converted = [(position, how) for position, how in enumerate(conversions) if how != "as is"]
+    if not converted:
+        return fn
+
+    def run(*inputs: Any) -> tuple:
+        values = list(inputs)
+        for position, how in converted:
+            values[position] = to_graph_input(values[position], how)
+        return fn(*values)
+
+    return run
 
 
 def input_conversions(gm: fx.GraphModule, options: LoweringOptions) -> list[str]:

@@ -36,6 +36,7 @@ class Sharded(torch.Tensor):
 
     shards: DTensor
     leaf_hook: Any = None
+    stands_for_parameter = True  # to capture: users' code sees a torch.nn.Parameter here
 
     @staticmethod
     def __new__(cls, shards: DTensor, requires_grad: bool = False) -> Sharded:
@@ -51,6 +52,14 @@ class Sharded(torch.Tensor):
     def full_tensor(self) -> torch.Tensor:
         """The whole tensor, gathered from all ranks; its gradient flows back to the shards. Collective."""
         return _Gather.apply(self)
+
+    def untyped_storage(self) -> torch.UntypedStorage:
+        """The memory of this rank's rows: what a count of bytes wants to see."""
+        return self.local.untyped_storage()
+
+    def data_ptr(self) -> int:
+        """The address of this rank's rows."""
+        return self.local.data_ptr()
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return f"Sharded(shape={tuple(self.shape)}, local={tuple(self.local.shape)}, mesh={self.shards.device_mesh})"

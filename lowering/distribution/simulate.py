@@ -1,7 +1,7 @@
 """Many ranks in one process: the exchange operators under torch's LocalTensorMode.
 
 LocalTensorMode runs one program for all ranks, each tensor holding every rank's value; it runs ordinary operators rank
-by rank. An exchange operator is opaque to it, and its ranks depend on one another: here each rank's call runs on a thread
+by rank. An exchange operator is opaque to it, and its ranks need one another: here each rank's call runs on a thread
 of its own, with the operator's own code, and only the collectives are replaced, by a meeting of the threads.
 """
 from __future__ import annotations

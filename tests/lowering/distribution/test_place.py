@@ -19,11 +19,13 @@ from moebius.lowering.distribution import (
     DistributionError,
     Plan,
     Sharded,
+    bind_inputs,
     collect_parameters,
     expected_bytes,
     input_conversions,
     parameters_to_place,
     place,
+    place_graph_parameters,
     place_parameters,
     plan_for,
     to_graph_input,
@@ -105,8 +107,7 @@ def targets(gm):
 
 
 def call(gm, options, inputs, run=None):
-    converted = [to_graph_input(value, how) for value, how in zip(inputs, input_conversions(gm, options), strict=True)]
-    return (run or gm)(*converted)
+    return bind_inputs(run or gm, gm, options)(*inputs)
 
 
 def whole(tensor):
@@ -122,12 +123,10 @@ def check_graph(name, placed, backend=None):
     x = torch.randn(T, D, dtype=torch.float64)
 
     gm = place(captured(function, [x, *params]), options)
-    wanted = parameters_to_place(gm)
     if placed:
-        del gm  # it refers to the parameters weakly
-        place_parameters(wanted, params, mesh, Plan())
+        assert place_graph_parameters(gm, mesh) == (gm.meta["plan"].ranks > 1)
         gm = place(captured(function, [x, *params]), options)
-        assert parameters_to_place(gm) == []
+        assert parameters_to_place(gm) == [] and not place_graph_parameters(gm, mesh)
     run = None
     if backend:
         inputs = [to_graph_input(v, how) for v, how in zip([x, *params], input_conversions(gm, options), strict=True)]
