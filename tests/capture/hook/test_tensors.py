@@ -171,7 +171,7 @@ def test_changes_in_place(reading):
     assert not p.check(())
     t.resize_(3, 4)
     assert p.check(())
-    t.set_(torch.zeros(20).storage(), 2, (3, 4), (4, 1))
+    t.set_(torch.zeros(20).untyped_storage(), 2, (3, 4), (4, 1))
     assert not p.check(())
     torch.utils.swap_tensors(t, torch.zeros(3, 5))
     assert not p.check(())
