@@ -218,7 +218,7 @@ def one_process(args: argparse.Namespace, out: Path) -> int:
     """Train without capture, then with it."""
     plain = train("plain", step.__wrapped__, args.seed, args.steps)
     captured = train("captured", step, args.seed, args.steps)
-    write_report(step, args, out)
+    write_report(step.__wrapped__, args, out)
     return finish([plain, captured], out)
 
 

@@ -38,6 +38,8 @@ def duration(seconds: float | None) -> str:
     """A time with a fitting unit; "–" for None (not measured)."""
     if seconds is None:
         return "–"
+    if seconds == 0:
+        return "0 s"
     for limit, factor, unit in ((1e-6, 1e9, "ns"), (1e-3, 1e6, "µs"), (1.0, 1e3, "ms")):
         if seconds < limit:
             return f"{seconds * factor:.3g} {unit}"
