@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from moebius.lowering.distribution.errors import DistributionError
@@ -88,6 +89,17 @@ class Sharded(torch.Tensor):
     def __reduce_ex__(self, protocol: Any) -> Any:
         return self.shards.detach().__reduce_ex__(protocol)  # loads as a DTensor, which checkpoint tools know
 
+    # What torch.distributed.checkpoint asks of a tensor that is spread over ranks (of a DTensor too).
+
+    def __create_write_items__(self, fqn: str, tensor: Any) -> Any:
+        return self.shards.__create_write_items__(fqn, self.shards)
+
+    def __create_chunk_list__(self) -> Any:
+        return self.shards.__create_chunk_list__()
+
+    def __get_tensor_shard__(self, index: Any) -> Any:
+        return self.shards.__get_tensor_shard__(index)
+
     def __deepcopy__(self, memo: dict[int, Any]) -> torch.Tensor:
         if id(self) not in memo:
             twin: Any = Sharded(self.shards.detach().clone())  # type: ignore[arg-type]
@@ -105,6 +117,8 @@ class Sharded(torch.Tensor):
         cls, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         _refuse_lost_writes(func, args, kwargs or {})
+        if func is torch.ops.aten._amp_foreach_non_finite_check_and_unscale_.default:
+            return _unscale(*args)
         flat, spec = tree_flatten((args, kwargs or {}))
         flat = [value.whole if isinstance(value, Gathered) else value for value in flat]
         mesh = next(a.shards.device_mesh for a in flat if isinstance(a, Sharded))
@@ -152,6 +166,15 @@ class Sharded(torch.Tensor):
             if is_mutable(func):
                 raise
             return on_whole_tensors()  # DTensor has no rule for this operator (unbind of the split axis, say)
+
+
+def _unscale(grads: list[torch.Tensor], found_inf: torch.Tensor, inverse_scale: torch.Tensor) -> None:
+    """GradScaler's operator: what overflows on one rank has overflowed on all. DTensor's rule takes no mixed lists."""
+    held = [grad.local if isinstance(grad, Sharded) else grad for grad in grads]
+    torch.ops.aten._amp_foreach_non_finite_check_and_unscale_.default(held, found_inf, inverse_scale)
+    mesh = next(grad for grad in grads if isinstance(grad, Sharded)).shards.device_mesh
+    for axis in range(mesh.ndim):
+        dist.all_reduce(found_inf, dist.ReduceOp.MAX, group=mesh.get_group(axis))
 
 
 class Gathered(torch.Tensor):

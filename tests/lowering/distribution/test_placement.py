@@ -8,6 +8,7 @@ import weakref
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 
@@ -258,6 +259,58 @@ def save_and_load():
 
 def test_copies_saving_loading_and_collecting(on_ranks):
     on_ranks(2, save_and_load)
+
+
+def checkpoint(directory):
+    layer, reference, x = build(5)
+    optimizer = torch.optim.AdamW(layer.parameters())
+    place_layer(layer)
+    spread(layer, x).sum().backward()
+    optimizer.step()
+    kept = {name: whole(p).detach().clone() for name, p in layer.named_parameters()}
+    momentum = whole(optimizer.state[layer.down]["exp_avg"]).clone()
+    dcp.save({"model": layer.state_dict(), "optimizer": optimizer.state_dict()}, checkpoint_id=directory)
+    with torch.no_grad():
+        for tensor in (*layer.parameters(), optimizer.state[layer.down]["exp_avg"]):
+            tensor.zero_()
+    dcp.load({"model": layer.state_dict(), "optimizer": optimizer.state_dict()}, checkpoint_id=directory)
+    for name, parameter in layer.named_parameters():
+        assert torch.equal(whole(parameter), kept[name]), name
+    assert torch.equal(whole(optimizer.state[layer.down]["exp_avg"]), momentum) and momentum.any()
+    single = {name: torch.zeros_like(value) for name, value in kept.items()}  # another layout: ordinary tensors
+    dcp.load({"model": single}, checkpoint_id=directory)
+    assert all(torch.equal(single[name], kept[name]) for name in kept)
+
+
+def test_distributed_checkpoint(on_ranks, tmp_path):
+    on_ranks(2, checkpoint, str(tmp_path))
+
+
+def scale_gradients(overflow):
+    layer, reference, x = build(4)
+    optimizers = [torch.optim.SGD(m.parameters(), lr=0.1) for m in (layer, reference)]
+    scalers = [torch.amp.GradScaler("cpu", init_scale=1024.0) for _ in optimizers]
+    place_layer(layer)
+    for model, optimizer, scaler, forward in zip(
+        (layer, reference), optimizers, scalers, (spread, Layer.forward), strict=True
+    ):
+        scaler.scale(forward(model, x).sum()).backward()
+        if overflow:  # in one expert, so on one rank
+            with torch.no_grad():
+                mask = torch.zeros(4, 1, 1, dtype=torch.float64)
+                mask[0] = float("inf")
+                model.down.grad.add_(mask)
+        scaler.unscale_(optimizer)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+    assert scalers[0].get_scale() == scalers[1].get_scale() == (512.0 if overflow else 1024.0)
+    same_parameters(layer, reference)
+
+
+@pytest.mark.parametrize("overflow", [False, True])
+def test_loss_scaling_skips_a_step_on_all_ranks(on_ranks, overflow):
+    on_ranks(2, scale_gradients, overflow)
 
 
 def cannot_move(obstacle):
