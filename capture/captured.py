@@ -9,8 +9,12 @@ import types
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
+import moebius.interpreter
+import moebius.kernels
+import moebius.lowering
 import torch
 
 from .errors import GraphBreakError, MoebiusError
@@ -74,8 +78,12 @@ class Captured:
     def capture(self, args: tuple, kwargs: dict[str, Any]) -> Segment:
         started = time.perf_counter()
         request = Request(self.function, args, kwargs, self.n_cells, self.argument_names(args, kwargs))
-        attempt = trace(request, self.policy)
-        segment = build(attempt, self.options, self.make_resume, started)
+        segment = self.attempt(request, started)
+        if segment.lowered is not None and self.options.mesh is not None and (placing := Placement.wanted(segment, request)):
+            del segment  # no reference to a parameter may remain while its storage moves
+            self.children.clear()
+            placing.place(self.options)
+            segment = self.attempt(request, started)
         segment.seconds = time.perf_counter() - started
         self.cold_seconds += segment.seconds
         if segment.graph_break is None or not self.options.fullgraph:
@@ -87,6 +95,9 @@ class Captured:
             for root in segment.guards.roots:
                 self.forget_with(root, segment)
         return segment
+
+    def attempt(self, request: Request, started: float) -> Segment:
+        return build(trace(request, self.policy), self.options, self.make_resume, started)
 
     def forget_with(self, root: weakref.ref, segment: Segment) -> None:
         """When the model that a segment was captured for dies, the segment goes too."""
@@ -232,6 +243,43 @@ def run_cells_natively(function: types.FunctionType, n_cells: int) -> Callable[.
 
 
 # ----------------------------------------------------------------------------------------------------------------------
+# Experts that live on ranks
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Placement:
+    """Expert parameters that a plan moves onto the ranks before the graph first runs (``moebius.lowering.distribution``)."""
+
+    parameters: list[torch.Tensor]
+    others: list[torch.Tensor]
+    plan: Any
+
+    @classmethod
+    def wanted(cls, segment: Segment, request: Request) -> Placement | None:
+        """What is still to be moved for this segment, or None."""
+        from moebius.lowering.distribution import parameters_to_place
+
+        assert segment.lowered is not None
+        parameters = parameters_to_place(segment.lowered.gm)
+        if not parameters:
+            return None
+        chosen = {id(p) for p in parameters}
+        modules = [a for a in (*request.args, *request.kwargs.values()) if isinstance(a, torch.nn.Module)]
+        others = {id(t): t for m in modules for t in (*m.parameters(), *m.buffers()) if id(t) not in chosen}
+        return cls(parameters, list(others.values()), segment.lowered.gm.meta["plan"])
+
+    def place(self, options: Options) -> None:
+        """Collective. If it cannot be done nothing was moved; the whole parameters give the right result too."""
+        from moebius.lowering.distribution import PlacementError, place_parameters
+
+        try:
+            place_parameters(self.parameters, self.others, options.mesh, self.plan)
+        except PlacementError as error:
+            warnings.warn(f"moebius: experts stay whole on each rank: {error}", stacklevel=6)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
 # Functions met below native calls
 # ----------------------------------------------------------------------------------------------------------------------
 
@@ -239,7 +287,8 @@ import os as _os  # noqa: E402
 
 DEBUG = bool(_os.environ.get("MOEBIUS_DEBUG"))
 STDLIB = sysconfig.get_path("stdlib")
-SKIPPED = (_os.path.dirname(torch.__file__), _os.path.dirname(__file__), "<frozen", "<string>", "<moebius")
+OWN = (_os.path.dirname(str(m.__file__)) for m in (moebius, moebius.interpreter, moebius.lowering, moebius.kernels))
+SKIPPED = (_os.path.dirname(torch.__file__), *OWN, "<frozen", "<string>", "<moebius")
 
 
 def is_library(filename: str) -> bool:

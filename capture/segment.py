@@ -61,7 +61,7 @@ def build(attempt: Trace, options: Options, make_resume: MakeResume, started: fl
             result = continue_natively(attempt, emitter, make_resume)
         emitter.effects()
         captured, lowered = make_graph(attempt, emitter, options, started)
-        inputs = [emitter.load(p.source) for p in live_inputs(attempt)] if lowered is not None else []
+        inputs = graph_inputs(attempt, emitter, lowered, options)
         run = emitter.function(name, None if lowered is None else lowered.fn, inputs, result)
     except (CannotRebuild, CannotResume) as error:
         return run_whole_natively(attempt, str(error), n_positional, kwnames)
@@ -100,6 +100,20 @@ def live_inputs(attempt: Trace) -> list[TensorProxy]:
     """Inputs that the graph uses, in the order of its placeholders."""
     by_node = {p.node: p for p in attempt.tensors.inputs}
     return [by_node[n] for n in attempt.writer.scope.graph.nodes if n.op == "placeholder"]
+
+
+def graph_inputs(attempt: Trace, emitter: Emitter, lowered: Lowered | None, options: Options) -> list[str]:
+    """Expressions for the graph's inputs. Parameters whose experts live on ranks come in as this rank's part."""
+    if lowered is None:
+        return []
+    names = [emitter.load(p.source) for p in live_inputs(attempt) if p.source is not None]
+    if options.mesh is None:
+        return names
+    from moebius.lowering.distribution import input_conversions, to_graph_input
+
+    convert = emitter.constant(to_graph_input)
+    conversions = input_conversions(lowered.gm, LoweringOptions(options.backend, options.mesh, options.plan, options.precision))
+    return [n if c == "as is" else f"{convert}({n}, {c!r})" for n, c in zip(names, conversions, strict=True)]
 
 
 def make_graph(attempt: Trace, emitter: Emitter, options: Options, started: float) -> tuple[CapturedGraph | None, Lowered | None]:

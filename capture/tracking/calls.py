@@ -520,7 +520,7 @@ class Calls:
         if isinstance(value, TensorProxy):
             if isinstance(classes, types.UnionType):
                 return any(self.is_instance(value, c) for c in classes.__args__)
-            return issubclass(value.cls, classes)
+            return isinstance(value.real, classes) if isinstance(value.real, torch.Tensor) else issubclass(value.cls, classes)
         if isinstance(value, SYMBOLIC):
             return issubclass(type_of(value), classes)
         if isinstance(value, TensorMethod | LoopLeftover):

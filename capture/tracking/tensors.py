@@ -5,6 +5,7 @@ An operator whose result holds no tensor (``x.dim()``, ``x.shape``) is answered 
 from __future__ import annotations
 
 import operator
+import sys
 import types
 from collections.abc import Callable
 from typing import Any
@@ -49,7 +50,7 @@ class TensorOperations:
         if known is not None:
             self.same(known, source)
             return known
-        if type(real) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer):
+        if type(real) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer) and not placed_on_ranks(real):
             raise Break(
                 "tensor subclass", f"a {type(real).__name__} is not understood yet", "pass a plain torch.Tensor; convert before the step"
             )
@@ -326,6 +327,12 @@ def is_scalar_index(key: Any) -> bool:
         isinstance(key, TensorProxy) and key.fake.dim() == 0 and not key.fake.dtype.is_floating_point and key.fake.dtype is not torch.bool
         and key.fake.dtype is not torch.uint8
     )  # fmt: skip
+
+
+def placed_on_ranks(tensor: torch.Tensor) -> bool:
+    """Whether the tensor is an expert parameter that lowering moved onto ranks: a whole tensor to everybody who reads it."""
+    module = sys.modules.get("moebius.lowering.distribution")
+    return module is not None and isinstance(tensor, module.Sharded)
 
 
 def readable(name: str) -> str:
