@@ -1,8 +1,9 @@
-"""The CPU form: the library's GEMMs on slices, and all else done on blocks of rows small enough to stay in the cache.
+"""The CPU form: the library's GEMMs on slices, and all else done on panels of rows small enough to stay in the cache.
 
-Rows are sorted once. A block is at most BLOCK_ROWS rows of one expert; its gathered tokens, activations and products
-live in scratch that the next block reuses, so that nothing of size T*K x D is ever made. Routing weights scale A (N
-wide) rather than the expert's output (D wide).
+Rows are sorted once. A panel is at most PANEL_ROWS consecutive sorted rows: several experts, or a part of one. Its
+gathered tokens, activations and products live in scratch that the next panel reuses, so that nothing of size T*K x D is
+ever made; gathers, element-wise work and sums are done a panel at a time, GEMMs an expert at a time. Routing weights
+scale A (N wide) rather than the expert's output (D wide).
 """
 from __future__ import annotations
 
@@ -12,35 +13,53 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from moebius.kernels.activations import Activation, activate, activate_backward, find_activation
+from moebius.kernels.activations import activate, activate_backward, find_activation
 from moebius.kernels.contract import Gradients, Needs, Options, Weights, accumulate_dtype
 from moebius.kernels.reference import row_weight
 
-BLOCK_ROWS = 1024
+PANEL_ROWS = 1024
 
 
-class Block(NamedTuple):
-    """Sorted rows start:stop, all of one expert; first: no earlier block has this expert."""
+class Segment(NamedTuple):
+    """Rows low:high of a panel, all of one expert; first: no earlier panel has this expert."""
 
     expert: int
-    start: int
-    stop: int
+    low: int
+    high: int
     first: bool
 
 
-def blocks(offsets: Tensor) -> Iterator[Block]:
-    """The experts' rows in blocks, in sorted order. offsets: int32 [E+1] on the CPU."""
+class Panel(NamedTuple):
+    """Sorted rows start:stop, at least one."""
+
+    start: int
+    stop: int
+    segments: list[Segment]
+
+
+def panels(offsets: Tensor) -> Iterator[Panel]:
+    """The experts' rows in sorted order. An expert is cut only where it is larger than a panel. offsets: int32 [E+1]."""
     bounds = offsets.tolist()
+    start, segments = 0, list[Segment]()
     for expert, (low, high) in enumerate(zip(bounds, bounds[1:], strict=False)):
-        for start in range(low, high, BLOCK_ROWS):
-            yield Block(expert, start, min(start + BLOCK_ROWS, high), start == low)
+        if segments and high - start > PANEL_ROWS:
+            yield Panel(start, low, segments)
+            start, segments = low, []
+        for at in range(low, high, PANEL_ROWS):
+            stop = min(at + PANEL_ROWS, high)
+            segments.append(Segment(expert, at - start, stop - start, at == low))
+            if stop < high:
+                yield Panel(start, stop, segments)
+                start, segments = stop, []
+    if segments:
+        yield Panel(start, bounds[-1], segments)
 
 
 class Scratch:
-    """Buffers of one call, made on first use at the largest block's size and handed out as slices."""
+    """Buffers of one call, made on first use at a full panel's size and handed out as slices."""
 
     def __init__(self, like: Tensor, rows: int) -> None:
-        self.like, self.rows = like, rows
+        self.like, self.rows = like, min(rows, PANEL_ROWS)
         self.buffers: dict[str, Tensor] = {}
 
     def take(self, name: str, rows: int, width: int, dtype: torch.dtype | None = None) -> Tensor:
@@ -55,18 +74,20 @@ class Scratch:
         return torch.index_select(source, 0, token, out=self.take(name, token.shape[0], source.shape[1]))
 
 
-def largest_block(offsets: Tensor) -> int:
-    """Rows of the largest block."""
-    counts = offsets.diff()
-    return min(BLOCK_ROWS, int(counts.max())) if counts.numel() else 0
+def multiply(rows: Tensor, matrix_EPQ: Tensor, segments: list[Segment], out: Tensor) -> Tensor:
+    """out[r] = rows[r] @ matrix[expert of r], for a panel's rows."""
+    for expert, low, high, _ in segments:
+        torch.mm(rows[low:high], matrix_EPQ[expert], out=out[low:high])
+    return out
 
 
-def project_up(rows: Tensor, weights: Weights, expert: int, out: Tensor) -> Tensor:
-    """H of one block: rows [n, D] -> out [n, M]."""
-    matrix = weights.gate_up_EMD[expert].T
-    if weights.gate_up_bias_EM is None:
-        return torch.mm(rows, matrix, out=out)
-    return torch.addmm(weights.gate_up_bias_EM[expert], rows, matrix, out=out)
+def project_up(rows: Tensor, weights: Weights, segments: list[Segment], out: Tensor) -> Tensor:
+    """H of a panel: rows [n, D] -> out [n, M]."""
+    multiply(rows, weights.gate_up_EMD.mT, segments, out)
+    if weights.gate_up_bias_EM is not None:
+        for expert, low, high, _ in segments:
+            out[low:high] += weights.gate_up_bias_EM[expert]
+    return out
 
 
 def add_rows(total_TD: Tensor, token: Tensor, rows: Tensor, scratch: Scratch) -> None:
@@ -88,51 +109,45 @@ def forward(x_TD: Tensor, weights: Weights, order_S: Tensor, offsets: Tensor, we
     h_SM = x_TD.new_empty(order_S.shape[0] if keep else 0, width_h)
     h_SM[int(offsets[-1]):].zero_()
     out_TD = torch.zeros(x_TD.shape, dtype=exact, device=x_TD.device)
-    scratch = Scratch(x_TD, largest_block(offsets))
-    for expert, start, stop, _ in blocks(offsets):
+    scratch = Scratch(x_TD, order_S.shape[0])
+    for start, stop, segments in panels(offsets):
         token, count = token_S[start:stop], stop - start
         h = h_SM[start:stop] if keep else scratch.take("h", count, width_h)
-        project_up(scratch.gather("x", x_TD, token), weights, expert, h)
+        project_up(scratch.gather("x", x_TD, token), weights, segments, h)
         a = activate(h.to(exact), activation, options.gate)
-        if scale_S is not None:
-            a.mul_(scale_S[start:stop, None])
-        y = torch.mm(a.to(x_TD.dtype), weights.down_EDN[expert].T, out=scratch.take("y", count, width))
+        scale = None if scale_S is None else scale_S[start:stop, None]
+        if scale is not None:
+            a.mul_(scale)
+        y = multiply(a.to(x_TD.dtype), weights.down_EDN.mT, segments, scratch.take("y", count, width))
         if weights.down_bias_ED is not None:
-            bias = weights.down_bias_ED[expert]
-            y.add_(bias) if scale_S is None else y.addr_(scale_S[start:stop].to(y.dtype), bias)
+            for expert, low, high, _ in segments:
+                bias = weights.down_bias_ED[expert]
+                y[low:high] += bias if scale is None else scale[low:high].to(y.dtype) * bias
         add_rows(out_TD, token, y, scratch)
     return out_TD.to(x_TD.dtype), h_SM
 
 
-def block_backward(grad_y: Tensor, h: Tensor, down: Tensor, bias: Tensor | None, scale: Tensor | None,
-                   activation: Activation, gate: str, scratch: Scratch) -> tuple[Tensor, Tensor, Tensor]:
-    """dA', A, dH and dS of one block: (grad_scale [n], scaled_a [n, N], grad_h [n, M]), the first in the wide dtype.
-
-    grad_y: dO of the block's tokens [n, D]; scale: routing weights [n] or None.
-    """
-    exact = accumulate_dtype(h.dtype)
-    grad_a = torch.mm(grad_y, down, out=scratch.take("grad_a", h.shape[0], down.shape[1])).to(exact)
-    scaled = grad_a if scale is None else grad_a * scale[:, None]
-    a, grad_h = activate_backward(scaled, h.to(exact), activation, gate)
-    grad_scale = torch.linalg.vecdot(grad_a, a)
-    if bias is not None:
-        grad_scale += torch.mv(grad_y, bias).to(exact)
-    if scale is not None:
-        a.mul_(scale[:, None])
-    return grad_scale, a.to(h.dtype), grad_h.to(h.dtype)
+def accumulate_outer(total_EPQ: Tensor, left: Tensor, right: Tensor, segments: list[Segment]) -> None:
+    """total[e] (+)= left[rows of e].T @ right[rows of e], for a panel's rows."""
+    for expert, low, high, first in segments:
+        if first:
+            torch.mm(left[low:high].T, right[low:high], out=total_EPQ[expert])
+        else:
+            total_EPQ[expert].addmm_(left[low:high].T, right[low:high])
 
 
-def accumulate_mm(total: Tensor, left: Tensor, right: Tensor, first: bool) -> None:
-    """total (+)= left @ right."""
-    if first:
-        torch.mm(left, right, out=total)
-    else:
-        total.addmm_(left, right)
+def accumulate_sums(total_EP: Tensor, rows: Tensor, segments: list[Segment]) -> None:
+    """total[e] (+)= the sum of e's rows, for a panel's rows."""
+    for expert, low, high, first in segments:
+        part = rows[low:high].sum(0)
+        total_EP[expert].copy_(part) if first else total_EP[expert].add_(part)
 
 
-def accumulate_sum(total: Tensor, rows: Tensor, first: bool) -> None:
-    """total (+)= the sum of rows."""
-    total.copy_(rows.sum(0)) if first else total.add_(rows.sum(0))
+def empty_gradient(parameter: Tensor | None, needed: bool, empty_experts: Tensor) -> Tensor | None:
+    """Room for a parameter's gradient, zero for experts without rows; None where it is not needed."""
+    if not needed or parameter is None:
+        return None
+    return parameter.new_empty(parameter.shape).index_fill_(0, empty_experts, 0)
 
 
 def backward(grad_TD: Tensor, x_TD: Tensor, h_SM: Tensor, weights: Weights, order_S: Tensor, offsets: Tensor,
@@ -140,53 +155,55 @@ def backward(grad_TD: Tensor, x_TD: Tensor, h_SM: Tensor, weights: Weights, orde
     """As reference.backward; a gradient that is not needed is not computed."""
     activation = find_activation(options.activation)
     dtype, exact = x_TD.dtype, accumulate_dtype(x_TD.dtype)
-    gate_up, down, _, down_bias = weights
     token_S = order_S // max(top_k, 1)
     scale_S = row_weight(weight_TK, order_S, exact)
+    empty_experts = (offsets.diff() == 0).nonzero().flatten()
     grad_x = torch.zeros(x_TD.shape, dtype=exact) if needs.x else None
-    grad_gate_up = gate_up.new_empty(gate_up.shape) if needs.gate_up else None
-    grad_down = down.new_empty(down.shape) if needs.down else None
-    grad_scale = torch.zeros(order_S.shape[0], dtype=exact) if needs.weight else None
-    grad_up_bias = gate_up.new_empty(gate_up.shape[:2]) if needs.gate_up_bias else None
-    grad_down_bias = down.new_empty(down.shape[:2]) if needs.down_bias else None
-    for expert in (offsets.diff() == 0).nonzero().flatten().tolist():
-        for total in (grad_gate_up, grad_down, grad_up_bias, grad_down_bias):
-            if total is not None:
-                total[expert].zero_()
+    grad_s_S = torch.zeros(order_S.shape[0], dtype=exact) if needs.weight else None
+    grad_gate_up, grad_down, grad_up_bias, grad_down_bias = (
+        empty_gradient(parameter, needed, empty_experts)
+        for parameter, needed in zip(weights, (needs.gate_up, needs.down, needs.gate_up_bias, needs.down_bias),
+                                     strict=True))
 
-    scratch = Scratch(x_TD, largest_block(offsets))
-    for expert, start, stop, first in blocks(offsets):
+    scratch = Scratch(x_TD, order_S.shape[0])
+    width, width_h, narrow = x_TD.shape[1], weights.gate_up_EMD.shape[1], weights.down_EDN.shape[2]
+    for start, stop, segments in panels(offsets):
         token, count = token_S[start:stop], stop - start
-        scale = None if scale_S is None else scale_S[start:stop]
+        scale = None if scale_S is None else scale_S[start:stop, None]
         grad_y = scratch.gather("grad_y", grad_TD, token)
-        gather_x = grad_gate_up is not None or options.save == "recompute"
-        rows = scratch.gather("x", x_TD, token) if gather_x else None
-        if options.save == "default":
-            h = h_SM[start:stop]
-        else:
-            assert rows is not None
-            h = project_up(rows, weights, expert, scratch.take("h", count, gate_up.shape[1]))
-        bias = None if down_bias is None or grad_scale is None else down_bias[expert]
-        grad_s, scaled_a, grad_h = block_backward(
-            grad_y, h, down[expert], bias, scale, activation, options.gate, scratch)
-        if grad_scale is not None:
-            grad_scale[start:stop] = grad_s
+        rows = x_TD[:0]
+        if grad_gate_up is not None or options.save == "recompute":
+            rows = scratch.gather("x", x_TD, token)
+        h = h_SM[start:stop] if options.save == "default" else project_up(
+            rows, weights, segments, scratch.take("h", count, width_h))
+
+        # dA' is before the routing weight, so that dS = <dA', A>
+        grad_a = multiply(grad_y, weights.down_EDN, segments, scratch.take("grad_a", count, narrow)).to(exact)
+        a, grad_h = activate_backward(
+            grad_a if scale is None else grad_a * scale, h.to(exact), activation, options.gate)
+        grad_h = grad_h.to(dtype)
+        if grad_s_S is not None:
+            grad_s = grad_s_S[start:stop]
+            torch.linalg.vecdot(grad_a, a, out=grad_s)
+            if weights.down_bias_ED is not None:
+                for expert, low, high, _ in segments:
+                    grad_s[low:high] += torch.mv(grad_y[low:high], weights.down_bias_ED[expert])
         if grad_down is not None:
-            accumulate_mm(grad_down[expert], grad_y.T, scaled_a, first)
+            scaled_a = a if scale is None else a.mul_(scale)
+            accumulate_outer(grad_down, grad_y, scaled_a.to(dtype), segments)
         if grad_down_bias is not None:
-            accumulate_sum(grad_down_bias[expert], grad_y if scale is None else grad_y * scale[:, None], first)
+            accumulate_sums(grad_down_bias, grad_y if scale is None else grad_y * scale, segments)
         if grad_gate_up is not None:
-            assert rows is not None
-            accumulate_mm(grad_gate_up[expert], grad_h.T, rows, first)
+            accumulate_outer(grad_gate_up, grad_h, rows, segments)
         if grad_up_bias is not None:
-            accumulate_sum(grad_up_bias[expert], grad_h, first)
+            accumulate_sums(grad_up_bias, grad_h, segments)
         if grad_x is not None:
-            y = torch.mm(grad_h, gate_up[expert], out=scratch.take("y", count, x_TD.shape[1]))
+            y = multiply(grad_h, weights.gate_up_EMD, segments, scratch.take("y", count, width))
             add_rows(grad_x, token, y, scratch)
 
     grad_weight = None
-    if grad_scale is not None and weight_TK is not None:
-        flat = torch.empty_like(grad_scale).index_copy_(0, order_S.long(), grad_scale)
+    if grad_s_S is not None and weight_TK is not None:
+        flat = torch.empty_like(grad_s_S).index_copy_(0, order_S.long(), grad_s_S)
         grad_weight = flat.reshape(weight_TK.shape).to(weight_TK.dtype)
     return Gradients(
         None if grad_x is None else grad_x.to(dtype), grad_gate_up, grad_down, grad_weight, grad_up_bias,

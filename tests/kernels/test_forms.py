@@ -74,10 +74,30 @@ def test_no_token_no_slot_no_expert(form: str) -> None:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_more_rows_than_a_block(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cpu, "BLOCK_ROWS", 8)
+def test_more_rows_than_a_panel(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu, "PANEL_ROWS", 8)
     for save in ("default", "recompute"):
         assert worst_error(make_layer(50, 6, 5, 3, 2, bias=True, dtype=torch.float64), backend=form, save=save) < 1e-12
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.integers(0, 40), min_size=1, max_size=12), st.integers(1, 24))
+def test_panels_hold_every_row_once(counts: list[int], size: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cpu, "PANEL_ROWS", size)
+        made = list(cpu.panels(torch.tensor([0, *counts]).cumsum(0)))
+    rows = [expert for expert, count in enumerate(counts) for _ in range(count)]
+    covered, seen, at = [], set(), 0
+    for panel in made:
+        assert panel.start == at and 0 < panel.stop - panel.start <= size
+        at = panel.stop
+        for expert, low, high, first in panel.segments:
+            assert low < high and first == (expert not in seen)
+            seen.add(expert)
+            covered += [expert] * (high - low)
+    assert covered == rows
+    whole = [segment for panel in made for segment in panel.segments]
+    assert len(whole) == sum(-(-count // size) for count in counts)  # an expert that fits is never cut
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -221,7 +241,8 @@ class LargestTensor(TorchDispatchMode):
         return result
 
 
-def test_cpu_form_makes_nothing_of_size_rows_by_model_width() -> None:
+def test_cpu_form_makes_nothing_of_size_rows_by_model_width(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu, "PANEL_ROWS", 64)
     tokens, width, narrow, num_experts, top_k = 128, 256, 16, 8, 4
     layer = make_layer(tokens, width, narrow, num_experts, top_k)
     order, offsets = sort_rows(layer.index, num_experts)

@@ -122,6 +122,27 @@ def test_no_gradient_keeps_nothing(layer: Layer) -> None:
     assert call.args[9] == "recompute"
 
 
+def test_only_the_result_is_differentiable(layer: Layer) -> None:
+    out, h, order, offsets = torch.ops.moebius.experts(
+        *arguments(layer), None, None, "silu", "concat", "default", "auto")
+    assert out.requires_grad and not h.requires_grad
+    received: list[object] = []
+    out.grad_fn.register_prehook(lambda grads: received.extend(grads))
+    out.sum().backward()
+    assert received[0] is not None and received[1:] == [None] * 3
+
+
+def test_backward_makes_no_zero_gradient_for_h(layer: Layer) -> None:
+    def joint(x, gate_up, down, index, weight):
+        return torch.autograd.grad(step(x, gate_up, down, index, weight), (x, gate_up, down, weight))
+
+    traced = make_fx(joint, tracing_mode="fake")(*arguments(layer))
+    h_shape = (layer.index.numel(), layer.gate_up.shape[1])
+    made = [node.name for node in traced.graph.nodes if isinstance(node.meta.get("val"), torch.Tensor)
+            and tuple(node.meta["val"].shape) == h_shape]
+    assert made == ["getitem_1"]  # H itself
+
+
 def test_unused_result_has_no_gradient(layer: Layer) -> None:
     out = run(layer)
     grads = torch.autograd.grad(layer.x.sum() + 0 * out.detach().sum(), layer.leaves(), allow_unused=True)

@@ -24,6 +24,7 @@ def measure(layer, **options) -> tuple[int, int]:
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         out = run(layer, **options)
     del out
+    assert layer.x.untyped_storage().data_ptr() in kept  # the caller's own tokens, and no copy of them
     sizes = [(t.untyped_storage().nbytes() // t.itemsize, t.untyped_storage().nbytes()) for t in kept.values()]
     return sum(s[0] for s in sizes), sum(s[1] for s in sizes)
 
