@@ -355,8 +355,6 @@ evaluate(Check *check, PyObject **values)
         return same_contents(object, check->expected);
     case CHECK_TENSOR:
         return mb_tensor_check(check->meta, object);
-    case CHECK_STATIC_TENSOR:
-        return mb_tensor_check(check->meta, check->object);
     case CHECK_DISTINCT:
         return check_distinct(check, values);
     case CHECK_SAME:
@@ -366,6 +364,7 @@ evaluate(Check *check, PyObject **values)
     case CHECK_DICT:
     case CHECK_CLASS:
     case CHECK_INSTANCE:
+    case CHECK_STATIC_TENSOR:
         break;    /* mb_run_watch */
     }
     Py_UNREACHABLE();
@@ -410,22 +409,25 @@ instance_unchanged(const InstanceWatch *watch)
     return (PyObject *)Py_TYPE(watch->object) == watch->type && watch->where != NULL && *watch->where == watch->dict;
 }
 
-/* A dict, class or instance known from the start: one comparison while nobody writes to it. */
+/* For a dict, class or instance: one comparison while nobody writes to it. */
 int
 mb_run_watch(GuardProgram *p, Check *check)
 {
     int holds;
     if (check->kind == CHECK_DICT) {
-        TagWatch *watch = &p->dicts.tags[check->watch];
+        TagWatch *watch = &p->watches[0].tags[check->watch];
         holds = mb_dict_tag(watch->object) == watch->tag ? 1 : check_dict(check, watch);
     }
     else if (check->kind == CHECK_CLASS) {
-        TagWatch *watch = &p->classes.tags[check->watch];
+        TagWatch *watch = &p->watches[1].tags[check->watch];
         holds = mb_type_tag((PyTypeObject *)watch->object) == watch->tag ? 1 : check_class(check, watch);
     }
-    else {
-        InstanceWatch *watch = &p->instances.instances[check->watch];
+    else if (check->kind == CHECK_INSTANCE) {
+        InstanceWatch *watch = &p->watches[2].instances[check->watch];
         holds = instance_unchanged(watch) ? 1 : check_instance(check, watch);
+    }
+    else {
+        holds = mb_tensor_check(check->meta, check->object);
     }
     return holds < 0 ? mb_guard_error() : holds;
 }
@@ -434,33 +436,47 @@ mb_run_watch(GuardProgram *p, Check *check)
 static int
 sweep(GuardProgram *p)
 {
-    enum { AHEAD = 12 };
+    enum { AHEAD = 12, NEAR = 4 };
     int holds = 1;
-    for (int i = 0; i < p->dicts.count && holds == 1; i++) {
-        TagWatch *watch = &p->dicts.tags[i];
-        if (i + AHEAD < p->dicts.count) {
+    Watches *watches = &p->watches[0];
+    for (int i = 0; i < watches->count && holds == 1; i++) {
+        TagWatch *watch = &watches->tags[i];
+        if (i + AHEAD < watches->count) {
             __builtin_prefetch((char *)watch[AHEAD].object + sizeof(PyObject));
         }
         if (mb_dict_tag(watch->object) != watch->tag) {
-            holds = mb_run_watch(p, &p->checks[p->dicts.checks[i]]);
+            holds = mb_run_watch(p, &p->checks[watches->checks[i]]);
         }
     }
-    for (int i = 0; i < p->classes.count && holds == 1; i++) {
-        TagWatch *watch = &p->classes.tags[i];
+    watches = &p->watches[1];
+    for (int i = 0; i < watches->count && holds == 1; i++) {
+        TagWatch *watch = &watches->tags[i];
         if (mb_type_tag((PyTypeObject *)watch->object) != watch->tag) {
-            holds = mb_run_watch(p, &p->checks[p->classes.checks[i]]);
+            holds = mb_run_watch(p, &p->checks[watches->checks[i]]);
         }
     }
-    for (int i = 0; i < p->instances.count && holds == 1; i++) {
-        InstanceWatch *watch = &p->instances.instances[i];
-        if (i + AHEAD < p->instances.count) {
+    watches = &p->watches[2];
+    for (int i = 0; i < watches->count && holds == 1; i++) {
+        InstanceWatch *watch = &watches->instances[i];
+        if (i + AHEAD < watches->count) {
             __builtin_prefetch(watch[AHEAD].object);
         }
         if (!instance_unchanged(watch)) {
-            holds = mb_run_watch(p, &p->checks[p->instances.checks[i]]);
+            holds = mb_run_watch(p, &p->checks[watches->checks[i]]);
         }
     }
-    return holds;
+    watches = &p->watches[3];
+    for (int i = 0; i < watches->count && holds == 1; i++) {
+        TensorWatch *watch = &watches->tensors[i];
+        if (i + AHEAD < watches->count) {
+            mb_tensor_prefetch(watch[AHEAD].object, watch[AHEAD].meta, 0);
+        }
+        if (i + NEAR < watches->count) {
+            mb_tensor_prefetch(watch[NEAR].object, watch[NEAR].meta, 1);
+        }
+        holds = mb_tensor_check(watch->meta, watch->object);
+    }
+    return holds < 0 ? mb_guard_error() : holds;
 }
 
 int

@@ -144,9 +144,9 @@ static PyObject *
 features(PyObject *module, PyObject *unused)
 {
     (void)module, (void)unused;
-    return Py_BuildValue("{s:N,s:N,s:N,s:s}", "dict_tags", PyBool_FromLong(mb_dict_tags), "instance_dict_tags",
+    return Py_BuildValue("{s:N,s:N,s:N,s:s,s:n}", "dict_tags", PyBool_FromLong(mb_dict_tags), "instance_dict_tags",
                          PyBool_FromLong(mb_instance_tags), "class_tags", PyBool_FromLong(mb_class_tags),
-                         "tensor_reading", mb_tensor_reading());
+                         "tensor_reading", mb_tensor_reading(), "tensor_block", mb_tensor_block());
 }
 
 static PyMethodDef methods[] = {
@@ -155,7 +155,7 @@ static PyMethodDef methods[] = {
     {"is_disabled", is_disabled, METH_NOARGS, "is_disabled() -> bool"},
     {"features", features, METH_NOARGS,
      "features() -> dict: what the self-tests found on this Python (dict_tags, instance_dict_tags, class_tags: bool) and "
-     "how tensors are read (tensor_reading: str)."},
+     "how tensors are read (tensor_reading: 'memory' or 'attributes'; tensor_block: words compared at once, 0: none)."},
     {NULL, NULL, 0, NULL},
 };
 

@@ -24,10 +24,12 @@ void mb_tensor_meta_free(TensorMeta *meta);
 int mb_tensor_meta_traverse(TensorMeta *meta, visitproc visit, void *arg);
 int mb_tensor_check(TensorMeta *meta, PyObject *object);    /* 1, 0 or -1 with an error */
 int mb_tensors_init(PyObject *module);
+void mb_tensor_prefetch(PyObject *object, const TensorMeta *meta, int near);    /* near: its turn comes soon */
 
 /* tensors_fast.c */
 extern PyMethodDef mb_tensor_methods[];
 const char *mb_tensor_reading(void);    /* "memory" or "attributes" */
+Py_ssize_t mb_tensor_block(void);       /* words that one comparison takes, 0: field by field */
 
 /* program.c builds, guards.c runs, inspect.c explains and times */
 typedef enum {
@@ -44,7 +46,8 @@ typedef struct {
 
 typedef enum {
     CHECK_IS, CHECK_IS_WEAK, CHECK_TYPE, CHECK_EQUAL, CHECK_LENGTH, CHECK_KEYS, CHECK_ABSENT, CHECK_CONTENTS,
-    CHECK_TENSOR, CHECK_STATIC_TENSOR, CHECK_DISTINCT, CHECK_SAME, CHECK_PYTHON, CHECK_DICT, CHECK_CLASS, CHECK_INSTANCE
+    CHECK_TENSOR, CHECK_DISTINCT, CHECK_SAME, CHECK_PYTHON,
+    CHECK_DICT, CHECK_CLASS, CHECK_INSTANCE, CHECK_STATIC_TENSOR    /* of objects known from the start */
 } CheckKind;
 
 typedef struct {
@@ -55,15 +58,16 @@ typedef struct {
     PyObject *object;       /* expected object, type, value or key; the tensor; the function; what is watched */
     PyObject *expected;     /* keys/contents: tuple; dict/class: {key: value}; instance: its __dict__ or NULL */
     PyObject *order;        /* dict: all keys or NULL; class: its MRO; instance: its class */
-    int watch;              /* dict, class, instance: where it stands in the program's array of that kind */
+    int watch;              /* of an object known from the start: where it stands in the program's array of that kind */
     int *slots;             /* distinct, same, python */
     int n_slots;
     TensorMeta *meta;
 } Check;
 
-/* Checks on dicts, classes and instances known from the start. Apart from the checks and side by side, so that one sweep
+/* Checks on objects known from the start. Apart from the checks and side by side, so that one sweep
  * over thousands of them is fast. References are borrowed from the check. */
 #define NO_TAG UINT64_MAX
+#define N_WATCHED 4
 
 typedef struct {
     PyObject *object;       /* dict or class */
@@ -76,11 +80,17 @@ typedef struct {
 } InstanceWatch;
 
 typedef struct {
+    PyObject *object;
+    TensorMeta *meta;
+} TensorWatch;
+
+typedef struct {
     int count;
     int *checks;            /* which check each one is */
     union {
         TagWatch *tags;
         InstanceWatch *instances;
+        TensorWatch *tensors;
     };
 } Watches;
 
@@ -94,7 +104,7 @@ typedef struct {
     int n_checks;
     int *order;             /* slots in the order in which they are reached; the tail belongs to no check */
     int n_order, first_tail;
-    Watches dicts, classes, instances;    /* looked at first */
+    Watches watches[N_WATCHED];    /* looked at first; by kind, from CHECK_DICT on */
     int *dynamic;           /* the other checks, by index, in order */
     int n_dynamic;
     PyObject **scratch;     /* slot values of the check that is running, if `busy` is not set */
@@ -108,7 +118,7 @@ int mb_program_check(GuardProgram *p, PyObject *const *args, size_t nargsf, PyOb
 int mb_program_arity(GuardProgram *p, PyObject *const *args, size_t nargsf, PyObject *kwnames);
 int mb_reach(GuardProgram *p, int slot, PyObject *const *args, PyObject **values);   /* 1, 0, -1 */
 int mb_run_check(Check *check, PyObject **values);                                   /* 1, 0, -1 */
-int mb_run_watch(GuardProgram *p, Check *check);    /* of a dict, class or instance; 1, 0, -1 */
+int mb_run_watch(GuardProgram *p, Check *check);    /* of an object known from the start; 1, 0, -1 */
 int mb_watched(CheckKind kind);
 void mb_release(GuardProgram *p, int first, int count, PyObject **values);
 

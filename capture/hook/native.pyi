@@ -134,7 +134,7 @@ def calibrate_tensors(
         library: path of the libtorch_cpu that torch has loaded.
         samples: (tensor, address of its TensorImpl, dispatch key set as int) of strided tensors: the first one plain,
             then a Parameter, conjugate, negative and inference tensors, other ranks, dtypes and devices.
-        toggles: the same for at least two fresh float tensors; their requires_grad is switched on and off.
+        toggles: the same for at least two fresh float tensors of one dimension; they are changed.
 
     Returns:
         None: done. Else why not; attributes are read as before.

@@ -7,8 +7,8 @@ static const char *const slot_names[] = {
     "arg", "const", "weak", "dict_item", "instance_dict", "list_item", "tuple_item", "attr", "cell", "type", "python",
 };
 static const char *const check_names[] = {
-    "is", "is_weak", "type", "equal", "length", "keys", "absent", "contents", "tensor", "static_tensor", "distinct",
-    "same", "python", "dict", "class", "instance",
+    "is", "is_weak", "type", "equal", "length", "keys", "absent", "contents", "tensor", "distinct", "same", "python",
+    "dict", "class", "instance", "static_tensor",
 };
 
 /* ---- building ---- */
@@ -181,7 +181,7 @@ build_instance(Check *check, int index, PyObject *spec)
 static int
 build_check(GuardProgram *p, int index, PyObject *spec)
 {
-    static const int sizes[] = {3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 0, 3, 0, 4, 4, 4};
+    static const int sizes[] = {3, 3, 3, 3, 3, 3, 3, 3, 3, 0, 3, 0, 4, 4, 4, 3};
     Check *check = &p->checks[index];
     int kind = kind_of(spec, "check", index, check_names, (int)Py_ARRAY_LENGTH(check_names));
     if (kind < 0) {
@@ -274,21 +274,21 @@ schedule(GuardProgram *p, int slot, char *done)
     }
 }
 
-/* Sets the watched checks out by kind. 0 or -1. */
+/* Sets the checks on objects known from the start out by kind. 0 or -1. */
 static int
 build_watches(GuardProgram *p)
 {
-    Watches *kinds[] = {&p->dicts, &p->classes, &p->instances};
+    static const size_t sizes[N_WATCHED] = {sizeof(TagWatch), sizeof(TagWatch), sizeof(InstanceWatch), sizeof(TensorWatch)};
     for (int i = 0; i < p->n_checks; i++) {
         if (mb_watched(p->checks[i].kind)) {
-            p->checks[i].watch = kinds[p->checks[i].kind - CHECK_DICT]->count++;
+            p->checks[i].watch = p->watches[p->checks[i].kind - CHECK_DICT].count++;
         }
     }
-    for (int k = 0; k < 3; k++) {
-        size_t size = k == 2 ? sizeof(InstanceWatch) : sizeof(TagWatch), n = (size_t)kinds[k]->count + 1;
-        kinds[k]->checks = PyMem_Calloc(n, sizeof(int));
-        kinds[k]->tags = PyMem_Calloc(n, size);
-        if (kinds[k]->checks == NULL || kinds[k]->tags == NULL) {
+    for (int k = 0; k < N_WATCHED; k++) {
+        size_t n = (size_t)p->watches[k].count + 1;
+        p->watches[k].checks = PyMem_Calloc(n, sizeof(int));
+        p->watches[k].tags = PyMem_Calloc(n, sizes[k]);
+        if (p->watches[k].checks == NULL || p->watches[k].tags == NULL) {
             PyErr_NoMemory();
             return -1;
         }
@@ -298,12 +298,16 @@ build_watches(GuardProgram *p)
         if (!mb_watched(check->kind)) {
             continue;
         }
-        kinds[check->kind - CHECK_DICT]->checks[check->watch] = i;
+        Watches *watches = &p->watches[check->kind - CHECK_DICT];
+        watches->checks[check->watch] = i;
         if (check->kind == CHECK_INSTANCE) {
-            p->instances.instances[check->watch] = (InstanceWatch){check->object, check->order, NULL, check->expected};
+            watches->instances[check->watch] = (InstanceWatch){check->object, check->order, NULL, check->expected};
+        }
+        else if (check->kind == CHECK_STATIC_TENSOR) {
+            watches->tensors[check->watch] = (TensorWatch){check->object, check->meta};
         }
         else {
-            kinds[check->kind - CHECK_DICT]->tags[check->watch] = (TagWatch){check->object, NO_TAG};
+            watches->tags[check->watch] = (TagWatch){check->object, NO_TAG};
         }
     }
     return 0;
@@ -393,7 +397,9 @@ program_clear(GuardProgram *p)
     p->cleared = 1;
     int n_slots = p->n_slots, n_checks = p->n_checks;
     p->n_slots = p->n_checks = p->n_dynamic = p->n_order = 0;
-    p->dicts.count = p->classes.count = p->instances.count = 0;
+    for (int k = 0; k < N_WATCHED; k++) {
+        p->watches[k].count = 0;
+    }
     for (int i = 0; i < n_slots; i++) {
         Py_CLEAR(p->slots[i].object);
     }
@@ -419,10 +425,9 @@ program_dealloc(GuardProgram *p)
     PyMem_Free(p->slots);
     PyMem_Free(p->checks);
     PyMem_Free(p->order);
-    Watches *kinds[] = {&p->dicts, &p->classes, &p->instances};
-    for (int k = 0; k < 3; k++) {
-        PyMem_Free(kinds[k]->checks);
-        PyMem_Free(kinds[k]->tags);
+    for (int k = 0; k < N_WATCHED; k++) {
+        PyMem_Free(p->watches[k].checks);
+        PyMem_Free(p->watches[k].tags);
     }
     PyMem_Free(p->dynamic);
     PyMem_Free(p->scratch);

@@ -8,17 +8,22 @@
 
 enum { REQUIRES_GRAD, IS_LEAF, IS_CONJ, IS_NEG, IS_INFERENCE, N_FLAGS };
 
+#define MAX_BLOCK 20     /* words */
+
 struct TensorMeta {
-    PyObject *type, *dtype, *device, *layout;    /* NULL: not looked at */
-    Py_ssize_t ndim;                             /* -1: neither sizes nor strides are looked at */
-    int64_t *shape, *stride;                     /* NULL: not looked at */
-    int64_t storage_offset;                      /* ANY: not looked at */
+    PyObject *type;                              /* this and below, NULL: not looked at */
     signed char flags[N_FLAGS];                  /* -1: not looked at */
-    /* How a tensor that passed reads in memory: another one that reads the same passes too. */
-    int recorded;                                /* 1: the fields below hold; -1: not worth another try */
-    int failures;
+    signed char recorded;                        /* 1: what follows holds; -1: not worth another try */
+    signed char has_block;
+    /* How a tensor that passed reads in memory: another one that reads the same passes too. In the order of use. */
     uint64_t key_set;
+    uint64_t block[MAX_BLOCK];                   /* its TensorImpl from its sizes to its key set */
     int32_t dtype_code, device_index;
+    int failures;
+    PyObject *dtype, *device, *layout;
+    Py_ssize_t ndim;                             /* -1: neither sizes nor strides are looked at */
+    int64_t *shape, *stride;
+    int64_t storage_offset;                      /* ANY: not looked at */
 };
 
 int mb_fast_check(TensorMeta *meta, PyObject *object);      /* 1: passes; 0: unknown, ask the attributes; no errors */
