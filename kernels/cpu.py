@@ -38,7 +38,7 @@ class Panel(NamedTuple):
 
 
 def panels(offsets: Tensor) -> Iterator[Panel]:
-    """The experts' rows in sorted order. An expert is cut only where it is larger than a panel. offsets: int32 [E+1]."""
+    """The experts' rows in sorted order; an expert is cut only where it is larger than a panel. offsets: [E+1]."""
     bounds = offsets.tolist()
     start, segments = 0, list[Segment]()
     for expert, (low, high) in enumerate(zip(bounds, bounds[1:], strict=False)):
