@@ -5,13 +5,17 @@ from __future__ import annotations
 import ast
 import html
 import linecache
+import sysconfig
 from collections import Counter
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from pygments.lexers import PythonLexer
 from pygments.token import Comment, Keyword, Name, Number, Operator, String
 
 from .model import Report, graph_nodes
+
+STDLIB = sysconfig.get_path("stdlib")
 
 # runs of unmarked lines longer than this are folded; so many stay visible on each side of the fold
 FOLD_ABOVE = 8
@@ -35,7 +39,7 @@ class Listing:
     """One function (or module level) of the user's code.
 
     lines: (number, HTML of the text, how it ran or None); None stands for folded lines. counts: lines by how they ran.
-    operations: line -> calls that the graphs make for it.
+    operations: line -> calls that the graphs make for it. library: installed code in which nothing stands out.
     """
 
     file: str
@@ -44,10 +48,12 @@ class Listing:
     lines: list[tuple[int, str, str | None] | None]
     counts: Counter = field(default_factory=Counter)
     operations: Counter = field(default_factory=Counter)
+    library: bool = False
 
 
 def listings(report: Report) -> list[Listing]:
-    """The functions that ran, those with graph breaks first, then the callable's own, then by how much ran."""
+    """The functions that ran: the callable's own file, loops over experts, graph breaks, other files, libraries."""
+    regions = {(region.file, region.line) for region in report.expert_regions}
     operations = Counter(
         (where[0], where[1])
         for graph in report.graphs
@@ -65,8 +71,21 @@ def listings(report: Report) -> list[Listing]:
             lines = fold([(number, colored[number - 1], marked.get(number)) for number in range(first, last + 1)])
             ops = Counter({number: operations[file, number] for number in marked if operations[file, number]})
             made.append(Listing(file, name, first, lines, Counter(marked.values()), ops))
-    made.sort(key=lambda item: (not item.counts["break"], item.file != report.file, item.file, item.first))
+
+    def rank(item: Listing) -> tuple:
+        has_region = any(entry is not None and (item.file, entry[0]) in regions for entry in item.lines)
+        item.library = (
+            is_library(item.file) and item.file != report.file and not has_region and not item.counts["break"]
+        )
+        return item.library, item.file != report.file, not has_region, not item.counts["break"], item.file, item.first
+
+    made.sort(key=rank)
     return made
+
+
+def is_library(file: str) -> bool:
+    """Whether a file belongs to an installed package or to Python itself."""
+    return bool({"site-packages", "dist-packages"} & set(Path(file).parts)) or file.startswith(STDLIB)
 
 
 def by_function(text: str, states: dict[int, str]) -> dict[tuple[str, int, int], dict[int, str]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from html import escape
 from importlib.metadata import PackageNotFoundError, version
@@ -12,7 +13,7 @@ from pathlib import Path
 from .listing import Listing, listings
 from .model import Report, inputs, operations
 from .records import GraphBreak
-from .words import byte_size, duration, percent, place, plural
+from .words import byte_size, duration, percent, place, plural, region_row
 
 HOWS = {
     "captured": "in a graph",
@@ -210,20 +211,23 @@ def text_cell(text: str, css: str = "") -> tuple[str, str]:
 
 def regions(report: Report) -> str:
     rows = []
-    for region in report.expert_regions:
-        if region.lowered:
+    for row, count in Counter(map(region_row, report.expert_regions)).items():
+        where, idiom, experts, top_k, lowered, kernel, saved, refusal = row
+        times = f' <b title="the same line, captured {count} times">×{count}</b>' if count > 1 else ""
+        if lowered:
             became = ('<span class="pill good">one operator</span>', "0")
         else:
-            became = (f'<span class="pill bad">loop</span> {escape(region.refusal or "")}', "1")
+            became = (f'<span class="pill bad">loop</span> {escape(refusal)}', "1")
+        place_cell = (f'<span class="place">{escape(where)}</span>{times}', where)
         rows.append(
             [
-                text_cell(place(region.file, region.line), "place"),
-                text_cell(region.idiom),
-                (escape("–" if region.num_experts is None else str(region.num_experts)), region.num_experts),
-                (escape("–" if region.top_k is None else str(region.top_k)), region.top_k),
+                place_cell,
+                text_cell(idiom),
+                text_cell(experts),
+                text_cell(top_k),
                 became,
-                text_cell(region.kernel, "mono"),
-                (byte_size(region.saved_bytes), region.saved_bytes),
+                text_cell(kernel, "mono"),
+                text_cell(saved),
             ]
         )
     head = [
@@ -285,7 +289,11 @@ def guards(report: Report) -> str:
 def source(report: Report) -> list[tuple[str, int, str]]:
     """The section with the user's source lines; empty when no source file could be read."""
     made = listings(report)
-    cards = "".join(listing_card(report, item, index < LISTINGS_OPEN) for index, item in enumerate(made))
+    own = [item for item in made if not item.library]
+    cards = "".join(listing_card(report, item, index < LISTINGS_OPEN) for index, item in enumerate(own))
+    if rest := [item for item in made if item.library]:
+        inside = "".join(listing_card(report, item, False) for item in rest)
+        cards += f"<details><summary>{plural(len(rest), 'more function')} in libraries</summary>{inside}</details>"
     key = "".join(f'<li><i class="{how}"></i>{how}</li>' for how in (*HOWS, "break"))
     return [("Source", len(made), f'<ul class="legend">{key}</ul>{cards}')]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections import Counter
 
 from rich import box
 from rich.console import Console, Group
@@ -12,7 +13,7 @@ from rich.text import Text
 
 from .model import Report, inputs, operations
 from .records import GraphBreak
-from .words import byte_size, duration, percent, place, plural
+from .words import duration, percent, place, plural, region_row
 
 GUARDS_SHOWN = 8
 HOW_COLORS = {"captured": "green", "opaque": "yellow", "native": "red"}
@@ -133,20 +134,14 @@ def regions(report: Report) -> Group | None:
         "saved",
         right=("experts", "top-k", "saved"),
     )
-    refusals = Text()
-    for region in report.expert_regions:
-        made.add_row(
-            place(region.file, region.line),
-            region.idiom,
-            "–" if region.num_experts is None else str(region.num_experts),
-            "–" if region.top_k is None else str(region.top_k),
-            Text("one operator", style="green") if region.lowered else Text("a loop", style="red"),
-            region.kernel,
-            byte_size(region.saved_bytes),
-        )
-        if region.refusal:
-            refusals.append(f"\nwhy {place(region.file, region.line)} stays a loop: {region.refusal}", style="red")
-    return Group(made, Text(refusals.plain[1:], style="red")) if refusals else Group(made)
+    refusals: list[str] = []
+    for row, count in Counter(map(region_row, report.expert_regions)).items():
+        where, idiom, experts, top_k, lowered, kernel, saved, refusal = row
+        became = Text("one operator", style="green") if lowered else Text("a loop", style="red")
+        made.add_row(where + (f" ×{count}" if count > 1 else ""), idiom, experts, top_k, became, kernel, saved)
+        if refusal:
+            refusals.append(f"why {where} stays a loop: {refusal}")
+    return Group(made, *(Text(why, style="red") for why in refusals))
 
 
 def guards(report: Report) -> Group | None:

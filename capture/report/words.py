@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from moebius.lowering.graph import ExpertRegion
 
 
 def short(file: str) -> str:
-    """A file's name as people know it: from ``site-packages`` on, relative to where we are, or its last two parts."""
+    """A file's name as people know it: package and file, relative to where we are, or its last two parts."""
     parts = Path(file).parts
     for marker in ("site-packages", "dist-packages"):
         if marker in parts:
-            return str(Path(*parts[parts.index(marker) + 1 :]))
+            package = parts[parts.index(marker) + 1 :]
+            return str(Path(package[0], "…", package[-1]) if len(package) > 3 else Path(*package))
     relative = os.path.relpath(file) if os.path.isabs(file) else file
     if not relative.startswith(".."):
         return relative
@@ -58,3 +63,17 @@ def percent(share: float | None) -> str:
 def plural(count: int, noun: str) -> str:
     """``1 graph``, ``2 graphs``."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def region_row(region: ExpertRegion) -> tuple[str, str, str, str, bool, str, str, str]:
+    """(place, idiom, experts, top-k, lowered, kernel, saved, refusal): the same line run by each layer is one row."""
+    return (
+        place(region.file, region.line),
+        region.idiom,
+        "–" if region.num_experts is None else str(region.num_experts),
+        "–" if region.top_k is None else str(region.top_k),
+        region.lowered,
+        region.kernel,
+        byte_size(region.saved_bytes),
+        region.refusal or "",
+    )

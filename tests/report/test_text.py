@@ -83,4 +83,5 @@ def test_sizes_times_and_numbers() -> None:
     ]
     assert [duration(s) for s in (None, 21e-9, 12.5e-6, 0.0123, 1.5)] == ["–", "21 ns", "12.5 µs", "12.3 ms", "1.50 s"]
     assert [plural(1, "graph"), plural(2, "graph")] == ["1 graph", "2 graphs"]
-    assert short("/usr/lib/python3/site-packages/transformers/models/a.py") == "transformers/models/a.py"
+    assert short("/usr/lib/site-packages/transformers/models/a/b.py") == "transformers/…/b.py"
+    assert short("/usr/lib/site-packages/torch/nn/a.py") == "torch/nn/a.py"
