@@ -45,7 +45,6 @@ class Contract:
         """Run the pass between its two checks. Raises ContractError."""
         self.hold(self.need(work.gm), "needs", self.needs)
         self.run(work)
-        work.gm.recompile()
         self.hold(self.promise(work.gm), "promises", self.promises)
 
     def hold(self, fault: str | None, verb: str, words: str) -> None:

@@ -141,7 +141,7 @@ declare("numel", "input", [torch.numel], ["numel", "nelement"])
 declare("item", "input", [int], ["item", "__int__", "__index__"])
 for _name in ("T", "mT"):
     ATTRIBUTES[_name] = Operator(_name, "input", alias=True)
-ATTRIBUTES["shape"] = Operator("size", "input")
+ATTRIBUTES["shape"] = Operator("size", "input, dim=None")
 
 # New tensors
 declare("zeros", "*size, dtype=None, device=None, layout=None, requires_grad=False, pin_memory=False", [torch.zeros])

@@ -18,6 +18,7 @@ def run_passes(captured: CapturedGraph, options: LoweringOptions, passes: tuple[
     work = Work(copy_graph(captured.gm), captured, options)
     for contract in passes:
         contract.apply(work)
+    work.gm.recompile()
     return work
 
 

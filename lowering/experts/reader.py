@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from moebius.lowering.aliasing import writes_into
+from moebius.lowering.aliasing import Storage, writes_into
 from moebius.lowering.experts.evidence import Evidence, Skip
 from moebius.lowering.experts.facts import (
     Accumulated,
@@ -76,15 +76,32 @@ class Reader:
         placeholders = [node for node in self.body.graph.nodes if node.op == "placeholder"]
         row, *others = placeholders
         self.evidence.row = self.facts[row] = self.source_row(self.call["source"])
-        written = {target for node in self.body.graph.nodes for target in writes_into(node)}
+        written, touched = self.written_placeholders()
         carried = len(self.call["carried"])
         for position, (placeholder, outer) in enumerate(zip(others, call_operands(self.call)[1:], strict=True)):
             if position < carried or placeholder in written:
                 self.facts[placeholder] = State(placeholder, position < carried)
+            elif placeholder in touched:
+                name = target_name(touched[placeholder])
+                self.facts[placeholder] = Unknown(f"{name} may change a tensor in place", touched[placeholder])
             elif isinstance(outer, fx.Node):
                 self.facts[placeholder] = self.read_outside(outer)
             else:
                 self.facts[placeholder] = Constant(outer)
+
+    def written_placeholders(self) -> tuple[set[fx.Node], dict[fx.Node, fx.Node]]:
+        """Those that known operators write into, and those that unknown ones may: with the first such operator."""
+        written: set[fx.Node] = set()
+        touched: dict[fx.Node, fx.Node] = {}
+        storage = Storage(self.body.graph)
+        for node in self.body.graph.nodes:
+            for target in writes_into(node) if node.op not in ("placeholder", "output") else ():
+                for root in storage.roots[target]:
+                    if read_call(node) is None:
+                        touched.setdefault(root, node)
+                    else:
+                        written.add(root)
+        return written, touched
 
     def source_row(self, source: Any) -> Fact:
         """What one row of the loop's source is."""

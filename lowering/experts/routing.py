@@ -118,10 +118,10 @@ def proven_within(node: fx.Node, allowed: Allowed) -> bool:
 
 
 def index_root(node: fx.Node) -> fx.Node:
-    """The node that has the same numbers, before views that only rearrange axes."""
+    """The node that has the same numbers, before copies and views that only rearrange axes."""
     while True:
         call = read_call(node)
-        if call is None or call.name not in ("reshape", "flatten", "contiguous") or call.op.inplace:
+        if call is None or call.name not in ("reshape", "flatten", "contiguous", "clone") or call.op.inplace:
             return node
         if not isinstance(call["input"], fx.Node):
             return node

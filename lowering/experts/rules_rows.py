@@ -417,11 +417,9 @@ def accumulate(reader: Reader, call: Call) -> Fact | None:
 
 def accumulation_parts(reader: Reader, call: Call) -> tuple[Fact | None, Fact | None]:
     if call.name == "index_add":
-        if call["dim"] not in (0, -2) or call["alpha"] != 1:
+        if call["dim"] not in (0, -2) or (call["dim"] == -2 and reader.rank(call["input"]) != 2):
             return None, None
-        if call["dim"] == -2 and reader.rank(call["input"]) != 2:
-            return None, None
-        return plain(reader.fact(call["index"])), reader.fact(call["source"])
+        return plain(reader.fact(call["index"])), scaled(reader.fact(call["source"]), call["alpha"])
     if call.name == "index_put":
         indices = reader.fact(call["indices"])
         if call["accumulate"] is not True or not isinstance(indices, Items) or len(indices.items) != 1:
@@ -432,6 +430,15 @@ def accumulation_parts(reader: Reader, call: Call) -> tuple[Fact | None, Fact | 
     if call["dim"] != 0 or not whole or not isinstance(index, Coordinate) or not index.column:
         return None, None
     return Coordinate(index.selection, index.axis), reader.fact(call["src"])
+
+
+def scaled(fact: Fact, factor: Any) -> Fact | None:
+    if factor == 1:
+        return fact
+    if not isinstance(fact, RowFunction) or not isinstance(factor, int | float):
+        return None
+    product = as_product(fact)
+    return Product(fact.selection, fact.dtype, product.coefficient * factor, product.factors, product.weights)
 
 
 def plain(fact: Fact) -> Fact | None:

@@ -72,6 +72,13 @@ def skip(condition):
         skip_turn(condition)
 
 
+def call(function, *args):
+    """A call of a Python function that stays one node, as capture leaves functions that it was told about."""
+    if TRACERS:
+        return TRACERS[-1].create_proxy("call_function", function, args, {})
+    return function(*args)
+
+
 @contextlib.contextmanager
 def no_grad():
     """``with torch.no_grad():`` as capture records it (the code around it runs with gradients)."""
@@ -85,6 +92,10 @@ def no_grad():
     TRACERS[-1].create_proxy("call_function", switch, (True,), {})
 
 
+def is_expert(key):
+    return isinstance(key, torch.SymInt) or (isinstance(key, torch.Tensor) and key.dim() == 0)
+
+
 def run_fake(node, values):
     """One node on fake values. An index held in a tensor selects some row, as in capture."""
     def of(argument):
@@ -93,18 +104,29 @@ def run_fake(node, values):
     args, kwargs = of(node.args), of(node.kwargs)
     if node.op == "call_method":
         return getattr(args[0], node.target)(*args[1:], **kwargs)
-    if node.target is operator.getitem and isinstance(args[1], torch.Tensor) and args[1].dim() == 0:
-        return args[0].select(0, 0)
-    if node.target in (operator.eq, operator.ge) and isinstance(args[0], int):
-        return node.target(args[0], args[1])
+    if node.target is operator.getitem:
+        keys = args[1] if isinstance(args[1], tuple) else (args[1],)
+        args = (args[0], tuple(0 if is_expert(key) else key for key in keys) if any(map(is_expert, keys)) else args[1])
     return node.target(*args, **kwargs)
+
+
+def is_constant(value):
+    if isinstance(value, torch.Size):
+        return all(map(is_constant, value))
+    return isinstance(value, torch.dtype | torch.device | int) and not isinstance(value, torch.SymInt)
 
 
 def write_constant(node, value):
     for user in list(node.users):
-        user.args = fx.node.map_arg(user.args, lambda n: value if n is node else n)
+        user.args = fx.node.map_arg(user.args, lambda n: tuple(value) if isinstance(value, torch.Size) and n is node else value if n is node else n)
         user.kwargs = fx.node.map_arg(user.kwargs, lambda n: value if n is node else n)
     node.graph.erase_node(node)
+
+
+def fresh_number(values):
+    """A number that nothing is known of."""
+    fake = next(value for value in values.values() if isinstance(value, torch.Tensor))
+    return fake.fake_mode.shape_env.create_unbacked_symint()
 
 
 def fill_values(graph, bodies, inputs):
@@ -119,7 +141,7 @@ def fill_values(graph, bodies, inputs):
             values[node] = None
         elif node.target is expert_loop:
             body, source, carried, captures = fx.node.map_arg(node.args, lambda n: values[n])
-            row = 0 if isinstance(source, int) else source.new_empty(source.shape[1:])
+            row = fresh_number(values) if isinstance(source, int) else source.new_empty(source.shape[1:])
             body_module = bodies[node.args[0].target]
             fill_values(body_module.graph, {}, [row, *carried, *captures])
             body_module.recompile()
@@ -130,7 +152,7 @@ def fill_values(graph, bodies, inputs):
             values[node] = None
         else:
             values[node] = run_fake(node, values)
-            if isinstance(values[node], torch.dtype | torch.device | int) and not isinstance(values[node], torch.SymInt):
+            if is_constant(values[node]):
                 write_constant(node, values[node])  # capture answers these from the fake and leaves no node
                 continue
         node.meta["val"] = values[node]

@@ -1,0 +1,53 @@
+"""Right loops are lowered and equal to eager in every gradient; wrong ones are refused, or equal."""
+import dataclasses
+
+import hypothesis
+import pytest
+from expert_loops import lowered, same
+from hypothesis import strategies
+from loop_family import CHOICES, DEFECTS, Spec, build, inputs_for, valid
+
+specs = strategies.builds(Spec, **{name: strategies.sampled_from(values) for name, values in CHOICES.items()}).filter(valid)
+SETTINGS = hypothesis.settings(
+    max_examples=40, deadline=None, derandomize=True, suppress_health_check=list(hypothesis.HealthCheck),
+    phases=(hypothesis.Phase.explicit, hypothesis.Phase.generate),
+)
+
+
+def check(spec, seed=0):
+    """The region of a loop, after seeing that its lowering equals eager."""
+    function, inputs = build(spec), inputs_for(spec, seed)
+    made = lowered(function, inputs)
+    (region,) = made.regions
+    assert region.lowered == (region.refusal is None)
+    assert same(function, made.fn, inputs), f"{spec} was {'lowered' if region.lowered else 'not lowered'} and differs from eager"
+    return region
+
+
+@SETTINGS
+@hypothesis.given(specs, strategies.integers(0, 1000))
+def test_right_loops_are_lowered(spec, seed):
+    region = check(spec, seed)
+    assert region.lowered, f"{spec}: {region.refusal}"
+
+
+@pytest.mark.parametrize("field,value", [(name, value) for name, values in CHOICES.items() for value in values])
+def test_each_way_of_writing_is_lowered(field, value):
+    base = Spec(select="eq") if value == "unique" else Spec()
+    region = check(dataclasses.replace(base, **{field: value}))
+    assert region.lowered, region.refusal
+
+
+@SETTINGS
+@hypothesis.given(specs, strategies.sampled_from(DEFECTS), strategies.integers(0, 1000))
+def test_wrong_loops_are_refused_or_equal(spec, defect, seed):
+    check(dataclasses.replace(spec, defect=defect), seed)
+
+
+@pytest.mark.parametrize("defect", DEFECTS)
+def test_each_defect(defect):
+    source = "range" if defect == "one expert too few" else "hits"
+    select = "eq" if defect == "index changed before the loop" else "mask"
+    region = check(Spec(defect=defect, source=source, select=select))
+    assert not region.lowered
+    assert region.refusal.endswith(")") and "loop_family.py:" in region.refusal
