@@ -331,7 +331,12 @@ class Machine:
     def set_depth_limit(self, limit: int) -> None:
         """The interpreted program's sys.setrecursionlimit."""
         current = sys.getrecursionlimit()
-        sys.setrecursionlimit(limit)  # for the argument checks
+        if not isinstance(limit, int) or limit < 1:
+            sys.setrecursionlimit(limit)  # raises
+        if self.depth >= limit:
+            raise RecursionError(
+                f"cannot set the recursion limit to {limit} at the recursion depth {self.depth}: the limit is too low"
+            )
         sys.setrecursionlimit(max(current, limit * NATIVE_FRAMES_PER_CALL + NATIVE_ROOM))
         self.depth_limit = limit
         self.limit_changed = True

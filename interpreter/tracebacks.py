@@ -40,10 +40,12 @@ def stub_code(program: Program, pc: int, names: tuple[str, ...]) -> CodeType:
     A generator that never ran reports the place of its first RESUME (Python/frame.c take_ownership), so that is put there.
     """
     code = program.code
-    distance = program.instructions[pc].offset - PAST_RESUME - len(GENERATOR_PROLOGUE)
-    filler = bytes((dis.opmap["NOP"], 0)) * (max(distance, 0) // 2)
+    place = max(program.instructions[pc].offset - PAST_RESUME, len(GENERATOR_PROLOGUE))
+    filled = bytearray(bytes((dis.opmap["NOP"], 0)) * (len(code.co_code) // 2))  # as long as its line table says
+    filled[: len(GENERATOR_PROLOGUE)] = GENERATOR_PROLOGUE
+    filled[place : place + 2] = bytes((dis.opmap["RESUME"], 0))
     return stub_template.__code__.replace(
-        co_code=GENERATOR_PROLOGUE + filler + bytes((dis.opmap["RESUME"], 0)),
+        co_code=bytes(filled),
         co_linetable=code.co_linetable,
         co_firstlineno=code.co_firstlineno,
         co_filename=code.co_filename,

@@ -6,6 +6,7 @@ import sys
 from types import CellType, CodeType
 from typing import Any
 
+from ..errors import InterpreterError
 from ..sentinels import UNSET
 from .registry import form
 
@@ -158,6 +159,18 @@ def exc_info(domain: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
 def exception(domain: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     exc = domain.machine.handled()
     return sys.exception() if exc is None else exc
+
+
+def observer_form(native: Any) -> None:
+    @form(native)
+    def call(domain: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        if args and args[0] is not None:
+            raise InterpreterError(f"what sys.{native.__name__} sets would see the machine's frames, not the program's")
+        return native(*args, **kwargs)
+
+
+observer_form(sys.settrace)
+observer_form(sys.setprofile)
 
 
 @form(sys.getrecursionlimit)
