@@ -19,7 +19,7 @@ import torch
 
 from .errors import GraphBreakError, MoebiusError
 from .guards.recorder import Fact
-from .hook import Entry, is_hooked, mark_skip, set_frame_callback
+from .hook import Entry, call_unhooked, mark_skip, set_frame_callback
 from .options import Options
 from .report.records import Recompile, Stats
 from .segment import Segment, build
@@ -65,7 +65,7 @@ class Captured:
         if entry.targets and not self.learn(args, kwargs):
             return native(*args, **kwargs)
         try:
-            segment = self.capture(args, kwargs)
+            segment = call_unhooked(self.capture, args, kwargs)  # what capture itself runs is not to be captured
         except MoebiusError:
             raise
         except Exception as error:
@@ -329,6 +329,3 @@ FRAMES = FrameCapture()
 def install_frame_callback() -> None:
     """Let the frame hook ask us (the hook itself is on only while a native part of a captured frame runs)."""
     set_frame_callback(FRAMES)
-
-
-__all__ = ["ALL", "MARKED", "Captured", "install_frame_callback", "is_hooked"]

@@ -15,9 +15,11 @@ import types
 from typing import Any
 
 import torch
-from moebius.interpreter import NULL, UNSET
+from moebius.interpreter import NULL, UNSET, Frame
+from moebius.interpreter.shells import FRAMES
 
 from .hook import ABSENT
+from .resume import generator_code, suspended_state
 from .sources import Source, Static
 from .tracking import natives
 from .tracking.calls import ContextToken
@@ -152,6 +154,7 @@ class Emitter:
     def assign(self, value: Any, expression: str) -> str:
         name = self.fresh()
         self.built[id(value)] = name
+        self.alive.append(value)  # ids stand for values: none may be freed and its id given to another
         self.lines.append(f"{name} = {expression}")
         return name
 
@@ -199,6 +202,8 @@ class Emitter:
             return self.slice_value(value)
         if kind in REDUCIBLE:
             return self.iterator_value(value)
+        if kind is types.GeneratorType and value in FRAMES:
+            return self.generator_value(value, FRAMES[value])
         if isinstance(value, types.GeneratorType | LoopLeftover | ContextToken) or kind in natives.VIEWS:
             raise CannotRebuild(f"a {kind.__name__} is alive across a graph break")
         return self.instance_value(value)
@@ -240,6 +245,27 @@ class Emitter:
         name = self.assign(iterator, f"{self.constant(maker)}({', '.join(self.value(a) for a in arguments)})")
         if len(reduced) > 2 and reduced[2] is not None:
             self.lines.append(f"{name}.__setstate__({self.value(reduced[2])})")
+        return name
+
+    def generator_value(self, generator: types.GeneratorType, frame: Frame) -> str:
+        """A generator that is suspended (or not started): one from code that begins where this one stands."""
+        if generator.gi_running or any(isinstance(v, BaseException) for v in frame.stack):
+            raise CannotRebuild("a generator is alive that runs, or handles an exception")
+        if generator.gi_frame is None:
+            return self.assign(generator, "iter(())")
+        state = suspended_state(frame)
+        names = {n: i for i, n in enumerate(frame.program.localsplus)}
+        cells = [self.value(frame.locals[names[n]]) for n in state.cells]
+        values = [self.value(frame.locals[names[n]]) for n in state.locals]
+        stack = [*frame.stack, None] if frame.suspended else frame.stack
+        values += [self.value(v) for i, v in enumerate(stack) if i not in state.nulls]
+        make = self.constant(generator_code(frame.code, state))
+        closure = f"({', '.join(cells)},)" if cells else "None"
+        text = f"m_types.FunctionType({make}, {self.constant(frame.globals)}, {frame.code.co_name!r}, None, {closure})({', '.join(values)})"
+        name = self.assign(generator, text)
+        if frame.suspended:
+            self.lines.append(f"next({name})")  # up to where it is suspended: code that only yields again
+        self.lines.append(f"{name}.__name__, {name}.__qualname__ = {generator.__name__!r}, {generator.__qualname__!r}")
         return name
 
     def instance_value(self, value: Any) -> str:
@@ -356,7 +382,7 @@ class Emitter:
 import builtins as _builtins  # noqa: E402
 
 # What residual code may need of builtins, so that a program that replaces one does not change it under our feet.
-BUILTINS = {n: getattr(_builtins, n) for n in ("dict", "list", "tuple", "object", "super", "set", "slice", "None", "True", "False", "Ellipsis") if hasattr(_builtins, n)}
+BUILTINS = {n: getattr(_builtins, n) for n in ("dict", "list", "tuple", "object", "super", "set", "slice", "iter", "next", "None", "True", "False", "Ellipsis") if hasattr(_builtins, n)}
 REDUCIBLE = frozenset(t for t in natives.ITERATORS if isinstance(t, type) and t is not types.GeneratorType and t not in (map, filter))
 
 

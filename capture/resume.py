@@ -133,11 +133,11 @@ class Continuation:
 
     def native_code(self, resumes: list[Any]) -> types.CodeType:
         """Code that takes ``state`` as arguments, runs the broken instruction, and hands over at the exits."""
-        return rebuild(self.code, self.state, "native", [(e, r) for e, r in zip(self.exits, resumes, strict=True)])
+        return rebuild(self.code, self.state, [(e, r) for e, r in zip(self.exits, resumes, strict=True)])
 
     def resume_code(self, state: State) -> types.CodeType:
         """Code that takes ``state`` as arguments and goes on from there."""
-        return rebuild(self.code, state, "resumed", [])
+        return rebuild(self.code, state, [])
 
 
 def argument_names(state: State) -> list[str]:
@@ -145,7 +145,7 @@ def argument_names(state: State) -> list[str]:
     return [*state.locals, *(f"m_stack{i}" for i in range(state.depth) if i not in state.nulls)]
 
 
-def rebuild(code: types.CodeType, state: State, suffix: str, exits: list[tuple[State, Any]]) -> types.CodeType:
+def rebuild(code: types.CodeType, state: State, exits: list[tuple[State, Any]]) -> types.CodeType:
     """The user's code with another beginning (restore ``state``, jump to it) and, at each exit, a call that hands over."""
     source = Bytecode.from_code(code)
     cells = set(code.co_cellvars)
@@ -188,6 +188,8 @@ def rebuild(code: types.CodeType, state: State, suffix: str, exits: list[tuple[S
     prologue: list[Any] = []
     if freevars:
         prologue.append(Instr("COPY_FREE_VARS", len(freevars), location=first_line))
+    if code.co_flags & 0x20:
+        prologue += [Instr("RETURN_GENERATOR", location=first_line), Instr("POP_TOP", location=first_line)]
     prologue.append(Instr("RESUME", 0, location=first_line))
     for i in range(state.depth):
         prologue.append(Instr("PUSH_NULL", location=first_line) if i in state.nulls else Instr("LOAD_FAST", f"m_stack{i}", location=first_line))
@@ -203,6 +205,27 @@ def rebuild(code: types.CodeType, state: State, suffix: str, exits: list[tuple[S
         out.qualname = source.qualname
     out.flags = source.flags & ~0x0C
     return without_dead_code(out).to_code()
+
+
+def suspended_state(frame: Frame) -> State:
+    """The state of a generator's frame at the yield that it is suspended at, or at its start."""
+    program = frame.program
+    if frame.suspended:
+        live = live_names(frame.code, frame.pc)
+        index, depth = frame.pc, len(frame.stack) + 1  # the value to yield is on the stack again
+    else:
+        index = next(i for i, x in enumerate(program.instructions) if x.opname == "RETURN_GENERATOR") + 2  # its POP_TOP
+        live, depth = set(program.localsplus), len(frame.stack)
+    cells = tuple(n for i, n in enumerate(program.localsplus) if i in program.cell_indices)
+    bound = tuple(
+        n for i, n in enumerate(program.localsplus) if i not in program.cell_indices and n in live and frame.locals[i] is not UNSET
+    )
+    return State(index, bound, cells, depth, frozenset(i for i, v in enumerate(frame.stack) if v is NULL))
+
+
+def generator_code(code: types.CodeType, state: State) -> types.CodeType:
+    """A generator's code that begins in ``state``. At a yield it yields once more (None) to be suspended there."""
+    return rebuild(code, state, [])
 
 
 def without_dead_code(source: Bytecode) -> Bytecode:

@@ -174,16 +174,13 @@ def continue_natively(attempt: Trace, emitter: Emitter, make_resume: MakeResume)
     index = {n: i for i, n in enumerate(frame.program.localsplus)}
     callee = callee_position(frame)
     parts = [emitter.value(cell_of(frame, index[n])) for n in going_on.state.cells]
-    for argument in argument_names(going_on.state):
-        if argument.startswith("m_stack") and argument not in index:
-            position = int(argument.removeprefix("m_stack"))
-            value = frame.stack[position]
-            text = emitter.value(value)
-            if position == callee and wants_hook(value):
-                text = f"{emitter.constant(hooked)}({text})"
-            parts.append(text)
-        else:
-            parts.append(emitter.value(frame.locals[index[argument]]))
+    # (a resume function's own arguments have the names that its continuations use again: go by position, not by name)
+    parts += [emitter.value(frame.locals[index[n]]) for n in going_on.state.locals]
+    for position, value in enumerate(frame.stack):
+        if position in going_on.state.nulls:
+            continue
+        text = emitter.value(value)
+        parts.append(f"{emitter.constant(hooked)}({text})" if position == callee and wants_hook(value) else text)
     return f"{emitter.constant(native)}({', '.join(parts)})"
 
 

@@ -96,6 +96,8 @@ class Calls:
             return stand_in(*args, **kwargs)
         if natives.is_tensor_function(function) and any(isinstance(a, TensorProxy) or holds_proxy(a) for a in (*args, *kwargs.values())):
             return self.operator(function, args, kwargs)
+        if "moebius_disabled" in function.__dict__:
+            raise Break("disabled function", f"{function.__qualname__} was given to moebius.disable", "nothing to do: it runs natively, as asked")
         if function.__module__ in NEVER_INTERPRETED:
             raise Break("function outside of the graph", f"{function.__module__}.{function.__qualname__}", "it runs natively; nothing to do")
         return self.domain.call_function(function, args, kwargs)
@@ -273,6 +275,8 @@ class Calls:
             record.appends.extend(args if name == "append" else self.drain(args[0]))
             return None
         target = self.objects.contents(owner)
+        if base in SETS and name == "update":
+            args = [[self.objects.real_key(v) for v in self.drain(a)] for a in args]
         if base in DICTS or base in SETS:
             if name in KEYED and args:
                 args = [self.objects.real_key(args[0]), *args[1:]]

@@ -544,35 +544,34 @@ class TrackingDomain(Domain):
     def build_string(self, parts: list[str]) -> Any:
         return "".join(parts)
 
+    # The containers that displays and comprehensions fill are new, except after a graph break in the middle of one.
+
     def list_append(self, target: Any, value: Any) -> None:
-        self.objects.touch(target)
-        target.append(value)
+        self.calls.container_method(target, list, "append", [value], {})
 
     def list_extend(self, target: Any, values: Any) -> None:
-        self.objects.touch(target)
-        target.extend(self.calls.drain(values))
+        self.calls.container_method(target, list, "extend", [values], {})
 
     def list_to_tuple(self, values: Any) -> Any:
-        return self.objects.made(tuple(values))
+        return self.objects.made(tuple(self.objects.contents(values)))
 
     def set_add(self, target: Any, value: Any) -> None:
-        self.objects.touch(target)
-        target.add(self.objects.real_key(value))
+        self.calls.container_method(target, set, "add", [value], {})
 
     def set_update(self, target: Any, values: Any) -> None:
-        self.objects.touch(target)
-        target.update(self.objects.real_key(v) for v in self.calls.drain(values))
+        self.calls.container_method(target, set, "update", [self.calls.drain(values)], {})
 
     def map_add(self, target: Any, key: Any, value: Any) -> None:
-        self.objects.touch(target)
-        target[self.objects.real_key(key)] = value
+        self.set_item(target, key, value)
 
     def dict_update(self, target: Any, other: Any) -> None:
-        self.objects.touch(target)
-        super().dict_update(target, self.mapping(other))
+        if not hasattr(type(other), "keys"):
+            raise TypeError(f"'{type(other).__name__}' object is not a mapping")
+        self.calls.container_method(target, dict, "update", [other], {})
 
     def dict_merge(self, target: Any, other: Any, function: Any) -> None:
-        self.objects.touch(target)
+        if self.objects.record_of(target) is not None:
+            raise Break("keyword arguments built across a graph break", "f(**a, **b)", "build the keyword arguments before the call")
         super().dict_merge(target, self.mapping(other), function)
 
     def mapping(self, other: Any) -> Any:

@@ -326,7 +326,7 @@ class Objects:
     def whole_sequence(self, record: Record) -> Any:
         source, items = record.source, list(record.obj)
         if source.static:
-            self.guards.check("contents", source, tuple(items), text=f"the same {len(items)} items")
+            self.same_items(record, items)
             entered = [self.enter(x, Static(f"{source.name}[{i}]", x)) for i, x in enumerate(items)]
         elif type(record.obj) is list:
             self.guards.check("length", source, len(items), text=f"has {len(items)} items")
@@ -334,11 +334,19 @@ class Objects:
         else:
             if not all(type(x) in ATOMS for x in items):
                 raise Break("container of an unknown type", f"a {type(record.obj).__name__} argument is read", "pass a list")
-            self.guards.check("contents", source, tuple(items), text=f"the same {len(items)} items")
+            self.same_items(record, items)
             entered = items
         if type(record.obj) is collections.deque:
             return collections.deque(entered, record.obj.maxlen)
         return type(record.obj)(entered)
+
+    def same_items(self, record: Record, items: list) -> None:
+        """The sequence or set still holds these very objects (or equal constants)."""
+        text = f"the same {len(items)} items"
+        if type(record.obj) is collections.deque:
+            self.guards.holds(record.source.name, text, lambda d: len(d) == len(items) and all(map(same_item, d, items)), record.source)
+        else:
+            self.guards.check("contents", record.source, tuple(items), text=text)
 
     # ------------------------------------------------------------------------------------------------------------------
     # Cells and context variables
@@ -412,6 +420,11 @@ class Objects:
 
     def changed_context(self) -> list[tuple[contextvars.ContextVar, Any]]:
         return [(v, now) for v, (before, now) in self.context.items() if now is not before]
+
+
+def same_item(now: Any, then: Any) -> bool:
+    """Identical, or equal constants of one type."""
+    return now is then or (type(now) is type(then) and isinstance(now, int | str | bytes) and now == then)
 
 
 def identified(value: Any) -> bool:

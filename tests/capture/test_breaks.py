@@ -1,0 +1,290 @@
+"""Graph breaks: anywhere in a frame, with the graphs before and after kept and plain Python's results."""
+from __future__ import annotations
+
+import contextlib
+import threading
+
+import pytest
+import torch
+from moebius import GraphBreakError, capture, disable, explain, stats
+
+LOG: list = []
+
+
+def unknown(x):
+    """Something that capture cannot follow: it writes to a file object."""
+    LOG.append("unknown")
+    print(end="")
+    return x + 1
+
+
+@contextlib.contextmanager
+def watched(name):
+    LOG.append(f"enter {name}")
+    try:
+        yield name
+    finally:
+        LOG.append(f"exit {name}")
+
+
+def straight(x):
+    y = x * 2
+    print(end="")
+    return y + 1
+
+
+def in_loop(x):
+    for i in range(4):
+        x = x * 2
+        if i % 2:
+            print(end="")
+        x = x + i
+    return x
+
+
+def in_with(x):
+    with watched("a") as name:
+        x = x * 2
+        print(end="")
+        x = x + len(name)
+        with torch.no_grad():
+            x = x * 3
+            print(end="")
+            y = x + 1
+    return x, y, torch.is_grad_enabled()
+
+
+def in_try(x):
+    log = []
+    try:
+        x = x * 2
+        print(end="")
+        x = x + 1
+        raise KeyError("k")
+    except KeyError as error:
+        log.append(str(error))
+        x = x - 1
+    else:
+        log.append("else")
+    finally:
+        log.append("finally")
+        x = x * 5
+    return x, log
+
+
+def in_handler(x):
+    try:
+        raise ValueError("v")
+    except ValueError as error:
+        x = x * 2
+        print(end="")
+        x = x + len(str(error))
+    return x * 3
+
+
+def deep(x):
+    def level_two(y):
+        z = y * 3
+        print(end="")
+        return z + 1
+
+    def level_one(y):
+        return level_two(y * 2) * 2
+
+    return level_one(x + 1) + 1
+
+
+def in_comprehension(x):
+    return sum([unknown(x) * i for i in range(3)])
+
+
+def in_generator(x):
+    def numbers():
+        for i in range(3):
+            yield unknown(x) * i
+
+    return sum(numbers())
+
+
+def generator_alive(x):
+    rows = (row * 2 for row in [x, x + 1, x + 2])
+    first = next(rows)
+    print(end="")
+    return first + sum(rows)
+
+
+def conditional(x):
+    y = x * 2
+    if y.sum() > 0:
+        y = y + 10
+    else:
+        y = y - 10
+    return y * 2
+
+
+def in_call_arguments(x):
+    def f(a, b, *rest, c, **more):
+        return a + b + sum(rest) + c + more["d"]
+
+    return f(x, unknown(x), x, c=unknown(x) * 2, **{"d": unknown(x)})
+
+
+def chained(x):
+    return unknown(x).sum() * 2 < 100, [unknown(x), x][0], {"k": unknown(x)}
+
+
+def cells(x):
+    total = 0
+
+    def add(v):
+        nonlocal total
+        total = total + v
+        return total
+
+    add(x)
+    print(end="")
+    add(x * 2)
+    later = add
+    print(end="")
+    return later(x), total
+
+
+def iterators(x):
+    out = []
+    for (i, a), b in zip(enumerate([x, x + 1, x + 2]), {"p": 1, "q": 2, "r": 3}.values(), strict=True):
+        print(end="")
+        out.append(a * b + i)
+    return out
+
+
+def unpacking(x):
+    a, (b, *c) = x, (unknown(x), 1, 2)
+    d = e = unknown(x)
+    return a, b, c, d, e, d is e
+
+
+def recursion(x, n=3):
+    if n == 0:
+        return unknown(x)
+    return recursion(x * 2, n - 1) + n
+
+
+CASES = [
+    straight, in_loop, in_with, in_try, in_handler, deep, in_comprehension, in_generator, generator_alive, conditional,
+    in_call_arguments, chained, cells, iterators, unpacking, recursion,
+]  # fmt: skip
+
+
+def shown(value):
+    if isinstance(value, torch.Tensor):
+        return (value.tolist(), value.dtype, value.requires_grad)
+    if isinstance(value, tuple | list):
+        return (type(value), [shown(v) for v in value])
+    if isinstance(value, dict):
+        return {k: shown(v) for k, v in value.items()}
+    return value
+
+
+def outcome(function, x):
+    LOG.clear()
+    return function(x), list(LOG)
+
+
+@pytest.mark.parametrize("function", CASES, ids=lambda f: f.__name__)
+def test_result_and_effects_are_those_of_plain_python(function):
+    captured = capture(function)
+    for value in (1.0, -1.0, 1.0):
+        x = torch.full((2, 2), value)
+        want, log = outcome(function, x)
+        for _ in range(2):
+            got, got_log = outcome(captured, x)
+            assert shown(got) == shown(want)
+            assert got_log == log
+    assert stats(captured).breaks >= 1
+
+
+@pytest.mark.parametrize("function", [straight, in_loop, in_with, in_try, conditional, cells, iterators], ids=lambda f: f.__name__)
+def test_graphs_before_and_after_the_break_are_kept(function):
+    report = explain(function)(torch.ones(2, 2))
+    assert len(report.graphs) >= 2
+    assert all("whole frame" not in b.detail for b in report.breaks)
+
+
+def test_a_break_says_where_and_what_to_do():
+    report = explain(deep)(torch.ones(2))
+    (first, *_) = report.breaks
+    assert first.reason == "call into C" and "print" in first.detail and first.hint
+    assert first.file == __file__ and first.function.endswith("level_two")
+    assert first.line == deep.__code__.co_firstlineno + 3
+    assert [f for _, _, f in first.stack][0] == "deep"
+    assert first.instruction.startswith("CALL")
+
+
+def test_fullgraph_raises_with_the_break():
+    captured = capture(straight, fullgraph=True)
+    with pytest.raises(GraphBreakError, match="print") as caught:
+        captured(torch.ones(2))
+    assert caught.value.graph_break.line == straight.__code__.co_firstlineno + 2
+    assert capture(lambda x: x + 1, fullgraph=True)(torch.ones(1)).item() == 2
+
+
+def test_functions_below_a_native_call_are_captured():
+    def helper(x):
+        return torch.relu(x * 2) + 1
+
+    def outer(x, run):
+        return run(helper, x)
+
+    class Runner:
+        def __call__(self, function, x):
+            print(end="")
+            return function(x)
+
+    report = explain(outer)(torch.ones(3), Runner())
+    assert any("relu" in g.gm.code and "__call__" in g.name for g in report.graphs)
+    assert report.result.tolist() == [3, 3, 3]
+
+
+def test_a_captured_function_that_calls_compiled_code_and_the_other_way_round():
+    compiled = torch.compile(lambda x: x * 3, backend="eager")
+
+    def calls_compiled(x):
+        return compiled(x + 1) + 1
+
+    inner = capture(lambda x: x * 3)
+    outer = torch.compile(lambda x: inner(x + 1) + 1, backend="eager")
+    captured = capture(calls_compiled)
+    for _ in range(3):
+        assert captured(torch.ones(1)).item() == 7
+        assert outer(torch.ones(1)).item() == 7
+        assert compiled(torch.ones(1)).item() == 3
+
+
+def test_threads_capture_at_once():
+    results = {}
+
+    def work(i):
+        function = capture(in_with)
+        x = torch.full((2,), float(i))
+        results[i] = [function(x)[0].tolist() for _ in range(3)]
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert results == {i: [in_with(torch.full((2,), float(i)))[0].tolist()] * 3 for i in range(4)}
+
+
+def test_disabled_functions_run_natively():
+    @disable
+    def native(x):
+        return x * 2
+
+    def f(x):
+        return native(x + 1) + 1
+
+    report = explain(f)(torch.ones(1))
+    assert report.result.item() == 5
+    assert [b.reason for b in report.breaks] == ["disabled function"]
+    assert not any("mul" in g.gm.code for g in report.graphs)
