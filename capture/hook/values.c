@@ -111,25 +111,7 @@ mb_same_value(PyObject *a, PyObject *b)
     return 0;
 }
 
-/* The bytes behind two objects of one type that offer them (NumPy scalars: float32(-0.0) == float32(0.0)). */
-static int
-same_bytes(PyObject *a, PyObject *b)
-{
-    Py_buffer x, y;
-    if (PyObject_GetBuffer(a, &x, PyBUF_SIMPLE) < 0) {
-        return -1;
-    }
-    if (PyObject_GetBuffer(b, &y, PyBUF_SIMPLE) < 0) {
-        PyBuffer_Release(&x);
-        return -1;
-    }
-    int same = x.len == y.len && memcmp(x.buf, y.buf, (size_t)x.len) == 0;
-    PyBuffer_Release(&x);
-    PyBuffer_Release(&y);
-    return same;
-}
-
-/* An object's own == may ignore what a program can see (Decimal("1.0") == Decimal("1.00"), a dataclass that holds -0.0),
+/* An object's own == may ignore what a program can see (Decimal("1.0") == Decimal("1.00"), NumPy's float32(-0.0) == float32(0.0)),
  * so the two must also print alike. Objects that are the same object never come here. */
 static int
 same_by_comparison(PyObject *a, PyObject *b)
@@ -137,9 +119,6 @@ same_by_comparison(PyObject *a, PyObject *b)
     int equal = PyObject_RichCompareBool(a, b, Py_EQ);
     if (equal <= 0) {
         return equal;
-    }
-    if (PyObject_CheckBuffer(a)) {
-        return same_bytes(a, b);
     }
     PyObject *x = PyObject_Repr(a);
     PyObject *y = x ? PyObject_Repr(b) : NULL;

@@ -141,6 +141,45 @@ def test_entries_inside_compiled_ones_inside_hooked_ones():
     assert len(graphs) >= 3
 
 
+@pytest.mark.filterwarnings("ignore:Dynamo does not know")
+def test_both_hooks_on_top_of_each_other_do_not_call_each_other_forever():
+    """hooked > compiled (torch's hook goes on ours) > an entry at a graph break > hooked again (ours goes on torch's)."""
+    backend, graphs = counting_backend()
+    installed = []
+
+    def native(x):
+        installed.append(evaluator())
+        return helper(x) + 1
+
+    def helper(x):
+        return x * 5
+
+    def cold(entry, args, kwargs):
+        installed.append(evaluator())
+        return call_hooked(native, *args)
+
+    entry = Entry(lambda x: x, cold)
+
+    @torch.compile(backend=backend)
+    def body(x):
+        x = x * 2
+        torch._dynamo.graph_break()
+        x = entry(x)
+        return x + 3
+
+    def outer(x):
+        return body(x), is_hooked(), evaluator()
+
+    for _ in range(4):
+        y, hooked, after = call_hooked(outer, torch.ones(2))
+        assert torch.equal(y, torch.full((2,), 14.0))
+        assert (hooked, after, evaluator()) == (True, "moebius", "default")
+        assert torch.equal(body(torch.ones(2)), torch.full((2,), 14.0))
+        assert evaluator() == "default"
+    assert "moebius" in installed
+    assert "other" in installed  # torch's was there when we came
+
+
 def test_torch_compiles_frames_that_we_do_not_take():
     """Under torch's hook with ours on top, frames that we decline still reach torch."""
     backend, graphs = counting_backend()

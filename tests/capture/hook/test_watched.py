@@ -182,6 +182,8 @@ def test_check_class_mro():
     assert p.check(())
     C.__bases__ = (A, B)
     assert not p.check(())
+    C.__bases__ = (B,)
+    assert not p.check(())
     C.__bases__ = (A,)
     assert p.check(())
 
