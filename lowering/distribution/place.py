@@ -56,8 +56,9 @@ def place(gm: fx.GraphModule, options: LoweringOptions) -> fx.GraphModule:
     kept = _only_experts(regions, chains)
     # Read before the first rewrite: it changes the fakes of weights that a later region may share.
     experts_of = {node: int(_weights(node)["gate_up_EMD"].meta["val"].shape[0]) for node in regions}
+    here = {item for item in kept if _is_placed(_real(item), mesh, axis)}
     for node, num_experts in experts_of.items():
-        _replace(node, num_experts, chains, kept, plan.ranks, rank, group_name)
+        _replace(node, num_experts, chains, kept, here, plan.ranks, rank, group_name)
     gm.graph.lint()
     gm.recompile()
     return gm
@@ -210,8 +211,8 @@ def _only_experts(regions: list[fx.Node], chains: dict[int, list[fx.Node] | None
 
 
 def _replace(
-    node: fx.Node, num_experts: int, chains: dict[int, list[fx.Node] | None], kept: set[fx.Node], ranks: int, rank: int,
-    group_name: str,
+    node: fx.Node, num_experts: int, chains: dict[int, list[fx.Node] | None], kept: set[fx.Node], here: set[fx.Node],
+    ranks: int, rank: int, group_name: str,
 ) -> None:
     graph = node.graph
     arguments = _arguments(node)
@@ -226,7 +227,7 @@ def _replace(
     with graph.inserting_before(node):
         for name, value in _weights(node).items():
             chain = chains.get(id(value))
-            if chain is not None and chain[0] in kept and isinstance(_real(chain[0]), Sharded):
+            if chain is not None and chain[0] in here:
                 _take_rows(chain, ranks, rank)
             else:
                 if chain is not None and chain[0] in kept:
@@ -309,6 +310,13 @@ def _describe(node: fx.Node, chains: dict[int, list[fx.Node] | None], plan: Plan
 def _dim(node: Any) -> int | None:
     value = node.meta.get("val") if isinstance(node, fx.Node) else None
     return value.dim() if isinstance(value, torch.Tensor) else None
+
+
+def _is_placed(tensor: Any, mesh: Any, axis: int) -> bool:
+    """Whether a parameter is split over this axis of this mesh (an earlier capture may have used another one)."""
+    if not isinstance(tensor, Sharded):
+        return False
+    return bool(tensor.shards.device_mesh == mesh and tensor.shards.placements[axis].is_shard())
 
 
 def _real(node: fx.Node) -> Any:

@@ -219,6 +219,22 @@ def test_foreign_backend(on_ranks, backend):
     on_ranks(2, check_graph, "plain", True, backend)
 
 
+def check_other_mesh():
+    ranks = dist.get_world_size()
+    params = parameters(plain)
+    reference = copy.deepcopy(params)
+    x = torch.randn(T, D, dtype=torch.float64)
+    place_parameters(params[1:], params[:1], init_device_mesh("cpu", (ranks,)), Plan())
+    options = LoweringOptions(mesh=init_device_mesh("cpu", (1, ranks), mesh_dim_names=("dp", "ep")))
+    gm = place(captured(plain, [x, *params]), options)
+    assert input_conversions(gm, options)[2:] == ["shard→full"] * 2 and parameters_to_place(gm) == []
+    torch.testing.assert_close(call(gm, options, [x, *params])[0], plain(x, *reference)[0], rtol=1e-11, atol=1e-11)
+
+
+def test_parameters_that_live_on_another_mesh(on_ranks):
+    on_ranks(2, check_other_mesh)
+
+
 def check_fakes():
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     params = parameters(plain)
