@@ -1,6 +1,8 @@
-"""Passes over captured graphs. Here live what capture hands down (graph.py), the passes with their contracts (pipeline.py
-lists them), what they share (operators.py: one name for each spelling; aliasing.py: who writes where; values.py), the rooms
-experts/ and distribution/, and the backends that run a lowered graph. Nothing here imports capture."""
+"""Passes over captured graphs. Here live what capture hands down (graph.py), the passes with their contracts
+(pipeline.py lists them), what they share (operators.py: one name for each spelling; aliasing.py: who writes where;
+values.py), the rooms experts/ and distribution/, and the backends that run a lowered graph. Nothing here imports
+capture."""
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -20,8 +22,18 @@ from moebius.lowering.graph import (
 from moebius.lowering.pipeline import copy_graph, run_passes
 
 __all__ = [
-    "CapturedGraph", "ContractError", "ExpertRegion", "Lowered", "LoweringError", "LoweringOptions", "SkipTurn",
-    "UnknownBackendError", "check_backend", "expert_loop", "lower", "skip_turn",
+    "CapturedGraph",
+    "ContractError",
+    "ExpertRegion",
+    "Lowered",
+    "LoweringError",
+    "LoweringOptions",
+    "SkipTurn",
+    "UnknownBackendError",
+    "check_backend",
+    "expert_loop",
+    "lower",
+    "skip_turn",
 ]
 
 
@@ -29,9 +41,9 @@ def lower(graph: CapturedGraph, options: LoweringOptions) -> Lowered:
     """Make a captured graph ready to run.
 
     ``options.backend``: "moebius" runs the lowered graph as it is, "eager" the captured one; a name that torch.compile
-    knows, or a callable ``(gm, example_inputs) -> callable``, gets the lowered graph. The captured graph is not changed.
-    Raises UnknownBackendError (a ValueError) for a backend that does not exist, LoweringError for options that do not go
-    together, and whatever a foreign backend raises.
+    knows, or a callable ``(gm, example_inputs) -> callable``, gets the lowered graph. The captured graph is not
+    changed. Raises UnknownBackendError (a ValueError) for a backend that does not exist, LoweringError for options that
+    do not go together, and whatever a foreign backend raises.
     """
     check_options(options)
     fn: Callable[..., tuple]
@@ -48,7 +60,11 @@ def check_options(options: LoweringOptions) -> None:
     """Raise LoweringError for options that cannot be followed."""
     check_backend(options.backend)
     if options.precision is not None:
-        raise LoweringError(f"precision={options.precision!r}: experts run in their own dtype only, so far; leave precision=None")
+        raise LoweringError(
+            f"precision={options.precision!r}: experts run in their own dtype only, so far; leave precision=None"
+        )
     if options.mesh is not None and options.backend == "eager":
-        raise LoweringError(f"backend={name_of(options.backend)!r} runs the captured graph as it is, so experts cannot be placed on "
-                            "a mesh; use backend='moebius' or leave mesh=None")
+        raise LoweringError(
+            f"backend={name_of(options.backend)!r} runs the captured graph as it is, so experts cannot be placed on "
+            "a mesh; use backend='moebius' or leave mesh=None"
+        )

@@ -1,14 +1,15 @@
 """Who writes where, and which nodes may share storage. Where the tables know nothing, the answer is "may"."""
+
 from __future__ import annotations
 
 import inspect
 import types
 from typing import Any
 
-import torch
 from torch import fx
 
 from moebius.lowering.operators import Call, call_operands, loop_body, read_call
+from moebius.lowering.torch_private import may_write
 from moebius.lowering.values import value_of
 
 
@@ -36,13 +37,14 @@ def writes_into(node: fx.Node) -> list[fx.Node]:
 def function_writes(node: fx.Node, tensors: list[fx.Node]) -> list[fx.Node]:
     target: Any = node.target
     name = getattr(target, "__name__", "")
-    if isinstance(target, torch._ops.OpOverload | torch._ops.OpOverloadPacket):
-        overloads = [target] if isinstance(target, torch._ops.OpOverload) else [
-            getattr(target, overload) for overload in target.overloads()]
-        return tensors if any(overload._schema.is_mutable for overload in overloads) else []
+    mutable = may_write(target)
+    if mutable is not None:
+        return tensors if mutable else []
     module = getattr(target, "__module__", "") or ""
     if module.split(".")[0] in ("torch", "_operator", "builtins", "math", "operator"):
-        inplace = (name.endswith("_") and not name.endswith("__")) or (module == "_operator" and name in INPLACE_OPERATORS)
+        inplace = (name.endswith("_") and not name.endswith("__")) or (
+            module == "_operator" and name in INPLACE_OPERATORS
+        )
         return tensors[:1] if inplace or name.startswith("_foreach") or asks_inplace(node) else []
     return [] if module.startswith("moebius.kernels") else tensors
 
@@ -59,25 +61,19 @@ def asks_inplace(node: fx.Node) -> bool:
 
 
 INPLACE_OPERATORS = frozenset(
-    {"iadd", "iand", "iconcat", "ifloordiv", "ilshift", "imatmul", "imod", "imul", "ior", "ipow", "irshift", "isub", "itruediv",
-     "ixor", "setitem", "delitem"}
+    {"iadd", "iand", "iconcat", "ifloordiv", "ilshift", "imatmul", "imod", "imul", "ior", "ipow", "irshift", "isub",
+     "itruediv", "ixor", "setitem", "delitem"}
 )  # fmt: skip
 
 
 def loop_writes(call: Call) -> list[fx.Node]:
     """What the turns of a loop write: the outer nodes of those placeholders that the body changes."""
-    outer = call_operands(call)
     body = loop_body(call.node)
     placeholders = [node for node in body.graph.nodes if node.op == "placeholder"]
-    given = dict(zip(placeholders, outer, strict=True))
-    written: list[fx.Node] = []
-    for node in body.graph.nodes:
-        for target in writes_into(node):
-            for origin in origins(target):
-                actual = given.get(origin)
-                if isinstance(actual, fx.Node):
-                    written.append(actual)
-    return written
+    given = dict(zip(placeholders, call_operands(call), strict=True))
+    storage = Storage(body.graph)
+    roots = {root for targets in storage.writers.values() for target in targets for root in storage.roots[target]}
+    return [outer for placeholder, outer in given.items() if placeholder in roots and isinstance(outer, fx.Node)]
 
 
 class Storage:
@@ -90,8 +86,25 @@ class Storage:
     def __init__(self, graph: fx.Graph):
         self.graph = graph
         self.roots: dict[fx.Node, frozenset[fx.Node]] = {}
+        self.writers: dict[fx.Node, list[fx.Node]] = {}
         for node in graph.nodes:
-            self.roots[node] = self.find(node)
+            self.add(node)
+
+    def add(self, node: fx.Node) -> None:
+        """Take a node in whose arguments are known."""
+        self.roots[node] = self.find(node)
+        if node.op not in ("placeholder", "output", "get_attr"):
+            written = writes_into(node)
+            if written:
+                self.writers[node] = written
+
+    def replace(self, old: fx.Node, new: fx.Node) -> None:
+        """``new`` takes the place of ``old``: what shared with the one shares with the other."""
+        self.roots[new] = self.roots[old]
+
+    def forget(self, node: fx.Node) -> None:
+        """The node is gone, and its writes with it."""
+        self.writers.pop(node, None)
 
     def find(self, node: fx.Node) -> frozenset[fx.Node]:
         call = read_call(node)
@@ -116,14 +129,9 @@ class Storage:
 
     def writer_between(self, node: fx.Node, end: fx.Node) -> fx.Node | None:
         """The first node after ``node`` and before ``end`` that may write into ``node``'s storage."""
-        after = False
-        for other in self.graph.nodes:
-            if other is end:
-                return None
-            if after and other.op not in ("placeholder", "output", "get_attr"):
-                if any(self.share(node, target) for target in writes_into(other)):
-                    return other
-            after = after or other is node
+        for writer, targets in self.writers.items():
+            if node < writer < end and any(self.share(node, target) for target in targets):
+                return writer
         return None
 
 
@@ -136,18 +144,14 @@ def owns_parts(call: Call) -> bool:
     return (maker is not None and not maker.op.alias) or makes_new(source)
 
 
-def origins(node: fx.Node) -> list[fx.Node]:
-    """Where the node's storage may come from, for one node of a small graph (a loop's body)."""
-    return list(Storage(node.graph).roots[node])
-
-
 # Functions of torch, by name, that always return new tensors; for alias analysis alone (no proof looks into them).
 NEW_TENSORS = frozenset(
-    {"softmax", "log_softmax", "layer_norm", "rms_norm", "group_norm", "scaled_dot_product_attention", "embedding", "cat", "stack",
-     "cumsum", "mean", "var", "cos", "sin", "bmm", "baddbmm", "cross_entropy", "nll_loss", "masked_fill", "outer", "isin", "tril",
-     "triu", "ones", "ones_like", "empty_like", "new_ones", "rand_like", "randn_like", "logsumexp", "max", "min", "amax", "amin",
-     "sort", "argsort", "bincount", "multinomial", "norm", "reciprocal", "floor", "round", "elu", "new_empty", "repeat",
-     "repeat_interleave", "conv1d", "scatter", "index_copy", "experts", "logaddexp", "log1p", "expm1"}
+    {"softmax", "log_softmax", "layer_norm", "rms_norm", "group_norm", "scaled_dot_product_attention", "embedding",
+     "cat", "stack", "cumsum", "mean", "var", "cos", "sin", "bmm", "baddbmm", "cross_entropy", "nll_loss",
+     "masked_fill", "outer", "isin", "tril", "triu", "ones", "ones_like", "empty_like", "new_ones", "rand_like",
+     "randn_like", "logsumexp", "max", "min", "amax", "amin", "sort", "argsort", "bincount", "multinomial", "norm",
+     "reciprocal", "floor", "round", "elu", "new_empty", "repeat", "repeat_interleave", "conv1d", "scatter",
+     "index_copy", "experts", "logaddexp", "log1p", "expm1"}
 )  # fmt: skip
 
 

@@ -1,8 +1,9 @@
 """Who runs a lowered graph: the graph itself, a backend of torch.compile by name, or the user's own function.
 
-A foreign backend gets the lowered graph. Where a refused expert loop is left in it, the graph is split around the loop: the
-parts go to the backend and the loop runs as a loop (no backend knows what to do with its body).
+A foreign backend gets the lowered graph. Where a refused expert loop is left in it, the graph is split around the loop:
+the parts go to the backend and the loop runs as a loop (no backend knows what to do with its body).
 """
+
 from __future__ import annotations
 
 import inspect
@@ -18,7 +19,7 @@ from moebius.lowering.torch_private import backend_names, compiling_with, lookup
 from moebius.lowering.values import value_of
 
 OWN = ("moebius", "eager")  # backends that run the graph as it is: after lowering, and before it
-Compiler = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
+Compiler = Callable[[fx.GraphModule, list[Any]], Callable[..., Any]]
 
 
 def check_backend(backend: Any) -> None:
@@ -36,7 +37,9 @@ def find_compiler(backend: Any) -> Compiler:
     names = backend_names()
     if not isinstance(backend, str) or backend not in names:
         choices = ", ".join([*OWN, *(name for name in names if name not in OWN)])
-        raise UnknownBackendError(f"backend={backend!r} is not known; one of {choices}; or a callable (gm, example_inputs) -> callable")
+        raise UnknownBackendError(
+            f"backend={backend!r} is not known; one of {choices}; or a callable (gm, example_inputs) -> callable"
+        )
     return lookup_backend(backend)
 
 
@@ -71,7 +74,9 @@ def compile_part(gm: fx.GraphModule, compiler: Compiler, backend: Any) -> Callab
     with compiling_with(examples):
         compiled = compiler(gm, examples)
     if not callable(compiled):
-        raise LoweringError(f"the backend {name_of(backend)} returned a {type(compiled).__name__}; it is to return a callable")
+        raise LoweringError(
+            f"the backend {name_of(backend)} returned a {type(compiled).__name__}; it is to return a callable"
+        )
     return lambda *inputs: tuple(compiled(*inputs))
 
 

@@ -3,6 +3,7 @@
 Each pass file begins with its Contract. The pipeline runs ``promise`` after each pass and ``need`` before it, so that a
 pass that breaks its word stops there, with its name, and not three passes later.
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -49,7 +50,9 @@ class Contract:
 
     def hold(self, fault: str | None, verb: str, words: str) -> None:
         if fault is not None:
-            raise ContractError(f"pass {self.name!r} {verb}: {words}; but {fault}. This is a defect of moebius; please report it")
+            raise ContractError(
+                f"pass {self.name!r} {verb}: {words}; but {fault}. This is a defect of moebius; please report it"
+            )
 
 
 def well_formed(gm: fx.GraphModule) -> str | None:

@@ -2,6 +2,7 @@
 
 Not fx's own elimination: that one takes any unused method call for dead, ``x.add_(1)`` too.
 """
+
 from __future__ import annotations
 
 from torch import fx

@@ -69,7 +69,8 @@ class CapturedGraph:
     """One graph that capture extracted from a frame.
 
     gm: the torch-level FX graph. Placeholders are the inputs in call order and carry ``meta["source"]``; every node
-        carries ``meta["val"]`` (fake value) and ``meta["where"]`` = (file, line, function) of the user's innermost line.
+        carries ``meta["val"]`` (fake value) and ``meta["where"]`` = (file, line, function) of the user's innermost
+        line.
     file, line: where the captured frame (or its part after a graph break) begins.
     cold_seconds: wall time from the call's start until this graph could run.
     example_inputs: the fake values of the placeholders, in order.

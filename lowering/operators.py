@@ -1,8 +1,9 @@
 """One name for each operator, however it was spelled: function, method, Python operator, attribute.
 
-:func:`read_call` turns an FX node into a :class:`Call` (canonical name, arguments bound by name), from the tables below.
-The proofs look at Calls only, so that ``torch.greater(m, 0)``, ``m.gt(0)`` and ``m > 0`` are one thing to them.
+:func:`read_call` turns an FX node into a :class:`Call` (canonical name, arguments bound by name), from the tables
+below. The proofs look at Calls only, so that ``torch.greater(m, 0)``, ``m.gt(0)`` and ``m > 0`` are one thing to them.
 """
+
 from __future__ import annotations
 
 import inspect
@@ -16,6 +17,7 @@ from torch import fx
 from torch.nn import functional
 
 from moebius.lowering.graph import expert_loop, skip_turn
+from moebius.lowering.torch_private import set_grad_enabled
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,7 @@ class Operator:
 
 @dataclass(frozen=True)
 class Call:
-    """One use of an operator: ``args`` by parameter name; values are FX arguments (nodes, constants, tuples of them)."""
+    """One use of an operator: ``args`` by parameter name; values are FX arguments."""
 
     op: Operator
     args: dict[str, Any]
@@ -68,7 +70,9 @@ _signatures: dict[str, inspect.Signature] = {}
 def signature_of(parameters: str) -> inspect.Signature:
     """A Signature from the text between the parentheses of a ``def`` line."""
     if parameters not in _signatures:
-        _signatures[parameters] = inspect.signature(eval(f"lambda {parameters}: None", {"torch": torch, "MISSING": MISSING}))
+        _signatures[parameters] = inspect.signature(
+            eval(f"lambda {parameters}: None", {"torch": torch, "MISSING": MISSING})
+        )
     return _signatures[parameters]
 
 
@@ -86,8 +90,15 @@ METHODS: dict[str, Operator] = {}
 ATTRIBUTES: dict[str, Operator] = {}
 
 
-def declare(name: str, parameters: str, spellings: Iterable[Any] = (), methods: Iterable[str] = (), *, alias: bool = False,
-            inplace: Iterable[Any] = ()) -> None:
+def declare(
+    name: str,
+    parameters: str,
+    spellings: Iterable[Any] = (),
+    methods: Iterable[str] = (),
+    *,
+    alias: bool = False,
+    inplace: Iterable[Any] = (),
+) -> None:
     """Put one operator into the tables.
 
     spellings: functions; methods: method names; inplace: functions and method names that compute it into the first
@@ -114,8 +125,13 @@ def existing(holder: Any, *names: str) -> list[Any]:
 # Views, shapes and items
 declare("getitem", "input, index", [operator.getitem], ["__getitem__"], alias=True)
 declare("permute", "input, *dims", [torch.permute], ["permute"], alias=True)
-declare("transpose", "input, dim0, dim1", existing(torch, "transpose", "swapaxes", "swapdims"),
-        ["transpose", "swapaxes", "swapdims"], alias=True)
+declare(
+    "transpose",
+    "input, dim0, dim1",
+    existing(torch, "transpose", "swapaxes", "swapdims"),
+    ["transpose", "swapaxes", "swapdims"],
+    alias=True,
+)
 declare("t", "input", [torch.t], ["t"], alias=True)
 declare("reshape", "input, *shape", [torch.reshape], ["reshape", "view"], alias=True)
 declare("flatten", "input, start_dim=0, end_dim=-1", [torch.flatten], ["flatten"], alias=True)
@@ -126,12 +142,24 @@ declare("contiguous", "input", [], ["contiguous"], alias=True)
 declare("select", "input, dim, index", [torch.select], ["select"], alias=True)
 declare("narrow", "input, dim, start, length", [torch.narrow], ["narrow"], alias=True)
 declare("chunk", "input, chunks, dim=0", [torch.chunk], ["chunk"], alias=True)
-declare("split", "input, split_size_or_sections, dim=0", [torch.split, functional.__dict__.get("split", torch.split)],
-        ["split"], alias=True)
+declare(
+    "split",
+    "input, split_size_or_sections, dim=0",
+    [torch.split, functional.__dict__.get("split", torch.split)],
+    ["split"],
+    alias=True,
+)
 declare("unbind", "input, dim=0", [torch.unbind], ["unbind"], alias=True)
 declare("cast", "input, *to, dtype=None, device=None, non_blocking=False, copy=False", [], ["to"], alias=True)
-for _name, _dtype in {"float": "float32", "double": "float64", "half": "float16", "bfloat16": "bfloat16", "int": "int32",
-                      "long": "int64", "bool": "bool"}.items():
+for _name, _dtype in {
+    "float": "float32",
+    "double": "float64",
+    "half": "float16",
+    "bfloat16": "bfloat16",
+    "int": "int32",
+    "long": "int64",
+    "bool": "bool",
+}.items():
     declare("cast", f"input, dtype=torch.{_dtype}", [], [_name], alias=True)
 declare("type_as", "input, other", [], ["type_as"], alias=True)
 declare("clone", "input", [torch.clone], ["clone"])
@@ -145,12 +173,21 @@ ATTRIBUTES["shape"] = Operator("size", "input, dim=None")
 
 # New tensors
 declare("zeros", "*size, dtype=None, device=None, layout=None, requires_grad=False, pin_memory=False", [torch.zeros])
-declare("zeros", "input, dtype=None, device=None, layout=None, requires_grad=False, memory_format=None", [torch.zeros_like])
-declare("zeros", "input, *size, dtype=None, device=None, layout=None, requires_grad=False, pin_memory=False", [],
-        ["new_zeros"])
+declare(
+    "zeros", "input, dtype=None, device=None, layout=None, requires_grad=False, memory_format=None", [torch.zeros_like]
+)
+declare(
+    "zeros",
+    "input, *size, dtype=None, device=None, layout=None, requires_grad=False, pin_memory=False",
+    [],
+    ["new_zeros"],
+)
 declare("full", "size, fill_value, dtype=None, device=None, layout=None, requires_grad=False", [torch.full])
-declare("full", "input, fill_value, dtype=None, device=None, layout=None, requires_grad=False, memory_format=None",
-        [torch.full_like])
+declare(
+    "full",
+    "input, fill_value, dtype=None, device=None, layout=None, requires_grad=False, memory_format=None",
+    [torch.full_like],
+)
 declare("full", "input, size, fill_value, dtype=None, device=None, layout=None, requires_grad=False", [], ["new_full"])
 declare("arange", "*bounds, dtype=None, device=None, layout=None, requires_grad=False", [torch.arange])
 
@@ -185,14 +222,34 @@ declare("matmul", "input, other", [torch.matmul, torch.mm, operator.matmul], ["m
 declare("addmm", "bias, input, other, *, beta=1, alpha=1", [torch.addmm], ["addmm"])
 
 # Element by element, two operands
-declare("add", "input, other, *, alpha=1", [torch.add, operator.add], ["add", "__add__", "__radd__"],
-        inplace=["add_", operator.iadd])
-declare("sub", "input, other, *, alpha=1", [torch.sub, torch.subtract, operator.sub], ["sub", "subtract"],
-        inplace=["sub_", operator.isub])
-declare("mul", "input, other", [torch.mul, torch.multiply, operator.mul], ["mul", "multiply", "__mul__", "__rmul__"],
-        inplace=["mul_", "multiply_", operator.imul])
-declare("div", "input, other, *, rounding_mode=None", [torch.div, torch.divide, torch.true_divide, operator.truediv],
-        ["div", "divide", "true_divide"], inplace=["div_", operator.itruediv])
+declare(
+    "add",
+    "input, other, *, alpha=1",
+    [torch.add, operator.add],
+    ["add", "__add__", "__radd__"],
+    inplace=["add_", operator.iadd],
+)
+declare(
+    "sub",
+    "input, other, *, alpha=1",
+    [torch.sub, torch.subtract, operator.sub],
+    ["sub", "subtract"],
+    inplace=["sub_", operator.isub],
+)
+declare(
+    "mul",
+    "input, other",
+    [torch.mul, torch.multiply, operator.mul],
+    ["mul", "multiply", "__mul__", "__rmul__"],
+    inplace=["mul_", "multiply_", operator.imul],
+)
+declare(
+    "div",
+    "input, other, *, rounding_mode=None",
+    [torch.div, torch.divide, torch.true_divide, operator.truediv],
+    ["div", "divide", "true_divide"],
+    inplace=["div_", operator.itruediv],
+)
 declare("pow", "input, exponent", [torch.pow, operator.pow], ["pow", "__pow__"], inplace=["pow_", operator.ipow])
 declare("maximum", "input, other", [torch.maximum], ["maximum"])
 declare("minimum", "input, other", [torch.minimum], ["minimum"])
@@ -215,20 +272,25 @@ declare("dropout", "input, p=0.5, training=True, inplace=False", [functional.dro
 
 # Accumulation
 declare("index_add", "input, dim, index, source, *, alpha=1", [torch.index_add], ["index_add"], inplace=["index_add_"])
-declare("index_put", "input, indices, values, accumulate=False", [torch.index_put], ["index_put"],
-        inplace=["index_put_", torch.index_put_])
+declare(
+    "index_put",
+    "input, indices, values, accumulate=False",
+    [torch.index_put],
+    ["index_put"],
+    inplace=["index_put_", torch.index_put_],
+)
 declare("scatter_add", "input, dim, index, src", [torch.scatter_add], ["scatter_add"], inplace=["scatter_add_"])
 declare("setitem", "input, index, value", inplace=[operator.setitem])
 
 # Not operators on tensors
-declare("set_grad_enabled", "mode", [torch._C._set_grad_enabled])
+declare("set_grad_enabled", "mode", [set_grad_enabled])
 declare("skip_turn", "condition", [skip_turn])
 declare("expert_loop", "body, source, carried=(), captures=()", [expert_loop], alias=True)
 
 ELEMENTWISE = frozenset(
-    {"add", "sub", "mul", "div", "pow", "maximum", "minimum", "sigmoid", "tanh", "exp", "neg", "square", "sqrt", "rsqrt",
-     "abs", "erf", "log", "relu", "silu", "mish", "relu6", "hardswish", "hardsigmoid", "gelu", "softplus", "leaky_relu",
-     "clamp"}
+    {"add", "sub", "mul", "div", "pow", "maximum", "minimum", "sigmoid", "tanh", "exp", "neg", "square", "sqrt",
+     "rsqrt", "abs", "erf", "log", "relu", "silu", "mish", "relu6", "hardswish", "hardsigmoid", "gelu", "softplus",
+     "leaky_relu", "clamp"}
 )  # fmt: skip
 # Its result depends on nothing but its arguments, and it changes nothing, unless it is spelled in place.
 CONTROL = frozenset({"set_grad_enabled", "skip_turn", "expert_loop", "dropout"})
@@ -240,7 +302,7 @@ def read_call(node: fx.Node) -> Call | None:
     args, kwargs = node.args, dict(node.kwargs)
     if node.op == "call_function":
         if node.target is getattr:
-            op, args = ATTRIBUTES.get(args[1] if len(args) > 1 else ""), args[:1]  # type: ignore[arg-type]
+            op, args = ATTRIBUTES.get(str(args[1])), args[:1]
         else:
             op = FUNCTIONS.get(node.target)
     elif node.op == "call_method":

@@ -1,4 +1,5 @@
 """The passes, in order, each held to its Contract."""
+
 from __future__ import annotations
 
 import copy

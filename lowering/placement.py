@@ -1,4 +1,5 @@
 """Puts experts on the ranks of a mesh: each experts operator becomes its expert-parallel form (distribution/)."""
+
 from __future__ import annotations
 
 from moebius.lowering.contract import Contract, Work, well_formed

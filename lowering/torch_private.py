@@ -1,4 +1,5 @@
 """Every private torch name that lowering uses, in one place. Checked on torch 2.13.0 (CPU, Python 3.11)."""
+
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
@@ -21,16 +22,28 @@ __all__ = [
     "compiling_with",
     "fake_mode_of",
     "lookup_backend",
+    "may_write",
     "same_size",
+    "set_grad_enabled",
     "split_module",
 ]
 
+set_grad_enabled = torch._C._set_grad_enabled
 assert_holds = torch._assert_async  # raises at once on a CPU; on a GPU when the kernel runs, without a synchronisation
 
 
 def backend_names() -> list[str]:
     """Names that torch.compile takes as backends, debugging ones included."""
-    return list(list_backends(None))  # type: ignore[arg-type]
+    return list(list_backends(None))
+
+
+def may_write(target: Any) -> bool | None:
+    """Whether an operator of torch.ops writes into its arguments, by its schema; None for what is no such operator."""
+    if isinstance(target, torch._ops.OpOverload):
+        return target._schema.is_mutable
+    if isinstance(target, torch._ops.OpOverloadPacket):
+        return any(getattr(target, overload)._schema.is_mutable for overload in target.overloads())
+    return None
 
 
 def same_size(a: Any, b: Any) -> bool:
@@ -56,6 +69,6 @@ def compiling_with(examples: Sequence[Any]) -> AbstractContextManager:
     return tracing(TracingContext(mode)) if isinstance(mode, FakeTensorMode) else nullcontext()
 
 
-def lookup_backend(name: str) -> Callable[[fx.GraphModule, Sequence[Any]], Callable]:
+def lookup_backend(name: str) -> Callable[[fx.GraphModule, list[Any]], Callable[..., Any]]:
     """The torch.compile backend of that name."""
     return find_dynamo_backend(name)

@@ -1,4 +1,5 @@
 """What is known of a node's value without running it: ``meta["val"]``, and where the user wrote it."""
+
 from __future__ import annotations
 
 from collections.abc import Callable

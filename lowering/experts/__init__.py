@@ -1,4 +1,4 @@
-"""Expert loops: what proves that a loop is a layer of routed experts, and what replaces it. Here live the algebra of facts
-(facts.py), the reader that derives them from a loop body (reader.py, with its rules in rules_*.py), the steps of the
-proof (proof.py) and the pass that rewrites the graph (rewrite.py). Nothing here looks at how a line was spelled: new
-front ends are new rules that lead to the same facts."""
+"""Expert loops: what proves that a loop is a layer of routed experts, and what replaces it. Here live the algebra of
+facts (facts.py), the reader that derives them from a loop body (reader.py, with its rules in rules_*.py), the steps of
+the proof (proof.py) and the pass that rewrites the graph (rewrite.py). Nothing here looks at how a line was spelled:
+new front ends are new rules that lead to the same facts."""

@@ -1,7 +1,9 @@
-"""Which activation a row function is. The table spells each as torch code; the rules read both sides into one normal form.
+"""Which activation a row function is. The table spells each as torch code; the rules read both sides into one normal
+form.
 
 An activation is matched up to a constant factor, which goes to the routing weight: down(c · a) = c · down(a).
 """
+
 from __future__ import annotations
 
 import math
@@ -70,7 +72,9 @@ def normal_form(fact: Fact, leaf: Fact) -> Form:
                 return ("add", *sorted(parts, key=repr))
             parameters = tuple(
                 (name, rounded(v) if isinstance(v, int | float) and not isinstance(v, bool) else v)
-                for name, v in fact.parameters if v is not None and name != "inplace")
+                for name, v in fact.parameters
+                if v is not None and name != "inplace"
+            )
             return (fact.operator, *parts, *parameters)
     return ("?", repr(fact))
 

@@ -1,4 +1,5 @@
 """What reading an expert loop gives: the facts that the steps of the proof judge."""
+
 from __future__ import annotations
 
 from dataclasses import dataclass, field
@@ -22,9 +23,9 @@ class Evidence:
     """What reading the loop gave. The steps of the proof judge it.
 
     row: what the rows of the source are. sums: accumulations into what the turns change. writes: other in-place writes.
-    readbacks: operators that read what earlier turns wrote. strangers: operators that no table knows. ungraded: operators
-    that run with gradients switched otherwise than at the loop. results: facts of the new carried values, in order.
-    routing: nodes outside whose values were read as routing facts, with those facts.
+    readbacks: operators that read what earlier turns wrote. strangers: operators that no table knows. ungraded:
+    operators that run with gradients switched otherwise than at the loop. results: facts of the new carried values, in
+    order. routing: nodes outside whose values were read as routing facts, with those facts.
     """
 
     row: Fact = field(default_factory=Unknown)

@@ -1,10 +1,11 @@
 """The algebra: what can be known of a value in the body of an expert loop.
 
-A turn has one unknown, the expert e. Facts say what a value is as a function of e and of values that are the same in each
-turn. They compare equal when they mean the same, so a proof step is often just ``==``.
+A turn has one unknown, the expert e. Facts say what a value is as a function of e and of values that are the same in
+each turn. They compare equal when they mean the same, so a proof step is often just ``==``.
 
 Letters: T tokens, K slots, S the rows selected by one turn, D model width, N expert width, E experts.
 """
+
 from __future__ import annotations
 
 from collections.abc import Hashable
@@ -44,8 +45,8 @@ class Items(Fact):
 
 @dataclass(frozen=True)
 class Invariant(Fact):
-    """The same tensor (or number) in every turn. key: equal keys, equal values. node: computes it, in the outer graph or,
-    from invariants alone, in the body."""
+    """The same tensor (or number) in every turn. key: equal keys, equal values. node: computes it, in the outer graph
+    or, from invariants alone, in the body."""
 
     key: Hashable
     node: fx.Node = field(compare=False, repr=False)
@@ -53,7 +54,7 @@ class Invariant(Fact):
 
 @dataclass(frozen=True)
 class State(Fact):
-    """What the turns change: the i-th placeholder of the body (a carried value, or a tensor that is written in place)."""
+    """What the turns change: a placeholder of the body (a carried value, or a tensor that is written in place)."""
 
     placeholder: fx.Node
     carried: bool
@@ -139,7 +140,10 @@ class RowCount(Fact):
 
 @dataclass(frozen=True)
 class Test(Fact):
-    """A condition of this turn. kind "expert": e == value; "expert from": e >= value; "empty": S == 0. ``negated``: not so."""
+    """A condition of this turn, by kind: "expert": e == value; "expert from": e >= value; "empty": S == 0.
+
+    negated: the opposite holds.
+    """
 
     kind: str
     value: int | Selection

@@ -2,9 +2,10 @@
 
 :func:`prove` reads the loop (reader.py), takes what was accumulated apart into a :class:`Claim`, and puts the claim to
 every step of STEPS. The first step that does not hold is the refusal: its name, what it found, and the user's line.
-Steps only judge; taking one out makes the proof accept more and changes nothing else (the tests do that). What an earlier
-turn wrote has no fact that could enter a claim (reader.py), so no step needs to look for it.
+Steps only judge; taking one out makes the proof accept more and changes nothing else (the tests do that). What an
+earlier turn wrote has no fact that could enter a claim (reader.py), so no step needs to look for it.
 """
+
 from __future__ import annotations
 
 import operator
@@ -25,6 +26,7 @@ from moebius.lowering.experts.facts import (
     RowFunction,
     Rows,
     RowWeight,
+    Selection,
     Slice,
     State,
     Test,
@@ -57,7 +59,7 @@ class Refused(Exception):
 
 @dataclass
 class Claim:
-    """What the loop is claimed to compute. coefficient · Π weights scales each row; gate and up are None-able halves."""
+    """What the loop is claimed to compute. coefficient · Π weights scales each row; without gating, up is None."""
 
     reader: Reader
     sum: Accumulated
@@ -100,26 +102,45 @@ class Claim:
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-def make_claim(reader: Reader) -> Claim:
+def make_claim(reader: Reader, storage: Storage) -> Claim:
     """The claim, or Refused where what is accumulated has another form than an expert."""
     evidence, loop = reader.evidence, reader.loop
     if not evidence.sums:
-        causes = [*evidence.writes, *evidence.readbacks, *(fact for fact in evidence.results if isinstance(fact, Unknown))]
+        causes = [
+            *evidence.writes,
+            *evidence.readbacks,
+            *(fact for fact in evidence.results if isinstance(fact, Unknown)),
+        ]
         cause = causes[0] if causes else Unknown("no turn adds its rows to anything", loop)
         raise Refused("accumulation", cause.reason, cause.node or loop)
     total = evidence.sums[0]
     rows = known(total.rows, "expert function", total.node)
     outer = as_product(rows)
     if len(outer.factors) != 1 or not isinstance(outer.factors[0], Linear):
-        raise Refused("expert function", f"what is added is not a down-projection but {describe(outer.factors)}", total.node)
+        raise Refused(
+            "expert function", f"what is added is not a down-projection but {describe(outer.factors)}", total.node
+        )
     down = outer.factors[0]
     inner = as_product(down.input)
     gate, up, activation, scale = take_gate_apart(inner.factors, total.node)
-    claim = Claim(reader, total, down, gate, up, activation, outer.coefficient * inner.coefficient * scale,
-                  outer.weights + inner.weights, Storage(loop.graph))
+    claim = Claim(
+        reader,
+        total,
+        down,
+        gate,
+        up,
+        activation,
+        outer.coefficient * inner.coefficient * scale,
+        outer.weights + inner.weights,
+        storage,
+    )
     for linear in (gate, up):
         if linear is not None and not isinstance(linear.input, Rows):
-            raise Refused("expert function", f"the gate or up projection reads {describe((linear.input,))}, not rows of x", total.node)
+            raise Refused(
+                "expert function",
+                f"the gate or up projection reads {describe((linear.input,))}, not rows of x",
+                total.node,
+            )
     fact = reader.outside.get(reader.call["source"]) if isinstance(reader.call["source"], fx.Node) else None
     claim.hits = fact if isinstance(fact, HitList) else None
     claim.limit = turns_limit(reader.call["source"], fact)
@@ -153,8 +174,12 @@ def take_gate_apart(factors: tuple[RowFunction, ...], node: fx.Node) -> tuple[Li
                 found = match_activation(tuple(rest), gate)
                 if found is not None:
                     return gate, up, *found
-    raise Refused("expert function", f"the down-projection reads {describe(factors)}, which is no activation times a projection that "
-                  "the operator has", node)
+    raise Refused(
+        "expert function",
+        f"the down-projection reads {describe(factors)}, which is no activation times a projection that "
+        "the operator has",
+        node,
+    )
 
 
 def describe(facts: tuple[Fact, ...]) -> str:
@@ -205,6 +230,8 @@ def one_sum(claim: Claim) -> Fault | None:
         if result is claim.sum or result == claim.sum:
             if position != state_position(claim):
                 return "the sum changes its place among the carried values", claim.node
+        elif unchanged and not isinstance(claim.reader.call["carried"][position], fx.Node):
+            return f"the {ordinal(position)} carried value is no tensor", claim.reader.loop
         elif not unchanged and outer_uses(claim.reader.loop, position):
             return f"a turn hands on a value (the {ordinal(position)} carried one) that is not a sum", claim.reader.loop
         elif claim.sum.state.carried and position == state_position(claim):
@@ -235,7 +262,7 @@ def every_expert_once(claim: Claim) -> Fault | None:
 
 
 def harmless_skips(claim: Claim) -> Fault | None:
-    """A turn ends early only before it has added anything, and only for an expert beyond the weights or without rows."""
+    """A turn ends early only before it adds anything, and only for an expert beyond the weights or without rows."""
     skips = claim.reader.evidence.skips
     for skip in skips:
         if skip.late:
@@ -243,7 +270,8 @@ def harmless_skips(claim: Claim) -> Fault | None:
         if not isinstance(skip.condition, Test):
             reason = skip.condition.reason if isinstance(skip.condition, Unknown) else "the condition is not understood"
             return f"a turn ends early, and it is not proven for which experts: {reason}", skip.node
-        if skip.condition.kind == "empty" and skip.condition.value.index != claim.selection.index:  # type: ignore[union-attr]
+        rows = skip.condition.value
+        if isinstance(rows, Selection) and rows.index != claim.selection.index:
             return "a turn ends early where another selection is empty", skip.node
     for expert in {*range(claim.experts), *skip_values(skips)}:
         if expert < claim.experts and is_skipped(expert, skips):
@@ -252,7 +280,7 @@ def harmless_skips(claim: Claim) -> Fault | None:
 
 
 def allowed_routing(claim: Claim) -> Fault | None:
-    """The routing indices for which the user's loop runs without an error are one interval (it is checked at run time)."""
+    """The routing indices for which the loop runs without an error are one interval (checked at run time)."""
     found = allowed_indices(claim.limit, claim.hits, claim.selection, claim.experts, claim.reader.evidence.skips)
     return (found, claim.reader.loop) if isinstance(found, str) else None
 
@@ -334,7 +362,10 @@ def sizes_agree(claim: Claim) -> Fault | None:
     if not same_size(x[0], index[0]):
         return f"x has {x[0]} rows and the routing index {index[0]}; they are not proven to be as many", claim.node
     if len(target) != 2 or not same_size(target[0], x[0]):
-        return f"the result has shape {tuple(target)}, x {tuple(x)}; they are not proven to have as many rows", claim.node
+        return (
+            f"the result has shape {tuple(target)}, x {tuple(x)}; they are not proven to have as many rows",
+            claim.node,
+        )
     width = len(claim.down.weight.range_of(claim.down.out_axis))
     if not same_size(x[1], width) or not same_size(target[1], width):
         return f"the result is {width} wide and x {x[1]}; the operator has one width", claim.node
@@ -403,10 +434,10 @@ STEPS: tuple[Step, ...] = (
 )
 
 
-def prove(reader: Reader, steps: tuple[Step, ...] | None = None) -> Claim:
-    """The claim, all steps holding. Raises Refused."""
-    claim = make_claim(reader)
-    for step in STEPS if steps is None else steps:
+def prove(reader: Reader, storage: Storage) -> Claim:
+    """The claim, all steps holding. storage: of the loop's graph. Raises Refused."""
+    claim = make_claim(reader, storage)
+    for step in STEPS:
         fault = step.judge(claim)
         if fault is not None:
             raise Refused(step.name, *fault)
@@ -448,4 +479,4 @@ def outer_uses(loop: fx.Node, position: int) -> list[fx.Node]:
 
 
 def ordinal(position: int) -> str:
-    return f"{position + 1}{ {1: 'st', 2: 'nd', 3: 'rd'}.get(position + 1, 'th')}"
+    return f"{position + 1}{ {1: 'st', 2: 'nd', 3: 'rd'}.get(position + 1, 'th') }"

@@ -3,6 +3,7 @@
 Nodes outside the loop are read on demand and only as far as routing goes (masks, counts, hit lists); all other tensors
 from outside are invariants. The rules are in rules_routing.py and rules_rows.py, one for each canonical operator.
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -11,7 +12,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from moebius.lowering.aliasing import Storage, writes_into
+from moebius.lowering.aliasing import Storage
 from moebius.lowering.experts.evidence import Evidence, Skip
 from moebius.lowering.experts.facts import (
     Accumulated,
@@ -26,6 +27,7 @@ from moebius.lowering.experts.facts import (
     Unknown,
 )
 from moebius.lowering.operators import Call, call_operands, loop_body, read_call, target_name
+from moebius.lowering.torch_private import set_grad_enabled
 from moebius.lowering.values import shape_of, tensor_of, value_of
 
 Rule = Callable[["Reader", Call], "Fact | None"]
@@ -33,9 +35,9 @@ RULES: dict[str, list[Rule]] = {}
 
 # Operators that are read outside of the loop too: those that make masks, counts and hit lists from a routing index.
 READ_OUTSIDE = frozenset(
-    {"one_hot", "permute", "transpose", "t", "T", "mT", "sum", "any", "gt", "ge", "ne", "eq", "nonzero", "argwhere", "where",
-     "unique", "squeeze", "unsqueeze", "reshape", "flatten", "getitem", "select", "unbind", "cast", "contiguous", "arange",
-     "clone"}
+    {"one_hot", "permute", "transpose", "t", "T", "mT", "sum", "any", "gt", "ge", "ne", "eq", "nonzero", "argwhere",
+     "where", "unique", "squeeze", "unsqueeze", "reshape", "flatten", "getitem", "select", "unbind", "cast",
+     "contiguous", "arange", "clone"}
 )  # fmt: skip
 SIZES = frozenset({"size", "numel"})
 
@@ -94,13 +96,12 @@ class Reader:
         written: set[fx.Node] = set()
         touched: dict[fx.Node, fx.Node] = {}
         storage = Storage(self.body.graph)
-        for node in self.body.graph.nodes:
-            for target in writes_into(node) if node.op not in ("placeholder", "output") else ():
-                for root in storage.roots[target]:
-                    if read_call(node) is None:
-                        touched.setdefault(root, node)
-                    else:
-                        written.add(root)
+        for node, targets in storage.writers.items():
+            for root in frozenset().union(*(storage.roots[target] for target in targets)):
+                if read_call(node) is None:
+                    touched.setdefault(root, node)
+                else:
+                    written.add(root)
         return written, touched
 
     def source_row(self, source: Any) -> Fact:
@@ -126,7 +127,9 @@ class Reader:
             return self.read_outside(argument)
         if isinstance(argument, tuple | list):
             return Items(tuple(self.fact(item) for item in argument))
-        if isinstance(argument, slice) and any(isinstance(p, fx.Node) for p in (argument.start, argument.stop, argument.step)):
+        if isinstance(argument, slice) and any(
+            isinstance(p, fx.Node) for p in (argument.start, argument.stop, argument.step)
+        ):
             return Unknown("a slice whose bounds are not constants")
         return Constant(argument)
 
@@ -162,7 +165,9 @@ class Reader:
             return Constant(None)
         operands = [self.facts[argument] for argument in node.all_input_nodes]
         if call.name == "size" or call.name == "numel":
-            return self.first(call, operands) or self.invariant_or_unknown(call, [f for f in operands if not isinstance(f, State)])
+            return self.first(call, operands) or self.invariant_or_unknown(
+                call, [f for f in operands if not isinstance(f, State)]
+            )
         found = self.first(call, operands)
         if isinstance(found, Accumulated):
             self.note_sum(found)
@@ -197,10 +202,16 @@ class Reader:
     def invariant_or_unknown(self, call: Call, operands: list[Fact]) -> Fact:
         """An operator on invariants alone gives an invariant; on anything else, what no rule knows is unknown."""
         node = call.node
-        if not call.op.inplace and call.name != "dropout" and all(self.key_of(n) is not None for n in node.all_input_nodes):
+        if (
+            not call.op.inplace
+            and call.name != "dropout"
+            and all(self.key_of(n) is not None for n in node.all_input_nodes)
+        ):
             return Invariant(self.structure(node), node)
         kinds = ", ".join(sorted({type(fact).__name__ for fact in operands}))
-        return Unknown(f"{target_name(node)} of {kinds or 'constants'} is not something that the proof understands", node)
+        return Unknown(
+            f"{target_name(node)} of {kinds or 'constants'} is not something that the proof understands", node
+        )
 
     def key_of(self, argument: Any) -> Any:
         """A key that equal invariants share, for an FX argument of a body node; None for what varies with the turn."""
@@ -226,7 +237,7 @@ class Reader:
         return call_operands(self.call)[placeholders.index(placeholder)]
 
     def graded(self, node: fx.Node, found: Fact) -> Fact:
-        """Floating point that runs in another grad mode than the loop has is cut off from autograd: not ours to replace."""
+        """Notes floating point that runs in another grad mode than the loop: it is cut off from autograd, or joined."""
         value = tensor_of(node)
         if self.mode == self.mode_at_entry or value is None or not value.dtype.is_floating_point:
             return found
@@ -258,20 +269,18 @@ class Reader:
 
 
 def grad_mode_before(loop: fx.Node, body: fx.GraphModule) -> bool | None:
-    """Grad mode at the loop: the last switch before it; else what the body's own regions restore; else None (untouched).
+    """Grad mode at the loop: the last switch before it; else what the body's own regions restore; else None
+    (untouched).
 
-    None also stands for "cannot be told" when a body leaves it switched off: its floating point is then taken as ungraded.
-    """
+    None also stands for "cannot be told" when a body leaves it switched off: its floating point is then taken as
+    ungraded. """
     mode = None
-    for node in loop.graph.nodes:
-        if node is loop:
-            break
-        call = read_call(node)
-        if call is not None and call.name == "set_grad_enabled":
-            mode = call["mode"]
+    for node in loop.graph.find_nodes(op="call_function", target=set_grad_enabled):
+        if node < loop:
+            mode = node.args[0]
     if mode is not None:
         return mode
-    switches = [call["mode"] for call in map(read_call, body.graph.nodes) if call and call.name == "set_grad_enabled"]
+    switches = [node.args[0] for node in body.graph.find_nodes(op="call_function", target=set_grad_enabled)]
     return True if switches and switches[-1] is True else None
 
 

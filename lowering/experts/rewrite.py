@@ -1,4 +1,5 @@
 """Replaces each proven expert loop by one grouped experts operator; the others stay, with the reason."""
+
 from __future__ import annotations
 
 import operator
@@ -28,11 +29,12 @@ def find_loops(gm: fx.GraphModule) -> list[fx.Node]:
 
 def replace_loops(work: Work) -> None:
     """Prove and replace, loop by loop; one ExpertRegion for each."""
+    storage = Storage(work.gm.graph)
     for loop in find_loops(work.gm):
         region = unlowered_region(loop, None)
         work.regions.append(region)
         try:
-            claim = prove(Reader(loop))
+            claim = prove(Reader(loop), storage)
         except Refused as refusal:
             region.refusal = str(refusal)
             continue
@@ -99,7 +101,11 @@ class Writer:
 
     def call(self, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
         with self.graph.inserting_before(self.loop):
-            return add_call(self.graph, self.claim.node, target, *args, **kwargs)
+            return self.known(add_call(self.graph, self.claim.node, target, *args, **kwargs))
+
+    def known(self, node: fx.Node) -> fx.Node:
+        self.claim.storage.add(node)
+        return node
 
     def invariant(self, fact: Invariant) -> fx.Node:
         """The outer node that holds an invariant; what the body computes from invariants alone is copied out."""
@@ -115,7 +121,7 @@ class Writer:
                 self.hoisted[node] = self.claim.reader.outer_of(node)
             else:
                 with self.graph.inserting_before(self.loop):
-                    self.hoisted[node] = self.graph.node_copy(node, self.outside)
+                    self.hoisted[node] = self.known(self.graph.node_copy(node, self.outside))
         return self.hoisted[node]
 
     def cast(self, node: fx.Node, dtype: torch.dtype) -> fx.Node:
@@ -159,13 +165,17 @@ def is_whole(gate: Linear, up: Linear) -> str | None:
     assert shape is not None
     width = shape[gate.out_axis]
     halves = (gate.weight.range_of(gate.out_axis), up.weight.range_of(up.out_axis))
-    layouts = {"concat": (range(width // 2), range(width // 2, width)), "interleaved": (range(0, width, 2), range(1, width, 2))}
+    layouts = {
+        "concat": (range(width // 2), range(width // 2, width)),
+        "interleaved": (range(0, width, 2), range(1, width, 2)),
+    }
     for name, layout in layouts.items():
         if width % 2 == 0 and halves == layout:
             if gate.bias is None or up.bias is None:
                 return name
             one = gate.bias.weight == up.bias.weight and gate.bias.dtype == up.bias.dtype
-            if one and (gate.bias.ranges[0], up.bias.ranges[0]) == layout and shape_of(gate.bias.weight.node)[1] == width:  # type: ignore[index]
+            sizes = shape_of(gate.bias.weight.node)
+            if one and (gate.bias.ranges[0], up.bias.ranges[0]) == layout and sizes is not None and sizes[1] == width:
                 return name
     return None
 
@@ -179,8 +189,12 @@ def write_operator(claim: Claim) -> fx.Node:
         index = writer.call(torch.unsqueeze, index, 1)
     x = writer.cast(writer.invariant(claim.x.source), claim.x.dtype)
     gate, up = claim.gate, claim.up
-    whole = Slice(gate.weight.weight, gate.weight.axes, tuple(range(s) for s in shape_of(gate.weight.weight.node)[1:]),  # type: ignore[index]
-                  gate.weight.dtype)
+    whole = Slice(
+        gate.weight.weight,
+        gate.weight.axes,
+        tuple(range(s) for s in shape_of(gate.weight.weight.node)[1:]),  # type: ignore[index]
+        gate.weight.dtype,
+    )
     layout = "none" if up is None else is_whole(gate, up)
     bias = None
     if up is None:
@@ -197,8 +211,18 @@ def write_operator(claim: Claim) -> fx.Node:
     down = writer.matrix(claim.down.weight, claim.down.out_axis)
     down_bias = None if claim.down.bias is None else writer.vector(claim.down.bias)
     scale = routing_scale(claim, writer, index, x)
-    return writer.call(experts_operator, x, gate_up, down, index, scale, claim.activation, gate=layout, gate_up_bias=bias,
-                       down_bias=down_bias)
+    return writer.call(
+        experts_operator,
+        x,
+        gate_up,
+        down,
+        index,
+        scale,
+        claim.activation,
+        gate=layout,
+        gate_up_bias=bias,
+        down_bias=down_bias,
+    )
 
 
 def routing_scale(claim: Claim, writer: Writer, index: fx.Node, x: fx.Node) -> fx.Node | None:
@@ -247,26 +271,30 @@ def replace(claim: Claim) -> list[fx.Node]:
     value = tensor_of(target)
     assert value is not None
     result = writer.cast(write_operator(claim), value.dtype)
-    zero = is_zero(target, loop, claim.storage)
+    storage = claim.storage
+    zero = is_zero(target, loop, storage)
     if claim.sum.state.carried:
         give_back(claim, result if zero else writer.call(torch.add, target, result))
     else:
         give_back(claim, None)
-        if zero and is_only_name(target, loop, claim.storage):
+        if zero and is_only_name(target, loop, storage):
             after = nodes_after(loop)
             target.replace_all_uses_with(result, delete_user_cb=lambda user: user in after)
+            storage.replace(target, result)
         else:
-            add_in_place(loop, claim.node, target, result)
+            storage.add(add_in_place(loop, claim.node, target, result))
     operands = loop.all_input_nodes
     loop.graph.erase_node(loop)
+    storage.forget(loop)
     return operands
 
 
-def add_in_place(loop: fx.Node, like: fx.Node, target: fx.Node, result: fx.Node) -> None:
+def add_in_place(loop: fx.Node, like: fx.Node, target: fx.Node, result: fx.Node) -> fx.Node:
     """``target += result``. Not through add_call: its value is that of ``target``, which must not be written here."""
     with loop.graph.inserting_before(loop):
         node = loop.graph.call_method("add_", (target, result))
     node.meta.update({key: like.meta[key] for key in ("where", "stack") if key in like.meta}, val=target.meta["val"])
+    return node
 
 
 def give_back(claim: Claim, total: fx.Node | None) -> None:
@@ -277,6 +305,7 @@ def give_back(claim: Claim, total: fx.Node | None) -> None:
         assert isinstance(position, int)
         if position == state_position(claim) and total is not None:
             user.replace_all_uses_with(total)
+            claim.storage.replace(user, total)
         elif user.users:
             user.replace_all_uses_with(claim.reader.call["carried"][position])
         loop.graph.erase_node(user)
@@ -331,8 +360,8 @@ def loops_are_readable(gm: fx.GraphModule) -> str | None:
 CONTRACT = Contract(
     name="experts",
     needs="a well-formed graph; each expert_loop node has a body with one placeholder per operand and returns a tuple",
-    promises="a well-formed graph of the same meaning; each proven loop is one experts operator, each other loop is as it was "
-             "and its region says why",
+    promises="a well-formed graph of the same meaning; each proven loop is one experts operator, each other loop is as "
+    "it was and its region says why",
     need=loops_are_readable,
     promise=loops_are_readable,
     run=replace_loops,

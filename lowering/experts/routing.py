@@ -1,4 +1,5 @@
 """Which experts the turns run, and which routing indices are allowed: the arithmetic of coverage and of sentinels."""
+
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -63,7 +64,11 @@ def is_skipped(expert: int, skips: list[Skip]) -> bool | None:
 
 def skip_values(skips: list[Skip]) -> list[int]:
     """The expert numbers that conditions mention."""
-    return [skip.condition.value for skip in skips if isinstance(skip.condition, Test) and isinstance(skip.condition.value, int)]
+    return [
+        skip.condition.value
+        for skip in skips
+        if isinstance(skip.condition, Test) and isinstance(skip.condition.value, int)
+    ]
 
 
 def coverage_fault(limit: int | None, hits: HitList | None, selection: Selection, experts: int) -> str | None:
@@ -74,7 +79,8 @@ def coverage_fault(limit: int | None, hits: HitList | None, selection: Selection
         if limit < experts:
             bounds = index_bounds(selection.index.node)
             if bounds is None or bounds[1] > limit:
-                return f"the loop runs over range({limit}), and nothing proves that no token goes to the other {experts - limit} experts"
+                others = f"the other {experts - limit} experts"
+                return f"the loop runs over range({limit}), and nothing proves that no token goes to {others}"
         if selection.classes == -1:
             return "one_hot was called without num_classes, so the mask may have fewer rows than the loop has turns"
         if selection.classes is not None and limit > selection.classes:
@@ -87,8 +93,9 @@ def coverage_fault(limit: int | None, hits: HitList | None, selection: Selection
     return None
 
 
-def allowed_indices(limit: int | None, hits: HitList | None, selection: Selection, experts: int,
-                    skips: list[Skip]) -> Allowed | str:
+def allowed_indices(
+    limit: int | None, hits: HitList | None, selection: Selection, experts: int, skips: list[Skip]
+) -> Allowed | str:
     """For which routing indices the loop runs without an error, or why that is not one interval."""
     tops = [classes for classes in (selection.classes, hits.classes if hits else None) if classes not in (None, -1)]
     one_hot = selection.classes is not None or (hits is not None and hits.classes is not None)

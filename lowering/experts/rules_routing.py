@@ -1,4 +1,5 @@
 """Rules of routing: masks, counts, hit lists, and the rows that a mask selects."""
+
 from __future__ import annotations
 
 from typing import Any
@@ -256,7 +257,7 @@ def select_expert(fact: OneHot, keys: list[Fact]) -> Fact | None:
     if len(dots) > 1:
         return None
     at = dots[0] if dots else len(keys)
-    full = [*keys[:at], *fill, *keys[at + len(dots):]]
+    full = [*keys[:at], *fill, *keys[at + len(dots) :]]
     if len(full) != len(fact.axes):
         return None
     axes: list[int | str] = []

@@ -1,4 +1,5 @@
-"""Rules of what is computed for the selected rows: lookups, weights of one expert, products, activations, and the sum."""
+"""Rules of what is computed for the selected rows: lookups, weights of one expert, products, activations, the sum."""
+
 from __future__ import annotations
 
 from typing import Any
@@ -54,7 +55,14 @@ def lookup(reader: Reader, call: Call) -> Fact | None:
         keys.pop()
     if isinstance(keys[0], ExpertId) and not keys[0].vector and len(keys) == 1 and rank in (2, 3) and not column:
         return expert_slice(reader, call, source, dtype)
-    if len(keys) == 1 and isinstance(keys[0], Mask) and keys[0].boolean and len(keys[0].axes) == 1 and rank == 2 and not column:
+    if (
+        len(keys) == 1
+        and isinstance(keys[0], Mask)
+        and keys[0].boolean
+        and len(keys[0].axes) == 1
+        and rank == 2
+        and not column
+    ):
         mask = keys[0]
         return Rows(Selection(mask.index, mask.axes, mask.classes), dtype, source, mask.axes[0])
     return positions_lookup(source, keys, rank, dtype, column)
@@ -230,7 +238,7 @@ def sliced(reader: Reader, call: Call) -> Fact | None:
     keys = list(key.items) if isinstance(key, Items) else [key]
     if DOTS in keys:
         at = keys.index(DOTS)
-        keys[at:at + 1] = [FULL] * (len(shape) - len(keys) + 1)
+        keys[at : at + 1] = [FULL] * (len(shape) - len(keys) + 1)
     if len(keys) > len(shape):
         return None
     current: Fact | None = fact
@@ -263,7 +271,9 @@ def part_along(fact: Fact, axis: int, part: range) -> Fact | None:
     match fact:
         case Slice():
             which = fact.axes[axis]
-            ranges = tuple(r[part.start:part.stop:part.step] if i + 1 == which else r for i, r in enumerate(fact.ranges))
+            ranges = tuple(
+                r[part.start : part.stop : part.step] if i + 1 == which else r for i, r in enumerate(fact.ranges)
+            )
             return Slice(fact.weight, fact.axes, ranges, fact.dtype)
         case RowFunction():
             return part_of(fact, part)
@@ -315,15 +325,17 @@ def linear(reader: Reader, call: Call) -> Fact | None:
                 return None
     if not isinstance(rows, RowFunction) or not isinstance(weight, Slice) or len(weight.axes) != 2 or dtype is None:
         return None
-    if isinstance(rows, RowWeight) or (bias is not None and not (isinstance(bias, Slice) and len(bias.axes) == 1)):
-        return None
     out_axis = weight.axes[1 if turned else 0]
+    if isinstance(rows, RowWeight):
+        return None
+    if bias is not None and not (isinstance(bias, Slice) and is_bias_of(bias, weight, out_axis)):
+        return None
     if not isinstance(rows, Product):
-        return Linear(rows.selection, dtype, rows, weight, out_axis, bias)  # type: ignore[arg-type]
+        return Linear(rows.selection, dtype, rows, weight, out_axis, bias)
     if bias is not None and (rows.weights or rows.coefficient != 1.0):
         return None  # a bias is not scaled by what scales the rows
     inner = Product(rows.selection, rows.dtype, 1.0, rows.factors, ())
-    result = Linear(rows.selection, dtype, simplify(inner), weight, out_axis, bias)  # type: ignore[arg-type]
+    result = Linear(rows.selection, dtype, simplify(inner), weight, out_axis, bias)
     return simplify(Product(rows.selection, dtype, rows.coefficient, (result,), rows.weights))
 
 
@@ -367,9 +379,14 @@ def add_bias(reader: Reader, call: Call) -> Fact | None:
         left, right = right, left
     if not isinstance(left, Linear) or left.bias is not None or not isinstance(right, Slice) or len(right.axes) != 1:
         return None
-    if call["alpha"] != 1 or dtype is None or call.op.inplace:
+    if call["alpha"] != 1 or dtype is None or call.op.inplace or not is_bias_of(right, left.weight, left.out_axis):
         return None
     return Linear(left.selection, dtype, left.input, left.weight, left.out_axis, right)
+
+
+def is_bias_of(bias: Slice, weight: Slice, out_axis: int) -> bool:
+    """Whether a slice is a vector with one number for each output (not one that is broadcast)."""
+    return len(bias.axes) == 1 and len(bias.ranges[0]) == len(weight.range_of(out_axis))
 
 
 @rule(*ELEMENTWISE)
@@ -393,7 +410,9 @@ def pointwise(reader: Reader, call: Call) -> Fact | None:
         return None
     if not rows or any(fact.selection != rows[0].selection or isinstance(fact, RowWeight) for fact in rows):
         return None
-    if not all(isinstance(f, RowFunction) or (isinstance(f, Constant) and isinstance(f.value, int | float)) for f in operands):
+    if not all(
+        isinstance(f, RowFunction) or (isinstance(f, Constant) and isinstance(f.value, int | float)) for f in operands
+    ):
         return None
     return Pointwise(rows[0].selection, dtype, call.name, tuple(operands), tuple(parameters))
 

@@ -1,4 +1,5 @@
 """Makes the helper modules of this folder importable (pytest runs in importlib mode)."""
+
 import sys
 from pathlib import Path
 

@@ -1,8 +1,9 @@
 """Writes expert loops as capture hands them over, from small Python functions, without capture.
 
-A function under test calls :func:`loop` for its ``for``, :func:`skip` for ``if …: continue`` and :func:`no_grad`. Run plainly
-it is the loop; :func:`captured` turns it into a CapturedGraph with fake values and user lines, as capture would.
-"""
+A function under test calls :func:`loop` for its ``for``, :func:`skip` for ``if …: continue`` and :func:`no_grad`. Run
+plainly it is the loop; :func:`captured` turns it into a CapturedGraph with fake values and user lines, as capture
+would. """
+
 from __future__ import annotations
 
 import contextlib
@@ -11,10 +12,11 @@ import operator
 import sys
 
 import torch
-from moebius.lowering import CapturedGraph, LoweringOptions, expert_loop, lower, skip_turn
 from torch import fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
+
+from moebius.lowering import CapturedGraph, LoweringOptions, expert_loop, lower, skip_turn
 
 TRACERS = []
 
@@ -98,6 +100,7 @@ def is_expert(key):
 
 def run_fake(node, values):
     """One node on fake values. An index held in a tensor selects some row, as in capture."""
+
     def of(argument):
         return fx.node.map_arg(argument, lambda n: values[n])
 
@@ -118,7 +121,10 @@ def is_constant(value):
 
 def write_constant(node, value):
     for user in list(node.users):
-        user.args = fx.node.map_arg(user.args, lambda n: tuple(value) if isinstance(value, torch.Size) and n is node else value if n is node else n)
+        user.args = fx.node.map_arg(
+            user.args,
+            lambda n: tuple(value) if isinstance(value, torch.Size) and n is node else value if n is node else n,
+        )
         user.kwargs = fx.node.map_arg(user.kwargs, lambda n: value if n is node else n)
     node.graph.erase_node(node)
 
@@ -159,10 +165,12 @@ def fill_values(graph, bodies, inputs):
 
 
 def captured(function, *inputs, dynamic=()):
-    """A CapturedGraph of ``function`` for inputs like these. dynamic: inputs (by position) whose first size is symbolic."""
+    """A CapturedGraph of the function for inputs like these. dynamic: positions of those with a symbolic first size."""
     names = list(inspect.signature(function).parameters)
     graph, bodies = trace(function, names, inspect.getsourcefile(function))
-    mode = FakeTensorMode(shape_env=ShapeEnv(allow_scalar_outputs=True, allow_dynamic_output_shape_ops=True, duck_shape=True))
+    mode = FakeTensorMode(
+        shape_env=ShapeEnv(allow_scalar_outputs=True, allow_dynamic_output_shape_ops=True, duck_shape=True)
+    )
     fakes = []
     for position, value in enumerate(inputs):
         if not isinstance(value, torch.Tensor):
@@ -244,4 +252,9 @@ def make_inputs(tokens=13, width=6, narrow=5, experts=4, top_k=2, seed=0, dtype=
     def normal(*shape):
         return torch.randn(*shape, generator=g, dtype=dtype)
 
-    return normal(tokens, width), normal(tokens, experts), normal(experts, 2 * narrow, width), normal(experts, width, narrow)
+    return (
+        normal(tokens, width),
+        normal(tokens, experts),
+        normal(experts, 2 * narrow, width),
+        normal(experts, width, narrow),
+    )

@@ -1,4 +1,5 @@
 """A family of expert loops: every way of writing that a Spec names, and one way at a time to get it wrong."""
+
 from __future__ import annotations
 
 import dataclasses
@@ -45,22 +46,23 @@ CHOICES = {
 }
 
 DEFECTS = [
-    "added at the slot", "rows read at the slot", "reads the sum", "weight of the next expert", "weight of slot 0", "weights shuffled",
-    "up reads other rows", "part of the rows", "second sum", "a counter", "late skip", "skips expert 1", "detached activation",
-    "index changed before the loop", "mask changed before the loop", "hits of another index", "one expert too few", "sum is x",
-    "another sum's positions", "part of the input axis", "softmax over rows", "rows doubled", "reads a view of the sum",
+    "added at the slot", "rows read at the slot", "reads the sum", "weight of the next expert", "weight of slot 0",
+    "weights shuffled", "up reads other rows", "part of the rows", "second sum", "a counter", "late skip",
+    "skips expert 1", "detached activation", "index changed before the loop", "mask changed before the loop",
+    "hits of another index", "one expert too few", "sum is x", "another sum's positions", "part of the input axis",
+    "softmax over rows", "rows doubled", "reads a view of the sum",
 ]  # fmt: skip
 
 
 def valid(spec: Spec) -> bool:
-    """Whether the parts of a Spec go together: as a loop at all, and as one that the operator has (a bias is not scaled)."""
+    """Whether the parts of a Spec go together, as a loop and as one that the operator has (a bias is not scaled)."""
     if spec.source == "unique" and spec.select == "mask":
         return False
     return not (spec.bias and (spec.scale == "before" or (spec.activation == "half silu" and spec.scale != "both")))
 
 
 def build(spec: Spec):
-    """The function (x, logits, gate_up, down, bias_up, bias_down) that a Spec describes. gate_up: [E, 2N, D], down: [E, D, N]."""
+    """The function (x, logits, gate_up, down, bias_up, bias_down) that a Spec describes."""
     defect, activation = spec.defect, ACTIVATIONS[spec.activation]
     carried = "carried" in spec.add
 
@@ -145,7 +147,11 @@ def build(spec: Spec):
         if spec.scale in ("before", "both"):
             a = a * w
         y = functional.linear(a, down[e], bias_down[e] if spec.bias and spec.scale != "both" else None)
-        if spec.scale in ("after", "score", "both") or defect in ("weight of slot 0", "weights shuffled", "weight of the next expert"):
+        if spec.scale in ("after", "score", "both") or defect in (
+            "weight of slot 0",
+            "weights shuffled",
+            "weight of the next expert",
+        ):
             y = y * w
         if defect == "rows doubled":
             y = torch.cat([y, y])

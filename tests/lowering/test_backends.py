@@ -1,10 +1,12 @@
-"""Who runs a lowered graph: ourselves, torch.compile's backends by name, the user's function; with a loop left or without."""
+"""Who runs a lowered graph: ourselves, torch.compile's backends, the user's function; with a loop left or without."""
+
 import pytest
 import torch
 from expert_loops import captured, leaves, loop, lowered, make_inputs, outputs_and_gradients, same
+from torch.nn import functional
+
 from moebius.kernels import experts
 from moebius.lowering import LoweringError, LoweringOptions, UnknownBackendError, check_backend, expert_loop, lower
-from torch.nn import functional
 
 E = 4
 

@@ -1,4 +1,5 @@
 """Right loops are lowered and equal to eager in every gradient; wrong ones are refused, or equal."""
+
 import dataclasses
 
 import hypothesis
@@ -7,9 +8,14 @@ from expert_loops import lowered, same
 from hypothesis import strategies
 from loop_family import CHOICES, DEFECTS, Spec, build, inputs_for, valid
 
-specs = strategies.builds(Spec, **{name: strategies.sampled_from(values) for name, values in CHOICES.items()}).filter(valid)
+specs = strategies.builds(Spec, **{name: strategies.sampled_from(values) for name, values in CHOICES.items()}).filter(
+    valid
+)
 SETTINGS = hypothesis.settings(
-    max_examples=40, deadline=None, derandomize=True, suppress_health_check=list(hypothesis.HealthCheck),
+    max_examples=40,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=list(hypothesis.HealthCheck),
     phases=(hypothesis.Phase.explicit, hypothesis.Phase.generate),
 )
 
@@ -20,7 +26,9 @@ def check(spec, seed=0):
     made = lowered(function, inputs)
     (region,) = made.regions
     assert region.lowered == (region.refusal is None)
-    assert same(function, made.fn, inputs), f"{spec} was {'lowered' if region.lowered else 'not lowered'} and differs from eager"
+    assert same(function, made.fn, inputs), (
+        f"{spec} was {'lowered' if region.lowered else 'not lowered'} and differs from eager"
+    )
     return region
 
 

@@ -1,9 +1,11 @@
 """The loop of MixtralExperts.forward (transformers 5.23, eager experts), as capture hands it over."""
+
 import torch
 from expert_loops import captured, leaves, loop, lowered, make_inputs, no_grad, same, skip
-from moebius.kernels import experts
 from torch import nn
 from torch.nn import functional
+
+from moebius.kernels import experts
 
 E = 4
 

@@ -1,9 +1,11 @@
 """Each step of the proof refuses a loop that no other step would: without it, the loop is lowered to something else."""
+
 import pytest
 import torch
 from expert_loops import call, loop, lowered, make_inputs, no_grad, same, skip
-from moebius.lowering.experts import proof
 from torch.nn import functional
+
+from moebius.lowering.experts import proof
 
 E = 4
 SEEN = []
@@ -124,7 +126,9 @@ def bias_on_the_gate_alone(e, out, x, index, weights, gate_up, down):
     token, slot = torch.where(index == e)
     gate, up = functional.linear(x[token], gate_up[e]).chunk(2, dim=-1)
     bias = gate_up.sum(2)[:, :5]
-    out.index_add_(0, token, functional.linear(functional.silu(gate + bias[e]) * up, down[e]) * weights[token, slot, None])
+    out.index_add_(
+        0, token, functional.linear(functional.silu(gate + bias[e]) * up, down[e]) * weights[token, slot, None]
+    )
     return ()
 
 
@@ -233,7 +237,7 @@ def test_an_unknown_function_may_write(monkeypatch):
 
 
 def given_routing(classes, skipped):
-    """A layer that takes its routing index as an input. classes: of one_hot; skipped: the expert number to skip, or None."""
+    """A layer that takes its routing index as an input. classes: of one_hot; skipped: the expert to skip, or None."""
 
     def turn(row, out, x, mask, weights, gate_up, down):
         e = row[0]
