@@ -149,11 +149,13 @@ class Machine:
         return self.reenter(frame, thrown)
 
     def reenter(self, frame: Frame, thrown: list[BaseException] | None) -> Any:
-        if thrown is not None:
-            frame.stack.append(None)  # what `throw` sends; the handler's stack depth counts it
         frame.suspended = False
         own = frame.exc_item
         assert own is not None
+        if thrown:
+            frame.stack.append(None)  # what `throw` sends; the handler's stack depth counts it
+            chain_context(thrown[0], own[0])  # with what the generator itself handles, nothing else
+            self.propagating = thrown[0]
         own[1] = outer = self.exc_item
         self.exc_item = own
         try:
