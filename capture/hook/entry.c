@@ -355,7 +355,25 @@ entry_clear_method(Entry *entry, PyObject *unused)
     Py_RETURN_NONE;
 }
 
+/* copy.copy, copy.deepcopy and pickle treat it as they treat functions: as itself, and by name. */
+static PyObject *
+entry_copy(PyObject *entry, PyObject *unused)
+{
+    (void)unused;
+    return Py_NewRef(entry);
+}
+
+static PyObject *
+entry_reduce(PyObject *entry, PyObject *unused)
+{
+    (void)unused;
+    return PyObject_GetAttrString(entry, "__qualname__");
+}
+
 static PyMethodDef entry_methods[] = {
+    {"__copy__", entry_copy, METH_NOARGS, NULL},
+    {"__deepcopy__", entry_copy, METH_O, NULL},
+    {"__reduce__", entry_reduce, METH_NOARGS, NULL},
     {"add", (PyCFunction)entry_add, METH_VARARGS,
      "add(program, target): run `target` for calls that `program` accepts; it is tried first."},
     {"remove", (PyCFunction)entry_remove, METH_O, "remove(program) -> bool: forget its target; False if there is none."},

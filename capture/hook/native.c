@@ -47,6 +47,10 @@ static const char self_test_source[] =
     "plain_dict = {'value': 0}\n"
     "name = 0\n"
     "def write_instance(i): instance.value = i\n"
+    "def write_setattr(i): setattr(instance, 'value', i)\n"
+    "def write_again(i):\n"
+    "    del instance.value\n"
+    "    instance.value = i\n"
     "def write_dict(i): plain_dict['value'] = i\n"
     "def write_global(i):\n"
     "    global name\n"
@@ -99,8 +103,11 @@ self_test(void)
         PyTypeObject *type = (PyTypeObject *)PyDict_GetItemString(namespace, "Class");
         int dict = tag_follows(namespace, "write_dict", PyDict_GetItemString(namespace, "plain_dict"), NULL);
         int global = dict < 0 ? -1 : tag_follows(namespace, "write_global", namespace, NULL);
-        int instance = global < 0 ? -1 : tag_follows(namespace, "write_instance",
-                                                     PyDict_GetItemString(namespace, "instance_dict"), NULL);
+        int instance = global;
+        static const char *const writers[] = {"write_instance", "write_setattr", "write_again"};
+        for (size_t i = 0; i < Py_ARRAY_LENGTH(writers) && instance > 0; i++) {
+            instance = tag_follows(namespace, writers[i], PyDict_GetItemString(namespace, "instance_dict"), NULL);
+        }
         int class = instance < 0 ? -1 : tag_follows(namespace, "write_class", NULL, type);
         int base = class < 0 ? -1 : tag_follows(namespace, "write_base", NULL, type);
         if (base >= 0) {

@@ -1,13 +1,16 @@
 """Entry: which target answers a call, what it looks like from outside, and that it keeps nothing alive."""
 
+import copy
 import functools
 import gc
 import inspect
 import os
+import pickle
 import subprocess
 import sys
 import threading
 import time
+import types
 import weakref
 
 import pytest
@@ -156,6 +159,22 @@ def test_it_binds_like_a_function():
     assert (c.method(1), bound(1), C.method(c, 1)) == ("warm",) * 3
     c.n = 6
     assert (c.method(1), bound(1)) == (7, 7)
+
+
+def by_name(x):
+    return x
+
+
+by_name = Entry(by_name, lambda e, a, k: "cold")
+
+
+def test_it_is_copied_and_pickled_like_a_function():
+    assert copy.copy(by_name) is by_name
+    assert copy.deepcopy({"f": by_name})["f"] is by_name
+    sys.modules.setdefault(__name__, types.ModuleType(__name__)).by_name = by_name
+    assert pickle.loads(pickle.dumps(by_name)) is by_name
+    with pytest.raises((pickle.PicklingError, AttributeError)):
+        pickle.dumps(Entry(lambda: 1, len))
 
 
 def test_disable():

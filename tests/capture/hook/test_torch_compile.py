@@ -143,7 +143,7 @@ def test_entries_inside_compiled_ones_inside_hooked_ones():
 
 @pytest.mark.filterwarnings("ignore:Dynamo does not know")
 def test_both_hooks_on_top_of_each_other_do_not_call_each_other_forever():
-    """hooked > compiled (torch's hook goes on ours) > an entry at a graph break > hooked again (ours goes on torch's)."""
+    """hooked > compiled (torch's hook on ours) > an entry at a graph break > hooked again (ours on torch's)."""
     backend, graphs = counting_backend()
     installed = []
 
