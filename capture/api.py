@@ -201,4 +201,4 @@ def mark_dynamic(tensor: torch.Tensor, dim: int | tuple[int, ...]) -> None:
     for d in dims:
         if not -tensor.dim() <= d < tensor.dim():
             raise OptionError(f"mark_dynamic: the tensor has {tensor.dim()} dimensions, there is no dimension {d}")
-    MARKED.setdefault(tensor, set()).update(d % tensor.dim() for d in dims)
+    MARKED[tensor] = {*MARKED.get(tensor, ()), *(d % tensor.dim() for d in dims)}

@@ -3,23 +3,25 @@ from __future__ import annotations
 
 import sys
 import sysconfig
+import threading
 import time
 import traceback
 import types
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import moebius.interpreter
 import moebius.kernels
 import moebius.lowering
 import torch
+from torch.utils.weak import WeakIdKeyDictionary
 
 from .errors import GraphBreakError, MoebiusError
 from .guards.recorder import Fact
-from .hook import Entry, call_unhooked, mark_skip, set_frame_callback
+from .hook import Entry, call_hooked, call_unhooked, mark_skip, set_frame_callback
 from .options import Options
 from .report.records import Recompile, Stats
 from .segment import Segment, build
@@ -29,7 +31,7 @@ from .tracking.values import TRACING
 MAX_SEGMENTS = 16  # per entry; past it the callable runs natively and the report names the guard that kept failing
 
 ALL: weakref.WeakSet[Captured] = weakref.WeakSet()
-MARKED: weakref.WeakKeyDictionary[torch.Tensor, set[int]] = weakref.WeakKeyDictionary()
+MARKED = WeakIdKeyDictionary()  # tensor -> dimensions that were marked dynamic
 
 
 class Captured:
@@ -97,7 +99,7 @@ class Captured:
         return segment
 
     def attempt(self, request: Request, started: float) -> Segment:
-        return build(trace(request, self.policy), self.options, self.make_resume, started)
+        return build(trace(request, self.policy), self.options, self.make_resume, self.below, started)
 
     def forget_with(self, root: weakref.ref, segment: Segment) -> None:
         """When the model that a segment was captured for dies, the segment goes too."""
@@ -111,6 +113,7 @@ class Captured:
             if owner is not None and segment in owner.segments:
                 owner.segments.remove(segment)
                 owner.entry.remove(program)
+                owner.watched = [w for w in owner.watched if w() is not None]
 
         self.watched.append(weakref.ref(obj, gone))
 
@@ -126,6 +129,19 @@ class Captured:
         """The captured rest of a frame."""
         function = types.FunctionType(code, globals_, name, None, tuple(types.CellType() for _ in range(n_cells)))
         return Captured(function, self.options, n_cells, names, parent=self).entry
+
+    def below(self, callee: Callable[..., Any]) -> Callable[..., Any]:
+        """The callable, run with the frame hook on: user functions met below it are captured as children of this one."""
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            outer = getattr(FRAMES.local, "owner", None)
+            FRAMES.local.owner = self
+            try:
+                return call_hooked(callee, *args, **kwargs)
+            finally:
+                FRAMES.local.owner = outer
+
+        return run
 
     # ------------------------------------------------------------------------------------------------------------------
     # Capturing again
@@ -168,7 +184,7 @@ class Captured:
             if isinstance(tensor, torch.Tensor) and len(tensor.shape) == len(meta["shape"]):
                 changed = {d for d, (a, b) in enumerate(zip(meta["shape"], tensor.shape, strict=True)) if a is not None and a != b}
                 self.policy.dynamic_dims.setdefault(fact.source.name, set()).update(changed)
-        elif kind in ("equal", "is") and fact.source is not None:
+        elif kind in ("equal", "is", "is_weak") and fact.source is not None:
             self.policy.volatile.add(fact.source.name)
         elif kind == "dict":
             the_dict, entries, _ = rest
@@ -302,15 +318,16 @@ class FrameCapture:
     """Asked by the frame hook once for each code object that is met below a native call."""
 
     def __init__(self) -> None:
-        self.owner: Captured | None = None
+        self.local = threading.local()
 
     def __call__(self, function: types.FunctionType) -> Any:
         code = function.__code__
         if is_library(code.co_filename) or traceable(function) is not None or code.co_name in ("<module>", "<lambda>"):
             return None
-        options = self.owner.options if self.owner is not None else Options()
+        owner: Captured | None = getattr(self.local, "owner", None)
+        options = owner.options if owner is not None else Options()
         flat = with_plain_arguments(function)
-        captured = Captured(flat, Options(options.backend, False, options.dynamic, options.mesh, options.plan, options.precision), names=code.co_varnames[: flat.__code__.co_argcount], parent=self.owner)
+        captured = Captured(flat, replace(options, fullgraph=False), names=code.co_varnames[: flat.__code__.co_argcount], parent=owner)
         return captured.entry
 
 

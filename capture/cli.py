@@ -99,10 +99,8 @@ def explain_script(script: str, args: list[str], html: str | None, json_file: st
     path = Path(script)
     if not path.is_file():
         raise UsageError(f"there is no file {script}")
-    from . import captured as captures
     from .api import captured_functions
 
-    captures.KEEP_FOR_REPORT = True  # the report comes when the script's own models may be gone
     status, captured = run_script(path, args, captured_functions)
     reports = [item.report() for item in captured]
     for report in reports:

@@ -35,7 +35,7 @@ def make_options(given: dict[str, Any]) -> Options:
     if options.dynamic not in (None, True, False):
         raise OptionError(f"dynamic={options.dynamic!r}: use None, True or False")
     if not isinstance(options.fullgraph, bool):
-        raise OptionError(f"fullgraph={options.fullgraph!r}: use True or False")
+        raise OptionError(f"fullgraph={options.fullgraph!r}: use True (a graph break is an error) or False")
     if options.precision not in (None, "fp8", "mxfp8"):
         raise OptionError(f"precision={options.precision!r}: use None, 'fp8' or 'mxfp8'")
     from moebius.lowering import LoweringError, LoweringOptions

@@ -1,7 +1,6 @@
 """From a finished trace to something that runs: the lowered graph, the residual function and the guards."""
 from __future__ import annotations
 
-import functools
 import time
 import types
 from collections.abc import Callable
@@ -16,7 +15,6 @@ from torch import fx
 from . import torch_private
 from .guards.program import CompiledGuards
 from .guards.shapes import guard_sizes
-from .hook import call_hooked
 from .options import Options
 from .report.records import GraphBreak
 from .residual import CannotRebuild, Emitter
@@ -47,8 +45,12 @@ class Segment:
     seconds: float = 0.0
 
 
-def build(attempt: Trace, options: Options, make_resume: MakeResume, started: float) -> Segment:
-    """Everything that a warm call needs."""
+def build(attempt: Trace, options: Options, make_resume: MakeResume, below: Callable[[Any], Any], started: float) -> Segment:
+    """Everything that a warm call needs.
+
+    make_resume: makes the captured rest of the frame from code that begins in its middle. below: wraps a callable that runs
+    natively, so that the user's functions below it are captured.
+    """
     request = attempt.request
     n_positional, kwnames = len(request.args), tuple(request.kwargs)
     emitter = Emitter(attempt.objects, n_positional, kwnames)
@@ -58,13 +60,13 @@ def build(attempt: Trace, options: Options, make_resume: MakeResume, started: fl
         if attempt.graph_break is None:
             result = emitter.value(attempt.result)
         else:
-            result = continue_natively(attempt, emitter, make_resume)
+            result = continue_natively(attempt, emitter, make_resume, below)
         emitter.effects()
         captured, lowered = make_graph(attempt, emitter, options, started)
         inputs = graph_inputs(attempt, emitter, lowered, options)
         run = emitter.function(name, None if lowered is None else lowered.fn, inputs, result)
     except (CannotRebuild, CannotResume) as error:
-        return run_whole_natively(attempt, str(error), n_positional, kwnames)
+        return run_whole_natively(attempt, str(error), n_positional, kwnames, below)
     guards = finish_guards(attempt, n_positional, kwnames)
     if captured is not None:
         captured.cold_seconds = time.perf_counter() - started
@@ -78,7 +80,7 @@ def finish_guards(attempt: Trace, n_positional: int, kwnames: tuple[str, ...]) -
     return CompiledGuards(attempt.guards, n_positional, kwnames)
 
 
-def run_whole_natively(attempt: Trace, why: str, n_positional: int, kwnames: tuple[str, ...]) -> Segment:
+def run_whole_natively(attempt: Trace, why: str, n_positional: int, kwnames: tuple[str, ...], below: Callable[[Any], Any]) -> Segment:
     """No residual code can be made for this break: the frame runs as Python, its callees are captured."""
     if attempt.graph_break is None:
         file, line = attempt.line()
@@ -87,8 +89,7 @@ def run_whole_natively(attempt: Trace, why: str, n_positional: int, kwnames: tup
         attempt.graph_break.detail += f" (the whole frame runs natively: {why})"
     function, n_cells = attempt.request.function, attempt.request.n_cells
     native = with_cells(function.__code__, function.__globals__, function.__name__, n_cells) if n_cells else function
-    run = functools.partial(call_hooked, native)
-    return Segment(run, finish_guards(attempt, n_positional, kwnames), None, attempt.graph_break, instructions=0, whole=False)
+    return Segment(below(native), finish_guards(attempt, n_positional, kwnames), None, attempt.graph_break, instructions=0, whole=False)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -159,7 +160,7 @@ def attempt_root(gm: fx.GraphModule, code: types.CodeType) -> tuple[str, int, st
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-def continue_natively(attempt: Trace, emitter: Emitter, make_resume: MakeResume) -> str:
+def continue_natively(attempt: Trace, emitter: Emitter, make_resume: MakeResume, below: Callable[[Any], Any]) -> str:
     """The expression that runs the broken instruction natively and goes on in the captured rest of the frame."""
     frame = attempt.frame
     assert frame is not None
@@ -180,7 +181,7 @@ def continue_natively(attempt: Trace, emitter: Emitter, make_resume: MakeResume)
         if position in going_on.state.nulls:
             continue
         text = emitter.value(value)
-        parts.append(f"{emitter.constant(hooked)}({text})" if position == callee and wants_hook(value) else text)
+        parts.append(f"{emitter.constant(below)}({text})" if position == callee and wants_hook(value) else text)
     return f"{emitter.constant(native)}({', '.join(parts)})"
 
 
@@ -189,11 +190,6 @@ def cell_of(frame: Any, index: int) -> Any:
     if not isinstance(cell, types.CellType):
         raise CannotResume("a cell is not made yet")
     return cell
-
-
-def hooked(callee: Callable[..., Any]) -> Callable[..., Any]:
-    """The callable, run with the frame hook on, so that the user's functions below it are captured too."""
-    return functools.partial(call_hooked, callee)
 
 
 def wants_hook(callee: Any) -> bool:

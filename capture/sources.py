@@ -90,3 +90,12 @@ def part_name(parent: Source, operation: str, operand: Any = None) -> str:
 def module_path(owner: str, attribute: object) -> str:
     """``owner.attribute``, with the detours of ``nn.Module``'s registries folded away."""
     return f"{owner}.{attribute}"
+
+
+def from_arguments(source: Source) -> Source:
+    """The same path starting at the call's argument where it came from one: a reference to no object of the user's."""
+    if isinstance(source, Static):
+        return source if source.via is None else from_arguments(source.via)
+    if isinstance(source, Part):
+        return Part(source.name, from_arguments(source.parent), source.operation, source.operand)
+    return source

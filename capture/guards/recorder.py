@@ -14,7 +14,7 @@ import torch
 
 from ..hook import ABSENT
 from ..report.records import Guard
-from ..sources import Source
+from ..sources import Source, Static, from_arguments
 
 Where = tuple[str, int]
 
@@ -107,6 +107,8 @@ class GuardRecorder:
 
     def slot(self, source: Source) -> int:
         """The program's slot that holds the object of ``source``, made on first use."""
+        if isinstance(source, Static) and source.via is not None:
+            return self.slot(source.via)  # the argument itself: the program must not keep it alive
         index = self.slot_of.get(source)
         if index is None:
             operation, parent, *operands = source.slot()
@@ -122,6 +124,8 @@ class GuardRecorder:
         if key in self.seen and kind in ("type", "is"):
             return
         self.seen.add(key)
+        if kind == "is" and can_die(operands[0]):
+            kind, operands = "is_weak", (weakref.ref(operands[0]),)
         self.add((kind, slot, *operands), source.name, text, source)
 
     def same_or_distinct(self, kind: str, first: Source, second: Source) -> None:
@@ -139,11 +143,16 @@ class GuardRecorder:
 
     def add(self, check: tuple[Any, ...], name: str, text: str, source: Source | None) -> None:
         file, line = self.where()
-        self.facts.append(Fact(check, Guard(name, text, file, line), source))
+        self.facts.append(Fact(check, Guard(name, text, file, line), None if source is None else from_arguments(source)))
 
     def root(self, obj: Any) -> None:
         """An argument that was guarded by identity: when it dies, what was captured for it can go too."""
         self.roots.append(weakref.ref(obj))
+
+
+def can_die(obj: Any) -> bool:
+    """Objects of the user's that a guard may not keep alive."""
+    return isinstance(obj, torch.nn.Module | torch.optim.Optimizer | torch.optim.lr_scheduler.LRScheduler)
 
 
 def tensor_meta(tensor: torch.Tensor, dynamic_dims: frozenset[int] = frozenset()) -> dict[str, Any]:
