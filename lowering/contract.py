@@ -56,7 +56,7 @@ class Contract:
 
 
 def well_formed(gm: fx.GraphModule) -> str | None:
-    """The graph is a graph: ordered, one output that is a tuple or list, every node with a known value and place."""
+    """Whether the graph is one: nodes in order, no dangling arguments, and one output that is a tuple or list."""
     try:
         gm.graph.lint()
     except RuntimeError as error:

@@ -10,6 +10,15 @@ from torch import fx
 from moebius.lowering.contract import Contract, Work, well_formed
 from moebius.lowering.operators import is_pure, read_call
 
+CONTRACT = Contract(
+    name="dead code",
+    needs="a well-formed graph",
+    promises="a well-formed graph of the same meaning, side effects and random numbers included",
+    need=lambda gm: well_formed(gm),
+    promise=lambda gm: well_formed(gm),
+    run=lambda work: drop_dead_code(work),
+)
+
 
 def drop_dead_code(work: Work) -> None:
     """Remove the loose nodes that nobody uses, and then what nobody uses any more."""
@@ -44,13 +53,3 @@ def drop_idle_switches(graph: fx.Graph) -> None:
 def is_switch(node: fx.Node) -> bool:
     call = read_call(node)
     return call is not None and call.name == "set_grad_enabled" and isinstance(call["mode"], bool)
-
-
-CONTRACT = Contract(
-    name="dead code",
-    needs="a well-formed graph",
-    promises="a well-formed graph of the same meaning, side effects and random numbers included",
-    need=well_formed,
-    promise=well_formed,
-    run=drop_dead_code,
-)

@@ -4,6 +4,15 @@ from __future__ import annotations
 
 from moebius.lowering.contract import Contract, Work, well_formed
 
+CONTRACT = Contract(
+    name="placement",
+    needs="a well-formed graph",
+    promises="a well-formed graph of the same meaning on every rank; without a mesh, the same graph",
+    need=lambda gm: well_formed(gm),
+    promise=lambda gm: well_formed(gm),
+    run=lambda work: place_experts(work),
+)
+
 
 def place_experts(work: Work) -> None:
     """Hand the graph to distribution; lowered regions say over how many ranks they run."""
@@ -16,13 +25,3 @@ def place_experts(work: Work) -> None:
     for region in work.regions:
         if region.lowered and ranks > 1:
             region.kernel = f"{region.kernel}, expert parallel over {ranks} ranks"
-
-
-CONTRACT = Contract(
-    name="placement",
-    needs="a well-formed graph",
-    promises="a well-formed graph of the same meaning on every rank; without a mesh, the same graph",
-    need=well_formed,
-    promise=well_formed,
-    run=place_experts,
-)

@@ -19,7 +19,20 @@ from moebius.lowering.experts.routing import allowed_indices, proven_within
 from moebius.lowering.graph import ExpertRegion, expert_loop
 from moebius.lowering.operators import loop_body, read_call, target_name
 from moebius.lowering.torch_private import assert_holds
-from moebius.lowering.values import add_call, shape_of, tensor_of, where_of
+from moebius.lowering.values import add_call, describe_where, shape_of, tensor_of, where_of
+
+CONTRACT = Contract(
+    name="experts",
+    needs="a well-formed graph; each expert_loop node has a body with one placeholder per operand and returns a tuple",
+    promises="a well-formed graph of the same meaning; each proven loop is one experts operator, each other loop is as "
+    "it was and its region says why",
+    need=lambda gm: loops_are_readable(gm),
+    promise=lambda gm: loops_are_readable(gm),
+    run=lambda work: replace_loops(work),
+)
+
+
+DEFECT = "defect of moebius, please report it"
 
 
 def find_loops(gm: fx.GraphModule) -> list[fx.Node]:
@@ -33,13 +46,20 @@ def replace_loops(work: Work) -> None:
     for loop in find_loops(work.gm):
         region = unlowered_region(loop, None)
         work.regions.append(region)
+        before = set(work.gm.graph.nodes)
         try:
             claim = prove(Reader(loop), storage)
+            result = write_operator(claim)
         except Refused as refusal:
             region.refusal = str(refusal)
+        except Exception as error:  # the loop runs as a loop, whatever went wrong with its proof
+            region.refusal = f"{DEFECT}: {type(error).__name__}: {error} ({describe_where(loop)})"
+        else:
+            fill_region(region, claim)
+            work.loose += put_in_place(claim, result)
             continue
-        fill_region(region, claim)
-        work.loose += replace(claim)
+        for node in [node for node in reversed(work.gm.graph.nodes) if node not in before]:
+            work.gm.graph.erase_node(node)
 
 
 def unlowered_region(loop: fx.Node, reason: str | None) -> ExpertRegion:
@@ -264,13 +284,13 @@ def guard_routing(claim: Claim, writer: Writer, index: fx.Node) -> None:
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-def replace(claim: Claim) -> list[fx.Node]:
+def put_in_place(claim: Claim, result: fx.Node) -> list[fx.Node]:
     """The operator's result takes the place of the sum, and the loop goes. Returns what only the loop may have used."""
     loop = claim.reader.loop
     target, writer = target_of(claim), Writer(claim)
     value = tensor_of(target)
     assert value is not None
-    result = writer.cast(write_operator(claim), value.dtype)
+    result = writer.cast(result, value.dtype)
     storage = claim.storage
     zero = is_zero(target, loop, storage)
     if claim.sum.state.carried:
@@ -355,14 +375,3 @@ def loops_are_readable(gm: fx.GraphModule) -> str | None:
         if not isinstance(loop_body(loop).graph.output_node().args[0], tuple | list):
             return f"the body of {loop.name} does not return a tuple"
     return well_formed(gm)
-
-
-CONTRACT = Contract(
-    name="experts",
-    needs="a well-formed graph; each expert_loop node has a body with one placeholder per operand and returns a tuple",
-    promises="a well-formed graph of the same meaning; each proven loop is one experts operator, each other loop is as "
-    "it was and its region says why",
-    need=loops_are_readable,
-    promise=loops_are_readable,
-    run=replace_loops,
-)

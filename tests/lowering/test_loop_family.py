@@ -8,11 +8,13 @@ from expert_loops import lowered, same
 from hypothesis import strategies
 from loop_family import CHOICES, DEFECTS, Spec, build, inputs_for, valid
 
+from moebius.lowering.experts.rewrite import DEFECT
+
 specs = strategies.builds(Spec, **{name: strategies.sampled_from(values) for name, values in CHOICES.items()}).filter(
     valid
 )
 SETTINGS = hypothesis.settings(
-    max_examples=40,
+    max_examples=25,
     deadline=None,
     derandomize=True,
     suppress_health_check=list(hypothesis.HealthCheck),
@@ -26,6 +28,7 @@ def check(spec, seed=0):
     made = lowered(function, inputs)
     (region,) = made.regions
     assert region.lowered == (region.refusal is None)
+    assert region.lowered or DEFECT not in region.refusal
     assert same(function, made.fn, inputs), (
         f"{spec} was {'lowered' if region.lowered else 'not lowered'} and differs from eager"
     )
