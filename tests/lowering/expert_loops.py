@@ -13,6 +13,7 @@ import sys
 
 import torch
 from torch import fx
+from torch._dynamo.source import LocalSource
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
@@ -165,7 +166,7 @@ def fill_values(graph, bodies, inputs):
 
 
 def captured(function, *inputs, dynamic=()):
-    """A CapturedGraph of the function for inputs like these. dynamic: positions of those with a symbolic first size."""
+    """A CapturedGraph of the function for inputs like these. dynamic: positions of symbolic (first) sizes."""
     names = list(inspect.signature(function).parameters)
     graph, bodies = trace(function, names, inspect.getsourcefile(function))
     mode = FakeTensorMode(
@@ -173,12 +174,14 @@ def captured(function, *inputs, dynamic=()):
     )
     fakes = []
     for position, value in enumerate(inputs):
-        if not isinstance(value, torch.Tensor):
+        if position in dynamic and isinstance(value, int):
+            source = LocalSource(names[position])
+            symbol = mode.shape_env.create_unspecified_symbol(value, source=source, dynamic_dim=DimDynamic.DYNAMIC)
+            fakes.append(mode.shape_env.create_symintnode(symbol, hint=value, source=source))
+        elif not isinstance(value, torch.Tensor):
             fakes.append(value)
         elif position in dynamic:
             dims = [DimDynamic.DYNAMIC] + [DimDynamic.STATIC] * (value.dim() - 1)
-            from torch._dynamo.source import LocalSource
-
             context = StatelessSymbolicContext(dims, constraint_sizes=[None] * value.dim())
             fakes.append(mode.from_tensor(value, source=LocalSource(names[position]), symbolic_context=context))
         else:

@@ -105,6 +105,19 @@ def test_plain_number_inputs(backend):
     assert torch.equal(made.fn(x, 3)[0], x * 3 + 1)
 
 
+@pytest.mark.parametrize("backend", ["moebius", "aot_eager"])
+def test_symbolic_numbers_among_the_inputs(backend):
+    """Capture hands a size that varies over as a SymInt placeholder."""
+    x = torch.arange(6.0, requires_grad=True)
+    made = lower(captured(scaled, x, 3, dynamic=(0, 1)), LoweringOptions(backend=backend))
+    for length, factor in ((6, 3), (4, 7)):
+        x = torch.arange(float(length), requires_grad=True)
+        (result,) = made.fn(x, factor)
+        assert torch.equal(result, x * factor + 1)
+        result.sum().backward()
+        assert torch.equal(x.grad, torch.full((length,), float(factor)))
+
+
 @pytest.mark.timeout(240)
 def test_inductor_trains_with_a_symbolic_batch():
     """One compile: dynamic batch, a lowered loop, gradients to parameters."""
