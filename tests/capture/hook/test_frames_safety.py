@@ -313,6 +313,8 @@ def test_no_growth(growth):
         call_hooked(namespace["g"], "abc")
 
     assert growth(fresh, 500) == 0
+    set_frame_callback(lambda function: lambda x: x)  # a new callable for each
+    assert growth(fresh, 500) == 0
 
 
 def test_threads_do_not_see_each_others_hook():
