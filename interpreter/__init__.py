@@ -1,8 +1,8 @@
 """Python's bytecode semantics: one machine for every supported version, parametrised by a domain. No torch in here.
 
-`interpret(fn)` is the concrete domain's front: plain Python, interpreted. `decode` gives Programs, `Machine` runs Frames,
-`Domain` is what capture subclasses. Opcode handlers live in opcodes/, version tables in tables/, the meaning of operations
-in domain/, interpreted forms of C callables in forms/.
+`interpret(fn)` is the concrete domain's front: plain Python, interpreted. `decode` gives Programs, `Machine` runs
+Frames, `Domain` is what capture subclasses. Opcode handlers live in opcodes/, version tables in tables/, the meaning of
+operations in domain/, interpreted forms of C callables in forms/; natives.py lists what C code still runs natively.
 """
 from __future__ import annotations
 
@@ -15,6 +15,6 @@ from .machine import Machine
 from .sentinels import NULL, STOP, UNSET
 
 __all__ = [
-    "NULL", "STOP", "UNSET", "Domain", "Frame", "Instruction", "InterpreterError", "Machine", "Program", "Signal", "decode",
-    "interpret",
+    "NULL", "STOP", "UNSET", "Domain", "Frame", "Instruction", "InterpreterError", "Machine", "Program", "Signal",
+    "decode", "interpret",
 ]  # fmt: skip

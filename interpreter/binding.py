@@ -15,7 +15,7 @@ def binder_for(program: Program) -> FunctionType:
     """A function that takes what `program.code` takes and returns its bound parameters as a list."""
     if program.binder is None:
         program.binder = FunctionType(binder_code(program.code), {}, program.code.co_name)
-    return program.binder  # type: ignore[no-any-return]
+    return program.binder
 
 
 def binder_code(code: CodeType) -> CodeType:
@@ -50,4 +50,4 @@ def bind_arguments(program: Program, function: FunctionType, args: list[Any], kw
         binder.__kwdefaults__ = function.__kwdefaults__
     if binder.__qualname__ != function.__qualname__:
         binder.__qualname__ = function.__qualname__
-    return binder(*args, **kwargs)  # type: ignore[no-any-return]
+    return binder(*args, **kwargs)

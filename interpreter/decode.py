@@ -21,7 +21,7 @@ JUMPS = frozenset(dis.hasjrel) | frozenset(dis.hasjabs)
 
 @dataclass(frozen=True, slots=True)
 class Instruction:
-    """One instruction. `argval` is dis's reading of `arg`; `target` the index a jump leads to; `operand` what the handler gets."""
+    """One instruction: `argval` is dis's reading of `arg`, `target` a jump's index, `operand` what the handler gets."""
 
     index: int
     opname: str

@@ -1,6 +1,8 @@
 """Errors of the machine itself, as opposed to exceptions of the interpreted program."""
 from __future__ import annotations
 
+from typing import Any
+
 
 class Signal(BaseException):
     """A request to the machine's owner that user code never sees.
@@ -27,7 +29,7 @@ class InterpreterError(Exception):
         self.function: str | None = None
         self.stack: tuple[tuple[str, int | None, str], ...] = ()
 
-    def locate(self, frame) -> None:  # type: ignore[no-untyped-def]
+    def locate(self, frame: Any) -> None:
         """Fill in the place from the innermost frame; the first caller wins."""
         if self.instruction is not None:
             return

@@ -17,8 +17,17 @@ from .forms import form_of
 from .frame import Frame
 from .modules import import_interpreted
 from .sentinels import UNSET, Sentinel
-from .shells import FRAMES
-from .tracebacks import GET_CONTEXT, GET_TRACEBACK, SET_CONTEXT, SET_TRACEBACK, add_entry, chain_context, strip, stub_frame
+from .shells import frame_of, user_code
+from .tracebacks import (
+    GET_CONTEXT,
+    GET_TRACEBACK,
+    SET_CONTEXT,
+    SET_TRACEBACK,
+    add_entry,
+    chain_context,
+    strip,
+    stub_frame,
+)
 
 check_tables()
 
@@ -37,6 +46,7 @@ class Machine:
         self.frame: Frame | None = None  # the innermost frame that runs
         self.exc_item: list[Any] = [None, None]  # [handled exception, the item outside the running generator]
         self.propagating: BaseException | None = None
+        self.clean: Any = None  # the propagating exception's traceback, the machine's own entries taken out
         self.depth = 0
         self.depth_limit = sys.getrecursionlimit()
         self.limit_changed = False
@@ -141,11 +151,19 @@ class Machine:
         del error
         receiver = self.delegate(frame)
         if receiver is not UNSET:
-            outcome = self.throw_into(frame, receiver, thrown)
+            frame.back = outer = self.frame
+            self.frame = frame  # it is on the stack of what it delegates to
+            try:
+                outcome = self.throw_into(frame, receiver, thrown)
+            finally:
+                self.frame = outer
+                frame.back = None
             if not thrown:
                 return outcome
-            if POPS_DELEGATE and isinstance(thrown[0], StopIteration) and outcome is RETURNED:
-                return self.leave_delegation(frame, thrown.pop().value)
+            if POPS_DELEGATE and outcome is RETURNED and isinstance(thrown[0], StopIteration):
+                value = thrown[0].value
+                thrown.clear()
+                return self.leave_delegation(frame, value)
         return self.reenter(frame, thrown)
 
     def reenter(self, frame: Frame, thrown: list[BaseException] | None) -> Any:
@@ -190,17 +208,13 @@ class Machine:
             thrower = getattr_or_unset(self.domain, receiver, "throw")
             if thrower is UNSET:
                 return UNSET
-            given = frame.thrown_args or [thrown[0]]
-            frame.thrown_args = None
-            frame.value = self.domain.call(thrower, given, {})
+            frame.value = self.domain.call(thrower, take_thrown(frame, thrown), {})
             thrown.clear()
             return frame.value
         except BaseException as raised:
             if isinstance(raised, UNROUTED):
                 raise
             thrown[:] = [raised]
-        finally:
-            given = None
         return UNSET if closing else RETURNED
 
     def leave_delegation(self, frame: Frame, value: Any) -> Any:
@@ -223,12 +237,12 @@ class Machine:
         item: list[Any] | None = self.exc_item
         while item is not None:
             if item[0] is not None:
-                return item[0]  # type: ignore[no-any-return]
+                return item[0]
             item = item[1]
         return None
 
     def unwind(self, frame: Frame, exc: BaseException) -> bool:
-        """Give the exception its context and traceback, and move the frame to its handler. False: the frame has none."""
+        """Give the exception its context and traceback and move the frame to its handler. False: it has none."""
         if isinstance(exc, UNROUTED):
             if isinstance(exc, InterpreterError):
                 exc.locate(frame)
@@ -237,13 +251,15 @@ class Machine:
         frame.reraise = False
         if exc is not self.propagating and not again:
             chain_context(exc, self.handled())
-        trace = strip(GET_TRACEBACK(exc))
+        trace = strip(GET_TRACEBACK(exc), self.clean)
         region = frame.program.handlers[frame.pc]
-        SET_TRACEBACK(exc, trace if again else add_entry(frame, trace, region is None))
+        if not again:
+            trace = add_entry(frame, trace, region is None)
+        SET_TRACEBACK(exc, trace)
         if region is None:
-            self.propagating = exc
+            self.propagating, self.clean = exc, trace
             return False
-        self.propagating = None
+        self.propagating = self.clean = None
         target, depth, push_lasti = region
         stack = frame.stack
         del stack[depth:]
@@ -256,12 +272,12 @@ class Machine:
     def swallow(self, exc: BaseException) -> BaseException:
         """An operation's own implementation caught `exc`: it no longer propagates."""
         if self.propagating is exc:
-            self.propagating = None
+            self.propagating = self.clean = None
         return exc
 
     def awaited_by(self, coroutine: Any) -> Any:
         """What a coroutine is awaiting at the moment, or None."""
-        frame = FRAMES.get(coroutine)
+        frame = frame_of(coroutine)
         if frame is None:
             return coroutine.cr_await
         receiver = self.delegate(frame)
@@ -269,12 +285,12 @@ class Machine:
 
     def generator_part(self, generator: Any, name: str) -> Any:
         """An attribute such as gi_code, cr_frame or gi_yieldfrom, of the interpreted frame instead of its shell."""
-        frame = FRAMES.get(generator)
         native = getattr(generator, name)
+        if name.endswith("_code"):
+            return user_code(native)
+        frame = frame_of(generator)
         if frame is None:
             return native
-        if name.endswith("_code"):
-            return frame.code
         if name.endswith("_frame"):
             return None if native is None else self.show(frame)
         receiver = self.delegate(frame)
@@ -321,7 +337,7 @@ class Machine:
             return self.domain.call(callee, args, kwargs)
         finally:
             self.shown.clear()
-            self.propagating = None  # no cycle through the traceback of what leaves
+            self.propagating = self.clean = None  # no cycle through the traceback of what leaves
             sys.setrecursionlimit(before if not self.limit_changed else self.depth_limit)
 
     def callback(self, function: Any) -> Any:
@@ -421,6 +437,12 @@ def rethrow(thrown: list[BaseException]) -> None:
     finally:
         SET_CONTEXT(error, context)
         del error, context
+
+
+def take_thrown(frame: Frame, thrown: list[BaseException]) -> list[Any]:
+    """throw()'s arguments as the program gave them, else the exception."""
+    given, frame.thrown_args = frame.thrown_args, None
+    return given or [thrown[0]]
 
 
 def getattr_or_unset(domain: Domain, obj: Any, name: str) -> Any:

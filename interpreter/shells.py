@@ -1,12 +1,11 @@
 """Real generator, coroutine and async generator objects around interpreted frames.
 
 A shell is a native generator whose body only resumes the frame: the protocol (send, throw, close, running and finished
-states, finalizers, isinstance) is CPython's own. One native function a kind; its code is copied with the user function's
-name, place and flags, so that gi_code and warnings read right.
+states, finalizers, isinstance) is CPython's own. One native function a kind; its code is copied with the user
+function's name, place and flags, so that warnings and repr read right.
 """
 from __future__ import annotations
 
-import weakref
 from collections.abc import AsyncGenerator, Generator
 from types import CodeType, FunctionType
 from typing import TYPE_CHECKING, Any
@@ -76,13 +75,35 @@ async def async_generator_body(machine: Machine, frame: Frame) -> AsyncGenerator
             if type(value) is Wrapped:
                 sent = yield value.value
             else:
-                sent = await Passed(value)
+                sent = await Passed(value)  # type: ignore[misc]  # an iterator, if not a Generator
         except BaseException as error:
             thrown.append(error)
         value = machine.throw(frame, thrown.pop()) if thrown else machine.resume(frame, sent)
 
 
-FRAMES: weakref.WeakKeyDictionary[Any, Frame] = weakref.WeakKeyDictionary()
+USER_CODES: dict[int, tuple[CodeType, CodeType]] = {}  # id of a shell's code object -> that, and the user's
+
+
+def user_code(code: CodeType) -> CodeType:
+    """The user's code object for a shell's; any other code object is itself."""
+    known = USER_CODES.get(id(code))
+    return code if known is None else known[1]
+
+
+def frame_of(generator: Any) -> Frame | None:
+    """The interpreted frame of a live shell, None for a finished one and for native generators."""
+    native = native_frame(generator)
+    if native is None or native.f_globals is not globals():
+        return None
+    return native.f_locals.get("frame")
+
+
+def native_frame(generator: Any) -> Any:
+    for name in ("gi_frame", "cr_frame", "ag_frame"):
+        native = getattr(generator, name, None)
+        if native is not None:
+            return native
+    return None
 
 
 def shell_code(code: CodeType) -> CodeType:
@@ -104,6 +125,7 @@ def make_shell(machine: Machine, frame: Frame) -> Any:
     program = frame.program
     if program.shell is None:
         program.shell = shell_code(program.code)
+        USER_CODES[id(program.shell)] = program.shell, program.code
     # the module's own globals mark the native frame as the machine's, for tracebacks
     shell = FunctionType(program.shell, globals())(machine, frame)
     name = frame.function.__name__ if frame.function is not None else frame.code.co_name
@@ -111,5 +133,4 @@ def make_shell(machine: Machine, frame: Frame) -> Any:
     shell.__name__, shell.__qualname__ = name, qualname
     frame.exc_item = [None, None]
     frame.back = None
-    FRAMES[shell] = frame
     return shell

@@ -37,7 +37,7 @@ PAST_RESUME = 2 if sys.version_info >= (3, 13) else 0  # from 3.13 a frame's pos
 def stub_code(program: Program, pc: int, names: tuple[str, ...]) -> CodeType:
     """The user's code object as a generator that stands at instruction `pc` and has the parameters `names`.
 
-    A generator that never ran reports the place of its first RESUME (Python/frame.c take_ownership), so that is put there.
+    A generator that never ran reports the place of its first RESUME (Python/frame.c take_ownership), so that goes there.
     """
     code = program.code
     place = max(program.instructions[pc].offset - PAST_RESUME, len(GENERATOR_PROLOGUE))
@@ -66,17 +66,17 @@ def stub_frame(frame: Frame, variables: dict[str, Any]) -> FrameType:
     code = program.stubs.get((pc, names))
     if code is None:
         code = program.stubs[pc, names] = stub_code(program, pc, names)
-    return FunctionType(code, frame.globals)(*variables.values()).gi_frame  # type: ignore[no-any-return]
+    return FunctionType(code, frame.globals)(*variables.values()).gi_frame
 
 
-def strip(trace: TracebackType | None) -> TracebackType | None:
-    """Drop the machine's entries. Those behind a stub entry have been cleaned by the frame that made it."""
+def strip(trace: TracebackType | None, clean: TracebackType | None) -> TracebackType | None:
+    """Drop the machine's entries, up to `clean`: an entry from which on the traceback is known to be clean."""
     kept: list[TracebackType] = []
-    while trace is not None:
+    while trace is not None and trace is not clean:
         if not is_machine_module(trace.tb_frame):
             kept.append(trace)
         trace = trace.tb_next
-    result: TracebackType | None = None
+    result = trace
     for entry in reversed(kept):
         if entry.tb_next is not result:
             entry = TracebackType(result, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)

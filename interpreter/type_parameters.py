@@ -1,7 +1,7 @@
-"""PEP 695 and 696: type parameters and aliases (3.12 and later), their bounds and values evaluated late, by interpreted code.
+"""PEP 695 and 696: type parameters and aliases (3.12 and later), their bounds and values evaluated late.
 
-Only CPython's intrinsics make these objects with late evaluation, and only bytecode reaches the intrinsics: a small native
-function is patched to hold the one wanted.
+Only CPython's intrinsics make these objects with late evaluation, and only bytecode reaches the intrinsics: a small
+native function is patched to hold the one wanted. The evaluation functions are interpreted.
 """
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from typing import Any
 
 # the argument of CALL_INTRINSIC_1 or CALL_INTRINSIC_2, as in tables/v312.py and v313.py
 ONE = {"typevar": 7, "paramspec": 8, "typevartuple": 9, "typealias": 11}
-TWO = {"typevar_with_bound": 2, "typevar_with_constraints": 3, "set_function_type_params": 4, "set_typeparam_default": 5}
+TWO = {
+    "typevar_with_bound": 2, "typevar_with_constraints": 3, "set_function_type_params": 4, "set_typeparam_default": 5,
+}  # fmt: skip
 
 
 def one_operand(value: Any) -> Any:

@@ -84,8 +84,7 @@ class Attributes(Core):
         raw = lookup(tp, name)
         kind = type(raw)
         if raw is not MISSING and (kind is property or special(kind, "__get__") is not None):
-            data = kind is property or lookup(kind, "__set__") is not MISSING or lookup(kind, "__delete__") is not MISSING
-            if not data:
+            if not is_data_descriptor(kind):
                 found = instance_value(obj, name)
                 if found is not MISSING:
                     return found
@@ -98,10 +97,7 @@ class Attributes(Core):
         meta_raw = lookup(meta, name) if meta is not type else MISSING
         if meta_raw is not MISSING:
             kind = type(meta_raw)
-            if kind is property or (
-                special(kind, "__get__") is not None
-                and (lookup(kind, "__set__") is not MISSING or lookup(kind, "__delete__") is not MISSING)
-            ):
+            if kind is property or (special(kind, "__get__") is not None and is_data_descriptor(kind)):
                 return self.bind_descriptor(meta_raw, cls, meta)
         raw = lookup(cls, name)
         if raw is not MISSING:
@@ -224,6 +220,10 @@ def instance_value(obj: Any, name: str) -> Any:
     except AttributeError:
         return MISSING
     return namespace.get(name, MISSING)
+
+
+def is_data_descriptor(kind: type) -> bool:
+    return lookup(kind, "__set__") is not MISSING or lookup(kind, "__delete__") is not MISSING
 
 
 def wraps_descriptors() -> bool:

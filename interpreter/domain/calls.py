@@ -2,15 +2,24 @@
 from __future__ import annotations
 
 import functools
-from types import BuiltinFunctionType, CodeType, FunctionType, MethodDescriptorType, MethodType, MethodWrapperType, WrapperDescriptorType
+from types import (
+    BuiltinFunctionType,
+    CodeType,
+    FunctionType,
+    MethodDescriptorType,
+    MethodType,
+    MethodWrapperType,
+    WrapperDescriptorType,
+)
 from typing import Any
 
 from .containers import function_text
 from .core import HEAP_TYPE, MISSING, Core, lookup, special
 
 NATIVE_CALLABLES = frozenset({
-    BuiltinFunctionType, MethodDescriptorType, WrapperDescriptorType, MethodWrapperType, type(dict.__dict__["fromkeys"]),
+    BuiltinFunctionType, MethodDescriptorType, WrapperDescriptorType, MethodWrapperType, ClassMethodDescriptorType,
 })  # fmt: skip
+TYPE_CALL = type.__dict__["__call__"]
 
 
 class Calls(Core):
@@ -76,6 +85,8 @@ class Calls(Core):
             raw = special(meta, "__call__")
             if raw is not None:
                 return self.call(self.bind_descriptor(raw, cls, meta), args, kwargs)
+            if lookup(meta, "__call__") is not TYPE_CALL:
+                return cls(*args, **kwargs)
         return self.construct(cls, args, kwargs)
 
     def construct(self, cls: type, args: list[Any], kwargs: dict[str, Any]) -> Any:
@@ -84,9 +95,10 @@ class Calls(Core):
         init = special(cls, "__init__")
         python_new = type(new) is not BuiltinFunctionType
         if not python_new and init is None and not issubclass(cls, type):
-            return cls(*args, **kwargs) if type(cls).__call__ is type.__call__ else type.__call__(cls, *args, **kwargs)
+            return type.__call__(cls, *args, **kwargs)
         if python_new:
-            made = self.call(self.bind_descriptor(new, None, cls) if type(new) is not staticmethod else new.__func__, [cls, *args], kwargs)
+            bound = new.__func__ if type(new) is staticmethod else self.bind_descriptor(new, None, cls)
+            made = self.call(bound, [cls, *args], kwargs)
         else:
             made = self.call_native(new, [cls, *args], kwargs)
         if not issubclass(type(made), cls):

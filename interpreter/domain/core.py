@@ -90,7 +90,7 @@ class Core:
     def del_item(self, obj: Any, key: Any) -> None:
         raise NotImplementedError
 
-    def enter(self, manager: Any, enter: str, leave: str, protocol: str, other: str, other_enter: str) -> tuple[Any, Any]:
+    def enter(self, manager: Any, enter: str, leave: str, protocol: str) -> tuple[Any, Any]:
         raise NotImplementedError
 
     def is_instance(self, value: Any, cls: Any) -> bool:

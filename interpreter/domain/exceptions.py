@@ -1,7 +1,6 @@
 """Raising, matching, exception groups, with-blocks."""
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 from .core import MISSING, Core, lookup
@@ -108,16 +107,13 @@ class Exceptions(Core):
 
     def before_with(self, manager: Any) -> tuple[Any, Any]:
         """(bound __exit__, what __enter__ returned)."""
-        return self.enter(manager, "__enter__", "__exit__", "context manager", "asynchronous context manager", "__aenter__")
+        return self.enter(manager, "__enter__", "__exit__", "context manager")
 
-    def enter(self, manager: Any, enter: str, leave: str, protocol: str, other: str, other_enter: str) -> tuple[Any, Any]:
+    def enter(self, manager: Any, enter: str, leave: str, protocol: str) -> tuple[Any, Any]:
         tp = type(manager)
         enter_raw = lookup(tp, enter)
         if enter_raw is MISSING:
-            hint = ""
-            if sys.version_info >= (3, 14) and lookup(tp, other_enter) is not MISSING:
-                hint = f" but it supports the {other} protocol"
-            raise TypeError(f"'{tp.__name__}' object does not support the {protocol} protocol{hint}")
+            raise TypeError(f"'{tp.__name__}' object does not support the {protocol} protocol")
         leave_raw = lookup(tp, leave)
         if leave_raw is MISSING:
             raise TypeError(
@@ -173,6 +169,6 @@ def split_by_leaf(group: Any, within: Any) -> BaseException | None:
     made.__traceback__, made.__cause__, made.__context__ = group.__traceback__, group.__cause__, group.__context__
     if hasattr(group, "__notes__"):
         made.__notes__ = list(group.__notes__)
-    return made  # type: ignore[no-any-return]
+    return made
 
 

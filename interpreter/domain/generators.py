@@ -116,9 +116,7 @@ class Generators(Core):
 
     def before_async_with(self, manager: Any) -> tuple[Any, Any]:
         """(bound __aexit__, what __aenter__ returned, not awaited yet)."""
-        return self.enter(
-            manager, "__aenter__", "__aexit__", "asynchronous context manager", "context manager", "__enter__"
-        )
+        return self.enter(manager, "__aenter__", "__aexit__", "asynchronous context manager")
 
     def async_gen_wrap(self, value: Any) -> Any:
         """Marks what an async generator yields to its consumer, apart from what its awaits yield to the loop."""

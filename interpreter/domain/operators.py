@@ -223,7 +223,7 @@ class _Length:
         self.value = value
 
     def __len__(self) -> int:
-        return self.value  # type: ignore[no-any-return]
+        return self.value
 
 
 def is_sequence_slot(tp: type, raw: Any) -> bool:

@@ -1,7 +1,7 @@
 """Interpreted forms of C callables that run Python code, or look at the running frame. One file a kind.
 
-A form is `form(domain, args, kwargs) -> value`; it is found by the identity of the C callable. What has no form here and
-calls Python code back runs that code natively: `moebius.interpreter.natives` lists what is known.
+A form is `form(domain, args, kwargs) -> value`; it is found by the identity of the C callable. What has no form here
+and calls Python code back runs that code natively: `moebius.interpreter.natives` lists what is known.
 """
 from __future__ import annotations
 

@@ -68,8 +68,11 @@ def super_(domain: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     return super(cls, first)
 
 
-def scope(domain: Any, what: str, globals_given: Any, locals_given: Any) -> tuple[Any, Any]:
+def scope(domain: Any, what: str, globals_given: Any, locals_given: Any, kwargs: dict[str, Any]) -> tuple[Any, Any]:
+    """The namespaces that exec() and eval() run in, from their arguments (by keyword from 3.13 on) or the frame."""
     frame = domain.machine.frame
+    globals_given = kwargs.get("globals", globals_given)
+    locals_given = kwargs.get("locals", locals_given)
     if globals_given is None:
         globals_given = frame.globals
         if locals_given is None:
@@ -87,7 +90,7 @@ def scope(domain: Any, what: str, globals_given: Any, locals_given: Any) -> tupl
 def exec_(domain: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     source, globals_given, locals_given = (*args, None, None)[:3]
     closure = kwargs.get("closure")
-    globals_given, locals_given = scope(domain, "exec", kwargs.get("globals", globals_given), kwargs.get("locals", locals_given))
+    globals_given, locals_given = scope(domain, "exec", globals_given, locals_given, kwargs)
     code = source if isinstance(source, CodeType) else compile_source(domain, source, "exec")
     check_closure(code, closure)
     domain.machine.run_code(code, globals_given, locals_given, closure or ())
@@ -109,7 +112,7 @@ def check_closure(code: CodeType, closure: Any) -> None:
 @form(builtins.eval)
 def eval_(domain: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     source, globals_given, locals_given = (*args, None, None)[:3]
-    globals_given, locals_given = scope(domain, "eval", kwargs.get("globals", globals_given), kwargs.get("locals", locals_given))
+    globals_given, locals_given = scope(domain, "eval", globals_given, locals_given, kwargs)
     if isinstance(source, str):
         source = source.lstrip(" \t")
     code = source if isinstance(source, CodeType) else compile_source(domain, source, "eval")

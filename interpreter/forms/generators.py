@@ -4,7 +4,7 @@ from __future__ import annotations
 from types import CoroutineType, GeneratorType
 from typing import Any
 
-from ..shells import FRAMES
+from ..shells import frame_of
 from .registry import method_form
 
 
@@ -13,7 +13,7 @@ def throw_form(kind: type) -> None:
 
     @method_form(kind, "throw")
     def throw(domain: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-        frame = FRAMES.get(args[0]) if args and type(args[0]) is kind else None
+        frame = frame_of(args[0]) if args and type(args[0]) is kind else None
         if frame is None:
             return kind.throw(*args, **kwargs)  # type: ignore[attr-defined]
         frame.thrown_args = args[1:]

@@ -75,7 +75,7 @@ for native in (list, tuple, set, frozenset, enumerate, sum):
 
 @form(zip)
 def zip_(domain: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    return zip(*[walked(domain, arg) for arg in args], **kwargs)
+    return zip(*[walked(domain, arg) for arg in args], **kwargs)  # noqa: B905  (the caller says)
 
 
 @form(any)

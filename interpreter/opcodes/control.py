@@ -5,7 +5,6 @@ from typing import Any
 
 from ..frame import Frame
 from ..registry import opcode
-
 from ..sentinels import LEAVE, NULL, STOP
 
 

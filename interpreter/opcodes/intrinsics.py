@@ -5,9 +5,8 @@ from typing import Any
 
 from ..frame import Frame
 from ..registry import opcode
-
-from .coroutines import async_gen_wrap
 from .containers import list_to_tuple
+from .coroutines import async_gen_wrap
 from .exceptions import prep_reraise_star
 from .names import import_star
 from .operators import unary_positive

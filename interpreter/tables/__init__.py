@@ -1,4 +1,4 @@
-"""What differs between Python versions: for each opcode, the handler that runs it and how its argument reads. One file a version."""
+"""What differs between Python versions: which handler runs an opcode and how its argument reads. One file a version."""
 from __future__ import annotations
 
 import sys

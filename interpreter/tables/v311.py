@@ -8,7 +8,8 @@ from .forms import Entry
 TABLE: dict[str, Entry] = {
     **COMMON,
     **same(
-        forms.none, "UNARY_POSITIVE", "PRINT_EXPR", "LIST_TO_TUPLE", "IMPORT_STAR", "ASYNC_GEN_WRAP", "PREP_RERAISE_STAR"
+        forms.none,
+        "UNARY_POSITIVE", "PRINT_EXPR", "LIST_TO_TUPLE", "IMPORT_STAR", "ASYNC_GEN_WRAP", "PREP_RERAISE_STAR",
     ),
     **same(forms.jump, "JUMP_IF_FALSE_OR_POP", "JUMP_IF_TRUE_OR_POP"),
     **{

@@ -6,8 +6,8 @@ from .common import COMMON, same
 from .forms import Entry
 
 INTRINSICS_1 = {
-    1: "print", 2: "import_star", 3: "stopiteration_error", 4: "async_gen_wrap", 5: "unary_positive", 6: "list_to_tuple",
-    7: "typevar", 8: "paramspec", 9: "typevartuple", 10: "subscript_generic", 11: "typealias",
+    1: "print", 2: "import_star", 3: "stopiteration_error", 4: "async_gen_wrap", 5: "unary_positive",
+    6: "list_to_tuple", 7: "typevar", 8: "paramspec", 9: "typevartuple", 10: "subscript_generic", 11: "typealias",
 }  # fmt: skip
 INTRINSICS_2 = {
     1: "prep_reraise_star", 2: "typevar_with_bound", 3: "typevar_with_constraints", 4: "set_function_type_params",
