@@ -152,13 +152,19 @@ def guards(report: Report) -> Group | None:
     made = table("source", "check", "asked at", "cost", right=("cost",))
     for guard in slowest:
         cost = None if guard.cost_ns is None else guard.cost_ns * 1e-9
-        made.add_row(guard.source, guard.check, place(guard.file, guard.line), duration(cost))
+        source, check = shorten(guard.source), shorten(guard.check)
+        made.add_row(source, check, place(guard.file, guard.line), duration(cost))
     left = len(report.guards) - len(slowest)
     said = plural(left, "more guard") if left else ""
     if timed:
         total = duration(sum(guard.cost_ns or 0.0 for guard in timed) * 1e-9)
         said = f"{said}{', ' if said else ''}{total} for all {len(timed)} that were timed"
     return Group(made, Text(said, style="dim")) if said else Group(made)
+
+
+def shorten(text: str, length: int = 56) -> str:
+    """The text, or its beginning and an ellipsis; the page and the JSON have it whole."""
+    return text if len(text) <= length else text[: length - 1].rstrip() + "…"
 
 
 def recompiles(report: Report) -> Table | None:
