@@ -1,4 +1,4 @@
-"""What Python code still runs natively under `interpret`, by name: C code calls it back and has no interpreted form yet.
+"""What Python code still runs natively under `interpret`, by name: C code that has no interpreted form calls it back.
 
 `forms/` holds the C callables that do have one. A generator that C code resumes is interpreted in any case, since its
 body resumes the machine. The program's own `sys.settrace` and `sys.setprofile` are refused with InterpreterError.

@@ -37,7 +37,7 @@ PAST_RESUME = 2 if sys.version_info >= (3, 13) else 0  # from 3.13 a frame's pos
 def stub_code(program: Program, pc: int, names: tuple[str, ...]) -> CodeType:
     """The user's code object as a generator that stands at instruction `pc` and has the parameters `names`.
 
-    A generator that never ran reports the place of its first RESUME (Python/frame.c take_ownership), so that goes there.
+    A generator that never ran reports the place of its first RESUME (Python/frame.c take_ownership): it goes there.
     """
     code = program.code
     place = max(program.instructions[pc].offset - PAST_RESUME, len(GENERATOR_PROLOGUE))

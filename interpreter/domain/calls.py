@@ -4,6 +4,7 @@ from __future__ import annotations
 import functools
 from types import (
     BuiltinFunctionType,
+    ClassMethodDescriptorType,
     CodeType,
     FunctionType,
     MethodDescriptorType,

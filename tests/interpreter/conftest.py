@@ -1,4 +1,4 @@
-"""Makes `moebius.interpreter` importable from the checkout where moebius is not installed: it needs no build, no torch."""
+"""Makes `moebius.interpreter` importable from the checkout where moebius is not installed (no build, no torch)."""
 from __future__ import annotations
 
 import contextlib
