@@ -204,6 +204,7 @@ def describe(facts: tuple[Fact, ...]) -> str:
 # ----------------------------------------------------------------------------------------------------------------------
 
 Fault = tuple[str, fx.Node]
+FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)  # what the operator computes in
 
 
 def first_fault(causes: list[Unknown]) -> Fault | None:
@@ -313,6 +314,8 @@ def routing_weights(claim: Claim) -> Fault | None:
     index_shape = shape_of(claim.index)
     for weight in claim.weights:
         shape = shape_of(weight.source.node)
+        if weight.dtype not in FLOATS:
+            return f"routing weights are {weight.dtype}, not floating point", claim.node
         if weight.axes in ((0, "e"), (0,)) and shape is not None and index_shape is not None:
             if not same_size(shape[0], index_shape[0]):
                 return "the routing weights and the routing index have different numbers of tokens", claim.node
@@ -379,6 +382,8 @@ def one_precision(claim: Claim) -> Fault | None:
     if len(computed) != 1:
         return f"the projections are computed in different dtypes: {', '.join(map(str, computed))}", claim.node
     dtype = computed.pop()
+    if dtype not in FLOATS:
+        return f"products are in {dtype}, which the operator has not", claim.node
     if operands == {dtype}:
         return None
     if dtype.itemsize == 2 and operands <= {torch.float32, dtype}:

@@ -26,7 +26,7 @@ from moebius.lowering.experts.facts import (
     Test,
     Unknown,
 )
-from moebius.lowering.operators import Call, call_operands, loop_body, read_call, target_name
+from moebius.lowering.operators import CONTROL, Call, call_operands, loop_body, read_call, target_name
 from moebius.lowering.torch_private import set_grad_enabled
 from moebius.lowering.values import shape_of, tensor_of, value_of
 
@@ -65,12 +65,15 @@ class Reader:
         self.evidence = Evidence()
         self.mode_at_entry = grad_mode_before(loop, self.body)
         self.mode = self.mode_at_entry
+        self.switch: fx.Node = loop
         self.enter()
         for node in self.body.graph.nodes:
             if node.op == "output":
                 self.evidence.results = [self.fact(value) for value in node.args[0]]
             elif node.op != "placeholder":
                 self.facts[node] = self.read(node)
+        if self.mode != self.mode_at_entry:  # the next turn begins otherwise than this one
+            self.evidence.ungraded.append(self.switch)
         self.evidence.routing = {node: fact for node, fact in self.outside.items() if not isinstance(fact, Invariant)}
 
     def enter(self) -> None:
@@ -158,7 +161,7 @@ class Reader:
             self.evidence.strangers.append(stranger)
             return stranger
         if call.name == "set_grad_enabled":
-            self.mode = call["mode"]
+            self.mode, self.switch = call["mode"], node
             return Constant(None)
         if call.name == "skip_turn":
             self.evidence.skips.append(Skip(node, self.fact(call["condition"]), bool(self.evidence.sums)))
@@ -170,8 +173,8 @@ class Reader:
             )
         found = self.first(call, operands)
         if isinstance(found, Accumulated):
-            self.note_sum(found)
-            return found
+            self.evidence.sums.append(found)
+            return self.graded(node, found)
         if call.op.inplace:
             unknown = Unknown(f"{target_name(node)} changes a tensor in place that is not the sum", node)
             cause = found if isinstance(found, Unknown) else unknown
@@ -204,7 +207,7 @@ class Reader:
         node = call.node
         if (
             not call.op.inplace
-            and call.name != "dropout"
+            and call.name not in CONTROL
             and all(self.key_of(n) is not None for n in node.all_input_nodes)
         ):
             return Invariant(self.structure(node), node)
@@ -243,9 +246,6 @@ class Reader:
             return found
         self.evidence.ungraded.append(node)
         return found
-
-    def note_sum(self, found: Accumulated) -> None:
-        self.evidence.sums.append(found)
 
     # ------------------------------------------------------------------------------------------------------------------
     # What rules ask

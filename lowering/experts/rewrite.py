@@ -96,6 +96,8 @@ def fill_region(region: ExpertRegion, claim: Claim) -> None:
     if isinstance(tokens, int) and isinstance(top_k, int):
         gate = "none" if claim.up is None else "concat"
         elements = saved_elements(tokens, width, narrow, top_k, gate, num_experts=claim.experts)
+        if claim.up is not None and is_whole(claim.gate, claim.up) is None:
+            elements += claim.experts * 2 * narrow * width  # gate and up are put into one tensor, which is kept
         region.saved_bytes = elements * claim.gate.dtype.itemsize
 
 

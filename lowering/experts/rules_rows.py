@@ -34,6 +34,7 @@ from moebius.lowering.values import same_shape
 FULL = Constant(slice(None))
 NONE = Constant(None)
 DOTS = Constant(...)
+WIDE = (torch.float32, torch.float64)
 
 # ----------------------------------------------------------------------------------------------------------------------
 # Lookups
@@ -146,10 +147,10 @@ def cast(reader: Reader, call: Call) -> Fact | None:
             return RowWeight(fact.selection, dtype, fact.source, fact.axes, fact.column)
         case RowFunction() if dtype == before:
             return fact
-        case Product() if fact.weights:
+        case Product() if fact.weights and (dtype in WIDE or all(factor.dtype == dtype for factor in fact.factors)):
             # routing weights in another precision than the rows: the product comes back to what it was, or goes out
             return Product(fact.selection, dtype, fact.coefficient, fact.factors, fact.weights)
-        case Linear():
+        case Linear() if dtype in WIDE:
             return Product(fact.selection, dtype, 1.0, (fact,), ())
     return None
 
