@@ -1,4 +1,5 @@
 """What users call: ``capture``, ``explain``, ``stats``, ``reset``, ``disable``, ``mark_dynamic``."""
+
 from __future__ import annotations
 
 import functools
@@ -18,7 +19,9 @@ from .report.records import Stats
 from .trace import traceable
 
 if not (3, 11) <= sys.version_info[:2] <= (3, 13):
-    raise UnsupportedVersionError(f"moebius runs on Python 3.11, 3.12 and 3.13; this is {sys.version.split()[0]}. Use one of those.")
+    raise UnsupportedVersionError(
+        f"moebius runs on Python 3.11, 3.12 and 3.13; this is {sys.version.split()[0]}. Use one of those."
+    )
 if tuple(int(x) for x in torch.__version__.split("+")[0].split(".")[:2]) < (2, 11):
     raise UnsupportedVersionError(f"moebius needs torch 2.11 or later; this is {torch.__version__}. Upgrade torch.")
 
@@ -48,21 +51,31 @@ def capture_with(options: Options, target: Any) -> Any:
     if isinstance(target, types.FunctionType):
         return capture_function(target, options)
     if captured_of(target) is not None:
-        raise NotCapturableError(f"{target!r} is captured already; capture the function that it wraps (__wrapped__) with other options")
+        raise NotCapturableError(
+            f"{target!r} is captured already; capture the function that it wraps (__wrapped__) with other options"
+        )
     if isinstance(target, type):
-        raise NotCapturableError(f"capture got the class {target.__name__}; capture an instance of it, or one of its methods")
+        raise NotCapturableError(
+            f"capture got the class {target.__name__}; capture an instance of it, or one of its methods"
+        )
     if callable(target):
         call = type(target).__call__
         if isinstance(call, types.FunctionType):
             return types.MethodType(capture_function(call, options), target)
-        raise NotCapturableError(f"capture got a {type(target).__name__} that is written in C; capture the Python function that calls it")
-    raise NotCapturableError(f"capture needs a function, a bound method or an nn.Module, not {type(target).__name__} {target!r:.60}")
+        raise NotCapturableError(
+            f"capture got a {type(target).__name__} that is written in C; capture the Python function that calls it"
+        )
+    raise NotCapturableError(
+        f"capture needs a function, a bound method or an nn.Module, not {type(target).__name__} {target!r:.60}"
+    )
 
 
 def capture_function(function: types.FunctionType, options: Options) -> Any:
     why = traceable(function)
     if why is not None:
-        raise NotCapturableError(f"{function.__qualname__} is a {why}; capture the function that it calls for each step")
+        raise NotCapturableError(
+            f"{function.__qualname__} is a {why}; capture the function that it calls for each step"
+        )
     captured = Captured(function, options)
     functools.update_wrapper(captured.entry, function)
     OWNERS[id(captured.entry)] = captured
@@ -126,7 +139,9 @@ def explain(target: Any, **options: Any) -> Callable[..., Report]:
     return run
 
 
-def report_of(captured: Captured, result: Any = None, args: tuple | None = None, kwargs: dict[str, Any] | None = None) -> Report:
+def report_of(
+    captured: Captured, result: Any = None, args: tuple | None = None, kwargs: dict[str, Any] | None = None
+) -> Report:
     """The report of everything that was captured for a callable so far."""
     code = captured.function.__code__
     report = Report(result=result, name=captured.function.__qualname__, file=code.co_filename, line=code.co_firstlineno)

@@ -1,4 +1,5 @@
 """Captured callables: what happens on a cold call, what is kept, when it is captured again, and what it costs."""
+
 from __future__ import annotations
 
 import sys
@@ -13,13 +14,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-import moebius.interpreter
-import moebius.kernels
-import moebius.lowering
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
-from .errors import GraphBreakError, MoebiusError
+import moebius.interpreter
+import moebius.kernels
+import moebius.lowering
+
+from .errors import CaptureInternalError, GraphBreakError, MoebiusError
 from .guards.recorder import Fact
 from .hook import Entry, call_hooked, call_unhooked, mark_skip, set_frame_callback
 from .options import Options
@@ -41,7 +43,14 @@ class Captured:
     met below native calls. segments: what was captured, newest last.
     """
 
-    def __init__(self, function: types.FunctionType, options: Options, n_cells: int = 0, names: tuple[str, ...] = (), parent: Captured | None = None):
+    def __init__(
+        self,
+        function: types.FunctionType,
+        options: Options,
+        n_cells: int = 0,
+        names: tuple[str, ...] = (),
+        parent: Captured | None = None,
+    ):
         self.function, self.options, self.n_cells, self.names = function, options, n_cells, names
         self.policy = Policy(dynamic=options.dynamic, marked=lambda t: frozenset(MARKED.get(t, ())))
         self.segments: list[Segment] = []
@@ -68,6 +77,9 @@ class Captured:
             return native(*args, **kwargs)
         try:
             segment = call_unhooked(self.capture, args, kwargs)  # what capture itself runs is not to be captured
+        except CaptureInternalError as error:
+            self.report_failure(error)
+            return native(*args, **kwargs)
         except MoebiusError:
             raise
         except Exception as error:
@@ -81,7 +93,11 @@ class Captured:
         started = time.perf_counter()
         request = Request(self.function, args, kwargs, self.n_cells, self.argument_names(args, kwargs))
         segment = self.attempt(request, started)
-        if segment.lowered is not None and self.options.mesh is not None and (placing := Placement.wanted(segment, request)):
+        if (
+            segment.lowered is not None
+            and self.options.mesh is not None
+            and (placing := Placement.wanted(segment, request))
+        ):
             del segment  # no reference to a parameter may remain while its storage moves
             self.children.clear()
             placing.place(self.options)
@@ -91,7 +107,9 @@ class Captured:
         if segment.graph_break is None or not self.options.fullgraph:
             failed, found = segment.guards.failure(args, kwargs)
             if failed is not None:
-                raise AssertionError(f"a guard does not hold for the call that it was made from: {failed.record.source} {failed.record.check} ({found})")
+                raise AssertionError(
+                    f"a guard does not hold for the call that it was made from: {failed.record.source} {failed.record.check} ({found})"
+                )
             self.segments.append(segment)
             self.entry.add(segment.guards.program, segment.run)
             for root in segment.guards.roots:
@@ -125,7 +143,9 @@ class Captured:
         rest = code.co_varnames[code.co_argcount + code.co_kwonlyargcount] if code.co_flags & 0x04 else "args"
         return (*fixed[: len(args)], *(f"{rest}[{i}]" for i in range(len(args) - len(fixed))), *kwargs)
 
-    def make_resume(self, code: types.CodeType, globals_: dict[str, Any], name: str, n_cells: int, names: tuple[str, ...]) -> Any:
+    def make_resume(
+        self, code: types.CodeType, globals_: dict[str, Any], name: str, n_cells: int, names: tuple[str, ...]
+    ) -> Any:
         """The captured rest of a frame."""
         function = types.FunctionType(code, globals_, name, None, tuple(types.CellType() for _ in range(n_cells)))
         return Captured(function, self.options, n_cells, names, parent=self).entry
@@ -182,14 +202,22 @@ class Captured:
             except Exception:  # the path is gone: nothing to learn from it
                 return
             if isinstance(tensor, torch.Tensor) and len(tensor.shape) == len(meta["shape"]):
-                changed = {d for d, (a, b) in enumerate(zip(meta["shape"], tensor.shape, strict=True)) if a is not None and a != b}
+                changed = {
+                    d
+                    for d, (a, b) in enumerate(zip(meta["shape"], tensor.shape, strict=True))
+                    if a is not None and a != b
+                }
                 self.policy.dynamic_dims.setdefault(fact.source.name, set()).update(changed)
         elif kind in ("equal", "is", "is_weak") and fact.source is not None:
             self.policy.volatile.add(fact.source.name)
         elif kind == "dict":
             the_dict, entries, _ = rest
             key = changed_key(the_dict, entries)
-            if key is not None and isinstance(entries[key], int | float | torch.Tensor) and isinstance(the_dict.get(key), int | float | torch.Tensor):
+            if (
+                key is not None
+                and isinstance(entries[key], int | float | torch.Tensor)
+                and isinstance(the_dict.get(key), int | float | torch.Tensor)
+            ):
                 name = record_name(fact.record.source, key)
                 self.policy.volatile.add(name)
         del module_path
@@ -327,7 +355,9 @@ class FrameCapture:
         owner: Captured | None = getattr(self.local, "owner", None)
         options = owner.options if owner is not None else Options()
         flat = with_plain_arguments(function)
-        captured = Captured(flat, replace(options, fullgraph=False), names=code.co_varnames[: flat.__code__.co_argcount], parent=owner)
+        captured = Captured(
+            flat, replace(options, fullgraph=False), names=code.co_varnames[: flat.__code__.co_argcount], parent=owner
+        )
         return captured.entry
 
 

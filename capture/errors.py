@@ -1,4 +1,5 @@
 """What moebius raises. Each error names the file and the line where it has them, and what to do."""
+
 from __future__ import annotations
 
 from typing import TYPE_CHECKING

@@ -1,4 +1,5 @@
 """The options of ``capture``, checked once, where they are given."""
+
 from __future__ import annotations
 
 from collections.abc import Callable

@@ -5,6 +5,7 @@ that the frame made and that outlive it, replay the effects, and return either t
 native part after a graph break continues from. It is written as Python source, so that it reads the same on each
 supported version; only the parts that must jump into the middle of the user's code are bytecode (``resume``).
 """
+
 from __future__ import annotations
 
 import collections
@@ -15,14 +16,16 @@ import types
 from typing import Any
 
 import torch
+
 from moebius.interpreter import NULL, UNSET, Frame
-from moebius.interpreter.shells import FRAMES
+from moebius.interpreter.shells import frame_of
 
 from .hook import ABSENT
 from .resume import generator_code, suspended_state
 from .sources import Source, Static
 from .tracking import natives
-from .tracking.calls import ContextToken
+from .tracking.loops import TensorRows
+from .tracking.methods import ContextToken
 from .tracking.objects import CONTAINERS, DICTS, LISTS, SETS, Objects, Record, raw_dict
 from .tracking.values import ATOMS, IDENTITIES, SYMBOLIC, LoopLeftover, TensorMethod, TensorProxy
 
@@ -40,7 +43,12 @@ class Emitter:
         self.objects = objects
         self.parameters = [*(f"m_arg{i}" for i in range(n_positional)), *(f"m_key_{k}" for k in kwnames)]
         self.n_positional, self.kwnames = n_positional, kwnames
-        self.constants: dict[str, Any] = {"m_raw_dict": raw_dict, "m_types": types, "m_torch": torch, "m_cell": types.CellType}
+        self.constants: dict[str, Any] = {
+            "m_raw_dict": raw_dict,
+            "m_types": types,
+            "m_torch": torch,
+            "m_cell": types.CellType,
+        }
         self.constant_names: dict[int, str] = {}
         self.loads: list[str] = []
         self.loaded: dict[Source, str] = {}
@@ -140,12 +148,18 @@ class Emitter:
         return name
 
     def tuple_value(self, value: tuple) -> str:
-        if natives.is_plain(value, lambda v: id(v) in self.objects.records) and type(value) is tuple and not has_symbol(value):
+        if (
+            natives.is_plain(value, lambda v: id(v) in self.objects.records)
+            and type(value) is tuple
+            and not has_symbol(value)
+        ):
             return self.constant(value)
         items = [self.value(v) for v in value]
         text = f"({', '.join(items)}{',' if len(items) == 1 else ''})"
         if type(value) is tuple:
             return self.assign(value, text)
+        if is_structseq(type(value)):  # torch.return_types and kin have a constructor of their own
+            return self.assign(value, f"{self.constant(type(value))}({text})")
         return self.assign(value, f"tuple.__new__({self.constant(type(value))}, {text})")
 
     def slice_value(self, value: slice) -> str:
@@ -188,6 +202,8 @@ class Emitter:
             return self.function_value(value)
         if kind is types.MethodType:
             return self.assign(value, f"m_types.MethodType({self.value(value.__func__)}, {self.value(value.__self__)})")
+        if kind is TensorRows:
+            return self.assign(value, f"iter({self.value(value.proxy)})")
         if kind is TensorMethod:
             return self.assign(value, f"{self.value(value.proxy)}.{value.name}")
         if kind is functools.partial:
@@ -196,14 +212,14 @@ class Emitter:
             return self.assign(value, f"{self.constant(kind)}({self.value(value.func)}{args}, **{{{keywords}}})")
         if kind is super:
             return self.assign(value, f"super({self.value(value.__thisclass__)}, {self.value(value.__self__)})")
-        if kind is types.BuiltinMethodType and natives.owner_of(value) is not None:
+        if kind in (types.BuiltinMethodType, types.MethodWrapperType) and natives.owner_of(value) is not None:
             return self.assign(value, f"{self.value(value.__self__)}.{value.__name__}")
         if kind is slice:
             return self.slice_value(value)
         if kind in REDUCIBLE:
             return self.iterator_value(value)
-        if kind is types.GeneratorType and value in FRAMES:
-            return self.generator_value(value, FRAMES[value])
+        if kind is types.GeneratorType and (frame := frame_of(value)) is not None:
+            return self.generator_value(value, frame)
         if isinstance(value, types.GeneratorType | LoopLeftover | ContextToken) or kind in natives.VIEWS:
             raise CannotRebuild(f"a {kind.__name__} is alive across a graph break")
         return self.instance_value(value)
@@ -308,7 +324,9 @@ class Emitter:
             self.replay(record, name)
         for record, name in cells:
             contents = record.writes["value"]
-            self.lines.append(f"del {name}.cell_contents" if contents is ABSENT else f"{name}.cell_contents = {self.value(contents)}")
+            self.lines.append(
+                f"del {name}.cell_contents" if contents is ABSENT else f"{name}.cell_contents = {self.value(contents)}"
+            )
         for variable, now in self.objects.changed_context():
             if now is ABSENT:
                 raise CannotRebuild(f"context variable {variable.name} is unset again")
@@ -382,8 +400,33 @@ class Emitter:
 import builtins as _builtins  # noqa: E402
 
 # What residual code may need of builtins, so that a program that replaces one does not change it under our feet.
-BUILTINS = {n: getattr(_builtins, n) for n in ("dict", "list", "tuple", "object", "super", "set", "slice", "iter", "next", "None", "True", "False", "Ellipsis") if hasattr(_builtins, n)}
-REDUCIBLE = frozenset(t for t in natives.ITERATORS if isinstance(t, type) and t is not types.GeneratorType and t not in (map, filter))
+BUILTINS = {
+    n: getattr(_builtins, n)
+    for n in (
+        "dict",
+        "list",
+        "tuple",
+        "object",
+        "super",
+        "set",
+        "slice",
+        "iter",
+        "next",
+        "None",
+        "True",
+        "False",
+        "Ellipsis",
+    )
+    if hasattr(_builtins, n)
+}
+REDUCIBLE = frozenset(
+    t for t in natives.ITERATORS if isinstance(t, type) and t is not types.GeneratorType and t not in (map, filter)
+)
+
+
+def is_structseq(cls: type) -> bool:
+    """C's named tuples (Objects/structseq.c)."""
+    return hasattr(cls, "n_sequence_fields")
 
 
 def safe_keyword(name: str) -> str:
@@ -396,7 +439,9 @@ def safe_keyword(name: str) -> str:
 def has_symbol(value: Any) -> bool:
     if isinstance(value, tuple):
         return any(has_symbol(v) for v in value)
-    return isinstance(value, SYMBOLIC) or (isinstance(value, torch.Size) and any(isinstance(v, SYMBOLIC) for v in value))
+    return isinstance(value, SYMBOLIC) or (
+        isinstance(value, torch.Size) and any(isinstance(v, SYMBOLIC) for v in value)
+    )
 
 
 def slots_of(cls: type) -> list[str]:

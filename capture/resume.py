@@ -6,6 +6,7 @@ after it, it calls the *resume function*, which takes the state from there and i
 keep the user's instructions, exception table and line numbers, so that a with-block or try-block around the break still
 guards what follows. Cells are handed over as the closure, so that inner functions made earlier share them.
 """
+
 from __future__ import annotations
 
 import dis
@@ -16,12 +17,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from bytecode import Bytecode, CellVar, FreeVar, Instr, Label, TryBegin, TryEnd
+
 from moebius.interpreter import NULL, UNSET, Frame, decode
 
 ENTRY_OPCODES = frozenset({"COPY_FREE_VARS", "MAKE_CELL", "RETURN_GENERATOR"})
+LEAVES = frozenset({"RETURN_VALUE", "RETURN_CONST", "RAISE_VARARGS", "RERAISE"})
+JUMPS = frozenset({"JUMP_FORWARD", "JUMP_BACKWARD", "JUMP_BACKWARD_NO_INTERRUPT"})
 BEFORE_CALL = frozenset({"KW_NAMES", "PRECALL"})
-# After these the stack may or may not hold a NULL: the native part goes on to where the expression is done.
-UNCERTAIN = frozenset({"LOAD_METHOD", "LOAD_ATTR", "LOAD_GLOBAL", "PUSH_NULL", "LOAD_SUPER_ATTR", "BEFORE_WITH"})
+# After these the stack may or may not hold a NULL: the native part goes on to where the expression is done. What they pop.
+UNCERTAIN = {"LOAD_METHOD": 1, "LOAD_ATTR": 1, "LOAD_GLOBAL": 0, "PUSH_NULL": 0, "LOAD_SUPER_ATTR": 3}
 
 # 3.13 puts a call's NULL above the callable, and loads cells with LOAD_FAST.
 NULL_FIRST = sys.version_info < (3, 13)
@@ -53,14 +57,19 @@ def live_names(frame_code: types.CodeType, index: int) -> set[str]:
             continue
         seen.add(i)
         instruction = program.instructions[i]
-        if "FAST" in instruction.opname or instruction.opname in ("LOAD_CLOSURE", "LOAD_DEREF", "STORE_DEREF", "DELETE_DEREF"):
+        if "FAST" in instruction.opname or instruction.opname in (
+            "LOAD_CLOSURE",
+            "LOAD_DEREF",
+            "STORE_DEREF",
+            "DELETE_DEREF",
+        ):
             names |= set(instruction.argval if isinstance(instruction.argval, tuple) else (instruction.argval,))
         if instruction.target is not None:
             work.append(instruction.target)
         handler = program.handler_at(i)
         if handler is not None:
             work.append(handler[0])
-        if instruction.opname not in ("RETURN_VALUE", "RETURN_CONST", "RERAISE", "RAISE_VARARGS", "JUMP_FORWARD", "JUMP_BACKWARD", "JUMP_BACKWARD_NO_INTERRUPT"):
+        if falls_through(instruction):
             work.append(i + 1)
     return names
 
@@ -77,7 +86,9 @@ class Continuation:
         self.entry = frame.pc
         while self.program.instructions[self.entry - 1].opname in BEFORE_CALL:
             self.entry -= 1
-        self.state = self.state_at(self.entry, len(frame.stack), frozenset(i for i, v in enumerate(frame.stack) if v is NULL))
+        self.state = self.state_at(
+            self.entry, len(frame.stack), frozenset(i for i, v in enumerate(frame.stack) if v is NULL)
+        )
         self.exits = self.find_exits()
 
     # ------------------------------------------------------------------------------------------------------------------
@@ -86,37 +97,43 @@ class Continuation:
 
     def state_at(self, index: int, depth: int, nulls: frozenset[int], stored: frozenset[str] = frozenset()) -> State:
         live = live_names(self.code, index)
-        cell_names = tuple(
-            name for i, name in enumerate(self.program.localsplus) if i in self.program.cell_indices
-        )
+        cell_names = tuple(name for i, name in enumerate(self.program.localsplus) if i in self.program.cell_indices)
         bound = tuple(
             name
             for i, name in enumerate(self.program.localsplus)
-            if i not in self.program.cell_indices and name in live and (self.frame.locals[i] is not UNSET or name in stored)
+            if i not in self.program.cell_indices
+            and name in live
+            and (self.frame.locals[i] is not UNSET or name in stored)
         )
         return State(index, bound, cell_names, depth, nulls)
 
     def find_exits(self) -> list[State]:
         """The states right after the native part: one for each way on."""
         instructions = self.program.instructions
-        depth = len(self.frame.stack)
-        nulls = self.state.nulls
+        depth, nulls = len(self.frame.stack), self.state.nulls
         stored: set[str] = set()
         i = self.broken
+        pops = UNCERTAIN.get(instructions[i].opname)
+        limit = None if pops is None else depth - pops + 1
         while True:
             instruction = instructions[i]
             stored |= names_stored(instruction)
-            if instruction.opname in ("RETURN_VALUE", "RETURN_CONST", "RAISE_VARARGS", "RERAISE"):
+            if instruction.opname in LEAVES:
                 return []
             ways = [(i + 1, False)] if falls_through(instruction) else []
             if instruction.target is not None:
                 ways.append((instruction.target, True))
             after = [(target, depth + self.effect(i, jump)) for target, jump in ways]
-            if len(after) > 1 or (i >= self.broken and instruction.opname not in UNCERTAIN and instruction.opname not in BEFORE_CALL):
+            done = limit is None and instruction.opname not in BEFORE_CALL
+            if done or (limit is not None and all(d <= limit for _, d in after)):
                 # every instruction that can break leaves at most one result, above what it did not touch
                 kept = 0 if instruction.target is not None else 1
-                return [self.state_at(t, d, frozenset(n for n in nulls if n < d - kept), frozenset(stored)) for t, d in after]
-            (i, depth), = after
+                return [
+                    self.state_at(t, d, frozenset(n for n in nulls if n < d - kept), frozenset(stored)) for t, d in after
+                ]
+            if len(after) > 1:
+                raise CannotResume("an expression that branches is half-built at the break")
+            ((i, depth),) = after
 
     def effect(self, index: int, jump: bool) -> int:
         """What the instruction does to the stack's depth. (3.11 books a call's arguments on the PRECALL before it.)"""
@@ -192,7 +209,11 @@ def rebuild(code: types.CodeType, state: State, exits: list[tuple[State, Any]]) 
         prologue += [Instr("RETURN_GENERATOR", location=first_line), Instr("POP_TOP", location=first_line)]
     prologue.append(Instr("RESUME", 0, location=first_line))
     for i in range(state.depth):
-        prologue.append(Instr("PUSH_NULL", location=first_line) if i in state.nulls else Instr("LOAD_FAST", f"m_stack{i}", location=first_line))
+        prologue.append(
+            Instr("PUSH_NULL", location=first_line)
+            if i in state.nulls
+            else Instr("LOAD_FAST", f"m_stack{i}", location=first_line)
+        )
     prologue.append(Instr("JUMP_FORWARD", entry, location=first_line))
     out = Bytecode([*prologue, *body])
     arguments = argument_names(state)
@@ -218,7 +239,9 @@ def suspended_state(frame: Frame) -> State:
         live, depth = set(program.localsplus), len(frame.stack)
     cells = tuple(n for i, n in enumerate(program.localsplus) if i in program.cell_indices)
     bound = tuple(
-        n for i, n in enumerate(program.localsplus) if i not in program.cell_indices and n in live and frame.locals[i] is not UNSET
+        n
+        for i, n in enumerate(program.localsplus)
+        if i not in program.cell_indices and n in live and frame.locals[i] is not UNSET
     )
     return State(index, bound, cells, depth, frozenset(i for i, v in enumerate(frame.stack) if v is NULL))
 
@@ -302,7 +325,7 @@ def in_handler(frame: Frame) -> bool:
 
 
 def falls_through(instruction: Any) -> bool:
-    return instruction.opname not in ("JUMP_FORWARD", "JUMP_BACKWARD", "JUMP_BACKWARD_NO_INTERRUPT", "RETURN_VALUE", "RETURN_CONST", "RAISE_VARARGS", "RERAISE")
+    return instruction.opname not in LEAVES and instruction.opname not in JUMPS
 
 
 def names_stored(instruction: Any) -> set[str]:

@@ -1,4 +1,5 @@
 """From a finished trace to something that runs: the lowered graph, the residual function and the guards."""
+
 from __future__ import annotations
 
 import time
@@ -8,9 +9,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import fx
+
 from moebius.interpreter import UNSET
 from moebius.lowering import CapturedGraph, ExpertRegion, Lowered, LoweringOptions, lower
-from torch import fx
 
 from . import torch_private
 from .guards.program import CompiledGuards
@@ -19,8 +21,8 @@ from .options import Options
 from .report.records import GraphBreak
 from .residual import CannotRebuild, Emitter
 from .resume import CannotResume, Continuation, argument_names, with_cells
-from .tracking.values import TensorProxy
 from .trace import Trace
+from .tracking.values import TensorProxy
 
 MakeResume = Callable[[types.CodeType, dict, str, int, tuple[str, ...]], Any]
 LIBRARIES = ("torch", "moebius", "builtins", "functools", "contextlib", "numpy")
@@ -45,7 +47,9 @@ class Segment:
     seconds: float = 0.0
 
 
-def build(attempt: Trace, options: Options, make_resume: MakeResume, below: Callable[[Any], Any], started: float) -> Segment:
+def build(
+    attempt: Trace, options: Options, make_resume: MakeResume, below: Callable[[Any], Any], started: float
+) -> Segment:
     """Everything that a warm call needs.
 
     make_resume: makes the captured rest of the frame from code that begins in its middle. below: wraps a callable that runs
@@ -70,26 +74,54 @@ def build(attempt: Trace, options: Options, make_resume: MakeResume, below: Call
     guards = finish_guards(attempt, n_positional, kwnames)
     if captured is not None:
         captured.cold_seconds = time.perf_counter() - started
-    return Segment(run, guards, captured, attempt.graph_break, lowered.regions if lowered else [], lowered, attempt.domain.instructions)
+    return Segment(
+        run,
+        guards,
+        captured,
+        attempt.graph_break,
+        lowered.regions if lowered else [],
+        lowered,
+        attempt.domain.instructions,
+    )
 
 
 def finish_guards(attempt: Trace, n_positional: int, kwnames: tuple[str, ...]) -> CompiledGuards:
     attempt.tensors.distinct_inputs()
+    attempt.objects.distinct_when_changed()
     guard_sizes(attempt.world, attempt.tensors, attempt.guards)
-    attempt.guards.holds("torch", "global state unchanged (grad mode, autocast, default dtype, modes, determinism)", attempt.state_guard)
+    attempt.guards.holds(
+        "torch", "global state unchanged (grad mode, autocast, default dtype, modes, determinism)", attempt.state_guard
+    )
     return CompiledGuards(attempt.guards, n_positional, kwnames)
 
 
-def run_whole_natively(attempt: Trace, why: str, n_positional: int, kwnames: tuple[str, ...], below: Callable[[Any], Any]) -> Segment:
+def run_whole_natively(
+    attempt: Trace, why: str, n_positional: int, kwnames: tuple[str, ...], below: Callable[[Any], Any]
+) -> Segment:
     """No residual code can be made for this break: the frame runs as Python, its callees are captured."""
     if attempt.graph_break is None:
         file, line = attempt.line()
-        attempt.graph_break = GraphBreak("result cannot be rebuilt", why, "return tensors and plain containers", file, line, attempt.request.function.__qualname__, "RETURN_VALUE")
+        attempt.graph_break = GraphBreak(
+            "result cannot be rebuilt",
+            why,
+            "return tensors and plain containers",
+            file,
+            line,
+            attempt.request.function.__qualname__,
+            "RETURN_VALUE",
+        )
     else:
         attempt.graph_break.detail += f" (the whole frame runs natively: {why})"
     function, n_cells = attempt.request.function, attempt.request.n_cells
     native = with_cells(function.__code__, function.__globals__, function.__name__, n_cells) if n_cells else function
-    return Segment(below(native), finish_guards(attempt, n_positional, kwnames), None, attempt.graph_break, instructions=0, whole=False)
+    return Segment(
+        below(native),
+        finish_guards(attempt, n_positional, kwnames),
+        None,
+        attempt.graph_break,
+        instructions=0,
+        whole=False,
+    )
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -113,11 +145,15 @@ def graph_inputs(attempt: Trace, emitter: Emitter, lowered: Lowered | None, opti
     from moebius.lowering.distribution import input_conversions, to_graph_input
 
     convert = emitter.constant(to_graph_input)
-    conversions = input_conversions(lowered.gm, LoweringOptions(options.backend, options.mesh, options.plan, options.precision))
+    conversions = input_conversions(
+        lowered.gm, LoweringOptions(options.backend, options.mesh, options.plan, options.precision)
+    )
     return [n if c == "as is" else f"{convert}({n}, {c!r})" for n, c in zip(names, conversions, strict=True)]
 
 
-def make_graph(attempt: Trace, emitter: Emitter, options: Options, started: float) -> tuple[CapturedGraph | None, Lowered | None]:
+def make_graph(
+    attempt: Trace, emitter: Emitter, options: Options, started: float
+) -> tuple[CapturedGraph | None, Lowered | None]:
     """Close the graph with the outputs that residual code needs, and lower it. (None, None) if there is nothing to run."""
     writer = attempt.writer
     graph = writer.scope.graph
@@ -138,7 +174,10 @@ def make_graph(attempt: Trace, emitter: Emitter, options: Options, started: floa
             proxy.node.meta["tensor"] = torch_private.weak_tensor(proxy.real)
     code = attempt.request.function.__code__
     examples = tuple(n.meta["val"] for n in gm.graph.nodes if n.op == "placeholder")
-    first = next((n.meta["where"] for n in gm.graph.nodes if n.op in ("call_function", "call_method") and n.meta.get("stack")), None)
+    first = next(
+        (n.meta["where"] for n in gm.graph.nodes if n.op in ("call_function", "call_method") and n.meta.get("stack")),
+        None,
+    )
     line = first and next((w[1] for w in [attempt_root(gm, code)] if w), None) or code.co_firstlineno
     captured = CapturedGraph(gm, code.co_filename, line, time.perf_counter() - started, examples, code.co_qualname)
     with torch_private.tracing(attempt.world):
@@ -168,7 +207,9 @@ def continue_natively(attempt: Trace, emitter: Emitter, make_resume: MakeResume,
     globals_ = attempt.request.function.__globals__
     name = frame.code.co_name
     resumes = [
-        make_resume(going_on.resume_code(exit_), globals_, name, len(exit_.cells), (*exit_.cells, *argument_names(exit_)))
+        make_resume(
+            going_on.resume_code(exit_), globals_, name, len(exit_.cells), (*exit_.cells, *argument_names(exit_))
+        )
         for exit_ in going_on.exits
     ]
     native = with_cells(going_on.native_code(resumes), globals_, name, len(going_on.state.cells))
@@ -201,7 +242,11 @@ def wants_hook(callee: Any) -> bool:
         callee = callee.__func__
     if isinstance(callee, types.FunctionType | type):
         return (callee.__module__ or "").split(".")[0] not in LIBRARIES
-    return not isinstance(callee, types.BuiltinFunctionType | types.MethodDescriptorType | TensorProxy) and callable(callee) and callee is not UNSET
+    return (
+        not isinstance(callee, types.BuiltinFunctionType | types.MethodDescriptorType | TensorProxy)
+        and callable(callee)
+        and callee is not UNSET
+    )
 
 
 def callee_position(frame: Any) -> int | None:

@@ -5,6 +5,7 @@ is guarded, and the place that it hangs from is guarded too): then a reference t
 *dynamic*: a path from the call's arguments, walked by the guards on each call and by the residual code that needs it.
 Provenance belongs to the place that was read, never to the value found there (two places may hold one shared ``None``).
 """
+
 from __future__ import annotations
 
 from dataclasses import dataclass, field
@@ -78,7 +79,11 @@ def part_name(parent: Source, operation: str, operand: Any = None) -> str:
     if operation == "dict_item" and isinstance(parent, Part | Static) and parent.name.endswith(".__dict__"):
         return module_path(parent.name.removesuffix(".__dict__"), operand)
     if operation in ("dict_item", "list_item", "tuple_item"):
-        key = repr(operand) if isinstance(operand, str | int | float | bool | bytes | None) else f"<{type(operand).__name__}>"
+        key = (
+            repr(operand)
+            if isinstance(operand, str | int | float | bool | bytes | None)
+            else f"<{type(operand).__name__}>"
+        )
         return f"{parent.name}[{key}]"
     if operation == "instance_dict":
         return f"{parent.name}.__dict__"

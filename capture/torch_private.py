@@ -3,6 +3,7 @@
 Checked on torch 2.13.0 (CPU, Python 3.11). Nothing else in capture/ may reach into ``torch._*``; what other versions
 spell differently is to be answered here, once.
 """
+
 from __future__ import annotations
 
 import contextlib
@@ -15,6 +16,8 @@ import torch
 from torch._C import _disabled_torch_function_impl as disabled_torch_function
 from torch._C._dynamo.guards import GlobalStateGuard
 from torch._dynamo.source import LocalSource
+from torch._guards import TracingContext
+from torch._guards import tracing as torch_tracing
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -22,11 +25,6 @@ from torch._subclasses.fake_tensor import (
     FakeTensorMode,
     UnsupportedOperatorException,
 )
-from torch._guards import TracingContext
-from torch._guards import tracing as torch_tracing
-from torch.utils._sympy.interp import sympy_interp
-from torch.utils._sympy.printers import PythonPrinter
-from torch.utils._sympy.reference import PythonReferenceAnalysis
 from torch.fx.experimental.symbolic_shapes import (
     DimDynamic,
     GuardOnDataDependentSymNode,
@@ -34,6 +32,9 @@ from torch.fx.experimental.symbolic_shapes import (
     StatelessSymbolicContext,
     free_unbacked_symbols,
 )
+from torch.utils._sympy.interp import sympy_interp
+from torch.utils._sympy.printers import PythonPrinter
+from torch.utils._sympy.reference import PythonReferenceAnalysis
 
 __all__ = [
     "DATA_DEPENDENT",
@@ -113,7 +114,9 @@ class FakeWorld:
         known = self.shape_env.var_to_range.get(symbol)
         if known is None:
             return None, None
-        return (int(known.lower) if known.lower.is_Integer else None), (int(known.upper) if known.upper.is_Integer else None)
+        return (int(known.lower) if known.lower.is_Integer else None), (
+            int(known.upper) if known.upper.is_Integer else None
+        )
 
     def forget_pending(self) -> None:
         """Fresh unbacked symbols are bound to our nodes by us; torch need not wait for them."""

@@ -5,6 +5,7 @@ deep inside a call belongs to the root frame's instruction that was running: the
 stopped just before it, so that nothing of the half-done instruction is in the graph. Tracing itself changes nothing
 of the user's; a trace that is given up leaves nothing behind.
 """
+
 from __future__ import annotations
 
 import os
@@ -15,13 +16,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+
 from moebius.interpreter import UNSET, Frame, InterpreterError, Machine, decode
 
 from . import torch_private
+from .errors import CaptureInternalError
 from .guards.recorder import GuardRecorder
 from .report.records import GraphBreak
 from .sources import Arg, Source
-from .tracking.domain import StopHere, TrackingDomain
+from .tracking.domain import OwnError, StopHere, TrackingDomain, refuse_own
 from .tracking.graphs import GraphWriter, Where
 from .tracking.objects import Objects, Record
 from .tracking.tensors import TensorOperations
@@ -125,6 +128,8 @@ class Trace:
             self.domain.root = frame
             try:
                 self.result = self.machine.run(frame)
+            except OwnError as error:
+                raise CaptureInternalError(str(error)) from error
             except StopHere:
                 frame.stack[:] = frame.stack  # nothing of the instruction has run
             except Break as stop:
@@ -134,7 +139,14 @@ class Trace:
             except Exception as error:
                 if os.environ.get("MOEBIUS_DEBUG"):
                     traceback.print_exception(error)
-                self.broke(Break("exception", f"the step raises {type(error).__name__}: {error}"[:300], "the exception is raised natively"))
+                refuse_own(error)
+                self.broke(
+                    Break(
+                        "exception",
+                        f"the step raises {type(error).__name__}: {error}"[:300],
+                        "the exception is raised natively",
+                    )
+                )
 
     def broke(self, stop: Break) -> None:
         """Record the break; the frame is put back to the state before the root's running instruction."""
@@ -142,13 +154,23 @@ class Trace:
         assert frame is not None
         stack = self.where_of_break(stop)
         self.root_step = domain.root_steps - 1
+        outermost = next(iter(domain.loops.open), None)
+        if outermost is not None and outermost.frame is frame:
+            self.root_step = outermost.root_step  # half a loop is no graph: the whole loop runs natively
         self.clean = domain.marks == (self.objects.writes, self.writer.count) and not domain.loops.open
         frame.stack[:] = domain.root_stack
         frame.pc = domain.root_pc
         file, line, function = stack[-1] if stack else ("", 0, "")
         instruction = frame.program.instructions[frame.pc]
         self.graph_break = GraphBreak(
-            stop.reason, stop.detail, stop.hint, file, line, function, f"{instruction.opname} {instruction.argval!r:.60}", stack
+            stop.reason,
+            stop.detail,
+            stop.hint,
+            file,
+            line,
+            function,
+            f"{instruction.opname} {instruction.argval!r:.60}",
+            stack,
         )
 
     def where_of_break(self, stop: BaseException) -> tuple[Where, ...]:

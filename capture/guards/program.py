@@ -1,4 +1,5 @@
 """From collected facts to the flat program that the C extension runs, and back from a failed check to its record."""
+
 from __future__ import annotations
 
 from typing import Any
@@ -46,11 +47,15 @@ def static_facts(recorder: GuardRecorder) -> list[Fact]:
             ((key, value),) = watched.entries.items()
             text = f"[{key!r}] is {describe(value)}" if isinstance(key, str | int) else describe(value)
         else:
-            shown = ", ".join(f"{k}: {describe(v)}" for k, v in list(watched.entries.items())[:6] if isinstance(k, str | int))
+            shown = ", ".join(
+                f"{k}: {describe(v)}" for k, v in list(watched.entries.items())[:6] if isinstance(k, str | int)
+            )
             text = f"{len(watched.entries)} entries unchanged ({shown}{', …' if len(watched.entries) > 6 else ''})"
             if watched.keys is not None:
                 text = f"keys unchanged ({len(watched.keys)}); {text}"
-        facts.append(Fact(("dict", the_dict, dict(watched.entries), watched.keys), Guard(watched.name, text, *watched.where)))
+        facts.append(
+            Fact(("dict", the_dict, dict(watched.entries), watched.keys), Guard(watched.name, text, *watched.where))
+        )
     for cls, cls_watched in recorder.classes.items():
         names = ", ".join(sorted(cls_watched.entries)[:6])
         record = Guard(f"{cls.__module__}.{cls.__qualname__}", f"class unchanged ({names})", *cls_watched.where)
@@ -78,7 +83,9 @@ def changed_key(the_dict: dict, entries: dict[Any, Any]) -> Any:
     """The first key whose entry is not what was expected."""
     for key, expected in entries.items():
         now = the_dict.get(key, ABSENT)
-        if now is not expected and not (type(now) is type(expected) and isinstance(now, int | str | float) and now == expected):
+        if now is not expected and not (
+            type(now) is type(expected) and isinstance(now, int | str | float) and now == expected
+        ):
             return key
     return None
 

@@ -3,6 +3,7 @@
 Facts about static objects are kept under the watched object (one entry a dict, a class, a list), so that an untouched
 object costs one comparison. Facts about dynamic sources are a list of checks over slots, in the order they were met.
 """
+
 from __future__ import annotations
 
 import weakref
@@ -143,7 +144,9 @@ class GuardRecorder:
 
     def add(self, check: tuple[Any, ...], name: str, text: str, source: Source | None) -> None:
         file, line = self.where()
-        self.facts.append(Fact(check, Guard(name, text, file, line), None if source is None else from_arguments(source)))
+        self.facts.append(
+            Fact(check, Guard(name, text, file, line), None if source is None else from_arguments(source))
+        )
 
     def root(self, obj: Any) -> None:
         """An argument that was guarded by identity: when it dies, what was captured for it can go too."""

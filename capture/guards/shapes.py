@@ -1,4 +1,5 @@
 """What was assumed about symbolic sizes, as checks over the inputs that the sizes belong to."""
+
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
@@ -47,7 +48,10 @@ def guard_sizes(world: torch_private.FakeWorld, tensors: TensorOperations, guard
         relations.append(torch_private.expression_text(expression, names))
     text = " and ".join(f"({r})" for r in dict.fromkeys([*bounds, *relations])) or "True"
     arguments = ", ".join(f"t{i}" for i in range(len(sources)))
-    predicate = eval(f"lambda {arguments}: {text}", {"math": __import__("math"), "__builtins__": {"min": min, "max": max, "abs": abs, "int": int, "round": round}})
+    predicate = eval(
+        f"lambda {arguments}: {text}",
+        {"math": __import__("math"), "__builtins__": {"min": min, "max": max, "abs": abs, "int": int, "round": round}},
+    )
     shown = text
     for i, source in enumerate(sources):
         shown = shown.replace(f"t{i}.", f"{source.name}.")

@@ -4,6 +4,7 @@ The order of ``object.__getattribute__`` (CPython, Objects/object.c, ``_PyObject
 step by step: data descriptors of the type, the instance dict, other class attributes, ``__getattr__``. Python code that
 runs on the way (properties, ``__getattr__``, descriptors) is interpreted like any other call.
 """
+
 from __future__ import annotations
 
 import functools
@@ -12,6 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+
 from moebius.interpreter import Signal
 
 from ..hook import ABSENT
@@ -70,7 +72,11 @@ class Attributes:
         if kind is TensorMethod:
             return self.of_tensor_method(obj, name)
         if kind is LoopLeftover:
-            raise Break("value of an expert loop's last turn", f"{obj.name} is read after the loop", "do not use the loop's variables after it")
+            raise Break(
+                "value of an expert loop's last turn",
+                f"{obj.name} is read after the loop",
+                "do not use the loop's variables after it",
+            )
         if kind in ATOMS:
             return getattr(obj, name)
         if isinstance(obj, types.ModuleType):
@@ -187,12 +193,18 @@ class Attributes:
             return self.inside(found, found.__func__)
         if descriptor is classmethod:
             inner = self.inside(found, found.__func__)
-            return self.objects.made(types.MethodType(inner, kind)) if isinstance(inner, types.FunctionType) else inner.__get__(kind, type(kind))
+            return (
+                self.objects.made(types.MethodType(inner, kind))
+                if isinstance(inner, types.FunctionType)
+                else inner.__get__(kind, type(kind))
+            )
         if descriptor in (types.MethodDescriptorType, types.WrapperDescriptorType, types.ClassMethodDescriptorType):
             return self.objects.made(found.__get__(obj, kind))
         if isinstance(found, property):
             return self.from_descriptor(found, obj, kind, "")
-        if descriptor in ATOMS or isinstance(found, type | types.BuiltinFunctionType | torch.Tensor | TensorProxy | tuple):
+        if descriptor in ATOMS or isinstance(
+            found, type | types.BuiltinFunctionType | torch.Tensor | TensorProxy | tuple
+        ):
             return found
         getter = self.on_type(descriptor, "__get__")
         if getter is ABSENT:
@@ -215,7 +227,9 @@ class Attributes:
                 found = self.entry(entries, name)
                 if found is not ABSENT:
                     return found
-        raise AttributeError(f"'{type(module).__name__}' object has no attribute '{name}'", name=name, obj=module) from None
+        raise AttributeError(
+            f"'{type(module).__name__}' object has no attribute '{name}'", name=name, obj=module
+        ) from None
 
     def entry(self, entries: Any, key: Any) -> Any:
         record = self.objects.record_of(entries)
@@ -224,7 +238,9 @@ class Attributes:
     def of_module(self, module: types.ModuleType, name: str) -> Any:
         kind = type(module)
         if kind is not types.ModuleType and isinstance(self.on_type(kind, "__getattribute__"), types.FunctionType):
-            raise Break("module with its own __getattribute__", module.__name__, "import the name once, outside of the step")
+            raise Break(
+                "module with its own __getattribute__", module.__name__, "import the name once, outside of the step"
+            )
         record = self.objects.records.get(id(module))
         if record is None:
             record = self.objects.records[id(module)] = Record(module, Static(module.__name__, module))
@@ -233,7 +249,11 @@ class Attributes:
             return found
         on_type = self.on_type(kind, name)
         if on_type is not ABSENT:
-            return self.from_descriptor(on_type, module, kind, name) if is_data_descriptor(on_type) else self.bind(on_type, module, kind)
+            return (
+                self.from_descriptor(on_type, module, kind, name)
+                if is_data_descriptor(on_type)
+                else self.bind(on_type, module, kind)
+            )
         own = self.from_instance(module, "__getattr__")
         fallback = own if own is not ABSENT else self.on_type(kind, "__getattr__")
         if fallback is ABSENT:
@@ -247,7 +267,11 @@ class Attributes:
         meta = type(cls)
         on_meta = self.on_type(meta, name)
         if isinstance(self.on_type(meta, "__getattribute__"), types.FunctionType):
-            raise Break("metaclass with its own __getattribute__", cls.__qualname__, "read the class attribute outside of the step")
+            raise Break(
+                "metaclass with its own __getattribute__",
+                cls.__qualname__,
+                "read the class attribute outside of the step",
+            )
         if on_meta is not ABSENT and is_data_descriptor(on_meta):
             if isinstance(on_meta, property):
                 return self.from_descriptor(on_meta, cls, meta, name)
@@ -272,7 +296,11 @@ class Attributes:
             return self.inside(found, found.__func__)
         if isinstance(found, classmethod):
             inner = self.inside(found, found.__func__)
-            return self.objects.made(types.MethodType(inner, cls)) if isinstance(inner, types.FunctionType) else inner.__get__(cls, type(cls))
+            return (
+                self.objects.made(types.MethodType(inner, cls))
+                if isinstance(inner, types.FunctionType)
+                else inner.__get__(cls, type(cls))
+            )
         if isinstance(found, types.ClassMethodDescriptorType):
             return self.objects.made(found.__get__(None, cls))
         if type(found) in ATOMS or isinstance(found, type):
@@ -295,12 +323,28 @@ class Attributes:
                 if obj is owner and isinstance(obj, type):
                     if isinstance(value, types.FunctionType | staticmethod | classmethod):
                         return self.bind_to_class(value, owner)
-                    return self.bind(value, obj, type(obj)) if isinstance(value, types.WrapperDescriptorType) and issubclass(type(obj), base) else self.bind_to_class(value, owner)
+                    return (
+                        self.bind(value, obj, type(obj))
+                        if isinstance(value, types.WrapperDescriptorType) and issubclass(type(obj), base)
+                        else self.bind_to_class(value, owner)
+                    )
                 return self.bind(value, obj, kind)
         raise AttributeError(f"'super' object has no attribute {name!r}")
 
     def of_function(self, function: types.FunctionType, name: str) -> Any:
-        if name in ("__code__", "__globals__", "__name__", "__qualname__", "__module__", "__defaults__", "__kwdefaults__", "__closure__", "__annotations__", "__doc__", "__dict__"):
+        if name in (
+            "__code__",
+            "__globals__",
+            "__name__",
+            "__qualname__",
+            "__module__",
+            "__defaults__",
+            "__kwdefaults__",
+            "__closure__",
+            "__annotations__",
+            "__doc__",
+            "__dict__",
+        ):
             value = getattr(function, name)
             if self.objects.is_new(function):
                 return value
@@ -357,7 +401,11 @@ class Attributes:
                 self.call(setter, [on_type, obj, value], {})
                 return
             if not self.objects.is_new(obj):
-                raise Break("slot or C attribute is set", f"{kind.__qualname__}.{name}", "keep state that changes in ordinary attributes")
+                raise Break(
+                    "slot or C attribute is set",
+                    f"{kind.__qualname__}.{name}",
+                    "keep state that changes in ordinary attributes",
+                )
             self.objects.touch(obj)
             on_type.__set__(obj, value)
             return

@@ -1,4 +1,5 @@
 """The graph under construction: scopes (one for the step, one for each open expert loop), arguments, symbolic sizes."""
+
 from __future__ import annotations
 
 import types
@@ -12,6 +13,13 @@ from .. import torch_private
 from .values import ATOMS, SYMBOLIC, Break, TensorProxy
 
 Where = tuple[str, int, str]
+# torch takes Python's types as dtypes (torch/csrc/utils/python_arg_parser.cpp); a graph's source text cannot name them
+DTYPES_OF_TYPES: dict[Any, torch.dtype] = {
+    int: torch.int64,
+    float: torch.float64,
+    bool: torch.bool,
+    complex: torch.complex128,
+}
 
 
 class GraphScope:
@@ -26,7 +34,10 @@ class GraphScope:
         self.anchor: fx.Node | None = None  # placeholders go after it
 
     def placeholder(self, name: str) -> fx.Node:
-        """A new input, after those that are there."""
+        """A new input, after those that are there. Its name is its own: it becomes a parameter's."""
+        taken = {n.target for n in self.graph.nodes if n.op == "placeholder"}
+        if name in taken:
+            name = next(f"{name}_{i}" for i in range(1, len(taken) + 2) if f"{name}_{i}" not in taken)
         if self.anchor is None:
             first = next(iter(self.graph.nodes), None)
             where = self.graph.inserting_before(first) if first is not None else self.graph.inserting_after()
@@ -56,7 +67,9 @@ class GraphScope:
             if symbol in scope.symbols:
                 return self.own(scope.symbols[symbol]())
             scope = scope.parent
-        raise Break("symbolic size of unknown origin", f"no tensor of this graph has the size {symbol}", "please report this")
+        raise Break(
+            "symbolic size of unknown origin", f"no tensor of this graph has the size {symbol}", "please report this"
+        )
 
 
 class GraphWriter:
@@ -87,13 +100,19 @@ class GraphWriter:
         if kind is torch.Size or kind is tuple:
             return tuple(self.argument(v) for v in value)
         if isinstance(value, tuple):
-            return kind(*(self.argument(v) for v in value)) if hasattr(value, "_fields") else tuple(self.argument(v) for v in value)
+            return (
+                kind(*(self.argument(v) for v in value))
+                if hasattr(value, "_fields")
+                else tuple(self.argument(v) for v in value)
+            )
         if isinstance(value, list):
             return [self.argument(v) for v in value]
         if isinstance(value, dict):
             return {k: self.argument(v) for k, v in value.items()}
         if isinstance(value, slice):
             return slice(self.argument(value.start), self.argument(value.stop), self.argument(value.step))
+        if isinstance(value, type) and value in DTYPES_OF_TYPES:  # dtype=int
+            return DTYPES_OF_TYPES[value]
         if kind in ATOMS or isinstance(value, type | types.BuiltinFunctionType | types.FunctionType):
             return value
         raise Break(
@@ -152,7 +171,9 @@ class GraphWriter:
                 after = scope.anchor if node.op == "placeholder" and scope.anchor is not None else node
                 with scope.graph.inserting_after(after):
                     reader = scope.graph.call_method("size", (node, axis))
-                reader.meta.update(val=size, where=node.meta.get("where", ("", 0, "")), stack=node.meta.get("stack", ()))
+                reader.meta.update(
+                    val=size, where=node.meta.get("where", ("", 0, "")), stack=node.meta.get("stack", ())
+                )
                 scope.expressions[symbol] = reader
             return scope.expressions[symbol]
 

@@ -5,14 +5,16 @@ symbolic row. Its body becomes a graph of its own; ``continue`` on a tensor cond
 a turn reads and replaces is *carried*; a local that a turn only sets is a leftover that nobody may read afterwards.
 What such a node cannot express (leaving the loop early, changing Python objects) is a graph break.
 """
+
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import fx
+
 from moebius.interpreter import STOP, UNSET, Frame
 from moebius.lowering.graph import expert_loop, skip_turn
-from torch import fx
 
 from .graphs import GraphScope
 from .values import Break, LoopLeftover, TensorProxy
@@ -24,7 +26,9 @@ BRANCHES = {
     "POP_JUMP_IF_TRUE": True, "POP_JUMP_IF_FALSE": False, "POP_JUMP_FORWARD_IF_TRUE": True, "POP_JUMP_FORWARD_IF_FALSE": False,
     "POP_JUMP_BACKWARD_IF_TRUE": True, "POP_JUMP_BACKWARD_IF_FALSE": False,
 }  # fmt: skip
-PASSING = frozenset({"NOP", "JUMP_FORWARD", "JUMP_BACKWARD", "JUMP_BACKWARD_NO_INTERRUPT", "RESUME", "JUMP", "NOT_TAKEN"})
+PASSING = frozenset(
+    {"NOP", "JUMP_FORWARD", "JUMP_BACKWARD", "JUMP_BACKWARD_NO_INTERRUPT", "RESUME", "JUMP", "NOT_TAKEN"}
+)
 
 
 class TensorRows:
@@ -50,7 +54,7 @@ class OpenLoop:
         self.before = list(frame.locals)
         self.stack = list(frame.stack)
         self.where: tuple = ()
-        self.effects = 0
+        self.root_step = 0
         self.row: fx.Node | None = None
         self.carried_nodes: list[fx.Node] = []
 
@@ -79,7 +83,9 @@ class Loops:
             return STOP
         loop = self.open[-1] if self.open else None
         if loop is None or loop.rows is not rows or loop.row is None:
-            raise Break("iterating over a tensor of unknown length", "outside of a for loop", "iterate over it with a for loop")
+            raise Break(
+                "iterating over a tensor of unknown length", "outside of a for loop", "iterate over it with a for loop"
+            )
         return self.row_value(loop)
 
     def observe(self, frame: Frame) -> None:
@@ -90,7 +96,9 @@ class Loops:
                 self.end_turn(loop)
                 return
             if not loop.head <= frame.pc < loop.exit:
-                raise Break("expert loop left early", "break or return inside the loop", "let every turn run to its end")
+                raise Break(
+                    "expert loop left early", "break or return inside the loop", "let every turn run to its end"
+                )
             self.skip_on_condition(loop)
         instruction = frame.program.instructions[frame.pc]
         if instruction.opname == "FOR_ITER" and type(frame.stack[-1]) is TensorRows and not frame.stack[-1].finished:
@@ -102,6 +110,7 @@ class Loops:
 
     def begin(self, frame: Frame, rows: TensorRows, carried: list[int]) -> None:
         loop = OpenLoop(frame, rows, carried)
+        loop.root_step = self.domain.root_steps - 1
         writer, objects = self.domain.tensors.writer, self.domain.objects
         loop.where = writer.where()
         writer.scope = GraphScope(writer.scope)
@@ -161,10 +170,18 @@ class Loops:
 
     def end_turn(self, loop: OpenLoop) -> None:
         """The turn is recorded: write the loop node, and decide what the frame's locals are after the loop."""
-        frame, writer = loop.frame, self.domain.tensors.writer
+        frame = loop.frame
         if len(frame.stack) != len(loop.stack) or any(a is not b for a, b in zip(frame.stack, loop.stack, strict=True)):
-            raise Break("expert loop changes the stack", "an expression spans the loop", "assign the loop's result to a variable")
-        changed = [i for i, (a, b) in enumerate(zip(loop.before, frame.locals, strict=True)) if a is not b and i not in loop.carried]
+            raise Break(
+                "expert loop changes the stack",
+                "an expression spans the loop",
+                "assign the loop's result to a variable",
+            )
+        changed = [
+            i
+            for i, (a, b) in enumerate(zip(loop.before, frame.locals, strict=True))
+            if a is not b and i not in loop.carried
+        ]
         carried = [i for i in changed if loop.before[i] is not UNSET and self.reads_first(loop, i)]
         if carried:
             self.record_again(loop, carried)
@@ -193,9 +210,17 @@ class Loops:
             before, after = loop.before[index], frame.locals[index]
             name = frame.program.localsplus[index]
             if not isinstance(before, TensorProxy) or not isinstance(after, TensorProxy):
-                raise Break("expert loop carries a Python value", f"{name} changes from turn to turn", "carry tensors only, or iterate over a Python range")
+                raise Break(
+                    "expert loop carries a Python value",
+                    f"{name} changes from turn to turn",
+                    "carry tensors only, or iterate over a Python range",
+                )
             if before.fake.shape != after.fake.shape or before.fake.dtype != after.fake.dtype:
-                raise Break("expert loop carries a tensor that changes shape", name, "keep shape and dtype the same in each turn")
+                raise Break(
+                    "expert loop carries a tensor that changes shape",
+                    name,
+                    "keep shape and dtype the same in each turn",
+                )
         self.open.pop()
         self.domain.objects.depth -= 1
         parent = self.domain.tensors.writer.scope.parent
@@ -234,7 +259,8 @@ class Loops:
         get_body.meta.update(val=None, where=loop.where[-1] if loop.where else ("", 0, ""), stack=loop.where)
         before = [loop.before[i] for i in loop.carried]
         node = writer.scope.graph.call_function(
-            expert_loop, (get_body, writer.argument(loop.rows.proxy), tuple(writer.argument(b) for b in before), tuple(outer))
+            expert_loop,
+            (get_body, writer.argument(loop.rows.proxy), tuple(writer.argument(b) for b in before), tuple(outer)),
         )
         node.meta.update(where=loop.where[-1] if loop.where else ("", 0, ""), stack=loop.where)
         writer.count += 1

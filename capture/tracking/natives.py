@@ -4,6 +4,7 @@
 its containers' items without looking into them. ``METHODS`` are methods of builtin containers in the same two classes.
 Whatever is in no table is a graph break: nothing of unknown effect runs while tracing.
 """
+
 from __future__ import annotations
 
 import builtins
@@ -46,10 +47,14 @@ SHALLOW: frozenset[Any] = frozenset(
     }
 )  # fmt: skip
 # Their first argument is called back; it must be interpreted.
-CALLBACK_FIRST: frozenset[Any] = frozenset({map, filter, functools.reduce, itertools.starmap, itertools.takewhile, itertools.dropwhile})
+CALLBACK_FIRST: frozenset[Any] = frozenset(
+    {map, filter, functools.reduce, itertools.starmap, itertools.takewhile, itertools.dropwhile}
+)
 
 # Constructors of plain values from plain values.
-PLAIN_TYPES: frozenset[type] = frozenset({int, float, bool, complex, str, bytes, range, slice, frozenset, torch.Size, torch.device, torch.finfo, torch.iinfo})
+PLAIN_TYPES: frozenset[type] = frozenset(
+    {int, float, bool, complex, str, bytes, range, slice, frozenset, torch.Size, torch.device, torch.finfo, torch.iinfo}
+)
 
 # method name -> True when it only moves items about (items may be anything); False when it compares or prints them
 CONTAINER_METHODS: dict[type, dict[str, bool]] = {
@@ -62,7 +67,9 @@ CONTAINER_METHODS: dict[type, dict[str, bool]] = {
 }  # fmt: skip
 CONTAINER_METHODS[collections.OrderedDict] = CONTAINER_METHODS[dict] | {"move_to_end": True}
 CONTAINER_METHODS[collections.defaultdict] = CONTAINER_METHODS[dict]
-CONTAINER_METHODS[frozenset] = {n: v for n, v in CONTAINER_METHODS[set].items() if n not in ("add", "discard", "remove", "pop", "clear", "update")}
+CONTAINER_METHODS[frozenset] = {
+    n: v for n, v in CONTAINER_METHODS[set].items() if n not in ("add", "discard", "remove", "pop", "clear", "update")
+}
 CHANGING = frozenset(
     {"append", "extend", "insert", "pop", "clear", "reverse", "remove", "sort", "popitem", "setdefault", "update", "add", "discard", "appendleft",
      "extendleft", "popleft", "rotate", "move_to_end", "__setitem__", "__delitem__", "__iadd__", "__ior__", "difference_update", "intersection_update"}
@@ -76,7 +83,14 @@ ITERATORS = (
     itertools.count, itertools.cycle, itertools.zip_longest, itertools.combinations, itertools.permutations, itertools.pairwise, itertools.starmap,
     itertools.accumulate, itertools.takewhile, itertools.dropwhile, itertools.groupby, itertools.compress, types.GeneratorType, type(iter(torch.Size([]))),
 )  # fmt: skip
-VIEWS = (type({}.keys()), type({}.values()), type({}.items()), type(collections.OrderedDict().keys()), type(collections.OrderedDict().values()), type(collections.OrderedDict().items()))
+VIEWS = (
+    type({}.keys()),
+    type({}.values()),
+    type({}.items()),
+    type(collections.OrderedDict().keys()),
+    type(collections.OrderedDict().values()),
+    type(collections.OrderedDict().items()),
+)
 
 # Python functions that are answered rather than interpreted.
 REPLACED: dict[Any, Callable[..., Any]] = {}
@@ -146,8 +160,12 @@ def specialised(value: Any) -> Any:
         try:
             return int(value) if kind is torch.SymInt else bool(value) if kind is torch.SymBool else float(value)
         except torch_private.DATA_DEPENDENT:
-            raise Break("size that depends on values", f"Python needs the number {value}", "keep it in shapes, or in a tensor") from None
-    if kind in (tuple, list, torch.Size) and any(type(v) in SYMBOLIC or type(v) in (tuple, list, torch.Size) for v in value):
+            raise Break(
+                "size that depends on values", f"Python needs the number {value}", "keep it in shapes, or in a tensor"
+            ) from None
+    if kind in (tuple, list, torch.Size) and any(
+        type(v) in SYMBOLIC or type(v) in (tuple, list, torch.Size) for v in value
+    ):
         return kind(specialised(v) for v in value)
     return value
 
@@ -173,18 +191,26 @@ def is_tensor_operator(function: Any) -> bool:
         return True
     if not isinstance(function, types.BuiltinFunctionType):
         return False
-    return function in VARIABLE_FUNCTIONS or getattr(function, "__module__", None) in torch_private.VARIABLE_FUNCTION_MODULES
+    return (
+        function in VARIABLE_FUNCTIONS
+        or getattr(function, "__module__", None) in torch_private.VARIABLE_FUNCTION_MODULES
+    )
 
 
 # Builtin functions compare equal when they wrap the same C function, whichever module holds them.
 VARIABLE_FUNCTIONS = frozenset(
-    f for n in dir(torch_private.variable_functions) if isinstance(f := getattr(torch_private.variable_functions, n), types.BuiltinFunctionType)
+    f
+    for n in dir(torch_private.variable_functions)
+    if isinstance(f := getattr(torch_private.variable_functions, n), types.BuiltinFunctionType)
 )
 
 
 def is_tensor_function(function: types.FunctionType) -> bool:
     """Python functions of torch that are operators to their users: kept whole in the graph."""
-    return function.__module__ in ("torch.nn.functional", "torch.functional", "torch._tensor") and function not in INTERPRETED
+    return (
+        function.__module__ in ("torch.nn.functional", "torch.functional", "torch._tensor")
+        and function not in INTERPRETED
+    )
 
 
 INTERPRETED: frozenset[Any] = frozenset({torch.nn.functional.__dict__.get("multi_head_attention_forward")} - {None})

@@ -6,6 +6,7 @@ single key of a dict is guarded alone; as soon as the whole is read, a *shadow* 
 the entered contents) takes its place. At the end the shadow differs from the original, or it does not: the difference
 is the effect that the residual code replays.
 """
+
 from __future__ import annotations
 
 import collections
@@ -60,7 +61,9 @@ class Record:
             return not same_items(self.original.items(), self.shadow.items())
         if type(self.shadow) in SETS:
             return {id(x) for x in self.shadow} != {id(x) for x in self.original}
-        return len(self.shadow) != len(self.original) or any(a is not b for a, b in zip(self.shadow, self.original, strict=True))
+        return len(self.shadow) != len(self.original) or any(
+            a is not b for a, b in zip(self.shadow, self.original, strict=True)
+        )
 
 
 def same_items(first: Iterable[tuple[Any, Any]], second: Iterable[tuple[Any, Any]]) -> bool:
@@ -131,7 +134,9 @@ class Objects:
             return value
         if isinstance(value, IDENTITIES) or identified(value):
             if not source.static:
-                self.guards.check("is", source, value, text=f"is {getattr(value, '__qualname__', type(value).__name__)}")
+                self.guards.check(
+                    "is", source, value, text=f"is {getattr(value, '__qualname__', type(value).__name__)}"
+                )
                 if isinstance(value, torch.nn.Module | torch.optim.Optimizer):
                     self.guards.root(value)
                 source = Static(source.name, value, source)
@@ -168,6 +173,8 @@ class Objects:
             return value
         if type(value) is tuple:
             return self.made(tuple(entered))
+        if hasattr(type(value), "n_sequence_fields"):  # C's named tuples have a constructor of their own
+            return self.made(type(value)(entered))
         return self.made(tuple.__new__(type(value), entered))
 
     def alias(self, source: Source, known: Source, value: Any) -> None:
@@ -177,6 +184,30 @@ class Objects:
         elif (source, known) not in self.guards.seen:
             self.guards.seen.add((source, known))
             self.guards.same_or_distinct("same", source, known)
+
+    def guard_distinct(self, left: Any, right: Any) -> None:
+        """Two objects that are not one today: a fact, where a path from the arguments leads to one of them."""
+        first, second = self.source_of(left), self.source_of(right)
+        if first is None or second is None or (first.static and second.static):
+            return
+        if ("distinct", first, second) not in self.guards.seen:
+            self.guards.seen.add(("distinct", first, second))
+            self.guards.same_or_distinct("distinct", first, second)
+
+    def source_of(self, value: Any) -> Source | None:
+        if isinstance(value, TensorProxy):
+            return value.source
+        record = self.records.get(id(value))
+        return None if record is None else record.source
+
+    def distinct_when_changed(self) -> None:
+        """What was changed under one name and read under none other must not turn out to be one object at a later call."""
+        changed = self.changed_records()
+        everything = list({id(r): r for r in self.records.values()}.values())
+        for record in changed:
+            for other in everything:
+                if other is not record and type(other.obj) is type(record.obj) and type(record.obj) in CONTAINERS:
+                    self.guard_distinct(record.obj, other.obj)
 
     def record_of(self, obj: Any) -> Record | None:
         return self.records.get(id(obj))
@@ -269,11 +300,17 @@ class Objects:
         if isinstance(key, tuple):
             return tuple(self.real_key(k) for k in key) if any(isinstance(k, TensorProxy) for k in key) else key
         if isinstance(key, SYMBOLIC):
-            raise Break("symbolic size as a key", f"a dict or set is indexed with {key}", "mark the size static, or use a constant key")
+            raise Break(
+                "symbolic size as a key",
+                f"a dict or set is indexed with {key}",
+                "mark the size static, or use a constant key",
+            )
         if not isinstance(key, PLAIN_KEYS) and type(key).__hash__ is not object.__hash__ and type(key) not in ATOMS:
             if python_method(type(key), "__hash__") or python_method(type(key), "__eq__"):
                 raise Break(
-                    "key with its own hash", f"a {type(key).__name__} is used as a dict key", "use a plain key (str, int, a tuple of them)"
+                    "key with its own hash",
+                    f"a {type(key).__name__} is used as a dict key",
+                    "use a plain key (str, int, a tuple of them)",
                 )
         return key
 
@@ -290,7 +327,11 @@ class Objects:
         if record.shadow is None:
             kind = type(record.obj)
             if kind not in CONTAINERS:
-                raise Break("container of an unknown type", f"a {kind.__name__} is read as a whole", "use dict, list, set, OrderedDict, defaultdict or deque")
+                raise Break(
+                    "container of an unknown type",
+                    f"a {kind.__name__} is read as a whole",
+                    "use dict, list, set, OrderedDict, defaultdict or deque",
+                )
             if kind in DICTS:
                 record.original = self.whole_dict(record)
             else:
@@ -316,11 +357,17 @@ class Objects:
             self.guards.check("keys", source, tuple(record.obj), text=f"keys are {list(record.obj)!r}"[:80])
             for key in record.obj:
                 self.real_key(key)
-        whole = type(record.obj)() if type(record.obj) is not collections.defaultdict else collections.defaultdict(record.obj.default_factory)
+        whole = (
+            type(record.obj)()
+            if type(record.obj) is not collections.defaultdict
+            else collections.defaultdict(record.obj.default_factory)
+        )
         for key in record.obj:
             if key not in record.reads:
                 record.reads[key] = self.read_entry(record, key)
-            dict.__setitem__(whole, key, record.reads[key]) if type(whole) is dict else whole.__setitem__(key, record.reads[key])
+            dict.__setitem__(whole, key, record.reads[key]) if type(whole) is dict else whole.__setitem__(
+                key, record.reads[key]
+            )
         return whole
 
     def whole_sequence(self, record: Record) -> Any:
@@ -333,7 +380,9 @@ class Objects:
             entered = [self.enter(x, part(source, "list_item", i)) for i, x in enumerate(items)]
         else:
             if not all(type(x) in ATOMS for x in items):
-                raise Break("container of an unknown type", f"a {type(record.obj).__name__} argument is read", "pass a list")
+                raise Break(
+                    "container of an unknown type", f"a {type(record.obj).__name__} argument is read", "pass a list"
+                )
             self.same_items(record, items)
             entered = items
         if type(record.obj) is collections.deque:
@@ -344,7 +393,12 @@ class Objects:
         """The sequence or set still holds these very objects (or equal constants)."""
         text = f"the same {len(items)} items"
         if type(record.obj) is collections.deque:
-            self.guards.holds(record.source.name, text, lambda d: len(d) == len(items) and all(map(same_item, d, items)), record.source)
+            self.guards.holds(
+                record.source.name,
+                text,
+                lambda d: len(d) == len(items) and all(map(same_item, d, items)),
+                record.source,
+            )
         else:
             self.guards.check("contents", record.source, tuple(items), text=text)
 
@@ -358,7 +412,9 @@ class Objects:
             return contents_of(cell)
         record = self.cells.get(id(cell))
         if record is None:
-            record = self.cells[id(cell)] = Record(cell, self.records[id(cell)].source if id(cell) in self.records else Static(f"closure {name}", cell))
+            record = self.cells[id(cell)] = Record(
+                cell, self.records[id(cell)].source if id(cell) in self.records else Static(f"closure {name}", cell)
+            )
         if "value" in record.writes:
             return record.writes["value"]
         if "value" not in record.reads:
@@ -393,7 +449,9 @@ class Objects:
         if variable not in self.context:
             value = variable.get(ABSENT)
             self.guards.holds(
-                f"ContextVar({variable.name!r})", f"is {'unset' if value is ABSENT else 'unchanged'}", lambda: variable.get(ABSENT) is value
+                f"ContextVar({variable.name!r})",
+                f"is {'unset' if value is ABSENT else 'unchanged'}",
+                lambda: variable.get(ABSENT) is value,
             )
             entered = value if value is ABSENT else self.enter(value, Static(f"ContextVar({variable.name!r})", value))
             self.context[variable] = (entered, entered)

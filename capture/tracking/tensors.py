@@ -2,6 +2,7 @@
 
 An operator whose result holds no tensor (``x.dim()``, ``x.shape``) is answered from the fake and leaves no node.
 """
+
 from __future__ import annotations
 
 import operator
@@ -21,7 +22,23 @@ from .graphs import GraphWriter
 from .values import ATOMS, SYMBOLIC, Break, TensorMethod, TensorProxy
 
 # Methods whose answer is numbers in the tensor, or that reach outside the graph.
-READS_VALUES = frozenset({"item", "tolist", "numpy", "data_ptr", "__bool__", "__int__", "__float__", "__index__", "__array__", "__dlpack__", "is_nonzero", "equal", "allclose"})
+READS_VALUES = frozenset(
+    {
+        "item",
+        "tolist",
+        "numpy",
+        "data_ptr",
+        "__bool__",
+        "__int__",
+        "__float__",
+        "__index__",
+        "__array__",
+        "__dlpack__",
+        "is_nonzero",
+        "equal",
+        "allclose",
+    }
+)
 OUTSIDE = frozenset(
     {"backward", "register_hook", "register_post_accumulate_grad_hook", "retain_grad", "storage", "untyped_storage", "set_", "resize_",
      "share_memory_", "pin_memory", "cpu_", "__deepcopy__", "__reduce_ex__", "__setstate__", "as_subclass", "requires_grad_"}
@@ -33,7 +50,13 @@ TENSOR_ATTRIBUTES = frozenset({"T", "mT", "H", "mH", "real", "imag", "data"})
 class TensorOperations:
     """All tensor operators of one trace."""
 
-    def __init__(self, world: torch_private.FakeWorld, writer: GraphWriter, guards: GuardRecorder, dynamic: Callable[[str, torch.Tensor], tuple[int, ...]]):
+    def __init__(
+        self,
+        world: torch_private.FakeWorld,
+        writer: GraphWriter,
+        guards: GuardRecorder,
+        dynamic: Callable[[str, torch.Tensor], tuple[int, ...]],
+    ):
         self.world, self.writer, self.guards, self.dynamic = world, writer, guards, dynamic
         self.proxies: dict[int, TensorProxy] = {}  # by id of the real tensor
         self.of_fake: dict[int, TensorProxy] = {}  # by id of the fake
@@ -52,10 +75,16 @@ class TensorOperations:
             return known
         if type(real) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer) and not placed_on_ranks(real):
             raise Break(
-                "tensor subclass", f"a {type(real).__name__} is not understood yet", "pass a plain torch.Tensor; convert before the step"
+                "tensor subclass",
+                f"a {type(real).__name__} is not understood yet",
+                "pass a plain torch.Tensor; convert before the step",
             )
         if real.layout is not torch.strided or real.is_quantized or real.is_conj() or real.is_neg():
-            raise Break("tensor layout", f"a tensor with layout {real.layout} (or conj, neg, quantized) is not understood yet", "use a plain strided tensor")
+            raise Break(
+                "tensor layout",
+                f"a tensor with layout {real.layout} (or conj, neg, quantized) is not understood yet",
+                "use a plain strided tensor",
+            )
         open_dims = () if source.static else self.dynamic(source.name, real)
         meta = tensor_meta(real, frozenset(open_dims))
         if source.static:
@@ -67,7 +96,13 @@ class TensorOperations:
     def add_input(self, real: Any, fake: Any, source: Source) -> TensorProxy:
         root = self.root_scope()
         node = root.placeholder(readable(source.name))
-        node.meta.update(val=fake, source=source.name, static=source.static, where=self.writer.where()[-1:] and self.writer.where()[-1], stack=self.writer.where())
+        node.meta.update(
+            val=fake,
+            source=source.name,
+            static=source.static,
+            where=self.writer.where()[-1:] and self.writer.where()[-1],
+            stack=self.writer.where(),
+        )
         proxy = TensorProxy(self, fake, node)
         proxy.source, proxy.real = source, real
         if isinstance(real, torch.nn.Parameter):
@@ -102,16 +137,25 @@ class TensorOperations:
 
     def distinct_inputs(self) -> None:
         """Dynamic inputs that were different tensors stay different tensors."""
-        dynamic = [p for p in self.inputs if isinstance(p.real, torch.Tensor) and p.source is not None and not p.source.static]
+        dynamic = [
+            p for p in self.inputs if isinstance(p.real, torch.Tensor) and p.source is not None and not p.source.static
+        ]
         static = {id(p.real) for p in self.inputs if p.source is not None and p.source.static}
         if len(dynamic) > 1:
             slots = [self.guards.slot(p.source) for p in dynamic if p.source]
             names = ", ".join(p.source.name for p in dynamic if p.source)
-            self.guards.add(("distinct", *slots), dynamic[0].source.name if dynamic[0].source else "", f"{names} are different tensors", None)
+            self.guards.add(
+                ("distinct", *slots),
+                dynamic[0].source.name if dynamic[0].source else "",
+                f"{names} are different tensors",
+                None,
+            )
         if static:
             for proxy in dynamic:
                 assert proxy.source is not None
-                self.guards.holds(proxy.source.name, "is none of the static tensors", lambda t: id(t) not in static, proxy.source)
+                self.guards.holds(
+                    proxy.source.name, "is none of the static tensors", lambda t: id(t) not in static, proxy.source
+                )
 
     # ------------------------------------------------------------------------------------------------------------------
     # Operators
@@ -159,7 +203,9 @@ class TensorOperations:
         except torch_private.DATA_DEPENDENT as error:
             name = getattr(function, "__name__", str(function))
             raise Break(
-                "data-dependent operator", f"{name}: {str(error).splitlines()[0][:160]}", "write it without a branch or a size that depends on values"
+                "data-dependent operator",
+                f"{name}: {str(error).splitlines()[0][:160]}",
+                "write it without a branch or a size that depends on values",
             ) from None
 
     def record(self, op: str, target: Any, args: tuple, kwargs: dict[str, Any], result: Any) -> Any:
@@ -212,7 +258,9 @@ class TensorOperations:
             # torch would read the index's value to select; shape and strides are those of any row
             with self.world.mode:
                 if proxy.fake.dim() == 0:
-                    raise IndexError("invalid index of a 0-dim tensor. Use `tensor.item()` in Python to convert it to a number")
+                    raise IndexError(
+                        "invalid index of a 0-dim tensor. Use `tensor.item()` in Python to convert it to a number"
+                    )
                 result = proxy.fake.select(0, 0)
             return self.record("call_function", operator.getitem, (proxy, key), {}, result)
         return self.function(operator.getitem, (proxy, key), {})
@@ -220,7 +268,11 @@ class TensorOperations:
     def set_item(self, proxy: TensorProxy, key: Any, value: Any) -> None:
         """``proxy[key] = value``, in place."""
         if is_scalar_index(key) or (isinstance(key, tuple) and any(is_scalar_index(k) for k in key)):
-            raise Break("write at an index held in a tensor", f"{proxy.describe()}[tensor] = … with a 0-dim index", "use index_copy_ or index_put_")
+            raise Break(
+                "write at an index held in a tensor",
+                f"{proxy.describe()}[tensor] = … with a 0-dim index",
+                "use index_copy_ or index_put_",
+            )
         self.on_fakes(operator.setitem, (proxy, key, value), {})
         self.writer.node("call_function", operator.setitem, (proxy, key, value), {}).meta["val"] = None
 
@@ -233,7 +285,11 @@ class TensorOperations:
     def rows_for_unpacking(self, proxy: TensorProxy, count: int) -> list[Any]:
         """``a, b = tensor``."""
         if proxy.fake.dim() and isinstance(proxy.fake.shape[0], torch.SymInt):
-            return list(self.function(torch.unbind, (proxy, 0), {})) if self.symbolic_truth(proxy.fake.shape[0] == count) else []
+            return (
+                list(self.function(torch.unbind, (proxy, 0), {}))
+                if self.symbolic_truth(proxy.fake.shape[0] == count)
+                else []
+            )
         return self.rows(proxy)
 
     def symbolic_truth(self, value: Any) -> bool:
@@ -242,7 +298,9 @@ class TensorOperations:
             return bool(value)
         except torch_private.DATA_DEPENDENT:
             raise Break(
-                "data-dependent branch", f"Python branches on {value}, a size that depends on values", "use torch.where or a mask instead of the branch"
+                "data-dependent branch",
+                f"Python branches on {value}, a size that depends on values",
+                "use torch.where or a mask instead of the branch",
             ) from None
 
     # ------------------------------------------------------------------------------------------------------------------
@@ -265,24 +323,39 @@ class TensorOperations:
             assert proxy.source is not None
             return enter(proxy.real.__dict__[name], part(part(proxy.source, "instance_dict"), "dict_item", name))
         found = getattr(type(proxy.fake), name, None)
-        if isinstance(found, types.MethodDescriptorType | types.FunctionType | types.WrapperDescriptorType | types.BuiltinFunctionType):
+        if isinstance(
+            found,
+            types.MethodDescriptorType | types.FunctionType | types.WrapperDescriptorType | types.BuiltinFunctionType,
+        ):
             return TensorMethod(proxy, name)
         if found is None and not hasattr(torch.Tensor, name):
             if proxy.real is not None and proxy.source is not None:
-                self.guards.holds(proxy.source.name, f"has no attribute {name!r}", lambda t: not hasattr(t, name), proxy.source)
+                self.guards.holds(
+                    proxy.source.name, f"has no attribute {name!r}", lambda t: not hasattr(t, name), proxy.source
+                )
             raise AttributeError(f"'{proxy.cls.__name__}' object has no attribute '{name}'")
         value = getattr(proxy.fake, name)
         if isinstance(value, torch.Tensor):
             return self.function(getattr, (proxy, name), {})
         if type(value) in ATOMS or isinstance(value, tuple):
             return value
-        raise Break(f"Tensor.{name}", f"attribute {name} of a tensor gives a {type(value).__name__}", "read it outside of the step")
+        raise Break(
+            f"Tensor.{name}",
+            f"attribute {name} of a tensor gives a {type(value).__name__}",
+            "read it outside of the step",
+        )
 
     def gradient(self, proxy: TensorProxy, enter: Callable[[Any, Source], Any]) -> Any:
         if proxy.real is None or not isinstance(proxy.real, torch.Tensor) or proxy.source is None:
-            raise Break("Tensor.grad", "the gradient of an intermediate tensor is read", "call retain_grad() and read it after the step")
+            raise Break(
+                "Tensor.grad",
+                "the gradient of an intermediate tensor is read",
+                "call retain_grad() and read it after the step",
+            )
         if not proxy.real.is_leaf:
-            raise Break("Tensor.grad", "the gradient of a tensor that is not a leaf is read", "read the gradients of parameters")
+            raise Break(
+                "Tensor.grad", "the gradient of a tensor that is not a leaf is read", "read the gradients of parameters"
+            )
         return enter(proxy.real.grad, part(proxy.source, "attr", "grad"))
 
 
@@ -318,7 +391,9 @@ def has_tensor(value: Any) -> bool:
 def changes_in_place(target: Any, kwargs: dict[str, Any]) -> bool:
     """Whether an operator that returned no tensor still did something: in-place and foreach-in-place names, ``out=``."""
     name = target if isinstance(target, str) else getattr(target, "__name__", "")
-    return (name.endswith("_") and not name.endswith("__")) or "out" in kwargs or name in ("setitem", "_set_grad_enabled")
+    return (
+        (name.endswith("_") and not name.endswith("__")) or "out" in kwargs or name in ("setitem", "_set_grad_enabled")
+    )
 
 
 def is_scalar_index(key: Any) -> bool:

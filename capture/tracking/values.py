@@ -1,4 +1,5 @@
 """The values that only exist while tracing: tensors as proxies, their methods, and the signal of a graph break."""
+
 from __future__ import annotations
 
 import enum
@@ -8,6 +9,7 @@ import types
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
+
 from moebius.interpreter import Signal
 
 if TYPE_CHECKING:
@@ -95,7 +97,21 @@ def install_operators() -> None:
 
         setattr(TensorProxy, name, method)
 
-    for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor", "lshift", "rshift"):
+    for name in (
+        "add",
+        "sub",
+        "mul",
+        "truediv",
+        "floordiv",
+        "mod",
+        "pow",
+        "matmul",
+        "and",
+        "or",
+        "xor",
+        "lshift",
+        "rshift",
+    ):
         function = getattr(operator, f"{name}_" if name in ("and", "or") else name)
         binary(f"__{name}__", function, swapped=False)
         binary(f"__r{name}__", function, swapped=True)

@@ -1,4 +1,5 @@
 """Capture's tests: what moebius warns of (a capture that failed, one that gave up) is a failure here."""
+
 from __future__ import annotations
 
 import warnings

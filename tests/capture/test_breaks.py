@@ -1,4 +1,5 @@
 """Graph breaks: anywhere in a frame, with the graphs before and after kept and plain Python's results."""
+
 from __future__ import annotations
 
 import contextlib
@@ -6,6 +7,7 @@ import threading
 
 import pytest
 import torch
+
 from moebius import GraphBreakError, capture, disable, explain, stats
 
 LOG: list = []
@@ -203,7 +205,9 @@ def test_result_and_effects_are_those_of_plain_python(function):
     assert stats(captured).breaks >= 1
 
 
-@pytest.mark.parametrize("function", [straight, in_loop, in_with, in_try, conditional, cells, iterators], ids=lambda f: f.__name__)
+@pytest.mark.parametrize(
+    "function", [straight, in_loop, in_with, in_try, conditional, cells, iterators], ids=lambda f: f.__name__
+)
 def test_graphs_before_and_after_the_break_are_kept(function):
     report = explain(function)(torch.ones(2, 2))
     assert len(report.graphs) >= 2

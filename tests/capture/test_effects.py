@@ -1,4 +1,5 @@
 """What a captured call changes is what plain Python changes: same objects, same contents, same order."""
+
 from __future__ import annotations
 
 import collections
@@ -8,6 +9,7 @@ from typing import NamedTuple
 
 import pytest
 import torch
+
 from moebius import capture, stats
 
 COUNTER = {"calls": 0}
@@ -189,7 +191,11 @@ def picture(value, seen=None):
         return ("again", seen[id(value)])
     seen[id(value)] = len(seen)
     if isinstance(value, dict):
-        return (type(value).__name__, [(picture(k, seen), picture(v, seen)) for k, v in value.items()], picture(getattr(value, "__dict__", None), seen))
+        return (
+            type(value).__name__,
+            [(picture(k, seen), picture(v, seen)) for k, v in value.items()],
+            picture(getattr(value, "__dict__", None), seen),
+        )
     if isinstance(value, set):
         return ("set", sorted(map(repr, value)))
     if isinstance(value, list | tuple | collections.deque):

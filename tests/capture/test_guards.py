@@ -1,4 +1,5 @@
 """Change each thing that a capture relied on: the captured call still gives what plain Python gives, every time."""
+
 from __future__ import annotations
 
 import collections
@@ -6,6 +7,7 @@ import enum
 
 import pytest
 import torch
+
 from moebius import capture, stats
 
 SCALE = 2.0

@@ -1,4 +1,5 @@
 """Backends, options, what may be captured, and bad input: a clear error that says what to do."""
+
 from __future__ import annotations
 
 import os
@@ -7,6 +8,7 @@ import sys
 
 import pytest
 import torch
+
 from moebius import MoebiusError, capture, disable, explain, mark_dynamic, reset, stats
 from moebius.errors import NotCapturableError, OptionError
 
@@ -114,7 +116,14 @@ def test_methods_of_captured_classes_bind():
 
 @pytest.mark.parametrize(
     ("target", "words"),
-    [(3, "not int"), ("name", "not str"), (None, None), (len, "written in C"), (Model, "instance"), (torch.nn.functional.linear, "written in C")],
+    [
+        (3, "not int"),
+        ("name", "not str"),
+        (None, None),
+        (len, "written in C"),
+        (Model, "instance"),
+        (torch.nn.functional.linear, "written in C"),
+    ],
 )
 def test_what_cannot_be_captured_is_said(target, words):
     if target is None:
@@ -138,7 +147,15 @@ def test_generators_and_coroutines_are_refused():
 
 @pytest.mark.parametrize(
     "options",
-    [{"bakend": "eager"}, {"backend": "nothing"}, {"backend": 3}, {"dynamic": "yes"}, {"fullgraph": 1}, {"precision": "fp7"}, {"precision": "fp8"}],
+    [
+        {"bakend": "eager"},
+        {"backend": "nothing"},
+        {"backend": 3},
+        {"dynamic": "yes"},
+        {"fullgraph": 1},
+        {"precision": "fp7"},
+        {"precision": "fp8"},
+    ],
     ids=str,
 )
 def test_bad_options_name_the_choices(options):
@@ -168,7 +185,13 @@ def test_the_environment_variable_switches_capture_off():
         "f = moebius.capture(lambda x: x + 1)\n"
         "print(f(torch.ones(1)).item(), moebius.stats(f).misses, moebius.stats(f).graphs)\n"
     )
-    run = subprocess.run([sys.executable, "-c", code], env={**os.environ, "MOEBIUS_DISABLE": "1"}, capture_output=True, text=True, check=True)
+    run = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "MOEBIUS_DISABLE": "1"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     assert run.stdout.split() == ["2.0", "0", "0"]
 
 

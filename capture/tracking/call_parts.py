@@ -1,0 +1,61 @@
+"""What the families of calls lean on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from .values import SYMBOLIC, LoopLeftover, TensorMethod, TensorProxy
+
+if TYPE_CHECKING:
+    from .domain import TrackingDomain
+    from .objects import Objects
+    from .tensors import TensorOperations
+
+
+class CallParts:
+    """Base of the families; ``calls.Calls`` puts them together and dispatches."""
+
+    domain: TrackingDomain
+    objects: Objects
+    tensors: TensorOperations
+
+    def call(self, function: Any, args: list, kwargs: dict[str, Any]) -> Any:
+        """Call anything callable in the trace."""
+        raise NotImplementedError
+
+    def known(self, value: Any) -> bool:
+        """Whether the object existed before the call."""
+        return id(value) in self.objects.records
+
+    def drain(self, value: Any) -> list:
+        """All items of an iterable."""
+        raise NotImplementedError
+
+    def mapping_or_items(self, value: Any, base: type) -> Any:
+        """The argument of ``update``/``extend``: a native mapping or iterator."""
+        raise NotImplementedError
+
+    def kind_of(self, value: Any) -> type:
+        """``type(value)``."""
+        raise NotImplementedError
+
+    def shallow(self, function: Any, args: list, kwargs: dict[str, Any]) -> Any:
+        """A builtin that treats items as opaque."""
+        raise NotImplementedError
+
+    def callback(self, function: Any) -> Callable[..., Any]:
+        """A native callable that runs ``function`` in the trace."""
+        raise NotImplementedError
+
+
+def holds_proxy(value: Any) -> bool:
+    """Whether a tuple, list or dict argument holds tensors."""
+    if isinstance(value, tuple | list):
+        return any(isinstance(v, TensorProxy) or holds_proxy(v) for v in value)
+    return isinstance(value, dict) and any(isinstance(v, TensorProxy) for v in value.values())
+
+
+def is_alien(value: Any) -> bool:
+    """Values that exist in the trace only, other than tensors."""
+    return isinstance(value, (*SYMBOLIC, TensorMethod, LoopLeftover))

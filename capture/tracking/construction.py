@@ -1,0 +1,153 @@
+"""Making objects: ``cls(...)`` as ``type.__call__`` does it, and the builtin containers."""
+
+from __future__ import annotations
+
+import collections
+import functools
+import types
+import typing
+from typing import Any
+
+import torch
+
+from . import natives
+from .call_parts import CallParts
+from .objects import CONTAINERS, DICTS
+from .values import Break, TensorProxy, type_of
+
+# Classes whose own C code lays objects out in a way that we can follow.
+ALLOCATED = (object, dict, collections.OrderedDict, collections.defaultdict, list, set, tuple, int, str, float)
+
+
+class Construction(CallParts):
+    """Calls that make objects."""
+
+    def construct(self, cls: type, args: list, kwargs: dict[str, Any]) -> Any:
+        """``cls(*args, **kwargs)``."""
+        if cls is type and len(args) == 1:
+            return self.kind_of(args[0])
+        if cls in natives.PLAIN_TYPES:
+            values = [self.domain.plain_contents(a) for a in args]
+            if cls in (frozenset, torch.Size) and values:
+                values = [list(self.drain(values[0]))]
+            if cls is torch.Size and all(type(v) in (int, torch.SymInt) for value in values for v in value):
+                return torch.Size(*values)
+            if cls is not slice:
+                values = [natives.specialised(v) for v in values]
+            if not all(natives.is_plain(v, self.known) for v in (*values, *kwargs.values())):
+                if cls in (slice,):
+                    return slice(*values)
+                raise Break(
+                    "plain value from other values",
+                    f"{cls.__name__}() of {', '.join(type_of(a).__name__ for a in args)}",
+                    "pass plain values",
+                )
+            return self.objects.made(cls(*values, **kwargs))
+        if cls in natives.SHALLOW:
+            return self.shallow(cls, args, kwargs)
+        if issubclass(cls, torch.Tensor):
+            if cls is torch.nn.Parameter or cls is torch.nn.Buffer:
+                raise Break("parameter made in the step", cls.__name__, "make parameters before the step")
+            raise Break("tensor constructor", f"{cls.__name__}(...)", "use torch.tensor")
+        if issubclass(cls, torch.autograd.Function | torch.nn.Module) and issubclass(cls, torch.autograd.Function):
+            raise Break("autograd.Function instance", cls.__name__, "call .apply")
+        meta_call = self.domain.attributes.on_type(type(cls), "__call__")
+        if isinstance(meta_call, types.FunctionType):
+            return self.call(meta_call, [cls, *args], kwargs)
+        return self.type_call(cls, args, kwargs)
+
+    def type_call(self, cls: type, args: list, kwargs: dict[str, Any]) -> Any:
+        """``type.__call__(cls, ...)``: ``__new__``, then ``__init__`` if an instance of the class came back."""
+        maker = self.domain.attributes.on_type(cls, "__new__")
+        if isinstance(maker, staticmethod):
+            maker = self.domain.attributes.inside(maker, maker.__func__)
+        if isinstance(maker, types.FunctionType):
+            made = self.call(maker, [cls, *args], kwargs)
+        else:
+            made = self.allocate(cls, maker, args, kwargs)
+        if not issubclass(type_of(made), cls):
+            return made
+        init = self.domain.attributes.on_type(type(made), "__init__")
+        if isinstance(init, types.FunctionType):
+            self.call(init, [made, *args], kwargs)
+        elif any(b in CONTAINERS for b in cls.__mro__):
+            base = next(b for b in cls.__mro__ if b in CONTAINERS)
+            self.init_container(made, base, args, kwargs)
+        return made
+
+    def allocate(self, cls: type, maker: Any, args: list, kwargs: dict[str, Any]) -> Any:
+        """``__new__`` of a class whose allocation is C's."""
+        if cls.__init_subclass__ and cls.__flags__ & (1 << 20):  # Py_TPFLAGS_IS_ABSTRACT
+            raise TypeError(f"Can't instantiate abstract class {cls.__name__}")
+        base = next((b for b in cls.__mro__ if b in ALLOCATED), None)
+        if issubclass(cls, BaseException):
+            values = [self.domain.plain_contents(a) for a in args]
+            return self.objects.made(cls.__new__(cls, *values))
+        if base is None or not owned_by(cls):
+            raise Break(
+                "object made in C",
+                f"{cls.__module__}.{cls.__qualname__}",
+                "it is made natively; make it outside of the step",
+            )
+        if base is tuple:
+            return self.objects.made(tuple.__new__(cls, self.drain(args[0]) if args else ()))
+        if base in (int, str, float):
+            return self.objects.made(base.__new__(cls, *args, **kwargs))
+        if base is object:
+            return self.objects.made(object.__new__(cls))
+        return self.objects.made(base.__new__(cls))
+
+    def init_container(self, owner: Any, base: type, args: list, kwargs: dict[str, Any]) -> None:
+        if not self.objects.is_new(owner):
+            raise Break("container initialised again", type(owner).__name__, "make a new one")
+        self.objects.touch(owner)
+        if base is collections.defaultdict and args:
+            owner.default_factory = args[0]
+            args = args[1:]
+        if base in DICTS:
+            if args:
+                base.update(owner, self.mapping_or_items(args[0], base))
+            base.update(owner, **kwargs)
+        elif args:
+            target = getattr(base, "update", None) or base.extend
+            target(owner, self.drain(args[0]))
+
+    def make_dict(self, *args: Any, **kwargs: Any) -> dict:
+        made = dict(self.mapping_or_items(args[0], dict)) if args else {}
+        made.update(kwargs)
+        return self.objects.made(made)
+
+    def make_ordered(self, *args: Any, **kwargs: Any) -> Any:
+        return self.objects.made(collections.OrderedDict(self.make_dict(*args, **kwargs)))
+
+    def make_default_dict(self, *args: Any, **kwargs: Any) -> Any:
+        if args and args[0] not in (None, list, dict, set, int, float, str, tuple):
+            raise Break(
+                "defaultdict with its own factory",
+                "the factory would run natively",
+                "use setdefault, or a builtin factory",
+            )
+        return self.objects.made(
+            collections.defaultdict(args[0] if args else None, self.make_dict(*args[1:], **kwargs))
+        )
+
+    def make_set(self, *args: Any) -> set:
+        return self.objects.made({self.objects.real_key(k) for k in (self.drain(args[0]) if args else ())})
+
+    def make_partial(self, function: Any, *args: Any, **kwargs: Any) -> Any:
+        return self.objects.made(
+            functools.partial(function if callable(function) else self.callback(function), *args, **kwargs)
+        )
+
+    def make_super(self, *args: Any) -> Any:
+        if not args:
+            args = self.domain.super_arguments()
+        if len(args) == 2 and isinstance(args[1], TensorProxy):
+            raise Break("super() of a tensor", "methods of tensor subclasses", "use plain tensors")
+        return self.objects.made(super(*args))
+
+
+def owned_by(cls: type) -> bool:
+    """Whether all classes of C code in the MRO are ones whose layout we can follow."""
+    solid = [b for b in cls.__mro__ if not b.__flags__ & (1 << 9)]  # not a heap type
+    return all(b in ALLOCATED or b is typing.Generic for b in solid)

@@ -1,0 +1,352 @@
+"""Items, iteration, displays and text of traced values."""
+
+from __future__ import annotations
+
+import collections
+import types
+from typing import Any
+
+import torch
+
+from moebius.interpreter import NULL, STOP, Frame
+
+from ..hook import ABSENT
+from . import natives
+from .loops import TensorRows
+from .objects import CONTAINERS, DICTS, LISTS
+from .parts import Parts
+from .values import ATOMS, Break, LoopLeftover, TensorMethod, TensorProxy, type_of
+
+
+class Containers(Parts):
+    """Reading, writing, walking and building containers; texts of values."""
+
+    def get_attr(self, obj: Any, name: str) -> Any:
+        return self.attributes.get(obj, name)
+
+    def load_method(self, obj: Any, name: str) -> tuple[Any, Any]:
+        method = self.attributes.get(obj, name)
+        if type(method) is types.MethodType and self.objects.is_new(method):
+            return method.__func__, method.__self__
+        return method, NULL
+
+    def load_super_attr(self, frame: Frame, callee: Any, cls: Any, obj: Any, name: str, two_arguments: bool) -> Any:
+        if callee is not super:
+            return self.get_attr(self.call(callee, [cls, obj] if two_arguments else [], {}), name)
+        return self.get_attr(self.calls.make_super(cls, obj), name)
+
+    def super_arguments(self) -> tuple[Any, Any]:
+        """``__class__`` and the first argument of the running function, for ``super()``."""
+        frame = self.machine.frame
+        names = frame.program.localsplus
+        if "__class__" not in names or not frame.code.co_argcount:
+            raise RuntimeError("super(): no arguments")
+        cls = self.load_cell(frame.locals[names.index("__class__")])
+        first = frame.locals[0]
+        return cls, self.load_cell(first) if isinstance(first, types.CellType) else first
+
+    def set_attr(self, obj: Any, name: str, value: Any) -> None:
+        self.attributes.set(obj, name, value)
+
+    def del_attr(self, obj: Any, name: str) -> None:
+        self.attributes.delete(obj, name)
+
+    def get_item(self, obj: Any, key: Any) -> Any:
+        kind = type(obj)
+        if kind is TensorProxy:
+            return self.tensors.get_item(obj, self.plain_contents(key))
+        if kind in (str, bytes, range, torch.Size) or kind is tuple:
+            return self.sequence_item(obj, key)
+        self.refuse_alien(obj)
+        if isinstance(obj, type):
+            return self.class_subscript(obj, key)
+        method = self.attributes.on_type(kind, "__getitem__")
+        if isinstance(method, types.FunctionType):
+            return self.call(method, [obj, key], {})
+        base = next((b for b in kind.__mro__ if b in natives.CONTAINER_METHODS), None)
+        if base in DICTS:
+            return self.dict_item(obj, kind, key)
+        if base in LISTS or base is tuple:
+            return self.sequence_item(self.objects.contents(obj) if base in LISTS else obj, key)
+        if method is ABSENT:
+            raise TypeError(f"{kind.__name__!r} object is not subscriptable")
+        raise Break("item of a C object", kind.__name__, "read it outside of the step")
+
+    def sequence_item(self, sequence: Any, key: Any) -> Any:
+        if isinstance(key, slice):
+            key = slice(*(natives.specialised(p) for p in (key.start, key.stop, key.step)))
+        key = natives.specialised(key)
+        if isinstance(key, TensorProxy):
+            raise Break(
+                "tensor read as a number",
+                "a tensor indexes a Python sequence",
+                "stack the sequence and index the tensor",
+            )
+        if not isinstance(key, int | slice):
+            method = self.attributes.on_type(type(key), "__index__") if type(key) not in ATOMS else ABSENT
+            if isinstance(method, types.FunctionType):
+                key = self.call(method, [key], {})
+        found = sequence[key]
+        return self.objects.made(found) if isinstance(key, slice) else found
+
+    def dict_item(self, obj: Any, kind: type, key: Any) -> Any:
+        record = self.objects.record_of(obj)
+        found = (
+            self.objects.dict_get(record, key)
+            if record is not None
+            else dict.get(obj, self.objects.real_key(key), ABSENT)
+        )
+        if found is not ABSENT:
+            return found
+        missing = self.attributes.on_type(kind, "__missing__")
+        if isinstance(missing, types.FunctionType):
+            return self.call(missing, [obj, key], {})
+        if kind is collections.defaultdict:
+            factory = obj.default_factory
+            if factory is not None:
+                value = self.call(factory, [], {})
+                self.set_item(obj, key, value)
+                return value
+        raise KeyError(key)
+
+    def class_subscript(self, cls: type, key: Any) -> Any:
+        method = self.attributes.on_type(type(cls), "__getitem__")
+        if isinstance(method, types.FunctionType):
+            return self.call(method, [cls, key], {})
+        return self.objects.made(cls[key])  # type: ignore[index]
+
+    def set_item(self, obj: Any, key: Any, value: Any) -> None:
+        kind = type(obj)
+        if kind is TensorProxy:
+            self.tensors.set_item(obj, self.plain_contents(key), value)
+            return
+        method = self.attributes.on_type(kind, "__setitem__")
+        if isinstance(method, types.FunctionType):
+            self.call(method, [obj, key, value], {})
+            return
+        base = next((b for b in kind.__mro__ if b in CONTAINERS), None)
+        if base is None:
+            if method is ABSENT:
+                raise TypeError(f"{kind.__name__!r} object does not support item assignment")
+            raise Break("item of a C object is set", kind.__name__, "set it outside of the step")
+        record = self.objects.record_of(obj)
+        if base in DICTS and record is not None:
+            self.objects.dict_set(record, key, value)
+            return
+        self.objects.touch(obj)
+        target = self.objects.contents(obj)
+        if base in DICTS:
+            base.__setitem__(target, self.objects.real_key(key), value)
+        else:
+            if isinstance(key, slice):
+                value = self.calls.drain(value)
+            base.__setitem__(target, key, value)
+
+    def del_item(self, obj: Any, key: Any) -> None:
+        kind = type(obj)
+        method = self.attributes.on_type(kind, "__delitem__")
+        if isinstance(method, types.FunctionType):
+            self.call(method, [obj, key], {})
+            return
+        base = next((b for b in kind.__mro__ if b in CONTAINERS), None)
+        if base is None:
+            raise Break("item of a C object is deleted", kind.__name__, "delete it outside of the step")
+        record = self.objects.record_of(obj)
+        if base in DICTS and record is not None:
+            if not self.objects.dict_delete(record, key):
+                raise KeyError(key)
+            return
+        self.objects.touch(obj)
+        base.__delitem__(self.objects.contents(obj), key)
+
+    def make_slice(self, *parts: Any) -> Any:
+        return slice(*parts)
+
+    def plain_contents(self, value: Any) -> Any:
+        """Known containers in an argument replaced by what stands for them, so that C code may read them."""
+        kind = type(value)
+        if kind in CONTAINERS:
+            value = self.objects.contents(value)
+            if kind in DICTS:
+                return (
+                    {k: self.plain_contents(v) for k, v in value.items()}
+                    if any(type(v) in CONTAINERS or type(v) is tuple for v in value.values())
+                    else value
+                )
+            return (
+                kind(self.plain_contents(v) for v in value)
+                if any(type(v) in CONTAINERS or type(v) is tuple for v in value)
+                else value
+            )
+        if kind is tuple and any(type(v) in CONTAINERS or type(v) is tuple for v in value):
+            return tuple(self.plain_contents(v) for v in value)
+        return value
+
+    # ------------------------------------------------------------------------------------------------------------------
+    # Iteration
+    # ------------------------------------------------------------------------------------------------------------------
+
+    def get_iter(self, value: Any) -> Any:
+        kind = type(value)
+        if kind is TensorProxy:
+            return self.loops.rows(value)
+        if kind is TensorRows:
+            return value
+        self.refuse_alien(value)
+        if kind in (tuple, str, bytes, range, frozenset) or kind in natives.VIEWS or kind is torch.Size:
+            return self.objects.made(iter(value))
+        if isinstance(value, natives.ITERATORS):
+            if not self.objects.is_new(value):
+                raise Break(
+                    "iterator from outside",
+                    f"a {kind.__name__} that existed before the step is advanced",
+                    "iterate over the container itself",
+                )
+            return value
+        method = self.attributes.on_type(kind, "__iter__")
+        if isinstance(method, types.FunctionType):
+            return self.call(method, [value], {})
+        if any(b in CONTAINERS or b is tuple for b in kind.__mro__):
+            base = next(b for b in kind.__mro__ if b in CONTAINERS or b is tuple)
+            return self.objects.made(base.__iter__(self.objects.contents(value) if base in CONTAINERS else value))
+        if isinstance(value, type) and isinstance(
+            method := self.attributes.on_type(type(value), "__iter__"), types.FunctionType
+        ):
+            return self.call(method, [value], {})
+        if method is ABSENT and self.attributes.on_type(kind, "__getitem__") is ABSENT:
+            raise TypeError(f"{kind.__name__!r} object is not iterable")
+        raise Break("iteration over a C object", kind.__name__, "iterate over a list of it")
+
+    def next_item(self, iterator: Any) -> Any:
+        if type(iterator) is TensorRows:
+            return self.loops.next_row(iterator)
+        if not isinstance(iterator, natives.ITERATORS):
+            method = self.attributes.on_type(type(iterator), "__next__")
+            if isinstance(method, types.FunctionType):
+                try:
+                    return self.call(method, [iterator], {})
+                except StopIteration:
+                    return STOP
+            raise Break("iterator in C", type(iterator).__name__, "iterate over a list of it")
+        if not self.objects.is_new(iterator):
+            raise Break(
+                "iterator from outside",
+                f"a {type(iterator).__name__} that existed before the step is advanced",
+                "iterate over the container itself",
+            )
+        if self.objects.depth:
+            self.objects.touch(iterator)
+        value = next(iterator, STOP)
+        return value if value is STOP else self.objects.made(value)
+
+    def unpack(self, value: Any, count: int) -> list[Any]:
+        if isinstance(value, TensorProxy):
+            value = self.tensors.rows_for_unpacking(value, count)
+        elif type(value) in LISTS:
+            value = self.objects.contents(value)
+        return super().unpack(value, count)
+
+    # ------------------------------------------------------------------------------------------------------------------
+    # Displays
+    # ------------------------------------------------------------------------------------------------------------------
+
+    def build_list(self, items: list[Any]) -> Any:
+        return self.objects.made(items)
+
+    def build_tuple(self, items: list[Any]) -> Any:
+        return self.objects.made(tuple(items))
+
+    def build_set(self, items: list[Any]) -> Any:
+        return self.objects.made({self.objects.real_key(x) for x in items})
+
+    def build_map(self, pairs: list[tuple[Any, Any]]) -> Any:
+        return self.objects.made({self.objects.real_key(k): v for k, v in pairs})
+
+    def build_string(self, parts: list[str]) -> Any:
+        return "".join(parts)
+
+    # The containers that displays and comprehensions fill are new, except after a graph break in the middle of one.
+
+    def list_append(self, target: Any, value: Any) -> None:
+        self.calls.container_method(target, list, "append", [value], {})
+
+    def list_extend(self, target: Any, values: Any) -> None:
+        self.calls.container_method(target, list, "extend", [values], {})
+
+    def list_to_tuple(self, values: Any) -> Any:
+        return self.objects.made(tuple(self.objects.contents(values)))
+
+    def set_add(self, target: Any, value: Any) -> None:
+        self.calls.container_method(target, set, "add", [value], {})
+
+    def set_update(self, target: Any, values: Any) -> None:
+        self.calls.container_method(target, set, "update", [self.calls.drain(values)], {})
+
+    def map_add(self, target: Any, key: Any, value: Any) -> None:
+        self.set_item(target, key, value)
+
+    def dict_update(self, target: Any, other: Any) -> None:
+        if not hasattr(type(other), "keys"):
+            raise TypeError(f"'{type(other).__name__}' object is not a mapping")
+        self.calls.container_method(target, dict, "update", [other], {})
+
+    def dict_merge(self, target: Any, other: Any, function: Any) -> None:
+        if self.objects.record_of(target) is not None:
+            raise Break(
+                "keyword arguments built across a graph break",
+                "f(**a, **b)",
+                "build the keyword arguments before the call",
+            )
+        super().dict_merge(target, self.mapping(other), function)
+
+    def mapping(self, other: Any) -> Any:
+        return dict(self.calls.mapping_or_items(other, dict)) if hasattr(type(other), "keys") else other
+
+    def format_value(self, value: Any, conversion: str, spec: Any) -> Any:
+        value = natives.specialised(value)
+        if natives.is_plain(value, self.calls.known):
+            return super().format_value(value, conversion, spec)
+        if conversion or spec:
+            raise Break(
+                "text of a value that is not plain",
+                f"a {type_of(value).__name__} is formatted",
+                "format it after the step",
+            )
+        return self.text_of(value)
+
+    def convert_value(self, value: Any, conversion: str) -> Any:
+        value = natives.specialised(value)
+        if not natives.is_plain(value, self.calls.known):
+            raise Break(
+                "text of a value that is not plain",
+                f"a {type_of(value).__name__} is formatted",
+                "format it after the step",
+            )
+        return super().convert_value(value, conversion)
+
+    def text_of(self, value: Any = "", *encoding: Any) -> Any:
+        """``str(value)``."""
+        value = natives.specialised(value)
+        if natives.is_plain(value, self.calls.known) or isinstance(value, BaseException):
+            return str(value, *encoding)
+        if not isinstance(value, TensorProxy | LoopLeftover | TensorMethod):
+            method = self.attributes.on_type(type(value), "__str__")
+            if isinstance(method, types.FunctionType):
+                return self.call(method, [value], {})
+            if method is object.__str__:
+                return self.repr_of(value)
+        raise Break(
+            "text of a value that is not plain", f"str() of a {type_of(value).__name__}", "print it after the step"
+        )
+
+    def repr_of(self, value: Any) -> str:
+        """``repr(value)``."""
+        value = natives.specialised(value)
+        if natives.is_plain(value, self.calls.known):
+            return repr(value)
+        method = self.attributes.on_type(type(value), "__repr__") if not isinstance(value, TensorProxy) else ABSENT
+        if isinstance(method, types.FunctionType):
+            return self.call(method, [value], {})
+        raise Break(
+            "text of a value that is not plain", f"repr() of a {type_of(value).__name__}", "print it after the step"
+        )

@@ -1,0 +1,268 @@
+"""Methods of builtin types: of containers on the object or its shadow, of plain values, of classes, of context variables."""
+
+from __future__ import annotations
+
+import collections
+import contextvars
+import re
+import types
+from typing import Any
+
+import torch
+
+from ..hook import ABSENT
+from ..sources import Static
+from . import natives
+from .call_parts import CallParts, is_alien
+from .objects import DICTS, LISTS, SETS
+from .values import ATOMS, Break, TensorProxy
+
+OBJECT_METHODS = {
+    "__setattr__": "object_setattr", "__getattribute__": "object_getattribute", "__delattr__": "object_delattr", "__init__": "object_init",
+    "__reduce__": "object_reduce", "__reduce_ex__": "object_reduce", "__eq__": "object_eq", "__ne__": "object_ne", "__hash__": "identity",
+    "__init_subclass__": "object_init_subclass",
+}  # fmt: skip
+KEYED = frozenset(
+    {
+        "get",
+        "pop",
+        "setdefault",
+        "__getitem__",
+        "__setitem__",
+        "__delitem__",
+        "__contains__",
+        "add",
+        "discard",
+        "remove",
+        "move_to_end",
+    }
+)
+ITERABLE_ARGUMENT = frozenset(
+    {"update", "extend", "extendleft", "__iadd__", "__ior__", "union", "intersection", "difference", "issubset", "issuperset", "isdisjoint",
+     "symmetric_difference", "difference_update", "intersection_update"}
+)  # fmt: skip
+
+
+class ContextToken:
+    """What ``ContextVar.set`` gives while tracing."""
+
+    def __init__(self, variable: contextvars.ContextVar, before: Any):
+        self.variable, self.before = variable, before
+
+
+class Methods(CallParts):
+    """Calls of methods that are written in C."""
+
+    def unbound(self, descriptor: Any, args: list, kwargs: dict[str, Any]) -> Any:
+        """``str.upper(x)``, ``object.__setattr__(obj, ...)``: a method descriptor with its object as first argument."""
+        if not args:
+            raise TypeError(f"unbound method {descriptor.__qualname__}() needs an argument")
+        owner, rest = args[0], args[1:]
+        if isinstance(owner, TensorProxy):
+            return self.tensors.method(owner, descriptor.__name__, tuple(rest), kwargs)
+        return self.method_of(
+            owner, descriptor.__name__, descriptor.__get__(owner) if not is_alien(owner) else descriptor, rest, kwargs
+        )
+
+    def method_of(self, owner: Any, name: str, bound: Any, args: list, kwargs: dict[str, Any]) -> Any:
+        """A builtin method with the object that it belongs to."""
+        kind = type(owner)
+        if isinstance(owner, contextvars.ContextVar):
+            return self.context_variable(owner, name, args)
+        if name in OBJECT_METHODS and is_object_method(bound, kind):
+            return getattr(self, OBJECT_METHODS[name])(owner, *args, **kwargs)
+        if isinstance(owner, types.GeneratorType) and self.objects.is_new(owner):
+            return bound(*args, **kwargs)
+        if isinstance(owner, type):
+            return self.class_method(owner, name, bound, args, kwargs)
+        if kind in ATOMS:
+            return self.atom_method(owner, name, bound, args, kwargs)
+        base = next((b for b in kind.__mro__ if b in natives.CONTAINER_METHODS), None)
+        if base is not None:
+            return self.container_method(owner, base, name, args, kwargs)
+        if kind in natives.VIEWS and name in ("__len__", "__iter__", "__contains__", "isdisjoint"):
+            return bound(*args)
+        if isinstance(owner, natives.ITERATORS) and name in ("__iter__", "__next__"):
+            return owner if name == "__iter__" else self.objects.made(next(owner))
+        if isinstance(owner, types.MethodType | types.FunctionType) and name == "__get__":
+            return self.domain.attributes.bind(owner, args[0], type(args[0])) if args[0] is not None else owner
+        if isinstance(owner, BaseException) and name in ("with_traceback", "add_note") and self.objects.is_new(owner):
+            return bound(*args, **kwargs)
+        if isinstance(owner, re.Pattern) and all(natives.is_plain(a, self.known) for a in args):
+            return self.objects.made(bound(*args, **kwargs))
+        if isinstance(owner, re.Match):
+            return bound(*args, **kwargs)
+        raise Break(
+            "method in C",
+            f"{kind.__module__}.{kind.__qualname__}.{name} is not known to be free of effects",
+            "it runs natively",
+        )
+
+    def atom_method(self, owner: Any, name: str, bound: Any, args: list, kwargs: dict[str, Any]) -> Any:
+        if isinstance(owner, torch.Generator):
+            raise Break("random generator", f"torch.Generator.{name}", "seed outside of the step")
+        values = [natives.specialised(self.domain.plain_contents(a)) for a in args]
+        if name == "join" and args:
+            values = [list(self.drain(args[0]))]
+        if name == "format":
+            values = [self.domain.text_of(v) if not natives.is_plain(v, self.known) else v for v in values]
+            kwargs = {
+                k: self.domain.text_of(v) if not natives.is_plain(v, self.known) else v for k, v in kwargs.items()
+            }
+        if not all(natives.is_plain(v, self.known) for v in (*values, *kwargs.values())):
+            raise Break(
+                "method of a plain value",
+                f"{type(owner).__name__}.{name} with arguments that are not plain",
+                "pass plain values",
+            )
+        return self.objects.made(bound(*values, **kwargs))
+
+    def container_method(self, owner: Any, base: type, name: str, args: list, kwargs: dict[str, Any]) -> Any:
+        """A method of list, dict, set, tuple, deque or of a class derived from one, on the object or its shadow."""
+        table = natives.CONTAINER_METHODS[base]
+        if name not in table:
+            if name == "__init__":
+                return self.init_container(owner, base, args, kwargs)
+            if name in ("__eq__", "__ne__"):
+                return self.domain.compare("==" if name == "__eq__" else "!=", owner, args[0])
+            raise Break("method in C", f"{base.__name__}.{name}", "it runs natively")
+        if name in natives.CHANGING:
+            self.objects.touch(owner)
+        record = self.objects.record_of(owner)
+        if record is not None and base in DICTS:
+            if (done := self.single_key(record, name, args)) is not ABSENT:
+                return done
+        if record is not None and name in ("append", "extend") and record.shadow is None and base is list:
+            record.appends.extend(args if name == "append" else self.drain(args[0]))
+            return None
+        target = self.objects.contents(owner)
+        if base in SETS and name == "update":
+            args = [[self.objects.real_key(v) for v in self.drain(a)] for a in args]
+        if base in DICTS or base in SETS:
+            if name in KEYED and args:
+                args = [self.objects.real_key(args[0]), *args[1:]]
+        elif not table[name]:
+            return self.compared_method(target, name, args, kwargs)
+        if name in ITERABLE_ARGUMENT and args:
+            args = [self.mapping_or_items(args[0], base), *args[1:]]
+        if name == "__getitem__" and base in LISTS or base is tuple and name == "__getitem__":
+            return self.domain.get_item(owner, args[0])
+        if base is collections.defaultdict and name == "__getitem__":
+            return self.domain.get_item(owner, args[0])
+        method = getattr(base, name)
+        return self.objects.made(method(target, *args, **kwargs))
+
+    def single_key(self, record: Any, name: str, args: list) -> Any:
+        """Dict methods that concern one key need not read the whole dict. ABSENT: not such a method."""
+        if name == "get":
+            found = self.objects.dict_get(record, args[0])
+            return (args[1] if len(args) > 1 else None) if found is ABSENT else found
+        if name == "__contains__":
+            return self.objects.dict_get(record, args[0]) is not ABSENT
+        if name == "__getitem__" and not isinstance(record.obj, collections.defaultdict):
+            found = self.objects.dict_get(record, args[0])
+            if found is ABSENT:
+                raise KeyError(args[0])
+            return found
+        if name == "__setitem__":
+            self.objects.dict_set(record, *args)
+            return None
+        if name == "pop" or name == "__delitem__":
+            found = self.objects.dict_get(record, args[0])
+            if found is ABSENT:
+                if name == "pop" and len(args) > 1:
+                    return args[1]
+                raise KeyError(args[0])
+            self.objects.dict_delete(record, args[0])
+            return found if name == "pop" else None
+        if name == "setdefault":
+            found = self.objects.dict_get(record, args[0])
+            if found is ABSENT:
+                found = args[1] if len(args) > 1 else None
+                self.objects.dict_set(record, args[0], found)
+            return found
+        return ABSENT
+
+    def compared_method(self, target: Any, name: str, args: list, kwargs: dict[str, Any]) -> Any:
+        if name == "sort":
+            target[:] = self.sort(target, **kwargs)
+            return None
+        for i, item in enumerate(target):
+            if self.domain.is_same(item, args[0]) or self.domain.truth(self.domain.compare("==", item, args[0])):
+                if name == "index" and len(args) == 1:
+                    return i
+                if name == "remove":
+                    del target[i]
+                    return None
+        if name == "count":
+            return sum(
+                1
+                for item in target
+                if self.domain.is_same(item, args[0]) or self.domain.truth(self.domain.compare("==", item, args[0]))
+            )
+        raise ValueError(f"{args[0]!r} is not in list" if name == "index" else "list.remove(x): x not in list")
+
+    def mapping_or_items(self, value: Any, base: type) -> Any:
+        """The argument of ``update``/``extend``: a native mapping or iterator."""
+        if base in DICTS:
+            if any(b in DICTS for b in type(value).__mro__):
+                return self.objects.contents(value)
+            if self.domain.attributes.has(value, "keys"):
+                keys = self.drain(self.call(self.domain.attributes.get(value, "keys"), [], {}))
+                return {k: self.domain.get_item(value, k) for k in keys}
+            return [tuple(self.drain(pair)) for pair in self.drain(value)]
+        return self.domain.get_iter(value)
+
+    def drain(self, value: Any) -> list:
+        """All items of an iterable."""
+        iterator = self.domain.get_iter(value)
+        if isinstance(iterator, self.domain.row_type):
+            raise Break("iterating over a tensor of unknown length", "in a builtin", "iterate over it with a for loop")
+        return list(iterator)
+
+    def class_method(self, cls: type, name: str, bound: Any, args: list, kwargs: dict[str, Any]) -> Any:
+        if name == "__new__":
+            if not args:
+                raise TypeError("__new__(): not enough arguments")
+            return self.allocate(args[0], bound, args[1:], kwargs)
+        if name == "fromkeys" and cls in DICTS:
+            return self.objects.made(cls.fromkeys(self.drain(args[0]), *args[1:]))
+        if name in ("__subclasses__", "mro", "__prepare__"):
+            return self.objects.made(bound(*args, **kwargs))
+        if name == "from_iterable":
+            return self.shallow(bound, args, kwargs)
+        if name == "__call__":
+            return self.construct(cls, args, kwargs)
+        if name in ("maketrans", "fromhex", "from_bytes"):
+            return bound(*args, **kwargs)
+        if name in ("__instancecheck__", "__subclasscheck__"):
+            return self.is_instance(args[0], cls) if name == "__instancecheck__" else issubclass(args[0], cls)
+        raise Break("class method in C", f"{cls.__qualname__}.{name}", "it runs natively")
+
+    def context_variable(self, variable: contextvars.ContextVar, name: str, args: list) -> Any:
+        if name == "get":
+            value = self.objects.context_get(variable)
+            if value is not ABSENT:
+                return value
+            if args:
+                return args[0]
+            default = variable.get(ABSENT) if ABSENT is not ABSENT else ABSENT
+            if default is ABSENT:
+                try:
+                    default = contextvars.Context().run(variable.get)
+                except LookupError:
+                    raise LookupError(variable) from None
+            return self.objects.enter(default, Static(f"ContextVar({variable.name!r}) default", default))
+        if name == "set":
+            return self.objects.made(ContextToken(variable, self.objects.context_set(variable, args[0])))
+        if name == "reset" and isinstance(args[0], ContextToken):
+            self.objects.context_set(variable, args[0].before)
+            return None
+        raise Break("context variable", f"ContextVar.{name}", "set context variables outside of the step")
+
+
+def is_object_method(bound: Any, kind: type) -> bool:
+    """Whether a slot wrapper is the one of ``object`` (or of a builtin container, for ``__init__``)."""
+    owner = getattr(bound, "__objclass__", None) or getattr(getattr(kind, bound.__name__, None), "__objclass__", None)
+    qualname = getattr(bound, "__qualname__", "")
+    return owner is object or qualname.startswith("object.") or bound.__name__ in ("__init__", "__init_subclass__")

@@ -1,0 +1,273 @@
+"""Operators, comparison, truth and membership on traced values."""
+
+from __future__ import annotations
+
+import operator
+import types
+from typing import Any
+
+import torch
+
+from moebius.interpreter.domain.operators import OPERATIONS as OPERATORS
+
+from ..hook import ABSENT
+from . import natives
+from .loops import TensorRows
+from .objects import CONTAINERS, DICTS, SETS
+from .parts import Parts
+from .values import ATOMS, SYMBOLIC, Break, LoopLeftover, TensorMethod, TensorProxy, type_of
+
+SIMPLE = frozenset({int, float, str, bool, bytes, type(None)})
+COMPARISONS = {
+    "<": operator.lt,
+    "<=": operator.le,
+    "==": operator.eq,
+    "!=": operator.ne,
+    ">": operator.gt,
+    ">=": operator.ge,
+}
+DUNDERS = {
+    "+": "add", "&": "and", "//": "floordiv", "<<": "lshift", "@": "matmul", "*": "mul", "%": "mod", "|": "or", "**": "pow", ">>": "rshift",
+    "-": "sub", "/": "truediv", "^": "xor",
+}  # fmt: skip
+
+
+class Operators(Parts):
+    """What operators mean: plain on atoms, nodes on tensors, guarded dunders on objects."""
+
+    def unary(self, op: str, value: Any) -> Any:
+        if op == "not":
+            return not self.truth(value)
+        kind = type(value)
+        if kind in SIMPLE or kind in SYMBOLIC or kind is TensorProxy:
+            if kind is TensorProxy:
+                return self.tensors.function(
+                    {"-": operator.neg, "+": operator.pos, "~": operator.invert}[op], (value,), {}
+                )
+            return super().unary(op, value)
+        self.refuse_alien(value)
+        self.guard_operators(value, ("__neg__", "__pos__", "__invert__"))
+        return self.objects.made(super().unary(op, value))
+
+    def binary(self, op: str, left: Any, right: Any) -> Any:
+        left_kind, right_kind = type(left), type(right)
+        if left_kind in SIMPLE and right_kind in SIMPLE:
+            return OPERATORS[op](left, right)
+        if left_kind is TensorProxy or right_kind is TensorProxy:
+            return self.tensor_binary(op, left, right)
+        if left_kind in SYMBOLIC or right_kind in SYMBOLIC:
+            if (left_kind in SIMPLE or left_kind in SYMBOLIC) and (right_kind in SIMPLE or right_kind in SYMBOLIC):
+                return OPERATORS[op](left, right)
+            if op not in ("+", "*", "+=", "*="):
+                raise Break(
+                    "arithmetic on a symbolic size",
+                    f"{left_kind.__name__} {op} {right_kind.__name__}",
+                    "use plain numbers with sizes",
+                )
+        self.refuse_alien(left)
+        self.refuse_alien(right)
+        for value in (left, right):
+            self.guard_operators(
+                value, (f"__{n}{s}__" for s in (DUNDERS[op.removesuffix("=")],) for n in ("", "r", "i"))
+            )
+        if op.endswith("="):
+            if type(left) in CONTAINERS:
+                return self.container_in_place(op, left, right)
+        if op in ("%", "%=") and isinstance(left, str):
+            return self.percent(left, right)
+        left_value, right_value = self.operand(left), self.operand(right)
+        return self.objects.made(
+            super().binary(op.removesuffix("=") if type(left) in CONTAINERS else op, left_value, right_value)
+        )
+
+    def tensor_binary(self, op: str, left: Any, right: Any) -> Any:
+        for value in (left, right):
+            if (
+                type(value) not in SIMPLE
+                and type(value) not in SYMBOLIC
+                and type(value) not in (TensorProxy, complex, list, tuple)
+            ):
+                if not isinstance(value, TensorProxy):
+                    raise Break(
+                        "operator between a tensor and an object",
+                        f"tensor {op} {type(value).__name__}",
+                        "convert the object to a tensor or a number first",
+                    )
+        if type(left) in (list, tuple) or type(right) in (list, tuple):
+            raise Break("operator between a tensor and a sequence", op, "make a tensor of the sequence first")
+        in_place = op.endswith("=") and isinstance(left, TensorProxy)
+        return self.tensors.function(OPERATORS[op if in_place else op.removesuffix("=")], (left, right), {})
+
+    def container_in_place(self, op: str, left: Any, right: Any) -> Any:
+        method = {"+=": "__iadd__", "|=": "__ior__", "&=": "intersection_update", "-=": "difference_update"}.get(op)
+        if method is None:
+            raise Break("in-place operator on a container", f"{type(left).__name__} {op}", "write it as an assignment")
+        if op == "+=":
+            self.calls.container_method(left, list if type(left) is list else type(left), "extend", [right], {})
+        elif op == "|=":
+            self.calls.container_method(left, type(left), "update", [right], {})
+        else:
+            self.calls.container_method(left, type(left), method, [right], {})
+        return left
+
+    def percent(self, text: str, values: Any) -> str:
+        values = natives.specialised(values)
+        if not natives.is_plain(values, self.calls.known):
+            raise Break("text of values that are not plain", "str % ...", "format plain values")
+        return text % values
+
+    def operand(self, value: Any) -> Any:
+        """A container as the real one that stands for it."""
+        return self.objects.contents(value) if type(value) in CONTAINERS else value
+
+    def compare(self, op: str, left: Any, right: Any) -> Any:
+        left_kind, right_kind = type(left), type(right)
+        if left_kind in SIMPLE and right_kind in SIMPLE:
+            return COMPARISONS[op](left, right)
+        if left_kind is TensorProxy or right_kind is TensorProxy:
+            return self.tensor_compare(op, left, right)
+        if left_kind in SYMBOLIC or right_kind in SYMBOLIC or (left_kind in ATOMS and right_kind in ATOMS):
+            return COMPARISONS[op](left, right)
+        if isinstance(left, type) and isinstance(right, type) and op in ("==", "!="):
+            return (left is right) is (op == "==")
+        self.refuse_alien(left)
+        self.refuse_alien(right)
+        if (
+            op in ("==", "!=")
+            and (left_kind in ATOMS or right_kind in ATOMS)
+            and self.identity_compared(left)
+            and self.identity_compared(right)
+        ):
+            return op == "!="
+        for value in (left, right):
+            self.guard_operators(value, ("__eq__", "__ne__", "__lt__", "__gt__", "__le__", "__ge__"))
+        if left_kind in (tuple, list) and right_kind is left_kind:
+            return self.compare_sequences(op, self.operand(left), self.operand(right))
+        a, b = self.operand(left), self.operand(right)
+        if any(k in CONTAINERS or k in natives.VIEWS for k in (type(a), type(b))):
+            if not (natives.is_plain(a, self.calls.known) and natives.is_plain(b, self.calls.known)):
+                if type(a) is not type(b) and op in ("==", "!="):
+                    return op == "!="
+                raise Break(
+                    "comparison of containers",
+                    f"{left_kind.__name__} {op} {right_kind.__name__} with items that are not plain",
+                    "compare plain values",
+                )
+        return super().compare(op, a, b)
+
+    def identity_compared(self, value: Any) -> bool:
+        """Whether ``==`` on the value is identity or the plain meaning of an atom."""
+        return type(value) in ATOMS or type(value).__eq__ is object.__eq__
+
+    def compare_sequences(self, op: str, left: Any, right: Any) -> Any:
+        if op not in ("==", "!="):
+            if natives.is_plain(left, self.calls.known) and natives.is_plain(right, self.calls.known):
+                return COMPARISONS[op](left, right)
+            raise Break("ordering of sequences", "with items that are not plain", "compare plain values")
+        equal = len(left) == len(right) and all(
+            self.is_same(a, b) or self.truth(self.compare("==", a, b)) for a, b in zip(left, right, strict=True)
+        )
+        return equal is (op == "==")
+
+    def tensor_compare(self, op: str, left: Any, right: Any) -> Any:
+        for value in (left, right):
+            if not isinstance(value, TensorProxy) and type(value) not in SIMPLE and type(value) not in SYMBOLIC:
+                if op in ("==", "!="):
+                    return op == "!="
+                raise Break(
+                    "comparison between a tensor and an object",
+                    f"tensor {op} {type(value).__name__}",
+                    "convert the object first",
+                )
+        return self.tensors.function(COMPARISONS[op], (left, right), {})
+
+    def contains(self, item: Any, container: Any) -> Any:
+        kind = type(container)
+        if kind is TensorProxy:
+            raise Break("tensor read as a number", "membership in a tensor", "use (t == x).any()")
+        self.refuse_alien(container)
+        record = self.objects.record_of(container)
+        method = (
+            self.attributes.on_type(kind, "__contains__")
+            if kind not in ATOMS and not isinstance(container, natives.VIEWS)
+            else ABSENT
+        )
+        if isinstance(method, types.FunctionType):
+            return self.truth(self.call(method, [container, item], {}))
+        base = next((b for b in kind.__mro__ if b in natives.CONTAINER_METHODS), None)
+        if base in DICTS:
+            if record is not None:
+                return self.objects.dict_get(record, item) is not ABSENT
+            return dict.__contains__(container, self.objects.real_key(item))
+        if base in SETS or base is frozenset or isinstance(container, type({}.keys())):
+            return self.objects.real_key(item) in self.objects.contents(container)
+        if kind in (str, bytes, range):
+            return item in container
+        if base is not None or kind is torch.Size or isinstance(container, natives.VIEWS):
+            return any(
+                self.is_same(x, item) or self.truth(self.compare("==", x, item))
+                for x in self.objects.contents(container)
+            )
+        if method is ABSENT and not hasattr(kind, "__contains__"):
+            return any(
+                self.is_same(x, item) or self.truth(self.compare("==", x, item)) for x in self.get_iter(container)
+            )
+        if isinstance(container, type) and issubclass(type(container), __import__("enum").EnumMeta):
+            return item in container
+        raise Break("membership in a C object", kind.__name__, "test it outside of the step")
+
+    def is_same(self, left: Any, right: Any) -> bool:
+        if isinstance(left, types.MethodType) and isinstance(right, types.MethodType):
+            return left is right
+        if isinstance(left, LoopLeftover) or isinstance(right, LoopLeftover):
+            self.refuse_alien(left if isinstance(left, LoopLeftover) else right)
+        if left is not right:
+            self.objects.guard_distinct(left, right)
+        return left is right
+
+    def is_none(self, value: Any) -> bool:
+        if isinstance(value, LoopLeftover):
+            self.refuse_alien(value)
+        return value is None
+
+    def truth(self, value: Any) -> bool:
+        kind = type(value)
+        if kind in SIMPLE:
+            return bool(value)
+        if kind is TensorProxy:
+            if value.fake.dim() and isinstance(n := value.fake.numel(), int) and n > 1:
+                raise RuntimeError("Boolean value of Tensor with more than one value is ambiguous")
+            raise Break(
+                "data-dependent branch",
+                f"Python branches on a tensor {value.describe()}",
+                "use torch.where, or move the branch out of the captured step",
+            )
+        if kind in SYMBOLIC:
+            return self.tensors.symbolic_truth(value)
+        if kind in ATOMS or isinstance(
+            value,
+            (type, types.FunctionType, types.ModuleType, types.BuiltinFunctionType, types.MethodType, *natives.VIEWS),
+        ):
+            return bool(value)
+        self.refuse_alien(value)
+        if isinstance(method := self.attributes.on_type(kind, "__bool__"), types.FunctionType):
+            result = self.call(method, [value], {})
+            return self.truth(result)
+        if method is not ABSENT:
+            raise Break("truth of a C object", kind.__name__, "test it outside of the step")
+        length = self.attributes.on_type(kind, "__len__")
+        if length is ABSENT:
+            return True
+        return self.truth(self.compare("!=", self.calls.length(value), 0))
+
+    def refuse_alien(self, value: Any) -> None:
+        if isinstance(value, LoopLeftover | TensorMethod | TensorRows):
+            if isinstance(value, LoopLeftover):
+                self.attributes.get(value, "value")
+            raise Break("tensor machinery used as a value", type_of(value).__name__, "call it, or iterate over it")
+
+    def guard_operators(self, value: Any, names: Any) -> None:
+        kind = type(value)
+        if kind.__flags__ & (1 << 9):
+            for name in names:
+                self.attributes.on_type(kind, name)

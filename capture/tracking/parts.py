@@ -1,0 +1,28 @@
+"""What the parts of the tracking domain lean on."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from moebius.interpreter import Domain
+
+if TYPE_CHECKING:
+    from .attributes import Attributes
+    from .calls import Calls
+    from .loops import Loops
+    from .objects import Objects
+    from .tensors import TensorOperations
+
+
+class Parts(Domain):
+    """Base of the tracking domain's parts; ``domain.TrackingDomain`` puts them together."""
+
+    objects: Objects
+    tensors: TensorOperations
+    attributes: Attributes
+    calls: Calls
+    loops: Loops
+
+    def refuse_alien(self, value: Any) -> None:
+        """A graph break for values that have no meaning outside of the trace's own machinery."""
+        raise NotImplementedError

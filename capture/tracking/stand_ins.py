@@ -1,0 +1,232 @@
+"""Builtin functions that are operations of the domain: isinstance, getattr, len, sorted, int, str, ... and object's own methods."""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ..hook import ABSENT
+from . import natives
+from .call_parts import CallParts
+from .objects import CONTAINERS
+from .values import ATOMS, SYMBOLIC, Break, LoopLeftover, TensorMethod, TensorProxy, type_of
+
+TRUSTED_METACLASSES = frozenset({"abc", "typing", "enum", "torch.nn.parameter", "torch", "_py_abc"})
+
+
+class StandIns(CallParts):
+    """What stands for a builtin while tracing."""
+
+    def kind_of(self, value: Any) -> type:
+        kind = type_of(value)
+        self.domain.attributes.type_guard(value)
+        return kind
+
+    def is_instance(self, value: Any, classes: Any) -> bool:
+        self.kind_of(value)
+        if isinstance(classes, tuple):
+            return any(self.is_instance(value, c) for c in classes)
+        check = getattr(type(classes), "__instancecheck__", None)
+        if isinstance(value, TensorProxy):
+            if isinstance(classes, types.UnionType):
+                return any(self.is_instance(value, c) for c in classes.__args__)
+            return (
+                isinstance(value.real, classes)
+                if isinstance(value.real, torch.Tensor)
+                else issubclass(value.cls, classes)
+            )
+        if isinstance(value, SYMBOLIC):
+            return issubclass(type_of(value), classes)
+        if isinstance(value, TensorMethod | LoopLeftover):
+            return False
+        if isinstance(check, types.FunctionType) and type(classes).__module__ not in TRUSTED_METACLASSES:
+            return self.domain.truth(self.call(check, [classes, value], {}))
+        return isinstance(value, classes)
+
+    def is_subclass(self, cls: Any, classes: Any) -> bool:
+        return issubclass(cls, classes)
+
+    def length(self, value: Any) -> Any:
+        if isinstance(value, TensorProxy):
+            if value.fake.dim() == 0:
+                raise TypeError("len() of a 0-d tensor")
+            return value.fake.shape[0]
+        kind = type(value)
+        if kind in ATOMS or isinstance(value, natives.VIEWS) or kind in (tuple, frozenset):
+            return len(value)
+        method = self.domain.attributes.on_type(kind, "__len__")
+        if isinstance(method, types.FunctionType):
+            return self.call(method, [value], {})
+        if method is ABSENT:
+            raise TypeError(f"object of type {kind.__name__!r} has no len()")
+        base = next((b for b in kind.__mro__ if b in natives.CONTAINER_METHODS), None)
+        if base is None:
+            raise Break("len() in C", kind.__name__, "it runs natively")
+        return base.__len__(self.objects.contents(value))
+
+    def get_attribute(self, obj: Any, name: str, *default: Any) -> Any:
+        if not default:
+            return self.domain.attributes.get(obj, name)
+        try:
+            return self.domain.attributes.get(obj, name)
+        except AttributeError:
+            return default[0]
+
+    def set_attribute(self, obj: Any, name: str, value: Any) -> None:
+        self.domain.attributes.set(obj, name, value)
+
+    def delete_attribute(self, obj: Any, name: str) -> None:
+        self.domain.attributes.delete(obj, name)
+
+    def has_attribute(self, obj: Any, name: str) -> bool:
+        return self.domain.attributes.has(obj, name)
+
+    def iterate(self, value: Any, *sentinel: Any) -> Any:
+        if sentinel:
+            return self.objects.made(iter(self.callback(value), *sentinel))
+        return self.domain.get_iter(value)
+
+    def advance(self, iterator: Any, *default: Any) -> Any:
+        try:
+            value = self.call(self.domain.attributes.get(iterator, "__next__"), [], {})
+        except StopIteration:
+            if default:
+                return default[0]
+            raise
+        return value
+
+    def is_callable(self, value: Any) -> bool:
+        return not isinstance(value, (TensorProxy, *SYMBOLIC)) and callable(value)
+
+    def variables(self, obj: Any) -> Any:
+        return self.domain.attributes.get(obj, "__dict__")
+
+    def identity(self, value: Any) -> int:
+        record = self.objects.record_of(value)
+        if record is not None and record.source.static:
+            return id(value)
+        raise Break(
+            "id()",
+            f"the identity of a {type_of(value).__name__} differs from call to call",
+            "use the object as a key instead",
+        )
+
+    def hash_of(self, value: Any) -> int:
+        if natives.is_plain(value, self.known) and not isinstance(value, str | bytes):
+            return hash(value)
+        return self.identity(value) if type(value).__hash__ is object.__hash__ else hash(self.objects.real_key(value))
+
+    def boolean(self, *value: Any) -> Any:
+        if not value:
+            return False
+        if isinstance(value[0], torch.SymBool | torch.SymInt):
+            return bool(value[0])
+        return self.domain.truth(value[0])
+
+    def any_of(self, values: Any) -> bool:
+        return any(self.domain.truth(v) for v in self.domain.get_iter(values))
+
+    def all_of(self, values: Any) -> bool:
+        return all(self.domain.truth(v) for v in self.domain.get_iter(values))
+
+    def add_up(self, values: Any, start: Any = 0) -> Any:
+        total = start
+        for value in self.drain(values):
+            total = self.domain.binary("+", total, value)
+        return total
+
+    def extreme(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*args: Any, key: Any = None, **kwargs: Any) -> Any:
+            values = self.drain(args[0]) if len(args) == 1 else list(args)
+            keys = [self.call(key, [v], {}) for v in values] if key is not None else values
+            if not all(natives.is_plain(k, self.known) or isinstance(k, torch.SymInt) for k in keys):
+                raise Break(
+                    f"{function.__name__}() of values that are not plain",
+                    ", ".join(type_of(k).__name__ for k in keys[:4]),
+                    "use torch.maximum/minimum for tensors",
+                )
+            if any(isinstance(k, torch.SymInt) for k in keys) and key is None and "default" not in kwargs:
+                return functools.reduce(torch.sym_max if function is max else torch.sym_min, keys)
+            if not values:
+                return function(values, **kwargs)
+            chosen = function(range(len(keys)), key=keys.__getitem__)
+            return values[chosen]
+
+        return run
+
+    def sort(self, values: Any, *, key: Any = None, reverse: Any = False) -> list:
+        items = self.drain(values)
+        keys = [self.call(key, [v], {}) for v in items] if key is not None else items
+        keys = [natives.specialised(k) for k in keys]
+        if not all(natives.is_plain(k, self.known) for k in keys):
+            raise Break(
+                "sorting values that are not plain", ", ".join(type_of(k).__name__ for k in keys[:4]), "sort plain keys"
+            )
+        order = sorted(range(len(items)), key=keys.__getitem__, reverse=bool(reverse))
+        return self.objects.made([items[i] for i in order])
+
+    def to_int(self, *args: Any, **kwargs: Any) -> Any:
+        if args and isinstance(args[0], torch.SymInt):
+            return args[0]
+        if args and isinstance(args[0], TensorProxy):
+            raise Break("tensor read as a number", f"int() of a tensor {args[0].describe()}", "keep it in a tensor")
+        if args and not natives.is_plain(args[0], self.known):
+            return self.by_method(args[0], ("__int__", "__index__"), "int")
+        return int(*args, **kwargs)
+
+    def to_float(self, *args: Any) -> Any:
+        if args and isinstance(args[0], TensorProxy):
+            raise Break("tensor read as a number", f"float() of a tensor {args[0].describe()}", "keep it in a tensor")
+        if args and not natives.is_plain(args[0], self.known):
+            return self.by_method(args[0], ("__float__", "__index__"), "float")
+        return torch.sym_float(args[0]) if args and isinstance(args[0], SYMBOLIC) else float(*args)
+
+    def by_method(self, value: Any, names: tuple[str, ...], what: str) -> Any:
+        for name in names:
+            method = self.domain.attributes.on_type(type(value), name)
+            if isinstance(method, types.FunctionType):
+                return self.call(method, [value], {})
+        raise Break(f"{what}() in C", type(value).__name__, "convert it outside of the step")
+
+    def to_text(self, *args: Any, **kwargs: Any) -> Any:
+        return self.domain.text_of(*args, **kwargs)
+
+    def to_repr(self, value: Any) -> str:
+        return self.domain.repr_of(value)
+
+    # object's own methods, reached through super() or by name
+    def object_setattr(self, owner: Any, name: str, value: Any) -> None:
+        self.domain.attributes.set_generic(owner, name, value)
+
+    def object_getattribute(self, owner: Any, name: str) -> Any:
+        return (
+            self.domain.attributes.generic(owner, name)
+            if not isinstance(owner, types.ModuleType | type)
+            else self.domain.attributes.get(owner, name)
+        )
+
+    def object_delattr(self, owner: Any, name: str) -> None:
+        self.domain.attributes.delete_generic(owner, name)
+
+    def object_init(self, owner: Any, *args: Any, **kwargs: Any) -> None:
+        base = next((b for b in type(owner).__mro__ if b in CONTAINERS), None)
+        if base is not None:
+            self.init_container(owner, base, list(args), kwargs)
+        elif isinstance(owner, BaseException):
+            owner.args = tuple(self.domain.plain_contents(a) for a in args)
+
+    def object_reduce(self, owner: Any, *_: Any) -> Any:
+        raise Break("pickling in the step", type_of(owner).__name__, "copy or pickle outside of the step")
+
+    def object_eq(self, owner: Any, other: Any) -> Any:
+        return True if self.domain.is_same(owner, other) else NotImplemented
+
+    def object_ne(self, owner: Any, other: Any) -> Any:
+        return False if self.domain.is_same(owner, other) else NotImplemented
+
+    def object_init_subclass(self, owner: Any, **kwargs: Any) -> None:
+        """``object.__init_subclass__`` does nothing."""

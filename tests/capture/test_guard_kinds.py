@@ -1,0 +1,188 @@
+"""Each kind of guard is needed: with it switched off, some change goes unnoticed and the answer is wrong."""
+from __future__ import annotations
+
+import collections
+
+import pytest
+import torch
+from moebius import capture
+from moebius.guards import program
+
+
+class Box:
+    factor = 1.0
+
+    def __init__(self, value=2.0):
+        self.value = value
+
+
+class OtherBox(Box):
+    @property
+    def doubled(self):
+        return 100
+
+
+Box.doubled = property(lambda self: self.value * 2)
+
+
+def swap_class(box):
+    box.__class__ = OtherBox
+
+
+# kind of check -> (captured function, arguments of the first call, arguments of the second)
+def case_dict():
+    module = torch.nn.Module()
+    module.scale = 2.0
+
+    def change():
+        module.scale = 3.0
+        return (module, torch.ones(2))
+
+    return (lambda m, x: x * m.scale), (module, torch.ones(2)), change
+
+
+def case_class():
+    def change():
+        Box.factor = 9.0
+        return (Box(), torch.ones(2))
+
+    return (lambda b, x: x * b.factor), (Box(), torch.ones(2)), change
+
+
+def case_type():
+    return (lambda b, x: x * b.doubled), (Box(), torch.ones(2)), lambda: (OtherBox(), torch.ones(2))
+
+
+def case_tensor():
+    return (lambda x: x * x.shape[0]), (torch.ones(3, 2),), lambda: (torch.ones(5, 2),)
+
+
+def case_static_tensor():
+    layer = torch.nn.Linear(2, 2)
+
+    def change():
+        layer.weight.requires_grad_(False)
+        return (layer, torch.ones(1, 2))
+
+    return (lambda m, x: x * (2 if m.weight.requires_grad else 3)), (layer, torch.ones(1, 2)), change
+
+
+def case_equal():
+    return (lambda x, k: x * k), (torch.ones(2), 2), lambda: (torch.ones(2), 3.5)
+
+
+def case_is():
+    return (lambda f, x: f(x)), (torch.neg, torch.ones(2)), lambda: (torch.exp, torch.ones(2))
+
+
+def case_is_weak():
+    first, second = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
+    return (lambda m, x: x * (2 if m is first else 3)), (first, torch.ones(2)), lambda: (second, torch.ones(2))
+
+
+def case_length():
+    return (lambda xs: torch.ones(1) * len(xs)), ([1, 2],), lambda: ([1, 2, 3],)
+
+
+def case_contents():
+    module = torch.nn.Module()
+    module.order = [1.0, 2.0]
+
+    def change():
+        module.order[0] = 5.0
+        return (module, torch.ones(1))
+
+    return (lambda m, x: x * sum(m.order)), (module, torch.ones(1)), change
+
+
+def case_keys():
+    return (lambda d, x: x * len(d)), ({"a": 1}, torch.ones(1)), lambda: ({"a": 1, "b": 1}, torch.ones(1))
+
+
+def case_absent():
+    return (lambda d, x: x * d.get("k", 2)), ({}, torch.ones(1)), lambda: ({"k": 5}, torch.ones(1))
+
+
+def case_same():
+    shared = [1.0]
+    return (lambda a, b, x: x * (2 if a is b else 3)), (shared, shared, torch.ones(2)), lambda: ([1.0], [1.0], torch.ones(2))
+
+
+def case_distinct():
+    shared = [1.0]
+    return (lambda a, b, x: x * (2 if a is b else 3)), ([1.0], [1.0], torch.ones(2)), lambda: (shared, shared, torch.ones(2))
+
+
+def case_distinct_tensors():
+    x = torch.ones(2)
+    return (lambda a, b: a * (2 if a is b else 3)), (x, torch.ones(2)), lambda: (x, x)
+
+
+def case_python():
+    def helper(x, k=2):
+        return x * k
+
+    def change():
+        helper.__defaults__ = (7,)
+        return (torch.ones(2),)
+
+    return (lambda x: helper(x)), (torch.ones(2),), change
+
+
+def case_deque():
+    queue = collections.deque([1.0])
+
+    def change():
+        queue.append(4.0)
+        return (torch.ones(1),)
+
+    return (lambda x: x * sum(queue)), (torch.ones(1),), change
+
+
+CASES = {
+    "dict": case_dict, "class": case_class, "type": case_type, "tensor": case_tensor, "static_tensor": case_static_tensor,
+    "equal": case_equal, "is": case_is, "is_weak": case_is_weak, "length": case_length, "contents": case_contents, "keys": case_keys,
+    "absent": case_absent, "same": case_same, "distinct": case_distinct, "python": case_python,
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def restored():
+    yield
+    Box.factor = 1.0
+
+
+ALSO = {"deque": case_deque, "distinct tensors": case_distinct_tensors}
+
+
+@pytest.mark.parametrize("kind", [*CASES, *ALSO])
+def test_the_change_is_noticed(kind):
+    function, before, change = (CASES | ALSO)[kind]()
+    captured = capture(function)
+    for args in (before, before, change()):
+        torch.testing.assert_close(captured(*args), function(*args))
+
+
+@pytest.mark.parametrize("kind", CASES)
+def test_without_the_guard_the_answer_is_wrong(kind, monkeypatch):
+    original = program.CompiledGuards.__init__
+
+    def without(self, recorder, n_positional, kwnames):
+        recorder.facts = [f for f in recorder.facts if f.check[0] != kind]
+        if kind == "dict":
+            recorder.dicts.clear()
+        if kind == "class":
+            recorder.classes.clear()
+        original(self, recorder, n_positional, kwnames)
+
+    monkeypatch.setattr(program.CompiledGuards, "__init__", without)
+    function, before, change = CASES[kind]()
+    captured = capture(function)
+    captured(*before)
+    args = change()
+    want = function(*args)
+    try:
+        got = captured(*args)
+    except Exception:
+        return  # the stale graph cannot even run: the guard was needed
+    assert not torch.equal(got, want), f"nothing depends on {kind} guards"
