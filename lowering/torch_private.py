@@ -42,7 +42,9 @@ def may_write(target: Any) -> bool | None:
     if isinstance(target, torch._ops.OpOverload):
         return target._schema.is_mutable
     if isinstance(target, torch._ops.OpOverloadPacket):
-        return any(getattr(target, overload)._schema.is_mutable for overload in target.overloads())
+        overloads = [getattr(target, name) for name in target.overloads()]
+        # which overload runs is decided by the call; those with out= are told apart by their caller
+        return any(o._schema.is_mutable for o in overloads if not any(a.is_out for a in o._schema.arguments))
     return None
 
 

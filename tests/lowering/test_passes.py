@@ -1,0 +1,84 @@
+"""Passes keep their contracts, and what they drop is dead."""
+
+import pytest
+import torch
+from expert_loops import captured, leaves
+
+from moebius.lowering import ContractError, LoweringOptions, lower
+from moebius.lowering.contract import Contract, Work, well_formed
+from moebius.lowering.dead_code import drop_dead_code
+from moebius.lowering.pipeline import PASSES, copy_graph, run_passes
+
+X = torch.linspace(-1, 1, 6).reshape(2, 3)
+
+
+def step(x):
+    out = torch.zeros_like(x)
+    out.add_(x)
+    unused = torch.relu(x)
+    unused.mul_(2.0)
+    return out * 1.0
+
+
+def graph_of(function):
+    return captured(function, *leaves([X]))
+
+
+def test_effects_are_not_dead():
+    """fx's own elimination would drop the unused ``out.add_(x)``."""
+    work = Work(copy_graph(graph_of(step).gm), graph_of(step), LoweringOptions())
+    work.loose += list(work.gm.graph.nodes)
+    drop_dead_code(work)
+    work.gm.recompile()
+    assert torch.equal(work.gm(X)[0], X)
+
+
+def test_only_loose_nodes_go():
+    def function(x):
+        torch.relu(x)
+        return torch.tanh(torch.exp(x)) * 1.0
+
+    graph = graph_of(function)
+    before = len(graph.gm.graph.nodes)
+    assert len(lower(graph, LoweringOptions()).gm.graph.nodes) == before
+    work = Work(copy_graph(graph.gm), graph, LoweringOptions())
+    work.loose += work.gm.graph.find_nodes(op="call_function", target=torch.relu)
+    drop_dead_code(work)
+    assert len(work.gm.graph.nodes) == before - 1
+
+
+def test_grad_mode_survives():
+    def function(x):
+        return x * 2.0
+
+    graph = graph_of(function)
+    switch = torch._C._set_grad_enabled
+    first = next(node for node in graph.gm.graph.nodes if node.op.startswith("call"))
+    with graph.gm.graph.inserting_before(first):
+        for mode in (False, True, False):
+            graph.gm.graph.call_function(switch, (mode,))
+    with graph.gm.graph.inserting_after(first):
+        graph.gm.graph.call_function(switch, (True,))
+    graph.gm.recompile()
+    made = lower(graph, LoweringOptions())
+    assert [n.args[0] for n in made.gm.graph.find_nodes(op="call_function", target=switch)] == [False, True]
+    (result,) = made.fn(X.clone().requires_grad_())
+    assert not result.requires_grad and torch.is_grad_enabled()
+
+
+@pytest.mark.parametrize("contract", PASSES, ids=lambda contract: contract.name)
+def test_a_malformed_graph_is_caught_before_each_pass(contract):
+    work = Work(copy_graph(graph_of(step).gm), graph_of(step), LoweringOptions())
+    output = work.gm.graph.output_node()
+    output.args = (output.args[0][0],)
+    with pytest.raises(ContractError, match=f"pass '{contract.name}' needs: .*the output is not a tuple"):
+        contract.apply(work)
+
+
+def test_a_pass_that_breaks_its_promise_is_named():
+    def forget_the_output(work):
+        work.gm.graph.output_node().args = (None,)
+
+    bad = Contract("bad", "nothing", "a graph with a tuple", lambda gm: None, well_formed, forget_the_output)
+    with pytest.raises(ContractError, match="pass 'bad' promises: a graph with a tuple; but the output is not a tuple"):
+        run_passes(graph_of(step), LoweringOptions(), (bad,))
