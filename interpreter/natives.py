@@ -20,7 +20,7 @@ NATIVE_CALLBACKS: dict[str, str] = {
     "threading, _thread, signal, atexit, sys.excepthook, gc and weakref callbacks": "the function given",
     "object finalization": "__del__",
     "pickle, copyreg, copy's C helpers, json's C encoder": "__reduce__, __getstate__, default()",
-    "isinstance and issubclass of abc.ABC classes": "__subclasshook__",
+    "isinstance and issubclass of abc.ABC classes": "ABCMeta.__subclasscheck__, __subclasshook__",
     "asyncio's C Task and Future": "callbacks (coroutines themselves are interpreted)",
     "complex, range, slice, bytes, int.from_bytes, operator.index": "__complex__, __index__, __bytes__",
 }

@@ -19,8 +19,8 @@ def form_of(callee: Any) -> Callable[..., Any] | None:
     form: Form | None = FORMS.get(id(callee))
     if form is not None:
         return form
-    owner = getattr(callee, "__self__", None)
-    if owner is not None and type(callee) in BOUND_KINDS:
+    if type(callee) in BOUND_KINDS:
+        owner = callee.__self__
         method = METHOD_FORMS.get((type(owner), callee.__name__))
         if method is not None:
             return lambda domain, args, kwargs: method(domain, [owner, *args], kwargs)

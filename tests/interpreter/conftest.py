@@ -87,6 +87,11 @@ def outcome(run: Any, source: str) -> tuple[Any, Any, list[str], str]:
     return result, error, [steady(str(entry)) for entry in log], printed.getvalue()
 
 
+@pytest.fixture(name="drive")
+def drive_fixture() -> Any:
+    return drive
+
+
 @pytest.fixture
 def same() -> Any:
     """same(source): the program does natively what it does interpreted, with each step's stack effect checked."""
