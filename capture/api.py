@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from . import torch_private
 from .captured import ALL, MARKED, Captured, install_frame_callback
 from .errors import NotCapturableError, OptionError, UnsupportedVersionError
 from .hook import call_unhooked, mark_skip
@@ -26,6 +27,7 @@ if tuple(int(x) for x in torch.__version__.split("+")[0].split(".")[:2]) < (2, 1
     raise UnsupportedVersionError(f"moebius needs torch 2.11 or later; this is {torch.__version__}. Upgrade torch.")
 
 install_frame_callback()
+torch_private.calibrate_tensor_guards()
 OWNERS: dict[int, Captured] = {}
 
 

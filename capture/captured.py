@@ -350,6 +350,8 @@ class FrameCapture:
 
     def __call__(self, function: types.FunctionType) -> Any:
         code = function.__code__
+        if code.co_name.startswith("__") and code.co_name != "__call__":
+            return None  # the protocol that guards and native code go through themselves
         if is_library(code.co_filename) or traceable(function) is not None or code.co_name in ("<module>", "<lambda>"):
             return None
         owner: Captured | None = getattr(self.local, "owner", None)

@@ -129,7 +129,8 @@ class Continuation:
                 # every instruction that can break leaves at most one result, above what it did not touch
                 kept = 0 if instruction.target is not None else 1
                 return [
-                    self.state_at(t, d, frozenset(n for n in nulls if n < d - kept), frozenset(stored)) for t, d in after
+                    self.state_at(t, d, frozenset(n for n in nulls if n < d - kept), frozenset(stored))
+                    for t, d in after
                 ]
             if len(after) > 1:
                 raise CannotResume("an expression that branches is half-built at the break")

@@ -7,12 +7,15 @@ spell differently is to be answered here, once.
 from __future__ import annotations
 
 import contextlib
+import os
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import sympy
 import torch
+
+from .hook import calibrate_tensors
 from torch._C import _disabled_torch_function_impl as disabled_torch_function
 from torch._C._dynamo.guards import GlobalStateGuard
 from torch._dynamo.source import LocalSource
@@ -81,6 +84,11 @@ STATE_WRITERS = (
 )
 
 
+def kept_out(function: Any) -> bool:
+    """Whether torch itself wraps a function to keep it out of graphs (``torch._disable_dynamo``)."""
+    return function.__code__.co_qualname == "_disable_dynamo.<locals>.inner"
+
+
 class FakeWorld:
     """The fake tensors and symbolic sizes of one capture: torch's FakeTensorMode over a ShapeEnv of its own."""
 
@@ -126,6 +134,11 @@ class FakeWorld:
 def is_symbolic(value: object) -> bool:
     """Whether the value is one of torch's symbolic scalars."""
     return isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool))
+
+
+def depends_on_values(value: Any) -> bool:
+    """Whether a fake tensor or symbolic scalar has sizes that only the running program will know."""
+    return (is_symbolic(value) or isinstance(value, torch.Tensor)) and bool(free_unbacked_symbols(value))
 
 
 def expression(value: Any) -> Any:
@@ -220,3 +233,29 @@ def tracing(world: FakeWorld) -> Iterator[None]:
     """Backends find the capture's fake mode (and so its symbolic sizes) in torch's tracing context."""
     with torch_tracing(TracingContext(world.mode)):
         yield
+
+
+def calibrate_tensor_guards() -> str | None:
+    """Let the guards' C code find where this torch keeps a tensor's metadata, from tensors that we know.
+
+    None: guards read memory. Otherwise the reason why they read attributes instead (right, and slower).
+    """
+
+    def sample(tensor: torch.Tensor) -> tuple[torch.Tensor, int, int]:
+        return tensor, tensor._cdata, torch._C._dispatch_keys(tensor).raw_repr()
+
+    with torch.inference_mode():
+        inference = torch.zeros(5)
+    tensors = [
+        torch.zeros(2, 3),
+        torch.nn.Parameter(torch.zeros(4, 1, 2)),
+        torch.zeros(7, 5)[1:, ::2],
+        torch.zeros(3, dtype=torch.complex64).conj(),
+        torch._neg_view(torch.zeros(3)),
+        inference,
+        torch.zeros((), dtype=torch.int64),
+        torch.zeros(1, 2, 3, 4, 5, 6, 7),
+        torch.zeros(2, 2, device="meta"),
+    ]
+    library = os.path.join(os.path.dirname(torch.__file__), "lib", "libtorch_cpu.so")
+    return calibrate_tensors(library, [sample(t) for t in tensors], [sample(torch.zeros(3)) for _ in range(4)])

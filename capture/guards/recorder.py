@@ -171,7 +171,6 @@ def tensor_meta(tensor: torch.Tensor, dynamic_dims: frozenset[int] = frozenset()
         "stride": tuple(tensor.stride()) if strided and not open_strides else None,
         "requires_grad": tensor.requires_grad,
         "storage_offset": tensor.storage_offset() if strided else None,
-        "is_leaf": tensor.is_leaf,
     }
 
 

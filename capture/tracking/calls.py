@@ -35,19 +35,53 @@ class Calls(Methods, Construction, StandIns):
         self.objects = domain.objects
         self.tensors = domain.tensors
         self.builtins: dict[Any, Callable[..., Any]] = {
-            isinstance: self.is_instance, issubclass: self.is_subclass, len: self.length, getattr: self.get_attribute, setattr: self.set_attribute,
-            delattr: self.delete_attribute, hasattr: self.has_attribute, iter: self.iterate, next: self.advance, callable: self.is_callable,
-            vars: self.variables, id: self.identity, bool: self.boolean, dict: self.make_dict, set: self.make_set, collections.OrderedDict: self.make_ordered,
-            collections.defaultdict: self.make_default_dict, object: lambda: self.objects.made(object()), sum: self.add_up, int: self.to_int, float: self.to_float,
-            str: self.to_text, repr: self.to_repr, sorted: self.sort, max: self.extreme(max), min: self.extreme(min), any: self.any_of, all: self.all_of,
-            super: self.make_super, functools.partial: self.make_partial, torch.is_tensor: lambda x: isinstance(x, TensorProxy), hash: self.hash_of,
-        }  # fmt: skip
+            isinstance: self.is_instance,
+            issubclass: self.is_subclass,
+            len: self.length,
+            getattr: self.get_attribute,
+            setattr: self.set_attribute,
+            delattr: self.delete_attribute,
+            hasattr: self.has_attribute,
+            iter: self.iterate,
+            next: self.advance,
+            callable: self.is_callable,
+            vars: self.variables,
+            id: self.identity,
+            bool: self.boolean,
+            dict: self.make_dict,
+            set: self.make_set,
+            collections.OrderedDict: self.make_ordered,
+            collections.defaultdict: self.make_default_dict,
+            object: lambda: self.objects.made(object()),
+            sum: self.add_up,
+            int: self.to_int,
+            float: self.to_float,
+            str: self.to_text,
+            repr: self.to_repr,
+            sorted: self.sort,
+            max: self.extreme(max),
+            min: self.extreme(min),
+            any: self.any_of,
+            all: self.all_of,
+            super: self.make_super,
+            functools.partial: self.make_partial,
+            torch.is_tensor: lambda x: isinstance(x, TensorProxy),
+            hash: self.hash_of,
+        }
         o = operator
         self.builtins |= {
-            o.getitem: self.domain.get_item, o.setitem: self.domain.set_item, o.delitem: self.domain.del_item, o.contains: lambda c, x: self.domain.contains(x, c),
-            o.is_: self.domain.is_same, o.is_not: lambda a, b: not self.domain.is_same(a, b), o.truth: self.domain.truth, o.not_: lambda x: not self.domain.truth(x),
-            o.eq: lambda a, b: self.domain.compare("==", a, b), o.ne: lambda a, b: self.domain.compare("!=", a, b), o.iadd: lambda a, b: self.domain.binary("+=", a, b),
-        }  # fmt: skip
+            o.getitem: self.domain.get_item,
+            o.setitem: self.domain.set_item,
+            o.delitem: self.domain.del_item,
+            o.contains: lambda c, x: self.domain.contains(x, c),
+            o.is_: self.domain.is_same,
+            o.is_not: lambda a, b: not self.domain.is_same(a, b),
+            o.truth: self.domain.truth,
+            o.not_: lambda x: not self.domain.truth(x),
+            o.eq: lambda a, b: self.domain.compare("==", a, b),
+            o.ne: lambda a, b: self.domain.compare("!=", a, b),
+            o.iadd: lambda a, b: self.domain.binary("+=", a, b),
+        }
 
     # ------------------------------------------------------------------------------------------------------------------
     # Dispatch
@@ -106,6 +140,10 @@ class Calls(Methods, Construction, StandIns):
                 "disabled function",
                 f"{function.__qualname__} was given to moebius.disable",
                 "nothing to do: it runs natively, as asked",
+            )
+        if torch_private.kept_out(function):
+            raise Break(
+                "function that torch keeps out of graphs", function.__qualname__, "it runs natively; the graph goes on after it"
             )
         if function.__module__ in NEVER_INTERPRETED:
             raise Break(
@@ -251,9 +289,20 @@ IDENTITY_HASHED = type(
     {"__contains__": lambda self, f: isinstance(f, type | types.BuiltinFunctionType | types.FunctionType)},
 )()
 OPERATOR_SIGNS = {
-    "add": "+", "sub": "-", "mul": "*", "truediv": "/", "floordiv": "//", "mod": "%", "pow": "**", "matmul": "@", "and_": "&", "or_": "|", "xor": "^",
-    "lshift": "<<", "rshift": ">>",
-}  # fmt: skip
+    "add": "+",
+    "sub": "-",
+    "mul": "*",
+    "truediv": "/",
+    "floordiv": "//",
+    "mod": "%",
+    "pow": "**",
+    "matmul": "@",
+    "and_": "&",
+    "or_": "|",
+    "xor": "^",
+    "lshift": "<<",
+    "rshift": ">>",
+}
 ITEM_ARGUMENTS = frozenset(
     {itertools.islice, itertools.repeat, itertools.count, functools.reduce, enumerate, collections.deque}
 )

@@ -168,9 +168,11 @@ class TrackingDomain(Operators, Containers):
         def unchanged() -> bool:
             now = function.__kwdefaults__
             return (
-                function.__code__ is code and function.__defaults__ is defaults and now is keyword_defaults
+                function.__code__ is code
+                and function.__defaults__ is defaults
+                and now is keyword_defaults
                 and (now is None or all(now.get(k, ABSENT) is v for k, v in items))
-            )  # fmt: skip
+            )
 
         self.objects.guards.holds(name, "code and defaults unchanged", unchanged)
         if function.__closure__:
@@ -224,7 +226,11 @@ def refuse_own(error: BaseException) -> None:
         return
     raised_on_purpose = raises_at(place)
     own_object = type(getattr(error, "obj", None)).__module__.startswith("moebius.")
-    if isinstance(error, AssertionError | NotImplementedError) or (not raised_on_purpose and isinstance(error, NameError)) or own_object:
+    if (
+        isinstance(error, AssertionError | NotImplementedError)
+        or (not raised_on_purpose and isinstance(error, NameError))
+        or own_object
+    ):
         raise OwnError(f"{type(error).__name__}: {error}") from error
 
 

@@ -18,10 +18,17 @@ from .objects import DICTS, LISTS, SETS
 from .values import ATOMS, Break, TensorProxy
 
 OBJECT_METHODS = {
-    "__setattr__": "object_setattr", "__getattribute__": "object_getattribute", "__delattr__": "object_delattr", "__init__": "object_init",
-    "__reduce__": "object_reduce", "__reduce_ex__": "object_reduce", "__eq__": "object_eq", "__ne__": "object_ne", "__hash__": "identity",
+    "__setattr__": "object_setattr",
+    "__getattribute__": "object_getattribute",
+    "__delattr__": "object_delattr",
+    "__init__": "object_init",
+    "__reduce__": "object_reduce",
+    "__reduce_ex__": "object_reduce",
+    "__eq__": "object_eq",
+    "__ne__": "object_ne",
+    "__hash__": "identity",
     "__init_subclass__": "object_init_subclass",
-}  # fmt: skip
+}
 KEYED = frozenset(
     {
         "get",
@@ -38,9 +45,23 @@ KEYED = frozenset(
     }
 )
 ITERABLE_ARGUMENT = frozenset(
-    {"update", "extend", "extendleft", "__iadd__", "__ior__", "union", "intersection", "difference", "issubset", "issuperset", "isdisjoint",
-     "symmetric_difference", "difference_update", "intersection_update"}
-)  # fmt: skip
+    {
+        "update",
+        "extend",
+        "extendleft",
+        "__iadd__",
+        "__ior__",
+        "union",
+        "intersection",
+        "difference",
+        "issubset",
+        "issuperset",
+        "isdisjoint",
+        "symmetric_difference",
+        "difference_update",
+        "intersection_update",
+    }
+)
 
 
 class ContextToken:

@@ -75,8 +75,13 @@ def same_items(first: Iterable[tuple[Any, Any]], second: Iterable[tuple[Any, Any
 class Objects:
     """All objects of one trace. ``volatile``: names of places whose value differs from call to call."""
 
-    def __init__(self, guards: GuardRecorder, tensor_input: Callable[[torch.Tensor, Source], TensorProxy],
-                 symbolic: Callable[[Any, Source], Any], volatile: frozenset[str]):  # fmt: skip
+    def __init__(
+        self,
+        guards: GuardRecorder,
+        tensor_input: Callable[[torch.Tensor, Source], TensorProxy],
+        symbolic: Callable[[Any, Source], Any],
+        volatile: frozenset[str],
+    ):
         self.guards, self.tensor_input, self.symbolic, self.volatile = guards, tensor_input, symbolic, volatile
         self.records: dict[int, Record] = {}
         self.new: dict[int, Any] = {}
@@ -489,9 +494,15 @@ def identified(value: Any) -> bool:
     """Objects of long life that are guarded as a whole by identity, wherever they are found."""
     return isinstance(
         value,
-        torch.nn.Module | torch.optim.Optimizer | torch.optim.lr_scheduler.LRScheduler | contextvars.ContextVar | functools.partial
-        | types.MethodType | types.CellType | weakref.ref,
-    )  # fmt: skip
+        torch.nn.Module
+        | torch.optim.Optimizer
+        | torch.optim.lr_scheduler.LRScheduler
+        | contextvars.ContextVar
+        | functools.partial
+        | types.MethodType
+        | types.CellType
+        | weakref.ref,
+    )
 
 
 def contents_of(cell: types.CellType) -> Any:

@@ -27,9 +27,20 @@ COMPARISONS = {
     ">=": operator.ge,
 }
 DUNDERS = {
-    "+": "add", "&": "and", "//": "floordiv", "<<": "lshift", "@": "matmul", "*": "mul", "%": "mod", "|": "or", "**": "pow", ">>": "rshift",
-    "-": "sub", "/": "truediv", "^": "xor",
-}  # fmt: skip
+    "+": "add",
+    "&": "and",
+    "//": "floordiv",
+    "<<": "lshift",
+    "@": "matmul",
+    "*": "mul",
+    "%": "mod",
+    "|": "or",
+    "**": "pow",
+    ">>": "rshift",
+    "-": "sub",
+    "/": "truediv",
+    "^": "xor",
+}
 
 
 class Operators(Parts):

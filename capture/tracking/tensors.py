@@ -5,6 +5,7 @@ An operator whose result holds no tensor (``x.dim()``, ``x.shape``) is answered 
 
 from __future__ import annotations
 
+import keyword
 import operator
 import sys
 import types
@@ -40,9 +41,25 @@ READS_VALUES = frozenset(
     }
 )
 OUTSIDE = frozenset(
-    {"backward", "register_hook", "register_post_accumulate_grad_hook", "retain_grad", "storage", "untyped_storage", "set_", "resize_",
-     "share_memory_", "pin_memory", "cpu_", "__deepcopy__", "__reduce_ex__", "__setstate__", "as_subclass", "requires_grad_"}
-)  # fmt: skip
+    {
+        "backward",
+        "register_hook",
+        "register_post_accumulate_grad_hook",
+        "retain_grad",
+        "storage",
+        "untyped_storage",
+        "set_",
+        "resize_",
+        "share_memory_",
+        "pin_memory",
+        "cpu_",
+        "__deepcopy__",
+        "__reduce_ex__",
+        "__setstate__",
+        "as_subclass",
+        "requires_grad_",
+    }
+)
 # Attributes that are views or tensors of their own; every other plain attribute is read off the fake.
 TENSOR_ATTRIBUTES = frozenset({"T", "mT", "H", "mH", "real", "imag", "data"})
 
@@ -207,6 +224,16 @@ class TensorOperations:
                 f"{name}: {str(error).splitlines()[0][:160]}",
                 "write it without a branch or a size that depends on values",
             ) from None
+        except RuntimeError as error:
+            if any(torch_private.depends_on_values(leaf) for leaf in pytree.tree_leaves((fake_args, fake_kwargs))):
+                # with sizes that nobody knows yet, a failure says nothing of the real operator
+                name = getattr(function, "__name__", str(function))
+                raise Break(
+                    "data-dependent operator",
+                    f"{name}: {str(error).splitlines()[0][:160]}",
+                    "write it without a branch or a size that depends on values",
+                ) from None
+            raise
 
     def record(self, op: str, target: Any, args: tuple, kwargs: dict[str, Any], result: Any) -> Any:
         node = self.writer.node(op, target, args, kwargs)
@@ -399,9 +426,12 @@ def changes_in_place(target: Any, kwargs: dict[str, Any]) -> bool:
 def is_scalar_index(key: Any) -> bool:
     """A 0-dim integer tensor used as an index: torch reads its value and selects."""
     return (
-        isinstance(key, TensorProxy) and key.fake.dim() == 0 and not key.fake.dtype.is_floating_point and key.fake.dtype is not torch.bool
+        isinstance(key, TensorProxy)
+        and key.fake.dim() == 0
+        and not key.fake.dtype.is_floating_point
+        and key.fake.dtype is not torch.bool
         and key.fake.dtype is not torch.uint8
-    )  # fmt: skip
+    )
 
 
 def placed_on_ranks(tensor: torch.Tensor) -> bool:
@@ -413,4 +443,5 @@ def placed_on_ranks(tensor: torch.Tensor) -> bool:
 def readable(name: str) -> str:
     """A source's name as a valid identifier for a placeholder."""
     text = name.removeprefix("L[").replace("'].", "_").replace("._parameters[", "_").replace("_modules[", "")
-    return "".join(c if c.isalnum() else "_" for c in text).strip("_")[-60:] or "input"
+    word = "".join(c if c.isalnum() else "_" for c in text)[-60:].strip("_")
+    return word if word.isidentifier() and not keyword.iskeyword(word) else f"input_{word}"

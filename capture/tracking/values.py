@@ -21,18 +21,50 @@ if TYPE_CHECKING:
 # Types whose values are what they print as: no identity that a program could rely on, no parts that could change.
 ATOMS = frozenset(
     {
-        type(None), bool, int, float, complex, str, bytes, type(Ellipsis), type(NotImplemented), range, types.CodeType,
-        torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size, torch.SymInt, torch.SymFloat, torch.SymBool,
-        torch.Generator, torch.finfo, torch.iinfo,
+        type(None),
+        bool,
+        int,
+        float,
+        complex,
+        str,
+        bytes,
+        type(Ellipsis),
+        type(NotImplemented),
+        range,
+        types.CodeType,
+        torch.dtype,
+        torch.device,
+        torch.layout,
+        torch.memory_format,
+        torch.Size,
+        torch.SymInt,
+        torch.SymFloat,
+        torch.SymBool,
+        torch.Generator,
+        torch.finfo,
+        torch.iinfo,
     }
-)  # fmt: skip
+)
 SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 # Objects that are guarded by identity wherever they are found: code and types.
 IDENTITIES = (
-    type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.MethodDescriptorType,
-    types.WrapperDescriptorType, types.MethodWrapperType, types.ClassMethodDescriptorType, types.GetSetDescriptorType,
-    types.MemberDescriptorType, property, staticmethod, classmethod, enum.Enum, types.GenericAlias, types.UnionType,
-)  # fmt: skip
+    type,
+    types.ModuleType,
+    types.FunctionType,
+    types.BuiltinFunctionType,
+    types.MethodDescriptorType,
+    types.WrapperDescriptorType,
+    types.MethodWrapperType,
+    types.ClassMethodDescriptorType,
+    types.GetSetDescriptorType,
+    types.MemberDescriptorType,
+    property,
+    staticmethod,
+    classmethod,
+    enum.Enum,
+    types.GenericAlias,
+    types.UnionType,
+)
 
 
 # What the running thread is tracing; ``where`` gives the user's stack at the moment.
