@@ -18,6 +18,7 @@ import torch
 from .hook import calibrate_tensors
 from torch._C import _disabled_torch_function_impl as disabled_torch_function
 from torch._C._dynamo.guards import GlobalStateGuard
+from torch._dynamo.mutation_guard import GenerationTracker
 from torch._dynamo.source import LocalSource
 from torch._guards import TracingContext
 from torch._guards import tracing as torch_tracing
@@ -64,6 +65,8 @@ VARIABLE_FUNCTION_MODULES = frozenset(
 
 log_api_usage = torch._C._log_api_usage_once
 set_grad_enabled = torch._C._set_grad_enabled
+# torch.compile tags each module that is made; what the step makes is nobody's to tag.
+tag_module = getattr(GenerationTracker.tag, "__func__", GenerationTracker.tag)
 # C functions that answer from torch's global state, which is guarded as a whole.
 STATE_READERS = (
     torch._C._get_tracing_state,

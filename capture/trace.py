@@ -189,18 +189,21 @@ class Trace:
         function = request.function
         sources: list[Source] = [Arg(f"L[{name!r}]", i) for i, name in enumerate(request.names)]
         every = [*request.args, *request.kwargs.values()]
-        entered = [self.objects.enter(value, source) for value, source in zip(every, sources, strict=True)]
-        cells, entered = tuple(entered[: request.n_cells]), entered[request.n_cells :]
+        cells = tuple(every[: request.n_cells])
+        for cell, source in zip(cells, sources, strict=False):  # another cell at each call: its contents are what counts
+            self.guards.check("type", source, types.CellType, text="is a cell")
+            self.objects.records[id(cell)] = Record(cell, source)
+        rest = zip(every[request.n_cells :], sources[request.n_cells :], strict=True)
+        entered = [self.objects.enter(value, source) for value, source in rest]
         if cells:
-            for cell, source in zip(cells, sources, strict=False):
-                self.objects.records[id(cell)] = Record(cell, source)
             function = types.FunctionType(function.__code__, function.__globals__, function.__name__, None, cells)
         elif id(function) not in self.objects.records:
             from .sources import Static
 
             self.objects.records[id(function)] = Record(function, Static(function.__qualname__, function))
         count = len(request.args) - request.n_cells
-        self.domain.guard_function(function)
+        if not cells:
+            self.domain.guard_function(function)
         frame = self.machine.bind(function, entered[:count], dict(zip(request.kwargs, entered[count:], strict=True)))
         for index in range(frame.program.n_bound):
             value = frame.locals[index]

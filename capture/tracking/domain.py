@@ -174,7 +174,8 @@ class TrackingDomain(Operators, Containers):
                 and (now is None or all(now.get(k, ABSENT) is v for k, v in items))
             )
 
-        self.objects.guards.holds(name, "code and defaults unchanged", unchanged)
+        if record is None or record.source.static:
+            self.objects.guards.holds(name, "code and defaults unchanged", unchanged)
         if function.__closure__:
             for cell, free in zip(function.__closure__, function.__code__.co_freevars, strict=True):
                 if id(cell) not in self.objects.records and not self.objects.is_new(cell):

@@ -332,7 +332,7 @@ def not_scripted() -> bool:
     return False
 
 
-@replaced(torch_private.log_api_usage)
+@replaced(torch_private.log_api_usage, torch_private.tag_module)
 def unlogged(*args: Any) -> None:
     """Usage logging is torch's own affair."""
 

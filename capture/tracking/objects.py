@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import collections
 import contextvars
-import functools
 import types
 import weakref
 from collections.abc import Callable, Iterable
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ..guards.recorder import describe
 from ..hook import ABSENT
 from ..sources import Part, Source, Static, part, part_name
 from .values import ATOMS, IDENTITIES, SYMBOLIC, Break, LoopLeftover, TensorMethod, TensorProxy
@@ -137,7 +137,11 @@ class Objects:
             if not source.static and record.source is not source:
                 self.alias(source, record.source, value)
             return value
-        if isinstance(value, IDENTITIES) or identified(value):
+        if isinstance(value, types.FunctionType) and value.__closure__ and not source.static:
+            self.enter_closure(value, source)
+        elif isinstance(value, types.MethodType):
+            self.enter_method(value, source)
+        elif isinstance(value, IDENTITIES) or identified(value):
             if not source.static:
                 self.guards.check(
                     "is", source, value, text=f"is {getattr(value, '__qualname__', type(value).__name__)}"
@@ -149,6 +153,24 @@ class Objects:
             self.guards.check("type", source, kind, text=f"type is {kind.__qualname__}")
         self.records[id(value)] = Record(value, source)
         return value
+
+    def enter_closure(self, function: types.FunctionType, source: Source) -> None:
+        """An inner function, made anew by each call: the same code over other cells."""
+        for name in ("__code__", "__defaults__", "__kwdefaults__"):
+            value = getattr(function, name)
+            self.guards.check("is", part(source, "attr", name), value, text=f"is {describe(value)}")
+        cells = part(source, "attr", "__closure__")
+        for i, cell in enumerate(function.__closure__ or ()):
+            if id(cell) not in self.records:
+                self.records[id(cell)] = Record(cell, part(cells, "tuple_item", i))
+
+    def enter_method(self, method: types.MethodType, source: Source) -> None:
+        """A bound method is its function and its object."""
+        if not source.static:
+            self.guards.check("type", source, types.MethodType, text="is a bound method")
+        for name in ("__func__", "__self__"):
+            inner = getattr(method, name)
+            self.enter(inner, Static(f"{source.name}.{name}", inner) if source.static else part(source, "attr", name))
 
     def enter_atom(self, value: Any, source: Source) -> Any:
         if source.static:
@@ -498,8 +520,6 @@ def identified(value: Any) -> bool:
         | torch.optim.Optimizer
         | torch.optim.lr_scheduler.LRScheduler
         | contextvars.ContextVar
-        | functools.partial
-        | types.MethodType
         | types.CellType
         | weakref.ref,
     )

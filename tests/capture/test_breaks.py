@@ -172,9 +172,23 @@ def recursion(x, n=3):
 
 
 CASES = [
-    straight, in_loop, in_with, in_try, in_handler, deep, in_comprehension, in_generator, generator_alive, conditional,
-    in_call_arguments, chained, cells, iterators, unpacking, recursion,
-]  # fmt: skip
+    straight,
+    in_loop,
+    in_with,
+    in_try,
+    in_handler,
+    deep,
+    in_comprehension,
+    in_generator,
+    generator_alive,
+    conditional,
+    in_call_arguments,
+    chained,
+    cells,
+    iterators,
+    unpacking,
+    recursion,
+]
 
 
 def shown(value):
@@ -292,3 +306,31 @@ def test_disabled_functions_run_natively():
     assert report.result.item() == 5
     assert [b.reason for b in report.breaks] == ["disabled function"]
     assert not any("mul" in g.gm.code for g in report.graphs)
+
+
+def test_a_frame_with_cells_is_not_captured_again_at_each_call():
+    captured = capture(cells)
+    for _ in range(6):
+        captured(torch.ones(2))
+    first = stats(captured).entries
+    for _ in range(6):
+        captured(torch.ones(2))
+    assert stats(captured).entries == first and stats(captured).hits > 10
+
+
+def test_torch_compile_beside_it_changes_nothing():
+    class Sliced(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = torch.nn.ModuleList(torch.nn.Linear(2, 2) for _ in range(3))
+
+        def forward(self, x):
+            for layer in self.layers[:2]:  # makes a ModuleList
+                x = layer(x)
+            return x
+
+    model, x = Sliced(), torch.ones(1, 2)
+    compiled, captured = torch.compile(model, backend="eager"), capture(model)
+    for _ in range(3):
+        torch.testing.assert_close(captured(x), compiled(x))
+    assert stats(captured).graphs == 1 and stats(captured).breaks == 0

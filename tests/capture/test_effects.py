@@ -175,9 +175,22 @@ def context_variable_kept(h, x):
 
 
 CASES = [
-    set_attributes, lists, appends_only, dicts, clears, sets, property_setter, global_state, new_objects, cycle, closures,
-    in_place, random_numbers, context_variable, context_variable_kept,
-]  # fmt: skip
+    set_attributes,
+    lists,
+    appends_only,
+    dicts,
+    clears,
+    sets,
+    property_setter,
+    global_state,
+    new_objects,
+    cycle,
+    closures,
+    in_place,
+    random_numbers,
+    context_variable,
+    context_variable_kept,
+]
 
 
 def picture(value, seen=None):

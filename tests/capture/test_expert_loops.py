@@ -1,8 +1,10 @@
 """Loops over the rows of a tensor become one node; what such a node cannot say is a graph break. Same results always."""
+
 from __future__ import annotations
 
 import pytest
 import torch
+
 from moebius import capture, explain
 from moebius.lowering import expert_loop
 
@@ -168,9 +170,16 @@ def test_what_the_node_cannot_say_is_a_break_with_its_reason(function):
 def test_transformers_mixtral_is_one_graph_with_every_loop_lowered():
     transformers = pytest.importorskip("transformers")
     config = transformers.MixtralConfig(
-        vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
-        num_local_experts=4, use_cache=False, experts_implementation="eager",
-    )  # fmt: skip
+        vocab_size=64,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        num_local_experts=4,
+        use_cache=False,
+        experts_implementation="eager",
+    )
     torch.manual_seed(0)
     model = transformers.MixtralForCausalLM(config).train()
     ids = torch.randint(64, (2, 12))

@@ -1,10 +1,12 @@
 """Each kind of guard is needed: with it switched off, some change goes unnoticed and the answer is wrong."""
+
 from __future__ import annotations
 
 import collections
 
 import pytest
 import torch
+
 from moebius import capture
 from moebius.guards import program
 
@@ -105,12 +107,20 @@ def case_absent():
 
 def case_same():
     shared = [1.0]
-    return (lambda a, b, x: x * (2 if a is b else 3)), (shared, shared, torch.ones(2)), lambda: ([1.0], [1.0], torch.ones(2))
+    return (
+        (lambda a, b, x: x * (2 if a is b else 3)),
+        (shared, shared, torch.ones(2)),
+        lambda: ([1.0], [1.0], torch.ones(2)),
+    )
 
 
 def case_distinct():
     shared = [1.0]
-    return (lambda a, b, x: x * (2 if a is b else 3)), ([1.0], [1.0], torch.ones(2)), lambda: (shared, shared, torch.ones(2))
+    return (
+        (lambda a, b, x: x * (2 if a is b else 3)),
+        ([1.0], [1.0], torch.ones(2)),
+        lambda: (shared, shared, torch.ones(2)),
+    )
 
 
 def case_distinct_tensors():
@@ -140,10 +150,22 @@ def case_deque():
 
 
 CASES = {
-    "dict": case_dict, "class": case_class, "type": case_type, "tensor": case_tensor, "static_tensor": case_static_tensor,
-    "equal": case_equal, "is": case_is, "is_weak": case_is_weak, "length": case_length, "contents": case_contents, "keys": case_keys,
-    "absent": case_absent, "same": case_same, "distinct": case_distinct, "python": case_python,
-}  # fmt: skip
+    "dict": case_dict,
+    "class": case_class,
+    "type": case_type,
+    "tensor": case_tensor,
+    "static_tensor": case_static_tensor,
+    "equal": case_equal,
+    "is": case_is,
+    "is_weak": case_is_weak,
+    "length": case_length,
+    "contents": case_contents,
+    "keys": case_keys,
+    "absent": case_absent,
+    "same": case_same,
+    "distinct": case_distinct,
+    "python": case_python,
+}
 
 
 @pytest.fixture(autouse=True)
