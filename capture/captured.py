@@ -342,6 +342,15 @@ def is_library(filename: str) -> bool:
     return filename.startswith(STDLIB) and "site-packages" not in filename
 
 
+def uses_torch(namespace: dict[str, Any]) -> bool:
+    """Whether a module names torch, or something of torch's, among its globals."""
+    for value in list(namespace.values()):
+        name = value.__name__ if isinstance(value, types.ModuleType) else getattr(value, "__module__", None)
+        if isinstance(name, str) and name.split(".")[0] == "torch":
+            return True
+    return False
+
+
 class FrameCapture:
     """Asked by the frame hook once for each code object that is met below a native call."""
 
@@ -352,6 +361,8 @@ class FrameCapture:
         code = function.__code__
         if code.co_name.startswith("__") and code.co_name != "__call__":
             return None  # the protocol that guards and native code go through themselves
+        if not uses_torch(function.__globals__):
+            return None  # import hooks, loggers and the like are below native calls too
         if is_library(code.co_filename) or traceable(function) is not None or code.co_name in ("<module>", "<lambda>"):
             return None
         owner: Captured | None = getattr(self.local, "owner", None)

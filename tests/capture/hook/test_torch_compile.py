@@ -20,8 +20,9 @@ from moebius.hook import (  # noqa: E402
 @pytest.fixture(autouse=True)
 def clean():
     torch._dynamo.reset()
+    before = set_frame_callback(None)  # capture's own, where another test has imported it
     yield
-    set_frame_callback(None)
+    set_frame_callback(before)
     forget_frames()
     torch._dynamo.reset()
     assert evaluator() == "default"
