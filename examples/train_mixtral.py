@@ -118,23 +118,26 @@ def count_saved(model: torch.nn.Module, run: Run):
     run.saved_bytes = sum(size for where, size in storages.items() if where not in parameters)
 
 
-def train(name: str, step: Callable, seed: int, steps: int, quiet: bool = False) -> Run:
-    """Train from scratch for ``steps`` steps, the last of which is watched for what it keeps and not timed."""
-    run = Run(name)
-    model, optimizer, scheduler = make_training(seed, steps)
-    batches = make_batches(seed, steps)
-    bar = tqdm(batches, desc=f"{name:>10}", unit="step", disable=quiet)
+def train(steps: dict[str, Callable], seed: int, count: int, quiet: bool = False) -> list[Run]:
+    """Train one model from scratch for each of these step functions; all see the same ``count`` batches.
+
+    They take turns, batch by batch, so that whatever else the machine does slows all of them alike. The last step is
+    watched for what it keeps, and not timed.
+    """
+    trainings = [(Run(name), step, *make_training(seed, count)) for name, step in steps.items()]
+    bar = tqdm(make_batches(seed, count), desc="training", unit="step", disable=quiet)
     for number, batch in enumerate(bar, 1):
-        if number == steps:
-            with count_saved(model, run):
+        for run, step, model, optimizer, scheduler in trainings:
+            if number == count:
+                with count_saved(model, run):
+                    loss = step(model, optimizer, scheduler, batch)
+            else:
+                start = time.perf_counter()
                 loss = step(model, optimizer, scheduler, batch)
-        else:
-            start = time.perf_counter()
-            loss = step(model, optimizer, scheduler, batch)
-            run.seconds.append(time.perf_counter() - start)
-        run.losses.append(loss.item())
-        bar.set_postfix(loss=f"{run.losses[-1]:.4f}", refresh=False)
-    return run
+                run.seconds.append(time.perf_counter() - start)
+            run.losses.append(loss.item())
+        bar.set_postfix({run.name: f"{run.losses[-1]:.4f}" for run, *_ in trainings}, refresh=False)
+    return [run for run, *_ in trainings]
 
 
 def differences(run: Run, other: Run) -> list[float]:
@@ -216,16 +219,15 @@ def finish(runs: list[Run], out: Path) -> int:
 
 
 def one_process(args: argparse.Namespace, out: Path) -> int:
-    """Train without capture, then with it."""
-    plain = train("plain", step.__wrapped__, args.seed, args.steps)
-    captured = train("captured", step, args.seed, args.steps)
+    """Train with and without capture."""
+    runs = train({"plain": step.__wrapped__, "captured": step}, args.seed, args.steps)
     write_report(step.__wrapped__, args, out)
-    return finish([plain, captured], out)
+    return finish(runs, out)
 
 
 def launch_ranks(args: argparse.Namespace, out: Path) -> int:
     """Train in this one process without capture, then start this file again on several processes through torchrun."""
-    plain = train("plain", step.__wrapped__, args.seed, args.steps)
+    [plain] = train({"plain": step.__wrapped__}, args.seed, args.steps)
     cores = len(os.sched_getaffinity(0))
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={args.ranks}"]
     environment = {"OMP_NUM_THREADS": str(max(1, cores // args.ranks)), **os.environ}
@@ -241,7 +243,7 @@ def one_rank(args: argparse.Namespace, out: Path) -> int:
     mesh = dist.init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("ep",))
     first = dist.get_rank() == 0
     spread = capture(step.__wrapped__, mesh=mesh)
-    run = train(f"{args.ranks} ranks", spread, args.seed, args.steps, quiet=not first)
+    [run] = train({f"{args.ranks} ranks": spread}, args.seed, args.steps, quiet=not first)
     report = explain(step.__wrapped__, mesh=mesh)(*make_training(args.seed, args.steps), make_batches(args.seed, 1)[0])
     if first:
         print(report)

@@ -13,7 +13,7 @@ from pathlib import Path
 from .listing import Listing, listings
 from .model import Report, inputs, operations
 from .records import GraphBreak
-from .words import byte_size, duration, percent, place, plural, region_row
+from .words import UNCOUNTED, byte_size, duration, percent, place, plural, region_row
 
 HOWS = {
     "captured": "in a graph",
@@ -167,6 +167,8 @@ def coverage(report: Report) -> str:
         f'<li><i class="{how}"></i><b>{report.coverage[how]}</b> {how}<span> {said}</span></li>'
         for how, said in HOWS.items()
     )
+    if report.breaks:
+        legend += f"<li><span>{UNCOUNTED}</span></li>"
     label = "instructions by how they ran"
     return f'<div class="coverage" role="img" aria-label="{label}">{bars}</div><ul class="legend">{legend}</ul>'
 

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from .model import Report, inputs, operations
 from .records import GraphBreak
-from .words import duration, percent, place, plural, region_row
+from .words import UNCOUNTED, duration, percent, place, plural, region_row
 
 GUARDS_SHOWN = 8
 HOW_COLORS = {"captured": "green", "opaque": "yellow", "native": "red"}
@@ -79,6 +79,8 @@ def coverage_bar(report: Report, width: int) -> Text:
         text.append(symbol * cells, style=HOW_COLORS[how])
     text.append(f"\n{percent(report.captured_share)} of {total} instructions captured")
     text.append(f" · {report.coverage['opaque']} opaque · {report.coverage['native']} native", style="dim")
+    if report.breaks:
+        text.append(f"\n{UNCOUNTED}", style="dim")
     return text
 
 

@@ -60,6 +60,10 @@ def percent(share: float | None) -> str:
     return f"{share * 100:.0f}%"
 
 
+# said wherever coverage is shown beside graph breaks: the count knows the instruction that broke, not what ran below it
+UNCOUNTED = "code that ran natively below a graph break is not counted"
+
+
 def plural(count: int, noun: str) -> str:
     """``1 graph``, ``2 graphs``."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

@@ -50,6 +50,12 @@ def test_colour_changes_no_word(report: Report) -> None:
     assert words == render(report, width=110).split()
 
 
+def test_coverage_says_what_it_does_not_count(report: Report) -> None:
+    assert "below a graph break is not counted" in render(report)
+    report.breaks.clear()
+    assert "not counted" not in render(report)
+
+
 def test_an_empty_report_still_prints() -> None:
     assert "0 graphs · 0 graph breaks · 0 guards" in str(Report())
 
