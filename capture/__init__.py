@@ -1,10 +1,21 @@
 """moebius: captures whole MoE training steps from plain Python bytecode.
 
-The front door: what users import. Names are resolved on first use, so that ``import moebius.interpreter`` imports no torch.
+The front door: what users import. Names are resolved on first use: ``import moebius.interpreter`` imports no torch.
 """
 from __future__ import annotations
 
 from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # for type checkers; at run time names are resolved below
+    from .api import capture as capture
+    from .api import disable as disable
+    from .api import explain as explain
+    from .api import mark_dynamic as mark_dynamic
+    from .api import reset as reset
+    from .api import stats as stats
+    from .errors import GraphBreakError as GraphBreakError
+    from .errors import MoebiusError as MoebiusError
 
 __version__ = "0.1.0"
 

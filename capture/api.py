@@ -34,7 +34,7 @@ OWNERS: dict[int, Captured] = {}
 def capture(target: Any = None, **options: Any) -> Any:
     """Capture a function, a bound method or an ``nn.Module``: a callable with the same signature and result.
 
-    Used as ``@capture``, as ``@capture(fullgraph=True)`` or as ``capture(model)``. Options: see ``moebius.options.Options``.
+    Used as ``@capture``, ``@capture(fullgraph=True)`` or ``capture(model)``. Options: see ``moebius.options.Options``.
     Attributes of what was captured stay reachable (``__wrapped__``; a module's attributes and ``state_dict``).
     Raises NotCapturableError for what cannot be called, OptionError for an option or value that does not exist.
     """
@@ -72,7 +72,7 @@ def capture_with(options: Options, target: Any) -> Any:
     )
 
 
-def capture_function(function: types.FunctionType, options: Options) -> Any:
+def capture_function(function: Any, options: Options) -> Any:
     why = traceable(function)
     if why is not None:
         raise NotCapturableError(
@@ -121,7 +121,7 @@ def captured_of(target: Any) -> Captured | None:
 
 
 def explain(target: Any, **options: Any) -> Callable[..., Report]:
-    """``explain(fn)(*args, **kwargs)``: run the call once and report how it was captured. Never raises on a graph break."""
+    """``explain(fn)(*args, **kwargs)``: run the call once and report how it was captured; graph breaks do not raise."""
     captured = captured_of(target)
     if captured is None:
         options.pop("fullgraph", None)

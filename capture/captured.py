@@ -12,7 +12,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
@@ -108,7 +108,8 @@ class Captured:
             failed, found = segment.guards.failure(args, kwargs)
             if failed is not None:
                 raise AssertionError(
-                    f"a guard does not hold for the call that it was made from: {failed.record.source} {failed.record.check} ({found})"
+                    f"a guard does not hold for the call that it was made from: "
+                    f"{failed.record.source} {failed.record.check} ({found})"
                 )
             self.segments.append(segment)
             self.entry.add(segment.guards.program, segment.run)
@@ -151,7 +152,7 @@ class Captured:
         return Captured(function, self.options, n_cells, names, parent=self).entry
 
     def below(self, callee: Callable[..., Any]) -> Callable[..., Any]:
-        """The callable, run with the frame hook on: user functions met below it are captured as children of this one."""
+        """The callable, run with the frame hook on: user functions below it are captured as children of this one."""
 
         def run(*args: Any, **kwargs: Any) -> Any:
             outer = getattr(FRAMES.local, "owner", None)
@@ -168,7 +169,7 @@ class Captured:
     # ------------------------------------------------------------------------------------------------------------------
 
     def learn(self, args: tuple, kwargs: dict[str, Any]) -> bool:
-        """Why the newest segments do not fit this call, and what to leave open the next time. False: capture no more."""
+        """Why the newest segments do not fit this call, and what to leave open next time. False: capture no more."""
         for segment in reversed(self.segments):
             fact, found = segment.guards.failure(args, kwargs)
             if fact is None:
@@ -181,7 +182,7 @@ class Captured:
             self.given_up = True
             last = self.recompiles[-1] if self.recompiles else None
             warnings.warn(
-                f"moebius: {self.function.__qualname__} was captured {len(self.segments)} times and runs natively from now on; "
+                f"moebius: {self.function.__qualname__} was captured {len(self.segments)} times and runs natively now; "
                 + (f"{last.guard} keeps changing ({last.old} → {last.new}, {last.file}:{last.line}); " if last else "")
                 + "use mark_dynamic on sizes that vary, or keep the value out of the step",
                 stacklevel=4,
@@ -227,7 +228,8 @@ class Captured:
         place = traceback.extract_tb(error.__traceback__)[-1]
         self.given_up = True
         warnings.warn(
-            f"moebius could not capture {self.function.__qualname__} and runs it natively: {type(error).__name__}: {error} "
+            f"moebius could not capture {self.function.__qualname__} and runs it natively: "
+            f"{type(error).__name__}: {error} "
             f"(in {place.name}, {place.filename}:{place.lineno}); please report this",
             stacklevel=5,
         )
@@ -293,9 +295,9 @@ def run_cells_natively(function: types.FunctionType, n_cells: int) -> Callable[.
 
 @dataclass
 class Placement:
-    """Expert parameters that a plan moves onto the ranks before the graph first runs (``moebius.lowering.distribution``)."""
+    """Expert parameters that a plan moves onto the ranks before the graph first runs (``lowering.distribution``)."""
 
-    parameters: list[torch.Tensor]
+    parameters: list[torch.nn.Parameter]
     others: list[torch.Tensor]
     plan: Any
 
@@ -375,7 +377,7 @@ class FrameCapture:
 
 
 def with_plain_arguments(function: types.FunctionType) -> types.FunctionType:
-    """The function with *args and **kwargs as plain positional arguments (a tuple and a dict): how the hook hands them over."""
+    """The function with *args and **kwargs as plain positionals (a tuple and a dict): how the hook hands them over."""
     code = function.__code__
     count = code.co_argcount + code.co_kwonlyargcount + bool(code.co_flags & 0x04) + bool(code.co_flags & 0x08)
     flat = code.replace(co_argcount=count, co_posonlyargcount=0, co_kwonlyargcount=0, co_flags=code.co_flags & ~0x0C)
@@ -388,4 +390,4 @@ FRAMES = FrameCapture()
 
 def install_frame_callback() -> None:
     """Let the frame hook ask us (the hook itself is on only while a native part of a captured frame runs)."""
-    set_frame_callback(FRAMES)
+    set_frame_callback(cast(Any, FRAMES))

@@ -32,7 +32,7 @@ class GraphBreakError(MoebiusError):
         b = graph_break
         super().__init__(
             f"{b.file}:{b.line} in {b.function}: {b.reason}: {b.detail} [{b.instruction}]\n"
-            f"  hint: {b.hint}\n  fullgraph=True asks for one graph; without it moebius breaks the graph here and goes on."
+            f"  hint: {b.hint}\n  fullgraph=True asks for one graph; without it the graph breaks here and goes on."
         )
 
 

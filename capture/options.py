@@ -15,7 +15,7 @@ class Options:
 
     backend: "moebius", "eager", a torch.compile backend's name, or ``(gm, example_inputs) -> callable``.
     fullgraph: a graph break is a GraphBreakError. dynamic: None (a size becomes symbolic the second time it changes),
-    True or False. mesh, plan: expert parallelism over a ``torch.distributed.DeviceMesh``. precision: None, "fp8", "mxfp8".
+    True or False. mesh, plan: experts over a ``torch.distributed.DeviceMesh``. precision: None, "fp8", "mxfp8".
     """
 
     backend: str | Callable[..., Any] = "moebius"

@@ -78,7 +78,7 @@ class Emitter:
     # ------------------------------------------------------------------------------------------------------------------
 
     def load(self, source: Source) -> str:
-        """The name that holds the object of a source. Loads come first: before the graph runs and effects move things."""
+        """The name that holds the object of a source. Loads come first: before the graph runs, before effects."""
         if source in self.loaded:
             return self.loaded[source]
         if isinstance(source, Static):
@@ -240,7 +240,8 @@ class Emitter:
         defaults = "None" if function.__defaults__ is None else self.value(tuple(function.__defaults__))
         name = self.assign(
             function,
-            f"m_types.FunctionType({self.constant(function.__code__)}, {self.constant(function.__globals__)}, {function.__name__!r}, {defaults}, {closure})",
+            f"m_types.FunctionType({self.constant(function.__code__)}, {self.constant(function.__globals__)}, "
+            f"{function.__name__!r}, {defaults}, {closure})",
         )
         self.lines.append(f"{name}.__qualname__ = {function.__qualname__!r}")
         if function.__kwdefaults__:
@@ -277,7 +278,8 @@ class Emitter:
         values += [self.value(v) for i, v in enumerate(stack) if i not in state.nulls]
         make = self.constant(generator_code(frame.code, state))
         closure = f"({', '.join(cells)},)" if cells else "None"
-        text = f"m_types.FunctionType({make}, {self.constant(frame.globals)}, {frame.code.co_name!r}, None, {closure})({', '.join(values)})"
+        text = f"m_types.FunctionType({make}, {self.constant(frame.globals)}, {frame.code.co_name!r}, None, {closure})"
+        text += f"({', '.join(values)})"
         name = self.assign(generator, text)
         if frame.suspended:
             self.lines.append(f"next({name})")  # up to where it is suspended: code that only yields again

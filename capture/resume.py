@@ -1,8 +1,8 @@
 """Code that begins in the middle of a frame: how a frame goes on after a graph break.
 
-Two code objects are made from the user's, with the ``bytecode`` package. *Native* code takes the state before the broken
-instruction, puts the values back on the stack, jumps to that instruction and runs it as Python; at the first instruction
-after it, it calls the *resume function*, which takes the state from there and is captured like any other function. Both
+Two code objects are made from the user's, with the ``bytecode`` package. *Native* code takes the state before the
+broken instruction, puts the values back on the stack, jumps to it and runs it as Python; at the first instruction after
+it, it calls the *resume function*, which takes the state from there and is captured like any other function. Both
 keep the user's instructions, exception table and line numbers, so that a with-block or try-block around the break still
 guards what follows. Cells are handed over as the closure, so that inner functions made earlier share them.
 """
@@ -24,7 +24,7 @@ ENTRY_OPCODES = frozenset({"COPY_FREE_VARS", "MAKE_CELL", "RETURN_GENERATOR"})
 LEAVES = frozenset({"RETURN_VALUE", "RETURN_CONST", "RAISE_VARARGS", "RERAISE"})
 JUMPS = frozenset({"JUMP_FORWARD", "JUMP_BACKWARD", "JUMP_BACKWARD_NO_INTERRUPT"})
 BEFORE_CALL = frozenset({"KW_NAMES", "PRECALL"})
-# After these the stack may or may not hold a NULL: the native part goes on to where the expression is done. What they pop.
+# After these (and what they pop) the stack may hold a NULL: the native part goes on to where the expression is done.
 UNCERTAIN = {"LOAD_METHOD": 1, "LOAD_ATTR": 1, "LOAD_GLOBAL": 0, "PUSH_NULL": 0, "LOAD_SUPER_ATTR": 3}
 
 # 3.13 puts a call's NULL above the callable, and loads cells with LOAD_FAST.
@@ -48,7 +48,7 @@ class State:
 
 
 def live_names(frame_code: types.CodeType, index: int) -> set[str]:
-    """Local names that some instruction reachable from ``index`` loads. An upper bound is enough: it keeps more alive."""
+    """Local names that some instruction reachable from ``index`` loads. More than needed does no harm."""
     program = decode(frame_code)
     seen, work, names = set(), [index], set()
     while work:
@@ -164,7 +164,7 @@ def argument_names(state: State) -> list[str]:
 
 
 def rebuild(code: types.CodeType, state: State, exits: list[tuple[State, Any]]) -> types.CodeType:
-    """The user's code with another beginning (restore ``state``, jump to it) and, at each exit, a call that hands over."""
+    """The user's code with another beginning (restore ``state``, jump to it); at each exit, a call that hands over."""
     source = Bytecode.from_code(code)
     cells = set(code.co_cellvars)
     instructions = [x for x in source if isinstance(x, Instr)]
@@ -253,7 +253,7 @@ def generator_code(code: types.CodeType, state: State) -> types.CodeType:
 
 
 def without_dead_code(source: Bytecode) -> Bytecode:
-    """The same without instructions that nothing reaches: assembling needs the stack's depth, which only live code has."""
+    """The same without unreachable instructions: assembling needs the stack's depth, which only live code has."""
     items = list(source)
     place = {id(x): i for i, x in enumerate(items) if isinstance(x, Label)}
     guarded: list[TryBegin | None] = []

@@ -32,7 +32,8 @@ LIBRARIES = ("torch", "moebius", "builtins", "functools", "contextlib", "numpy")
 class Segment:
     """One captured part of a frame, from its entry to its return or its graph break.
 
-    run: called with the call's arguments in place of the function. guards: when it may be. captured: None if no operator was in it.
+    run: called with the call's arguments in place of the function. guards: when it may be. captured: None without an
+    operator in it.
     whole: False when the frame runs natively after all (``graph_break`` says why).
     """
 
@@ -52,8 +53,8 @@ def build(
 ) -> Segment:
     """Everything that a warm call needs.
 
-    make_resume: makes the captured rest of the frame from code that begins in its middle. below: wraps a callable that runs
-    natively, so that the user's functions below it are captured.
+    make_resume: makes the captured rest of the frame from code that begins in its middle. below: wraps a callable that
+    runs natively, so that the user's functions below it are captured.
     """
     request = attempt.request
     n_positional, kwnames = len(request.args), tuple(request.kwargs)
@@ -154,7 +155,7 @@ def graph_inputs(attempt: Trace, emitter: Emitter, lowered: Lowered | None, opti
 def make_graph(
     attempt: Trace, emitter: Emitter, options: Options, started: float
 ) -> tuple[CapturedGraph | None, Lowered | None]:
-    """Close the graph with the outputs that residual code needs, and lower it. (None, None) if there is nothing to run."""
+    """Close the graph with the outputs that residual code needs, and lower it. (None, None): nothing to run."""
     writer = attempt.writer
     graph = writer.scope.graph
     graph.output(tuple(writer.argument(o) for o in emitter.outputs))

@@ -30,7 +30,7 @@ class Source:
 
 @dataclass(frozen=True, eq=False)
 class Static(Source):
-    """The object itself. ``via``: the dynamic source whose identity check makes it static, if it came as an argument."""
+    """The object itself. ``via``: the dynamic source whose identity check makes it static, for an argument."""
 
     obj: Any = field(repr=False)
     via: Source | None = None

@@ -14,8 +14,6 @@ from typing import Any
 
 import sympy
 import torch
-
-from .hook import calibrate_tensors
 from torch._C import _disabled_torch_function_impl as disabled_torch_function
 from torch._C._dynamo.guards import GlobalStateGuard
 from torch._dynamo.mutation_guard import GenerationTracker
@@ -39,6 +37,8 @@ from torch.fx.experimental.symbolic_shapes import (
 from torch.utils._sympy.interp import sympy_interp
 from torch.utils._sympy.printers import PythonPrinter
 from torch.utils._sympy.reference import PythonReferenceAnalysis
+
+from .hook import calibrate_tensors
 
 __all__ = [
     "DATA_DEPENDENT",
@@ -107,7 +107,7 @@ class FakeWorld:
         if not dynamic_dims:
             return self.mode.from_tensor(tensor, static_shapes=True)
         dims = [DimDynamic.DYNAMIC if d in dynamic_dims else DimDynamic.STATIC for d in range(tensor.dim())]
-        context = StatelessSymbolicContext(dims, constraint_sizes=[None] * tensor.dim())
+        context: Any = StatelessSymbolicContext(dims, constraint_sizes=[None] * tensor.dim())
         return self.mode.from_tensor(tensor, source=LocalSource(name), symbolic_context=context)
 
     def symbolic_int(self, value: int, name: str) -> Any:

@@ -1,8 +1,8 @@
 """One cold capture: run the machine over a frame with the tracking domain, and say how far it came.
 
 A trace ends with the frame's return, or with a graph break at one instruction of the frame. A break that is noticed
-deep inside a call belongs to the root frame's instruction that was running: the frame is traced again from its start and
-stopped just before it, so that nothing of the half-done instruction is in the graph. Tracing itself changes nothing
+deep inside a call belongs to the root frame's instruction that was running: the frame is traced again from its start
+and stopped just before it, so that nothing of the half-done instruction is in the graph. Tracing itself changes nothing
 of the user's; a trace that is given up leaves nothing behind.
 """
 
@@ -70,7 +70,7 @@ class Request:
 
 
 class Trace:
-    """The state of one attempt, and afterwards its outcome: ``result``, or ``graph_break`` with the stopped ``frame``."""
+    """The state of one attempt, and then its outcome: ``result``, or ``graph_break`` with the stopped ``frame``."""
 
     def __init__(self, request: Request, policy: Policy, stop_at: int | None = None):
         self.request, self.policy = request, policy
@@ -190,7 +190,7 @@ class Trace:
         sources: list[Source] = [Arg(f"L[{name!r}]", i) for i, name in enumerate(request.names)]
         every = [*request.args, *request.kwargs.values()]
         cells = tuple(every[: request.n_cells])
-        for cell, source in zip(cells, sources, strict=False):  # another cell at each call: its contents are what counts
+        for cell, source in zip(cells, sources, strict=False):  # a new cell each call: its contents count
             self.guards.check("type", source, types.CellType, text="is a cell")
             self.objects.records[id(cell)] = Record(cell, source)
         rest = zip(every[request.n_cells :], sources[request.n_cells :], strict=True)

@@ -5,7 +5,7 @@ import dis
 import sys
 from collections.abc import Callable, Mapping
 from types import CellType, CodeType, FunctionType
-from typing import Any
+from typing import Any, cast
 
 from . import opcodes  # noqa: F401  (registers the handlers)
 from .binding import bind_arguments
@@ -66,7 +66,7 @@ class Machine:
             program,
             locals_,
             function.__globals__,
-            function.__builtins__,  # type: ignore[attr-defined]
+            cast(Any, function).__builtins__,
             self.domain,
             function,
             None,

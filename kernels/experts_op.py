@@ -139,7 +139,7 @@ def experts(
     if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
         result_dtype, dtype = x_TD.dtype, torch.get_autocast_dtype(device)
         x_TD = x_TD.to(dtype)
-        weights = Weights(*(w.to(dtype) if isinstance(w, Tensor) else w for w in weights))
+        weights = Weights._make(w.to(dtype) if isinstance(w, Tensor) else w for w in weights)
     check_types(x_TD, weights, index_TK, weight_TK)
     trained = (x_TD, *weights, weight_TK)
     if not (torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in trained)):

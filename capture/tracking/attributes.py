@@ -220,7 +220,7 @@ class Attributes:
         return self.objects.enter(inner, Static(getattr(inner, "__qualname__", "function"), inner))
 
     def module_registry(self, module: Any, name: str, error: AttributeError) -> Any:
-        """``nn.Module.__getattr__``: the three registries, read as that function reads them (torch/nn/modules/module.py)."""
+        """``nn.Module.__getattr__`` (torch/nn/modules/module.py): the three registries, in its order."""
         for registry in ("_parameters", "_buffers", "_modules"):
             entries = self.from_instance(module, registry)
             if entries is not ABSENT:
@@ -310,7 +310,7 @@ class Attributes:
             return self.call(getter, [found, None, cls], {})
         return found
 
-    def of_super(self, proxy: super, name: str) -> Any:
+    def of_super(self, proxy: Any, name: str) -> Any:
         """``super(...).name``: the MRO after the class that ``super`` was made in."""
         owner, obj, kind = proxy.__self_class__, proxy.__self__, proxy.__self_class__
         mro = owner.__mro__

@@ -19,6 +19,12 @@ class CallParts:
     domain: TrackingDomain
     objects: Objects
     tensors: TensorOperations
+    # what other families define
+    init_container: Callable[..., None]
+    sort: Callable[..., list]
+    allocate: Callable[..., Any]
+    construct: Callable[..., Any]
+    is_instance: Callable[..., bool]
 
     def call(self, function: Any, args: list, kwargs: dict[str, Any]) -> Any:
         """Call anything callable in the trace."""

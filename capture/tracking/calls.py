@@ -1,4 +1,4 @@
-"""Calls while tracing: who is called, and whether it is interpreted, recorded as an operator, run natively, or a break."""
+"""Calls while tracing: who is called, and whether it is interpreted, an operator, run natively, or a graph break."""
 
 from __future__ import annotations
 
@@ -143,7 +143,9 @@ class Calls(Methods, Construction, StandIns):
             )
         if torch_private.kept_out(function):
             raise Break(
-                "function that torch keeps out of graphs", function.__qualname__, "it runs natively; the graph goes on after it"
+                "function that torch keeps out of graphs",
+                function.__qualname__,
+                "it runs natively; the graph goes on after it",
             )
         if function.__module__ in NEVER_INTERPRETED:
             raise Break(

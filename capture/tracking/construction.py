@@ -6,7 +6,7 @@ import collections
 import functools
 import types
 import typing
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -77,7 +77,7 @@ class Construction(CallParts):
 
     def allocate(self, cls: type, maker: Any, args: list, kwargs: dict[str, Any]) -> Any:
         """``__new__`` of a class whose allocation is C's."""
-        if cls.__init_subclass__ and cls.__flags__ & (1 << 20):  # Py_TPFLAGS_IS_ABSTRACT
+        if cls.__flags__ & (1 << 20):  # Py_TPFLAGS_IS_ABSTRACT
             raise TypeError(f"Can't instantiate abstract class {cls.__name__}")
         base = next((b for b in cls.__mro__ if b in ALLOCATED), None)
         if issubclass(cls, BaseException):
@@ -90,14 +90,14 @@ class Construction(CallParts):
                 "it is made natively; make it outside of the step",
             )
         if base is tuple:
-            return self.objects.made(tuple.__new__(cls, self.drain(args[0]) if args else ()))
+            return self.objects.made(tuple.__new__(cast(Any, cls), self.drain(args[0]) if args else ()))
         if base in (int, str, float):
             return self.objects.made(base.__new__(cls, *args, **kwargs))
         if base is object:
             return self.objects.made(object.__new__(cls))
         return self.objects.made(base.__new__(cls))
 
-    def init_container(self, owner: Any, base: type, args: list, kwargs: dict[str, Any]) -> None:
+    def init_container(self, owner: Any, base: Any, args: list, kwargs: dict[str, Any]) -> None:
         if not self.objects.is_new(owner):
             raise Break("container initialised again", type(owner).__name__, "make a new one")
         self.objects.touch(owner)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import collections
 import types
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, cast
 
 import torch
 
@@ -38,6 +39,7 @@ class Containers(Parts):
     def super_arguments(self) -> tuple[Any, Any]:
         """``__class__`` and the first argument of the running function, for ``super()``."""
         frame = self.machine.frame
+        assert frame is not None
         names = frame.program.localsplus
         if "__class__" not in names or not frame.code.co_argcount:
             raise RuntimeError("super(): no arguments")
@@ -124,7 +126,7 @@ class Containers(Parts):
         if isinstance(method, types.FunctionType):
             self.call(method, [obj, key, value], {})
             return
-        base = next((b for b in kind.__mro__ if b in CONTAINERS), None)
+        base: Any = next((b for b in kind.__mro__ if b in CONTAINERS), None)
         if base is None:
             if method is ABSENT:
                 raise TypeError(f"{kind.__name__!r} object does not support item assignment")
@@ -148,7 +150,7 @@ class Containers(Parts):
         if isinstance(method, types.FunctionType):
             self.call(method, [obj, key], {})
             return
-        base = next((b for b in kind.__mro__ if b in CONTAINERS), None)
+        base: Any = next((b for b in kind.__mro__ if b in CONTAINERS), None)
         if base is None:
             raise Break("item of a C object is deleted", kind.__name__, "delete it outside of the step")
         record = self.objects.record_of(obj)
@@ -207,7 +209,7 @@ class Containers(Parts):
         if isinstance(method, types.FunctionType):
             return self.call(method, [value], {})
         if any(b in CONTAINERS or b is tuple for b in kind.__mro__):
-            base = next(b for b in kind.__mro__ if b in CONTAINERS or b is tuple)
+            base: Any = next(b for b in kind.__mro__ if b in CONTAINERS or b is tuple)
             return self.objects.made(base.__iter__(self.objects.contents(value) if base in CONTAINERS else value))
         if isinstance(value, type) and isinstance(
             method := self.attributes.on_type(type(value), "__iter__"), types.FunctionType
@@ -236,7 +238,7 @@ class Containers(Parts):
             )
         if self.objects.depth:
             self.objects.touch(iterator)
-        value = next(iterator, STOP)
+        value = next(cast(Iterator, iterator), STOP)
         return value if value is STOP else self.objects.made(value)
 
     def unpack(self, value: Any, count: int) -> list[Any]:

@@ -110,7 +110,7 @@ class TrackingDomain(Operators, Containers):
         importer = self.objects.dict_get(self.globals_record(frame.builtins, "builtins"), "__import__")
         if importer is not builtins.__import__:
             raise Break("import", "builtins.__import__ was replaced", "import outside of the step")
-        namespace = {
+        namespace: dict[str, Any] = {
             k: frame.globals.get(k) for k in ("__package__", "__spec__", "__name__", "__path__") if k in frame.globals
         }
         module = importer(name, namespace, None, fromlist, level)  # loading a module early is its only effect
@@ -124,7 +124,8 @@ class TrackingDomain(Operators, Containers):
             if full in sys.modules:
                 return self.objects.enter(sys.modules[full], Static(full, sys.modules[full]))
             raise ImportError(
-                f"cannot import name {name!r} from {module.__name__!r} ({getattr(module, '__file__', 'unknown location')})",
+                f"cannot import name {name!r} from {module.__name__!r} "
+                f"({getattr(module, '__file__', 'unknown location')})",
                 name=module.__name__,
             ) from None
 

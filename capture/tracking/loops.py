@@ -1,8 +1,8 @@
 """Loops over a tensor's rows, recorded as one node.
 
 ``for row in tensor`` where the number of rows depends on values (the experts that were hit) is interpreted for one
-symbolic row. Its body becomes a graph of its own; ``continue`` on a tensor condition becomes ``skip_turn``. A local that
-a turn reads and replaces is *carried*; a local that a turn only sets is a leftover that nobody may read afterwards.
+symbolic row. Its body becomes a graph of its own; ``continue`` on a tensor condition becomes ``skip_turn``. A local
+that a turn reads and replaces is *carried*; one that a turn only sets is a leftover that nobody may read afterwards.
 What such a node cannot express (leaving the loop early, changing Python objects) is a graph break.
 """
 
@@ -46,8 +46,8 @@ class TensorRows:
 class OpenLoop:
     """A loop whose body is being recorded.
 
-    head, exit: instruction indices of FOR_ITER and of where it jumps at the end. before: the frame's locals at the head.
-    carried: indices of the locals that turns pass on. first_access: per local, whether the body reads it before writing.
+    head, exit: instruction indices of FOR_ITER and of where it jumps at the end. before: the frame's locals at the
+    head. carried: indices of the locals that turns pass on. root_step: the root frame's step at which it began.
     """
 
     def __init__(self, frame: Frame, rows: TensorRows, carried: list[int]):

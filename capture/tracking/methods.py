@@ -1,4 +1,4 @@
-"""Methods of builtin types: of containers on the object or its shadow, of plain values, of classes, of context variables."""
+"""Methods of builtin types: of containers (or their shadows), of plain values, of classes, of context variables."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import collections
 import contextvars
 import re
 import types
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, cast
 
 import torch
 
@@ -104,7 +105,7 @@ class Methods(CallParts):
         if kind in natives.VIEWS and name in ("__len__", "__iter__", "__contains__", "isdisjoint"):
             return bound(*args)
         if isinstance(owner, natives.ITERATORS) and name in ("__iter__", "__next__"):
-            return owner if name == "__iter__" else self.objects.made(next(owner))
+            return owner if name == "__iter__" else self.objects.made(next(cast(Iterator, owner)))
         if isinstance(owner, types.MethodType | types.FunctionType) and name == "__get__":
             return self.domain.attributes.bind(owner, args[0], type(args[0])) if args[0] is not None else owner
         if isinstance(owner, BaseException) and name in ("with_traceback", "add_note") and self.objects.is_new(owner):

@@ -252,7 +252,7 @@ CHANGING = frozenset(
     }
 )
 
-ITERATORS = (
+ITERATORS: tuple[type, ...] = (
     type(iter([])),
     type(iter(())),
     type(iter({})),
@@ -295,7 +295,7 @@ ITERATORS = (
     types.GeneratorType,
     type(iter(torch.Size([]))),
 )
-VIEWS = (
+VIEWS: tuple[type, ...] = (
     type({}.keys()),
     type({}.values()),
     type({}.items()),
@@ -383,7 +383,7 @@ def specialised(value: Any) -> Any:
 
 
 def is_operand(value: Any, known: Callable[[Any], bool]) -> bool:
-    """Plain, or a tensor, or a new container of such: what arithmetic run natively may be given (proxies have operators)."""
+    """Plain, a tensor, or a new container of such: what natively run arithmetic may be given (proxies do)."""
     if isinstance(value, TensorProxy | torch.SymInt | torch.SymFloat | torch.SymBool):
         return True
     if type(value) in (tuple, list) and not known(value):

@@ -98,7 +98,7 @@ class Objects:
     # ------------------------------------------------------------------------------------------------------------------
 
     def made(self, obj: Any) -> Any:
-        """Register an object that tracing created. It stays alive as long as the trace, so that its id stays its own."""
+        """Register an object that tracing created. It lives as long as the trace, so that its id stays its own."""
         if type(obj) not in ATOMS and id(obj) not in self.records and id(obj) not in self.new:
             self.new[id(obj)] = obj
             self.age[id(obj)] = self.depth
@@ -228,7 +228,7 @@ class Objects:
         return None if record is None else record.source
 
     def distinct_when_changed(self) -> None:
-        """What was changed under one name and read under none other must not turn out to be one object at a later call."""
+        """What was changed under one name must not turn out to be what has another name at a later call."""
         changed = self.changed_records()
         everything = list({id(r): r for r in self.records.values()}.values())
         for record in changed:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import operator
 import types
-from typing import Any
+from collections.abc import Callable
+from typing import Any, cast
 
 import torch
 
@@ -17,6 +18,7 @@ from .objects import CONTAINERS, DICTS, SETS
 from .parts import Parts
 from .values import ATOMS, SYMBOLIC, Break, LoopLeftover, TensorMethod, TensorProxy, type_of
 
+UNARIES: dict[str, Callable[[Any], Any]] = {"-": operator.neg, "+": operator.pos, "~": operator.invert}
 SIMPLE = frozenset({int, float, str, bool, bytes, type(None)})
 COMPARISONS = {
     "<": operator.lt,
@@ -52,9 +54,7 @@ class Operators(Parts):
         kind = type(value)
         if kind in SIMPLE or kind in SYMBOLIC or kind is TensorProxy:
             if kind is TensorProxy:
-                return self.tensors.function(
-                    {"-": operator.neg, "+": operator.pos, "~": operator.invert}[op], (value,), {}
-                )
+                return self.tensors.function(UNARIES[op], (value,), {})
             return super().unary(op, value)
         self.refuse_alien(value)
         self.guard_operators(value, ("__neg__", "__pos__", "__invert__"))
@@ -224,7 +224,7 @@ class Operators(Parts):
                 self.is_same(x, item) or self.truth(self.compare("==", x, item)) for x in self.get_iter(container)
             )
         if isinstance(container, type) and issubclass(type(container), __import__("enum").EnumMeta):
-            return item in container
+            return item in cast(Any, container)
         raise Break("membership in a C object", kind.__name__, "test it outside of the step")
 
     def is_same(self, left: Any, right: Any) -> bool:

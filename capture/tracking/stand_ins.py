@@ -1,4 +1,4 @@
-"""Builtin functions that are operations of the domain: isinstance, getattr, len, sorted, int, str, ... and object's own methods."""
+"""Builtins that are operations of the domain: isinstance, getattr, len, sorted, int, str, and object's methods."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class StandIns(CallParts):
             return self.call(method, [value], {})
         if method is ABSENT:
             raise TypeError(f"object of type {kind.__name__!r} has no len()")
-        base = next((b for b in kind.__mro__ if b in natives.CONTAINER_METHODS), None)
+        base: Any = next((b for b in kind.__mro__ if b in natives.CONTAINER_METHODS), None)
         if base is None:
             raise Break("len() in C", kind.__name__, "it runs natively")
         return base.__len__(self.objects.contents(value))

@@ -416,7 +416,7 @@ def has_tensor(value: Any) -> bool:
 
 
 def changes_in_place(target: Any, kwargs: dict[str, Any]) -> bool:
-    """Whether an operator that returned no tensor still did something: in-place and foreach-in-place names, ``out=``."""
+    """Whether an operator that returned no tensor still did something: in-place names (foreach too), ``out=``."""
     name = target if isinstance(target, str) else getattr(target, "__name__", "")
     return (
         (name.endswith("_") and not name.endswith("__")) or "out" in kwargs or name in ("setitem", "_set_grad_enabled")
@@ -435,7 +435,7 @@ def is_scalar_index(key: Any) -> bool:
 
 
 def placed_on_ranks(tensor: torch.Tensor) -> bool:
-    """Whether the tensor is an expert parameter that lowering moved onto ranks: a whole tensor to everybody who reads it."""
+    """Whether lowering moved the tensor, an expert parameter, onto ranks. Whoever reads it sees the whole tensor."""
     module = sys.modules.get("moebius.lowering.distribution")
     return module is not None and isinstance(tensor, module.Sharded)
 

@@ -113,7 +113,7 @@ class TensorProxy:
         sizes = ", ".join(str(s) for s in self.fake.shape)
         return f"{str(self.fake.dtype).removeprefix('torch.')}[{sizes}]"
 
-    __bool__ = __int__ = __float__ = __index__ = __complex__ = __len__ = __iter__ = refuse_number  # type: ignore[assignment]
+    __bool__ = __int__ = __float__ = __index__ = __complex__ = __len__ = __iter__ = refuse_number
     __hash__ = object.__hash__
 
     def __getitem__(self, key: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Loops over the rows of a tensor become one node; what such a node cannot say is a graph break. Same results always."""
+"""Loops over a tensor's rows become one node; what such a node cannot say is a graph break. Same results always."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def leaves_early(m, x):
 def reads_the_last_row(m, x):
     _, _, _, hit = m.route(x)
     row = x[0]
-    for row in hit:
+    for row in hit:  # noqa: B007
         pass
     return row * 2 + x.sum().long()
 
