@@ -4,8 +4,9 @@ from __future__ import annotations
 import dis
 import sys
 from collections.abc import Callable, Mapping
+from operator import attrgetter
 from types import CellType, CodeType, FunctionType
-from typing import Any, cast
+from typing import Any
 
 from . import opcodes  # noqa: F401  (registers the handlers)
 from .binding import bind_arguments
@@ -33,6 +34,7 @@ check_tables()
 
 NEW_LOCALS = 0x02  # CO_NEWLOCALS: the code of a function, as opposed to a class or module body
 SHOWN_FRAMES = 64
+BUILTINS_OF = attrgetter("__builtins__")  # typeshed does not know the attribute; and no Python call on the hot path
 NATIVE_ROOM = 500
 NATIVE_FRAMES_PER_CALL = 6  # native Python frames that one interpreted call takes, at most, and some room
 
@@ -66,7 +68,7 @@ class Machine:
             program,
             locals_,
             function.__globals__,
-            cast(Any, function).__builtins__,
+            BUILTINS_OF(function),
             self.domain,
             function,
             None,
