@@ -12,20 +12,15 @@ import torch
 
 from . import torch_private
 from .captured import ALL, MARKED, Captured, install_frame_callback
-from .errors import NotCapturableError, OptionError, UnsupportedVersionError
-from .hook import call_unhooked, mark_skip
+from .errors import NotCapturableError, OptionError
+from .hook import call_unhooked, is_disabled, mark_skip
 from .options import Options, make_options
 from .report import Report
 from .report.records import Stats
 from .trace import traceable
+from .versions import check_versions
 
-if not (3, 11) <= sys.version_info[:2] <= (3, 13):
-    raise UnsupportedVersionError(
-        f"moebius runs on Python 3.11, 3.12 and 3.13; this is {sys.version.split()[0]}. Use one of those."
-    )
-if tuple(int(x) for x in torch.__version__.split("+")[0].split(".")[:2]) < (2, 11):
-    raise UnsupportedVersionError(f"moebius needs torch 2.11 or later; this is {torch.__version__}. Upgrade torch.")
-
+check_versions(sys.version_info[:3], torch.__version__, is_disabled())
 install_frame_callback()
 torch_private.calibrate_tensor_guards()
 OWNERS: dict[int, Captured] = {}

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from moebius import MoebiusError, capture, disable, explain, mark_dynamic, reset, stats
-from moebius.errors import NotCapturableError, OptionError
+from moebius.errors import NotCapturableError, OptionError, UnsupportedVersionError
+from moebius.versions import check_versions
 
 
 class Model(torch.nn.Module):
@@ -220,3 +221,23 @@ def test_the_model_can_die():
     gc.collect()
     assert dead() is None
     assert stats(captured).entries == 0
+
+
+@pytest.mark.parametrize(
+    ("python", "version", "words"),
+    [
+        ((3, 10, 2), "2.13.0", "Python 3.11, 3.12 and 3.13"),
+        ((3, 14, 0), "2.13.0", "3.14.0"),
+        ((3, 12, 1), "2.9.1+cu126", "2.9.1"),
+    ],
+)
+def test_a_version_that_is_not_supported_is_said(python, version, words):
+    with pytest.raises(UnsupportedVersionError, match=words) as caught:
+        check_versions(python, version, disabled=False)
+    assert "MOEBIUS_DISABLE=1" in str(caught.value)
+    check_versions(python, version, disabled=True)
+
+
+def test_supported_versions_pass():
+    for minor in (11, 12, 13):
+        check_versions((3, minor, 0), "2.11.0a0+git", disabled=False)
