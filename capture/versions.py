@@ -9,7 +9,7 @@ OLDEST_TORCH = (2, 11)
 
 
 def check_versions(python: tuple[int, ...], torch: str, disabled: bool) -> None:
-    """UnsupportedVersionError where capture cannot work; nothing with capture switched off, for then all runs natively."""
+    """UnsupportedVersionError where capture cannot work; silent with capture switched off: all runs natively then."""
     if disabled:
         return
     if tuple(python[:2]) not in PYTHONS:
