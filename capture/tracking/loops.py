@@ -48,6 +48,7 @@ class OpenLoop:
 
     head, exit: instruction indices of FOR_ITER and of where it jumps at the end. before: the frame's locals at the
     head. carried: indices of the locals that turns pass on. root_step: the root frame's step at which it began.
+    lifted: outer nodes that the body uses, each with its placeholder; known once the loop is closed.
     """
 
     def __init__(self, frame: Frame, rows: TensorRows, carried: list[int]):
@@ -61,6 +62,7 @@ class OpenLoop:
         self.root_step = 0
         self.row: fx.Node | None = None
         self.carried_nodes: list[fx.Node] = []
+        self.lifted: dict[fx.Node, fx.Node] = {}
 
 
 class Loops:
@@ -245,8 +247,7 @@ class Loops:
             owner.add_module(name, module)
         body = fx.GraphModule(owner, scope.graph)
         assert scope.parent is not None
-        loop.captured_outer = list(scope.lifted)  # type: ignore[attr-defined]
-        loop.lifted = dict(scope.lifted)  # type: ignore[attr-defined]
+        loop.lifted = dict(scope.lifted)
         writer.scope = scope.parent
         self.domain.objects.depth -= 1
         self.open.pop()
@@ -257,7 +258,7 @@ class Loops:
         writer, tensors = self.domain.tensors.writer, self.domain.tensors
         name = f"loop_body_{len(writer.submodules)}"
         writer.submodules[name] = body
-        outer: list[fx.Node] = [writer.scope.own(n) for n in loop.lifted]  # type: ignore[attr-defined]
+        outer: list[fx.Node] = [writer.scope.own(n) for n in loop.lifted]
         body.graph.lint()
         get_body = writer.scope.graph.get_attr(name)
         get_body.meta.update(val=None, where=loop.where[-1] if loop.where else ("", 0, ""), stack=loop.where)
@@ -277,7 +278,8 @@ class Loops:
 
 def reorder_placeholders(body: fx.GraphModule, loop: OpenLoop) -> None:
     """Body placeholders stand in the order (row, carried, captures); lifted ones were added as they were met."""
-    wanted = [loop.row, *loop.carried_nodes, *loop.lifted.values()]  # type: ignore[attr-defined]
+    assert loop.row is not None
+    wanted = [loop.row, *loop.carried_nodes, *loop.lifted.values()]
     assert [n for n in body.graph.nodes if n.op == "placeholder"] == wanted or len(wanted) == len(
         [n for n in body.graph.nodes if n.op == "placeholder"]
     )

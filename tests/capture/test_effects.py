@@ -41,6 +41,7 @@ class Slotted:
 
 class Holder:
     def __init__(self):
+        self.items: list[object]
         self.items, self.table, self.seen, self.recent = [1], {"a": 1}, {1}, collections.deque([1], maxlen=3)
         self.ordered = collections.OrderedDict(a=1, b=2)
         self.groups = collections.defaultdict(list)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+from typing import Any
 
 import pytest
 import torch
@@ -17,14 +18,15 @@ class Box:
     def __init__(self, value=2.0):
         self.value = value
 
+    @property
+    def doubled(self):
+        return self.value * 2
+
 
 class OtherBox(Box):
     @property
     def doubled(self):
         return 100
-
-
-Box.doubled = property(lambda self: self.value * 2)
 
 
 def swap_class(box):
@@ -33,7 +35,7 @@ def swap_class(box):
 
 # kind of check -> (captured function, arguments of the first call, arguments of the second)
 def case_dict():
-    module = torch.nn.Module()
+    module: Any = torch.nn.Module()
     module.scale = 2.0
 
     def change():
@@ -87,7 +89,7 @@ def case_length():
 
 
 def case_contents():
-    module = torch.nn.Module()
+    module: Any = torch.nn.Module()
     module.order = [1.0, 2.0]
 
     def change():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import enum
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ import torch
 from moebius import capture, stats
 
 SCALE = 2.0
-TABLE = {"factor": 3.0, "names": ["a", "b"]}
+TABLE: dict[str, Any] = {"factor": 3.0, "names": ["a", "b"]}
 
 
 class Mode(enum.Enum):
@@ -90,8 +91,10 @@ def replace_method(block):
     block.act = torch.tanh
 
 
-def set_default(block):
-    Block.forward.__kwdefaults__["scale"] = 7.0
+def set_default(block, value=7.0):
+    defaults = Block.forward.__kwdefaults__
+    assert defaults is not None
+    defaults["scale"] = value
 
 
 CHANGES = {
@@ -135,7 +138,7 @@ def restored():
     SCALE = 2.0
     TABLE.update(factor=3.0, names=["a", "b"])
     Block.factor = 1.0
-    Block.forward.__kwdefaults__["scale"] = 1.0
+    set_default(None, 1.0)
 
 
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
@@ -257,7 +260,7 @@ def test_aliases_are_noticed():
     captured = capture(lists)
     for _ in range(2):
         assert captured([], [2.0]).item() == 1
-        same = []
+        same: list[float] = []
         assert captured(same, same).item() == 1
         assert same == [1.0]
 
