@@ -193,7 +193,6 @@ class Captured:
     def open(self, fact: Fact, segment: Segment, args: tuple, kwargs: dict[str, Any]) -> None:
         """A place that changed becomes a place that may change, where that can be expressed."""
         from .guards.program import changed_key, fetch
-        from .sources import module_path
 
         kind, *rest = fact.check
         if kind == "tensor" and fact.source is not None:
@@ -221,7 +220,6 @@ class Captured:
             ):
                 name = record_name(fact.record.source, key)
                 self.policy.volatile.add(name)
-        del module_path
 
     def report_failure(self, error: Exception) -> None:
         """An internal error: say so once, with the place, and let the native call go on."""

@@ -77,7 +77,7 @@ def part(parent: Source, operation: str, operand: Any = None) -> Part:
 def part_name(parent: Source, operation: str, operand: Any = None) -> str:
     """How a report writes that part: ``parent[key]``, ``parent.attribute``."""
     if operation == "dict_item" and isinstance(parent, Part | Static) and parent.name.endswith(".__dict__"):
-        return module_path(parent.name.removesuffix(".__dict__"), operand)
+        return f"{parent.name.removesuffix('.__dict__')}.{operand}"
     if operation in ("dict_item", "list_item", "tuple_item"):
         key = (
             repr(operand)
@@ -91,10 +91,6 @@ def part_name(parent: Source, operation: str, operand: Any = None) -> str:
         return f"{parent.name}.cell_contents"
     return f"{parent.name}.{operand}"
 
-
-def module_path(owner: str, attribute: object) -> str:
-    """``owner.attribute``, with the detours of ``nn.Module``'s registries folded away."""
-    return f"{owner}.{attribute}"
 
 
 def from_arguments(source: Source) -> Source:

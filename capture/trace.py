@@ -28,9 +28,7 @@ from .tracking.domain import OwnError, StopHere, TrackingDomain, refuse_own
 from .tracking.graphs import GraphWriter, Where
 from .tracking.objects import Objects, Record
 from .tracking.tensors import TensorOperations
-from .tracking.values import TRACING, Break, TensorProxy
-
-INTERNAL_CODE = frozenset({"GENERATOR", "COROUTINE"})
+from .tracking.values import TRACING, Break
 
 
 @dataclass
@@ -131,7 +129,7 @@ class Trace:
             except OwnError as error:
                 raise CaptureInternalError(str(error)) from error
             except StopHere:
-                frame.stack[:] = frame.stack  # nothing of the instruction has run
+                pass  # nothing of the instruction has run
             except Break as stop:
                 self.broke(stop)
             except InterpreterError as error:
@@ -244,8 +242,3 @@ def traceable(function: Any) -> str | None:
         return "coroutine function"
     decode(function.__code__)
     return None
-
-
-def is_tensor(value: Any) -> bool:
-    """Whether a traced value is a tensor."""
-    return isinstance(value, TensorProxy)

@@ -248,7 +248,6 @@ class Calls(Methods, Construction, StandIns):
         """A switch of torch's: thrown now for the fakes, and kept as a node."""
         result = function(*args, **kwargs)
         self.tensors.writer.node("call_function", function, tuple(args), kwargs).meta["val"] = None
-        self.tensors.state_changed = True
         return result
 
     def shallow(self, function: Any, args: list, kwargs: dict[str, Any]) -> Any:

@@ -45,7 +45,6 @@ class TrackingDomain(Operators, Containers):
         self.root_steps = 0
         self.stop_at: int | None = None
         self.instructions = 0
-        self.visited: set[tuple[int, int]] = set()
         self.guarded_functions: set[types.FunctionType] = set()
         self.root_stack: list[Any] = []
         self.root_pc = 0

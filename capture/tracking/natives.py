@@ -7,7 +7,6 @@ Whatever is in no table is a graph break: nothing of unknown effect runs while t
 
 from __future__ import annotations
 
-import builtins
 import collections
 import functools
 import itertools
@@ -426,4 +425,3 @@ def is_tensor_function(function: types.FunctionType) -> bool:
 
 
 INTERPRETED: frozenset[Any] = frozenset({torch.nn.functional.__dict__.get("multi_head_attention_forward")} - {None})
-BUILTIN_NAMES = {id(v): k for k, v in vars(builtins).items() if callable(v)}

@@ -21,7 +21,7 @@ import torch
 from ..guards.recorder import describe
 from ..hook import ABSENT
 from ..sources import Part, Source, Static, part, part_name
-from .values import ATOMS, IDENTITIES, SYMBOLIC, Break, LoopLeftover, TensorMethod, TensorProxy
+from .values import ATOMS, IDENTITIES, SYMBOLIC, Break, TensorProxy
 
 if TYPE_CHECKING:
     from ..guards.recorder import GuardRecorder
@@ -89,9 +89,7 @@ class Objects:
         self.depth = 0  # how many expert loops are open: what is older than the innermost must not be changed in it
         self.cells: dict[int, Record] = {}
         self.context: dict[contextvars.ContextVar, tuple[Any, Any]] = {}
-        self.frozen_reason: str | None = None
         self.writes = 0
-        self.journal: list[tuple] = []
 
     # ------------------------------------------------------------------------------------------------------------------
     # New objects
@@ -549,7 +547,3 @@ def python_method(cls: type, name: str) -> bool:
             return isinstance(base.__dict__[name], types.FunctionType)
     return False
 
-
-def is_trace_value(value: Any) -> bool:
-    """Values that exist in the trace only."""
-    return isinstance(value, (TensorProxy, TensorMethod, LoopLeftover, *SYMBOLIC))

@@ -78,7 +78,6 @@ class TensorOperations:
         self.proxies: dict[int, TensorProxy] = {}  # by id of the real tensor
         self.of_fake: dict[int, TensorProxy] = {}  # by id of the fake
         self.inputs: list[TensorProxy] = []
-        self.state_changed = False
 
     # ------------------------------------------------------------------------------------------------------------------
     # Inputs
