@@ -52,7 +52,8 @@ class Captured:
         parent: Captured | None = None,
     ):
         self.function, self.options, self.n_cells, self.names = function, options, n_cells, names
-        self.policy = Policy(dynamic=options.dynamic, marked=lambda t: frozenset(MARKED.get(t, ())))
+        whole_step = options.backend in moebius.lowering.OWN
+        self.policy = Policy(dynamic=options.dynamic, whole_step=whole_step, marked=lambda t: frozenset(MARKED.get(t, ())))
         self.segments: list[Segment] = []
         self.children: list[Captured] = []
         self.recompiles: list[Recompile] = []

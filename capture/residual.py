@@ -26,6 +26,7 @@ from .sources import Source, Static
 from .tracking import natives
 from .tracking.loops import TensorRows
 from .tracking.methods import ContextToken
+from .tracking.numbers import Number
 from .tracking.objects import CONTAINERS, DICTS, LISTS, SETS, Objects, Record, raw_dict
 from .tracking.values import ATOMS, IDENTITIES, SYMBOLIC, LoopLeftover, TensorMethod, TensorProxy
 
@@ -113,7 +114,7 @@ class Emitter:
     def value(self, value: Any) -> str:
         """An expression (usually a name) for a traced value."""
         kind = type(value)
-        if kind is TensorProxy or kind in SYMBOLIC:
+        if kind is TensorProxy or kind is Number or kind in SYMBOLIC:
             return self.graph_value(value)
         if kind in LITERALS:
             return repr(value)
@@ -138,7 +139,7 @@ class Emitter:
 
     def graph_value(self, value: Any) -> str:
         """A tensor or a symbolic size: an input as it came in, or an output of the graph."""
-        if isinstance(value, TensorProxy) and value.source is not None:
+        if isinstance(value, TensorProxy | Number) and value.source is not None:
             return self.load(value.source)
         name = self.output_names.get(id(value))
         if name is None:

@@ -27,6 +27,7 @@ from torch._subclasses.fake_tensor import (
     FakeTensorMode,
     UnsupportedOperatorException,
 )
+from torch._dynamo.decorators import graph_break
 from torch.fx.experimental.symbolic_shapes import (
     DimDynamic,
     GuardOnDataDependentSymNode,
@@ -34,6 +35,7 @@ from torch.fx.experimental.symbolic_shapes import (
     StatelessSymbolicContext,
     free_unbacked_symbols,
 )
+from torch.utils._foreach_utils import _group_tensors_by_device_and_dtype as group_tensors_by_device_and_dtype
 from torch.utils._sympy.interp import sympy_interp
 from torch.utils._sympy.printers import PythonPrinter
 from torch.utils._sympy.reference import PythonReferenceAnalysis
@@ -46,6 +48,8 @@ __all__ = [
     "FakeWorld",
     "disabled_torch_function",
     "free_unbacked_symbols",
+    "graph_break",
+    "group_tensors_by_device_and_dtype",
 ]
 
 # What a fake operator raises when its answer depends on the numbers in a tensor.
@@ -69,6 +73,8 @@ set_grad_enabled = torch._C._set_grad_enabled
 tag_module = getattr(GenerationTracker.tag, "__func__", GenerationTracker.tag)
 # C functions that answer from torch's global state, which is guarded as a whole.
 STATE_READERS = (
+    torch._C._accelerator_getAccelerator,
+    torch._C._get_privateuse1_backend_name,
     torch._C._get_tracing_state,
     torch._C._len_torch_function_stack,
     torch._C._functorch.peek_interpreter_stack,
@@ -85,6 +91,16 @@ STATE_WRITERS = (
     torch.autocast_increment_nesting,
     torch.autocast_decrement_nesting,
 )
+
+
+
+
+health_check = torch.optim.Optimizer._accelerator_graph_capture_health_check
+
+
+def unwrapped(function: Any) -> Any:
+    """What ``torch._disable_dynamo`` wrapped."""
+    return getattr(function, "__wrapped__", function)
 
 
 def kept_out(function: Any) -> bool:

@@ -33,11 +33,17 @@ from .tracking.values import TRACING, Break
 
 @dataclass
 class Policy:
-    """What earlier calls of the same code taught: places and sizes that differ from call to call."""
+    """What earlier calls of the same code taught: places and sizes that differ from call to call.
+
+    volatile: names of places that hold another number each call. counters: those that the step itself writes.
+    whole_step: whether backward and numbers read from tensors may be in the graph (our own backends run them).
+    """
 
     volatile: set[str] = field(default_factory=set)
     dynamic_dims: dict[str, set[int]] = field(default_factory=dict)
     dynamic: bool | None = None
+    counters: set[str] = field(default_factory=set)
+    whole_step: bool = True
     marked: Callable[[torch.Tensor], frozenset[int]] | None = None
 
     def dims(self, name: str, tensor: torch.Tensor) -> tuple[int, ...]:
@@ -75,8 +81,8 @@ class Trace:
         self.world = torch_private.FakeWorld()
         self.guards = GuardRecorder(self.line)
         self.writer = GraphWriter(self.world, self.where)
-        self.tensors = TensorOperations(self.world, self.writer, self.guards, policy.dims)
-        self.objects = Objects(self.guards, self.tensors.input, self.symbolic, frozenset(policy.volatile))
+        self.tensors = TensorOperations(self.world, self.writer, self.guards, policy.dims, policy.whole_step)
+        self.objects = Objects(self.guards, self.tensors.input, self.symbolic, frozenset(policy.volatile | policy.counters))
         self.domain = TrackingDomain(self.objects, self.tensors)
         self.domain.stop_at = stop_at
         self.machine = Machine(self.domain)
@@ -210,7 +216,9 @@ class Trace:
         return frame
 
     def symbolic(self, value: Any, source: Source) -> Any:
-        """A Python int that differs from call to call, as a symbolic input of the graph."""
+        """A Python number that differs from call to call, as an input of the graph: an int may be a size."""
+        if self.policy.whole_step and (type(value) is float or source.name in self.policy.counters):
+            return self.tensors.numbers.of_input(value, source)
         if type(value) is not int or value in (0, 1):
             self.guards.check("equal", source, value, text=f"== {value!r}")
             return value

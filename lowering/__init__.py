@@ -22,6 +22,7 @@ from moebius.lowering.graph import (
 from moebius.lowering.pipeline import copy_graph, run_passes
 
 __all__ = [
+    "OWN",
     "CapturedGraph",
     "ContractError",
     "ExpertRegion",

@@ -18,6 +18,7 @@ from moebius.interpreter import Signal
 
 from ..hook import ABSENT
 from ..sources import Static, part
+from .numbers import Number
 from .objects import Objects, Record, raw_dict
 from .tensors import TensorOperations
 from .values import ATOMS, SYMBOLIC, Break, LoopLeftover, TensorMethod, TensorProxy
@@ -69,6 +70,8 @@ class Attributes:
             return self.objects.made(self.tensors.attribute(obj, name, self.objects.enter))
         if kind in SYMBOLIC:
             return self.of_symbol(obj, name)
+        if kind is Number:
+            raise Break("attribute of a number", f"{name} of a number that the graph computes", "use arithmetic only")
         if kind is TensorMethod:
             return self.of_tensor_method(obj, name)
         if kind is LoopLeftover:
@@ -372,6 +375,9 @@ class Attributes:
     def set(self, obj: Any, name: str, value: Any) -> None:
         """``obj.name = value``."""
         kind = type(obj)
+        if kind is TensorProxy and name == "grad":
+            self.tensors.gradients.write(obj, value)
+            return
         if kind is TensorProxy:
             raise Break("attribute of a tensor is set", f"{obj.describe()}.{name} = …", "set it outside of the step")
         if isinstance(obj, type):

@@ -19,8 +19,12 @@ from . import natives
 from .call_parts import holds_proxy
 from .construction import Construction
 from .methods import Methods
+from .numbers import FUNCTIONS as NUMBER_FUNCTIONS
+from .numbers import Number
 from .objects import CONTAINERS
+from .optimizers import is_state_maker, make_state
 from .stand_ins import StandIns
+from .substitutes import SUBSTITUTES
 from .values import ATOMS, Break, LoopLeftover, TensorMethod, TensorProxy, type_of
 
 if TYPE_CHECKING:
@@ -68,6 +72,12 @@ class Calls(Methods, Construction, StandIns):
             torch.is_tensor: lambda x: isinstance(x, TensorProxy),
             hash: self.hash_of,
         }
+        self.functions: dict[Any, Callable[..., Any]] = {
+            torch.compiler.is_compiling: self.is_compiling,
+            torch.compiler.is_dynamo_compiling: self.is_compiling,
+            torch.autograd.backward: self.backward,
+            torch.autograd.grad: self.derive,
+        }
         o = operator
         self.builtins |= {
             o.getitem: self.domain.get_item,
@@ -89,6 +99,8 @@ class Calls(Methods, Construction, StandIns):
 
     def call(self, function: Any, args: list, kwargs: dict[str, Any]) -> Any:
         kind = type(function)
+        if function in IDENTITY_HASHED and (substitute := SUBSTITUTES.get(function)) is not None:
+            return self.domain.call_function(self.substitute(substitute), args, kwargs)
         if kind is types.FunctionType:
             return self.python_function(function, args, kwargs)
         if kind is types.MethodType:
@@ -127,8 +139,19 @@ class Calls(Methods, Construction, StandIns):
         except TypeError:
             return None
 
+    def substitute(self, function: Any) -> Any:
+        """Our own function that is interpreted in a library function's place: known, and never changed by anybody."""
+        return self.objects.enter(function, Static(function.__name__, function))
+
+    def is_compiling(self) -> bool:
+        """``torch.compiler.is_compiling()``: True. A library asks it where plain Python control flow over tensor values
+        has a traceable twin, and a capture tool says yes. Optimizers ask it in order to choose other arithmetic, not other control
+        flow: there the answer is that of eager."""
+        frame = self.domain.machine.frame
+        return frame is None or not frame.globals.get("__name__", "").startswith(EAGER_ARITHMETIC)
+
     def python_function(self, function: types.FunctionType, args: list, kwargs: dict[str, Any]) -> Any:
-        stand_in = natives.REPLACED.get(function)
+        stand_in = self.functions.get(function) or natives.REPLACED.get(function)
         if stand_in is not None:
             return stand_in(*args, **kwargs)
         if natives.is_tensor_function(function) and any(
@@ -153,6 +176,8 @@ class Calls(Methods, Construction, StandIns):
                 f"{function.__module__}.{function.__qualname__}",
                 "it runs natively; nothing to do",
             )
+        if function.__name__ == "_init_group" and is_state_maker(function, args):
+            make_state(args[0], args[1], self.objects, self.tensors.gradients)
         return self.domain.call_function(function, args, kwargs)
 
     def operator(self, function: Any, args: list, kwargs: dict[str, Any]) -> Any:
@@ -174,6 +199,19 @@ class Calls(Methods, Construction, StandIns):
         args = [self.domain.plain_contents(a) for a in args]
         kwargs = {k: self.domain.plain_contents(v) for k, v in kwargs.items()}
         return self.objects.made(self.tensors.function(function, tuple(args), kwargs))
+
+    def backward(self, tensors: Any, grad_tensors: Any = None, retain_graph: Any = None, **options: Any) -> None:
+        """``torch.autograd.backward``."""
+        tensors = list(tensors) if isinstance(tensors, tuple | list) else [tensors]
+        if len(tensors) != 1 or not isinstance(tensors[0], TensorProxy):
+            raise Break("torch.autograd.backward", "of several tensors", "it runs natively; call backward() on a sum")
+        if isinstance(grad_tensors, tuple | list):
+            grad_tensors = grad_tensors[0]
+        self.tensors.gradients.backward(tensors[0], grad_tensors, retain_graph, **options)
+
+    def derive(self, outputs: Any, inputs: Any, grad_outputs: Any = None, **options: Any) -> Any:
+        """``torch.autograd.grad``."""
+        return self.objects.made(self.tensors.gradients.derive(outputs, inputs, grad_outputs, options))
 
     def partial(self, function: functools.partial, args: list, kwargs: dict[str, Any]) -> Any:
         if self.objects.is_new(function):
@@ -218,6 +256,8 @@ class Calls(Methods, Construction, StandIns):
         """A function of C code: from the tables, or a graph break."""
         if function in torch_private.STATE_WRITERS:
             return self.state_writer(function, args, kwargs)
+        if function in NUMBER_FUNCTIONS and any(type(a) is Number for a in args) and not kwargs:
+            return self.tensors.numbers.apply(function, *args)
         if function in natives.PURE:
             values = [self.domain.plain_contents(a) for a in args]
             if getattr(function, "__module__", "") != "_operator":
@@ -304,6 +344,8 @@ OPERATOR_SIGNS = {
     "lshift": "<<",
     "rshift": ">>",
 }
+# where ``is_compiling`` chooses between forms of the same arithmetic that differ in the last bit
+EAGER_ARITHMETIC = ("torch.optim", "torch.nn.utils.clip_grad", "torch.utils._foreach_utils")
 ITEM_ARGUMENTS = frozenset(
     {itertools.islice, itertools.repeat, itertools.count, functools.reduce, enumerate, collections.deque}
 )

@@ -10,6 +10,7 @@ import torch
 from torch import fx
 
 from .. import torch_private
+from .numbers import Number
 from .values import ATOMS, SYMBOLIC, Break, TensorProxy
 
 Where = tuple[str, int, str]
@@ -97,6 +98,8 @@ class GraphWriter:
         if isinstance(value, SYMBOLIC):
             return self.size_argument(value)
         kind = type(value)
+        if kind is Number:
+            return self.scope.own(value.node) if id(value) not in value.numbers.fixed else value.representative
         if kind is torch.Size or kind is tuple:
             return tuple(self.argument(v) for v in value)
         if isinstance(value, tuple):

@@ -22,7 +22,7 @@ import torch
 
 from .. import torch_private
 from .objects import CONTAINERS, DICTS
-from .values import ATOMS, SYMBOLIC, Break, TensorProxy
+from .values import ATOMS, SYMBOLIC, Break, RuntimeNumber, TensorProxy
 
 PURE: frozenset[Any] = frozenset(
     {
@@ -317,14 +317,6 @@ def replaced(*functions: Any) -> Callable[[Callable[..., Any]], Callable[..., An
     return register
 
 
-# What a library asks to know whether its code is being captured. Authors mark with it where plain Python control flow
-# over tensor values has a traceable twin; a capture tool answers yes.
-@replaced(torch.compiler.is_compiling, torch.compiler.is_dynamo_compiling)
-def being_captured() -> bool:
-    """True: a graph is being captured."""
-    return True
-
-
 @replaced(torch.jit.is_scripting, torch.jit.is_tracing, torch.compiler.is_exporting)
 def not_scripted() -> bool:
     """False: neither TorchScript nor export is at work."""
@@ -367,6 +359,8 @@ def is_plain(value: Any, known: Callable[[Any], bool]) -> bool:
 def specialised(value: Any) -> Any:
     """Symbolic scalars as the numbers that they are today: a guard that they stay so. A graph break if nobody knows."""
     kind = type(value)
+    if isinstance(value, RuntimeNumber):
+        return value.numbers.constant(value)  # type: ignore[attr-defined]
     if kind in SYMBOLIC:
         try:
             return int(value) if kind is torch.SymInt else bool(value) if kind is torch.SymBool else float(value)

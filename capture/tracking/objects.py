@@ -21,7 +21,7 @@ import torch
 from ..guards.recorder import describe
 from ..hook import ABSENT
 from ..sources import Part, Source, Static, part, part_name
-from .values import ATOMS, IDENTITIES, SYMBOLIC, Break, TensorProxy
+from .values import ATOMS, IDENTITIES, SYMBOLIC, Break, RuntimeNumber, TensorProxy
 
 if TYPE_CHECKING:
     from ..guards.recorder import GuardRecorder
@@ -173,7 +173,9 @@ class Objects:
     def enter_atom(self, value: Any, source: Source) -> Any:
         if source.static:
             return value
-        if type(value) in (int, float) and source.name in self.volatile:
+        if type(value) in (int, float) and (
+            source.name in self.volatile or (isinstance(source, Part) and is_schedule(source.name, source.operand))
+        ):
             return self.symbolic(value, source)
         text = f"== {value!r}" if len(repr(value)) < 60 else f"== {repr(value)[:59]}…"
         self.guards.check("equal", source, value, text=text)
@@ -289,7 +291,7 @@ class Objects:
         source = record.source
         if source.static:
             name = part_name(source, "dict_item", key)
-            if name in self.volatile and value is not ABSENT:
+            if value is not ABSENT and (name in self.volatile or (type(value) is float and is_schedule(name, key))):
                 return self.enter(value, Part(name, source, "dict_item", key))
             self.guards.dict_entry(source.name, record.obj, key, value)
             return ABSENT if value is ABSENT else self.enter(value, Static(name, value))
@@ -324,6 +326,8 @@ class Objects:
             return key.real if key.real is not None else key
         if isinstance(key, tuple):
             return tuple(self.real_key(k) for k in key) if any(isinstance(k, TensorProxy) for k in key) else key
+        if isinstance(key, RuntimeNumber):
+            return key.settled()  # type: ignore[attr-defined]
         if isinstance(key, SYMBOLIC):
             raise Break(
                 "symbolic size as a key",
@@ -521,6 +525,11 @@ def identified(value: Any) -> bool:
         | types.CellType
         | weakref.ref,
     )
+
+
+def is_schedule(name: str, key: Any) -> bool:
+    """Whether an entry of a dict holds a hyperparameter that schedules change from step to step."""
+    return key == "lr" and ".param_groups[" in name
 
 
 def contents_of(cell: types.CellType) -> Any:

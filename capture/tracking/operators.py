@@ -12,8 +12,9 @@ import torch
 from moebius.interpreter.domain.operators import OPERATIONS as OPERATORS
 
 from ..hook import ABSENT
-from . import natives
+from . import natives, numbers
 from .loops import TensorRows
+from .numbers import Number
 from .objects import CONTAINERS, DICTS, SETS
 from .parts import Parts
 from .values import ATOMS, SYMBOLIC, Break, LoopLeftover, TensorMethod, TensorProxy, type_of
@@ -52,6 +53,8 @@ class Operators(Parts):
         if op == "not":
             return not self.truth(value)
         kind = type(value)
+        if kind is Number and op in numbers.UNARY:
+            return self.tensors.numbers.apply(numbers.UNARY[op], value)
         if kind in SIMPLE or kind in SYMBOLIC or kind is TensorProxy:
             if kind is TensorProxy:
                 return self.tensors.function(UNARIES[op], (value,), {})
@@ -66,6 +69,8 @@ class Operators(Parts):
             return OPERATORS[op](left, right)
         if left_kind is TensorProxy or right_kind is TensorProxy:
             return self.tensor_binary(op, left, right)
+        if (left_kind is Number or right_kind is Number) and op.removesuffix("=") in numbers.OPERATIONS:
+            return self.tensors.numbers.apply(numbers.OPERATIONS[op.removesuffix("=")], left, right)
         if left_kind in SYMBOLIC or right_kind in SYMBOLIC:
             if (left_kind in SIMPLE or left_kind in SYMBOLIC) and (right_kind in SIMPLE or right_kind in SYMBOLIC):
                 return OPERATORS[op](left, right)
@@ -96,7 +101,7 @@ class Operators(Parts):
             if (
                 type(value) not in SIMPLE
                 and type(value) not in SYMBOLIC
-                and type(value) not in (TensorProxy, complex, list, tuple)
+                and type(value) not in (TensorProxy, Number, complex, list, tuple)
             ):
                 if not isinstance(value, TensorProxy):
                     raise Break(
@@ -137,6 +142,11 @@ class Operators(Parts):
             return COMPARISONS[op](left, right)
         if left_kind is TensorProxy or right_kind is TensorProxy:
             return self.tensor_compare(op, left, right)
+        if left_kind is Number or right_kind is Number:
+            if all(type(v) is Number or type(v) in (int, float, bool) for v in (left, right)):
+                return self.tensors.numbers.apply(numbers.OPERATIONS[op], left, right)
+            if op in ("==", "!=") and all(type(v) is Number or type(v) in ATOMS for v in (left, right)):
+                return op == "!="
         if left_kind in SYMBOLIC or right_kind in SYMBOLIC or (left_kind in ATOMS and right_kind in ATOMS):
             return COMPARISONS[op](left, right)
         if isinstance(left, type) and isinstance(right, type) and op in ("==", "!="):
@@ -182,7 +192,7 @@ class Operators(Parts):
 
     def tensor_compare(self, op: str, left: Any, right: Any) -> Any:
         for value in (left, right):
-            if not isinstance(value, TensorProxy) and type(value) not in SIMPLE and type(value) not in SYMBOLIC:
+            if not isinstance(value, TensorProxy | Number) and type(value) not in SIMPLE and type(value) not in SYMBOLIC:
                 if op in ("==", "!="):
                     return op == "!="
                 raise Break(
@@ -255,6 +265,8 @@ class Operators(Parts):
             )
         if kind in SYMBOLIC:
             return self.tensors.symbolic_truth(value)
+        if kind is Number:
+            return self.tensors.numbers.truth(value)
         if kind in ATOMS or isinstance(
             value,
             (type, types.FunctionType, types.ModuleType, types.BuiltinFunctionType, types.MethodType, *natives.VIEWS),

@@ -12,6 +12,7 @@ import torch
 from ..hook import ABSENT
 from . import natives
 from .call_parts import CallParts
+from .numbers import Number
 from .objects import CONTAINERS
 from .values import ATOMS, SYMBOLIC, Break, LoopLeftover, TensorMethod, TensorProxy, type_of
 
@@ -39,7 +40,7 @@ class StandIns(CallParts):
                 if isinstance(value.real, torch.Tensor)
                 else issubclass(value.cls, classes)
             )
-        if isinstance(value, SYMBOLIC):
+        if isinstance(value, (*SYMBOLIC, Number)):
             return issubclass(type_of(value), classes)
         if isinstance(value, TensorMethod | LoopLeftover):
             return False
@@ -142,6 +143,8 @@ class StandIns(CallParts):
     def extreme(self, function: Callable[..., Any]) -> Callable[..., Any]:
         def run(*args: Any, key: Any = None, **kwargs: Any) -> Any:
             values = self.drain(args[0]) if len(args) == 1 else list(args)
+            if key is None and any(type(v) is Number for v in values) and len(values) > 1:
+                return self.tensors.numbers.apply(function, *values)
             keys = [self.call(key, [v], {}) for v in values] if key is not None else values
             if not all(natives.is_plain(k, self.known) or isinstance(k, torch.SymInt) for k in keys):
                 raise Break(
@@ -172,6 +175,8 @@ class StandIns(CallParts):
     def to_int(self, *args: Any, **kwargs: Any) -> Any:
         if args and isinstance(args[0], torch.SymInt):
             return args[0]
+        if args and type(args[0]) is Number:
+            return int(self.tensors.numbers.constant(args[0]))
         if args and isinstance(args[0], TensorProxy):
             raise Break("tensor read as a number", f"int() of a tensor {args[0].describe()}", "keep it in a tensor")
         if args and not natives.is_plain(args[0], self.known):
@@ -179,6 +184,10 @@ class StandIns(CallParts):
         return int(*args, **kwargs)
 
     def to_float(self, *args: Any) -> Any:
+        if args and type(args[0]) is Number:
+            return args[0] if args[0].kind is float else self.tensors.numbers.apply(float, args[0])
+        if args and isinstance(args[0], TensorProxy) and (number := self.tensors.item(args[0])) is not None:
+            return number
         if args and isinstance(args[0], TensorProxy):
             raise Break("tensor read as a number", f"float() of a tensor {args[0].describe()}", "keep it in a tensor")
         if args and not natives.is_plain(args[0], self.known):

@@ -19,7 +19,9 @@ from torch.utils import _pytree as pytree
 from .. import torch_private
 from ..guards.recorder import GuardRecorder, describe_tensor, tensor_meta
 from ..sources import Source, part
+from .gradients import Gradients
 from .graphs import GraphWriter
+from .numbers import SHAPED_BY_FLOATS, Number, Numbers
 from .values import ATOMS, SYMBOLIC, Break, TensorMethod, TensorProxy
 
 # Methods whose answer is numbers in the tensor, or that reach outside the graph.
@@ -42,7 +44,6 @@ READS_VALUES = frozenset(
 )
 OUTSIDE = frozenset(
     {
-        "backward",
         "register_hook",
         "register_post_accumulate_grad_hook",
         "retain_grad",
@@ -73,11 +74,15 @@ class TensorOperations:
         writer: GraphWriter,
         guards: GuardRecorder,
         dynamic: Callable[[str, torch.Tensor], tuple[int, ...]],
+        whole_step: bool = True,
     ):
         self.world, self.writer, self.guards, self.dynamic = world, writer, guards, dynamic
         self.proxies: dict[int, TensorProxy] = {}  # by id of the real tensor
         self.of_fake: dict[int, TensorProxy] = {}  # by id of the fake
         self.inputs: list[TensorProxy] = []
+        self.gradients = Gradients(self, whole_step)
+        self.numbers = Numbers(self)
+        self.whole_step = whole_step
 
     # ------------------------------------------------------------------------------------------------------------------
     # Inputs
@@ -183,6 +188,10 @@ class TensorOperations:
 
     def method(self, proxy: TensorProxy, name: str, args: tuple, kwargs: dict[str, Any]) -> Any:
         """``proxy.name(*args, **kwargs)`` as a node, or a graph break where it leaves the graph."""
+        if name == "backward":
+            return self.gradients.backward(proxy, *args, **kwargs)
+        if name == "item" and self.whole_step and not args and (number := self.item(proxy)) is not None:
+            return number
         if name in READS_VALUES:
             raise Break(
                 "tensor read as a number",
@@ -203,6 +212,14 @@ class TensorOperations:
             return proxy.fake.size(args[0])
         return self.run("call_method", name, getattr(torch.Tensor, name), (proxy, *args), kwargs)
 
+    def item(self, proxy: TensorProxy) -> Any:
+        """``proxy.item()`` as a number of the graph, None where it is to be a graph break."""
+        if proxy.fake.dtype not in (torch.float32, torch.float64, torch.float16, torch.bfloat16):
+            return None
+        if self.writer.scope.parent is not None or proxy.fake.numel() != 1:
+            return None
+        return self.numbers.of_item(proxy)
+
     def run(self, op: str, target: Any, function: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Any:
         """Run on fakes; write the node if tensors come out or anything was changed."""
         result = self.on_fakes(function, args, kwargs)
@@ -212,6 +229,8 @@ class TensorOperations:
 
     def on_fakes(self, function: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Any:
         """The operator's result on fake tensors. Errors that the operator itself raises are the user's."""
+        if getattr(function, "__name__", "") in SHAPED_BY_FLOATS:
+            refuse_numbers((args, kwargs))
         fake_args, fake_kwargs = fake_of(args), fake_of(kwargs)
         try:
             with self.world.mode:
@@ -340,7 +359,7 @@ class TensorOperations:
         if name in TENSOR_ATTRIBUTES:
             return self.function(getattr, (proxy, name), {})
         if name == "grad":
-            return self.gradient(proxy, enter)
+            return self.gradients.read(proxy, enter)
         if name == "__class__":
             return proxy.cls
         if name in ("grad_fn", "_version", "_backward_hooks", "_cdata"):
@@ -371,25 +390,15 @@ class TensorOperations:
             "read it outside of the step",
         )
 
-    def gradient(self, proxy: TensorProxy, enter: Callable[[Any, Source], Any]) -> Any:
-        if proxy.real is None or not isinstance(proxy.real, torch.Tensor) or proxy.source is None:
-            raise Break(
-                "Tensor.grad",
-                "the gradient of an intermediate tensor is read",
-                "call retain_grad() and read it after the step",
-            )
-        if not proxy.real.is_leaf:
-            raise Break(
-                "Tensor.grad", "the gradient of a tensor that is not a leaf is read", "read the gradients of parameters"
-            )
-        return enter(proxy.real.grad, part(proxy.source, "attr", "grad"))
-
 
 def fake_of(value: Any) -> Any:
     """The same structure with fakes in place of proxies."""
     if isinstance(value, TensorProxy):
         return value.fake
     kind = type(value)
+    if kind is Number:
+        settled = value.settled()
+        return settled.representative if settled is value else settled
     if kind in (tuple, list):
         return kind(fake_of(v) for v in value)
     if isinstance(value, list):
@@ -401,6 +410,13 @@ def fake_of(value: Any) -> Any:
     if isinstance(value, slice):
         return slice(fake_of(value.start), fake_of(value.stop), fake_of(value.step))
     return value
+
+
+def refuse_numbers(value: Any) -> None:
+    """A graph break if a number that the graph computes is among the leaves: it would decide a shape."""
+    for leaf in pytree.tree_leaves(value):
+        if isinstance(leaf, Number):
+            leaf.numbers.constant(leaf)
 
 
 def has_tensor(value: Any) -> bool:

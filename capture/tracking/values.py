@@ -166,6 +166,17 @@ class TensorMethod:
         self.proxy, self.name = proxy, name
 
 
+class RuntimeNumber:
+    """A Python number that the graph computes (``numbers.Number``)."""
+
+    __slots__ = ()
+
+    @property
+    def kind(self) -> type:
+        """``type(value)``."""
+        raise NotImplementedError
+
+
 class LoopLeftover:
     """A local that only an expert loop's last turn would have set. Using it after the loop is a graph break."""
 
@@ -183,4 +194,6 @@ def type_of(value: Any) -> type:
         return int if isinstance(value, torch.SymInt) else bool if isinstance(value, torch.SymBool) else float
     if isinstance(value, TensorMethod):
         return types.BuiltinMethodType
+    if isinstance(value, RuntimeNumber):
+        return value.kind
     return type(value)

@@ -1,0 +1,194 @@
+"""Python numbers that only the running step knows: what ``loss.item()`` gives, a learning rate that a scheduler sets.
+
+A ``Number`` is a node of the graph whose value at run time is a Python number. Arithmetic on it is written down as the
+same arithmetic on Python numbers, operation by operation, so that the result is Python's to the last bit (a symbolic
+algebra would reorder float operations). For fakes a representative stands in: no operator's shape or dtype depends on
+the value of a float, and operators where it does are refused.
+
+A number that comes from the call's inputs alone has a value today, so a branch on it can be guarded; one that comes
+from a tensor has none, and a branch on it is a graph break.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from torch import fx
+
+from .values import SYMBOLIC, Break, RuntimeNumber
+
+if TYPE_CHECKING:
+    from ..sources import Source
+    from .tensors import TensorOperations
+
+PLAIN_NUMBERS = (int, float, bool)
+# Functions of numbers that give a number and have no effect.
+FUNCTIONS: dict[Any, Callable[..., Any]] = {
+    f: f for f in (abs, pow, round, divmod, max, min, *(f for f in vars(math).values() if callable(f)))
+}
+# Operators whose result's shape is made of the values of their float arguments.
+SHAPED_BY_FLOATS = frozenset({"arange", "range", "linspace", "logspace", "interpolate", "upsample"})
+
+
+class Number(RuntimeNumber):
+    """A Python number at run time, a node of the graph while tracing.
+
+    representative: a number of its type, today's value where ``evaluate`` is set. evaluate: computes it from the
+    values at ``sources``, where it comes from the call's inputs alone.
+    """
+
+    __slots__ = ("__weakref__", "evaluate", "node", "numbers", "representative", "source", "sources")
+
+    def __init__(
+        self,
+        numbers: Numbers,
+        representative: Any,
+        node: fx.Node,
+        sources: tuple[Source, ...] | None = None,
+        evaluate: Callable[[dict[Source, Any]], Any] | None = None,
+    ):
+        self.numbers, self.representative, self.node = numbers, representative, node
+        self.sources, self.evaluate = sources, evaluate
+        self.source: Source | None = None  # of an input itself
+
+    @property
+    def kind(self) -> type:
+        """``type(value)``."""
+        return type(self.representative)
+
+    @property
+    def known(self) -> bool:
+        """Whether the representative is the value that this call has."""
+        return self.evaluate is not None
+
+    def settled(self) -> Any:
+        """For an operator's argument: floats stay open, ints (which may be sizes) become constants under guards."""
+        return self if self.kind is float else self.numbers.constant(self)
+
+    def refuse(self, *_: Any) -> NoReturn:
+        raise Break(
+            "tensor read as a number",
+            f"Python needs the value of a {self.kind.__name__} that the graph computes",
+            "keep it in arithmetic, or read it at the end of the step",
+        )
+
+    __bool__ = __int__ = __float__ = __index__ = __complex__ = __len__ = __iter__ = __eq__ = __ne__ = refuse  # type: ignore[assignment]
+    __lt__ = __le__ = __gt__ = __ge__ = __str__ = __format__ = refuse  # type: ignore[assignment]
+    __hash__ = object.__hash__
+
+
+class Numbers:
+    """All numbers of one trace."""
+
+    def __init__(self, tensors: TensorOperations):
+        self.tensors = tensors
+        self.fixed: dict[int, Number] = {}
+
+    def of_item(self, proxy: Any) -> Number:
+        """``tensor.item()`` of a floating tensor with one element."""
+        node = self.tensors.writer.node("call_method", "item", (proxy,), {})
+        node.meta["val"] = None
+        return Number(self, 0.5, node)
+
+    def of_input(self, value: int | float, source: Source) -> Number:
+        """A number that differs from call to call, as an input of the graph."""
+        self.tensors.guards.check("type", source, type(value), text=f"type is {type(value).__name__}")
+        node = self.tensors.add_input(value, value, source).node
+        number = Number(self, value, node, (source,), lambda values: values[source])
+        number.source = source
+        return number
+
+    def apply(self, function: Callable[..., Any], *operands: Any) -> Any:
+        """``function(*operands)`` on Python numbers, some of them unknown."""
+        plain = [o.representative if isinstance(o, Number) else o for o in operands]
+        if any(isinstance(o, SYMBOLIC) for o in operands):
+            raise Break("arithmetic of a size and a number", "that the graph computes", "convert the size first")
+        if not all(isinstance(o, PLAIN_NUMBERS) for o in plain):
+            raise Break(
+                "arithmetic on a number that the graph computes",
+                f"{getattr(function, '__name__', function)} with {', '.join(type(o).__name__ for o in plain)}",
+                "use plain numbers with it",
+            )
+        unknown = [o for o in operands if isinstance(o, Number)]
+        known = all(o.known for o in unknown)
+        try:
+            result = function(*plain)
+        except (ArithmeticError, ValueError) as error:
+            if known:  # today's values: the error is the step's own
+                self.fix(*unknown)
+                raise
+            raise Break("arithmetic that may fail", f"{type(error).__name__}: {error}", "compute it after the step") from None
+        if type(result) not in PLAIN_NUMBERS:
+            raise Break("arithmetic on a number", f"gives a {type(result).__name__}", "compute it after the step")
+        if not known and type(result) is not float:
+            for o in unknown:
+                o.refuse()  # an int or a bool of a value that nobody knows: too little can be said of it
+        node = self.tensors.writer.node("call_function", function, operands, {})
+        node.meta["val"] = None
+        if not known:
+            return Number(self, representative_of(result), node)
+        sources = tuple({s: None for o in unknown for s in o.sources or ()})
+
+        def evaluate(values: dict[Source, Any]) -> Any:
+            return function(*(o.evaluate(values) if isinstance(o, Number) and o.evaluate else o for o in operands))
+
+        return Number(self, result, node, sources, evaluate)
+
+    def fix(self, *numbers: Number) -> list[Any]:
+        """The numbers as the plain values that they have today, under guards; a graph break where nobody knows."""
+        return [self.constant(n) for n in numbers]
+
+    def constant(self, number: Number) -> Any:
+        """The value of a number as a plain constant: a guard that it stays so."""
+        if number.evaluate is None:
+            number.refuse()
+        if id(number) not in self.fixed:
+            self.fixed[id(number)] = number
+            self.guard(number, number.representative)
+        return number.representative
+
+    def truth(self, number: Number) -> bool:
+        """``bool(number)``: a guard on that alone."""
+        if number.evaluate is None:
+            number.refuse()
+        found = number if number.kind is bool else self.apply(bool, number)
+        return self.constant(found)
+
+    def guard(self, number: Number, expected: Any) -> None:
+        sources, evaluate = number.sources or (), number.evaluate
+        assert evaluate is not None
+        names = ", ".join(s.name for s in sources)
+
+        def unchanged(*values: Any) -> bool:
+            now = evaluate(dict(zip(sources, values, strict=True)))
+            return type(now) is type(expected) and (now == expected or (now != now and expected != expected))
+
+        self.tensors.guards.holds(names, f"what the step computes of it is {expected!r}", unchanged, *sources)
+
+
+def representative_of(value: Any) -> Any:
+    """A number of the same type that no arithmetic treats specially."""
+    return 0.5 if isinstance(value, float) and not (math.isfinite(value) and value) else value
+
+
+OPERATIONS: dict[str, Callable[..., Any]] = {
+    "+": operator.add,
+    "-": operator.sub,
+    "*": operator.mul,
+    "/": operator.truediv,
+    "//": operator.floordiv,
+    "%": operator.mod,
+    "**": operator.pow,
+    "<": operator.lt,
+    "<=": operator.le,
+    "==": operator.eq,
+    "!=": operator.ne,
+    ">": operator.gt,
+    ">=": operator.ge,
+}
+UNARY: dict[str, Callable[..., Any]] = {"-": operator.neg, "+": operator.pos}
+
+__all__ = ["FUNCTIONS", "OPERATIONS", "UNARY", "Number", "Numbers"]

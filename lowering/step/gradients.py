@@ -1,0 +1,36 @@
+"""Nodes that read and write ``.grad`` in the middle of a graph."""
+
+from __future__ import annotations
+
+import torch
+from torch import fx
+
+from moebius.lowering.errors import LoweringError
+
+
+class MissingGradientError(LoweringError):
+    """Backward left a parameter without a gradient that it had when the step was captured."""
+
+
+def gradient_of(tensor: torch.Tensor) -> torch.Tensor:
+    """``tensor.grad`` after a backward that is known to reach the tensor: same shape, dtype and device as the tensor.
+
+    Raises MissingGradientError where there is none: the rest of the graph was captured with it.
+    """
+    gradient = tensor.grad
+    if gradient is None:
+        raise MissingGradientError(
+            f"a parameter of shape {tuple(tensor.shape)} got no gradient in this step, and the step was captured with "
+            "one; capture the loss alone and leave backward and the optimizer outside, or use backend='eager' to see "
+            "which module such a batch leaves out"
+        )
+    return gradient
+
+
+def set_gradient(tensor: torch.Tensor, gradient: torch.Tensor | None) -> None:
+    """``tensor.grad = gradient``, in its place among the graph's nodes."""
+    tensor.grad = gradient
+
+
+fx.wrap("gradient_of")
+fx.wrap("set_gradient")
