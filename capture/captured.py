@@ -214,13 +214,12 @@ class Captured:
         elif kind == "dict":
             the_dict, entries, _ = rest
             key = changed_key(the_dict, entries)
-            if (
-                key is not None
-                and isinstance(entries[key], int | float | torch.Tensor)
-                and isinstance(the_dict.get(key), int | float | torch.Tensor)
-            ):
+            now, then = the_dict.get(key), None if key is None else entries[key]
+            if isinstance(then, int | float | torch.Tensor) and isinstance(now, int | float | torch.Tensor):
+                self.policy.volatile.add(record_name(fact.record.source, key))
+            elif isinstance(then, tuple) and isinstance(now, tuple):  # an optimizer's betas
                 name = record_name(fact.record.source, key)
-                self.policy.volatile.add(name)
+                self.policy.volatile.update((name, *(f"{name}[{i}]" for i in range(len(now)))))
 
     def report_failure(self, error: Exception) -> None:
         """An internal error: say so once, with the place, and let the native call go on."""

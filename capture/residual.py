@@ -114,6 +114,8 @@ class Emitter:
     def value(self, value: Any) -> str:
         """An expression (usually a name) for a traced value."""
         kind = type(value)
+        if kind is Number and value.node is None:
+            return repr(value.numbers.constant(value)) if value.kind is not float else self.constant(value.numbers.constant(value))
         if kind is TensorProxy or kind is Number or kind in SYMBOLIC:
             return self.graph_value(value)
         if kind in LITERALS:
@@ -131,6 +133,8 @@ class Emitter:
             return self.load(record.source)
         if isinstance(value, tuple):
             return self.tuple_value(value)
+        if isinstance(value, torch.Tensor) and (proxy := self.objects.tensors_met.get(id(value))) is not None:
+            return self.graph_value(proxy)  # a tensor as the key of a dict
         if id(value) not in self.objects.new:
             if isinstance(value, (*IDENTITIES, frozenset, slice)):
                 return self.slice_value(value) if isinstance(value, slice) else self.constant(value)

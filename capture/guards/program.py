@@ -69,7 +69,7 @@ def met(fact: Fact, guards: CompiledGuards, args: tuple, kwargs: dict[str, Any])
     if kind == "dict":
         the_dict, entries, keys = rest
         if (changed := changed_key(the_dict, entries)) is not None:
-            return f"[{changed!r}] is {describe(the_dict.get(changed, ABSENT))}"
+            return f"[{describe(changed)}] is {describe(the_dict.get(changed, ABSENT))}"
         return "other keys" if keys is not None else "changed"
     if fact.source is None:
         return "changed"

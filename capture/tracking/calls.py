@@ -7,6 +7,7 @@ import functools
 import itertools
 import operator
 import types
+import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +22,7 @@ from .construction import Construction
 from .methods import Methods
 from .numbers import FUNCTIONS as NUMBER_FUNCTIONS
 from .numbers import Number
-from .objects import CONTAINERS
+from .objects import CONTAINERS, DICTS
 from .optimizers import is_state_maker, make_state
 from .stand_ins import StandIns
 from .substitutes import SUBSTITUTES
@@ -131,6 +132,8 @@ class Calls(Methods, Construction, StandIns):
             return self.cached(function, args, kwargs)
         if kind is LoopLeftover:
             self.domain.attributes.get(function, "__call__")
+        if isinstance(function, weakref.ref):
+            return self.referent(function)
         return self.instance_call(function, args, kwargs)
 
     def lookup(self, function: Any) -> Callable[..., Any] | None:
@@ -213,6 +216,26 @@ class Calls(Methods, Construction, StandIns):
         """``torch.autograd.grad``."""
         return self.objects.made(self.tensors.gradients.derive(outputs, inputs, grad_outputs, options))
 
+    def plain_items(self, container: Any) -> Any:
+        """The keys or items of a container as an object of our own, None where they are not all plain."""
+        kind, record = type(container), self.objects.record_of(container)
+        if record is not None and isinstance(container, dict) and record.shadow is None and not record.writes:
+            self.objects.guard_keys(record)
+            items: Any = frozenset(container)
+        elif kind in CONTAINERS:
+            held = self.objects.contents(container)
+            items = frozenset(held) if kind in DICTS or kind is set else list(held)
+        else:
+            items = container if kind in (tuple, frozenset, range) else None
+        return items if items is not None and natives.is_plain(items, lambda _: False) else None
+
+    def referent(self, reference: weakref.ref) -> Any:
+        """``ref()`` of an object that the step reaches in another way as well."""
+        found = reference()
+        if type(reference) is weakref.ref and found is not None and self.known(found):
+            return found
+        raise Break("weak reference", f"to a {type(found).__name__}", "keep a reference to the object itself")
+
     def partial(self, function: functools.partial, args: list, kwargs: dict[str, Any]) -> Any:
         if self.objects.is_new(function):
             return self.call(function.func, [*function.args, *args], {**function.keywords, **kwargs})
@@ -258,8 +281,16 @@ class Calls(Methods, Construction, StandIns):
             return self.state_writer(function, args, kwargs)
         if function in NUMBER_FUNCTIONS and any(type(a) is Number for a in args) and not kwargs:
             return self.tensors.numbers.apply(function, *args)
+        if function in natives.PURE and not kwargs and any(type(a) is Number for a in args):
+            values = [self.domain.plain_contents(a) for a in args]
+            if function in natives.READS_LISTS and (items := self.plain_items(args[0])) is not None:
+                values[0] = items
+            if all(type(v) is Number or natives.is_plain(v, self.known) for v in values):
+                return self.tensors.numbers.look_up(function, *values)
         if function in natives.PURE:
             values = [self.domain.plain_contents(a) for a in args]
+            if function in natives.READS_LISTS and (items := self.plain_items(args[0])) is not None:
+                values[0] = items
             if getattr(function, "__module__", "") != "_operator":
                 values = [natives.specialised(v) for v in values]
             if all(natives.is_operand(v, self.known) for v in (*values, *kwargs.values())):

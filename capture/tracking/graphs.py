@@ -99,6 +99,8 @@ class GraphWriter:
             return self.size_argument(value)
         kind = type(value)
         if kind is Number:
+            if value.node is None:
+                return value.numbers.constant(value)
             return self.scope.own(value.node) if id(value) not in value.numbers.fixed else value.representative
         if kind is torch.Size or kind is tuple:
             return tuple(self.argument(v) for v in value)

@@ -7,6 +7,7 @@ Whatever is in no table is a graph break: nothing of unknown effect runs while t
 
 from __future__ import annotations
 
+import bisect
 import collections
 import functools
 import itertools
@@ -48,6 +49,8 @@ PURE: frozenset[Any] = frozenset(
         *(f for f in vars(math).values() if isinstance(f, types.BuiltinFunctionType)),
         *(f for f in vars(operator).values() if isinstance(f, types.BuiltinFunctionType)),
         re.escape,
+        bisect.bisect_left,
+        bisect.bisect_right,
         torch.promote_types,
         torch.can_cast,
         torch.is_floating_point,
@@ -79,6 +82,9 @@ PURE: frozenset[Any] = frozenset(
     operator.countOf,
     operator.indexOf,
 }
+
+# Those whose first argument is a list that they read.
+READS_LISTS: frozenset[Any] = frozenset({bisect.bisect_left, bisect.bisect_right})
 
 # Callables that treat items as opaque. Iterables among their arguments are turned into native iterators first.
 SHALLOW: frozenset[Any] = frozenset(

@@ -36,7 +36,8 @@ SHAPED_BY_FLOATS = frozenset({"arange", "range", "linspace", "logspace", "interp
 class Number(RuntimeNumber):
     """A Python number at run time, a node of the graph while tracing.
 
-    representative: a number of its type, today's value where ``evaluate`` is set. evaluate: computes it from the
+    node: None for a number that is known but not computed by the graph (the answer of a look-up): it can be branched
+    on, and becomes a constant where it is used. representative: a number of its type, today's value where ``evaluate`` is set. evaluate: computes it from the
     values at ``sources``, where it comes from the call's inputs alone.
     """
 
@@ -46,7 +47,7 @@ class Number(RuntimeNumber):
         self,
         numbers: Numbers,
         representative: Any,
-        node: fx.Node,
+        node: fx.Node | None,
         sources: tuple[Source, ...] | None = None,
         evaluate: Callable[[dict[Source, Any]], Any] | None = None,
     ):
@@ -66,7 +67,7 @@ class Number(RuntimeNumber):
 
     def settled(self) -> Any:
         """For an operator's argument: floats stay open, ints (which may be sizes) become constants under guards."""
-        return self if self.kind is float else self.numbers.constant(self)
+        return self if self.kind is float and self.node is not None else self.numbers.constant(self)
 
     def refuse(self, *_: Any) -> NoReturn:
         raise Break(
@@ -126,16 +127,38 @@ class Numbers:
         if not known and type(result) is not float:
             for o in unknown:
                 o.refuse()  # an int or a bool of a value that nobody knows: too little can be said of it
-        node = self.tensors.writer.node("call_function", function, operands, {})
-        node.meta["val"] = None
+        node = None
+        if all(o.node is not None for o in unknown):
+            node = self.tensors.writer.node("call_function", function, operands, {})
+            node.meta["val"] = None
         if not known:
             return Number(self, representative_of(result), node)
-        sources = tuple({s: None for o in unknown for s in o.sources or ()})
+        return Number(self, result, node, *self.again(function, operands))
+
+    def look_up(self, function: Callable[..., Any], *operands: Any) -> Any:
+        """``function(*operands)`` for any pure function of known numbers and plain values; no node of the graph."""
+        result = function(*(self.today(o) for o in operands))
+        if type(result) not in PLAIN_NUMBERS:
+            return function(*(self.constant(o) if isinstance(o, Number) else o for o in operands))
+        return Number(self, result, None, *self.again(function, operands))
+
+    def today(self, operand: Any) -> Any:
+        if not isinstance(operand, Number):
+            return operand
+        if not operand.known:
+            operand.refuse()
+        return operand.representative
+
+    def again(self, function: Callable[..., Any], operands: tuple) -> tuple[tuple[Source, ...], Callable[..., Any]]:
+        """Where the numbers come from, and how the result is computed from what is found there at another call."""
+        parts = [o.evaluate if isinstance(o, Number) else None for o in operands]
+        constants = [None if isinstance(o, Number) else o for o in operands]
+        sources = tuple({s: None for o in operands if isinstance(o, Number) for s in o.sources or ()})
 
         def evaluate(values: dict[Source, Any]) -> Any:
-            return function(*(o.evaluate(values) if isinstance(o, Number) and o.evaluate else o for o in operands))
+            return function(*(p(values) if p is not None else c for p, c in zip(parts, constants, strict=True)))
 
-        return Number(self, result, node, sources, evaluate)
+        return sources, evaluate
 
     def fix(self, *numbers: Number) -> list[Any]:
         """The numbers as the plain values that they have today, under guards; a graph break where nobody knows."""

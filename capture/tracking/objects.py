@@ -81,7 +81,9 @@ class Objects:
         tensor_input: Callable[[torch.Tensor, Source], TensorProxy],
         symbolic: Callable[[Any, Source], Any],
         volatile: frozenset[str],
+        tensors_met: dict[int, TensorProxy] | None = None,
     ):
+        self.tensors_met = {} if tensors_met is None else tensors_met  # by id of the real tensor
         self.guards, self.tensor_input, self.symbolic, self.volatile = guards, tensor_input, symbolic, volatile
         self.records: dict[int, Record] = {}
         self.new: dict[int, Any] = {}
@@ -90,6 +92,7 @@ class Objects:
         self.cells: dict[int, Record] = {}
         self.context: dict[contextvars.ContextVar, tuple[Any, Any]] = {}
         self.writes = 0
+        self.schedules: set[int] = set()  # instance dicts of schedulers
 
     # ------------------------------------------------------------------------------------------------------------------
     # New objects
@@ -174,7 +177,8 @@ class Objects:
         if source.static:
             return value
         if type(value) in (int, float) and (
-            source.name in self.volatile or (isinstance(source, Part) and is_schedule(source.name, source.operand))
+            source.name in self.volatile
+            or (isinstance(source, Part) and (source.operand in COUNTERS or is_schedule(source.name, source.operand)))
         ):
             return self.symbolic(value, source)
         text = f"== {value!r}" if len(repr(value)) < 60 else f"== {repr(value)[:59]}…"
@@ -272,6 +276,8 @@ class Objects:
                 else:
                     inner_source = part(source, "instance_dict")
                 inner = self.records[id(namespace)] = Record(namespace, inner_source)
+                if isinstance(obj, torch.optim.lr_scheduler.LRScheduler):
+                    self.schedules.add(id(inner))
             record.instance_dict = inner
         return record.instance_dict
 
@@ -291,7 +297,7 @@ class Objects:
         source = record.source
         if source.static:
             name = part_name(source, "dict_item", key)
-            if value is not ABSENT and (name in self.volatile or (type(value) is float and is_schedule(name, key))):
+            if value is not ABSENT and (name in self.volatile or self.is_counter(record, key) or (type(value) is float and is_schedule(name, key))):
                 return self.enter(value, Part(name, source, "dict_item", key))
             self.guards.dict_entry(source.name, record.obj, key, value)
             return ABSENT if value is ABSENT else self.enter(value, Static(name, value))
@@ -299,6 +305,10 @@ class Objects:
             self.guards.check("absent", source, key, text=f"has no {key!r}")
             return ABSENT
         return self.enter(value, part(source, "dict_item", key))
+
+    def is_counter(self, record: Record, key: Any) -> bool:
+        """Whether an entry counts a scheduler's steps: each step writes it."""
+        return id(record) in self.schedules and key in COUNTERS
 
     def dict_set(self, record: Record, key: Any, value: Any) -> None:
         self.touch(record.obj)
@@ -378,7 +388,8 @@ class Objects:
             self.records[id(shadow)] = record  # met again as an object (``list(d) is``...), it is the original
         return record.shadow
 
-    def whole_dict(self, record: Record) -> Any:
+    def guard_keys(self, record: Record) -> None:
+        """The dict has these keys, in this order."""
         source = record.source
         if source.static:
             self.guards.dict_keys(source.name, record.obj)
@@ -386,6 +397,9 @@ class Objects:
             self.guards.check("keys", source, tuple(record.obj), text=f"keys are {list(record.obj)!r}"[:80])
             for key in record.obj:
                 self.real_key(key)
+
+    def whole_dict(self, record: Record) -> Any:
+        self.guard_keys(record)
         whole = (
             type(record.obj)()
             if type(record.obj) is not collections.defaultdict
@@ -525,6 +539,9 @@ def identified(value: Any) -> bool:
         | types.CellType
         | weakref.ref,
     )
+
+
+COUNTERS = frozenset({"last_epoch", "_step_count"})
 
 
 def is_schedule(name: str, key: Any) -> bool:

@@ -207,6 +207,8 @@ class Operators(Parts):
         if kind is TensorProxy:
             raise Break("tensor read as a number", "membership in a tensor", "use (t == x).any()")
         self.refuse_alien(container)
+        if type(item) is Number and (keys := self.calls.plain_items(container)) is not None:
+            return self.truth(self.tensors.numbers.look_up(operator.contains, keys, item))
         record = self.objects.record_of(container)
         method = (
             self.attributes.on_type(kind, "__contains__")

@@ -41,9 +41,10 @@ def make_state(optimizer: torch.optim.Optimizer, group: Any, objects: Objects, g
             missing.append(p)
     if not missing:
         return
-    if type(optimizer) is torch.optim.SGD:
+    if isinstance(optimizer, torch.optim.SGD):
         make_momentum(optimizer, record.obj, missing)
-        return
+        if not getattr(optimizer, "_need_device_dtype_check_for_fused", False):
+            return
     lists = len(inspect.signature(type(optimizer)._init_group).parameters) - 2  # type: ignore[attr-defined]
     before = [p.grad for p in missing]
     try:
