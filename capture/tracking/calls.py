@@ -100,7 +100,7 @@ class Calls(Methods, Construction, StandIns):
 
     def call(self, function: Any, args: list, kwargs: dict[str, Any]) -> Any:
         kind = type(function)
-        if function in IDENTITY_HASHED and (substitute := SUBSTITUTES.get(function)) is not None:
+        if self.tensors.whole_step and function in IDENTITY_HASHED and (substitute := SUBSTITUTES.get(function)) is not None:
             return self.domain.call_function(self.substitute(substitute), args, kwargs)
         if kind is types.FunctionType:
             return self.python_function(function, args, kwargs)

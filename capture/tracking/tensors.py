@@ -192,6 +192,8 @@ class TensorOperations:
             return self.gradients.backward(proxy, *args, **kwargs)
         if name == "item" and self.whole_step and not args and (number := self.item(proxy)) is not None:
             return number
+        if name == "requires_grad_" and proxy.fake.requires_grad == (args[0] if args else kwargs.get("mode", True)):
+            return proxy  # nothing changes
         if name in READS_VALUES:
             raise Break(
                 "tensor read as a number",
@@ -362,6 +364,8 @@ class TensorOperations:
             return self.gradients.read(proxy, enter)
         if name == "__class__":
             return proxy.cls
+        if name == "grad_fn" and proxy.fake.is_leaf and (proxy.real is None or getattr(proxy.real, "is_leaf", False)):
+            return None
         if name in ("grad_fn", "_version", "_backward_hooks", "_cdata"):
             raise Break(f"Tensor.{name}", "autograd's own records are not in the graph", "read it outside of the step")
         if proxy.real is not None and isinstance(proxy.real, torch.Tensor) and name in proxy.real.__dict__:

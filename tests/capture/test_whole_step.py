@@ -1,0 +1,329 @@
+"""zero_grad → forward → loss → backward → clip → optimizer → scheduler as one graph, equal to plain Python to the bit."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch.optim import lr_scheduler as schedules
+
+from moebius import capture, explain, stats
+from moebius.lowering.step import MissingGradientError
+
+OPTIMIZERS = {
+    "SGD": lambda p: torch.optim.SGD(p, lr=0.1),
+    "SGD, momentum": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, weight_decay=0.1),
+    "SGD, nesterov, foreach": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True, foreach=True),
+    "SGD, fused": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, fused=True),
+    "Adam, amsgrad": lambda p: torch.optim.Adam(p, lr=0.1, amsgrad=True, weight_decay=0.1),
+    "AdamW": lambda p: torch.optim.AdamW(p, lr=0.01),
+    "AdamW, foreach": lambda p: torch.optim.AdamW(p, lr=0.01, foreach=True),
+    "AdamW, fused": lambda p: torch.optim.AdamW(p, lr=0.01, fused=True),
+    "AdamW, a tensor as rate": lambda p: torch.optim.AdamW(p, lr=torch.tensor(0.01)),
+    "AdamW, two groups": lambda p: two_groups(list(p)),
+    "Adafactor": lambda p: torch.optim.Adafactor(p, lr=0.1),
+    "RMSprop": lambda p: torch.optim.RMSprop(p, lr=0.01, momentum=0.9, centered=True),
+    "Adagrad": lambda p: torch.optim.Adagrad(p, lr=0.1),
+    "Adadelta": lambda p: torch.optim.Adadelta(p),
+    "Adamax": lambda p: torch.optim.Adamax(p),
+    "NAdam": lambda p: torch.optim.NAdam(p),
+    "Rprop": lambda p: torch.optim.Rprop(p),
+}
+SCHEDULES = {
+    "lambda": (lambda o: schedules.LambdaLR(o, lambda step: min(1.0, (step + 1) / 3)), 1),
+    "cosine": (lambda o: schedules.CosineAnnealingLR(o, 10), 1),
+    "step": (lambda o: schedules.StepLR(o, 2), 2),
+    "milestones": (lambda o: schedules.MultiStepLR(o, [2, 4]), 3),
+    "sequence": (
+        lambda o: schedules.SequentialLR(
+            o, [schedules.LinearLR(o, total_iters=2), schedules.CosineAnnealingLR(o, 10)], [2]
+        ),
+        3,
+    ),
+}
+
+
+def two_groups(parameters):
+    return torch.optim.AdamW([{"params": parameters[:2], "lr": 0.1}, {"params": parameters[2:], "weight_decay": 0.0}])
+
+
+def build(make_optimizer, make_schedule=None):
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.SiLU(), torch.nn.Linear(16, 4))
+    optimizer = make_optimizer(model.parameters())
+    return model, optimizer, make_schedule(optimizer) if make_schedule else None
+
+
+def batches(count):
+    generator = torch.Generator().manual_seed(1)
+    return [
+        (torch.randn(5, 8, generator=generator), torch.randn(5, 4, generator=generator)) for _ in range(count)
+    ]
+
+
+def step(model, optimizer, schedule, x, y):
+    optimizer.zero_grad()
+    loss = torch.nn.functional.mse_loss(model(x), y)
+    loss.backward()
+    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    if schedule is not None:
+        schedule.step()
+    return loss.detach(), norm
+
+
+def equal(a, b):
+    """Parameters, gradients and optimizer state, bit for bit."""
+    for (model, optimizer, *_), (other, other_optimizer, *_) in ((a, b),):
+        for p, q in zip(model.parameters(), other.parameters(), strict=True):
+            assert torch.equal(p, q)
+            assert (p.grad is None) == (q.grad is None) and (p.grad is None or torch.equal(p.grad, q.grad))
+            state, expected = optimizer.state.get(p, {}), other_optimizer.state.get(q, {})
+            assert state.keys() == expected.keys()
+            for key, value in expected.items():
+                assert torch.equal(torch.as_tensor(state[key]), torch.as_tensor(value)), key
+        for group, expected in zip(optimizer.param_groups, other_optimizer.param_groups, strict=True):
+            assert group["lr"] == expected["lr"]
+
+
+def train(function, captured, make_optimizer, make_schedule=None, steps=5):
+    mine, plain = build(make_optimizer, make_schedule), build(make_optimizer, make_schedule)
+    for x, y in batches(steps):
+        found, expected = captured(*mine, x, y), function(*plain, x, y)
+        torch.testing.assert_close(found, expected, rtol=0, atol=0)
+        equal(mine, plain)
+    return mine, plain
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The step
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("name", "backend"), [(n, "eager") for n in OPTIMIZERS] + [("AdamW", "moebius")])
+def test_a_step_is_one_graph_and_the_second_step_is_the_same(name, backend):
+    captured = capture(step, backend=backend, fullgraph=True)
+    train(step, captured, OPTIMIZERS[name])
+    counts = stats(captured)
+    assert (counts.graphs, counts.breaks, counts.hits, counts.recompiles) == (1, 0, 4, [])
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_schedules_inside_the_step(name):
+    """The learning rate is an input. What a schedule branches on is guarded, so a few graphs serve the run."""
+    make, recompiles = SCHEDULES[name]
+    captured = capture(step, backend="eager", fullgraph=True)
+    mine, plain = train(step, captured, OPTIMIZERS["AdamW"], make, steps=7)
+    assert mine[2].last_epoch == plain[2].last_epoch == 7
+    assert mine[2].get_last_lr() == plain[2].get_last_lr()
+    assert len(stats(captured).recompiles) <= recompiles
+
+
+def test_a_rate_set_outside_is_not_a_recompile():
+    captured = capture(step, fullgraph=True)
+    mine, plain = build(OPTIMIZERS["AdamW"]), build(OPTIMIZERS["AdamW"])
+    for i, (x, y) in enumerate(batches(4)):
+        for _, optimizer, _ in (mine, plain):
+            optimizer.param_groups[0]["lr"] = 0.1 / (i + 1)
+        torch.testing.assert_close(captured(*mine, x, y), step(*plain, x, y), rtol=0, atol=0)
+        equal(mine, plain)
+    assert stats(captured).recompiles == []
+
+
+def test_the_graph_reads_as_the_step_does():
+    report = explain(step, fullgraph=True)(*build(OPTIMIZERS["AdamW"]), *batches(1)[0])
+    (graph,) = report.graphs
+    first = step.__code__.co_firstlineno
+    lines = {}
+    for node in graph.gm.graph.nodes:
+        if node.op.startswith("call") and node.meta["stack"]:
+            lines.setdefault(node.meta["stack"][0][1] - first, []).append(node)
+    assert [n for n in lines[1] if n.target.__name__ == "set_gradient"]
+    assert [n for n in lines[3] if n.target == "backward"]
+    assert lines[4] and any("_foreach_norm" in str(n.target) for n in lines[4])
+    assert any(n.target == "addcdiv_" for n in lines[5])
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Gradients
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def test_gradients_accumulate_over_micro_batches():
+    def accumulate(model, optimizer, _, x, y):
+        total = 0.0
+        for half_x, half_y in zip(x.split(2), y.split(2), strict=True):
+            loss = torch.nn.functional.mse_loss(model(half_x), half_y) / 3
+            loss.backward()
+            total += loss.detach()
+        optimizer.step()
+        optimizer.zero_grad()
+        return total
+
+    captured = capture(accumulate, backend="eager", fullgraph=True)
+    train(accumulate, captured, OPTIMIZERS["AdamW"])
+    assert stats(captured).graphs == 1
+
+
+def test_gradients_that_were_there_before_are_added_to():
+    def backward_only(model, optimizer, _, x, y):
+        loss = torch.nn.functional.mse_loss(model(x), y)
+        loss.backward()
+        return loss.detach(), [p.grad.clone() for p in model.parameters()]
+
+    captured = capture(backward_only, backend="eager", fullgraph=True)
+    train(backward_only, captured, OPTIMIZERS["SGD"])
+    assert stats(captured).graphs == 2  # without gradients, and with
+
+
+def test_zeroed_gradients_keep_their_tensors():
+    def keep(model, optimizer, _, x, y):
+        optimizer.zero_grad(set_to_none=False)
+        loss = torch.nn.functional.mse_loss(model(x), y)
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    captured = capture(keep, backend="eager", fullgraph=True)
+    mine, _ = train(keep, captured, OPTIMIZERS["SGD"], steps=3)
+    before = [p.grad for p in mine[0].parameters()]
+    captured(*mine, *batches(1)[0])
+    assert all(p.grad is g for p, g in zip(mine[0].parameters(), before, strict=True))
+
+
+def test_a_frozen_parameter_has_no_gradient_and_no_state():
+    def frozen(p):
+        parameters = list(p)
+        parameters[0].requires_grad_(False)
+        return torch.optim.AdamW(parameters, lr=0.01)
+
+    captured = capture(step, backend="eager", fullgraph=True)
+    mine, _ = train(step, captured, frozen)
+    first = next(mine[0].parameters())
+    assert first.grad is None and first not in mine[1].state
+
+
+def test_gradients_by_autograd_grad():
+    def derive(model, optimizer, _, x, y):
+        loss = torch.nn.functional.mse_loss(model(x), y)
+        gradients = torch.autograd.grad(loss, list(model.parameters()))
+        with torch.no_grad():
+            for p, g in zip(model.parameters(), gradients, strict=True):
+                p -= 0.1 * g
+        return loss.detach()
+
+    captured = capture(derive, backend="eager", fullgraph=True)
+    train(derive, captured, OPTIMIZERS["SGD"])
+    assert stats(captured).graphs == 1
+
+
+def test_gradients_of_gradients_break_the_graph():
+    def penalty(model, optimizer, _, x, y):
+        optimizer.zero_grad()
+        loss = torch.nn.functional.mse_loss(model(x), y)
+        gradients = torch.autograd.grad(loss, list(model.parameters()), create_graph=True)
+        (loss + sum((g**2).sum() for g in gradients)).backward()
+        optimizer.step()
+        return loss.detach()
+
+    captured = capture(penalty, backend="eager")
+    train(penalty, captured, OPTIMIZERS["SGD"])
+    assert stats(captured).breaks >= 1
+
+
+def test_a_gradient_hook_runs_between_two_graphs():
+    seen = []
+
+    def hooked(p):
+        parameters = list(p)
+        parameters[0].register_hook(lambda g: seen.append(g.shape) or g * 2)
+        return torch.optim.SGD(parameters, lr=0.1)
+
+    captured = capture(step, backend="eager")
+    train(step, captured, hooked)
+    assert len(seen) == 10 and stats(captured).breaks >= 1
+
+
+def test_a_parameter_that_a_batch_leaves_out_is_an_error_not_a_wrong_step():
+    class Rows(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.scale = torch.nn.Parameter(torch.ones(4))
+            self.base = torch.nn.Parameter(torch.ones(4))
+
+        def forward(self, x):
+            out = x * self.base
+            for row in torch.nonzero(x[:, 0] > 0):
+                out = out.index_add(0, row, self.scale[None])
+            return out
+
+    def sum_up(model, x):
+        for p in model.parameters():
+            p.grad = None
+        loss = model(x).sum()
+        loss.backward()
+        return [p.grad.clone() for p in model.parameters()]
+
+    model, captured = Rows(), capture(sum_up, backend="eager")
+    torch.testing.assert_close(captured(model, torch.ones(3, 4)), sum_up(model, torch.ones(3, 4)))
+    if stats(captured).breaks == 0:
+        with pytest.raises(MissingGradientError):
+            captured(model, -torch.ones(3, 4))
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Numbers
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def test_reading_the_loss_at_the_end_is_no_break():
+    def logged(model, optimizer, log, x, y):
+        loss, norm = step(model, optimizer, None, x, y)
+        log.append(loss.item())
+        return {"loss": loss.item(), "scaled": loss.item() * 2 + 1, "norm": float(norm), "root": math.sqrt(loss.item())}
+
+    captured = capture(logged, backend="eager", fullgraph=True)
+    mine, plain = train(logged, captured, OPTIMIZERS["AdamW"], lambda _: [])
+    assert mine[2] == plain[2] and len(mine[2]) == 5 and all(type(v) is float for v in mine[2])
+    assert stats(captured).graphs == 1
+
+
+def test_a_branch_on_the_loss_is_a_break():
+    def guarded(model, optimizer, _, x, y):
+        loss = torch.nn.functional.mse_loss(model(x), y)
+        if math.isfinite(loss.item()):
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        return loss.detach()
+
+    captured = capture(guarded, backend="eager")
+    train(guarded, captured, OPTIMIZERS["SGD"])
+    assert stats(captured).breaks >= 1
+
+
+def test_an_average_by_hand():
+    def averaged(model, optimizer, average, x, y):
+        found = step(model, optimizer, None, x, y)
+        with torch.no_grad():
+            for name, p in model.named_parameters():
+                if name not in average:
+                    average[name] = p.clone()
+                average[name].mul_(0.9).add_(p, alpha=0.1)
+        return found
+
+    captured = capture(averaged, backend="eager", fullgraph=True)
+    mine, plain = train(averaged, captured, OPTIMIZERS["SGD"], lambda _: {})
+    for name, value in plain[2].items():
+        assert torch.equal(mine[2][name], value)
+
+
+def test_a_rate_of_another_type_is_noticed():
+    captured = capture(step, backend="eager", fullgraph=True)
+    mine, plain = build(OPTIMIZERS["SGD"]), build(OPTIMIZERS["SGD"])
+    for rate, (x, y) in zip((0.1, 1, True, torch.tensor(0.5), 0.25), batches(5), strict=True):
+        for _, optimizer, _ in (mine, plain):
+            optimizer.param_groups[0]["lr"] = rate
+        torch.testing.assert_close(captured(*mine, x, y), step(*plain, x, y), rtol=0, atol=0)
+        equal(mine, plain)
