@@ -115,7 +115,11 @@ class Emitter:
         """An expression (usually a name) for a traced value."""
         kind = type(value)
         if kind is Number and value.node is None:
-            return repr(value.numbers.constant(value)) if value.kind is not float else self.constant(value.numbers.constant(value))
+            return (
+                repr(value.numbers.constant(value))
+                if value.kind is not float
+                else self.constant(value.numbers.constant(value))
+            )
         if kind is TensorProxy or kind is Number or kind in SYMBOLIC:
             return self.graph_value(value)
         if kind in LITERALS:

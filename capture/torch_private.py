@@ -16,6 +16,7 @@ import sympy
 import torch
 from torch._C import _disabled_torch_function_impl as disabled_torch_function
 from torch._C._dynamo.guards import GlobalStateGuard
+from torch._dynamo.decorators import graph_break
 from torch._dynamo.mutation_guard import GenerationTracker
 from torch._dynamo.source import LocalSource
 from torch._guards import TracingContext
@@ -27,7 +28,6 @@ from torch._subclasses.fake_tensor import (
     FakeTensorMode,
     UnsupportedOperatorException,
 )
-from torch._dynamo.decorators import graph_break
 from torch.fx.experimental.symbolic_shapes import (
     DimDynamic,
     GuardOnDataDependentSymNode,

@@ -82,7 +82,13 @@ class Trace:
         self.guards = GuardRecorder(self.line)
         self.writer = GraphWriter(self.world, self.where)
         self.tensors = TensorOperations(self.world, self.writer, self.guards, policy.dims, policy.whole_step)
-        self.objects = Objects(self.guards, self.tensors.input, self.symbolic, frozenset(policy.volatile | policy.counters), self.tensors.proxies)
+        self.objects = Objects(
+            self.guards,
+            self.tensors.input,
+            self.symbolic,
+            frozenset(policy.volatile | policy.counters),
+            self.tensors.proxies,
+        )
         self.domain = TrackingDomain(self.objects, self.tensors)
         self.domain.stop_at = stop_at
         self.machine = Machine(self.domain)
@@ -217,7 +223,9 @@ class Trace:
 
     def symbolic(self, value: Any, source: Source) -> Any:
         """A Python number that differs from call to call, as an input of the graph: an int may be a size."""
-        if self.policy.whole_step and (type(value) is float or source.name in self.policy.counters or getattr(source, "operand", None) in COUNTERS):
+        if self.policy.whole_step and (
+            type(value) is float or source.name in self.policy.counters or getattr(source, "operand", None) in COUNTERS
+        ):
             return self.tensors.numbers.of_input(value, source)
         if type(value) is not int or value in (0, 1):
             self.guards.check("equal", source, value, text=f"== {value!r}")

@@ -100,7 +100,11 @@ class Calls(Methods, Construction, StandIns):
 
     def call(self, function: Any, args: list, kwargs: dict[str, Any]) -> Any:
         kind = type(function)
-        if self.tensors.whole_step and function in IDENTITY_HASHED and (substitute := SUBSTITUTES.get(function)) is not None:
+        if (
+            self.tensors.whole_step
+            and function in IDENTITY_HASHED
+            and (substitute := SUBSTITUTES.get(function)) is not None
+        ):
             return self.domain.call_function(self.substitute(substitute), args, kwargs)
         if kind is types.FunctionType:
             return self.python_function(function, args, kwargs)
@@ -148,8 +152,7 @@ class Calls(Methods, Construction, StandIns):
 
     def is_compiling(self) -> bool:
         """``torch.compiler.is_compiling()``: True. A library asks it where plain Python control flow over tensor values
-        has a traceable twin, and a capture tool says yes. Optimizers ask it in order to choose other arithmetic, not other control
-        flow: there the answer is that of eager."""
+        has a traceable twin. Optimizers ask it in order to choose other arithmetic: there the answer is eager's."""
         frame = self.domain.machine.frame
         return frame is None or not frame.globals.get("__name__", "").startswith(EAGER_ARITHMETIC)
 

@@ -183,7 +183,9 @@ class Gradients:
         if self.tensors.writer.scope.parent is not None:
             raise Break("Tensor.grad", "a gradient is set inside an expert loop", "set it after the loop")
         if value is not None and not isinstance(value, TensorProxy):
-            raise TypeError(f"assigned grad expected to be a Tensor or None but got grad of type {type(value).__name__}")
+            raise TypeError(
+                f"assigned grad expected to be a Tensor or None but got grad of type {type(value).__name__}"
+            )
         if value is not None and (value.fake.shape != proxy.fake.shape or value.fake.dtype != proxy.fake.dtype):
             raise Break("Tensor.grad", "a gradient of another shape or dtype is set", "the error is raised natively")
         self.tensors.writer.node("call_function", set_gradient, (proxy, value), {}).meta["val"] = None

@@ -37,8 +37,9 @@ class Number(RuntimeNumber):
     """A Python number at run time, a node of the graph while tracing.
 
     node: None for a number that is known but not computed by the graph (the answer of a look-up): it can be branched
-    on, and becomes a constant where it is used. representative: a number of its type, today's value where ``evaluate`` is set. evaluate: computes it from the
-    values at ``sources``, where it comes from the call's inputs alone.
+    on, and becomes a constant where it is used.
+    representative: a number of its type, today's value where ``evaluate`` is set.
+    evaluate: computes it from the values at ``sources``, where it comes from the call's inputs alone.
     """
 
     __slots__ = ("__weakref__", "evaluate", "node", "numbers", "representative", "source", "sources")
@@ -121,7 +122,8 @@ class Numbers:
             if known:  # today's values: the error is the step's own
                 self.fix(*unknown)
                 raise
-            raise Break("arithmetic that may fail", f"{type(error).__name__}: {error}", "compute it after the step") from None
+            detail = f"{type(error).__name__}: {error}"
+            raise Break("arithmetic that may fail", detail, "compute it after the step") from None
         if type(result) not in PLAIN_NUMBERS:
             raise Break("arithmetic on a number", f"gives a {type(result).__name__}", "compute it after the step")
         if not known and type(result) is not float:

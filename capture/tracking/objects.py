@@ -297,7 +297,11 @@ class Objects:
         source = record.source
         if source.static:
             name = part_name(source, "dict_item", key)
-            if value is not ABSENT and (name in self.volatile or self.is_counter(record, key) or (type(value) is float and is_schedule(name, key))):
+            if value is not ABSENT and (
+                name in self.volatile
+                or self.is_counter(record, key)
+                or (type(value) is float and is_schedule(name, key))
+            ):
                 return self.enter(value, Part(name, source, "dict_item", key))
             self.guards.dict_entry(source.name, record.obj, key, value)
             return ABSENT if value is ABSENT else self.enter(value, Static(name, value))
@@ -572,4 +576,3 @@ def python_method(cls: type, name: str) -> bool:
         if name in base.__dict__:
             return isinstance(base.__dict__[name], types.FunctionType)
     return False
-

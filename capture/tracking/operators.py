@@ -192,7 +192,11 @@ class Operators(Parts):
 
     def tensor_compare(self, op: str, left: Any, right: Any) -> Any:
         for value in (left, right):
-            if not isinstance(value, TensorProxy | Number) and type(value) not in SIMPLE and type(value) not in SYMBOLIC:
+            if (
+                not isinstance(value, TensorProxy | Number)
+                and type(value) not in SIMPLE
+                and type(value) not in SYMBOLIC
+            ):
                 if op in ("==", "!="):
                     return op == "!="
                 raise Break(

@@ -1,4 +1,4 @@
-"""zero_grad → forward → loss → backward → clip → optimizer → scheduler as one graph, equal to plain Python to the bit."""
+"""zero_grad → forward → loss → backward → clip → optimizer → schedule as one graph, equal to Python to the bit."""
 
 from __future__ import annotations
 
@@ -57,9 +57,7 @@ def build(make_optimizer, make_schedule=None):
 
 def batches(count):
     generator = torch.Generator().manual_seed(1)
-    return [
-        (torch.randn(5, 8, generator=generator), torch.randn(5, 4, generator=generator)) for _ in range(count)
-    ]
+    return [(torch.randn(5, 8, generator=generator), torch.randn(5, 4, generator=generator)) for _ in range(count)]
 
 
 def step(model, optimizer, schedule, x, y):
