@@ -130,7 +130,9 @@ class Gradients:
 
     def refuse_hooks(self, leaf: TensorProxy) -> None:
         real = leaf.real
-        if isinstance(real, torch.Tensor) and (real._backward_hooks or getattr(real, "_post_accumulate_grad_hooks", 0)):
+        if isinstance(real, torch.Tensor) and (
+            real._backward_hooks or getattr(real, "_post_accumulate_grad_hooks", None)
+        ):
             raise Break(
                 "Tensor.backward",
                 "a parameter has gradient hooks, Python code that backward calls",

@@ -77,8 +77,8 @@ class Number(RuntimeNumber):
             "keep it in arithmetic, or read it at the end of the step",
         )
 
-    __bool__ = __int__ = __float__ = __index__ = __complex__ = __len__ = __iter__ = __eq__ = __ne__ = refuse  # type: ignore[assignment]
-    __lt__ = __le__ = __gt__ = __ge__ = __str__ = __format__ = refuse  # type: ignore[assignment]
+    __bool__ = __int__ = __float__ = __index__ = __complex__ = __len__ = __iter__ = __eq__ = __ne__ = refuse
+    __lt__ = __le__ = __gt__ = __ge__ = __str__ = __format__ = refuse
     __hash__ = object.__hash__
 
 
