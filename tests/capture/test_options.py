@@ -217,7 +217,7 @@ def test_explain_reports_a_break():
     assert len(report.graphs) == 1 and len(report.breaks) == 2  # the format, and then print
     assert report.breaks[0].reason == "text of a value that is not plain"
     assert report.coverage["captured"] > 50 and report.coverage["native"] >= 1
-    assert report.breaks[0].reason in str(report)
+    assert report.breaks[0].reason in report.to_json() and "2 graph breaks" in str(report)
 
 
 def test_the_model_can_die():
