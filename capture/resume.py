@@ -38,13 +38,18 @@ class CannotResume(Exception):
 
 @dataclass(frozen=True)
 class State:
-    """What lives at an instruction: local names that are bound and read later, and the stack's depth with its NULLs."""
+    """What lives at an instruction: local names that are bound and read later, and the stack's depth with its NULLs.
+
+    handled: places on the stack, from the bottom, at which a handler keeps the exception that was handled before
+    its own; the argument for such a place is the handler's exception.
+    """
 
     index: int
     locals: tuple[str, ...]
     cells: tuple[str, ...]
     depth: int
     nulls: frozenset[int]
+    handled: tuple[int, ...] = ()
 
 
 def live_names(frame_code: types.CodeType, index: int) -> set[str]:
@@ -74,14 +79,57 @@ def live_names(frame_code: types.CodeType, index: int) -> set[str]:
     return names
 
 
+def handled_places(code: types.CodeType) -> list[tuple[int, ...]]:
+    """For each instruction, where on the stack the handlers that it is in keep the exception handled before theirs.
+
+    PUSH_EXC_INFO puts it in the place of the exception, POP_EXCEPT takes it off (Python/compile.c).
+    """
+    program = decode(code)
+    instructions = program.instructions
+    found: list[tuple[int, ...] | None] = [None] * len(instructions)
+    work: list[tuple[int, tuple[int, ...]]] = [(0, ())]
+    while work:
+        index, places = work.pop()
+        if index >= len(instructions) or found[index] is not None:
+            continue
+        found[index] = places
+        instruction = instructions[index]
+        handler = program.handler_at(index)
+        if handler is not None:
+            target, depth, lasti = handler
+            outer = tuple(p for p in places if p < depth)
+            pushed = instructions[target].opname == "PUSH_EXC_INFO"
+            if pushed and found[target] is None:
+                found[target] = outer
+                work.append((target + 1, (*outer, depth + lasti)))
+            elif not pushed:
+                work.append((target, outer))
+        if instruction.opname == "POP_EXCEPT":
+            places = places[:-1]
+        if instruction.target is not None:
+            work.append((instruction.target, places))
+        if falls_through(instruction):
+            work.append((index + 1, places))
+    return [places or () for places in found]
+
+
+def handled_exceptions(frame: Frame, places: tuple[int, ...], innermost: BaseException | None) -> dict[int, Any]:
+    """The exception that each handler handles, by its place on the stack (see ``State.handled``)."""
+    found = {}
+    for place in reversed(places):
+        found[place] = innermost
+        innermost = frame.stack[place]
+    return found
+
+
 class Continuation:
     """How a stopped frame goes on: ``state`` before the broken instruction, native code for it, and its exits."""
 
-    def __init__(self, frame: Frame):
+    def __init__(self, frame: Frame, handled: BaseException | None = None):
+        """handled: the exception that the frame's innermost handler handles, if it is in one."""
         self.frame, self.code = frame, frame.code
         self.program = frame.program
-        if in_handler(frame):
-            raise CannotResume("the break is inside an except or finally block that handles an exception")
+        self.handled = handled_places(frame.code)
         self.broken = frame.pc
         self.entry = frame.pc
         while self.program.instructions[self.entry - 1].opname in BEFORE_CALL:
@@ -90,6 +138,7 @@ class Continuation:
             self.entry, len(frame.stack), frozenset(i for i, v in enumerate(frame.stack) if v is NULL)
         )
         self.exits = self.find_exits()
+        self.exceptions = handled_exceptions(frame, self.state.handled, handled)
 
     # ------------------------------------------------------------------------------------------------------------------
     # States
@@ -105,7 +154,7 @@ class Continuation:
             and name in live
             and (self.frame.locals[i] is not UNSET or name in stored)
         )
-        return State(index, bound, cell_names, depth, nulls)
+        return State(index, bound, cell_names, depth, nulls, self.handled[index])
 
     def find_exits(self) -> list[State]:
         """The states right after the native part: one for each way on."""
@@ -163,9 +212,15 @@ def argument_names(state: State) -> list[str]:
     return [*state.locals, *(f"m_stack{i}" for i in range(state.depth) if i not in state.nulls)]
 
 
-def rebuild(code: types.CodeType, state: State, exits: list[tuple[State, Any]]) -> types.CodeType:
-    """The user's code with another beginning (restore ``state``, jump to it); at each exit, a call that hands over."""
-    source = Bytecode.from_code(code)
+def rebuild(
+    code: types.CodeType, state: State, exits: list[tuple[State, Any]], instead: tuple[str, int] | None = None
+) -> types.CodeType:
+    """The user's code with another beginning (restore ``state``, jump to it); at each exit, a call that hands over.
+
+    instead: what is done where the code begins, the first time, in place of the instructions up to an index:
+    ("raise", _) raises the argument ``m_inner``; ("call", index) calls it and goes on at the index with its result.
+    """
+    source = Bytecode.from_code(code, conserve_exception_block_stackdepth=True)
     cells = set(code.co_cellvars)
     instructions = [x for x in source if isinstance(x, Instr)]
     assert len(instructions) == len(decode(code).instructions), "bytecode and dis disagree on the instructions"
@@ -174,6 +229,7 @@ def rebuild(code: types.CodeType, state: State, exits: list[tuple[State, Any]]) 
     first_line = instructions[0].location
     freevars = [*state.cells]
     body: list[Any] = []
+    after = Label()
     regions: dict[int, TryBegin] = {}  # by id of the user's TryBegin: the one that is open for it now
     open_region: TryBegin | None = None
     index = -1
@@ -189,6 +245,8 @@ def rebuild(code: types.CodeType, state: State, exits: list[tuple[State, Any]]) 
             body.append(item)
             continue
         index += 1
+        if instead is not None and instead == ("call", index):
+            body.append(after)
         if index == state.index or index in exit_of:
             # Jumps arrive here from outside the region, and what is handed over must not be guarded twice: split it.
             if open_region is not None:
@@ -196,11 +254,22 @@ def rebuild(code: types.CodeType, state: State, exits: list[tuple[State, Any]]) 
             if index in exit_of:
                 exit_state, target = exit_of[index]
                 hand_over(body, exit_state, target, item)
-            if index == state.index:
+            if index == state.index and instead is None:
                 body.append(entry)
+            skip = Label()
+            if index == state.index and instead is not None:
+                body += [Instr("JUMP_FORWARD", skip, location=item.location), entry]
             if open_region is not None:
-                body.append(again := TryBegin(open_region.target, open_region.push_lasti))
+                body.append(again := TryBegin(open_region.target, open_region.push_lasti, open_region.stack_depth))
                 regions[id(open_region)] = again
+            if index == state.index and instead is not None:
+                body += stand_in(instead[0], after, item.location)
+                if open_region is not None:  # the skipping jump comes from outside of the region too
+                    body += [TryEnd(regions[id(open_region)]), skip]
+                    body.append(again := TryBegin(open_region.target, open_region.push_lasti, open_region.stack_depth))
+                    regions[id(open_region)] = again
+                else:
+                    body.append(skip)
         if item.name not in ENTRY_OPCODES:
             body.append(shared_cells(item, cells))
     prologue: list[Any] = []
@@ -210,14 +279,15 @@ def rebuild(code: types.CodeType, state: State, exits: list[tuple[State, Any]]) 
         prologue += [Instr("RETURN_GENERATOR", location=first_line), Instr("POP_TOP", location=first_line)]
     prologue.append(Instr("RESUME", 0, location=first_line))
     for i in range(state.depth):
-        prologue.append(
-            Instr("PUSH_NULL", location=first_line)
-            if i in state.nulls
-            else Instr("LOAD_FAST", f"m_stack{i}", location=first_line)
-        )
+        if i in state.nulls:
+            prologue.append(Instr("PUSH_NULL", location=first_line))
+        elif i in state.handled:
+            prologue += handle_again(f"m_stack{i}", i, first_line)
+        else:
+            prologue.append(Instr("LOAD_FAST", f"m_stack{i}", location=first_line))
     prologue.append(Instr("JUMP_FORWARD", entry, location=first_line))
     out = Bytecode([*prologue, *body])
-    arguments = argument_names(state)
+    arguments = argument_names(state) + (["m_inner"] if instead else [])
     out.argcount, out.posonlyargcount, out.kwonlyargcount = len(arguments), 0, 0
     out.argnames = arguments
     out.freevars, out.cellvars = freevars, []
@@ -226,7 +296,11 @@ def rebuild(code: types.CodeType, state: State, exits: list[tuple[State, Any]]) 
     if hasattr(source, "qualname"):
         out.qualname = source.qualname
     out.flags = source.flags & ~0x0C
-    return without_dead_code(out).to_code()
+    # Handlers' stack depths are the user's (what stands on the stack where a region is split is no part of them); the
+    # stack has room for the user's code, and for the calls that hand over or ask for the handled exception.
+    most = max((len(e.cells) + len(argument_names(e)) for e, _ in exits), default=0)
+    room = max(code.co_stacksize, most, state.depth) + 5
+    return without_dead_code(out).to_code(stacksize=room, compute_exception_stack_depths=False)
 
 
 def suspended_state(frame: Frame) -> State:
@@ -293,23 +367,55 @@ def without_dead_code(source: Bytecode) -> Bytecode:
 
 
 def hand_over(body: list[Any], state: State, target: Any, near: Instr) -> None:
-    """At an exit: put the stack into locals, then ``return target(cells, *state)``."""
+    """At an exit: put the stack into locals, leave the handlers, then ``return target(cells, *state)``."""
     at = near.location
     for i in reversed(range(state.depth)):
         # a NULL too: storing it leaves the local unbound, whereas POP_TOP would drop a reference of nothing
+        if i in state.handled:
+            body += [*call_constant(sys.exception, at), Instr("SWAP", 2, location=at), Instr("POP_EXCEPT", location=at)]
         body.append(Instr("STORE_FAST", f"m_stack{i}", location=at))
-    callee = [Instr("PUSH_NULL", location=at), Instr("LOAD_CONST", target, location=at)]
-    body.extend(callee if NULL_FIRST else reversed(callee))
-    for name in state.cells:
-        body.append(Instr(LOAD_CELL, FreeVar(name), location=at))
-    arguments = argument_names(state)
-    for name in arguments:
-        body.append(Instr("LOAD_FAST", name, location=at))
-    count = len(state.cells) + len(arguments)
-    if "PRECALL" in dis.opmap:
-        body.append(Instr("PRECALL", count, location=at))
-    body.append(Instr("CALL", count, location=at))
+    arguments = [Instr(LOAD_CELL, FreeVar(name), location=at) for name in state.cells]
+    arguments += [Instr("LOAD_FAST", name, location=at) for name in argument_names(state)]
+    body += call_sequence(Instr("LOAD_CONST", target, location=at), arguments, at)
     body.append(Instr("RETURN_VALUE", location=at))
+
+
+def stand_in(what: str, after: Label, at: Any) -> list[Any]:
+    """What ``rebuild`` puts in the place of the instructions that a code begins with."""
+    inner = Instr("LOAD_FAST", "m_inner", location=at)
+    if what == "raise":  # (the local goes first: an exception's traceback leads to the frame)
+        return [inner, Instr("DELETE_FAST", "m_inner", location=at), Instr("RAISE_VARARGS", 1, location=at)]
+    return [*call_sequence(inner, [], at), Instr("JUMP_FORWARD", after, location=at)]
+
+
+def call_sequence(callee: Instr, arguments: list[Instr], at: Any) -> list[Instr]:
+    """Instructions that call what ``callee`` loads."""
+    null = Instr("PUSH_NULL", location=at)
+    out = [null, callee] if NULL_FIRST else [callee, null]
+    out += arguments
+    if "PRECALL" in dis.opmap:
+        out.append(Instr("PRECALL", len(arguments), location=at))
+    out.append(Instr("CALL", len(arguments), location=at))
+    return out
+
+
+def call_constant(function: Any, at: Any) -> list[Instr]:
+    return call_sequence(Instr("LOAD_CONST", function, location=at), [], at)
+
+
+def handle_again(name: str, depth: int, at: Any) -> list[Any]:
+    """Instructions that begin to handle the exception in a local as a handler does: raise it, and catch it here."""
+    caught = Label()
+    begin = TryBegin(caught, push_lasti=False, stack_depth=depth)
+    return [
+        begin,
+        Instr("LOAD_FAST", name, location=at),
+        Instr("RAISE_VARARGS", 1, location=at),
+        TryEnd(begin),
+        caught,
+        Instr("PUSH_EXC_INFO", location=at),
+        Instr("POP_TOP", location=at),
+    ]
 
 
 def shared_cells(item: Instr, cells: set[str]) -> Instr:
@@ -317,12 +423,6 @@ def shared_cells(item: Instr, cells: set[str]) -> Instr:
     if isinstance(item.arg, CellVar):
         return Instr(item.name, FreeVar(item.arg.name), location=item.location)
     return item
-
-
-def in_handler(frame: Frame) -> bool:
-    """Whether an exception is being handled in the frame: its exc_info is not ours to restore."""
-    program, depth = frame.program, len(frame.stack)
-    return any(isinstance(v, BaseException) for v in frame.stack) or depth < 0 or program is None
 
 
 def falls_through(instruction: Any) -> bool:

@@ -204,7 +204,7 @@ def continue_natively(attempt: Trace, emitter: Emitter, make_resume: MakeResume,
     """The expression that runs the broken instruction natively and goes on in the captured rest of the frame."""
     frame = attempt.frame
     assert frame is not None
-    going_on = Continuation(frame)
+    going_on = Continuation(frame, attempt.domain.root_handled)
     globals_ = attempt.request.function.__globals__
     name = frame.code.co_name
     resumes = [
@@ -222,7 +222,7 @@ def continue_natively(attempt: Trace, emitter: Emitter, make_resume: MakeResume,
     for position, value in enumerate(frame.stack):
         if position in going_on.state.nulls:
             continue
-        text = emitter.value(value)
+        text = emitter.value(going_on.exceptions.get(position, value))
         parts.append(f"{emitter.constant(below)}({text})" if position == callee and wants_hook(value) else text)
     return f"{emitter.constant(native)}({', '.join(parts)})"
 

@@ -48,6 +48,8 @@ class TrackingDomain(Operators, Containers):
         self.guarded_functions: set[types.FunctionType] = set()
         self.root_stack: list[Any] = []
         self.root_pc = 0
+        self.root_handled: BaseException | None = None
+        self.stacks: dict[Frame, tuple[list[Any], int]] | None = None  # of all frames, where somebody needs them
         self.marks = (0, 0)
 
     # ------------------------------------------------------------------------------------------------------------------
@@ -62,7 +64,10 @@ class TrackingDomain(Operators, Containers):
             self.root_steps += 1
             self.root_stack = frame.stack.copy()
             self.root_pc = frame.pc
+            self.root_handled = self.machine.exc_item[0]
             self.marks = (self.objects.writes, self.tensors.writer.count)
+        if self.stacks is not None:
+            self.stacks[frame] = (frame.stack.copy(), frame.pc)
         self.loops.observe(frame)
 
     # ------------------------------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import threading
 
 import pytest
@@ -82,6 +83,43 @@ def in_handler(x):
         print(end="")
         x = x + len(str(error))
     return x * 3
+
+
+def in_nested_handlers(x):
+    log = []
+    try:
+        try:
+            raise ValueError("v")
+        except ValueError:
+            try:
+                raise KeyError("k")
+            except KeyError:
+                x = x * 2
+                print(end="")
+                x = x + 1
+                log.append(repr(sys.exception()))
+            log.append(repr(sys.exception()))
+            raise
+    except ValueError as error:
+        log.append((str(error), error.__context__))
+    return x * 3, log, sys.exception()
+
+
+def in_finally(x):
+    log = []
+    try:
+        try:
+            raise ValueError("v")
+        finally:
+            x = x * 2
+            print(end="")
+            log.append("finally")
+            x = x + 1
+    except ValueError as error:
+        log.append(repr(error))
+        print(end="")
+        x = x * 3
+    return x, log
 
 
 def deep(x):
@@ -177,6 +215,8 @@ CASES = [
     in_with,
     in_try,
     in_handler,
+    in_nested_handlers,
+    in_finally,
     deep,
     in_comprehension,
     in_generator,
@@ -220,7 +260,9 @@ def test_result_and_effects_are_those_of_plain_python(function):
 
 
 @pytest.mark.parametrize(
-    "function", [straight, in_loop, in_with, in_try, conditional, cells, iterators], ids=lambda f: f.__name__
+    "function",
+    [straight, in_loop, in_with, in_try, in_handler, in_nested_handlers, in_finally, conditional, cells, iterators],
+    ids=lambda f: f.__name__,
 )
 def test_graphs_before_and_after_the_break_are_kept(function):
     report = explain(function)(torch.ones(2, 2))
