@@ -7,7 +7,7 @@ PIP := $(BIN)/pip --disable-pip-version-check
 TYPES := build/types
 ARGS ?=
 
-.PHONY: demo test lint setup clean
+.PHONY: demo test zoo lint setup clean
 .DELETE_ON_ERROR:
 
 demo: $(STAMP)  ## trains a small Mixtral with and without capture; ARGS="--steps 20 --ranks 2" go to the script
@@ -15,6 +15,9 @@ demo: $(STAMP)  ## trains a small Mixtral with and without capture; ARGS="--step
 
 test: $(STAMP)  ## the whole test suite; ARGS="-k report -x" go to pytest
 	$(BIN)/python -m pytest tests $(ARGS)
+
+zoo: $(STAMP)  ## trains every MoE family of transformers, tiny, and writes docs/zoo.md; ARGS="--peer --resume mixtral"
+	PYTHONPATH=bench OMP_NUM_THREADS=1 $(BIN)/python -m zoo $(ARGS)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

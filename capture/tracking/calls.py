@@ -112,7 +112,7 @@ class Calls(Methods, Construction, StandIns):
             inner = function.__func__
             return self.call(inner, [function.__self__, *args], kwargs)
         if kind is TensorMethod:
-            return self.objects.made(self.tensors.method(function.proxy, function.name, tuple(args), kwargs))
+            return self.objects.made(self.tensor_method(function.proxy, function.name, args, kwargs))
         if kind is functools.partial:
             return self.partial(function, args, kwargs)
         if function in IDENTITY_HASHED and (stand_in := self.lookup(function)) is not None:

@@ -75,13 +75,18 @@ class ContextToken:
 class Methods(CallParts):
     """Calls of methods that are written in C."""
 
+    def tensor_method(self, proxy: TensorProxy, name: str, args: list, kwargs: dict[str, Any]) -> Any:
+        """``proxy.name(*args, **kwargs)``; what a list in an argument holds is read, so it is guarded."""
+        values = tuple(self.domain.plain_contents(a) for a in args)
+        return self.tensors.method(proxy, name, values, {k: self.domain.plain_contents(v) for k, v in kwargs.items()})
+
     def unbound(self, descriptor: Any, args: list, kwargs: dict[str, Any]) -> Any:
         """``str.upper(x)``, ``object.__setattr__(obj, ...)``: a method descriptor with its object as first argument."""
         if not args:
             raise TypeError(f"unbound method {descriptor.__qualname__}() needs an argument")
         owner, rest = args[0], args[1:]
         if isinstance(owner, TensorProxy):
-            return self.tensors.method(owner, descriptor.__name__, tuple(rest), kwargs)
+            return self.tensor_method(owner, descriptor.__name__, rest, kwargs)
         return self.method_of(
             owner, descriptor.__name__, descriptor.__get__(owner) if not is_alien(owner) else descriptor, rest, kwargs
         )

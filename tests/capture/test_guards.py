@@ -288,3 +288,16 @@ def test_ten_sizes(dynamic):
         torch.testing.assert_close(captured(x), f(x))
     if dynamic is not False:
         assert stats(captured).graphs <= 3, [r.guard for r in stats(captured).recompiles]
+
+
+def test_a_list_given_whole_to_a_tensor_method():
+    """What torch reads of a list is a fact of each call, though no bytecode reads it."""
+
+    def f(x, sizes):
+        first, *rest = x.split(sizes, dim=0)
+        return torch.Tensor.repeat(first, [len(rest), sizes[0]]) + x.sum()
+
+    captured = capture(f)
+    for sizes in ([1, 9], [2, 8], [4, 4, 2], (3, 7), [1, 9]):
+        x = torch.arange(10.0)[:, None]
+        assert torch.equal(captured(x, sizes), f(x, sizes)), sizes

@@ -1,0 +1,97 @@
+"""``python -m zoo``: measure families, one process each, and write docs/zoo.md.
+
+    python -m zoo                          # all families, moebius only; what torch.compile did is taken from earlier
+    python -m zoo --peer                   # torch.compile too, where no result of it is kept
+    python -m zoo mixtral gpt_oss          # these families; the page is written of all results there are
+    python -m zoo --resume                 # only the families that have no result yet
+
+Results are kept in out/zoo, one JSON file a family, under the versions they were made with.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import platform
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+from . import measure, page, tiny
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+TIME_LIMIT = 600.0  # seconds a family and contender
+
+
+def child(connection: Any, what: str, family: str, log: Path) -> None:
+    with log.open("w") as file:  # what libraries print, from C as well
+        os.dup2(file.fileno(), 2)
+    transformers.utils.logging.set_verbosity_error()
+    connection.send(getattr(measure, what)(family))
+
+
+def in_process(what: str, family: str, folder: Path) -> dict[str, Any]:
+    """The result of ``measure.what(family)``, made in a process of its own; forked, so imports are paid once."""
+    context = multiprocessing.get_context("fork")
+    receive, send = context.Pipe(duplex=False)
+    process = context.Process(target=child, args=(send, what, family, folder / f"{family}.{what}.log"))
+    process.start()
+    send.close()
+    try:
+        if not receive.poll(TIME_LIMIT):
+            process.kill()
+            return {"crash": f"not done after {TIME_LIMIT:.0f} s"}
+        return receive.recv()
+    except EOFError:
+        process.join()
+        return {"crash": f"the process ended with exit status {process.exitcode}"}
+    finally:
+        process.join()
+
+
+def versions() -> str:
+    return f"CPython {platform.python_version()}, torch {torch.__version__}, transformers {transformers.__version__}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="zoo", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("families", nargs="*", help="names of model folders of transformers; without any, all")
+    parser.add_argument("--peer", action="store_true", help="measure torch.compile too, where no result of it is kept")
+    parser.add_argument("--resume", action="store_true", help="keep results of moebius that are there")
+    parser.add_argument("--results", type=Path, default=ROOT / "out" / "zoo", help="default: out/zoo")
+    parser.add_argument("--page", type=Path, default=ROOT / "docs" / "zoo.md", help="default: docs/zoo.md")
+    args = parser.parse_args()
+    known = tiny.moe_families()
+    unknown = set(args.families) - set(known)
+    if unknown:
+        parser.error(f"not MoE families of transformers {transformers.__version__}: {', '.join(sorted(unknown))}")
+    torch.set_num_threads(1)
+    args.results.mkdir(parents=True, exist_ok=True)
+    for family in args.families or known:
+        file = args.results / f"{family}.json"
+        result = json.loads(file.read_text()) if file.exists() else {}
+        if result.get("versions") != versions():
+            result = {"versions": versions()}
+        start = time.monotonic()
+        if "ours" not in result or not args.resume:
+            result["ours"] = in_process("ours", family, args.results)
+        if args.peer and "peer" not in result:
+            result["peer"] = in_process("peer", family, args.results)
+        file.write_text(json.dumps(result, indent=1))
+        print(f"{page.summary(family, result)}  {time.monotonic() - start:.0f} s", flush=True)
+    results = {
+        family: json.loads(path.read_text()) for family in known if (path := args.results / f"{family}.json").exists()
+    }
+    args.page.write_text(page.write(results, len(known), versions()))
+    print(f"{args.page}: {len(results)} of {len(known)} families")
+
+
+if __name__ == "__main__":
+    main()
