@@ -49,6 +49,7 @@ class Emitter:
             "m_types": types,
             "m_torch": torch,
             "m_cell": types.CellType,
+            "m_any_error": BaseException,
         }
         self.constant_names: dict[int, str] = {}
         self.loads: list[str] = []
@@ -386,8 +387,14 @@ class Emitter:
     # The function
     # ------------------------------------------------------------------------------------------------------------------
 
-    def function(self, name: str, graph: Any, inputs: list[str], result: str) -> types.FunctionType:
-        """Assemble: loads, the graph call, objects and effects, the result."""
+    def function(
+        self, name: str, graph: Any, inputs: list[str], result: str, on_failure: Any = None
+    ) -> types.FunctionType:
+        """Assemble: loads, the graph call, objects and effects, the result.
+
+        on_failure: called with what the graph raised and the call's and the graph's arguments; gives a list of one
+        callable, which goes on from there.
+        """
         positional = self.parameters[: self.n_positional]
         header = ", ".join([*positional, "/"] if positional else [])
         keys = [f"{k}" for k in self.kwnames]
@@ -398,8 +405,16 @@ class Emitter:
         if graph is not None:
             self.constants["m_graph"] = graph
             body.append(f"m_out = m_graph({', '.join(inputs)})")
-        body += self.lines
-        body.append(f"return {result}")
+        if graph is not None and on_failure is not None:
+            given = f"({''.join(f'{p}, ' for p in positional)})"
+            named = f"{{{', '.join(f'{k!r}: m_key_{k}' for k in self.kwnames)}}}"
+            handler = f"{self.constant(on_failure)}(m_error, {given}, {named}, ({''.join(f'{i}, ' for i in inputs)}))"
+            call = body.pop()
+            body += ["try:", f"    {call}", "except m_any_error as m_error:", f"    m_go_on = {handler}", "else:"]
+            body += [f"    {line}" for line in [*self.lines, f"return {result}"]]
+            body.append("return m_go_on.pop()()")  # not in the handler: the exception is for the user's frames
+        else:
+            body += [*self.lines, f"return {result}"]
         source = f"def {name}({header}):\n" + "".join(f"    {line}\n" for line in body)
         namespace: dict[str, Any] = {"__builtins__": BUILTINS, **self.constants}
         exec(compile(source, f"<moebius residual of {name}>", "exec"), namespace)

@@ -122,6 +122,37 @@ def handled_exceptions(frame: Frame, places: tuple[int, ...], innermost: BaseExc
     return found
 
 
+def without_call_prefix(program: Any, index: int) -> int:
+    """Where the instructions of a call begin: those that only prepare the CALL belong to it."""
+    while program.instructions[index - 1].opname in BEFORE_CALL:
+        index -= 1
+    return index
+
+
+def operands_popped(program: Any, index: int) -> int:
+    """How many values an instruction takes that leaves one result."""
+    instruction = program.instructions[index]
+    if instruction.opname == "CALL":
+        return instruction.arg + 2
+    if instruction.opname == "CALL_KW":
+        return instruction.arg + 3
+    return 1 - dis.stack_effect(instruction.opcode, instruction.arg, jump=False)
+
+
+def callee_position(frame: Frame) -> int | None:
+    """Where the callable of the call that the frame stands at is on the stack, or None."""
+    instruction, stack = frame.instruction, frame.stack
+    depth = len(stack)
+    if instruction.opname == "CALL" or instruction.opname == "PRECALL":
+        low = depth - (instruction.arg or 0) - 2
+        return low + 1 if NULL_FIRST and stack[low] is NULL else low
+    if instruction.opname == "CALL_KW":
+        return depth - (instruction.arg or 0) - 3
+    if instruction.opname == "CALL_FUNCTION_EX":
+        return depth - 2 - ((instruction.arg or 0) & 1) - (0 if NULL_FIRST else 1)
+    return None
+
+
 class Continuation:
     """How a stopped frame goes on: ``state`` before the broken instruction, native code for it, and its exits."""
 
@@ -131,9 +162,7 @@ class Continuation:
         self.program = frame.program
         self.handled = handled_places(frame.code)
         self.broken = frame.pc
-        self.entry = frame.pc
-        while self.program.instructions[self.entry - 1].opname in BEFORE_CALL:
-            self.entry -= 1
+        self.entry = without_call_prefix(self.program, frame.pc)
         self.state = self.state_at(
             self.entry, len(frame.stack), frozenset(i for i, v in enumerate(frame.stack) if v is NULL)
         )

@@ -15,12 +15,13 @@ from moebius.interpreter import UNSET
 from moebius.lowering import CapturedGraph, ExpertRegion, Lowered, LoweringOptions, lower
 
 from . import torch_private
+from .failures import FailureHandler
 from .guards.program import CompiledGuards
 from .guards.shapes import guard_sizes
 from .options import Options
 from .report.records import GraphBreak
 from .residual import CannotRebuild, Emitter
-from .resume import CannotResume, Continuation, argument_names, with_cells
+from .resume import CannotResume, Continuation, argument_names, callee_position, with_cells
 from .trace import Trace
 from .tracking.values import TensorProxy
 
@@ -69,7 +70,8 @@ def build(
         emitter.effects()
         captured, lowered = make_graph(attempt, emitter, options, started)
         inputs = graph_inputs(attempt, emitter, lowered, options)
-        run = emitter.function(name, None if lowered is None else lowered.fn, inputs, result)
+        graph = None if lowered is None else lowered.fn
+        run = emitter.function(name, graph, inputs, result, on_failure(attempt, lowered))
     except (CannotRebuild, CannotResume) as error:
         return run_whole_natively(attempt, str(error), n_positional, kwnames, below)
     guards = finish_guards(attempt, n_positional, kwnames)
@@ -84,6 +86,14 @@ def build(
         lowered,
         attempt.domain.instructions,
     )
+
+
+def on_failure(attempt: Trace, lowered: Lowered | None) -> FailureHandler | None:
+    if lowered is None:
+        return None
+    request, policy = attempt.request, attempt.policy
+    was_set = attempt.tensors.gradients.was_set
+    return FailureHandler(request.function, request.n_cells, request.names, policy, lowered.gm, was_set)
 
 
 def finish_guards(attempt: Trace, n_positional: int, kwnames: tuple[str, ...]) -> CompiledGuards:
@@ -248,21 +258,3 @@ def wants_hook(callee: Any) -> bool:
         and callable(callee)
         and callee is not UNSET
     )
-
-
-def callee_position(frame: Any) -> int | None:
-    """Where the callable of a broken call stands on the stack, or None."""
-    instruction, stack = frame.instruction, frame.stack
-    from moebius.interpreter import NULL
-
-    from .resume import NULL_FIRST
-
-    depth = len(stack)
-    if instruction.opname == "CALL" or instruction.opname == "PRECALL":
-        low = depth - instruction.arg - 2
-        return low + 1 if NULL_FIRST and stack[low] is NULL else low
-    if instruction.opname == "CALL_KW":
-        return depth - instruction.arg - 3
-    if instruction.opname == "CALL_FUNCTION_EX":
-        return depth - 2 - (instruction.arg & 1) - (0 if NULL_FIRST else 1)
-    return None

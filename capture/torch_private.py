@@ -103,6 +103,14 @@ def unwrapped(function: Any) -> Any:
     return getattr(function, "__wrapped__", function)
 
 
+def under_compile_switch(function: Any) -> Any:
+    """The method of torch's optimizers that torch.compile's first use in a process has wrapped to keep itself out."""
+    if function.__code__.co_qualname != "DisableContext.__call__.<locals>._fn":
+        return None
+    inner = getattr(function, "_torchdynamo_orig_callable", None)
+    return inner if (getattr(inner, "__module__", None) or "").startswith("torch.optim") else None
+
+
 def kept_out(function: Any) -> bool:
     """Whether torch itself wraps a function to keep it out of graphs (``torch._disable_dynamo``)."""
     return function.__code__.co_qualname == "_disable_dynamo.<locals>.inner"
@@ -175,24 +183,35 @@ def constant_of(value: Any) -> Any:
     return float(expr) if expr.is_Float else None
 
 
+def switches() -> dict[str, Any]:
+    """torch's global switches that a graph may throw, as ``throw_switches`` takes them."""
+    return {
+        "grad": torch.is_grad_enabled(),
+        "autocast": {d: (torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in ("cpu", "cuda")},
+        "cache": torch.is_autocast_cache_enabled(),
+    }
+
+
+def throw_switches(wanted: dict[str, Any]) -> None:
+    torch._C._set_grad_enabled(wanted["grad"])
+    for device, (enabled, dtype) in wanted["autocast"].items():
+        torch.set_autocast_enabled(device, enabled)
+        torch.set_autocast_dtype(device, dtype)
+    torch.set_autocast_cache_enabled(wanted["cache"])
+
+
 @contextlib.contextmanager
 def preserved_state() -> Iterator[None]:
     """Whatever tracing does to torch's global switches and random state is undone at the end."""
-    grad, rng = torch.is_grad_enabled(), torch.get_rng_state()
+    rng, before = torch.get_rng_state(), switches()
     inference = torch.is_inference_mode_enabled()
-    autocast = {d: (torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in ("cpu", "cuda")}
-    cache = torch.is_autocast_cache_enabled()
     nesting_fix = torch.autocast_increment_nesting()
     torch.autocast_decrement_nesting()
     try:
         yield
     finally:
-        torch._C._set_grad_enabled(grad)
+        throw_switches(before)
         assert torch.is_inference_mode_enabled() == inference
-        for device, (enabled, dtype) in autocast.items():
-            torch.set_autocast_enabled(device, enabled)
-            torch.set_autocast_dtype(device, dtype)
-        torch.set_autocast_cache_enabled(cache)
         while (now := torch.autocast_increment_nesting()) != nesting_fix:
             torch.autocast_decrement_nesting()
             if now > nesting_fix:
@@ -240,6 +259,11 @@ def raw_symbol(value: Any) -> Any:
     """The symbol that an input's size was given, whatever it was found equal to since; None if it is not a symbol."""
     symbol = value.node._expr
     return symbol if symbol.is_Symbol else None
+
+
+def node_of_line(gm: torch.fx.GraphModule, line: int) -> int | None:
+    """Which of the graph's nodes a line of its generated code is about, by position; None if it is about none."""
+    return gm._lineno_map.get(line - gm._prologue_start)  # type: ignore[operator, union-attr]
 
 
 def weak_tensor(tensor: torch.Tensor) -> Any:

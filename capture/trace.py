@@ -23,6 +23,7 @@ from . import torch_private
 from .errors import CaptureInternalError
 from .guards.recorder import GuardRecorder
 from .report.records import GraphBreak
+from .resume import callee_position, handled_places
 from .sources import Arg, Source
 from .tracking.domain import OwnError, StopHere, TrackingDomain, refuse_own
 from .tracking.graphs import GraphWriter, Where
@@ -73,10 +74,30 @@ class Request:
     names: tuple[str, ...] = ()
 
 
+@dataclass
+class Stopped:
+    """One frame of a trace that was stopped: what stood on its stack before the instruction that it is in.
+
+    handled: the exception that its innermost handler handles, if it is in one.
+    """
+
+    frame: Frame
+    stack: list[Any]
+    pc: int
+    handled: BaseException | None = None
+
+    def callee_position(self) -> int | None:
+        """Where on the stack the callable of the call is that the frame is in, or None."""
+        self.frame.stack[:], self.frame.pc = self.stack, self.pc
+        return callee_position(self.frame)
+
+
 class Trace:
     """The state of one attempt, and then its outcome: ``result``, or ``graph_break`` with the stopped ``frame``."""
 
-    def __init__(self, request: Request, policy: Policy, stop_at: int | None = None):
+    def __init__(
+        self, request: Request, policy: Policy, stop_at: int | None = None, stop_number: int | None = None
+    ) -> None:
         self.request, self.policy = request, policy
         self.world = torch_private.FakeWorld()
         self.guards = GuardRecorder(self.line)
@@ -97,6 +118,10 @@ class Trace:
         self.frame: Frame | None = None
         self.graph_break: GraphBreak | None = None
         self.root_step = 0
+        self.stopped: list[Stopped] = []  # outermost first, where ``stop_number`` was reached
+        if stop_number is not None:
+            self.domain.stacks = {}
+            self.writer.before_node = lambda number: self.stop() if number == stop_number else None
 
     # ------------------------------------------------------------------------------------------------------------------
     # Where the user's program is
@@ -157,6 +182,27 @@ class Trace:
                         "the exception is raised natively",
                     )
                 )
+
+    def stop(self) -> None:
+        """Leave the trace where it is, with the frames as they were before the instructions that they are in."""
+        stacks, loops = self.domain.stacks, self.domain.loops.open
+        assert stacks is not None
+        frames: list[Frame] = []
+        frame = self.machine.frame
+        while frame is not None:
+            frames.insert(0, frame)
+            frame = frame.back
+        if loops and loops[0].frame in frames:  # half a turn of an expert loop: before the loop
+            del frames[frames.index(loops[0].frame) + 1 :]
+            loops[0].frame.locals[:] = loops[0].before
+            stacks[loops[0].frame] = loops[0].stack, loops[0].head
+        handled = self.machine.exc_item[0]
+        for frame in reversed(frames):
+            stack, pc = stacks[frame]
+            self.stopped.insert(0, Stopped(frame, stack, pc, handled))
+            if places := handled_places(frame.code)[pc]:
+                handled = stack[places[0]]
+        raise StopHere
 
     def broke(self, stop: Break) -> None:
         """Record the break; the frame is put back to the state before the root's running instruction."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from moebius.lowering.aliasing import writes_into
 from moebius.lowering.backends import OWN, check_backend, compile_graph, name_of, run_as_is
 from moebius.lowering.errors import ContractError, LoweringError, UnknownBackendError
 from moebius.lowering.experts.rewrite import find_loops, unlowered_region
@@ -19,6 +20,7 @@ from moebius.lowering.graph import (
     expert_loop,
     skip_turn,
 )
+from moebius.lowering.operators import is_pure
 from moebius.lowering.pipeline import copy_graph, run_passes
 
 __all__ = [
@@ -33,8 +35,10 @@ __all__ = [
     "UnknownBackendError",
     "check_backend",
     "expert_loop",
+    "is_pure",
     "lower",
     "skip_turn",
+    "writes_into",
 ]
 
 

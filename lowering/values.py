@@ -56,7 +56,7 @@ def add_call(graph: fx.Graph, like: fx.Node, target: Callable[..., Any] | str, *
     """A call_function node (call_method, where ``target`` is a name) with ``like``'s place and a value of its own."""
     op = "call_method" if isinstance(target, str) else "call_function"
     node = graph.create_node(op, target, args, kwargs)
-    node.meta.update({key: like.meta[key] for key in ("where", "stack") if key in like.meta})
+    node.meta.update({key: like.meta[key] for key in ("where", "stack", "number") if key in like.meta})
     node.meta["val"] = infer(node)
     return node
 

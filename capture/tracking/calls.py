@@ -170,6 +170,8 @@ class Calls(Methods, Construction, StandIns):
                 f"{function.__qualname__} was given to moebius.disable",
                 "nothing to do: it runs natively, as asked",
             )
+        if (inner := torch_private.under_compile_switch(function)) is not None:
+            return self.call(inner, args, kwargs)
         if torch_private.kept_out(function):
             raise Break(
                 "function that torch keeps out of graphs",

@@ -42,6 +42,8 @@ class Gradients:
     def __init__(self, tensors: TensorOperations, inside: bool):
         self.tensors, self.inside = tensors, inside
         self.of: dict[TensorProxy, Any] = {}  # what is known of each leaf's .grad
+        self.was_set: dict[str, bool] = {}  # by source: what the call began with
+        self.found_before: dict[str, Any] = {}  # the same, for a trace that is made after the graph has run a part
 
     # ------------------------------------------------------------------------------------------------------------------
     # Backward
@@ -167,7 +169,10 @@ class Gradients:
             raise Break(
                 "Tensor.grad", "the gradient of a tensor that is not a leaf is read", "read the gradients of parameters"
             )
-        return enter(proxy.real.grad, part(proxy.source, "attr", "grad"))
+        source = part(proxy.source, "attr", "grad")
+        gradient = self.found_before.get(source.name, proxy.real.grad)
+        self.was_set[source.name] = gradient is not None
+        return enter(gradient, source)
 
     def made_by_backward(self, proxy: TensorProxy) -> TensorProxy:
         fake = self.fake_gradient(proxy)

@@ -81,11 +81,14 @@ class GraphWriter:
         self.scope = GraphScope()
         self.submodules: dict[str, fx.GraphModule] = {}
         self.count = 0
+        self.before_node: Callable[[int], None] = lambda number: None  # told the number of each node before it is made
 
     def node(self, op: str, target: Any, args: tuple, kwargs: dict[str, Any]) -> fx.Node:
         """Append one node; args and kwargs are traced values."""
+        self.before_node(self.count + 1)
         self.count += 1
         node = self.scope.graph.create_node(op, target, self.argument(args), self.argument(kwargs))
+        node.meta["number"] = self.count
         stack = self.where()
         node.meta["stack"] = stack
         node.meta["where"] = stack[-1] if stack else ("", 0, "")

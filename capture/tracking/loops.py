@@ -60,6 +60,7 @@ class OpenLoop:
         self.stack = list(frame.stack)
         self.where: tuple = ()
         self.root_step = 0
+        self.number = 0  # of the first node in it
         self.row: fx.Node | None = None
         self.carried_nodes: list[fx.Node] = []
         self.lifted: dict[fx.Node, fx.Node] = {}
@@ -119,6 +120,7 @@ class Loops:
         loop.root_step = self.domain.root_steps - 1
         writer, objects = self.domain.tensors.writer, self.domain.objects
         loop.where = writer.where()
+        loop.number = writer.count + 1
         writer.scope = GraphScope(writer.scope)
         objects.depth += 1
         loop.row = writer.scope.placeholder("row")
@@ -267,7 +269,7 @@ class Loops:
             expert_loop,
             (get_body, writer.argument(loop.rows.proxy), tuple(writer.argument(b) for b in before), tuple(outer)),
         )
-        node.meta.update(where=loop.where[-1] if loop.where else ("", 0, ""), stack=loop.where)
+        node.meta.update(where=loop.where[-1] if loop.where else ("", 0, ""), stack=loop.where, number=loop.number)
         writer.count += 1
         with tensors.world.mode:
             fakes = tuple(b.fake.clone() for b in before)

@@ -293,6 +293,8 @@ class TensorOperations:
     def writer_item(self, node: fx.Node, index: int) -> fx.Node:
         item = self.writer.scope.graph.call_function(operator.getitem, (node, index))
         item.meta.update(where=node.meta["where"], stack=node.meta["stack"])
+        if "number" in node.meta:
+            item.meta["number"] = (node.meta["number"], index)
         return item
 
     # ------------------------------------------------------------------------------------------------------------------

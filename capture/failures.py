@@ -1,0 +1,281 @@
+"""An operator that fails while a graph runs: the step goes on as Python, from the operator's line.
+
+Everything before the operator has run on the real tensors; no effect on a Python object has been replayed yet. So the
+frame can be traced once more, on the objects as they were, up to the operator. What the trace changed by then is
+replayed, with the values that the graph had computed; and the frames that it was in (the captured one, and the
+inlined calls below it) go on as native code that raises the error where the operator stood. The user's handlers,
+finally blocks and contexts run as they would have, and the traceback shows the user's lines.
+"""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import fx
+
+from moebius.interpreter import NULL, UNSET, Frame
+from moebius.lowering import is_pure, writes_into
+
+from . import torch_private
+from .hook import call_unhooked
+from .residual import CannotRebuild, Emitter
+from .resume import (
+    CannotResume,
+    State,
+    handled_exceptions,
+    handled_places,
+    live_names,
+    operands_popped,
+    rebuild,
+    without_call_prefix,
+)
+from .trace import Policy, Request, Stopped, Trace
+from .tracking.graphs import GraphWriter
+
+HANDLERS = "moebius: no handler between the failed operator and {} has run: what called it cannot be resumed"
+
+
+class Unavailable(Exception):
+    """A value that the step had when the operator failed is gone from the graph and cannot be computed again."""
+
+
+@dataclass
+class Reached:
+    """How far a graph came. number: of the operator that failed. values: by the number of the node that computed it."""
+
+    number: int
+    values: dict[Any, Any]
+    inputs: dict[str, Any]
+    below: types.TracebackType | None
+
+
+class FailureHandler:
+    """What the residual code of one captured segment asks when its graph raises.
+
+    gm: the graph that runs. gradients: which ``.grad`` the trace found set, by source.
+    """
+
+    def __init__(
+        self, function: types.FunctionType, n_cells: int, names: tuple[str, ...], policy: Policy, gm: fx.GraphModule,
+        gradients: dict[str, bool],
+    ) -> None:
+        self.function, self.n_cells, self.names = function, n_cells, names
+        self.gm, self.gradients = gm, gradients
+        self.switches = torch_private.switches()  # what the call begins with; the graph may have thrown some
+        self.policy = replace(
+            policy,
+            volatile=set(policy.volatile),
+            counters=set(policy.counters),
+            dynamic_dims={k: set(v) for k, v in policy.dynamic_dims.items()},
+        )
+
+    def __call__(
+        self, error: BaseException, args: tuple, kwargs: dict[str, Any], inputs: tuple
+    ) -> list[Callable[[], Any]]:
+        """Replay what came before the failed operator. Returns one callable, which goes on from there."""
+        reached = locate(error, self.gm, inputs)
+        if reached is None:
+            error.add_note(
+                "moebius: this backend does not say which operator failed; what the step had done to Python "
+                "objects before it is not done"
+            )
+            return [functools.partial(raise_again, error)]
+        try:
+            return [call_unhooked(self.go_on, error, reached, args, kwargs)]
+        except (CannotRebuild, CannotResume, Unavailable) as reason:
+            error.add_note(f"moebius: what the step had done to Python objects before this line is not done: {reason}")
+        except Exception as fault:  # a defect of ours must not hide the user's error
+            error.add_note(
+                "moebius: what the step had done to Python objects before this line is not done "
+                f"({type(fault).__name__}: {fault}); please report this"
+            )
+        return [functools.partial(raise_again, error)]
+
+    def go_on(self, error: BaseException, reached: Reached, args: tuple, kwargs: dict[str, Any]) -> Callable[[], Any]:
+        request = Request(self.function, args, kwargs, self.n_cells, self.names)
+        trace = Trace(request, self.policy, stop_number=reached.number)
+        trace.tensors.gradients.found_before = {
+            name: reached.inputs.get(name) if was_set else None
+            for name, was_set in self.gradients.items()
+            if not was_set or name in reached.inputs
+        }
+        with torch_private.preserved_state():
+            torch_private.throw_switches(self.switches)
+            trace.run()
+        if not trace.stopped:
+            raise CannotResume("the step took another way when it was traced again")
+        chain = connected(trace.stopped)
+        reason: Exception | None = None
+        for count in range(len(chain), -1, -1):
+            emitter = Emitter(trace.objects, len(args), tuple(kwargs))
+            try:
+                native = continuation(emitter, chain[:count], error)
+                emitter.effects()
+            except (CannotRebuild, CannotResume) as why:
+                reason = why
+                continue
+            break
+        else:
+            assert reason is not None
+            raise reason
+        lost = trace.stopped[count:]
+        if any(s.frame.program.handler_at(s.pc) is not None for s in lost):
+            error.add_note(HANDLERS.format(lost[0].frame.code.co_qualname))
+        values = tuple(Values(reached, trace.writer).of(output) for output in emitter.outputs)
+        run = emitter.function(self.function.__name__, lambda: values, [], native)
+        error.__traceback__ = reached.below
+        return run(*args, **kwargs)
+
+
+def raise_again(error: BaseException) -> Any:
+    raise error
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Where the graph stopped
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def locate(error: BaseException, gm: fx.GraphModule, inputs: tuple) -> Reached | None:
+    """The node that raised and the values that were there; None if the traceback does not lead through the graph."""
+    entry = error.__traceback__
+    code = type(gm).forward.__code__
+    while entry is not None and entry.tb_frame.f_code is not code:
+        entry = entry.tb_next
+    if entry is None:
+        return None
+    nodes = list(gm.graph.nodes)
+    index = torch_private.node_of_line(gm, entry.tb_lineno)
+    if index is None:
+        return None
+    found = entry.tb_frame.f_locals
+    values = {}
+    last = 0
+    for node in nodes[:index]:
+        number = node.meta.get("number")
+        last = number if isinstance(number, int) else last
+        if number is not None and found.get(node.name) is not None:
+            values[number] = found[node.name]
+    number = nodes[index].meta.get("number")
+    if not isinstance(number, int):
+        number = number[0] if isinstance(number, tuple) else last + 1
+    placeholders = [n.meta.get("source", n.name) for n in nodes if n.op == "placeholder"]
+    return Reached(number, values, dict(zip(placeholders, inputs, strict=True)), entry.tb_next)
+
+
+class Values:
+    """The values of a trace's nodes when the graph failed: what is still there, and what can be computed again."""
+
+    def __init__(self, reached: Reached, writer: GraphWriter):
+        self.reached, self.writer = reached, writer
+        self.writes = [n for n in writer.scope.graph.nodes if writes_into(n)]
+
+    def of(self, output: Any) -> Any:
+        return fx.map_arg(self.writer.argument(output), self.value)
+
+    def value(self, node: fx.Node) -> Any:
+        number = node.meta.get("number")
+        if number is not None and number in self.reached.values:
+            return self.reached.values[number]
+        if node.op == "placeholder" and node.meta.get("source") in self.reached.inputs:
+            return self.reached.inputs[node.meta["source"]]
+        if node.op == "placeholder" or not is_pure(node):
+            raise Unavailable(f"{node.name} is needed")
+        if any(written > node for written in self.writes):
+            raise Unavailable(f"{node.name} is needed, and what it was computed from has changed since")
+        args, kwargs = fx.map_arg(node.args, self.value), fx.map_arg(node.kwargs, self.value)
+        with torch.set_grad_enabled(getattr(node.meta.get("val"), "requires_grad", False)):
+            if node.op == "call_method":
+                return getattr(args[0], str(node.target))(*args[1:], **kwargs)
+            assert callable(node.target)
+            return node.target(*args, **kwargs)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The frames
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def connected(stopped: list[Stopped]) -> list[Stopped]:
+    """The outermost frames of which each was called by nothing but an instruction of the one before it."""
+    for count in range(1, len(stopped)):
+        if not calls(stopped[count - 1], stopped[count].frame):
+            return stopped[:count]
+    return stopped
+
+
+def calls(outer: Stopped, inner: Frame) -> bool:
+    """Whether the outer frame's instruction calls the inner frame's function, and gives what that returns."""
+    if inner.code.co_flags & 0x2A0:  # a generator or coroutine
+        return False
+    position = outer.callee_position()
+    if position is None:
+        return False
+    callee = outer.stack[position]
+    for _ in range(8):
+        if isinstance(callee, types.MethodType):
+            callee = callee.__func__
+        elif isinstance(callee, functools.partial):
+            callee = callee.func
+        elif isinstance(callee, types.FunctionType):
+            return callee.__code__ is inner.code
+        elif isinstance(callee, type):
+            return False
+        else:
+            callee = getattr(type(callee), "__call__", None)  # noqa: B004
+    return False
+
+
+def continuation(emitter: Emitter, chain: list[Stopped], error: BaseException) -> str:
+    """An expression for a callable that goes on in these frames, the innermost of them raising the error."""
+    text = emitter.constant(error if chain else functools.partial(raise_again, error))
+    for depth, place in enumerate(reversed(chain)):
+        text = native_frame(emitter, place, text, innermost=depth == 0)
+    return text
+
+
+def native_frame(emitter: Emitter, place: Stopped, inner: str, innermost: bool) -> str:
+    """A callable that goes on in one frame. inner: what it raises, or calls in place of the call it was in."""
+    frame, program = place.frame, place.frame.program
+    index = without_call_prefix(program, place.pc)
+    handler = program.handler_at(place.pc)
+    live = live_names(frame.code, handler[0]) if handler else set()
+    if innermost:
+        depth = handler[1] if handler else 0
+        instead = ("raise", 0)
+    else:
+        live |= live_names(frame.code, place.pc + 1)
+        depth = len(place.stack) - operands_popped(program, place.pc)
+        instead = ("call", place.pc + 1)
+    frame.stack[:] = place.stack
+    slots = [(i, name) for i, name in enumerate(program.localsplus) if frame.locals[i] is not UNSET]
+    bound = tuple(name for i, name in slots if i not in program.cell_indices and name in live)
+    cells = tuple(name for i, name in enumerate(program.localsplus) if i in program.cell_indices)
+    handled = tuple(p for p in handled_places(frame.code)[place.pc] if p < depth)
+    nulls = frozenset(i for i, v in enumerate(place.stack[:depth]) if v is NULL)
+    state = State(index, bound, cells, depth, nulls, handled)
+    every = handled_exceptions(frame, handled_places(frame.code)[place.pc], place.handled)
+    where = {name: i for i, name in slots}
+    if frame.code.co_flags & 0x08 and program.n_bound:  # **kwargs, a dict made by the call
+        keywords = frame.locals[program.n_bound - 1]
+        made = emitter.objects.cell_get(keywords, "cell") if isinstance(keywords, types.CellType) else keywords
+        if type(made) is dict:
+            emitter.objects.made(made)
+    values = [emitter.value(frame.locals[where[n]]) for n in bound]
+    values += [emitter.value(every.get(i, v)) for i, v in enumerate(place.stack[:depth]) if i not in nulls]
+    code = emitter.constant(rebuild(frame.code, state, [], instead))
+    if any(n not in where or not isinstance(frame.locals[where[n]], types.CellType) for n in cells if n in live):
+        raise CannotResume("a cell is not made yet")
+    closure = "".join(f"{emitter.value(frame.locals[where[n]]) if n in live else 'm_cell()'}, " for n in cells)
+    function = (
+        f"m_types.FunctionType({code}, {emitter.constant(frame.globals)}, {frame.code.co_name!r}, None, "
+        + (f"({closure})" if cells else "None")
+        + ")"
+    )
+    partial = emitter.constant(functools.partial)
+    return f"{partial}({', '.join([function, *values, inner])})"

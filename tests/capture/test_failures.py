@@ -1,0 +1,321 @@
+"""An operator that fails on real data, in the middle of a graph: what plain Python leaves behind is what we leave."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import traceback
+
+import pytest
+import torch
+
+from moebius import capture, stats
+
+
+class Holder:
+    def __init__(self):
+        self.items = ["begin"]
+        self.table = {"a": 1}
+        self.count = 0
+
+
+class Layer(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(3, 3)
+        self.register_buffer("seen", torch.zeros(()))
+        self.calls = 0
+
+    def forward(self, x, i, h):
+        self.calls += 1
+        self.seen += 1
+        h.items.append("layer")
+        return self.linear(x)[i]
+
+
+def effects_before_and_after(model, h, x, i):
+    h.items.append(x * 2)
+    h.count += 1
+    h.table["b"] = [x, h.items]
+    y = x[i]
+    h.items.append(y)
+    h.count += 1
+    h.table["a"] = 2
+    return y
+
+
+def replaced_later(model, h, x, i):
+    h.last = x * 2
+    y = x[i]
+    h.last = y
+    return y.sum()
+
+
+def writes_in_place(model, h, x, i):
+    view = x[1:]
+    view.add_(1)
+    y = x[i]
+    x.zero_()
+    return y
+
+
+def random_numbers(model, h, x, i):
+    h.noise = torch.rand(3)
+    noisy = x + torch.randn_like(x)
+    y = noisy[i]
+    return y + torch.rand(())
+
+
+def handled(model, h, x, i):
+    kept = x * 3
+    try:
+        h.items.append("try")
+        y = x[i]
+        h.items.append("never")
+    except IndexError as error:
+        h.items.append(type(error).__name__)
+        y = kept
+    else:
+        h.items.append("else")
+    finally:
+        h.items.append("finally")
+    return y + 1
+
+
+def other_error_from_a_handler(model, h, x, i):
+    try:
+        return x[i]
+    except IndexError as error:
+        h.items.append("handler")
+        raise ValueError("no such row") from error
+
+
+def in_a_handler(model, h, x, i):
+    try:
+        raise KeyError("k")
+    except KeyError:
+        h.items.append("handler")
+        return x[i]
+
+
+@contextlib.contextmanager
+def watched(h):
+    h.items.append("enter")
+    try:
+        yield
+    except IndexError:
+        h.items.append("seen")
+        raise
+    finally:
+        h.items.append("leave")
+
+
+def in_contexts(model, h, x, i):
+    with watched(h), torch.no_grad():
+        y = x * 2
+        with contextlib.suppress(KeyError):
+            y = y[i]
+    return y
+
+
+def suppressed(model, h, x, i):
+    y = x * 2
+    with contextlib.suppress(IndexError):
+        h.items.append("with")
+        y = y[i]
+    h.items.append("after")
+    return y + 1
+
+
+def third(h, x, i):
+    h.items.append("third")
+    try:
+        return x[i] * 2
+    finally:
+        h.items.append(torch.is_grad_enabled())
+
+
+def second(h, x, i):
+    with torch.no_grad():
+        return third(h, x + 1, i) * 2
+
+
+def below_inlined_calls(model, h, x, i):
+    try:
+        result = second(h, x, i) + 1
+    except IndexError:
+        h.items.append(torch.is_grad_enabled())
+        raise
+    h.items.append("done")
+    return result
+
+
+def handled_by_a_caller(model, h, x, i):
+    result = x
+    for turn in range(3):
+        try:
+            result = result + second(h, x, i + turn).sum()
+        except IndexError:
+            h.items.append(turn)
+    return result
+
+
+def in_a_module(model, h, x, i):
+    h.items.append("step")
+    y = model(x, i, h)
+    h.items.append("done")
+    return y
+
+
+def gradients(model, h, x, i):
+    model.linear(x).sum().backward()
+    h.norm = model.linear.weight.grad.norm()
+    model.linear.bias.grad = None
+    y = x[i]
+    model.zero_grad()
+    return y
+
+
+def cells(model, h, x, i):
+    total = 0
+
+    def add(n):
+        nonlocal total
+        total += n
+        return x[i + n]
+
+    h.add = add
+    add(0)
+    add(50)
+    return total
+
+
+CASES = [
+    effects_before_and_after,
+    replaced_later,
+    writes_in_place,
+    random_numbers,
+    handled,
+    other_error_from_a_handler,
+    in_a_handler,
+    in_contexts,
+    suppressed,
+    below_inlined_calls,
+    handled_by_a_caller,
+    in_a_module,
+    gradients,
+    cells,
+]
+
+
+def shown(value):
+    if isinstance(value, torch.Tensor):
+        return ("tensor", value.detach().tolist(), value.requires_grad)
+    if isinstance(value, tuple | list):
+        return [shown(v) if v is not value else "itself" for v in value]
+    if isinstance(value, dict):
+        return {k: shown(v) for k, v in value.items()}
+    return type(value).__name__ if callable(value) or isinstance(value, Holder) else value
+
+
+def lines(error):
+    """The user's lines in the traceback: those of this file, below the call."""
+    places = traceback.extract_tb(error.__traceback__)
+    return [(p.name, p.lineno) for p in places if p.filename == __file__ and p.name != "outcome"]
+
+
+def outcome(function, model, bad):
+    """Everything that a call leaves behind."""
+    h = Holder()
+    x = torch.arange(12.0).reshape(4, 3).clone()
+    torch.manual_seed(3)
+    i = torch.tensor([1, 77 if bad else 2])
+    result = error = None
+    try:
+        result = shown(function(model, h, x, i))
+    except Exception as caught:
+        error = caught
+    left = {
+        "result": result,
+        "holder": shown(h.__dict__),
+        "aliased": h.table.get("b", [0, 0])[1] is h.items,
+        "x": x.tolist(),
+        "random": torch.rand(3).tolist(),
+        "grad mode": torch.is_grad_enabled(),
+        "buffers": (model.seen.item(), model.calls),
+        "grads": [shown(p.grad) for p in model.parameters()],
+    }
+    if error is not None:
+        left["error"] = (type(error), str(error), getattr(error, "__notes__", []))
+        left["context"] = (type(error.__context__), type(error.__cause__))
+        left["lines"] = lines(error)
+    return left
+
+
+@pytest.mark.parametrize("backend", ["moebius", "eager"])
+@pytest.mark.parametrize("function", CASES, ids=lambda f: f.__name__)
+def test_what_a_failed_call_leaves_behind(function, backend):
+    torch.manual_seed(0)
+    model = Layer()
+    twin = copy.deepcopy(model)
+    captured = capture(function, backend=backend)
+    for bad in (True, False, True, True, True):
+        want = outcome(function, model, bad)
+        assert outcome(captured, twin, bad) == want
+    assert stats(captured).graphs >= 1 and stats(captured).hits >= 1
+
+
+def test_the_graph_did_fail_in_the_middle():
+    """The cases above test what they say: the failing operator is in a graph, with others before it."""
+    for function in CASES:
+        captured = capture(function)
+        outcome(captured, Layer(), True)
+        assert stats(captured).breaks == 0, function.__name__
+
+
+def test_the_backend_that_hides_its_operators_is_said_to():
+    captured = capture(effects_before_and_after, backend=lambda gm, examples: lambda *inputs: Opaque(gm)(*inputs))
+    with pytest.raises(IndexError) as caught:
+        captured(Layer(), Holder(), torch.ones(4, 3), torch.tensor([1, 77]))
+    assert any("which operator failed" in note for note in caught.value.__notes__)
+
+
+class Opaque:
+    """Runs a graph's nodes one by one, in code of its own."""
+
+    def __init__(self, gm):
+        self.gm = gm
+
+    def __call__(self, *inputs):
+        return torch.fx.Interpreter(self.gm).run(*inputs)
+
+
+def test_a_value_that_is_gone_is_said_to_be():
+    """Dropout's result is needed by the handler and by nothing after it: it cannot be computed again."""
+
+    def step(x, i, log):
+        noisy = torch.nn.functional.dropout(x)
+        log.append(1)
+        try:
+            return x[i]
+        except IndexError:
+            return noisy
+
+    log = []
+    with pytest.raises(IndexError) as caught:
+        capture(step)(torch.ones(4, 3), torch.tensor([77]), log)
+    assert any("is needed" in note for note in caught.value.__notes__)
+
+
+def test_nothing_is_kept_of_a_failed_call():
+    """Neither the graph's values nor the arguments live on, once the exception is dropped."""
+    import gc
+    import weakref
+
+    captured = capture(handled)
+    x = torch.ones(4, 3)
+    captured(Layer(), Holder(), x, torch.tensor([77]))
+    alive = weakref.ref(x)
+    del x
+    gc.collect()
+    assert alive() is None
