@@ -263,7 +263,7 @@ def raw_symbol(value: Any) -> Any:
 
 def node_of_line(gm: torch.fx.GraphModule, line: int) -> int | None:
     """Which of the graph's nodes a line of its generated code is about, by position; None if it is about none."""
-    return gm._lineno_map.get(line - gm._prologue_start)  # type: ignore[operator, union-attr]
+    return gm._lineno_map.get(line - gm._prologue_start)
 
 
 def weak_tensor(tensor: torch.Tensor) -> Any:
