@@ -205,18 +205,19 @@ def preserved_state() -> Iterator[None]:
     """Whatever tracing does to torch's global switches and random state is undone at the end."""
     rng, before = torch.get_rng_state(), switches()
     inference = torch.is_inference_mode_enabled()
-    nesting_fix = torch.autocast_increment_nesting()
-    torch.autocast_decrement_nesting()
+    torch.autocast_increment_nesting()
+    nesting = torch.autocast_decrement_nesting()
     try:
         yield
     finally:
         throw_switches(before)
         assert torch.is_inference_mode_enabled() == inference
-        while (now := torch.autocast_increment_nesting()) != nesting_fix:
+        torch.autocast_increment_nesting()
+        now = torch.autocast_decrement_nesting()
+        for _ in range(now, nesting):  # a context that was open at the beginning was left
+            torch.autocast_increment_nesting()
+        for _ in range(nesting, now):
             torch.autocast_decrement_nesting()
-            if now > nesting_fix:
-                torch.autocast_decrement_nesting()
-        torch.autocast_decrement_nesting()
         torch.set_rng_state(rng)
 
 
