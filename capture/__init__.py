@@ -2,6 +2,7 @@
 
 The front door: what users import. Names are resolved on first use: ``import moebius.interpreter`` imports no torch.
 """
+
 from __future__ import annotations
 
 from importlib import import_module

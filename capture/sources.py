@@ -92,7 +92,6 @@ def part_name(parent: Source, operation: str, operand: Any = None) -> str:
     return f"{parent.name}.{operand}"
 
 
-
 def from_arguments(source: Source) -> Source:
     """The same path starting at the call's argument where it came from one: a reference to no object of the user's."""
     if isinstance(source, Static):

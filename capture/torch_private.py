@@ -16,6 +16,7 @@ import sympy
 import torch
 from torch._C import _disabled_torch_function_impl as disabled_torch_function
 from torch._C._dynamo.guards import GlobalStateGuard
+from torch._dispatch.python import enable_python_dispatcher
 from torch._dynamo.decorators import graph_break
 from torch._dynamo.mutation_guard import GenerationTracker
 from torch._dynamo.source import LocalSource
@@ -35,6 +36,7 @@ from torch.fx.experimental.symbolic_shapes import (
     StatelessSymbolicContext,
     free_unbacked_symbols,
 )
+from torch.utils import _pytree as pytree
 from torch.utils._foreach_utils import _group_tensors_by_device_and_dtype as group_tensors_by_device_and_dtype
 from torch.utils._sympy.interp import sympy_interp
 from torch.utils._sympy.printers import PythonPrinter
@@ -59,6 +61,9 @@ DATA_DEPENDENT = (
     DynamicOutputShapeException,
     UnsupportedOperatorException,
 )
+
+# Operators whose C++ form refuses symbolic sizes ("expected to contain only concrete integers").
+CONCRETE_IN_C = frozenset({"pad", "constant_pad_nd"})
 
 # Where torch's operators live at the Python level (torch.add, torch.nn.functional.linear, ...).
 variable_functions = torch._C._VariableFunctions
@@ -91,8 +96,6 @@ STATE_WRITERS = (
     torch.autocast_increment_nesting,
     torch.autocast_decrement_nesting,
 )
-
-
 
 
 health_check = torch.optim.Optimizer._accelerator_graph_capture_health_check
@@ -133,6 +136,18 @@ class FakeWorld:
         dims = [DimDynamic.DYNAMIC if d in dynamic_dims else DimDynamic.STATIC for d in range(tensor.dim())]
         context: Any = StatelessSymbolicContext(dims, constraint_sizes=[None] * tensor.dim())
         return self.mode.from_tensor(tensor, source=LocalSource(name), symbolic_context=context)
+
+    def call(self, function: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Any:
+        """The function on fakes; where the C++ form takes no symbols, torch's Python form of it."""
+        symbols = any(
+            is_symbolic(leaf) or (isinstance(leaf, FakeTensor) and leaf._has_symbolic_sizes_strides)
+            for leaf in pytree.tree_leaves((args, kwargs))
+        )
+        if getattr(function, "__name__", "") not in CONCRETE_IN_C or not symbols:
+            with self.mode:
+                return function(*args, **kwargs)
+        with self.mode, enable_python_dispatcher():
+            return function(*args, **kwargs)
 
     def symbolic_int(self, value: int, name: str) -> Any:
         """A SymInt that stands for a Python int which differs from call to call; hinted with today's value."""

@@ -12,7 +12,7 @@ import os
 import traceback
 import types
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -38,6 +38,7 @@ class Policy:
 
     volatile: names of places that hold another number each call. counters: those that the step itself writes.
     whole_step: whether backward and numbers read from tensors may be in the graph (our own backends run them).
+    told_compiling: file and name of the functions to which ``is_compiling()`` answers True.
     """
 
     volatile: set[str] = field(default_factory=set)
@@ -45,6 +46,7 @@ class Policy:
     dynamic: bool | None = None
     counters: set[str] = field(default_factory=set)
     whole_step: bool = True
+    told_compiling: frozenset[tuple[str, str]] = frozenset()
     marked: Callable[[torch.Tensor], frozenset[int]] | None = None
 
     def dims(self, name: str, tensor: torch.Tensor) -> tuple[int, ...]:
@@ -110,8 +112,10 @@ class Trace:
             frozenset(policy.volatile | policy.counters),
             self.tensors.proxies,
         )
+        self.tensors.unread = self.objects.is_entered
         self.domain = TrackingDomain(self.objects, self.tensors)
         self.domain.stop_at = stop_at
+        self.domain.told_compiling = policy.told_compiling
         self.machine = Machine(self.domain)
         self.state_guard = torch_private.global_state_guard()
         self.result: Any = UNSET
@@ -229,6 +233,20 @@ class Trace:
             stack,
         )
 
+    def asker(self) -> tuple[str, str] | None:
+        """The innermost function running at the break that asked ``is_compiling()`` and was told no."""
+        if self.graph_break is None:
+            return None
+        waiting = self.domain.asked_compiling - self.domain.told_compiling
+        stack = reversed(self.graph_break.stack)
+        return next(((file, name) for file, _, name in stack if (file, name) in waiting), None)
+
+    def went_on_from(self, before: Trace) -> bool:
+        """Whether this attempt left behind the graph break that stopped the one before."""
+        if self.graph_break is None:
+            return True
+        return self.graph_break.reason != "exception" and self.domain.instructions > before.domain.instructions
+
     def where_of_break(self, stop: BaseException) -> tuple[Where, ...]:
         places = getattr(stop, "places", None)
         if places is not None:
@@ -286,9 +304,15 @@ def trace(request: Request, policy: Policy) -> Trace:
     """Capture as much of the call as one graph can hold."""
     attempt = Trace(request, policy)
     attempt.run()
+    while (asker := attempt.asker()) is not None:
+        other = Trace(request, replace(policy, told_compiling=attempt.policy.told_compiling | {asker}))
+        other.run()
+        if not other.went_on_from(attempt):
+            break
+        attempt = other
     if attempt.graph_break is None or attempt.clean:
         return attempt
-    again = Trace(request, policy, stop_at=attempt.root_step)
+    again = Trace(request, attempt.policy, stop_at=attempt.root_step)
     again.run()
     if again.graph_break is None:
         again.graph_break = attempt.graph_break

@@ -25,6 +25,7 @@ class CallParts:
     allocate: Callable[..., Any]
     construct: Callable[..., Any]
     is_instance: Callable[..., bool]
+    operands: Callable[[list, dict[str, Any]], tuple[list, dict[str, Any]]]
 
     def call(self, function: Any, args: list, kwargs: dict[str, Any]) -> Any:
         """Call anything callable in the trace."""

@@ -151,10 +151,20 @@ class Calls(Methods, Construction, StandIns):
         return self.objects.enter(function, Static(function.__name__, function))
 
     def is_compiling(self) -> bool:
-        """``torch.compiler.is_compiling()``: True. A library asks it where plain Python control flow over tensor values
-        has a traceable twin. Optimizers ask it in order to choose other arithmetic: there the answer is eager's."""
+        """``torch.compiler.is_compiling()``: what plain Python would get, False, unless that has led to a graph break.
+
+        A library asks it where control flow over tensor values has a twin that a graph holds: then the answer is True,
+        for that function alone. Optimizers ask it in order to choose other arithmetic: they always get eager's.
+        """
         frame = self.domain.machine.frame
-        return frame is None or not frame.globals.get("__name__", "").startswith(EAGER_ARITHMETIC)
+        if frame is None or frame.globals.get("__name__", "").startswith(EAGER_ARITHMETIC):
+            return False
+        asking = []
+        while frame is not None and len(asking) < 3:  # a library's own forms of the question stand between
+            asking.append((frame.code.co_filename, frame.code.co_qualname))
+            frame = frame.back
+        self.domain.asked_compiling.update(asking)
+        return not self.domain.told_compiling.isdisjoint(asking)
 
     def python_function(self, function: types.FunctionType, args: list, kwargs: dict[str, Any]) -> Any:
         stand_in = self.functions.get(function) or natives.REPLACED.get(function)
@@ -204,9 +214,13 @@ class Calls(Methods, Construction, StandIns):
                 f"torch.{function.__name__} of tensors",
                 "use torch.stack or clone().detach()",
             )
-        args = [self.domain.plain_contents(a) for a in args]
-        kwargs = {k: self.domain.plain_contents(v) for k, v in kwargs.items()}
+        args, kwargs = self.operands(args, kwargs)
         return self.objects.made(self.tensors.function(function, tuple(args), kwargs))
+
+    def operands(self, args: list, kwargs: dict[str, Any]) -> tuple[list, dict[str, Any]]:
+        """The arguments with every container read, under guards: C code may look into them."""
+        read = self.domain.plain_contents
+        return [read(a) for a in args], {k: read(v) for k, v in kwargs.items()}
 
     def backward(self, tensors: Any, grad_tensors: Any = None, retain_graph: Any = None, **options: Any) -> None:
         """``torch.autograd.backward``."""

@@ -120,7 +120,7 @@ class Containers(Parts):
     def set_item(self, obj: Any, key: Any, value: Any) -> None:
         kind = type(obj)
         if kind is TensorProxy:
-            self.tensors.set_item(obj, self.plain_contents(key), value)
+            self.tensors.set_item(obj, self.plain_contents(key), self.plain_contents(value))
             return
         method = self.attributes.on_type(kind, "__setitem__")
         if isinstance(method, types.FunctionType):
@@ -180,6 +180,8 @@ class Containers(Parts):
                 if any(type(v) in CONTAINERS or type(v) is tuple for v in value)
                 else value
             )
+        if isinstance(value, tuple) and hasattr(kind, "_fields") and "__getitem__" not in kind.__dict__:
+            return tuple(self.plain_contents(self.get_item(value, i)) for i in range(len(value)))
         if kind is tuple and any(type(v) in CONTAINERS or type(v) is tuple for v in value):
             return tuple(self.plain_contents(v) for v in value)
         return value

@@ -44,6 +44,8 @@ class TrackingDomain(Operators, Containers):
         self.root: Frame | None = None
         self.root_steps = 0
         self.stop_at: int | None = None
+        self.asked_compiling: set[tuple[str, str]] = set()  # file and name of functions that asked ``is_compiling()``
+        self.told_compiling: frozenset[tuple[str, str]] = frozenset()  # those of them that get True
         self.instructions = 0
         self.guarded_functions: set[types.FunctionType] = set()
         self.root_stack: list[Any] = []

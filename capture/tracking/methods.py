@@ -77,8 +77,8 @@ class Methods(CallParts):
 
     def tensor_method(self, proxy: TensorProxy, name: str, args: list, kwargs: dict[str, Any]) -> Any:
         """``proxy.name(*args, **kwargs)``; what a list in an argument holds is read, so it is guarded."""
-        values = tuple(self.domain.plain_contents(a) for a in args)
-        return self.tensors.method(proxy, name, values, {k: self.domain.plain_contents(v) for k, v in kwargs.items()})
+        args, kwargs = self.operands(args, kwargs)
+        return self.tensors.method(proxy, name, tuple(args), kwargs)
 
     def unbound(self, descriptor: Any, args: list, kwargs: dict[str, Any]) -> Any:
         """``str.upper(x)``, ``object.__setattr__(obj, ...)``: a method descriptor with its object as first argument."""

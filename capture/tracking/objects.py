@@ -366,6 +366,11 @@ class Objects:
         record = self.records.get(id(obj))
         return obj if record is None else self.shadow(record)
 
+    def is_entered(self, obj: Any) -> bool:
+        """Whether ``obj`` itself, not what stands for it, came from outside."""
+        record = self.records.get(id(obj))
+        return record is not None and record.obj is obj
+
     def shadow(self, record: Record) -> Any:
         if record.shadow is None:
             kind = type(record.obj)

@@ -83,6 +83,7 @@ class TensorOperations:
         self.gradients = Gradients(self, whole_step)
         self.numbers = Numbers(self)
         self.whole_step = whole_step
+        self.unread: Callable[[Any], bool] = lambda value: False  # a container whose items no guard has seen
 
     # ------------------------------------------------------------------------------------------------------------------
     # Inputs
@@ -233,10 +234,10 @@ class TensorOperations:
         """The operator's result on fake tensors. Errors that the operator itself raises are the user's."""
         if getattr(function, "__name__", "") in SHAPED_BY_FLOATS:
             refuse_numbers((args, kwargs))
+        self.refuse_unread((args, kwargs))
         fake_args, fake_kwargs = fake_of(args), fake_of(kwargs)
         try:
-            with self.world.mode:
-                return function(*fake_args, **fake_kwargs)
+            return self.world.call(function, fake_args, fake_kwargs)
         except torch_private.DATA_DEPENDENT as error:
             name = getattr(function, "__name__", str(function))
             raise Break(
@@ -254,6 +255,18 @@ class TensorOperations:
                     "write it without a branch or a size that depends on values",
                 ) from None
             raise
+
+    def refuse_unread(self, value: Any) -> None:
+        """A graph break if an operator would look into a container that no guard has seen."""
+        if isinstance(value, list | tuple | dict | set):
+            if self.unread(value):
+                raise Break(
+                    "container read by an operator",
+                    f"a {type(value).__name__} that the step did not make is read in C",
+                    "pass a list or a tuple of plain numbers and tensors",
+                )
+            for item in value.values() if isinstance(value, dict) else value:
+                self.refuse_unread(item)
 
     def record(self, op: str, target: Any, args: tuple, kwargs: dict[str, Any], result: Any) -> Any:
         node = self.writer.node(op, target, args, kwargs)

@@ -376,3 +376,63 @@ def test_torch_compile_beside_it_changes_nothing():
     for _ in range(3):
         torch.testing.assert_close(captured(x), compiled(x))
     assert stats(captured).graphs == 1 and stats(captured).breaks == 0
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# What is_compiling() answers
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_step_that_asks_whether_it_is_compiled_gets_plain_pythons_answer():
+    def step(x):
+        return x * 3 if torch.compiler.is_compiling() else x * 2
+
+    x = torch.randn(3)
+    assert torch.equal(capture(step, backend="eager")(x), x * 2)
+    assert stats(capture(step, backend="eager")).breaks == 0
+
+
+def test_the_function_whose_control_flow_breaks_the_graph_is_told_that_it_is_compiled():
+    def checked(x):
+        if not torch.compiler.is_compiling() and (x > 100).any():
+            raise ValueError("too large")
+        return x + 1
+
+    def scaled(x):
+        return x * 3 if torch.compiler.is_compiling() else x * 2
+
+    def step(x):
+        return scaled(checked(x))
+
+    captured = capture(step, backend="eager")
+    x = torch.randn(3)
+    assert torch.equal(captured(x), step(x))
+    assert stats(captured).graphs == 1 and stats(captured).breaks == 0
+
+
+def test_a_true_answer_that_only_leads_to_an_exception_is_not_given():
+    def step(x, mask=None):
+        if mask is None and not torch.compiler.is_compiling():
+            mask = torch.ones(3)
+        if (x > 100).any():
+            x = x / 2
+        return x * mask[:2]
+
+    captured = capture(step, backend="eager")
+    x = torch.randn(2)
+    assert torch.equal(captured(x), step(x))
+
+
+def test_a_region_that_begins_inside_autocast_and_leaves_it():
+    def step(x):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            y = x @ x
+            print(end="")
+            z = y @ x
+        return z, x @ x
+
+    captured = capture(step, backend="eager")
+    x = torch.randn(4, 4)
+    for _ in range(2):
+        (z, after), (native_z, native_after) = captured(x), step(x)
+        assert z.dtype is torch.bfloat16 and torch.equal(z, native_z) and torch.equal(after, native_after)

@@ -301,3 +301,46 @@ def test_a_list_given_whole_to_a_tensor_method():
     for sizes in ([1, 9], [2, 8], [4, 4, 2], (3, 7), [1, 9]):
         x = torch.arange(10.0)[:, None]
         assert torch.equal(captured(x, sizes), f(x, sizes)), sizes
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Containers that only C code reads
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+class OwnList(list):
+    pass
+
+
+Pair = collections.namedtuple("Pair", "first second")
+
+
+@pytest.mark.parametrize("kind", [list, tuple, OwnList, Pair._make])
+@pytest.mark.parametrize(
+    "step",
+    [
+        lambda x, sizes: x.split(sizes)[0],
+        lambda x, sizes: torch.Tensor.split(x, sizes)[0],
+        lambda x, sizes: torch.split(x, sizes)[0],
+        lambda x, sizes: x[sizes],
+        lambda x, sizes: x.clone().index_fill_(0, torch.tensor(sizes), 7.0),
+        lambda x, sizes: torch.nn.functional.pad(x, sizes),
+    ],
+    ids=["method", "unbound method", "function", "index", "tensor of them", "pad"],
+)
+def test_numbers_in_a_list_that_an_operator_reads_are_guarded(step, kind):
+    captured = capture(step, backend="eager")
+    x = torch.randn(6, 6)
+    for sizes in ([2, 4], [3, 3], [2, 4], [1, 5]):
+        assert torch.equal(captured(x, kind(sizes)), step(x, kind(sizes)))
+
+
+def test_values_assigned_from_a_list_are_guarded():
+    def step(x, values):
+        y = x.clone()
+        y[0] = torch.as_tensor(values)
+        return y
+
+    captured = capture(step, backend="eager")
+    for values in ([1.0, 2.0], [3.0, 4.0]):
+        assert torch.equal(captured(torch.zeros(2, 2), values), step(torch.zeros(2, 2), values))
