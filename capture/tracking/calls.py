@@ -159,7 +159,7 @@ class Calls(Methods, Construction, StandIns):
         frame = self.domain.machine.frame
         if frame is None or frame.globals.get("__name__", "").startswith(EAGER_ARITHMETIC):
             return False
-        asking = []
+        asking: list[tuple[str, str]] = []
         while frame is not None and len(asking) < 3:  # a library's own forms of the question stand between
             asking.append((frame.code.co_filename, frame.code.co_qualname))
             frame = frame.back
