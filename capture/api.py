@@ -13,6 +13,7 @@ import torch
 from . import torch_private
 from .captured import ALL, MARKED, Captured, install_frame_callback
 from .errors import NotCapturableError, OptionError
+from .generators import driven, is_driven
 from .hook import call_unhooked, is_disabled, mark_skip
 from .options import Options, make_options
 from .report import Report
@@ -68,6 +69,11 @@ def capture_with(options: Options, target: Any) -> Any:
 
 
 def capture_function(function: Any, options: Options) -> Any:
+    if is_driven(function):
+        captured = Captured(function, options)
+        run = driven(function, captured.below)
+        OWNERS[id(run)] = run.__dict__["moebius_captured"] = captured
+        return run
     why = traceable(function)
     if why is not None:
         raise NotCapturableError(
@@ -111,6 +117,8 @@ def captured_of(target: Any) -> Captured | None:
         target = target.__dict__["moebius_entry"]
     if isinstance(target, types.MethodType):
         target = target.__func__
+    if isinstance(target, types.FunctionType):
+        return target.__dict__.get("moebius_captured")
     found = OWNERS.get(id(target))
     return found if found is not None and found.entry is target else None
 

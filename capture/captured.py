@@ -352,6 +352,12 @@ def uses_torch(namespace: dict[str, Any]) -> bool:
     return False
 
 
+# Special methods that are captured where a native part meets them.
+PROTOCOL = frozenset(
+    ("__call__", "__init__", "__post_init__", "__enter__", "__exit__", "__getitem__", "__setitem__", "__next__")
+) | {f"__{side}{name}__" for side in ("", "r", "i") for name in ("add", "sub", "mul", "truediv", "matmul", "pow")}
+
+
 class FrameCapture:
     """Asked by the frame hook once for each code object that is met below a native call."""
 
@@ -360,8 +366,8 @@ class FrameCapture:
 
     def __call__(self, function: types.FunctionType) -> Any:
         code = function.__code__
-        if code.co_name.startswith("__") and code.co_name != "__call__":
-            return None  # the protocol that guards and native code go through themselves
+        if code.co_name.startswith("__") and code.co_name not in PROTOCOL:
+            return None  # guards and native code go through the others themselves
         if not uses_torch(function.__globals__):
             return None  # import hooks, loggers and the like are below native calls too
         if is_library(code.co_filename) or traceable(function) is not None or code.co_name in ("<module>", "<lambda>"):

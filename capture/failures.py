@@ -261,11 +261,6 @@ def native_frame(emitter: Emitter, place: Stopped, inner: str, innermost: bool) 
     state = State(index, bound, cells, depth, nulls, handled)
     every = handled_exceptions(frame, handled_places(frame.code)[place.pc], place.handled)
     where = {name: i for i, name in slots}
-    if frame.code.co_flags & 0x08 and program.n_bound:  # **kwargs, a dict made by the call
-        keywords = frame.locals[program.n_bound - 1]
-        made = emitter.objects.cell_get(keywords, "cell") if isinstance(keywords, types.CellType) else keywords
-        if type(made) is dict:
-            emitter.objects.made(made)
     values = [emitter.value(frame.locals[where[n]]) for n in bound]
     values += [emitter.value(every.get(i, v)) for i, v in enumerate(place.stack[:depth]) if i not in nulls]
     code = emitter.constant(rebuild(frame.code, state, [], instead))

@@ -18,6 +18,7 @@ from . import torch_private
 from .failures import FailureHandler
 from .guards.program import CompiledGuards
 from .guards.shapes import guard_sizes
+from .hook import mark_skip
 from .options import Options
 from .report.records import GraphBreak
 from .residual import CannotRebuild, Emitter
@@ -26,6 +27,7 @@ from .trace import Trace
 from .tracking.values import TensorProxy
 
 MakeResume = Callable[[types.CodeType, dict, str, int, tuple[str, ...]], Any]
+HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: made by a class statement
 LIBRARIES = ("torch", "moebius", "builtins", "functools", "contextlib", "numpy")
 
 
@@ -223,7 +225,9 @@ def continue_natively(attempt: Trace, emitter: Emitter, make_resume: MakeResume,
         )
         for exit_ in going_on.exits
     ]
-    native = with_cells(going_on.native_code(resumes), globals_, name, len(going_on.state.cells))
+    native_code = going_on.native_code(resumes)
+    mark_skip(native_code)
+    native = with_cells(native_code, globals_, name, len(going_on.state.cells))
     index = {n: i for i, n in enumerate(frame.program.localsplus)}
     callee = callee_position(frame)
     parts = [emitter.value(cell_of(frame, index[n])) for n in going_on.state.cells]
@@ -234,7 +238,10 @@ def continue_natively(attempt: Trace, emitter: Emitter, make_resume: MakeResume,
             continue
         text = emitter.value(going_on.exceptions.get(position, value))
         parts.append(f"{emitter.constant(below)}({text})" if position == callee and wants_hook(value) else text)
-    return f"{emitter.constant(native)}({', '.join(parts)})"
+    run = emitter.constant(native)
+    if callee is None and any(may_run_code(v) for v in frame.stack[-3:]):
+        run = f"{emitter.constant(below)}({run})"  # a property, an operator or a context of the user's
+    return f"{run}({', '.join(parts)})"
 
 
 def cell_of(frame: Any, index: int) -> Any:
@@ -242,6 +249,12 @@ def cell_of(frame: Any, index: int) -> Any:
     if not isinstance(cell, types.CellType):
         raise CannotResume("a cell is not made yet")
     return cell
+
+
+def may_run_code(value: Any) -> bool:
+    """Whether an operator or attribute of this object can be a function of the user's."""
+    kind = value if isinstance(value, type) else type(value)
+    return bool(kind.__flags__ & HEAP_TYPE) and (kind.__module__ or "").split(".")[0] not in LIBRARIES
 
 
 def wants_hook(callee: Any) -> bool:

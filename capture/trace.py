@@ -324,7 +324,9 @@ def traceable(function: Any) -> str | None:
     flags = function.__code__.co_flags
     if flags & 0x20:
         return "generator function"
-    if flags & (0x80 | 0x100 | 0x200):
+    if flags & 0x200:
+        return "asynchronous generator function"
+    if flags & (0x80 | 0x100):
         return "coroutine function"
     decode(function.__code__)
     return None

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import builtins
 import dis
+import inspect
 import sys
 import types
 from typing import Any
@@ -160,7 +161,10 @@ class TrackingDomain(Operators, Containers):
 
     def call_function(self, function: types.FunctionType, args: list[Any], kwargs: dict[str, Any]) -> Any:
         self.guard_function(function)
-        return super().call_function(function, args, kwargs)
+        frame = self.machine.bind(function, args, kwargs)
+        if frame.code.co_flags & inspect.CO_VARKEYWORDS:
+            self.objects.made(frame.locals[frame.program.n_bound - 1])
+        return self.machine.run(frame)
 
     def guard_function(self, function: types.FunctionType) -> None:
         """A function that existed before: its code and defaults are facts, and the defaults become known objects."""

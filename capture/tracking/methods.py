@@ -6,10 +6,11 @@ import collections
 import contextvars
 import re
 import types
-from collections.abc import Iterator
-from typing import Any, cast
+from typing import Any
 
 import torch
+
+from moebius.interpreter import STOP
 
 from ..hook import ABSENT
 from ..sources import Static
@@ -110,7 +111,7 @@ class Methods(CallParts):
         if kind in natives.VIEWS and name in ("__len__", "__iter__", "__contains__", "isdisjoint"):
             return bound(*args)
         if isinstance(owner, natives.ITERATORS) and name in ("__iter__", "__next__"):
-            return owner if name == "__iter__" else self.objects.made(next(cast(Iterator, owner)))
+            return owner if name == "__iter__" else self.next_of(owner)
         if isinstance(owner, types.MethodType | types.FunctionType) and name == "__get__":
             return self.domain.attributes.bind(owner, args[0], type(args[0])) if args[0] is not None else owner
         if isinstance(owner, BaseException) and name in ("with_traceback", "add_note") and self.objects.is_new(owner):
@@ -124,6 +125,13 @@ class Methods(CallParts):
             f"{kind.__module__}.{kind.__qualname__}.{name} is not known to be free of effects",
             "it runs natively",
         )
+
+    def next_of(self, iterator: Any) -> Any:
+        """``next(iterator)`` of one that tracing made; advancing another is a graph break."""
+        item = self.domain.next_item(iterator)
+        if item is STOP:
+            raise StopIteration
+        return item
 
     def atom_method(self, owner: Any, name: str, bound: Any, args: list, kwargs: dict[str, Any]) -> Any:
         if isinstance(owner, torch.Generator):

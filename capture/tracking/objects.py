@@ -66,6 +66,11 @@ class Record:
         )
 
 
+def is_bound_builtin(value: Any) -> bool:
+    """A method in C with the container that it belongs to (a function of a module has the module there)."""
+    return type(value) is types.BuiltinMethodType and type(value.__self__) in CONTAINERS
+
+
 def same_items(first: Iterable[tuple[Any, Any]], second: Iterable[tuple[Any, Any]]) -> bool:
     """Same keys with the same objects in the same order."""
     a, b = list(first), list(second)
@@ -142,6 +147,8 @@ class Objects:
             self.enter_closure(value, source)
         elif isinstance(value, types.MethodType):
             self.enter_method(value, source)
+        elif is_bound_builtin(value) and not source.static:
+            self.enter_builtin(value, source)
         elif isinstance(value, IDENTITIES) or identified(value):
             if not source.static:
                 self.guards.check(
@@ -172,6 +179,12 @@ class Objects:
         for name in ("__func__", "__self__"):
             inner = getattr(method, name)
             self.enter(inner, Static(f"{source.name}.{name}", inner) if source.static else part(source, "attr", name))
+
+    def enter_builtin(self, method: Any, source: Source) -> None:
+        """``some_list.append``, half of a call that a graph break split: the name and the object."""
+        self.guards.check("type", source, type(method), text=f"type is {type(method).__qualname__}")
+        self.guards.check("equal", part(source, "attr", "__name__"), method.__name__, text=f"== {method.__name__!r}")
+        self.enter(method.__self__, part(source, "attr", "__self__"))
 
     def enter_atom(self, value: Any, source: Source) -> Any:
         if source.static:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import inspect
 import sys
 import threading
 
@@ -10,6 +12,7 @@ import pytest
 import torch
 
 from moebius import GraphBreakError, capture, disable, explain, stats
+from moebius.hook import forget_frames
 
 LOG: list = []
 
@@ -122,6 +125,101 @@ def in_finally(x):
     return x, log
 
 
+class Protocols:
+    """Every special method breaks the graph in its middle."""
+
+    def __init__(self, x):
+        self.a = x.sin()
+        print(end="")
+        self.b = self.a.cos()
+
+    @property
+    def value(self):
+        y = self.a.tan()
+        print(end="")
+        return y.exp()
+
+    def __getitem__(self, index):
+        y = self.b.tan()
+        print(end="")
+        return y.exp() + index
+
+    def __enter__(self):
+        LOG.append("enter")
+        self.a = self.a.tan()
+        print(end="")
+        self.a = self.a.exp()
+        return self
+
+    def __exit__(self, *error):
+        LOG.append("exit")
+        self.a = self.a.abs()
+        print(end="")
+        self.a = self.a.neg()
+
+
+def in_init(x):
+    p = Protocols(x.abs())
+    return p.a + p.b.neg()
+
+
+def in_property(x):
+    p = Protocols(x)
+    return p.value.neg()
+
+
+def in_item(x):
+    p = Protocols(x)
+    return p[3].neg()
+
+
+def in_context_methods(x):
+    with Protocols(x) as p:
+        y = p.a.sin()
+    return y + p.a
+
+
+@contextlib.contextmanager
+def breaking(x, log):
+    log.append(x.sin())
+    print(end="")
+    log.append(x.cos())
+    yield
+    log.append(x.tan())
+    print(end="")
+    log.append(x.exp())
+
+
+def in_context_generator(x):
+    log = []
+    with breaking(x.abs(), log):
+        y = x.neg()
+    return y, log
+
+
+def level_three(x):
+    x = x.abs().sqrt()
+    print(end="")
+    return x.sigmoid()
+
+
+def level_two(x):
+    return level_three(x.neg()).cos()
+
+
+def in_callees(x):
+    with torch.no_grad():
+        x = level_two(x.abs()).tan()
+    return x.exp()
+
+
+def iterator_from_outside(x, rows=(1, 2, 3)):
+    it = iter(rows)
+    first = next(it)
+    print(end="")
+    return x * first + next(it) + sum(it)
+
+
 def deep(x):
     def level_two(y):
         z = y * 3
@@ -217,6 +315,13 @@ CASES = [
     in_handler,
     in_nested_handlers,
     in_finally,
+    in_init,
+    in_property,
+    in_item,
+    in_context_methods,
+    in_context_generator,
+    in_callees,
+    iterator_from_outside,
     deep,
     in_comprehension,
     in_generator,
@@ -268,6 +373,104 @@ def test_graphs_before_and_after_the_break_are_kept(function):
     report = explain(function)(torch.ones(2, 2))
     assert len(report.graphs) >= 2
     assert all("whole frame" not in b.detail for b in report.breaks)
+
+
+@pytest.mark.parametrize(
+    "function, operators",
+    [
+        (in_init, {"abs": 1, "sin": 1, "cos": 1, "neg": 1}),
+        (in_property, {"sin": 1, "cos": 1, "tan": 1, "exp": 1, "neg": 1}),
+        (in_item, {"sin": 1, "cos": 1, "tan": 1, "exp": 1, "neg": 1}),
+        (in_context_methods, {"sin": 2, "cos": 1, "tan": 1, "exp": 1, "abs": 1, "neg": 1}),
+        (in_callees, {"abs": 2, "neg": 1, "sqrt": 1, "sigmoid": 1, "cos": 1, "tan": 1, "exp": 1}),
+        (deep, {"mul": 3, "add": 3}),
+    ],
+    ids=lambda f: getattr(f, "__name__", ""),
+)
+def test_callees_keep_their_graphs_around_a_break(function, operators):
+    """Each operator of the function and of what it calls is in a graph, once."""
+    forget_frames()  # (a callee is captured once for the process)
+    report = explain(function)(torch.full((2, 2), 0.5))
+    found: dict[str, int] = {}
+    for graph in report.graphs:
+        for node in graph.gm.graph.nodes:
+            if node.op in ("call_function", "call_method"):
+                name = node.target if isinstance(node.target, str) else node.target.__name__
+                found[name] = found.get(name, 0) + 1
+    assert {name: found.get(name, 0) for name in operators} == operators
+
+
+def test_an_iterator_that_existed_before_is_not_advanced_by_tracing():
+    rows = iter([10, 20, 30])
+
+    @capture
+    def step(x, it):
+        return x * next(it)
+
+    assert [step(torch.ones(1), rows).item() for _ in range(3)] == [10, 20, 30]
+
+
+def test_a_break_inside_a_method_call_on_a_new_list_is_captured_once():
+    @capture
+    def step(x):
+        log = []
+        log.append(repr(sys.exc_info()))
+        return x + len(log)
+
+    for _ in range(4):
+        assert step(torch.ones(1)).item() == 2
+    assert not stats(step).recompiles and stats(step).breaks == 1
+
+
+def helper_of_generators(x):
+    return torch.relu(x.sin() + 1)
+
+
+def test_generator_functions_keep_their_protocol():
+    @capture
+    def numbers(x, n):
+        got = []
+        for i in range(n):
+            try:
+                got.append((yield helper_of_generators(x) * i))
+            except ValueError as error:
+                got.append(str(error))
+        return got
+
+    assert inspect.isgeneratorfunction(numbers)
+    x = torch.ones(2)
+    want = helper_of_generators(x)
+    for _ in range(2):
+        it = numbers(x, 4)
+        values = [next(it), it.send("a"), it.throw(ValueError("thrown")), it.send("b")]
+        for i, value in enumerate(values):
+            assert torch.equal(value, want * i)
+        with pytest.raises(StopIteration) as stop:
+            it.send("c")
+        assert stop.value.value == ["a", "thrown", "b", "c"]
+        early = numbers(x, 2)
+        next(early)
+        early.close()
+        with pytest.raises(StopIteration):
+            next(early)
+    assert stats(numbers).graphs >= 1 and stats(numbers).hits >= 4
+
+
+def test_coroutine_functions_can_be_awaited_at_once():
+    @capture
+    async def step(x):
+        y = helper_of_generators(x)
+        await asyncio.sleep(0)
+        return helper_of_generators(y)
+
+    assert inspect.iscoroutinefunction(step)
+
+    async def both():
+        return await asyncio.gather(step(torch.ones(2)), step(torch.zeros(3)))
+
+    first, second = asyncio.run(both())
+    assert torch.equal(first, helper_of_generators(helper_of_generators(torch.ones(2))))
+    assert torch.equal(second, helper_of_generators(helper_of_generators(torch.zeros(3))))
 
 
 def test_a_break_says_where_and_what_to_do():
