@@ -1,5 +1,6 @@
-"""The activations that experts use, as one table: value and backward, in torch. The Triton form has its own table of
-the same names (``triton_form/activations.py``); tests hold the two equal."""
+"""What stands between an expert's two products, in torch: the named activations as one table, gates given as
+expressions (expressions.py), and the layouts of gate and up. The Triton form writes its own code from expressions of
+the same names; tests hold the two equal."""
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from moebius.kernels import expressions
 from moebius.kernels.errors import ExpertsInputError
 
 
@@ -56,12 +58,24 @@ ACTIVATIONS: dict[str, Activation] = {
 GATES = ("concat", "interleaved", "none")
 
 
-def find_activation(name: str) -> Activation:
-    """The table's entry, or ExpertsInputError naming those that exist."""
-    entry = ACTIVATIONS.get(name)
-    if entry is None:
-        raise ExpertsInputError(f"activation={name!r} is not known; one of {', '.join(ACTIVATIONS)}")
-    return entry
+def find_activation(text: str, gate: str) -> Activation | expressions.Gating:
+    """The table's entry of that name, or the gate that an expression says. Raises ExpertsInputError for neither."""
+    if not isinstance(text, str):
+        raise ExpertsInputError(f"activation={text!r} is a {type(text).__name__}; it is a name or an expression")
+    entry = ACTIVATIONS.get(text)
+    if entry is not None:
+        return entry
+    if text.isidentifier() and text not in ("g", "h"):
+        raise ExpertsInputError(
+            f"activation={text!r} is not known; one of {', '.join(ACTIVATIONS)}, or an expression of g and u")
+    return expressions.gating(text, gate != "none")
+
+
+def expression_of(text: str, gate: str) -> expressions.Gating:
+    """Any activation as an expression: a name f stands for f(g) * u, or f(g) without a gate."""
+    if text in ACTIVATIONS:
+        text = f"{text}(g)" if gate == "none" else f"{text}(g) * u"
+    return expressions.gating(text, gate != "none")
 
 
 def split_gate(h: Tensor, gate: str, dim: int = -1) -> tuple[Tensor, Tensor | None]:
@@ -80,19 +94,30 @@ def split_gate(h: Tensor, gate: str, dim: int = -1) -> tuple[Tensor, Tensor | No
     return pairs.select(dim + 1, 0), pairs.select(dim + 1, 1)
 
 
-def activate(h: Tensor, activation: Activation, gate: str) -> Tensor:
+def activate(h: Tensor, activation: Activation | expressions.Gating, gate: str) -> Tensor:
     """A = f(gate) * up, or f(h) where there is no gate. h: [rows, M]; A: [rows, N], its own storage."""
     gate_half, up_half = split_gate(h, gate)
+    if isinstance(activation, expressions.Gating):
+        return expressions.evaluate([activation.value], gate_half, up_half)[0]
     value = activation.value(gate_half)
     return value if up_half is None else value.mul_(up_half)
 
 
-def activate_backward(grad_a: Tensor, h: Tensor, activation: Activation, gate: str) -> tuple[Tensor, Tensor]:
+def activate_backward(grad_a: Tensor, h: Tensor, activation: Activation | expressions.Gating, gate: str
+                      ) -> tuple[Tensor, Tensor]:
     """A recomputed from h, and dH from dA. grad_a: [rows, N] and h: [rows, M] -> (a [rows, N], grad_h [rows, M]).
 
     grad_h has h's layout of gate and up.
     """
     gate_half, up_half = split_gate(h, gate)
+    if isinstance(activation, expressions.Gating):
+        roots = [part for part in (activation.value, activation.d_gate, activation.d_up) if part is not None]
+        value, *slopes = expressions.evaluate(roots, gate_half, up_half)
+        grad_h = torch.empty_like(h, memory_format=torch.contiguous_format)
+        for half, slope in zip(split_gate(grad_h, gate), slopes, strict=False):
+            assert half is not None
+            torch.mul(grad_a, slope, out=half)
+        return value, grad_h
     value = activation.value(gate_half)
     if up_half is None:
         return value, activation.backward(grad_a, gate_half)

@@ -17,6 +17,7 @@ from moebius.kernels.activations import GATES, find_activation
 from moebius.kernels.errors import ExpertsInputError, ExpertsTypeError
 
 SAVES = ("default", "recompute")
+WEIGHTINGS = ("output", "hidden", "input")
 BACKENDS = ("auto", "reference", "cpu", "triton")
 
 
@@ -40,12 +41,12 @@ class Options:
 
     def check(self) -> None:
         """Raise ExpertsInputError where an option has no such value."""
-        find_activation(self.activation)
         for name, value, known in (
             ("gate", self.gate, GATES), ("save", self.save, SAVES), ("backend", self.backend, BACKENDS)
         ):
             if value not in known:
                 raise ExpertsInputError(f"{name}={value!r} is not known; one of {', '.join(known)}")
+        find_activation(self.activation, self.gate)
 
 
 class Gradients(NamedTuple):

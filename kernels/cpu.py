@@ -100,7 +100,7 @@ def add_rows(total_TD: Tensor, token: Tensor, rows: Tensor, scratch: Scratch) ->
 def forward(x_TD: Tensor, weights: Weights, order_S: Tensor, offsets: Tensor, weight_TK: Tensor | None, top_k: int,
             options: Options) -> tuple[Tensor, Tensor]:
     """As reference.forward."""
-    activation = find_activation(options.activation)
+    activation = find_activation(options.activation, options.gate)
     exact = accumulate_dtype(x_TD.dtype)
     token_S = order_S // max(top_k, 1)
     scale_S = row_weight(weight_TK, order_S, exact)
@@ -153,7 +153,7 @@ def empty_gradient(parameter: Tensor | None, needed: bool, empty_experts: Tensor
 def backward(grad_TD: Tensor, x_TD: Tensor, h_SM: Tensor, weights: Weights, order_S: Tensor, offsets: Tensor,
              weight_TK: Tensor | None, top_k: int, options: Options, needs: Needs) -> Gradients:
     """As reference.backward; a gradient that is not needed is not computed."""
-    activation = find_activation(options.activation)
+    activation = find_activation(options.activation, options.gate)
     dtype, exact = x_TD.dtype, accumulate_dtype(x_TD.dtype)
     token_S = order_S // max(top_k, 1)
     scale_S = row_weight(weight_TK, order_S, exact)

@@ -7,10 +7,21 @@ backward.
 """
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import torch
 from torch import Tensor
 
-from moebius.kernels.contract import Needs, Options, Weights, check_shapes, check_types
+from moebius.kernels.contract import (
+    WEIGHTINGS,
+    Needs,
+    Options,
+    Weights,
+    accumulate_dtype,
+    check_shapes,
+    check_types,
+)
 from moebius.kernels.dispatch import find_form
 from moebius.kernels.errors import ExpertsInputError
 from moebius.kernels.routing import ids_from_counts, sort_rows
@@ -109,6 +120,7 @@ def experts(
     gate: str = "concat",
     gate_up_bias: Tensor | None = None,
     down_bias: Tensor | None = None,
+    weighting: str = "output",
     save: str = "default",
     backend: str = "auto",
 ) -> Tensor:
@@ -120,9 +132,12 @@ def experts(
     gate_up_EMD: [E, M, D] and down_EDN: [E, D, N], x's dtype, oriented as in F.linear; M = 2N, or N with gate="none".
     index_TK: integer [tokens, K]; a slot whose index lies outside [0, E) contributes nothing and gets a zero gradient.
     weight_TK: floating point [tokens, K], or None for all ones. Its gradient is <dA', A> (before the weight).
-    activation: f, a name of moebius.kernels.ACTIVATIONS.
+    activation: f, a name of moebius.kernels.ACTIVATIONS; or the whole gate as an expression of g and u
+    (expressions.py), for example "clamp(g, None, 7) * sigmoid(1.702 * clamp(g, None, 7)) * (clamp(u, -7, 7) + 1)".
     gate: "concat" (first half of M is g), "interleaved" (even rows are g) or "none" (A = f(h)).
     gate_up_bias: [E, M]; down_bias: [E, D]; x's dtype.
+    weighting: what a routing weight scales: "output" (the expert's result, as above), "hidden" (A, so that down_bias
+    is added unscaled) or "input" (x[t], as Llama 4 does; this one gathers and scales S = T*K rows of x).
     save: "default" keeps X and H for backward (T*D + T*K*M elements); "recompute" keeps X and recomputes H.
     backend: "auto", "reference", "cpu" or "triton".
 
@@ -133,6 +148,13 @@ def experts(
     """
     options = Options(activation, gate, save, backend)
     options.check()
+    if weighting not in WEIGHTINGS:
+        raise ExpertsInputError(f"weighting={weighting!r} is not known; one of {', '.join(WEIGHTINGS)}")
+    if weight_TK is not None and (weighting == "input" or (weighting == "hidden" and down_bias is not None)):
+        check_types(x_TD, Weights(gate_up_EMD, down_EDN, gate_up_bias, down_bias), index_TK, weight_TK)
+        run = partial(experts, activation=activation, gate=gate, save=save, backend=backend)
+        return (scale_input if weighting == "input" else scale_hidden)(
+            run, x_TD, gate_up_EMD, down_EDN, index_TK, weight_TK, gate_up_bias, down_bias)
     weights = Weights(gate_up_EMD, down_EDN, gate_up_bias, down_bias)
     result_dtype: torch.dtype | None = None
     device = x_TD.device.type if isinstance(x_TD, Tensor) else "cpu"
@@ -148,6 +170,30 @@ def experts(
         x_TD, weights.gate_up_EMD, weights.down_EDN, index_TK, weight_TK, weights.gate_up_bias_EM,
         weights.down_bias_ED, activation, gate, save, backend)[0]
     return out_TD if result_dtype is None else out_TD.to(result_dtype)
+
+
+def scale_input(run: Callable[..., Tensor], x_TD: Tensor, gate_up: Tensor, down: Tensor, index_TK: Tensor,
+                weight_TK: Tensor, gate_up_bias: Tensor | None, down_bias: Tensor | None) -> Tensor:
+    """experts with weighting="input": every slot a row of its own, x[t] * weight[t, k]."""
+    tokens, top_k = index_TK.shape
+    real_TK = (index_TK >= 0) & (index_TK < gate_up.shape[0])
+    weight_TK1 = weight_TK.masked_fill(~real_TK, 0)[:, :, None]  # a sentinel slot's weight, even NaN, reaches nothing
+    rows_SD = (x_TD[:, None, :] * weight_TK1.to(x_TD.dtype)).reshape(tokens * top_k, x_TD.shape[1])
+    out_SD = run(rows_SD, gate_up, down, index_TK.reshape(-1, 1), None, gate_up_bias=gate_up_bias,
+                 down_bias=down_bias)
+    return out_SD.reshape(tokens, top_k, x_TD.shape[1]).to(accumulate_dtype(x_TD.dtype)).sum(1).to(x_TD.dtype)
+
+
+def scale_hidden(run: Callable[..., Tensor], x_TD: Tensor, gate_up: Tensor, down: Tensor, index_TK: Tensor,
+                 weight_TK: Tensor, gate_up_bias: Tensor | None, down_bias: Tensor) -> Tensor:
+    """experts with weighting="hidden": down(weight * A), and each slot's bias as it is."""
+    out_TD = run(x_TD, gate_up, down, index_TK, weight_TK, gate_up_bias=gate_up_bias)
+    num_experts = down_bias.shape[0]
+    ids = index_TK.long()
+    ids = torch.where((ids >= 0) & (ids < num_experts), ids, num_experts)
+    counts_TE = torch.zeros((ids.shape[0], num_experts + 1), dtype=out_TD.dtype, device=ids.device).scatter_add(
+        1, ids, torch.ones_like(ids, dtype=out_TD.dtype))
+    return torch.addmm(out_TD, counts_TE[:, :num_experts], down_bias.to(out_TD.dtype))
 
 
 def experts_rows(

@@ -25,7 +25,7 @@ def pre_activation(rows: Tensor, weights: Weights, expert: int) -> Tensor:
 def forward(x_TD: Tensor, weights: Weights, order_S: Tensor, offsets: Tensor, weight_TK: Tensor | None, top_k: int,
             options: Options) -> tuple[Tensor, Tensor]:
     """(out_TD, h_SM); h_SM has no rows with save="recompute". Rows of sentinel slots are zero in h_SM."""
-    activation = find_activation(options.activation)
+    activation = find_activation(options.activation, options.gate)
     exact = accumulate_dtype(x_TD.dtype)
     token_S = order_S // max(top_k, 1)
     scale_S = row_weight(weight_TK, order_S, exact)
@@ -51,7 +51,7 @@ def forward(x_TD: Tensor, weights: Weights, order_S: Tensor, offsets: Tensor, we
 def backward(grad_TD: Tensor, x_TD: Tensor, h_SM: Tensor, weights: Weights, order_S: Tensor, offsets: Tensor,
              weight_TK: Tensor | None, top_k: int, options: Options, needs: Needs) -> Gradients:
     """The gradients of forward. All are computed; those not needed are dropped."""
-    activation = find_activation(options.activation)
+    activation = find_activation(options.activation, options.gate)
     dtype, exact = x_TD.dtype, accumulate_dtype(x_TD.dtype)
     token_S = order_S // max(top_k, 1)
     scale_S = row_weight(weight_TK, order_S, exact)

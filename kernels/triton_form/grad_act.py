@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from moebius.kernels.contract import Needs, Options, Weights
-from moebius.kernels.triton_form.activations import act_derivative, act_value
+from moebius.kernels.triton_form.activations import gate_functions
 from moebius.kernels.triton_form.configs import GROUP, choose, epilogue_parts
 from moebius.kernels.triton_form.gating import cut, load_h, store_h
 from moebius.kernels.triton_form.launch import Launch, describe, dot_precision, fit_block, submit
@@ -20,17 +20,14 @@ from moebius.kernels.triton_form.tiles import make_tiles, place
 
 @triton.jit
 def finish(grad_a, scale, row, row_ok, n0, size_n, h, grad_h, a, GATE: tl.constexpr, WEIGHTED: tl.constexpr,
-           KEEP_S: tl.constexpr, KEEP_A: tl.constexpr, KEEP_DH: tl.constexpr, ACTIVATION: tl.constexpr,
+           KEEP_S: tl.constexpr, KEEP_A: tl.constexpr, KEEP_DH: tl.constexpr, GRADIENTS: tl.constexpr,
            WIDTH: tl.constexpr):
     """The epilogue over WIDTH columns from n0: stores s*A and dH, returns the columns' part of dS [rows]."""
     n = n0 + tl.arange(0, WIDTH)
     ok = row_ok[:, None] & (n < size_n)[None, :]
     row64 = row.to(tl.int64)[:, None]
     gate, up = load_h(h, row64, row_ok, n0, size_n, GATE, WIDTH)
-    value = act_value(gate, ACTIVATION)
-    full = value
-    if GATE != "none":
-        full = value * up
+    full, d_gate, d_up = GRADIENTS(gate, up)
     part = tl.zeros_like(scale)
     if KEEP_S:
         # f(0) may be other than 0 (sigmoid): columns past N are not counted
@@ -41,24 +38,21 @@ def finish(grad_a, scale, row, row_ok, n0, size_n, h, grad_h, a, GATE: tl.conste
     if KEEP_A:
         tl.store(a + row64 * size_n + n[None, :], full.to(a.dtype.element_ty), mask=ok)
     if KEEP_DH:
-        grad_gate = grad_a * act_derivative(gate, ACTIVATION)
-        if GATE != "none":
-            grad_gate *= up
-        store_h(grad_h, grad_gate, grad_a * value, row64, row_ok, n0, size_n, GATE, WIDTH)
+        store_h(grad_h, grad_a * d_gate, grad_a * d_up, row64, row_ok, n0, size_n, GATE, WIDTH)
     return part
 
 
 @triton.jit
 def finish_halves(grad_a, scale, row, row_ok, n0, size_n, h, grad_h, a, GATE: tl.constexpr, WEIGHTED: tl.constexpr,
-                  KEEP_S: tl.constexpr, KEEP_A: tl.constexpr, KEEP_DH: tl.constexpr, ACTIVATION: tl.constexpr,
+                  KEEP_S: tl.constexpr, KEEP_A: tl.constexpr, KEEP_DH: tl.constexpr, GRADIENTS: tl.constexpr,
                   ROWS: tl.constexpr, WIDTH: tl.constexpr):
     """finish, one half of the columns after the other."""
     HALF: tl.constexpr = WIDTH // 2
     low, high = cut(grad_a, ROWS, WIDTH)
     part = finish(low, scale, row, row_ok, n0, size_n, h, grad_h, a, GATE, WEIGHTED, KEEP_S, KEEP_A, KEEP_DH,
-                  ACTIVATION, HALF)
+                  GRADIENTS, HALF)
     return part + finish(high, scale, row, row_ok, n0 + HALF, size_n, h, grad_h, a, GATE, WEIGHTED, KEEP_S, KEEP_A,
-                         KEEP_DH, ACTIVATION, HALF)
+                         KEEP_DH, GRADIENTS, HALF)
 
 
 @triton.jit
@@ -66,7 +60,7 @@ def grad_act_kernel(grad, matrix, bias, weight, h, grad_h, a, grad_s, order, til
                     num_tiles, num_columns, num_experts, top_k, size_d, size_n,
                     grad_row, grad_col, w_e, w_d, w_n, bias_e, bias_d, weight_row, weight_col,
                     GATE: tl.constexpr, BIASED: tl.constexpr, WEIGHTED: tl.constexpr, KEEP_S: tl.constexpr,
-                    KEEP_A: tl.constexpr, KEEP_DH: tl.constexpr, ACTIVATION: tl.constexpr, K_LAST: tl.constexpr,
+                    KEEP_A: tl.constexpr, KEEP_DH: tl.constexpr, GRADIENTS: tl.constexpr, K_LAST: tl.constexpr,
                     DESCRIBED: tl.constexpr, EVEN_K: tl.constexpr, PRECISION: tl.constexpr, GROUP: tl.constexpr,
                     PARTS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr):
     tile, column = place(num_tiles, num_columns, GROUP)
@@ -95,17 +89,17 @@ def grad_act_kernel(grad, matrix, bias, weight, h, grad_h, a, grad_s, order, til
                     partial += tl.sum(g.to(tl.float32) * b.to(tl.float32)[None, :], 1)
         if PARTS == 1:
             partial += finish(grad_a, scale, row, row_ok, n0, size_n, h, grad_h, a, GATE, WEIGHTED, KEEP_S, KEEP_A,
-                              KEEP_DH, ACTIVATION, BLOCK_N)
+                              KEEP_DH, GRADIENTS, BLOCK_N)
         elif PARTS == 2:
             partial += finish_halves(grad_a, scale, row, row_ok, n0, size_n, h, grad_h, a, GATE, WEIGHTED, KEEP_S,
-                                     KEEP_A, KEEP_DH, ACTIVATION, BLOCK_M, BLOCK_N)
+                                     KEEP_A, KEEP_DH, GRADIENTS, BLOCK_M, BLOCK_N)
         else:
             HALF: tl.constexpr = BLOCK_N // 2
             low, high = cut(grad_a, BLOCK_M, BLOCK_N)
             partial += finish_halves(low, scale, row, row_ok, n0, size_n, h, grad_h, a, GATE, WEIGHTED, KEEP_S,
-                                     KEEP_A, KEEP_DH, ACTIVATION, BLOCK_M, HALF)
+                                     KEEP_A, KEEP_DH, GRADIENTS, BLOCK_M, HALF)
             partial += finish_halves(high, scale, row, row_ok, n0 + HALF, size_n, h, grad_h, a, GATE, WEIGHTED, KEEP_S,
-                                     KEEP_A, KEEP_DH, ACTIVATION, BLOCK_M, HALF)
+                                     KEEP_A, KEEP_DH, GRADIENTS, BLOCK_M, HALF)
         if KEEP_S:
             tl.store(grad_s + slot.to(tl.int64) * num_columns + column, partial, mask=row_ok)
 
@@ -147,7 +141,8 @@ def grad_activation(grad_TD: Tensor, h_SM: Tensor, weights: Weights, order_S: Te
              w_e=matrix.stride(0), w_d=matrix.stride(1), w_n=matrix.stride(2), bias_e=bias.stride(0),
              bias_d=bias.stride(1), weight_row=weight.stride(0), weight_col=weight.stride(1)),
         dict(GATE=options.gate, BIASED=weights.down_bias_ED is not None, WEIGHTED=weight_TK is not None,
-             KEEP_S=needs.weight, KEEP_A=needs.down, KEEP_DH=keep_dh, ACTIVATION=options.activation, K_LAST=k_last,
+             KEEP_S=needs.weight, KEEP_A=needs.down, KEEP_DH=keep_dh, K_LAST=k_last,
+             GRADIENTS=gate_functions(options.activation, options.gate)[1],
              DESCRIBED=described is not None, EVEN_K=width % block_k == 0, PRECISION=dot_precision(h_SM.dtype),
              GROUP=GROUP, PARTS=epilogue_parts(block_n),
              BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_K=block_k),

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from moebius.kernels.activations import split_gate
 from moebius.kernels.contract import Options, Weights
-from moebius.kernels.triton_form.activations import act_value
+from moebius.kernels.triton_form.activations import gate_functions
 from moebius.kernels.triton_form.configs import GROUP, choose, epilogue_parts
 from moebius.kernels.triton_form.gating import cut, store_h
 from moebius.kernels.triton_form.launch import Launch, describe, dot_precision, fit_block, submit
@@ -17,7 +17,7 @@ from moebius.kernels.triton_form.tiles import make_tiles, place
 
 @triton.jit
 def finish(gate, up, row, row_ok, n0, size_n, bias_gate, bias_up, bias_n, h, a, GATE: tl.constexpr,
-           BIASED: tl.constexpr, KEEP_H: tl.constexpr, KEEP_A: tl.constexpr, ACTIVATION: tl.constexpr,
+           BIASED: tl.constexpr, KEEP_H: tl.constexpr, KEEP_A: tl.constexpr, VALUE: tl.constexpr,
            WIDTH: tl.constexpr):
     """The epilogue over WIDTH columns from n0: bias, H and A."""
     n = n0 + tl.arange(0, WIDTH)
@@ -30,9 +30,7 @@ def finish(gate, up, row, row_ok, n0, size_n, bias_gate, bias_up, bias_n, h, a, 
     if KEEP_H:
         store_h(h, gate, up, row64, row_ok, n0, size_n, GATE, WIDTH)
     if KEEP_A:
-        value = act_value(gate, ACTIVATION)
-        if GATE != "none":
-            value *= up
+        value = VALUE(gate, up)
         at = a + row64 * size_n + n[None, :]
         tl.store(at, value.to(a.dtype.element_ty), mask=row_ok[:, None] & n_ok[None, :])
 
@@ -42,7 +40,7 @@ def up_kernel(x, w_gate, w_up, bias_gate, bias_up, h, a, order, tile_expert, til
               num_tiles, num_columns, num_experts, top_k, size_d, size_n,
               x_row, x_col, w_e, w_n, w_d, bias_e, bias_n,
               GATE: tl.constexpr, BIASED: tl.constexpr, KEEP_H: tl.constexpr, KEEP_A: tl.constexpr,
-              ACTIVATION: tl.constexpr, DESCRIBED: tl.constexpr, EVEN_K: tl.constexpr, PRECISION: tl.constexpr,
+              VALUE: tl.constexpr, DESCRIBED: tl.constexpr, EVEN_K: tl.constexpr, PRECISION: tl.constexpr,
               GROUP: tl.constexpr, PARTS: tl.constexpr,
               BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr):
     tile, column = place(num_tiles, num_columns, GROUP)
@@ -68,15 +66,15 @@ def up_kernel(x, w_gate, w_up, bias_gate, bias_up, h, a, order, tile_expert, til
         b_up = bias_up + expert.to(tl.int64) * bias_e
         if PARTS == 1:
             finish(gate, up, row, row_ok, n0, size_n, b_gate, b_up, bias_n, h, a, GATE, BIASED, KEEP_H, KEEP_A,
-                   ACTIVATION, BLOCK_N)
+                   VALUE, BLOCK_N)
         else:
             HALF: tl.constexpr = BLOCK_N // 2
             gate_low, gate_high = cut(gate, BLOCK_M, BLOCK_N)
             up_low, up_high = cut(up, BLOCK_M, BLOCK_N)
             finish(gate_low, up_low, row, row_ok, n0, size_n, b_gate, b_up, bias_n, h, a, GATE, BIASED, KEEP_H,
-                   KEEP_A, ACTIVATION, HALF)
+                   KEEP_A, VALUE, HALF)
             finish(gate_high, up_high, row, row_ok, n0 + HALF, size_n, b_gate, b_up, bias_n, h, a, GATE, BIASED,
-                   KEEP_H, KEEP_A, ACTIVATION, HALF)
+                   KEEP_H, KEEP_A, VALUE, HALF)
 
 
 def project_up(x_TD: Tensor, weights: Weights, order_S: Tensor, offsets: Tensor, top_k: int, options: Options,
@@ -113,7 +111,8 @@ def project_up(x_TD: Tensor, weights: Weights, order_S: Tensor, offsets: Tensor,
              num_columns=columns, num_experts=num_experts, top_k=top_k, size_d=width, size_n=narrow,
              x_row=x_TD.stride(0), x_col=x_TD.stride(1), w_e=w_gate.stride(0), w_n=w_gate.stride(1),
              w_d=w_gate.stride(2), bias_e=bias_gate.stride(0), bias_n=bias_gate.stride(1)),
-        dict(GATE=options.gate, BIASED=biased, KEEP_H=keep_h, KEEP_A=keep_a, ACTIVATION=options.activation,
+        dict(GATE=options.gate, BIASED=biased, KEEP_H=keep_h, KEEP_A=keep_a,
+             VALUE=gate_functions(options.activation, options.gate)[0],
              DESCRIBED=described, EVEN_K=width % block_k == 0, PRECISION=dot_precision(x_TD.dtype), GROUP=GROUP,
              PARTS=min(2, epilogue_parts(block_n)), BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_K=block_k),
         config.warps, config.stages, flops=2 * slots * width * width_h, label="up"))

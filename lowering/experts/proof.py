@@ -17,6 +17,7 @@ import torch
 from torch import fx
 
 from moebius.lowering.aliasing import Storage
+from moebius.lowering.experts import expressions
 from moebius.lowering.experts.activations import match_activation
 from moebius.lowering.experts.facts import (
     Accumulated,
@@ -158,7 +159,9 @@ def known(fact: Fact, step: str, node: fx.Node) -> RowFunction:
 
 
 def take_gate_apart(factors: tuple[RowFunction, ...], node: fx.Node) -> tuple[Linear, Linear | None, str, float]:
-    """(gate, up, activation, c): Π factors = c · activation(gate) · up; up is None where there is no gating."""
+    """(gate, up, activation, c): Π factors = c · activation(gate) · up; up is None where there is no gating.
+
+    What is none of the named activations is an expression of gate and up."""
     leaves = sorted(frozenset().union(*(linears(factor) for factor in factors)), key=repr)
     if len(leaves) == 1:
         found = match_activation(factors, leaves[0])
@@ -174,6 +177,12 @@ def take_gate_apart(factors: tuple[RowFunction, ...], node: fx.Node) -> tuple[Li
                 found = match_activation(tuple(rest), gate)
                 if found is not None:
                     return gate, up, *found
+    if len(leaves) in (1, 2):
+        try:
+            first, second = expressions.letters_of(leaves)
+            return first, second, expressions.say(factors, first, second), 1.0
+        except expressions.NotSaid:
+            pass
     raise Refused(
         "expert function",
         f"the down-projection reads {describe(factors)}, which is no activation times a projection that "

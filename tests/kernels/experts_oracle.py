@@ -16,6 +16,18 @@ FUNCTIONS = {
     "sigmoid": torch.sigmoid,
     "identity": lambda x: x,
 }
+# Whole gates as expressions, and what they say: gpt-oss' clamped SwiGLU, a clamp on one side, an offset inside a ReLU.
+EXPRESSIONS = {
+    "clamp(g, None, 1.5) * sigmoid(1.702 * clamp(g, None, 1.5)) * (clamp(u, -0.7, 0.7) + 1)":
+        lambda g, u: g.clamp(max=1.5) * torch.sigmoid(1.702 * g.clamp(max=1.5)) * (u.clamp(-0.7, 0.7) + 1),
+    "clamp(silu(g), -0.2, None) * u + tanh(u) / (2 - -exp(-square(g)))":
+        lambda g, u: functional.silu(g).clamp(min=-0.2) * u + torch.tanh(u) / (2 + torch.exp(-g * g)),
+    "relu(u + 0.1) * erf(g) - u": lambda g, u: functional.relu(u + 0.1) * torch.erf(g) - u,
+}
+UNGATED_EXPRESSIONS = {
+    "silu(clamp(h, -1, 1))": lambda h: functional.silu(h.clamp(-1, 1)),
+    "relu2(h) + 0.5 * gelu_tanh(h)": lambda h: functional.relu(h) ** 2 + functional.gelu(h, approximate="tanh") / 2,
+}
 
 
 @dataclass
@@ -31,6 +43,7 @@ class Layer:
     down_bias: Tensor | None = None
     activation: str = "silu"
     gate: str = "concat"
+    weighting: str = "output"
 
     def leaves(self) -> list[Tensor]:
         every = (self.x, self.gate_up, self.down, self.weight, self.up_bias, self.down_bias)
@@ -46,7 +59,8 @@ class Layer:
 
 def make_layer(tokens: int, width: int, narrow: int, experts: int, top_k: int, *, gate: str = "concat",
                activation: str = "silu", bias: bool = False, weighted: bool = True, seed: int = 0,
-               dtype: torch.dtype = torch.float32, index: Tensor | None = None) -> Layer:
+               dtype: torch.dtype = torch.float32, index: Tensor | None = None,
+               weighting: str = "output") -> Layer:
     """Random arguments of unit-scale results; index: given, or K distinct experts a token."""
     generator = torch.Generator().manual_seed(seed)
     def normal(*shape, scale=1.0):
@@ -58,32 +72,42 @@ def make_layer(tokens: int, width: int, narrow: int, experts: int, top_k: int, *
     return Layer(
         normal(tokens, width), normal(experts, rows, width, scale=max(width, 1) ** -0.5),
         normal(experts, width, narrow, scale=max(narrow, 1) ** -0.5), index, weight if weighted else None,
-        normal(experts, rows) if bias else None, normal(experts, width) if bias else None, activation, gate)
+        normal(experts, rows) if bias else None, normal(experts, width) if bias else None, activation, gate,
+        weighting)
 
 
 def loop(layer: Layer) -> Tensor:
     """The user's loop."""
-    act = FUNCTIONS[layer.activation]
     out = torch.zeros_like(layer.x)
     for e in range(layer.gate_up.shape[0]):
         token, slot = torch.where(layer.index == e)
-        h = layer.x[token] @ layer.gate_up[e].T
+        weight = torch.ones_like(layer.x[token][:, :1])
+        if layer.weight is not None:
+            weight = layer.weight[token, slot][:, None]
+        scaled = {place: weight if layer.weighting == place else 1 for place in ("output", "hidden", "input")}
+        h = (layer.x[token] * scaled["input"]) @ layer.gate_up[e].T
         if layer.up_bias is not None:
             h = h + layer.up_bias[e]
-        if layer.gate == "concat":
-            g, u = h.chunk(2, -1)
-            a = act(g) * u
-        elif layer.gate == "interleaved":
-            a = act(h[:, ::2]) * h[:, 1::2]
-        else:
-            a = act(h)
-        y = a @ layer.down[e].T
+        y = (pass_gate(layer, h) * scaled["hidden"]) @ layer.down[e].T
         if layer.down_bias is not None:
             y = y + layer.down_bias[e]
-        if layer.weight is not None:
-            y = y * layer.weight[token, slot][:, None]
-        out = out.index_add(0, token, y)
+        out = out.index_add(0, token, y * scaled["output"])
     return out
+
+
+def pass_gate(layer: Layer, h: Tensor) -> Tensor:
+    """A from H."""
+    if layer.gate == "none":
+        return (FUNCTIONS | UNGATED_EXPRESSIONS)[layer.activation](h)
+    g, u = h.chunk(2, -1) if layer.gate == "concat" else (h[:, ::2], h[:, 1::2])
+    if layer.activation in EXPRESSIONS:
+        return EXPRESSIONS[layer.activation](g, u)
+    return FUNCTIONS[layer.activation](g) * u
+
+
+def activations(gate: str) -> list[str]:
+    """Every activation that goes with a gate, by name and by expression."""
+    return [*FUNCTIONS, *(UNGATED_EXPRESSIONS if gate == "none" else EXPRESSIONS)]
 
 
 def oracle(layer: Layer, grad: Tensor | None = None) -> tuple[Tensor, list[Tensor]]:
@@ -102,7 +126,7 @@ def run(layer: Layer, **options) -> Tensor:
     from moebius.kernels import experts
 
     return experts(layer.x, layer.gate_up, layer.down, layer.index, layer.weight, layer.activation, gate=layer.gate,
-                   gate_up_bias=layer.up_bias, down_bias=layer.down_bias, **options)
+                   gate_up_bias=layer.up_bias, down_bias=layer.down_bias, weighting=layer.weighting, **options)
 
 
 def relative_error(got: Tensor, want: Tensor) -> float:

@@ -71,10 +71,26 @@ def test_types(case: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "option, value", [("activation", "swish"), ("gate", "halves"), ("save", "all"), ("backend", "gpu")])
+    "option, value", [("activation", "swish"), ("gate", "halves"), ("save", "all"), ("backend", "gpu"),
+                      ("weighting", "before")])
 def test_options(option: str, value: str) -> None:
     with pytest.raises(ExpertsInputError, match=f"{option}='{value}' is not known; one of "):
         experts(LAYER.x, LAYER.gate_up, LAYER.down, LAYER.index, LAYER.weight, **{option: value})
+
+
+@pytest.mark.parametrize("gate, text, said", [
+    ("concat", "g ** 2 * u", r"'g \*\* 2' cannot be read"), ("concat", "silu(g) *", "invalid syntax"),
+    ("concat", "silu(g) + 1", "does not use u"), ("none", "g * u", "uses u, and with gate='none'"),
+    ("none", "1.0 + 2", "does not use g"), ("none", "clamp(g, 0)", "cannot be read"),
+    ("none", "clamp(g, g, 1)", "'g' is not a number or None"), ("none", "g * 1e999", "not finite"),
+    ("none", f"g * {10 ** 400}", "too large"), ("none", "-" * 1200 + "g", "too deeply"),
+    ("none", "g + 1" * 1000, "at most"), ("none", "g if g else 1", "cannot be read"),
+    ("none", "__import__('os').getpid() * g", "cannot be read"), ("none", "g * True", "cannot be read"),
+    ("none", 3, "is a int"),
+])
+def test_expressions(gate: str, text: str, said: str) -> None:
+    with pytest.raises(ExpertsInputError, match=said):
+        experts(LAYER.x, LAYER.gate_up, LAYER.down, LAYER.index, LAYER.weight, text, gate=gate)
 
 
 def test_devices() -> None:

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import pytest
 import torch
-from experts_oracle import FUNCTIONS, Layer, make_layer, oracle, relative_error, run, worst_error
+from experts_oracle import (
+    FUNCTIONS,
+    Layer,
+    activations,
+    make_layer,
+    oracle,
+    relative_error,
+    run,
+    worst_error,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -27,10 +36,12 @@ def layers(draw: st.DrawFn, dtype: torch.dtype = torch.float64) -> Layer:
     index = torch.tensor(
         draw(st.lists(st.lists(ids, min_size=top_k, max_size=top_k), min_size=tokens, max_size=tokens)),
         dtype=draw(st.sampled_from([torch.int64, torch.int32]))).reshape(tokens, top_k)
+    gate = draw(st.sampled_from(["concat", "interleaved", "none"]))
     return make_layer(
         tokens, draw(st.integers(1, 9)), draw(st.integers(1, 9)), experts_, top_k, index=index, dtype=dtype,
-        gate=draw(st.sampled_from(["concat", "interleaved", "none"])), bias=draw(st.booleans()),
-        activation=draw(st.sampled_from(list(FUNCTIONS))), weighted=draw(st.booleans()), seed=draw(st.integers(0, 99)))
+        gate=gate, bias=draw(st.booleans()), activation=draw(st.sampled_from(activations(gate))),
+        weighted=draw(st.booleans()), weighting=draw(st.sampled_from(["output", "output", "hidden", "input"])),
+        seed=draw(st.integers(0, 99)))
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -148,6 +159,17 @@ def test_nan_and_infinity_go_where_the_loop_sends_them(form: str) -> None:
         layer.weight[3] = float("nan")  # of sentinel slots: contributes nothing
     out, want = run(layer, backend=form), oracle(layer)[0]
     assert torch.equal(out.isfinite(), want.isfinite()) and not out[3].any()
+
+
+@pytest.mark.parametrize("weighting", ["output", "hidden", "input"])
+def test_weights_of_sentinel_slots_reach_nothing(weighting: str) -> None:
+    layer = make_layer(8, 6, 4, 3, 2, bias=True, weighting=weighting)
+    layer.index[3], layer.index[5, 1] = -1, 3
+    with torch.no_grad():
+        layer.weight[3], layer.weight[5, 1] = float("nan"), float("nan")
+    out = run(layer)
+    grads = torch.autograd.grad(out.sum(), layer.leaves())
+    assert all(t.isfinite().all() for t in (out, *grads)) and not grads[3][3].any()
 
 
 @pytest.mark.parametrize("name", list(ACTIVATIONS))
