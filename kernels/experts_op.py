@@ -21,9 +21,10 @@ from moebius.kernels.contract import (
     accumulate_dtype,
     check_shapes,
     check_types,
+    differ,
 )
 from moebius.kernels.dispatch import find_form
-from moebius.kernels.errors import ExpertsInputError
+from moebius.kernels.errors import ExpertsInputError, ExpertsTypeError
 from moebius.kernels.routing import ids_from_counts, sort_rows
 
 
@@ -150,11 +151,13 @@ def experts(
     options.check()
     if weighting not in WEIGHTINGS:
         raise ExpertsInputError(f"weighting={weighting!r} is not known; one of {', '.join(WEIGHTINGS)}")
-    if weight_TK is not None and (weighting == "input" or (weighting == "hidden" and down_bias is not None)):
-        check_types(x_TD, Weights(gate_up_EMD, down_EDN, gate_up_bias, down_bias), index_TK, weight_TK)
-        run = partial(experts, activation=activation, gate=gate, save=save, backend=backend)
-        return (scale_input if weighting == "input" else scale_hidden)(
-            run, x_TD, gate_up_EMD, down_EDN, index_TK, weight_TK, gate_up_bias, down_bias)
+    if weight_TK is not None and weighting != "output":
+        check_arguments(x_TD, gate_up_EMD, down_EDN, index_TK, weight_TK)
+        run = partial(experts, activation=activation, gate=gate, gate_up_bias=gate_up_bias, save=save,
+                      backend=backend)
+        if weighting == "input":
+            return scale_input(partial(run, down_bias=down_bias), x_TD, gate_up_EMD, down_EDN, index_TK, weight_TK)
+        return scale_hidden(run, x_TD, gate_up_EMD, down_EDN, index_TK, weight_TK, down_bias)
     weights = Weights(gate_up_EMD, down_EDN, gate_up_bias, down_bias)
     result_dtype: torch.dtype | None = None
     device = x_TD.device.type if isinstance(x_TD, Tensor) else "cpu"
@@ -172,22 +175,38 @@ def experts(
     return out_TD if result_dtype is None else out_TD.to(result_dtype)
 
 
+def check_arguments(x_TD: Tensor, gate_up: Tensor, down: Tensor, index_TK: Tensor, weight_TK: Tensor) -> None:
+    """What scale_input and scale_hidden look into before the operator checks the rest."""
+    for name, tensor, rank in (("x_TD", x_TD, 2), ("gate_up_EMD", gate_up, 3), ("down_EDN", down, 3),
+                               ("index_TK", index_TK, 2), ("weight_TK", weight_TK, 2)):
+        if not isinstance(tensor, Tensor):
+            raise ExpertsTypeError(f"{name} must be a tensor, not {type(tensor).__name__}")
+        if tensor.dim() != rank:
+            raise ExpertsInputError(f"{name} must have {rank} dimensions; it has shape {tuple(tensor.shape)}")
+    if not weight_TK.dtype.is_floating_point:
+        raise ExpertsTypeError(f"weight_TK has dtype {weight_TK.dtype}; routing weights are floating point")
+    if differ(index_TK.shape[0], x_TD.shape[0]) or any(map(differ, weight_TK.shape, index_TK.shape)):
+        raise ExpertsInputError(f"weight_TK is {tuple(weight_TK.shape)}, index_TK {tuple(index_TK.shape)} and x_TD "
+                                f"{tuple(x_TD.shape)}; they are [tokens, K], [tokens, K] and [tokens, D]")
+
+
 def scale_input(run: Callable[..., Tensor], x_TD: Tensor, gate_up: Tensor, down: Tensor, index_TK: Tensor,
-                weight_TK: Tensor, gate_up_bias: Tensor | None, down_bias: Tensor | None) -> Tensor:
+                weight_TK: Tensor) -> Tensor:
     """experts with weighting="input": every slot a row of its own, x[t] * weight[t, k]."""
     tokens, top_k = index_TK.shape
     real_TK = (index_TK >= 0) & (index_TK < gate_up.shape[0])
     weight_TK1 = weight_TK.masked_fill(~real_TK, 0)[:, :, None]  # a sentinel slot's weight, even NaN, reaches nothing
     rows_SD = (x_TD[:, None, :] * weight_TK1.to(x_TD.dtype)).reshape(tokens * top_k, x_TD.shape[1])
-    out_SD = run(rows_SD, gate_up, down, index_TK.reshape(-1, 1), None, gate_up_bias=gate_up_bias,
-                 down_bias=down_bias)
+    out_SD = run(rows_SD, gate_up, down, index_TK.reshape(-1, 1), None)
     return out_SD.reshape(tokens, top_k, x_TD.shape[1]).to(accumulate_dtype(x_TD.dtype)).sum(1).to(x_TD.dtype)
 
 
 def scale_hidden(run: Callable[..., Tensor], x_TD: Tensor, gate_up: Tensor, down: Tensor, index_TK: Tensor,
-                 weight_TK: Tensor, gate_up_bias: Tensor | None, down_bias: Tensor) -> Tensor:
+                 weight_TK: Tensor, down_bias: Tensor | None) -> Tensor:
     """experts with weighting="hidden": down(weight * A), and each slot's bias as it is."""
-    out_TD = run(x_TD, gate_up, down, index_TK, weight_TK, gate_up_bias=gate_up_bias)
+    out_TD = run(x_TD, gate_up, down, index_TK, weight_TK)
+    if down_bias is None:
+        return out_TD
     num_experts = down_bias.shape[0]
     ids = index_TK.long()
     ids = torch.where((ids >= 0) & (ids < num_experts), ids, num_experts)

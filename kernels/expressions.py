@@ -136,10 +136,10 @@ def parse(text: str) -> Expr:
                 return GATE
             case ast.Name(id="u"):
                 return UP
-            case ast.Constant(value=int() | float()) if not isinstance(part.value, bool):
-                if not math.isfinite(part.value):
+            case ast.Constant(value=int() | float() as number) if not isinstance(number, bool):
+                if not math.isfinite(number):
                     raise fail(f"{ast.unparse(part)!r} is not finite")
-                return const(part.value)
+                return const(number)
             case ast.UnaryOp(op=ast.UAdd()):
                 return read(part.operand)
             case ast.UnaryOp(op=ast.USub()):
@@ -256,7 +256,7 @@ def evaluate(roots: list[Expr], gate: Tensor, up: Tensor | None) -> list[Tensor]
             held[each] = apply(each, [held[argument] for argument in each.arguments], gate)
     results = (held[root] for root in roots)
     return [r.clone() if r is gate or r is up else r if isinstance(r, Tensor) else torch.full_like(gate, r)
-            for r in results]  # type: ignore[union-attr]
+            for r in results]
 
 
 def apply(of: Expr, values: list[Tensor | float], like: Tensor) -> Tensor | float:

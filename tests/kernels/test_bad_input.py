@@ -62,6 +62,14 @@ def test_shapes_while_tracing(case: str) -> None:
         run(layer)
 
 
+@pytest.mark.parametrize("weighting", ["hidden", "input"])
+@pytest.mark.parametrize("case", [*SHAPES, *TYPES])
+def test_other_weightings_check_as_much(case: str, weighting: str) -> None:
+    change, _ = (SHAPES | TYPES)[case]
+    with pytest.raises(ExpertsInputError):
+        run(replace(LAYER, weighting=weighting, **change))
+
+
 @pytest.mark.parametrize("case", TYPES)
 def test_types(case: str) -> None:
     change, text = TYPES[case]
