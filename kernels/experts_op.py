@@ -152,7 +152,7 @@ def experts(
     if weighting not in WEIGHTINGS:
         raise ExpertsInputError(f"weighting={weighting!r} is not known; one of {', '.join(WEIGHTINGS)}")
     if weight_TK is not None and weighting != "output":
-        check_arguments(x_TD, gate_up_EMD, down_EDN, index_TK, weight_TK)
+        check_arguments(x_TD, gate_up_EMD, down_EDN, index_TK, weight_TK, down_bias)
         run = partial(experts, activation=activation, gate=gate, gate_up_bias=gate_up_bias, save=save,
                       backend=backend)
         if weighting == "input":
@@ -175,7 +175,8 @@ def experts(
     return out_TD if result_dtype is None else out_TD.to(result_dtype)
 
 
-def check_arguments(x_TD: Tensor, gate_up: Tensor, down: Tensor, index_TK: Tensor, weight_TK: Tensor) -> None:
+def check_arguments(x_TD: Tensor, gate_up: Tensor, down: Tensor, index_TK: Tensor, weight_TK: Tensor,
+                    down_bias: Tensor | None) -> None:
     """What scale_input and scale_hidden look into before the operator checks the rest."""
     for name, tensor, rank in (("x_TD", x_TD, 2), ("gate_up_EMD", gate_up, 3), ("down_EDN", down, 3),
                                ("index_TK", index_TK, 2), ("weight_TK", weight_TK, 2)):
@@ -188,6 +189,16 @@ def check_arguments(x_TD: Tensor, gate_up: Tensor, down: Tensor, index_TK: Tenso
     if differ(index_TK.shape[0], x_TD.shape[0]) or any(map(differ, weight_TK.shape, index_TK.shape)):
         raise ExpertsInputError(f"weight_TK is {tuple(weight_TK.shape)}, index_TK {tuple(index_TK.shape)} and x_TD "
                                 f"{tuple(x_TD.shape)}; they are [tokens, K], [tokens, K] and [tokens, D]")
+    if down_bias is not None:
+        if not isinstance(down_bias, Tensor):
+            raise ExpertsTypeError(f"down_bias must be a tensor, not {type(down_bias).__name__}")
+        if down_bias.dtype != x_TD.dtype:
+            raise ExpertsTypeError(f"down_bias has dtype {down_bias.dtype} and x_TD {x_TD.dtype}; cast one to the "
+                                   "other's")
+        if down_bias.dim() != 2 or differ(down_bias.shape[0], down.shape[0]) or differ(
+                down_bias.shape[1], x_TD.shape[1]):
+            raise ExpertsInputError(
+                f"down_bias is {tuple(down_bias.shape)}; it goes with [{down.shape[0]}, {x_TD.shape[1]}]")
 
 
 def scale_input(run: Callable[..., Tensor], x_TD: Tensor, gate_up: Tensor, down: Tensor, index_TK: Tensor,
