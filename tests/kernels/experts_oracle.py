@@ -146,3 +146,15 @@ def worst_error(layer: Layer, grad: Tensor | None = None, **options) -> float:
     grads = torch.autograd.grad(out, layer.leaves(), grad)
     exact_out, exact_grads = oracle(layer, grad)
     return max(relative_error(a, b) for a, b in zip((out, *grads), (exact_out, *exact_grads), strict=True))
+
+
+def plain_error(layer: Layer, grad: Tensor | None = None) -> float:
+    """The same for the user's loop itself, in the layer's own dtype: what cancellation in the sums costs anyone."""
+    out = loop(layer)
+    grad = torch.randn(out.shape, generator=torch.Generator().manual_seed(7)).to(out.dtype) if grad is None else grad
+    exact_out, exact_grads = oracle(layer, grad)
+    if not out.requires_grad:
+        return relative_error(out, exact_out)
+    grads = torch.autograd.grad(out, layer.leaves(), grad, allow_unused=True)
+    return max(relative_error(torch.zeros_like(b) if a is None else a, b)
+               for a, b in zip((out, *grads), (exact_out, *exact_grads), strict=True))

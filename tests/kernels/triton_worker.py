@@ -11,7 +11,7 @@ import sys
 import traceback
 
 import torch
-from experts_oracle import Layer, make_layer, oracle, relative_error, run, worst_error
+from experts_oracle import Layer, make_layer, oracle, plain_error, relative_error, run, worst_error
 
 
 def restride(layer: Layer) -> None:
@@ -36,7 +36,7 @@ def answer(case: dict) -> dict:
     options = dict(case.get("options", {}), backend="triton")
     check = case.get("check", "error")
     if check == "error":
-        return {"error": worst_error(layer, grad, **options)}
+        return {"error": worst_error(layer, grad, **options), "plain": plain_error(layer, grad)}
     if check == "bits":
         def once() -> list[torch.Tensor]:
             out = run(layer, **options)
