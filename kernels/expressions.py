@@ -107,6 +107,15 @@ MACROS: dict[str, Callable[[Expr], Expr]] = {
 FUNCTIONS = ("clamp", *(name for name in PRIMITIVES if name not in ("neg", "clamp")), *MACROS)
 BINARY: dict[type, str] = {ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul", ast.Div: "div"}
 LONGEST = 1500  # characters of a text
+DEEPEST = 100  # levels of a text's syntax tree: what is read and differentiated by recursion
+
+
+def depth(tree: ast.AST) -> int:
+    """Levels of a syntax tree, without recursion."""
+    levels, row = 0, [tree]
+    while row:
+        levels, row = levels + 1, [child for each in row for child in ast.iter_child_nodes(each)]
+    return levels
 
 
 @cache
@@ -162,6 +171,8 @@ def parse(text: str) -> Expr:
             tree = ast.parse(text.strip(), mode="eval")
         except (SyntaxError, ValueError, MemoryError) as error:
             raise fail(f"{error.args[0] if error.args else 'syntax error'}") from None
+        if depth(tree) > DEEPEST:
+            raise fail("it is nested too deeply")
         root = read(tree.body)
         in_order([differentiate(root, GATE), differentiate(root, UP)])  # what else recurses, here where it is caught
         return root

@@ -92,7 +92,8 @@ def test_options(option: str, value: str) -> None:
     ("none", "1.0 + 2", "does not use g"), ("none", "clamp(g, 0)", "cannot be read"),
     ("none", "clamp(g, g, 1)", "'g' is not a number or None"), ("none", "g * 1e999", "not finite"),
     ("none", f"g * {10 ** 400}", "too large"), ("none", "-" * 1200 + "g", "too deeply"),
-    ("none", "g + 1" * 1000, "at most"), ("none", "g if g else 1", "cannot be read"),
+    ("none", "g + 1" * 1000, "at most"), ("none", "-" * 120 + "g", "too deeply"),
+    ("none", "g if g else 1", "cannot be read"),
     ("none", "__import__('os').getpid() * g", "cannot be read"), ("none", "g * True", "cannot be read"),
     ("none", 3, "is a int"),
 ])
