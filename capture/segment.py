@@ -215,7 +215,8 @@ def attempt_root(gm: fx.GraphModule, code: types.CodeType) -> tuple[str, int, st
 def continue_natively(attempt: Trace, emitter: Emitter, make_resume: MakeResume, below: Callable[[Any], Any]) -> str:
     """The expression that runs the broken instruction natively and goes on in the captured rest of the frame."""
     frame = attempt.frame
-    assert frame is not None
+    if frame is None:
+        raise CannotResume("an argument is not understood")
     going_on = Continuation(frame, attempt.domain.root_handled)
     globals_ = attempt.request.function.__globals__
     name = frame.code.co_name

@@ -163,7 +163,11 @@ class Trace:
 
     def interpret(self) -> None:
         with torch_private.preserved_state():
-            frame = self.frame = self.enter_frame()
+            try:
+                frame = self.frame = self.enter_frame()
+            except Break as stop:
+                self.not_entered(stop)
+                return
             self.domain.root = frame
             try:
                 self.result = self.machine.run(frame)
@@ -207,6 +211,14 @@ class Trace:
             if places := handled_places(frame.code)[pc]:
                 handled = stack[places[0]]
         raise StopHere
+
+    def not_entered(self, stop: Break) -> None:
+        """An argument is not understood: there is no frame to go on from, the call runs natively."""
+        file, line = self.line()
+        name = self.request.function.__code__.co_qualname
+        place = ((file, line, name),)
+        self.clean = True
+        self.graph_break = GraphBreak(stop.reason, stop.detail, stop.hint, file, line, name, "the call", place)
 
     def broke(self, stop: Break) -> None:
         """Record the break; the frame is put back to the state before the root's running instruction."""

@@ -96,12 +96,15 @@ class TensorOperations:
             self.same(known, source)
             return known
         if type(real) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer) and not placed_on_ranks(real):
+            self.guards.check("type", source, type(real), text=f"type is {type(real).__qualname__}")
             raise Break(
                 "tensor subclass",
                 f"a {type(real).__name__} is not understood yet",
                 "pass a plain torch.Tensor; convert before the step",
             )
         if real.layout is not torch.strided or real.is_quantized or real.is_conj() or real.is_neg():
+            kept = {"type": type(real), "layout": real.layout, "is_conj": real.is_conj(), "is_neg": real.is_neg()}
+            self.guards.check("tensor", source, kept, text=f"layout {real.layout}, conj or neg")
             raise Break(
                 "tensor layout",
                 f"a tensor with layout {real.layout} (or conj, neg, quantized) is not understood yet",

@@ -1,0 +1,214 @@
+"""The mutation fuzzer: change one reachable thing, call again, and compare with plain Python.
+
+For each change two worlds are made from one program file. Both are called once or twice (captured: cold, then warm), both
+get the same change, and both are called twice again. Result or exception, everything reachable, gradients and random state
+have to be equal after each call, aliases included.
+
+    python tests/mutation/fuzzer.py                     all changes of all programs; writes docs/mutations.md
+    python tests/mutation/fuzzer.py --program tensors   one program
+    python tests/mutation/fuzzer.py --each 40           every 40th change
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import contextlib
+import dataclasses
+import logging
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from changes import Change, all_changes
+from world import PROGRAMS, Differ, World, make_world
+
+import moebius
+from moebius.api import captured_of
+
+NAMES = sorted(p.stem for p in PROGRAMS.glob("*.py"))
+OUTCOMES = ("hit", "recompiled", "break", "native", "both raise", "WRONG")
+
+
+@dataclasses.dataclass
+class Outcome:
+    """What came of one change. ``what``: one of OUTCOMES; ``detail``: the difference, if there is one."""
+
+    program: str
+    change: Change
+    what: str
+    detail: str = ""
+
+
+def nothing(world: World) -> Any:
+    return contextlib.nullcontext()
+
+
+def call(world: World) -> tuple[Any, str]:
+    """One call and, if its result can, its backward: (result, exception in words)."""
+    torch.manual_seed(1)
+    try:
+        result = world.call(*world.args, **world.kwargs)
+        for leaf in torch.utils._pytree.tree_leaves(result):
+            if isinstance(leaf, torch.Tensor) and leaf.requires_grad and leaf.grad_fn is not None and not leaf.is_meta:
+                leaf.sum().backward()
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        return None, f"{type(error).__name__}: {error}"
+    return result, ""
+
+
+def difference(
+    plain: World, captured: World, words: str, surroundings: Callable[[World], Any] = nothing
+) -> tuple[str | None, bool]:
+    """Call both, each within its surroundings; (the first difference or None, whether both raised)."""
+    with surroundings(plain):
+        want, want_error = call(plain)
+    want_random = torch.get_rng_state()
+    with surroundings(captured):
+        got, got_error = call(captured)
+    if bool(want_error) != bool(got_error) or want_error.split(":")[0] != got_error.split(":")[0]:
+        return f"{words}: plain {want_error or 'returns'}, captured {got_error or 'returns'}", False
+    if not want_error and not torch.equal(want_random, torch.get_rng_state()):
+        return f"{words}: other random state", False
+    differ = Differ(plain, captured)
+    found = differ.compare(want, got, "result") or differ.compare(plain.args, captured.args, "args")
+    found = found or differ.compare(plain.kwargs, captured.kwargs, "kwargs")
+    found = found or differ.compare(plain.function, captured.function, "function")
+    return (f"{words}: {found}" if found else None), bool(want_error)
+
+
+def applied(change: Change, *worlds: World) -> Callable[[World], Any]:
+    """Make the change; what its calls have to be surrounded by (a switch is on during the calls alone)."""
+    if change.kind.startswith(("switch", "library")):
+        return change.apply
+    for world in worlds:
+        change.apply(world)
+    return nothing
+
+
+def undefined(name: str, change: Change) -> bool:
+    """Whether plain Python itself answers differently each time (memory that nobody wrote to)."""
+    first, second = make_world(name), make_world(name)
+    for _ in range(2):
+        difference(first, second, "")
+    surroundings = applied(change, first, second)
+    return any([difference(first, second, "", surroundings)[0] for _ in range(2)])
+
+
+def capture_world(name: str) -> World:
+    world = make_world(name)
+    world.call = moebius.capture(world.function, backend="eager")
+    return world
+
+
+def try_change(name: str, change: Change) -> Outcome:
+    """Two fresh worlds, the change in both, and what came of it."""
+    plain, captured = make_world(name), capture_world(name)
+    for words in ("before, cold", "before, warm"):
+        found, _ = difference(plain, captured, words)
+        if found:
+            return Outcome(name, change, "WRONG", found)
+    owner = captured_of(captured.call)
+    assert owner is not None
+    try:
+        surroundings = applied(change, plain, captured)
+    except Exception as error:  # not a change that Python allows here
+        return Outcome(name, change, "impossible", f"{type(error).__name__}: {error}")
+    before = after = owner.stats()
+    for number in ("first", "second"):
+        found, raised = difference(plain, captured, f"{number} call after the change", surroundings)
+        if found:
+            return Outcome(name, change, "impossible" if undefined(name, change) else "WRONG", found)
+        if number == "first":
+            after = owner.stats()
+    if raised:
+        return Outcome(name, change, "both raise")
+    if owner.given_up:
+        return Outcome(name, change, "native")
+    if after.misses == before.misses:
+        return Outcome(name, change, "hit")
+    return Outcome(name, change, "break" if after.breaks > before.breaks else "recompiled")
+
+
+def run(names: list[str], each: int = 1, start: int = 0, kinds: str = "") -> Iterator[Outcome]:
+    """Every ``each``-th change of the programs, beginning with number ``start``."""
+    count = start
+    for name in names:
+        for change in all_changes(make_world(name)):
+            if not change.kind.startswith(kinds):
+                continue
+            count += 1
+            if count % each == 0:
+                moebius.reset()
+                yield try_change(name, change)
+
+
+def table(outcomes: list[Outcome], seconds: float) -> str:
+    """docs/mutations.md: kinds of change × outcomes."""
+    rows: dict[str, collections.Counter[str]] = {}
+    total: collections.Counter[str] = collections.Counter()
+    for outcome in outcomes:
+        if outcome.what != "impossible":
+            rows.setdefault(outcome.change.kind, collections.Counter())[outcome.what] += 1
+            total[outcome.what] += 1
+    head = "| change | " + " | ".join(OUTCOMES) + " |"
+    lines = [head, "|---|" + "---:|" * len(OUTCOMES)]
+    for kind in sorted(rows):
+        lines.append(f"| {kind} | " + " | ".join(str(rows[kind][o] or "") for o in OUTCOMES) + " |")
+    lines.append("| **all** | " + " | ".join(f"**{total[o]}**" for o in OUTCOMES) + " |")
+    return INTRODUCTION.format(
+        changes=sum(total.values()), programs=len({o.program for o in outcomes}), minutes=f"{seconds / 60:.0f}",
+        python=sys.version.split()[0], torch=torch.__version__, wrong=total["WRONG"],
+    ) + "\n".join(lines) + "\n"  # fmt: skip
+
+
+INTRODUCTION = """# One thing changed between two calls
+
+Written by `make mutate` (Python {python}, torch {torch}; {minutes} minutes of CPU); not edited by hand. For {programs} programs
+(`tests/mutation/programs/`), one reachable thing at a time was changed after a captured call, {changes} changes in all, and the
+call was made again, twice, next to plain Python with the same change. Compared bit for bit: the result or the exception,
+everything reachable from the arguments, the function and its globals, which objects are one object, gradients, random state.
+Differences: {wrong}.
+
+- *hit*: the captured call still held, and was right: the change was of something that the program does not depend on, or that
+  the graph reads each time.
+- *recompiled*: a guard failed, and the call was captured again. *break*: the same, with a graph break in it.
+- *native*: capture gave up. *both raise*: plain Python raises after this change, and so does the captured call, the same type.
+
+"""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--program", action="append", choices=NAMES)
+    parser.add_argument("--each", type=int, default=1)
+    parser.add_argument("--start", type=int, default=0)
+    parser.add_argument("--kinds", default="", help="only kinds of change that begin so")
+    parser.add_argument("--docs", type=Path, help="write the table there")
+    args = parser.parse_args()
+    warnings.simplefilter("ignore")
+    logging.disable(logging.CRITICAL)
+    started, outcomes = time.process_time(), []
+    for outcome in run(args.program or NAMES, args.each, args.start, args.kinds):
+        outcomes.append(outcome)
+        if outcome.what == "WRONG":
+            print(f"WRONG {outcome.program}: {outcome.change.kind}: {outcome.change.where}: {outcome.detail}", flush=True)
+    seconds = time.process_time() - started
+    text = table(outcomes, seconds)
+    if args.docs:
+        args.docs.write_text(text)
+    else:
+        print(text[text.index("| change") :])
+    wrong = sum(o.what == "WRONG" for o in outcomes)
+    print(f"{len(outcomes)} changes, {wrong} wrong, {seconds:.0f} s")
+    sys.exit(bool(wrong))
+
+
+if __name__ == "__main__":
+    main()
