@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -38,6 +39,7 @@ from torch.fx.experimental.symbolic_shapes import (
 )
 from torch.utils import _pytree as pytree
 from torch.utils._foreach_utils import _group_tensors_by_device_and_dtype as group_tensors_by_device_and_dtype
+from torch.fx.node import _get_qualified_name as qualified_name
 from torch.utils._sympy.interp import sympy_interp
 from torch.utils._sympy.printers import PythonPrinter
 from torch.utils._sympy.reference import PythonReferenceAnalysis
@@ -112,6 +114,21 @@ def under_compile_switch(function: Any) -> Any:
         return None
     inner = getattr(function, "_torchdynamo_orig_callable", None)
     return inner if (getattr(inner, "__module__", None) or "").startswith("torch.optim") else None
+
+
+def found_by_name(function: Any) -> bool:
+    """fx writes torch's functions into a graph's code by name: whether that name still leads to this function."""
+    if not callable(function) or str(getattr(function, "__module__", None)).split(".")[0] not in ("torch", "None"):
+        return True
+    found: Any = sys.modules
+    try:
+        first, *rest = qualified_name(function).split(".")
+        found = sys.modules.get(first)
+        for name in rest:
+            found = getattr(found, name, None)
+    except (RuntimeError, AttributeError, KeyError, AssertionError):
+        return True  # it has no such name: fx keeps the object
+    return found is function or found is None
 
 
 def kept_out(function: Any) -> bool:

@@ -40,7 +40,7 @@ class CompiledGuards:
 
 
 def static_facts(recorder: GuardRecorder) -> list[Fact]:
-    """One fact for each watched dict and class."""
+    """One fact for each watched dict, class and instance."""
     facts = []
     for the_dict, watched in recorder.dicts.values():
         if len(watched.entries) == 1 and watched.keys is None:
@@ -60,6 +60,10 @@ def static_facts(recorder: GuardRecorder) -> list[Fact]:
         names = ", ".join(sorted(cls_watched.entries)[:6])
         record = Guard(f"{cls.__module__}.{cls.__qualname__}", f"class unchanged ({names})", *cls_watched.where)
         facts.append(Fact(("class", cls, dict(cls_watched.entries), cls.__mro__), record))
+    for watched in recorder.instances.values():
+        check = ("instance", watched.obj, type(watched.obj), watched.namespace)
+        text = f"type is {type(watched.obj).__qualname__}{'' if watched.namespace is None else ', the same __dict__'}"
+        facts.append(Fact(check, Guard(watched.name, text, *watched.where)))
     return facts
 
 

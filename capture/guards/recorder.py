@@ -15,7 +15,7 @@ import torch
 
 from ..hook import ABSENT
 from ..report.records import Guard
-from ..sources import Source, Static, from_arguments
+from ..sources import Part, Source, Static, from_arguments
 
 Where = tuple[str, int]
 
@@ -60,6 +60,16 @@ class WatchedClass:
     entries: dict[str, Any] = field(default_factory=dict)
 
 
+@dataclass
+class WatchedInstance:
+    """An object whose identity is certain. namespace: its ``__dict__``, or None where nothing was read in it."""
+
+    name: str
+    where: Where
+    obj: Any
+    namespace: dict[str, Any] | None = None
+
+
 class GuardRecorder:
     """All facts of one trace. ``where`` gives the user's current line; each method records one kind of fact."""
 
@@ -67,6 +77,7 @@ class GuardRecorder:
         self.where = where
         self.dicts: dict[int, tuple[dict, WatchedDict]] = {}
         self.classes: dict[type, WatchedClass] = {}
+        self.instances: dict[int, WatchedInstance] = {}
         self.facts: list[Fact] = []
         self.slots: list[tuple[Any, ...]] = []
         self.slot_of: dict[Source, int] = {}
@@ -101,6 +112,18 @@ class GuardRecorder:
         if watched is None:
             watched = self.classes[cls] = WatchedClass(self.where())
         watched.entries.setdefault(name, value)
+
+    def instance(self, source: Source, obj: Any, namespace: dict[str, Any] | None) -> None:
+        """An object that is the same each call still has this type and, if given, keeps its attributes in this dict."""
+        if isinstance(source, Static) and source.via is not None:  # an argument: the program must not keep it alive
+            self.check("type", source, type(obj), text=f"type is {type(obj).__qualname__}")
+            if namespace is not None:
+                self.check("is", Part(f"{source.name}.__dict__", source, "instance_dict"), namespace, text="the same dict")
+            return
+        watched = self.instances.get(id(obj))
+        if watched is None:
+            watched = self.instances[id(obj)] = WatchedInstance(source.name, self.where(), obj)
+        watched.namespace = watched.namespace if namespace is None else namespace
 
     # ------------------------------------------------------------------------------------------------------------------
     # Any source

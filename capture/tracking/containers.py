@@ -200,6 +200,7 @@ class Containers(Parts):
         if kind in (tuple, str, bytes, range, frozenset) or kind in natives.VIEWS or kind is torch.Size:
             return self.objects.made(iter(value))
         if isinstance(value, natives.ITERATORS):
+            self.objects.writes += 1  # whoever asks for it may advance it: a break after that finds it changed
             if not self.objects.is_new(value):
                 raise Break(
                     "iterator from outside",
@@ -238,6 +239,7 @@ class Containers(Parts):
                 f"a {type(iterator).__name__} that existed before the step is advanced",
                 "iterate over the container itself",
             )
+        self.objects.writes += 1
         if self.objects.depth:
             self.objects.touch(iterator)
         value = next(cast(Iterator, iterator), STOP)

@@ -31,6 +31,7 @@ LISTS = (list, collections.deque)
 SETS = (set,)
 CONTAINERS = frozenset((*DICTS, *LISTS, *SETS))
 # Keys that hash and compare without running anybody's code, and objects that hash by identity.
+HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: an instance of such a class can be given another class
 PLAIN_KEYS = (str, int, float, bytes, bool, type(None), type, types.FunctionType, torch.dtype, torch.device)
 
 
@@ -159,14 +160,24 @@ class Objects:
                 source = Static(source.name, value, source)
         elif not source.static:
             self.guards.check("type", source, kind, text=f"type is {kind.__qualname__}")
+        if source.static and kind.__flags__ & HEAP_TYPE and not isinstance(value, type):
+            self.guards.instance(source, value, None)  # ``value.__class__ = Other`` leaves no trace anywhere else
         self.records[id(value)] = Record(value, source)
         return value
 
     def enter_closure(self, function: types.FunctionType, source: Source) -> None:
         """An inner function, made anew by each call: the same code over other cells."""
-        for name in ("__code__", "__defaults__", "__kwdefaults__"):
+        for name in ("__code__", "__defaults__"):
             value = getattr(function, name)
             self.guards.check("is", part(source, "attr", name), value, text=f"is {describe(value)}")
+        place, defaults = part(source, "attr", "__kwdefaults__"), function.__kwdefaults__
+        if defaults is None:
+            self.guards.check("equal", place, None, text="is None")
+        else:  # a dict that anybody can change
+            self.guards.check("keys", place, tuple(defaults), text=f"keys are {list(defaults)}"[:80])
+            for name, value in defaults.items():
+                kind = "equal" if type(value) in ATOMS else "is"
+                self.guards.check(kind, part(place, "dict_item", name), value, text=f"is {describe(value)}")
         cells = part(source, "attr", "__closure__")
         for i, cell in enumerate(function.__closure__ or ()):
             if id(cell) not in self.records:
@@ -282,9 +293,8 @@ class Objects:
             if inner is None:
                 name = part_name(source, "instance_dict")
                 if source.static:
-                    if not isinstance(obj, types.ModuleType | type):
-                        self.guards.check("type", source, type(obj), text=f"type is {type(obj).__qualname__}")
-                        self.guards.check("is", part(source, "instance_dict"), namespace, text="is the same dict")
+                    if not isinstance(obj, type):
+                        self.guards.instance(source, obj, namespace)
                     inner_source: Source = Static(name, namespace)
                 else:
                     inner_source = part(source, "instance_dict")

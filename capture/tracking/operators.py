@@ -281,6 +281,8 @@ class Operators(Parts):
         self.refuse_alien(value)
         if isinstance(method := self.attributes.on_type(kind, "__bool__"), types.FunctionType):
             result = self.call(method, [value], {})
+            if type(result) is not bool and type(result) not in SYMBOLIC:
+                raise TypeError(f"__bool__ should return bool, returned {type_of(result).__name__}")
             return self.truth(result)
         if method is not ABSENT:
             raise Break("truth of a C object", kind.__name__, "test it outside of the step")

@@ -28,7 +28,7 @@ class StandIns(CallParts):
         return kind
 
     def is_instance(self, value: Any, classes: Any) -> bool:
-        self.kind_of(value)
+        self.domain.attributes.on_type(self.kind_of(value), "__class__")  # guards the bases
         if isinstance(classes, tuple):
             return any(self.is_instance(value, c) for c in classes)
         check = getattr(type(classes), "__instancecheck__", None)
@@ -49,6 +49,8 @@ class StandIns(CallParts):
         return isinstance(value, classes)
 
     def is_subclass(self, cls: Any, classes: Any) -> bool:
+        if isinstance(cls, type):
+            self.domain.attributes.on_type(cls, "__class__")  # guards the bases
         return issubclass(cls, classes)
 
     def length(self, value: Any) -> Any:
@@ -61,7 +63,7 @@ class StandIns(CallParts):
             return len(value)
         method = self.domain.attributes.on_type(kind, "__len__")
         if isinstance(method, types.FunctionType):
-            return self.call(method, [value], {})
+            return checked_length(self.call(method, [value], {}))
         if method is ABSENT:
             raise TypeError(f"object of type {kind.__name__!r} has no len()")
         base: Any = next((b for b in kind.__mro__ if b in natives.CONTAINER_METHODS), None)
@@ -239,3 +241,14 @@ class StandIns(CallParts):
 
     def object_init_subclass(self, owner: Any, **kwargs: Any) -> None:
         """``object.__init_subclass__`` does nothing."""
+
+
+def checked_length(result: Any) -> Any:
+    """What ``len()`` makes of a ``__len__``'s answer: its own errors for what is no length."""
+    if isinstance(result, SYMBOLIC):
+        return result
+    if not isinstance(result, int):
+        raise TypeError(f"'{type_of(result).__name__}' object cannot be interpreted as an integer")
+    if result < 0:
+        raise ValueError("__len__() should return >= 0")
+    return int(result)
