@@ -118,7 +118,8 @@ class GuardRecorder:
         if isinstance(source, Static) and source.via is not None:  # an argument: the program must not keep it alive
             self.check("type", source, type(obj), text=f"type is {type(obj).__qualname__}")
             if namespace is not None:
-                self.check("is", Part(f"{source.name}.__dict__", source, "instance_dict"), namespace, text="the same dict")
+                place = Part(f"{source.name}.__dict__", source, "instance_dict")
+                self.check("is", place, namespace, text="the same dict")
             return
         watched = self.instances.get(id(obj))
         if watched is None:

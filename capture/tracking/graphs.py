@@ -85,13 +85,13 @@ class GraphWriter:
 
     def node(self, op: str, target: Any, args: tuple, kwargs: dict[str, Any]) -> fx.Node:
         """Append one node; args and kwargs are traced values."""
-        self.before_node(self.count + 1)
         if op == "call_function" and not torch_private.found_by_name(target):
             raise Break(
                 "function of torch that was replaced",
                 f"{target.__name__} is called, and torch has another function under its name",
                 "nothing to do: it runs natively",
             )
+        self.before_node(self.count + 1)
         self.count += 1
         node = self.scope.graph.create_node(op, target, self.argument(args), self.argument(kwargs))
         node.meta["number"] = self.count

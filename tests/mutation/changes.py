@@ -1,7 +1,7 @@
 """What can be changed between two calls: one reachable thing, or one of the process's switches, at a time.
 
-Each change is applied to two worlds alike (the one that runs as plain Python, the one that is captured), so it may only use
-the world that it is given.
+Each change is applied to two worlds alike (the one that runs as plain Python, the one that is captured), so it may only
+use the world that it is given.
 """
 
 from __future__ import annotations
@@ -226,12 +226,14 @@ def class_changes(cls: Any, ours: str) -> Iterator[tuple[str, Callable[..., Any]
         elif isinstance(member, property):
             yield "class: property", lambda c, n=name: setattr(c, n, property(other_function(c.__dict__[n].fget)))
         elif isinstance(member, staticmethod):
-            yield "class: staticmethod", lambda c, n=name: setattr(
-                c, n, staticmethod(other_function(c.__dict__[n].__func__))
+            yield (
+                "class: staticmethod",
+                lambda c, n=name: setattr(c, n, staticmethod(other_function(c.__dict__[n].__func__))),
             )
         elif isinstance(member, classmethod):
-            yield "class: classmethod", lambda c, n=name: setattr(
-                c, n, classmethod(other_function(c.__dict__[n].__func__))
+            yield (
+                "class: classmethod",
+                lambda c, n=name: setattr(c, n, classmethod(other_function(c.__dict__[n].__func__))),
             )
     if "__getattribute__" not in cls.__dict__ and not issubclass(cls, BaseException | type):
         yield "class: __getattribute__ added", add_getattribute
@@ -250,7 +252,8 @@ def add_getattribute(cls: Any) -> None:
 
 
 def other_base(base: type) -> type:
-    members = {n: other_function(m) for n, m in base.__dict__.items() if isinstance(m, types.FunctionType) and n[0] != "_"}
+    methods = [(n, m) for n, m in base.__dict__.items() if isinstance(m, types.FunctionType) and n[0] != "_"]
+    members = {n: other_function(m) for n, m in methods}
     return type(base.__name__, (base,), members)
 
 
@@ -336,12 +339,16 @@ IN_PLACE: dict[str, Callable[[torch.Tensor], Any]] = {
 }
 
 
+def doubled_gradients(module: Any, grad_input: Any, grad_output: Any) -> Any:
+    return tuple(None if g is None else g * 2 for g in grad_input)
+
+
 def module_changes(module: torch.nn.Module) -> Iterator[tuple[str, Callable[..., Any]]]:
     yield "module: forward hook", lambda m: m.register_forward_hook(lambda m, args, out: out + 1)
     yield "module: forward pre-hook", lambda m: m.register_forward_pre_hook(lambda m, args: (args[0] * 2, *args[1:]))
     yield "module: forward on the instance", lambda m: shadow_method(m, "forward")
     yield "module: train or eval", lambda m: m.train(not m.training)
-    yield "module: backward hook", lambda m: m.register_full_backward_hook(lambda m, gi, go: tuple(g and g * 2 for g in gi))
+    yield "module: backward hook", lambda m: m.register_full_backward_hook(doubled_gradients)
     yield "module: double()", lambda m: m.double()
     yield "module: requires_grad_(False)", lambda m: m.requires_grad_(False)
     yield "module: buffer added", lambda m: m.register_buffer("scale", torch.full((1,), 3.0))
@@ -360,7 +367,8 @@ def alias_changes(world: World, paths: list[ThePath]) -> Iterator[Change]:
     by_type: dict[Any, list[ThePath]] = {}
     for path in paths:
         value = follow(world, path)
-        if isinstance(value, list | dict | torch.Tensor | torch.nn.Module) or type(value).__module__ == world.module.__name__:
+        ours = type(value).__module__ == world.module.__name__
+        if ours or isinstance(value, list | dict | torch.Tensor | torch.nn.Module):
             if path[-1][0] in ("arg", "kwarg", "attribute", "item", "value", "global", "cell"):
                 key = (type(value), tuple(value.shape) if isinstance(value, torch.Tensor) else None)
                 by_type.setdefault(key, []).append(path)

@@ -1,10 +1,10 @@
 """The mutation fuzzer: change one reachable thing, call again, and compare with plain Python.
 
-For each change two worlds are made from one program file. Both are called once or twice (captured: cold, then warm), both
-get the same change, and both are called twice again. Result or exception, everything reachable, gradients and random state
-have to be equal after each call, aliases included.
+For each change two worlds are made from one program file. Both are called until the captured one is warm, both
+get the same change, and both are called twice again. Result or exception, everything reachable, gradients and random
+state have to be equal after each call, aliases included.
 
-    python tests/mutation/fuzzer.py                     all changes of all programs; writes docs/mutations.md
+    python tests/mutation/fuzzer.py                     all changes of all programs; writes docs/guards.md
     python tests/mutation/fuzzer.py --program tensors   one program
     python tests/mutation/fuzzer.py --each 40           every 40th change
 """
@@ -31,6 +31,7 @@ import moebius
 from moebius.api import captured_of
 
 NAMES = sorted(p.stem for p in PROGRAMS.glob("*.py"))
+WARM_UP = 6  # calls at most before the change; numbers that differ from call to call are learnt one by one
 OUTCOMES = ("hit", "recompiled", "break", "native", "both raise", "WRONG")
 
 
@@ -110,12 +111,14 @@ def capture_world(name: str) -> World:
 def try_change(name: str, change: Change) -> Outcome:
     """Two fresh worlds, the change in both, and what came of it."""
     plain, captured = make_world(name), capture_world(name)
-    for words in ("before, cold", "before, warm"):
-        found, _ = difference(plain, captured, words)
-        if found:
-            return Outcome(name, change, "WRONG", found)
     owner = captured_of(captured.call)
     assert owner is not None
+    for number in range(WARM_UP):
+        found, _ = difference(plain, captured, f"call {number} before the change")
+        if found:
+            return Outcome(name, change, "WRONG", found)
+        if owner.entry.hits:
+            break
     try:
         surroundings = applied(change, plain, captured)
     except Exception as error:  # not a change that Python allows here
@@ -150,36 +153,42 @@ def run(names: list[str], each: int = 1, start: int = 0, kinds: str = "") -> Ite
 
 
 def table(outcomes: list[Outcome], seconds: float) -> str:
-    """docs/mutations.md: kinds of change × outcomes."""
+    """docs/guards.md: kinds of change × outcomes."""
     rows: dict[str, collections.Counter[str]] = {}
     total: collections.Counter[str] = collections.Counter()
     for outcome in outcomes:
         if outcome.what != "impossible":
             rows.setdefault(outcome.change.kind, collections.Counter())[outcome.what] += 1
             total[outcome.what] += 1
-    head = "| change | " + " | ".join(OUTCOMES) + " |"
-    lines = [head, "|---|" + "---:|" * len(OUTCOMES)]
+    lines = ["| change | " + " | ".join(OUTCOMES) + " |", "|---|" + "---:|" * len(OUTCOMES)]
     for kind in sorted(rows):
         lines.append(f"| {kind} | " + " | ".join(str(rows[kind][o] or "") for o in OUTCOMES) + " |")
     lines.append("| **all** | " + " | ".join(f"**{total[o]}**" for o in OUTCOMES) + " |")
-    return INTRODUCTION.format(
-        changes=sum(total.values()), programs=len({o.program for o in outcomes}), minutes=f"{seconds / 60:.0f}",
-        python=sys.version.split()[0], torch=torch.__version__, wrong=total["WRONG"],
-    ) + "\n".join(lines) + "\n"  # fmt: skip
+    head = INTRODUCTION.format(
+        changes=sum(total.values()),
+        programs=len({o.program for o in outcomes}),
+        minutes=f"{seconds / 60:.0f}",
+        python=sys.version.split()[0],
+        torch=torch.__version__,
+        wrong=total["WRONG"],
+    )
+    return head + "\n".join(lines) + "\n"
 
 
 INTRODUCTION = """# One thing changed between two calls
 
-Written by `make mutate` (Python {python}, torch {torch}; {minutes} minutes of CPU); not edited by hand. For {programs} programs
-(`tests/mutation/programs/`), one reachable thing at a time was changed after a captured call, {changes} changes in all, and the
-call was made again, twice, next to plain Python with the same change. Compared bit for bit: the result or the exception,
-everything reachable from the arguments, the function and its globals, which objects are one object, gradients, random state.
-Differences: {wrong}.
+Written by `make mutate` (Python {python}, torch {torch}; {minutes} minutes of CPU); not edited by hand. For {programs}
+programs (`tests/mutation/programs/`), one reachable thing at a time was changed after a captured call, {changes}
+changes in all, and the call was made again, twice, next to plain Python with the same change. Compared bit for bit: the
+result or the exception, everything reachable from the arguments, the function and its globals, which objects are one
+object, gradients and random state. Only a program that says why (Mixtral: the order in which autograd adds) may round
+differently. Differences: {wrong}.
 
-- *hit*: the captured call still held, and was right: the change was of something that the program does not depend on, or that
-  the graph reads each time.
+- *hit*: the captured call still held, and was right: the change was of something that the program does not depend on,
+  or that the graph reads each time.
 - *recompiled*: a guard failed, and the call was captured again. *break*: the same, with a graph break in it.
-- *native*: capture gave up. *both raise*: plain Python raises after this change, and so does the captured call, the same type.
+- *native*: capture gave up. *both raise*: plain Python raises after this change, and so does the captured call, the
+  same type.
 
 """
 
@@ -198,7 +207,8 @@ def main() -> None:
     for outcome in run(args.program or NAMES, args.each, args.start, args.kinds):
         outcomes.append(outcome)
         if outcome.what == "WRONG":
-            print(f"WRONG {outcome.program}: {outcome.change.kind}: {outcome.change.where}: {outcome.detail}", flush=True)
+            print(f"WRONG {outcome.program}: {outcome.change.kind}: {outcome.change.where}: {outcome.detail}")
+            sys.stdout.flush()
     seconds = time.process_time() - started
     text = table(outcomes, seconds)
     if args.docs:

@@ -1,7 +1,7 @@
 """Worlds: a program and everything that it can reach, made afresh, addressed by paths, and compared with another one.
 
-Two worlds that are made from one program file are equal and share nothing of the user's. A change is addressed by a path
-(a tuple of steps from the program's function or arguments), so that the same change can be made in both.
+Two worlds that are made from one program file are equal and share nothing of the user's. A change is addressed by a
+path (a tuple of steps from the program's function or arguments), so that the same change can be made in both.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ ABSENT = object()
 Step = tuple[Any, ...]
 ThePath = tuple[Step, ...]
 LEAVES = (
-    type(None), bool, int, float, complex, str, bytes, type(Ellipsis), torch.dtype, torch.device, types.BuiltinFunctionType,
-    range, slice, types.MethodDescriptorType, types.WrapperDescriptorType, types.ModuleType, torch.Size, torch.Generator,
+    type(None), bool, int, float, complex, str, bytes, type(Ellipsis), torch.dtype, torch.device, range, slice,
+    types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType, types.ModuleType,
+    torch.Size, torch.Generator,
 )  # fmt: skip
 
 
@@ -322,7 +323,8 @@ class Differ:
         self.twin[id(a)], self.back[id(b)] = id(b), id(a)
         self.alive += [a, b]
         if isinstance(a, torch.Tensor):
-            if difference := tensor_difference(a, b):
+            rounding = getattr(self.worlds[0].module, "ROUNDING", 0.0)
+            if difference := tensor_difference(a, b, rounding):
                 return f"{where}: {difference}"
             if a.is_leaf and (a.grad is not None or b.grad is not None):
                 return self.compare(a.grad, b.grad, f"{where}.grad")
@@ -348,8 +350,8 @@ class Differ:
         return None
 
 
-def tensor_difference(a: torch.Tensor, b: torch.Tensor) -> str | None:
-    """The first thing in which two tensors differ; numbers bit for bit, and NaN is NaN."""
+def tensor_difference(a: torch.Tensor, b: torch.Tensor, rounding: float = 0.0) -> str | None:
+    """The first thing in which two tensors differ; numbers bit for bit (or up to a part of the largest), NaN is NaN."""
     for name in ("dtype", "device", "layout", "shape", "requires_grad", "is_leaf"):
         if getattr(a, name) != getattr(b, name):
             return f"{name} {getattr(a, name)} against {getattr(b, name)}"
@@ -358,11 +360,15 @@ def tensor_difference(a: torch.Tensor, b: torch.Tensor) -> str | None:
     if a.is_meta:
         return None
     x, y = plain_numbers(a), plain_numbers(b)
-    if not x.is_floating_point():
+    if not x.is_floating_point() or rounding and not x.numel():
         equal = torch.equal(x, y)
+    elif rounding:
+        largest = float(x.nan_to_num(0.0, 0.0, 0.0).abs().max())
+        equal = torch.allclose(x, y, rtol=0.0, atol=rounding * largest, equal_nan=True)
     else:
-        equal = torch.equal(x.nan_to_num(7.25), y.nan_to_num(7.25))
-        equal = equal and torch.equal(x.isnan(), y.isnan()) and torch.equal(torch.signbit(x) & ~x.isnan(), torch.signbit(y) & ~y.isnan())
+        nan = x.isnan()
+        equal = torch.equal(x.nan_to_num(7.25), y.nan_to_num(7.25)) and torch.equal(nan, y.isnan())
+        equal = equal and torch.equal(torch.signbit(x) & ~nan, torch.signbit(y) & ~nan)
     return None if equal else "other numbers"
 
 

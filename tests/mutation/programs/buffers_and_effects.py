@@ -23,7 +23,7 @@ class Counter(nn.Module):
         self.calls += 1
         self.history.append(float(self.calls))
         self.cache["last"] = self.cache["last"] * 2
-        return (y - self.running) * len(self.history) + self.cache["last"] + self.calls
+        return (y - self.running) * len(self.cache) + self.cache["last"] + self.calls
 
 
 class Norm(nn.Module):

@@ -7,7 +7,7 @@ import torch
 Point = collections.namedtuple("Point", "x y")
 
 
-def f(numbers, table, ordered, queue, chosen, pair, point, *, options):
+def f(numbers, table, ordered, queue, chosen, pair, point, log, *, options):
     y = torch.ones(2)
     for i, number in enumerate(numbers):
         y = y + number * (i + 1)
@@ -19,9 +19,10 @@ def f(numbers, table, ordered, queue, chosen, pair, point, *, options):
     a, b = pair
     y = y * a + len(b) + point.x * 2 + point.y
     y = y + options.get("missing", 0.5) + (options["scale"] if "scale" in options else 1.0)
-    numbers.append(len(numbers) * 1.0)
+    log.append(len(numbers) * 1.0)
+    numbers[-1] = numbers[0] + 1.0
     table["calls"] = table.get("calls", 0.0) + 1.0
-    return y, [numbers, b]
+    return y, [numbers, b, log]
 
 
 def make():
@@ -36,6 +37,7 @@ def make():
             {3.0, 4.0},
             (2.0, [1.0]),
             Point(1.0, 2.0),
+            [],
         ],
         {"options": {"scale": 2.0, "other": 1.0}},
     )
