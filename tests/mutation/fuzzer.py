@@ -31,7 +31,7 @@ import moebius
 from moebius.api import captured_of
 
 NAMES = sorted(p.stem for p in PROGRAMS.glob("*.py"))
-WARM_UP = 6  # calls at most before the change; numbers that differ from call to call are learnt one by one
+WARM_UP = 9  # calls at most before the change; numbers that differ from call to call are learnt one by one
 OUTCOMES = ("hit", "recompiled", "break", "native", "both raise", "WRONG")
 
 
@@ -114,10 +114,11 @@ def try_change(name: str, change: Change) -> Outcome:
     owner = captured_of(captured.call)
     assert owner is not None
     for number in range(WARM_UP):
+        misses = owner.stats().misses
         found, _ = difference(plain, captured, f"call {number} before the change")
         if found:
             return Outcome(name, change, "WRONG", found)
-        if owner.entry.hits:
+        if owner.stats().misses == misses:
             break
     try:
         surroundings = applied(change, plain, captured)

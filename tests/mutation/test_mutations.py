@@ -8,7 +8,7 @@ from fuzzer import NAMES, run
 from world import make_world
 
 # How many changes of a program there are to one that is tried here: models have thousands, and each takes 0.4 s.
-SPARSE = {"mixtral": 400, "module_tree": 29}
+SPARSE = {"mixtral": 400, "module_tree": 29, "buffers_and_effects": 40}
 
 
 @pytest.mark.parametrize("name", NAMES)
