@@ -58,12 +58,12 @@ def static_facts(recorder: GuardRecorder) -> list[Fact]:
         )
     for cls, cls_watched in recorder.classes.items():
         names = ", ".join(sorted(cls_watched.entries)[:6])
-        record = Guard(f"{cls.__module__}.{cls.__qualname__}", f"class unchanged ({names})", *cls_watched.where)
+        record = Guard(f"{cls.__module__}.{cls.__qualname__}", f"class unchanged ({names})", *cls_instance.where)
         facts.append(Fact(("class", cls, dict(cls_watched.entries), cls.__mro__), record))
-    for watched in recorder.instances.values():
-        check = ("instance", watched.obj, type(watched.obj), watched.namespace)
-        text = f"type is {type(watched.obj).__qualname__}{'' if watched.namespace is None else ', the same __dict__'}"
-        facts.append(Fact(check, Guard(watched.name, text, *watched.where)))
+    for instance in recorder.instances.values():
+        check = ("instance", instance.obj, type(instance.obj), instance.namespace)
+        text = f"type is {type(instance.obj).__qualname__}{'' if instance.namespace is None else ', the same __dict__'}"
+        facts.append(Fact(check, Guard(instance.name, text, *instance.where)))
     return facts
 
 
