@@ -58,7 +58,7 @@ def static_facts(recorder: GuardRecorder) -> list[Fact]:
         )
     for cls, cls_watched in recorder.classes.items():
         names = ", ".join(sorted(cls_watched.entries)[:6])
-        record = Guard(f"{cls.__module__}.{cls.__qualname__}", f"class unchanged ({names})", *cls_instance.where)
+        record = Guard(f"{cls.__module__}.{cls.__qualname__}", f"class unchanged ({names})", *cls_watched.where)
         facts.append(Fact(("class", cls, dict(cls_watched.entries), cls.__mro__), record))
     for instance in recorder.instances.values():
         check = ("instance", instance.obj, type(instance.obj), instance.namespace)
