@@ -22,6 +22,7 @@ PACKAGE_DIR = {
     "moebius.kernels": "kernels",
 }
 HOOK = "capture/hook"
+REENTRY = "interpreter/reentry.c"
 
 
 def find_packages() -> list[str]:
@@ -36,14 +37,19 @@ def find_packages() -> list[str]:
 
 
 def find_extensions() -> list[Extension]:
-    """The C extension ``moebius.hook.native``; setuptools wants its paths relative to this file."""
+    """The two C extensions, the hook and the interpreter's re-entry; setuptools wants paths relative to this file."""
     sources = sorted(str(path.relative_to(HERE)) for path in (HERE / HOOK).glob("*.c"))
     headers = sorted(str(path.relative_to(HERE)) for path in (HERE / HOOK).glob("*.h"))
     if not sources:
         print(f"moebius: no C sources in {HOOK}: building without the frame hook", file=sys.stderr)
         return []
     flags = ["-O3", "-std=c11", "-fvisibility=hidden"]
-    return [Extension("moebius.hook.native", sources, depends=headers, extra_compile_args=flags)]
+    return [
+        Extension("moebius.hook.native", sources, depends=headers, extra_compile_args=flags),
+        Extension(
+            "moebius.interpreter.reentry", [REENTRY], include_dirs=[HOOK], depends=headers, extra_compile_args=flags
+        ),
+    ]
 
 
 class BuildHook(build_ext):

@@ -2,7 +2,8 @@
 
 `interpret(fn)` is the concrete domain's front: plain Python, interpreted. `decode` gives Programs, `Machine` runs
 Frames, `Domain` is what capture subclasses. Opcode handlers live in opcodes/, version tables in tables/, the meaning of
-operations in domain/, interpreted forms of C callables in forms/; natives.py lists what C code still runs natively.
+operations in domain/, interpreted forms of C callables in forms/; reentry.c hands Python functions that C code calls back
+to the machine; natives.py lists what still runs natively.
 """
 from __future__ import annotations
 
@@ -12,9 +13,10 @@ from .errors import InterpreterError, Signal
 from .frame import Frame
 from .interpret import interpret
 from .machine import Machine
+from .natives import count_native_frames
 from .sentinels import NULL, STOP, UNSET
 
 __all__ = [
     "NULL", "STOP", "UNSET", "Domain", "Frame", "Instruction", "InterpreterError", "Machine", "Program", "Signal",
-    "decode", "interpret",
+    "count_native_frames", "decode", "interpret",
 ]  # fmt: skip

@@ -14,7 +14,7 @@ from .decode import CO_VARARGS, CO_VARKEYWORDS, Program
 def binder_for(program: Program) -> FunctionType:
     """A function that takes what `program.code` takes and returns its bound parameters as a list."""
     if program.binder is None:
-        program.binder = FunctionType(binder_code(program.code), {}, program.code.co_name)
+        program.binder = FunctionType(binder_code(program.code), globals(), program.code.co_name)
     return program.binder
 
 

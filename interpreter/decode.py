@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from types import CodeType
 from typing import Any
 
+from .natives import call_outside
 from .registry import HANDLERS, Handler
 from .sentinels import UNSET
 from .tables import TABLE
@@ -83,7 +84,7 @@ def decode(code: CodeType) -> Program:
     """The Program of `code`, made at the first request. The Program holds the code object, so its id stays its own."""
     program = PROGRAMS.get(id(code))
     if program is None:
-        program = PROGRAMS[id(code)] = _decode(code)
+        program = PROGRAMS[id(code)] = call_outside(_decode, code)
     return program
 
 

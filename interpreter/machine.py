@@ -17,6 +17,7 @@ from .errors import UNROUTED, InterpreterError
 from .forms import form_of
 from .frame import Frame
 from .modules import import_interpreted
+from .natives import Native, call_inside
 from .sentinels import UNSET, Sentinel
 from .shells import frame_of, user_code
 from .tracebacks import (
@@ -45,6 +46,8 @@ class Machine:
     def __init__(self, domain: Domain) -> None:
         self.domain = domain
         domain.machine = self
+        if domain.interprets_callbacks:
+            domain.native = Native(self.take)
         self.frame: Frame | None = None  # the innermost frame that runs
         self.exc_item: list[Any] = [None, None]  # [handled exception, the item outside the running generator]
         self.propagating: BaseException | None = None
@@ -336,11 +339,30 @@ class Machine:
         before = sys.getrecursionlimit()
         sys.setrecursionlimit(max(before, self.depth_limit * NATIVE_FRAMES_PER_CALL + NATIVE_ROOM))
         try:
-            return self.domain.call(callee, args, kwargs)
+            return call_inside(self.domain.call, callee, args, kwargs)
         finally:
             self.shown.clear()
             self.propagating = self.clean = None  # no cycle through the traceback of what leaves
             sys.setrecursionlimit(before if not self.limit_changed else self.depth_limit)
+
+    def take(self, function: FunctionType, code: CodeType, args: list[Any], names: Any) -> Any:
+        """Run what C code called: reentry.c hands over a function's bound arguments, or a body and its namespace."""
+        program = decode(code)
+        frame = Frame(
+            program,
+            args + program.tail,
+            function.__globals__,
+            BUILTINS_OF(function),
+            self.domain,
+            function,
+            names,
+            function.__closure__ or (),
+        )
+        try:
+            return self.run(frame)
+        except UNROUTED as error:
+            self.domain.native.failed = error  # the C code in between must not swallow it
+            raise
 
     def callback(self, function: Any) -> Any:
         """A native callable that interprets `function`, for C code that calls back."""

@@ -1,26 +1,57 @@
-"""What Python code still runs natively under `interpret`, by name: C code that has no interpreted form calls it back.
+"""What Python code still runs natively under `interpret`, by name, and counting it.
 
-`forms/` holds the C callables that do have one. A generator that C code resumes is interpreted in any case, since its
-body resumes the machine. The program's own `sys.settrace` and `sys.setprofile` are refused with InterpreterError.
+A Python function that C code calls while the machine runs that C code is interpreted (reentry.c), whatever the C code is:
+sort keys, `__hash__` and `__eq__` of dict keys, `__set_name__`, replacement functions, … The program's own `sys.settrace`
+and `sys.setprofile` are refused with InterpreterError. NATIVE_CALLBACKS names the rest.
 """
 from __future__ import annotations
 
-# C callable or operation -> the Python code that it calls natively
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import CodeType
+
+try:
+    from . import reentry
+except ImportError as error:
+    raise ImportError(
+        "moebius.interpreter needs its C extension reentry, built for this Python: "
+        "`pip install -e .` or `python setup.py build_ext --inplace` in the repository"
+    ) from error
+
+Native, call_inside, call_outside = reentry.Native, reentry.call_inside, reentry.call_outside
+
+# Python code -> why it runs natively
 NATIVE_CALLBACKS: dict[str, str] = {
-    "type.__new__": "__set_name__ of the namespace's values, __init_subclass__ of the bases",
-    "dict, set, frozenset (look-up, update, comparison)": "__hash__ and __eq__ of keys",
-    "list, tuple (comparison, index, count, remove)": "comparison dunders of the items",
-    "list.sort, sorted, min, max": "__lt__ and __gt__ of the items or keys",
-    "sum, math, operator, functools, itertools, heapq, bisect": "operator dunders, and functions other than reduce's",
-    "C iterators (map, filter, zip, enumerate, reversed) over user iterators": "__next__ where not walked at the call",
-    "str.format, str %, print, str.join": "__format__, __str__, __repr__ of the arguments; a file's Python write()",
-    "re.sub": "a replacement function",
-    "functools.lru_cache, functools.partial subclasses, cached wrappers in C": "the wrapped function",
-    "collections.defaultdict, dict.setdefault, dict subclasses": "the factory, __missing__ when called by C code",
-    "threading, _thread, signal, atexit, sys.excepthook, gc and weakref callbacks": "the function given",
-    "object finalization": "__del__",
-    "pickle, copyreg, copy's C helpers, json's C encoder": "__reduce__, __getstate__, default()",
-    "isinstance and issubclass of abc.ABC classes": "ABCMeta.__subclasscheck__, __subclasshook__",
-    "asyncio's C Task and Future": "callbacks (coroutines themselves are interpreted)",
-    "complex, range, slice, bytes, int.from_bytes, operator.index": "__complex__, __index__, __bytes__",
+    "generators and coroutines made outside of interpret": "their frame is a native one, half-way through; what they call "
+    "is interpreted",
+    "finalizers (__del__) and weakref callbacks": "where the last reference goes in the machine's own code, not in C code "
+    "that it called",
+    "signal handlers, sys.excepthook, atexit and threading functions": "CPython calls them, not C code of the program",
+    "importlib._bootstrap, importlib._bootstrap_external": "where C code imports; the modules' bodies are interpreted",
+    "dict look-ups of names": "__eq__ of keys, put into a namespace, that are no strings but hash alike",
+    "moebius": "its own modules",
 }
+OWN_PREFIXES = ("moebius.",)
+TRANSPARENT = frozenset({"importlib._bootstrap", "importlib._bootstrap_external"})
+
+reentry.set_modules(OWN_PREFIXES, TRANSPARENT)
+
+
+@contextmanager
+def count_native_frames() -> Iterator[Counter[str]]:
+    """Counts the Python frames that run natively while this thread interprets, by qualified name, file and line.
+
+    The Counter that it gives is filled when the block ends. The machine's own frames and those of TRANSPARENT modules do
+    not count. While it is on, Python runs slower, and takes the C stack for each call: 3.12 and 3.13 reach their limit of C
+    recursion earlier.
+    """
+    counts: dict[CodeType, int] = {}
+    shown: Counter[str] = Counter()
+    before = reentry.set_counts(counts)
+    try:
+        yield shown
+    finally:
+        reentry.set_counts(before)
+        for code, number in counts.items():
+            shown[f"{code.co_qualname} ({code.co_filename}:{code.co_firstlineno})"] += number

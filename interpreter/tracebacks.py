@@ -12,6 +12,7 @@ from typing import Any
 
 from .decode import Program
 from .frame import Frame
+from .natives import call_outside
 
 SET_TRACEBACK = BaseException.__dict__["__traceback__"].__set__
 GET_TRACEBACK = BaseException.__dict__["__traceback__"].__get__
@@ -66,7 +67,7 @@ def stub_frame(frame: Frame, variables: dict[str, Any]) -> FrameType:
     code = program.stubs.get((pc, names))
     if code is None:
         code = program.stubs[pc, names] = stub_code(program, pc, names)
-    return FunctionType(code, frame.globals)(*variables.values()).gi_frame
+    return call_outside(FunctionType(code, frame.globals), *variables.values()).gi_frame
 
 
 def strip(trace: TracebackType | None, clean: TracebackType | None) -> TracebackType | None:

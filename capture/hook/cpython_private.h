@@ -40,6 +40,7 @@
 #define Py_BUILD_CORE 1
 #endif
 #include <internal/pycore_frame.h>
+#include <opcode.h>
 #undef Py_BUILD_CORE
 
 typedef struct _PyInterpreterFrame mb_Frame;
@@ -95,6 +96,18 @@ mb_frame_swap_code(mb_Frame *frame, PyCodeObject *code)
     Py_DECREF(old);    /* the frame's function holds it still */
 }
 #endif
+
+/* A generator's frame into which an exception is thrown before its first instruction ran. Up to 3.11 closing it evaluates. */
+static inline int
+mb_frame_never_started(mb_Frame *frame)
+{
+#if PY_VERSION_HEX >= 0x030C0000
+    (void)frame;
+    return 0;
+#else
+    return frame->owner == FRAME_OWNED_BY_GENERATOR && _Py_OPCODE(*frame->prev_instr) == RETURN_GENERATOR;
+#endif
+}
 
 /* Calls of Python functions that may still be nested. */
 static inline int

@@ -34,6 +34,7 @@ class TrackingDomain(Operators, Containers):
     """One trace's domain."""
 
     observes = True
+    interprets_callbacks = False  # what may call back is decided call by call, in natives and operators
     row_type = TensorRows
 
     def __init__(self, objects: Objects, tensors: TensorOperations):

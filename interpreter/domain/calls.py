@@ -53,7 +53,7 @@ class Calls(Core):
         form = self.machine.interpreted_form(callee)
         if form is not None:
             return form(self, args, kwargs)
-        return callee(*args, **kwargs)
+        return self.native(callee, *args, **kwargs)
 
     def call_spread(self, callee: Any, args: Any, kwargs: Any) -> Any:
         """`callee(*args, **kwargs)` with args any iterable and kwargs any mapping (a fresh dict from the compiler)."""
@@ -80,14 +80,14 @@ class Calls(Core):
         if form is not None:
             return form(self, args, kwargs)
         if not cls.__flags__ & HEAP_TYPE:
-            return cls(*args, **kwargs)
+            return self.native(cls, *args, **kwargs)
         meta = type(cls)
         if meta is not type:
             raw = special(meta, "__call__")
             if raw is not None:
                 return self.call(self.bind_descriptor(raw, cls, meta), args, kwargs)
             if lookup(meta, "__call__") is not TYPE_CALL:
-                return cls(*args, **kwargs)
+                return self.native(cls, *args, **kwargs)
         return self.construct(cls, args, kwargs)
 
     def construct(self, cls: type, args: list[Any], kwargs: dict[str, Any]) -> Any:
@@ -96,7 +96,7 @@ class Calls(Core):
         init = special(cls, "__init__")
         python_new = type(new) is not BuiltinFunctionType
         if not python_new and init is None and not issubclass(cls, type):
-            return type.__call__(cls, *args, **kwargs)
+            return self.native(type.__call__, cls, *args, **kwargs)
         if python_new:
             bound = new.__func__ if type(new) is staticmethod else self.bind_descriptor(new, None, cls)
             made = self.call(bound, [cls, *args], kwargs)
@@ -107,7 +107,7 @@ class Calls(Core):
         made_type = type(made)
         init = special(made_type, "__init__")
         if init is None:
-            made_type.__init__(made, *args, **kwargs)
+            self.native(made_type.__init__, made, *args, **kwargs)
             return made
         if type(init) is FunctionType:
             result = self.call_function(init, [made, *args], kwargs)

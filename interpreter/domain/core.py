@@ -1,6 +1,7 @@
 """What every part of the domain leans on: the machine, looking dunders up on types, calling what was found."""
 from __future__ import annotations
 
+import operator
 from types import (
     BuiltinFunctionType,
     ClassMethodDescriptorType,
@@ -49,7 +50,10 @@ class Core:
     """The base of the domain's parts; the parts' common needs are declared here."""
 
     observes = False  # True: the machine calls `observe(frame)` before each instruction
+    interprets_callbacks = True  # False: Python functions that C code calls back run natively
     machine: Machine
+    native: Any = operator.call
+    """native(callable, *args, **kwargs) calls C code; the machine puts one here that interprets what that calls back."""
 
     def observe(self, frame: Frame) -> None:
         """Called before each instruction where `observes` is True; may raise, and may change frame.pc and the stack."""

@@ -1,0 +1,458 @@
+/* Python functions that C code calls while the machine has called that C code: their frames are handed back to the machine.
+ *
+ * PEP 523. A `Native` calls C code with the hook on for this thread; a frame that the evaluator is about to run beneath it
+ * goes to the Native's handler instead, with the hook off, so the machine's own Python runs at full speed. Whatever hook was
+ * there before (capture's, torch's) gets the frames that are not taken, and is put back.
+ *
+ * Frames by their globals' __name__: a module of an own prefix (the machine's) runs natively with the hook off beneath it; one
+ * named in `transparent` runs natively with the hook still on beneath it; any other is taken. Not taken, and counted: frames
+ * of generators that were made natively, and anything while no Native is at work (see `count`). */
+#define _GNU_SOURCE
+#define MOEBIUS_NEEDS_FRAMES
+#include "cpython_private.h"
+
+#include <pthread.h>
+#include <stddef.h>
+#include <structmember.h>
+
+#define STACK_RESERVE (512 * 1024)    /* bytes of C stack left free: what C code may need between two of our checks */
+
+static PyObject *own_prefixes;     /* tuple of str */
+static PyObject *transparent;      /* frozenset of str */
+static PyObject *str_name;
+
+/* ---- this thread's state, and the hook that follows from it ---- */
+
+typedef struct {
+    PyObject *handler;    /* borrowed: the Native at work holds it */
+    int taking;           /* frames go to the handler */
+    int inside;           /* a machine runs in this thread: frames that are not its own count */
+} State;
+
+static __thread State here;
+static __thread PyObject *counts;     /* dict code -> int; NULL: nobody counts */
+static __thread mb_Frame *passing;    /* handed to the hook below ours, which may hand it to us again */
+static __thread int installed_here;
+static int threads_on;
+static _PyFrameEvalFunction below;
+
+static PyObject *hook_eval(PyThreadState *, mb_Frame *, int);
+
+static void
+follow(void)
+{
+    int on = here.taking || (here.inside && counts != NULL);
+    if (on == installed_here) {
+        return;
+    }
+    installed_here = on;
+    PyInterpreterState *interpreter = PyInterpreterState_Get();
+    _PyFrameEvalFunction now = _PyInterpreterState_GetEvalFrameFunc(interpreter);
+    if (on) {
+        if (threads_on++ == 0 && now != hook_eval) {
+            below = now;
+            _PyInterpreterState_SetEvalFrameFunc(interpreter, hook_eval);
+        }
+    }
+    else if (--threads_on == 0 && now == hook_eval) {
+        _PyInterpreterState_SetEvalFrameFunc(interpreter, below);
+    }
+}
+
+static PyObject *
+pass_on(PyThreadState *tstate, mb_Frame *frame, int throwing)
+{
+    if (passing == frame || below == NULL || below == hook_eval || below == _PyEval_EvalFrameDefault) {
+        return _PyEval_EvalFrameDefault(tstate, frame, throwing);
+    }
+    mb_Frame *before = passing;
+    passing = frame;
+    PyObject *result = below(tstate, frame, throwing);
+    passing = before;
+    return result;
+}
+
+/* ---- room on the C stack ---- */
+
+static __thread char *stack_end;    /* the lowest address to use */
+
+static int
+has_room(void)
+{
+    char marker;
+    if (stack_end == NULL) {
+        pthread_attr_t attributes;
+        void *base = NULL;
+        size_t size = 0, guard = 0;
+        if (pthread_getattr_np(pthread_self(), &attributes) == 0) {
+            pthread_attr_getstack(&attributes, &base, &size);
+            pthread_attr_getguardsize(&attributes, &guard);
+            pthread_attr_destroy(&attributes);
+        }
+        size_t reserve = size / 4 < STACK_RESERVE ? size / 4 : STACK_RESERVE;
+        stack_end = base == NULL ? (char *)1 : (char *)base + guard + reserve;
+    }
+    if (&marker > stack_end) {
+        return 1;
+    }
+    PyErr_SetString(PyExc_RecursionError, "maximum recursion depth exceeded: the C stack is nearly used up");
+    return 0;
+}
+
+/* ---- the hook ---- */
+
+typedef enum { TAKEN, OWN, TRANSPARENT } Kind;
+
+/* Runs with an exception set where one is being thrown into a generator. */
+static Kind
+kind_of(PyObject *globals)
+{
+    PyObject *name = PyDict_GetItem(globals, str_name);    /* keeps a set exception, unlike PyDict_GetItemWithError */
+    if (name == NULL || !PyUnicode_CheckExact(name)) {
+        return TAKEN;
+    }
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(own_prefixes); i++) {
+        if (PyUnicode_Tailmatch(name, PyTuple_GET_ITEM(own_prefixes, i), 0, PY_SSIZE_T_MAX, -1) == 1) {
+            return OWN;
+        }
+    }
+    return PySet_Contains(transparent, name) == 1 ? TRANSPARENT : TAKEN;
+}
+
+static void
+count(PyCodeObject *code)
+{
+    PyObject *type, *value, *trace;
+    PyErr_Fetch(&type, &value, &trace);
+    PyObject *old = PyDict_GetItemWithError(counts, (PyObject *)code);
+    PyObject *sum = PyErr_Occurred() ? NULL : PyLong_FromLong(old == NULL ? 1 : PyLong_AsLong(old) + 1);
+    if (sum == NULL || PyDict_SetItem(counts, (PyObject *)code, sum) < 0) {
+        PyErr_WriteUnraisable((PyObject *)code);
+    }
+    Py_XDECREF(sum);
+    PyErr_Restore(type, value, trace);
+}
+
+#if PY_VERSION_HEX >= 0x030C0000
+static PyCodeObject *return_none;
+#endif
+
+/* Ends a frame that never ran, with this result (NULL: an exception is set). */
+static PyObject *
+finish(PyThreadState *tstate, mb_Frame *frame, PyObject *result)
+{
+#if PY_VERSION_HEX >= 0x030C0000
+    /* The evaluator has to clear and pop the frame, and CPython exports no function that does only that. */
+    PyObject *error = result == NULL ? PyErr_GetRaisedException() : NULL;
+    mb_frame_swap_code(frame, return_none);
+    PyObject *none = _PyEval_EvalFrameDefault(tstate, frame, 0);
+    if (none == NULL) {
+        Py_CLEAR(result);
+        Py_XDECREF(error);
+        return NULL;
+    }
+    Py_DECREF(none);
+    if (error != NULL) {
+        PyErr_SetRaisedException(error);
+    }
+#else
+    (void)tstate, (void)frame;    /* 3.11: the caller clears the frame, whatever became of it */
+#endif
+    return result;
+}
+
+static PyObject *
+take(mb_Frame *frame, PyCodeObject *code)
+{
+    int n = 0;
+    if (code->co_flags & CO_OPTIMIZED) {
+        n = code->co_argcount + code->co_kwonlyargcount + !!(code->co_flags & CO_VARARGS) +
+            !!(code->co_flags & CO_VARKEYWORDS);
+    }
+    PyObject *locals = PyList_New(n), *result = NULL;
+    if (locals == NULL) {
+        return NULL;
+    }
+    for (int i = 0; i < n; i++) {
+        PyList_SET_ITEM(locals, i, Py_NewRef(frame->localsplus[i]));
+    }
+    PyObject *names = frame->f_locals == NULL ? Py_None : frame->f_locals;
+    PyObject *args[] = {NULL, mb_frame_function(frame), (PyObject *)code, locals, names};
+    PyObject *handler = Py_NewRef(here.handler);
+    State before = here;
+    here.taking = 0;
+    follow();
+    result = PyObject_Vectorcall(handler, args + 1, 4 | PY_VECTORCALL_ARGUMENTS_OFFSET, NULL);
+    here.taking = before.taking;
+    here.handler = before.handler;
+    follow();
+    Py_DECREF(handler);
+    Py_DECREF(locals);
+    return result;
+}
+
+static PyObject *
+hook_eval(PyThreadState *tstate, mb_Frame *frame, int throwing)
+{
+    PyCodeObject *code = installed_here && passing != frame ? mb_frame_code(frame) : NULL;
+    if (code == NULL) {
+        return pass_on(tstate, frame, throwing);
+    }
+    Kind kind = kind_of(frame->f_globals);
+    if (kind == OWN && here.taking) {
+        here.taking = 0;
+        follow();
+        PyObject *result = pass_on(tstate, frame, throwing);
+        here.taking = 1;
+        follow();
+        return result;
+    }
+    if (kind != TAKEN) {
+        return pass_on(tstate, frame, throwing);
+    }
+    PyObject *function = mb_frame_function(frame);
+    if (here.taking && !throwing && function != NULL && PyFunction_Check(function) && mb_frame_is_fresh(frame, code)) {
+        if (!has_room()) {
+            return finish(tstate, frame, NULL);
+        }
+        return finish(tstate, frame, take(frame, code));
+    }
+    if (counts != NULL && here.inside && !(throwing && mb_frame_never_started(frame))) {
+        count(code);
+    }
+    return pass_on(tstate, frame, throwing);
+}
+
+/* ---- Native ---- */
+
+typedef struct {
+    PyObject_HEAD
+    vectorcallfunc vectorcall;
+    PyObject *handler;
+    PyObject *failed;
+} Native;
+
+static PyObject *
+native_call(PyObject *self, PyObject *const *args, size_t nargsf, PyObject *kwnames)
+{
+    Native *native = (Native *)self;
+    Py_ssize_t n = PyVectorcall_NARGS(nargsf);
+    if (n < 1) {
+        PyErr_SetString(PyExc_TypeError, "a Native takes the callable first");
+        return NULL;
+    }
+    if (!has_room()) {
+        return NULL;
+    }
+    State before = here;
+    here.handler = native->handler;
+    here.taking = native->handler != NULL;
+    follow();
+    PyObject *result = PyObject_Vectorcall(args[0], args + 1, (size_t)(n - 1), kwnames);
+    here.handler = before.handler;
+    here.taking = before.taking;
+    follow();
+    if (native->failed != NULL) {
+        PyObject *failed = native->failed;
+        native->failed = NULL;
+        Py_CLEAR(result);
+        PyErr_SetObject((PyObject *)Py_TYPE(failed), failed);
+        Py_DECREF(failed);
+    }
+    return result;
+}
+
+static PyObject *
+native_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    PyObject *handler;
+    static char *names[] = {"handler", NULL};
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O:Native", names, &handler)) {
+        return NULL;
+    }
+    Native *native = (Native *)type->tp_alloc(type, 0);
+    if (native != NULL) {
+        native->vectorcall = native_call;
+        native->handler = Py_NewRef(handler);
+    }
+    return (PyObject *)native;
+}
+
+static int
+native_traverse(PyObject *self, visitproc visit, void *arg)
+{
+    Py_VISIT(((Native *)self)->handler);
+    Py_VISIT(((Native *)self)->failed);
+    return 0;
+}
+
+static int
+native_clear(PyObject *self)
+{
+    Py_CLEAR(((Native *)self)->handler);
+    Py_CLEAR(((Native *)self)->failed);
+    return 0;
+}
+
+static void
+native_dealloc(PyObject *self)
+{
+    PyObject_GC_UnTrack(self);
+    native_clear(self);
+    Py_TYPE(self)->tp_free(self);
+}
+
+static PyMemberDef native_members[] = {
+    {"failed", T_OBJECT, offsetof(Native, failed), 0,
+     "what the handler raised that C code must not swallow: raised when the call ends, whatever it gave"},
+    {NULL, 0, 0, 0, NULL},
+};
+
+static PyTypeObject NativeType = {
+    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "moebius.interpreter.reentry.Native",
+    .tp_doc = "Native(handler): native(callable, *args, **kwargs) calls it; Python frames that begin beneath it go to\n"
+              "handler(function, code, arguments, namespace) -> result.",
+    .tp_basicsize = sizeof(Native),
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL,
+    .tp_vectorcall_offset = offsetof(Native, vectorcall),
+    .tp_call = PyVectorcall_Call,
+    .tp_new = native_new,
+    .tp_traverse = native_traverse,
+    .tp_clear = native_clear,
+    .tp_dealloc = native_dealloc,
+    .tp_members = native_members,
+};
+
+/* ---- functions ---- */
+
+/* Calls with this thread's state changed: what the three functions below share. */
+static PyObject *
+call_in(State state, PyObject *const *args, Py_ssize_t n, PyObject *kwnames)
+{
+    if (n < 1) {
+        PyErr_SetString(PyExc_TypeError, "the callable comes first");
+        return NULL;
+    }
+    State before = here;
+    here = state;
+    follow();
+    PyObject *result = PyObject_Vectorcall(args[0], args + 1, (size_t)(n - 1), kwnames);
+    here = before;
+    follow();
+    return result;
+}
+
+static PyObject *
+call_inside(PyObject *module, PyObject *const *args, Py_ssize_t n, PyObject *kwnames)
+{
+    (void)module;
+    return call_in((State){NULL, 0, 1}, args, n, kwnames);
+}
+
+static PyObject *
+call_outside(PyObject *module, PyObject *const *args, Py_ssize_t n, PyObject *kwnames)
+{
+    (void)module;
+    return call_in((State){NULL, 0, 0}, args, n, kwnames);
+}
+
+static PyObject *
+set_counts(PyObject *module, PyObject *given)
+{
+    (void)module;
+    if (given != Py_None && !PyDict_CheckExact(given)) {
+        PyErr_SetString(PyExc_TypeError, "set_counts(dict or None)");
+        return NULL;
+    }
+    PyObject *before = counts == NULL ? Py_NewRef(Py_None) : counts;
+    counts = given == Py_None ? NULL : Py_NewRef(given);
+    follow();
+    return before;
+}
+
+static PyObject *
+set_modules(PyObject *module, PyObject *args)
+{
+    PyObject *prefixes, *names;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "O!O!:set_modules", &PyTuple_Type, &prefixes, &PyFrozenSet_Type, &names)) {
+        return NULL;
+    }
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(prefixes); i++) {
+        if (!PyUnicode_Check(PyTuple_GET_ITEM(prefixes, i))) {
+            PyErr_SetString(PyExc_TypeError, "prefixes are strings");
+            return NULL;
+        }
+    }
+    Py_XSETREF(own_prefixes, Py_NewRef(prefixes));
+    Py_XSETREF(transparent, Py_NewRef(names));
+    Py_RETURN_NONE;
+}
+
+static PyObject *
+is_on(PyObject *module, PyObject *unused)
+{
+    (void)module, (void)unused;
+    return PyBool_FromLong(installed_here);
+}
+
+static PyMethodDef methods[] = {
+    {"call_inside", (PyCFunction)(void (*)(void))call_inside, METH_FASTCALL | METH_KEYWORDS,
+     "call_inside(callable, /, *args, **kwargs): call the machine; user frames that then run natively are counted."},
+    {"call_outside", (PyCFunction)(void (*)(void))call_outside, METH_FASTCALL | METH_KEYWORDS,
+     "call_outside(callable, /, *args, **kwargs): call for the machine's own needs; nothing is taken or counted."},
+    {"set_counts", set_counts, METH_O,
+     "set_counts(dict | None) -> what was set: where this thread counts frames that run natively, code -> number."},
+    {"set_modules", set_modules, METH_VARARGS,
+     "set_modules(prefixes, names): __name__ prefixes of the machine's modules, names of transparent modules."},
+    {"is_on", is_on, METH_NOARGS, "is_on() -> bool: whether the hook is on for this thread."},
+    {NULL, NULL, 0, NULL},
+};
+
+static struct PyModuleDef definition = {
+    PyModuleDef_HEAD_INIT, "reentry", "Frames that C code begins beneath the machine, handed back to it (PEP 523).", -1,
+    methods, NULL, NULL, NULL, NULL,
+};
+
+#if PY_VERSION_HEX >= 0x030C0000
+/* `return None` in one instruction that uses no stack, without RESUME: frames that run it are invisible to tracing. */
+static PyCodeObject *
+make_return_none(void)
+{
+    static const char source[] = "import opcode\n"
+                                 "code = (lambda: None).__code__.replace(co_code=bytes([opcode.opmap['RETURN_CONST'], 0]), "
+                                 "co_consts=(None,), co_name='return_none', co_qualname='return_none')\n";
+    PyObject *namespace = PyDict_New(), *code = NULL;
+    if (namespace != NULL && PyDict_SetItemString(namespace, "__builtins__", PyEval_GetBuiltins()) == 0) {
+        PyObject *done = PyRun_String(source, Py_file_input, namespace, namespace);
+        code = done == NULL ? NULL : Py_XNewRef(PyDict_GetItemString(namespace, "code"));
+        Py_XDECREF(done);
+    }
+    Py_XDECREF(namespace);
+    return (PyCodeObject *)code;
+}
+#endif
+
+__attribute__((visibility("default"))) PyMODINIT_FUNC
+PyInit_reentry(void)
+{
+    if (PyType_Ready(&NativeType) < 0) {
+        return NULL;
+    }
+    str_name = PyUnicode_InternFromString("__name__");
+    own_prefixes = PyTuple_New(0);
+    transparent = PyFrozenSet_New(NULL);
+    if (str_name == NULL || own_prefixes == NULL || transparent == NULL) {
+        return NULL;
+    }
+#if PY_VERSION_HEX >= 0x030C0000
+    if ((return_none = make_return_none()) == NULL) {
+        return NULL;
+    }
+#endif
+    PyObject *module = PyModule_Create(&definition);
+    if (module != NULL && PyModule_AddObjectRef(module, "Native", (PyObject *)&NativeType) < 0) {
+        Py_CLEAR(module);
+    }
+    return module;
+}
