@@ -2,8 +2,8 @@
 
 `interpret(fn)` is the concrete domain's front: plain Python, interpreted. `decode` gives Programs, `Machine` runs
 Frames, `Domain` is what capture subclasses. Opcode handlers live in opcodes/, version tables in tables/, the meaning of
-operations in domain/, interpreted forms of C callables in forms/; reentry.c hands Python functions that C code calls back
-to the machine; natives.py lists what still runs natively.
+operations in domain/, interpreted forms of C callables in forms/; reentry.c hands the machine Python functions that C
+code calls back; natives.py lists what still runs natively.
 """
 from __future__ import annotations
 

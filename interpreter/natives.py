@@ -1,8 +1,8 @@
 """What Python code still runs natively under `interpret`, by name, and counting it.
 
-A Python function that C code calls while the machine runs that C code is interpreted (reentry.c), whatever the C code is:
-sort keys, `__hash__` and `__eq__` of dict keys, `__set_name__`, replacement functions, … The program's own `sys.settrace`
-and `sys.setprofile` are refused with InterpreterError. NATIVE_CALLBACKS names the rest.
+A Python function that C code calls while the machine runs that C code is interpreted (reentry.c), whatever the C code
+is: sort keys, `__hash__` and `__eq__` of dict keys, `__set_name__`, replacement functions, … The program's own
+`sys.settrace` and `sys.setprofile` are refused with InterpreterError. NATIVE_CALLBACKS names the rest.
 """
 from __future__ import annotations
 
@@ -23,11 +23,9 @@ Native, call_inside, call_outside = reentry.Native, reentry.call_inside, reentry
 
 # Python code -> why it runs natively
 NATIVE_CALLBACKS: dict[str, str] = {
-    "generators and coroutines made outside of interpret": "their frame is a native one, half-way through; what they call "
-    "is interpreted",
-    "finalizers (__del__) and weakref callbacks": "where the last reference goes in the machine's own code, not in C code "
-    "that it called",
-    "signal handlers, sys.excepthook, atexit and threading functions": "CPython calls them, not C code of the program",
+    "generators and coroutines made outside of interpret": "their frame is a native one; what they call is interpreted",
+    "finalizers (__del__) and weakref callbacks": "where the last reference goes in the machine's own code",
+    "signal handlers, sys.excepthook, atexit and threading functions": "CPython calls them, not the program's C code",
     "importlib._bootstrap, importlib._bootstrap_external": "where C code imports; the modules' bodies are interpreted",
     "dict look-ups of names": "__eq__ of keys, put into a namespace, that are no strings but hash alike",
     "moebius": "its own modules",
@@ -42,9 +40,9 @@ reentry.set_modules(OWN_PREFIXES, TRANSPARENT)
 def count_native_frames() -> Iterator[Counter[str]]:
     """Counts the Python frames that run natively while this thread interprets, by qualified name, file and line.
 
-    The Counter that it gives is filled when the block ends. The machine's own frames and those of TRANSPARENT modules do
-    not count. While it is on, Python runs slower, and takes the C stack for each call: 3.12 and 3.13 reach their limit of C
-    recursion earlier.
+    The Counter that it gives is filled when the block ends. The machine's own frames and those of TRANSPARENT modules
+    do not count. While it is on, Python runs slower and takes C stack for each call: 3.12 and 3.13 reach their limit of
+    C recursion earlier.
     """
     counts: dict[CodeType, int] = {}
     shown: Counter[str] = Counter()

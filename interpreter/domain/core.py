@@ -52,8 +52,7 @@ class Core:
     observes = False  # True: the machine calls `observe(frame)` before each instruction
     interprets_callbacks = True  # False: Python functions that C code calls back run natively
     machine: Machine
-    native: Any = operator.call
-    """native(callable, *args, **kwargs) calls C code; the machine puts one here that interprets what that calls back."""
+    native: Any = operator.call  # native(callable, *args, **kwargs): C code; the machine puts one that takes callbacks
 
     def observe(self, frame: Frame) -> None:
         """Called before each instruction where `observes` is True; may raise, and may change frame.pc and the stack."""
