@@ -24,13 +24,16 @@ from .hook import ABSENT
 from .resume import generator_code, suspended_state
 from .sources import Source, Static
 from .tracking import natives
-from .tracking.loops import TensorRows
+from .tracking.loops import RangeRows, TensorRows
 from .tracking.methods import ContextToken
 from .tracking.numbers import Number
 from .tracking.objects import CONTAINERS, DICTS, LISTS, SETS, Objects, Record, raw_dict
 from .tracking.values import ATOMS, IDENTITIES, SYMBOLIC, LoopLeftover, TensorMethod, TensorProxy
 
 LITERALS = frozenset({type(None), bool, int, str, bytes, type(Ellipsis)})
+
+
+HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: classes of Python code
 
 
 class CannotRebuild(Exception):
@@ -212,6 +215,8 @@ class Emitter:
             return self.function_value(value)
         if kind is types.MethodType:
             return self.assign(value, f"m_types.MethodType({self.value(value.__func__)}, {self.value(value.__self__)})")
+        if kind is RangeRows:
+            return self.assign(value, f"iter(range({value.count}))")
         if kind is TensorRows:
             return self.assign(value, f"iter({self.value(value.proxy)})")
         if kind is TensorMethod:
@@ -305,6 +310,8 @@ class Emitter:
             name = self.assign(value, f"{self.constant(cls)}.__new__({self.constant(cls)}{args})")
             self.lines.append(f"{name}.args = {self.value(tuple(value.args))}")
         else:
+            if any(b is not base and b is not object and not b.__flags__ & HEAP_TYPE for b in cls.__mro__):
+                raise CannotRebuild(f"a {cls.__name__}, which is made by C code,")
             name = self.assign(value, f"{self.constant(base)}.__new__({self.constant(cls)})")
         if base in DICTS:
             self.fill_dict(name, self.constant(base), dict(dict.items(value)))

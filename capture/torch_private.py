@@ -172,6 +172,17 @@ class FakeWorld:
         symbol = self.shape_env.create_unspecified_symbol(value, source=source, dynamic_dim=DimDynamic.DYNAMIC)
         return self.shape_env.create_symintnode(symbol, hint=value, source=source)
 
+    def unknown_number(self) -> Any:
+        """A SymInt for an int that nobody knows while tracing."""
+        return self.shape_env.create_unbacked_symint()
+
+    def number_below(self, count: int) -> Any:
+        """A SymInt for an int of [0, count) that nobody knows while tracing."""
+        number = self.shape_env.create_unbacked_symint()
+        torch._check(number >= 0)
+        torch._check(number < count)
+        return number
+
     def guards(self) -> list[sympy.Expr]:
         """What was assumed about symbolic sizes so far, as sympy relations over backed symbols."""
         return [g.expr for g in self.shape_env.guards if not free_unbacked_symbols(g.expr)]

@@ -39,6 +39,7 @@ class Policy:
     volatile: names of places that hold another number each call. counters: those that the step itself writes.
     whole_step: whether backward and numbers read from tensors may be in the graph (our own backends run them).
     told_compiling: file and name of the functions to which ``is_compiling()`` answers True.
+    unrolled: loops over ranges that cannot be recorded as one node.
     """
 
     volatile: set[str] = field(default_factory=set)
@@ -47,6 +48,7 @@ class Policy:
     counters: set[str] = field(default_factory=set)
     whole_step: bool = True
     told_compiling: frozenset[tuple[str, str]] = frozenset()
+    unrolled: set[tuple[types.CodeType, int]] = field(default_factory=set)
     marked: Callable[[torch.Tensor], frozenset[int]] | None = None
 
     def dims(self, name: str, tensor: torch.Tensor) -> tuple[int, ...]:
@@ -116,6 +118,7 @@ class Trace:
         self.domain = TrackingDomain(self.objects, self.tensors)
         self.domain.stop_at = stop_at
         self.domain.told_compiling = policy.told_compiling
+        self.domain.loops.unrolled = policy.unrolled
         self.machine = Machine(self.domain)
         self.state_guard = torch_private.global_state_guard()
         self.result: Any = UNSET
@@ -312,13 +315,21 @@ class Trace:
         return fake
 
 
+def traced(request: Request, policy: Policy) -> Trace:
+    """One attempt, with those loops over experts unrolled that one node cannot say."""
+    while True:
+        attempt = Trace(request, policy)
+        attempt.run()
+        if attempt.graph_break is None or not attempt.domain.loops.ranges:
+            return attempt
+        policy.unrolled |= attempt.domain.loops.ranges  # what stopped it may be what one node could not say
+
+
 def trace(request: Request, policy: Policy) -> Trace:
     """Capture as much of the call as one graph can hold."""
-    attempt = Trace(request, policy)
-    attempt.run()
+    attempt = traced(request, policy)
     while (asker := attempt.asker()) is not None:
-        other = Trace(request, replace(policy, told_compiling=attempt.policy.told_compiling | {asker}))
-        other.run()
+        other = traced(request, replace(policy, told_compiling=attempt.policy.told_compiling | {asker}))
         if not other.went_on_from(attempt):
             break
         attempt = other

@@ -359,7 +359,7 @@ class Calls(Methods, Construction, StandIns):
                         raise Break("reversed()", f"of a {type_of(value).__name__}", "reverse a list")
                 elif function not in ITEM_ARGUMENTS or i == 0:
                     values[i] = self.domain.get_iter(value)
-                    if isinstance(values[i], self.domain.row_type):
+                    if isinstance(values[i], self.domain.row_types):
                         raise Break(
                             "iterating over a tensor of unknown length",
                             f"{function.__name__}(tensor)",

@@ -13,7 +13,7 @@ from moebius.interpreter import NULL, STOP, Frame
 
 from ..hook import ABSENT
 from . import natives
-from .loops import TensorRows
+from .loops import ROWS
 from .objects import CONTAINERS, DICTS, LISTS
 from .parts import Parts
 from .values import ATOMS, Break, LoopLeftover, TensorMethod, TensorProxy, type_of
@@ -194,7 +194,7 @@ class Containers(Parts):
         kind = type(value)
         if kind is TensorProxy:
             return self.loops.rows(value)
-        if kind is TensorRows:
+        if kind in ROWS:
             return value
         self.refuse_alien(value)
         if kind in (tuple, str, bytes, range, frozenset) or kind in natives.VIEWS or kind is torch.Size:
@@ -223,8 +223,8 @@ class Containers(Parts):
         raise Break("iteration over a C object", kind.__name__, "iterate over a list of it")
 
     def next_item(self, iterator: Any) -> Any:
-        if type(iterator) is TensorRows:
-            return self.loops.next_row(iterator)
+        if type(iterator) in ROWS:
+            return self.loops.next_row(cast(Any, iterator))
         if not isinstance(iterator, natives.ITERATORS):
             method = self.attributes.on_type(type(iterator), "__next__")
             if isinstance(method, types.FunctionType):

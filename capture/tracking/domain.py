@@ -23,7 +23,7 @@ from ..sources import Static
 from .attributes import Attributes
 from .calls import Calls
 from .containers import Containers
-from .loops import Loops, TensorRows
+from .loops import ROWS, Loops
 from .objects import Objects, Record
 from .operators import Operators
 from .tensors import TensorOperations
@@ -35,7 +35,7 @@ class TrackingDomain(Operators, Containers):
 
     observes = True
     interprets_callbacks = False  # what may call back is decided call by call, in natives and operators
-    row_type = TensorRows
+    row_types = ROWS
 
     def __init__(self, objects: Objects, tensors: TensorOperations):
         super().__init__()

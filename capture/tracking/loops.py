@@ -1,9 +1,10 @@
-"""Loops over a tensor's rows, recorded as one node.
+"""Loops over a tensor's rows or over experts, recorded as one node.
 
 ``for row in tensor`` where the number of rows depends on values (the experts that were hit) is interpreted for one
-symbolic row. Its body becomes a graph of its own; ``continue`` on a tensor condition becomes ``skip_turn``. A local
-that a turn reads and replaces is *carried*; one that a turn only sets is a leftover that nobody may read afterwards.
-What such a node cannot express (leaving the loop early, changing Python objects) is a graph break.
+symbolic row, and ``for e in range(n)`` over experts for one symbolic e (range_loops.py). The body becomes a graph of
+its own; ``continue`` on a condition on values becomes ``skip_turn``. A local that a turn reads and replaces is
+*carried*; one that a turn only sets is a leftover that nobody may read afterwards. What such a node cannot express
+(leaving the loop early, changing Python objects) is a graph break.
 """
 
 from __future__ import annotations
@@ -16,8 +17,10 @@ from torch import fx
 from moebius.interpreter import STOP, UNSET, Frame
 from moebius.lowering.graph import expert_loop, skip_turn
 
+from .. import torch_private
 from .graphs import GraphScope
-from .values import Break, LoopLeftover, TensorProxy
+from .range_loops import RANGE_ITERATOR, RangeRows, goes_over_experts, length_of
+from .values import SYMBOLIC, Break, LoopLeftover, TensorProxy
 
 if TYPE_CHECKING:
     from .domain import TrackingDomain
@@ -43,6 +46,9 @@ class TensorRows:
         self.finished = False
 
 
+ROWS = (TensorRows, RangeRows)
+
+
 class OpenLoop:
     """A loop whose body is being recorded.
 
@@ -51,7 +57,7 @@ class OpenLoop:
     lifted: outer nodes that the body uses, each with its placeholder; known once the loop is closed.
     """
 
-    def __init__(self, frame: Frame, rows: TensorRows, carried: list[int]):
+    def __init__(self, frame: Frame, rows: TensorRows | RangeRows, carried: list[int]):
         instruction = frame.program.instructions[frame.pc]
         assert instruction.target is not None
         self.frame, self.rows, self.carried = frame, rows, carried
@@ -62,6 +68,7 @@ class OpenLoop:
         self.root_step = 0
         self.number = 0  # of the first node in it
         self.row: fx.Node | None = None
+        self.row_value: Any = None
         self.carried_nodes: list[fx.Node] = []
         self.lifted: dict[fx.Node, fx.Node] = {}
 
@@ -73,6 +80,8 @@ class Loops:
         self.domain = domain
         self.open: list[OpenLoop] = []
         self.decided: dict[tuple[int, int], list[int]] = {}
+        self.unrolled: set[tuple[Any, int]] = set()  # range loops that an earlier attempt could not say as one node
+        self.ranges: set[tuple[Any, int]] = set()  # those that this attempt records as one node
 
     # ------------------------------------------------------------------------------------------------------------------
     # Called by the domain
@@ -84,7 +93,7 @@ class Loops:
             return self.domain.objects.made(TensorRows(proxy))
         return self.domain.objects.made(iter(self.domain.tensors.rows(proxy)))
 
-    def next_row(self, rows: TensorRows) -> Any:
+    def next_row(self, rows: TensorRows | RangeRows) -> Any:
         """The row of the turn that begins, or STOP after the recorded turn."""
         if rows.finished:
             return STOP
@@ -93,7 +102,7 @@ class Loops:
             raise Break(
                 "iterating over a tensor of unknown length", "outside of a for loop", "iterate over it with a for loop"
             )
-        return self.row_value(loop)
+        return loop.row_value
 
     def observe(self, frame: Frame) -> None:
         """Before each instruction: open a loop, close it, or leave a turn."""
@@ -107,15 +116,30 @@ class Loops:
                     "expert loop left early", "break or return inside the loop", "let every turn run to its end"
                 )
             self.skip_on_condition(loop)
-        instruction = frame.program.instructions[frame.pc]
-        if instruction.opname == "FOR_ITER" and type(frame.stack[-1]) is TensorRows and not frame.stack[-1].finished:
+        if frame.program.instructions[frame.pc].opname != "FOR_ITER":
+            return
+        kind = type(frame.stack[-1])
+        if kind is RANGE_ITERATOR:
+            self.take_range(frame)
+            kind = type(frame.stack[-1])
+        if kind in ROWS and not frame.stack[-1].finished:
             self.begin(frame, frame.stack[-1], self.decided.get((id(frame.code), frame.pc), []))
+
+    def take_range(self, frame: Frame) -> None:
+        """``for e in range(n)`` over experts goes the way of a loop over rows; any other is left to be unrolled."""
+        key = (frame.code, frame.pc)
+        if self.open or not self.domain.tensors.whole_step or key in self.unrolled:
+            return
+        iterator = frame.stack[-1]
+        if self.domain.objects.is_new(iterator) and (count := length_of(iterator)) and goes_over_experts(frame):
+            frame.stack[-1] = self.domain.objects.made(RangeRows(count, key))
+            self.ranges.add(key)
 
     # ------------------------------------------------------------------------------------------------------------------
     # One recorded turn
     # ------------------------------------------------------------------------------------------------------------------
 
-    def begin(self, frame: Frame, rows: TensorRows, carried: list[int]) -> None:
+    def begin(self, frame: Frame, rows: TensorRows | RangeRows, carried: list[int]) -> None:
         loop = OpenLoop(frame, rows, carried)
         loop.root_step = self.domain.root_steps - 1
         writer, objects = self.domain.tensors.writer, self.domain.objects
@@ -124,6 +148,7 @@ class Loops:
         writer.scope = GraphScope(writer.scope)
         objects.depth += 1
         loop.row = writer.scope.placeholder("row")
+        loop.row_value = self.tensor_row(loop) if isinstance(rows, TensorRows) else self.number_row(loop, rows)
         for index in carried:
             value = frame.locals[index]
             node = writer.scope.placeholder(f"carried_{frame.program.localsplus[index]}")
@@ -134,22 +159,33 @@ class Loops:
             frame.locals[index] = self.domain.tensors.wrap(fake, node)
         self.open.append(loop)
 
-    def row_value(self, loop: OpenLoop) -> TensorProxy:
+    def tensor_row(self, loop: OpenLoop) -> TensorProxy:
         tensors = self.domain.tensors
+        assert isinstance(loop.rows, TensorRows) and loop.row is not None
         with tensors.world.mode:
             fake = loop.rows.proxy.fake.new_empty(loop.rows.proxy.fake.shape[1:])
-        assert loop.row is not None
         loop.row.meta.update(where=loop.where[-1] if loop.where else ("", 0, ""), stack=loop.where)
         return tensors.wrap(fake, loop.row)
 
+    def number_row(self, loop: OpenLoop, rows: RangeRows) -> Any:
+        tensors = self.domain.tensors
+        assert loop.row is not None
+        number = tensors.world.number_below(rows.count)
+        loop.row.meta.update(where=loop.where[-1] if loop.where else ("", 0, ""), stack=loop.where)
+        return tensors.wrap(number, loop.row)
+
     def skip_on_condition(self, loop: OpenLoop) -> None:
-        """A branch on a tensor of which one side goes straight to the next turn: that side becomes ``skip_turn``."""
+        """A branch on values of which one side goes straight to the next turn: that side becomes ``skip_turn``."""
         frame = loop.frame
         instruction = frame.program.instructions[frame.pc]
         jumps_if = BRANCHES.get(instruction.opname)
-        if jumps_if is None or not isinstance(frame.stack[-1], TensorProxy):
+        if jumps_if is None:
             return
         condition, tensors = frame.stack[-1], self.domain.tensors
+        if isinstance(condition, SYMBOLIC) and torch_private.depends_on_values(condition):
+            condition = condition != 0 if isinstance(condition, torch.SymInt) else condition
+        elif not isinstance(condition, TensorProxy):
+            return
         assert instruction.target is not None
         if self.leads_to_head(loop, frame.pc + 1):
             skip_if, stay = not jumps_if, instruction.target
@@ -158,7 +194,10 @@ class Loops:
         else:
             return  # a branch between two bodies: truth() breaks the graph
         if not skip_if:
-            condition = tensors.function(torch.logical_not, (condition,), {})
+            if isinstance(condition, TensorProxy):
+                condition = tensors.function(torch.logical_not, (condition,), {})
+            else:
+                condition = torch.sym_not(condition)
         tensors.writer.node("call_function", skip_turn, (condition,), {}).meta["val"] = None
         frame.stack.pop()
         frame.pc = stay
@@ -265,9 +304,11 @@ class Loops:
         get_body = writer.scope.graph.get_attr(name)
         get_body.meta.update(val=None, where=loop.where[-1] if loop.where else ("", 0, ""), stack=loop.where)
         before = [loop.before[i] for i in loop.carried]
+        rows = loop.rows
+        source = rows.count if isinstance(rows, RangeRows) else writer.argument(rows.proxy)
         node = writer.scope.graph.call_function(
             expert_loop,
-            (get_body, writer.argument(loop.rows.proxy), tuple(writer.argument(b) for b in before), tuple(outer)),
+            (get_body, source, tuple(writer.argument(b) for b in before), tuple(outer)),
         )
         node.meta.update(where=loop.where[-1] if loop.where else ("", 0, ""), stack=loop.where, number=loop.number)
         writer.count += 1

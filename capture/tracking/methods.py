@@ -251,7 +251,7 @@ class Methods(CallParts):
     def drain(self, value: Any) -> list:
         """All items of an iterable."""
         iterator = self.domain.get_iter(value)
-        if isinstance(iterator, self.domain.row_type):
+        if isinstance(iterator, self.domain.row_types):
             raise Break("iterating over a tensor of unknown length", "in a builtin", "iterate over it with a for loop")
         return list(iterator)
 

@@ -13,11 +13,11 @@ from moebius.interpreter.domain.operators import OPERATIONS as OPERATORS
 
 from ..hook import ABSENT
 from . import natives, numbers
-from .loops import TensorRows
+from .loops import ROWS
 from .numbers import Number
-from .objects import CONTAINERS, DICTS, SETS
+from .objects import CONTAINERS, DICTS, SETS, identified
 from .parts import Parts
-from .values import ATOMS, SYMBOLIC, Break, LoopLeftover, TensorMethod, TensorProxy, type_of
+from .values import ATOMS, IDENTITIES, SYMBOLIC, Break, LoopLeftover, TensorMethod, TensorProxy, type_of
 
 UNARIES: dict[str, Callable[[Any], Any]] = {"-": operator.neg, "+": operator.pos, "~": operator.invert}
 SIMPLE = frozenset({int, float, str, bool, bytes, type(None)})
@@ -292,13 +292,36 @@ class Operators(Parts):
         return self.truth(self.compare("!=", self.calls.length(value), 0))
 
     def refuse_alien(self, value: Any) -> None:
-        if isinstance(value, LoopLeftover | TensorMethod | TensorRows):
+        if isinstance(value, (LoopLeftover, TensorMethod, *ROWS)):
             if isinstance(value, LoopLeftover):
                 self.attributes.get(value, "value")
             raise Break("tensor machinery used as a value", type_of(value).__name__, "call it, or iterate over it")
 
+    def value_in_c(self, value: Any) -> bool:
+        """Whether the object existed before the step and holds, in C, a value that no guard of ours reads."""
+        record, kind = self.objects.record_of(value), type(value)
+        if record is None or any(b in CONTAINERS or b is tuple for b in kind.__mro__):
+            return False
+        if isinstance(value, (*IDENTITIES, types.MethodType, frozenset)) or identified(value):
+            return False
+        return not record.source.static or (kind.__module__, kind.__name__) == ("numpy", "ndarray")
+
     def guard_operators(self, value: Any, names: Any) -> None:
-        kind = type(value)
+        kind, names = type(value), tuple(names)
+        if self.value_in_c(value) and any(defined_in_c(kind, name) for name in names):
+            raise Break(
+                "operator of a C object",
+                f"a {kind.__module__}.{kind.__qualname__} that existed before the step takes part in arithmetic",
+                "convert it to a plain number before the step: int(x), float(x)",
+            )
         if kind.__flags__ & (1 << 9):
             for name in names:
                 self.attributes.on_type(kind, name)
+
+
+def defined_in_c(kind: type, name: str) -> bool:
+    """Whether a type has the special method from C code, other than object's own."""
+    for base in kind.__mro__:
+        if name in base.__dict__:
+            return base is not object and isinstance(base.__dict__[name], types.WrapperDescriptorType)
+    return False

@@ -65,6 +65,9 @@ OUTSIDE = frozenset(
 TENSOR_ATTRIBUTES = frozenset({"T", "mT", "H", "mH", "real", "imag", "data"})
 
 
+INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+
+
 class TensorOperations:
     """All tensor operators of one trace."""
 
@@ -194,8 +197,9 @@ class TensorOperations:
         """``proxy.name(*args, **kwargs)`` as a node, or a graph break where it leaves the graph."""
         if name == "backward":
             return self.gradients.backward(proxy, *args, **kwargs)
-        if name == "item" and self.whole_step and not args and (number := self.item(proxy)) is not None:
-            return number
+        if name in ("item", "__int__", "__index__") and self.whole_step and not args:
+            if (number := self.item(proxy)) is not None:
+                return number
         if name == "requires_grad_" and proxy.fake.requires_grad == (args[0] if args else kwargs.get("mode", True)):
             return proxy  # nothing changes
         if name in READS_VALUES:
@@ -220,6 +224,9 @@ class TensorOperations:
 
     def item(self, proxy: TensorProxy) -> Any:
         """``proxy.item()`` as a number of the graph, None where it is to be a graph break."""
+        if self.writer.scope.parent is not None and proxy.fake.dtype in INTEGERS and proxy.fake.numel() == 1:
+            number = self.world.unknown_number()
+            return self.record("call_method", "item", (proxy,), {}, number)
         if proxy.fake.dtype not in (torch.float32, torch.float64, torch.float16, torch.bfloat16):
             return None
         if self.writer.scope.parent is not None or proxy.fake.numel() != 1:
@@ -327,6 +334,9 @@ class TensorOperations:
                         "invalid index of a 0-dim tensor. Use `tensor.item()` in Python to convert it to a number"
                     )
                 result = proxy.fake.select(0, 0)
+            return self.record("call_function", operator.getitem, (proxy, key), {}, result)
+        if holds_unknown_number(key):
+            result = self.on_fakes(operator.getitem, (proxy, any_position(key)), {})
             return self.record("call_function", operator.getitem, (proxy, key), {}, result)
         return self.function(operator.getitem, (proxy, key), {})
 
@@ -469,6 +479,19 @@ def is_scalar_index(key: Any) -> bool:
         and key.fake.dtype is not torch.bool
         and key.fake.dtype is not torch.uint8
     )
+
+
+def holds_unknown_number(key: Any) -> bool:
+    """An index with a number in it that only the running loop knows; torch would want to know its sign."""
+    keys = key if isinstance(key, tuple) else (key,)
+    return any(isinstance(k, torch.SymInt) and torch_private.depends_on_values(k) for k in keys)
+
+
+def any_position(key: Any) -> Any:
+    """The index with 0 in such numbers' places: shape and strides are those of any position."""
+    if isinstance(key, tuple):
+        return tuple(any_position(k) for k in key)
+    return 0 if holds_unknown_number(key) else key
 
 
 def placed_on_ranks(tensor: torch.Tensor) -> bool:

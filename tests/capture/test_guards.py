@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import collections
+import datetime
+import decimal
 import enum
 from typing import Any
 
+import numpy
 import pytest
 import torch
 
@@ -344,3 +347,21 @@ def test_values_assigned_from_a_list_are_guarded():
     captured = capture(step, backend="eager")
     for values in ([1.0, 2.0], [3.0, 4.0]):
         assert torch.equal(captured(torch.zeros(2, 2), values), step(torch.zeros(2, 2), values))
+@pytest.mark.parametrize(
+    ("function", "values"),
+    [
+        (lambda x, n: x * float(n + 1), [decimal.Decimal(1), decimal.Decimal(2)]),
+        (lambda x, n: x * float(-n), [decimal.Decimal(1), decimal.Decimal(2)]),
+        (lambda x, n: x * (2 if n > 1 else 1), [decimal.Decimal(1), decimal.Decimal(2)]),
+        (lambda x, n: x * (2 if n == 1 else 1), [decimal.Decimal(1), decimal.Decimal(2)]),
+        (lambda x, n: x * (n - datetime.timedelta(1)).days, [datetime.timedelta(3), datetime.timedelta(5)]),
+        (lambda x, n: x * (n + 1), [numpy.int64(1), numpy.int64(2)]),
+        (lambda x, n: x[:n].sum() + x, [numpy.int64(1), numpy.int64(2)]),
+    ],
+)
+def test_values_that_c_objects_hold(function, values):
+    """Nothing guards what is inside a Decimal: arithmetic with one that came from outside is not captured."""
+    captured = capture(function)
+    for value in (*values, *values):
+        x = torch.ones(3)
+        assert torch.equal(captured(x, value), function(x, value))

@@ -1,0 +1,352 @@
+"""Expert layers as people write them. Each says in its docstring how it is spelled, and what becomes of it.
+
+LOWERED: one grouped operator. CAPTURED: in one graph, as it was written. BROKEN: graph breaks (the answer is right).
+All take x [T, D], router [E, D], gate_up [E, 2N, D], down [E, D, N].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch.nn.functional import linear, one_hot, silu
+
+E, T, K, D, N = 4, 10, 2, 8, 6
+LOWERED, CAPTURED, BROKEN = "one operator", "one graph", "graph breaks"
+
+
+@dataclass
+class Spelling:
+    function: Callable
+    outcome: str
+
+    @property
+    def says(self) -> str:
+        return self.function.__doc__
+
+
+SPELLINGS: dict[str, Spelling] = {}
+
+
+def spelled(outcome: str):
+    def add(function):
+        SPELLINGS[function.__name__] = Spelling(function, outcome)
+        return function
+
+    return add
+
+
+def route(x, router):
+    return (x @ router.T).softmax(-1).topk(K, -1)
+
+
+def expert(rows, gate_up, down, e):
+    gate, up = linear(rows, gate_up[e]).chunk(2, -1)
+    return linear(silu(gate) * up, down[e])
+
+
+@spelled(LOWERED)
+def rows_of_nonzero(x, router, gate_up, down):
+    """`for row in mask.sum(…).nonzero()`, `torch.where(mask[e])`, `index_add_`"""
+    weight, index = route(x, router)
+    out = torch.zeros_like(x)
+    mask = one_hot(index, E).permute(2, 1, 0)
+    for row in mask.sum((1, 2)).nonzero():
+        slot, token = torch.where(mask[row[0]])
+        out.index_add_(0, token, expert(x[token], gate_up, down, row[0]) * weight[token, slot, None])
+    return out
+
+
+@spelled(LOWERED)
+def rows_as_numbers(x, router, gate_up, down):
+    """the same, `e = row.item()`, `if len(token) == 0: continue`"""
+    weight, index = route(x, router)
+    out = torch.zeros_like(x)
+    mask = one_hot(index, E).permute(2, 1, 0)
+    for row in mask.sum((1, 2)).nonzero()[:, 0]:
+        e = row.item()
+        slot, token = torch.where(mask[e])
+        if len(token) == 0:
+            continue
+        out.index_add_(0, token, expert(x[token], gate_up, down, e) * weight[token, slot, None])
+    return out
+
+
+@spelled(LOWERED)
+def rows_of_unique(x, router, gate_up, down):
+    """`for e in index.unique()`"""
+    weight, index = route(x, router)
+    out = torch.zeros_like(x)
+    for e in index.unique():
+        token, slot = torch.where(index == e)
+        out.index_add_(0, token, expert(x[token], gate_up, down, e) * weight[token, slot, None])
+    return out
+
+
+@spelled(LOWERED)
+def range_and_where(x, router, gate_up, down):
+    """`for e in range(E)`, `torch.where(index == e)`, `index_add_`"""
+    weight, index = route(x, router)
+    out = torch.zeros_like(x)
+    for e in range(E):
+        token, slot = torch.where(index == e)
+        out.index_add_(0, token, expert(x[token], gate_up, down, e) * weight[token, slot, None])
+    return out
+
+
+@spelled(LOWERED)
+def range_skipping_the_unused(x, router, gate_up, down):
+    """the same, `if token.numel() == 0: continue`"""
+    weight, index = route(x, router)
+    out = torch.zeros_like(x)
+    for e in range(E):
+        token, slot = torch.where(index == e)
+        if token.numel() == 0:
+            continue
+        out.index_add_(0, token, expert(x[token], gate_up, down, e) * weight[token, slot, None])
+    return out
+
+
+@spelled(LOWERED)
+def range_and_any(x, router, gate_up, down):
+    """the same, `if chosen.any():` around the turn"""
+    weight, index = route(x, router)
+    out = torch.zeros_like(x)
+    for e in range(E):
+        chosen = index == e
+        if chosen.any():
+            token, slot = torch.where(chosen)
+            out.index_add_(0, token, expert(x[token], gate_up, down, e) * weight[token, slot, None])
+    return out
+
+
+@spelled(LOWERED)
+def range_replacing_the_sum(x, router, gate_up, down):
+    """`for e in range(E)`, `out = out.index_add(…)`"""
+    weight, index = route(x, router)
+    out = torch.zeros_like(x)
+    mask = one_hot(index, E).permute(2, 1, 0)
+    for e in range(E):
+        slot, token = torch.where(mask[e])
+        if token.shape[0] == 0:
+            continue
+        out = out.index_add(0, token, expert(x[token], gate_up, down, e) * weight[token, slot, None])
+    return out
+
+
+@spelled(LOWERED)
+def range_and_index_put(x, router, gate_up, down):
+    """`out.index_put_((token,), rows, accumulate=True)`"""
+    weight, index = route(x, router)
+    out = torch.zeros_like(x)
+    for e in range(E):
+        token, slot = torch.where(index == e)
+        rows = expert(x[token], gate_up, down, e) * weight[token, slot, None]
+        out.index_put_((token,), rows, accumulate=True)
+    return out
+
+
+@spelled(LOWERED)
+def range_and_scatter_add(x, router, gate_up, down):
+    """`out.scatter_add_(0, token[:, None].expand(-1, D), rows)`"""
+    weight, index = route(x, router)
+    out = torch.zeros_like(x)
+    for e in range(E):
+        token, slot = torch.where(index == e)
+        rows = expert(x[token], gate_up, down, e) * weight[token, slot, None]
+        out.scatter_add_(0, token[:, None].expand(-1, D), rows)
+    return out
+
+
+@spelled(CAPTURED)
+def range_with_a_number_of_its_own(x, router, gate_up, down):
+    """a turn that asks Python what e is (`if e == 2: continue`): unrolled"""
+    weight, index = route(x, router)
+    out = torch.zeros_like(x)
+    for e in range(E):
+        chosen = index == e
+        if e % 3 == 2:
+            chosen = chosen & (weight > 0.3)
+        token, slot = torch.where(chosen)
+        out.index_add_(0, token, expert(x[token], gate_up, down, e) * weight[token, slot, None])
+    return out
+
+
+@spelled(CAPTURED)
+def slots_outside(x, router, gate_up, down):
+    """a loop over slots around the loop over experts"""
+    weight, index = route(x, router)
+    out = torch.zeros_like(x)
+    for k in range(K):
+        for e in range(E):
+            token = (index[:, k] == e).nonzero()[:, 0]
+            out.index_add_(0, token, expert(x[token], gate_up, down, e) * weight[token, k, None])
+    return out
+
+
+@spelled(CAPTURED)
+def slots_inside(x, router, gate_up, down):
+    """a loop over slots inside the loop over experts"""
+    weight, index = route(x, router)
+    out = torch.zeros_like(x)
+    for e in range(E):
+        for k in range(K):
+            token = (index[:, k] == e).nonzero()[:, 0]
+            out.index_add_(0, token, expert(x[token], gate_up, down, e) * weight[token, k, None])
+    return out
+
+
+@spelled(CAPTURED)
+def adding_at_an_index(x, router, gate_up, down):
+    """`out[token] += rows`"""
+    weight, index = route(x, router)
+    out = torch.zeros_like(x)
+    for e in range(E):
+        token, slot = torch.where(index == e)
+        out[token] += expert(x[token], gate_up, down, e) * weight[token, slot, None]
+    return out
+
+
+@spelled(CAPTURED)
+def adding_at_a_mask(x, router, gate_up, down):
+    """`out[mask] += rows`, weights summed over a mask"""
+    weight, index = route(x, router)
+    out = torch.zeros_like(x)
+    for e in range(E):
+        chosen = (index == e).any(-1)
+        scale = (weight * (index == e)).sum(-1)
+        out[chosen] += expert(x[chosen], gate_up, down, e) * scale[chosen, None]
+    return out
+
+
+@spelled(CAPTURED)
+def dense(x, router, gate_up, down):
+    """all experts on all tokens, `out = out + y * gates[:, e, None]`"""
+    weight, index = route(x, router)
+    gates = torch.zeros(len(x), E, dtype=x.dtype).scatter(1, index, weight)
+    out = 0
+    for e in range(E):
+        out = out + expert(x, gate_up, down, e) * gates[:, e, None]
+    return out
+
+
+@spelled(CAPTURED)
+def while_loop(x, router, gate_up, down):
+    """`while e < E`: unrolled"""
+    weight, index = route(x, router)
+    out = torch.zeros_like(x)
+    e = 0
+    while e < E:
+        token, slot = torch.where(index == e)
+        out.index_add_(0, token, expert(x[token], gate_up, down, e) * weight[token, slot, None])
+        e += 1
+    return out
+
+
+@spelled(CAPTURED)
+def generator(x, router, gate_up, down):
+    """a generator of each expert's rows, a closure for the expert"""
+    weight, index = route(x, router)
+    out = torch.zeros_like(x)
+
+    def chosen():
+        for e in range(E):
+            yield e, *torch.where(index == e)
+
+    for e, token, slot in chosen():
+        out.index_add_(0, token, expert(x[token], gate_up, down, e) * weight[token, slot, None])
+    return out
+
+
+@spelled(CAPTURED)
+def dictionary_of_rows(x, router, gate_up, down):
+    """a dictionary of index lists, made first"""
+    weight, index = route(x, router)
+    rows = {e: torch.where(index == e) for e in range(E)}
+    out = torch.zeros_like(x)
+    for e, (token, slot) in rows.items():
+        out.index_add_(0, token, expert(x[token], gate_up, down, e) * weight[token, slot, None])
+    return out
+
+
+@spelled(CAPTURED)
+def einsum_dispatch(x, router, gate_up, down):
+    """einsum with dispatch masks"""
+    weight, index = route(x, router)
+    combine = torch.einsum("tke,tk->te", one_hot(index, E).to(x.dtype), weight)
+    gate, up = torch.einsum("td,end->ten", x, gate_up).chunk(2, -1)
+    y = torch.einsum("ten,edn->ted", silu(gate) * up, down)
+    return torch.einsum("ted,te->td", y, combine)
+
+
+@spelled(CAPTURED)
+def gathered_weights(x, router, gate_up, down):
+    """weights gathered for each token: `gate_up[index]`"""
+    weight, index = route(x, router)
+    gate, up = torch.einsum("td,tknd->tkn", x, gate_up[index]).chunk(2, -1)
+    return torch.einsum("tkn,tkdn,tk->td", silu(gate) * up, down[index], weight)
+
+
+@spelled(BROKEN)
+def unique_as_a_list(x, router, gate_up, down):
+    """`for e in index.unique().tolist()`"""
+    weight, index = route(x, router)
+    out = torch.zeros_like(x)
+    for e in index.unique().tolist():
+        token, slot = torch.where(index == e)
+        out.index_add_(0, token, expert(x[token], gate_up, down, e) * weight[token, slot, None])
+    return out
+
+
+@spelled(BROKEN)
+def set_of_numbers(x, router, gate_up, down):
+    """`for e in set(index.flatten().tolist())`"""
+    weight, index = route(x, router)
+    out = torch.zeros_like(x)
+    for e in sorted(set(index.flatten().tolist())):
+        token, slot = torch.where(index == e)
+        out.index_add_(0, token, expert(x[token], gate_up, down, e) * weight[token, slot, None])
+    return out
+
+
+def sorted_rows(x, index):
+    flat = index.flatten()
+    order = flat.argsort(stable=True)
+    return order, order // K, flat.bincount(minlength=E)
+
+
+@spelled(BROKEN)
+def counts_drive_slices(x, router, gate_up, down):
+    """`bincount(…).tolist()` drives slices of the sorted rows, `torch.cat`"""
+    weight, index = route(x, router)
+    order, token, counts = sorted_rows(x, index)
+    rows, parts, start = x[token], [], 0
+    for e, count in enumerate(counts.tolist()):
+        parts.append(expert(rows[start : start + count], gate_up, down, e))
+        start += count
+    y = torch.cat(parts) * weight.flatten()[order, None]
+    return torch.zeros_like(x).index_add(0, token, y)
+
+
+@spelled(BROKEN)
+def numpy_counts(x, router, gate_up, down):
+    """the same with `counts.numpy()`"""
+    weight, index = route(x, router)
+    order, token, counts = sorted_rows(x, index)
+    rows, parts, start = x[token], [], 0
+    for e, count in enumerate(counts.numpy()):
+        parts.append(expert(rows[start : start + count], gate_up, down, e))
+        start += count
+    y = torch.cat(parts) * weight.flatten()[order, None]
+    return torch.zeros_like(x).index_add(0, token, y)
+
+
+@spelled(BROKEN)
+def split_and_cat(x, router, gate_up, down):
+    """`split(counts.tolist())`, a comprehension, `torch.cat`"""
+    weight, index = route(x, router)
+    order, token, counts = sorted_rows(x, index)
+    parts = [expert(rows, gate_up, down, e) for e, rows in enumerate(x[token].split(counts.tolist()))]
+    y = torch.cat(parts) * weight.flatten()[order, None]
+    return torch.zeros_like(x).index_add(0, token, y)
