@@ -118,13 +118,13 @@ class Emitter:
     def value(self, value: Any) -> str:
         """An expression (usually a name) for a traced value."""
         kind = type(value)
-        if kind is Number and value.node is None:
+        if isinstance(value, Number) and value.node is None:
             return (
                 repr(value.numbers.constant(value))
                 if value.kind is not float
                 else self.constant(value.numbers.constant(value))
             )
-        if kind is TensorProxy or kind is Number or kind in SYMBOLIC:
+        if kind is TensorProxy or isinstance(value, Number) or kind in SYMBOLIC:
             return self.graph_value(value)
         if kind in LITERALS:
             return repr(value)

@@ -21,6 +21,7 @@ from ..sources import Static, part
 from .numbers import Number
 from .objects import Objects, Record, raw_dict
 from .tensors import TensorOperations
+from .texts import Text
 from .values import ATOMS, SYMBOLIC, Break, LoopLeftover, TensorMethod, TensorProxy
 
 IMMUTABLE_TYPE = 1 << 8  # Py_TPFLAGS_IMMUTABLETYPE: nobody can change these, they need no guard
@@ -70,7 +71,9 @@ class Attributes:
             return self.objects.made(self.tensors.attribute(obj, name, self.objects.enter))
         if kind in SYMBOLIC:
             return self.of_symbol(obj, name)
-        if kind is Number:
+        if isinstance(obj, Text) and obj.known:
+            return getattr(obj.numbers.constant(obj), name)
+        if isinstance(obj, Number):
             raise Break("attribute of a number", f"{name} of a number that the graph computes", "use arithmetic only")
         if kind is TensorMethod:
             return self.of_tensor_method(obj, name)
@@ -378,6 +381,8 @@ class Attributes:
         if kind is TensorProxy and name == "grad":
             self.tensors.gradients.write(obj, value)
             return
+        if kind is TensorProxy and name == "data" and value is obj:
+            return  # what Module.to does with a parameter that is already there
         if kind is TensorProxy:
             raise Break("attribute of a tensor is set", f"{obj.describe()}.{name} = …", "set it outside of the step")
         if isinstance(obj, type):

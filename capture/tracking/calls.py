@@ -25,7 +25,7 @@ from .numbers import Number
 from .objects import CONTAINERS, DICTS
 from .optimizers import is_state_maker, make_state
 from .stand_ins import StandIns
-from .substitutes import SUBSTITUTES
+from .substitutes import ANYWHERE, COPY_PROTOCOL, SUBSTITUTES, is_plain_object
 from .values import ATOMS, Break, LoopLeftover, TensorMethod, TensorProxy, type_of
 
 if TYPE_CHECKING:
@@ -62,6 +62,8 @@ class Calls(Methods, Construction, StandIns):
             int: self.to_int,
             float: self.to_float,
             str: self.to_text,
+            print: self.tensors.texts.print,
+            format: self.format,
             repr: self.to_repr,
             sorted: self.sort,
             max: self.extreme(max),
@@ -73,9 +75,11 @@ class Calls(Methods, Construction, StandIns):
             torch.is_tensor: lambda x: isinstance(x, TensorProxy),
             hash: self.hash_of,
         }
+        self.substitutes = SUBSTITUTES if self.tensors.whole_step else ANYWHERE
         self.functions: dict[Any, Callable[..., Any]] = {
             torch.compiler.is_compiling: self.is_compiling,
             torch.compiler.is_dynamo_compiling: self.is_compiling,
+            is_plain_object: self.is_plain_object,
             torch.autograd.backward: self.backward,
             torch.autograd.grad: self.derive,
         }
@@ -100,11 +104,7 @@ class Calls(Methods, Construction, StandIns):
 
     def call(self, function: Any, args: list, kwargs: dict[str, Any]) -> Any:
         kind = type(function)
-        if (
-            self.tensors.whole_step
-            and function in IDENTITY_HASHED
-            and (substitute := SUBSTITUTES.get(function)) is not None
-        ):
+        if function in IDENTITY_HASHED and (substitute := self.substitutes.get(function)) is not None:
             return self.domain.call_function(self.substitute(substitute), args, kwargs)
         if kind is types.FunctionType:
             return self.python_function(function, args, kwargs)
@@ -197,6 +197,11 @@ class Calls(Methods, Construction, StandIns):
         if function.__name__ == "_init_group" and is_state_maker(function, args):
             make_state(args[0], args[1], self.objects, self.tensors.gradients)
         return self.domain.call_function(function, args, kwargs)
+
+    def is_plain_object(self, cls: type) -> bool:
+        for name in COPY_PROTOCOL:
+            self.domain.attributes.on_type(cls, name)
+        return is_plain_object(cls)
 
     def operator(self, function: Any, args: list, kwargs: dict[str, Any]) -> Any:
         """An operator of torch's, as one node."""

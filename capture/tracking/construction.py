@@ -121,12 +121,6 @@ class Construction(CallParts):
         return self.objects.made(collections.OrderedDict(self.make_dict(*args, **kwargs)))
 
     def make_default_dict(self, *args: Any, **kwargs: Any) -> Any:
-        if args and args[0] not in (None, list, dict, set, int, float, str, tuple):
-            raise Break(
-                "defaultdict with its own factory",
-                "the factory would run natively",
-                "use setdefault, or a builtin factory",
-            )
         return self.objects.made(
             collections.defaultdict(args[0] if args else None, self.make_dict(*args[1:], **kwargs))
         )

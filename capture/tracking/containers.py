@@ -16,6 +16,7 @@ from . import natives
 from .loops import ROWS
 from .objects import CONTAINERS, DICTS, LISTS
 from .parts import Parts
+from .texts import Text, Texts, texts
 from .values import ATOMS, Break, LoopLeftover, TensorMethod, TensorProxy, type_of
 
 
@@ -54,6 +55,7 @@ class Containers(Parts):
         self.attributes.delete(obj, name)
 
     def get_item(self, obj: Any, key: Any) -> Any:
+        obj = natives.specialised(obj) if type(obj) is Text else obj
         kind = type(obj)
         if kind is TensorProxy:
             return self.tensors.get_item(obj, self.plain_contents(key))
@@ -191,6 +193,7 @@ class Containers(Parts):
     # ------------------------------------------------------------------------------------------------------------------
 
     def get_iter(self, value: Any) -> Any:
+        value = natives.specialised(value) if type(value) is Text else value
         kind = type(value)
         if kind is TensorProxy:
             return self.loops.rows(value)
@@ -269,7 +272,11 @@ class Containers(Parts):
         return self.objects.made({self.objects.real_key(k): v for k, v in pairs})
 
     def build_string(self, parts: list[str]) -> Any:
-        return "".join(parts)
+        return "".join(parts) if not self.texts.is_open(*parts) else self.texts.make(texts.joined, *parts)
+
+    @property
+    def texts(self) -> Texts:
+        return self.tensors.texts
 
     # The containers that displays and comprehensions fill are new, except after a graph break in the middle of one.
 
@@ -309,6 +316,8 @@ class Containers(Parts):
         return dict(self.calls.mapping_or_items(other, dict)) if hasattr(type(other), "keys") else other
 
     def format_value(self, value: Any, conversion: str, spec: Any) -> Any:
+        if self.texts.is_open(value) and type(spec) in ATOMS:
+            return self.texts.formatted(value, conversion, spec)
         value = natives.specialised(value)
         if natives.is_plain(value, self.calls.known):
             return super().format_value(value, conversion, spec)
@@ -321,6 +330,8 @@ class Containers(Parts):
         return self.text_of(value)
 
     def convert_value(self, value: Any, conversion: str) -> Any:
+        if self.texts.is_open(value):
+            return self.texts.formatted(value, conversion, "")
         value = natives.specialised(value)
         if not natives.is_plain(value, self.calls.known):
             raise Break(
@@ -332,6 +343,8 @@ class Containers(Parts):
 
     def text_of(self, value: Any = "", *encoding: Any) -> Any:
         """``str(value)``."""
+        if self.texts.is_open(value) and not encoding:
+            return self.texts.formatted(value, "s", "")
         value = natives.specialised(value)
         if natives.is_plain(value, self.calls.known) or isinstance(value, BaseException):
             return str(value, *encoding)
@@ -347,6 +360,8 @@ class Containers(Parts):
 
     def repr_of(self, value: Any) -> str:
         """``repr(value)``."""
+        if self.texts.is_open(value):
+            return self.texts.formatted(value, "r", "")
         value = natives.specialised(value)
         if natives.is_plain(value, self.calls.known):
             return repr(value)

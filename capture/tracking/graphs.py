@@ -107,7 +107,7 @@ class GraphWriter:
         if isinstance(value, SYMBOLIC):
             return self.size_argument(value)
         kind = type(value)
-        if kind is Number:
+        if isinstance(value, Number):
             if value.node is None:
                 return value.numbers.constant(value)
             return self.scope.own(value.node) if id(value) not in value.numbers.fixed else value.representative

@@ -17,6 +17,7 @@ from ..sources import Static
 from . import natives
 from .call_parts import CallParts, is_alien
 from .objects import DICTS, LISTS, SETS
+from .texts import Text, texts
 from .values import ATOMS, Break, TensorProxy
 
 OBJECT_METHODS = {
@@ -136,6 +137,13 @@ class Methods(CallParts):
     def atom_method(self, owner: Any, name: str, bound: Any, args: list, kwargs: dict[str, Any]) -> Any:
         if isinstance(owner, torch.Generator):
             raise Break("random generator", f"torch.Generator.{name}", "seed outside of the step")
+        if name == "join" and args and isinstance(owner, str):
+            args = [list(self.drain(args[0]))]
+            if self.tensors.texts.is_open(*args[0]) and all(isinstance(v, str | Text) for v in args[0]):
+                between = [v for part in args[0] for v in (owner, part)][1:]
+                return self.tensors.texts.make(texts.joined, *between)
+        if name == "format" and isinstance(owner, str) and self.tensors.texts.is_open(*args, *kwargs.values()):
+            return self.tensors.texts.make(texts.filled, owner, tuple(kwargs), *args, *kwargs.values())
         values = [natives.specialised(self.domain.plain_contents(a)) for a in args]
         if name == "join" and args:
             values = [list(self.drain(args[0]))]

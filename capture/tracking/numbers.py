@@ -70,6 +70,10 @@ class Number(RuntimeNumber):
         """For an operator's argument: floats stay open, ints (which may be sizes) become constants under guards."""
         return self if self.kind is float and self.node is not None else self.numbers.constant(self)
 
+    def of_sizes(self) -> Any:
+        """The value of one without ``evaluate``, as a plain constant under guards; a graph break if nobody knows."""
+        self.refuse()
+
     def refuse(self, *_: Any) -> NoReturn:
         raise Break(
             "tensor read as a number",
@@ -169,7 +173,7 @@ class Numbers:
     def constant(self, number: Number) -> Any:
         """The value of a number as a plain constant: a guard that it stays so."""
         if number.evaluate is None:
-            number.refuse()
+            return number.of_sizes()
         if id(number) not in self.fixed:
             self.fixed[id(number)] = number
             self.guard(number, number.representative)

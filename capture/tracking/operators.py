@@ -17,6 +17,7 @@ from .loops import ROWS
 from .numbers import Number
 from .objects import CONTAINERS, DICTS, SETS, identified
 from .parts import Parts
+from .texts import Text, texts
 from .values import ATOMS, IDENTITIES, SYMBOLIC, Break, LoopLeftover, TensorMethod, TensorProxy, type_of
 
 UNARIES: dict[str, Callable[[Any], Any]] = {"-": operator.neg, "+": operator.pos, "~": operator.invert}
@@ -67,6 +68,10 @@ class Operators(Parts):
         left_kind, right_kind = type(left), type(right)
         if left_kind in SIMPLE and right_kind in SIMPLE:
             return OPERATORS[op](left, right)
+        if left_kind is str and op in ("%", "%="):
+            return self.percent(left, right)
+        if left_kind is Text or right_kind is Text:
+            return self.text_binary(op, left, right)
         if left_kind is TensorProxy or right_kind is TensorProxy:
             return self.tensor_binary(op, left, right)
         if (left_kind is Number or right_kind is Number) and op.removesuffix("=") in numbers.OPERATIONS:
@@ -95,6 +100,11 @@ class Operators(Parts):
         return self.objects.made(
             super().binary(op.removesuffix("=") if type(left) in CONTAINERS else op, left_value, right_value)
         )
+
+    def text_binary(self, op: str, left: Any, right: Any) -> Any:
+        if op in ("+", "+=") and all(isinstance(v, Text | str) for v in (left, right)):
+            return self.tensors.texts.make(texts.joined, left, right)
+        return self.binary(op, natives.specialised(left), natives.specialised(right))
 
     def tensor_binary(self, op: str, left: Any, right: Any) -> Any:
         for value in (left, right):
@@ -126,7 +136,10 @@ class Operators(Parts):
             self.calls.container_method(left, type(left), method, [right], {})
         return left
 
-    def percent(self, text: str, values: Any) -> str:
+    def percent(self, text: str, values: Any) -> Any:
+        parts = values if type(values) is tuple else (values,)
+        if self.tensors.texts.is_open(*parts):
+            return self.tensors.texts.make(texts.percent, text, *parts)
         values = natives.specialised(values)
         if not natives.is_plain(values, self.calls.known):
             raise Break("text of values that are not plain", "str % ...", "format plain values")
@@ -142,6 +155,8 @@ class Operators(Parts):
             return COMPARISONS[op](left, right)
         if left_kind is TensorProxy or right_kind is TensorProxy:
             return self.tensor_compare(op, left, right)
+        if left_kind is Text or right_kind is Text:
+            return self.compare(op, natives.specialised(left), natives.specialised(right))
         if left_kind is Number or right_kind is Number:
             if all(type(v) is Number or type(v) in (int, float, bool) for v in (left, right)):
                 return self.tensors.numbers.apply(numbers.OPERATIONS[op], left, right)
@@ -273,6 +288,8 @@ class Operators(Parts):
             return self.tensors.symbolic_truth(value)
         if kind is Number:
             return self.tensors.numbers.truth(value)
+        if kind is Text:
+            return bool(natives.specialised(value))
         if kind in ATOMS or isinstance(
             value,
             (type, types.FunctionType, types.ModuleType, types.BuiltinFunctionType, types.MethodType, *natives.VIEWS),

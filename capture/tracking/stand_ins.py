@@ -206,6 +206,9 @@ class StandIns(CallParts):
     def to_text(self, *args: Any, **kwargs: Any) -> Any:
         return self.domain.text_of(*args, **kwargs)
 
+    def format(self, value: Any, spec: Any = "") -> Any:
+        return self.domain.format_value(value, "", spec)
+
     def to_repr(self, value: Any) -> str:
         return self.domain.repr_of(value)
 

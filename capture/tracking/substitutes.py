@@ -6,6 +6,9 @@ Each entry says why the original cannot be interpreted as it is.
 from __future__ import annotations
 
 import contextlib
+import copy
+import copyreg
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -61,6 +64,29 @@ def no_range(*_: Any, **__: Any) -> Any:
     return contextlib.nullcontext()
 
 
+def copied(x: Any) -> Any:
+    """``copy.copy``: the original copies objects as pickle would take them apart, in C."""
+    cls = type(x)
+    if cls in COPY_IS_METHOD:
+        return x.copy()
+    if cls not in copy._copy_dispatch and not issubclass(cls, type) and is_plain_object(cls):  # type: ignore[attr-defined]
+        made = cls.__new__(cls)
+        made.__dict__.update(x.__dict__)
+        return made
+    return original_copy(x)
+
+
+def is_plain_object(cls: Any) -> bool:
+    """Whether copying an instance is a new object with the same ``__dict__``: nothing of pickle's protocol overridden
+    (``object.__reduce_ex__``, Objects/typeobject.c), no slots, no base written in C."""
+    return (
+        all(getattr(cls, name, None) is getattr(object, name, None) for name in COPY_PROTOCOL)
+        and cls not in copyreg.dispatch_table
+        and all(base is object or "__slots__" not in base.__dict__ for base in cls.__mro__)
+        and all(base is object or base.__flags__ & HEAP_TYPE for base in cls.__mro__)
+    )
+
+
 def nothing(*_: Any, **__: Any) -> None:
     """``torch._dynamo.graph_break`` asks torch.compile for a break, for reasons that do not hold here. The optimizers'
     health check warns of CUDA graphs."""
@@ -68,7 +94,22 @@ def nothing(*_: Any, **__: Any) -> None:
 
 original_optimizer_zero_grad = torch_private.unwrapped(torch.optim.Optimizer.zero_grad)
 
-SUBSTITUTES: dict[Any, Callable[..., Any]] = {
+COPY_PROTOCOL = (
+    "__copy__",
+    "__reduce_ex__",
+    "__reduce__",
+    "__getstate__",
+    "__setstate__",
+    "__getnewargs_ex__",
+    "__getnewargs__",
+)
+original_copy = types.FunctionType(copy.copy.__code__, copy.copy.__globals__, "copy")
+COPY_IS_METHOD = frozenset({list, dict, set})
+HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: a class made by Python code
+
+# Those that hold whether backward and the optimizer are in the graph or not.
+ANYWHERE: dict[Any, Callable[..., Any]] = {copy.copy: copied}
+SUBSTITUTES: dict[Any, Callable[..., Any]] = ANYWHERE | {
     torch.optim.Optimizer.zero_grad: zero_grad,
     torch.nn.Module.zero_grad: module_zero_grad,
     torch_private.group_tensors_by_device_and_dtype: group_tensors,

@@ -22,6 +22,7 @@ from ..sources import Source, part
 from .gradients import Gradients
 from .graphs import GraphWriter
 from .numbers import SHAPED_BY_FLOATS, Number, Numbers
+from .texts import Texts
 from .values import ATOMS, SYMBOLIC, Break, TensorMethod, TensorProxy
 
 # Methods whose answer is numbers in the tensor, or that reach outside the graph.
@@ -85,6 +86,7 @@ class TensorOperations:
         self.inputs: list[TensorProxy] = []
         self.gradients = Gradients(self, whole_step)
         self.numbers = Numbers(self)
+        self.texts = Texts(self)
         self.whole_step = whole_step
         self.unread: Callable[[Any], bool] = lambda value: False  # a container whose items no guard has seen
 
@@ -428,7 +430,7 @@ def fake_of(value: Any) -> Any:
     if isinstance(value, TensorProxy):
         return value.fake
     kind = type(value)
-    if kind is Number:
+    if isinstance(value, Number):
         settled = value.settled()
         return settled.representative if settled is value else settled
     if kind in (tuple, list):

@@ -1,7 +1,7 @@
 """The training step's own nodes: what a graph needs to hold backward and optimizer beside the forward pass.
 
 May live here: functions that stand in a step's graph for what autograd and optimizers do to ``.grad``, and the passes
-over them. ``Tensor.backward`` itself is a node as it is.
+over them; text and printed lines. ``Tensor.backward`` itself is a node as it is.
 """
 
 from moebius.lowering.step.gradients import MissingGradientError, gradient_of, set_gradient

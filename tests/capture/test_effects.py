@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import contextvars
+import copy
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -306,3 +307,71 @@ def test_a_failing_operator_is_the_users_exception():
         assert captured(torch.ones(2, 3), torch.ones(2, 3)).item() == 6
     with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
         capture(lambda a, b: a @ b)(torch.ones(2, 3), torch.ones(2, 3))
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Copies
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+class Plain:
+    def __init__(self):
+        self.width, self.names = 3, ["a"]
+
+
+class OwnCopy(Plain):
+    def __copy__(self):
+        made = OwnCopy()
+        made.width = 7
+        return made
+
+
+class Reduced(Plain):
+    def __reduce__(self):
+        return Reduced, ()
+
+
+@pytest.mark.parametrize("make", [Plain, OwnCopy, Reduced, lambda: [1, 2], lambda: {"a": 1}, lambda: (1, [2])])
+def test_a_copy_is_copied_as_copy_does(make):
+    def step(x, obj):
+        made = copy.copy(obj)
+        if isinstance(made, Plain):
+            made.width += 1
+            made.names.append("b")
+            return x * made.width, made.__dict__, obj.__dict__, made is obj, type(made)
+        return x + 1, made, made is obj
+
+    captured = capture(step, backend="eager")
+    for _ in range(2):
+        ours, theirs = captured(torch.ones(2), make()), step(torch.ones(2), make())
+        assert torch.equal(ours[0], theirs[0]) and ours[1:] == theirs[1:]
+
+
+def test_a_class_that_gets_a_copy_method_is_noticed():
+    class Config:
+        def __init__(self):
+            self.width = 2.0
+
+    def step(x, config):
+        return x * copy.copy(config).width
+
+    captured = capture(step, backend="eager")
+    assert torch.equal(captured(torch.ones(2), Config()), torch.full((2,), 2.0))
+
+    def doubled(self):
+        made = Config()
+        made.width = self.width * 2
+        return made
+
+    Config.__copy__ = doubled
+    assert torch.equal(captured(torch.ones(2), Config()), torch.full((2,), 4.0))
+
+
+def test_a_default_made_by_the_steps_own_function():
+    def step(x):
+        table = collections.defaultdict(lambda: [x + 1])
+        table["a"].append(x)
+        return table["a"][0] + table["a"][1] + table["b"][0], sorted(table)
+
+    ours, theirs = capture(step, backend="eager")(torch.ones(2)), step(torch.ones(2))
+    assert torch.equal(ours[0], theirs[0]) and ours[1] == theirs[1]

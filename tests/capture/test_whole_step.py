@@ -325,3 +325,17 @@ def test_a_rate_of_another_type_is_noticed():
             optimizer.param_groups[0]["lr"] = rate
         torch.testing.assert_close(captured(*mine, x, y), step(*plain, x, y), rtol=0, atol=0)
         equal(mine, plain)
+
+
+def test_autocast_around_the_forward_pass_is_inside_the_graph():
+    def mixed(model, optimizer, schedule, x, y):
+        optimizer.zero_grad()
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            loss = torch.nn.functional.mse_loss(model(x).float(), y)
+        loss.backward()
+        optimizer.step()
+        return loss.detach(), torch.tensor(torch.is_autocast_enabled("cpu"))
+
+    captured = capture(mixed, backend="eager")
+    train(mixed, captured, OPTIMIZERS["AdamW"])
+    assert stats(captured).graphs == 1 and stats(captured).breaks == 0

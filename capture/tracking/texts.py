@@ -1,0 +1,114 @@
+"""Text made of what only the running step knows, and ``print``.
+
+``f"step {n}: loss {loss.item():.4f}"`` is a node of the graph that gives a str. Such a text can be joined, formatted
+into another, printed, returned or kept; whatever else would look into it needs its letters, which is a graph break
+unless it comes from the call's inputs alone: then today's text is taken, under a guard.
+"""
+
+from __future__ import annotations
+
+import io
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from moebius.lowering.step import texts
+
+from . import natives
+from .numbers import Number, Numbers
+from .values import ATOMS, SYMBOLIC, Break, TensorProxy
+
+if TYPE_CHECKING:
+    from .tensors import TensorOperations
+
+# Classes of ``sys.stdout`` whose ``write`` is not the user's own code.
+STREAMS = ("OutStream",)  # Jupyter's; what ``io`` defines is known anyway
+
+
+class Text(Number):
+    """A str at run time, a node of the graph while tracing.
+
+    operands: what it is made of by ``function``.
+    """
+
+    __slots__ = ("function", "operands")
+    function: Callable[..., str]
+    operands: tuple
+
+    def of_sizes(self) -> str:
+        if any(map(is_unknown, self.operands)):
+            self.refuse()
+        return self.function(*map(natives.specialised, self.operands))
+
+
+class Texts:
+    """All texts of one trace."""
+
+    def __init__(self, tensors: TensorOperations):
+        self.tensors = tensors
+
+    @property
+    def numbers(self) -> Numbers:
+        return self.tensors.numbers
+
+    def is_part(self, value: Any) -> bool:
+        """Whether the value is the graph's and has a text."""
+        if isinstance(value, Number):
+            return value.node is not None
+        return isinstance(value, TensorProxy) or type(value) is torch.SymInt
+
+    def is_open(self, *values: Any) -> bool:
+        """Whether a text of these values is a node of the graph: one of them is the graph's, the others are plain."""
+        return any(map(self.is_part, values)) and all(
+            self.is_part(v) or type(v) in ATOMS or isinstance(v, Number) for v in values
+        )
+
+    def make(self, function: Callable[..., str], *operands: Any) -> Text:
+        """``function(*operands)``, one of ``lowering.step.texts``, as a node."""
+        if self.tensors.writer.scope.parent is not None:
+            raise Break("text in an expert loop", "of what its turns compute", "make it after the loop")
+        node = self.tensors.writer.node("call_function", function, operands, {})
+        node.meta["val"] = None
+        if any(type(o) in SYMBOLIC or type(o) is Text or is_unknown(o) for o in operands):
+            made = Text(self.numbers, "…", node)
+            made.function, made.operands = function, operands
+            return made
+        today = function(*(o.representative if isinstance(o, Number) else o for o in operands))
+        return Text(self.numbers, today, node, *self.numbers.again(function, operands))
+
+    def formatted(self, value: Any, conversion: str, spec: Any) -> Text:
+        return self.make(texts.formatted, value, conversion or "", spec or "")
+
+    def print(self, *values: Any, sep: Any = None, end: Any = None, file: Any = None, flush: Any = False) -> None:
+        """``print`` of texts, plain values and tensors, as a node: the line stays between the operators around it."""
+        if self.tensors.writer.scope.parent is not None:
+            raise Break("print in an expert loop", "the order of its turns would show", "print after the loop")
+        if not self.tensors.whole_step:
+            raise Break("print", "this backend takes a graph of operators alone", "it runs natively")
+        if file is not None:
+            raise Break("print", "to a file of the step's own", "print to sys.stdout, or write after the step")
+        if not all(type(v) in ATOMS or self.is_part(v) or isinstance(v, Number) for v in values):
+            raise Break("print", "of values that are not plain", "print numbers, strings and tensors")
+        if not is_stream(sys.stdout):
+            raise Break(
+                "print", f"sys.stdout is a {type(sys.stdout).__name__}, whose write is not known", "it runs natively"
+            )
+        self.tensors.guards.holds("sys.stdout", "is a plain stream", lambda: is_stream(sys.stdout))
+        node = self.tensors.writer.node("call_function", texts.say, (sep, end, bool(flush), *values), {})
+        node.meta["val"] = None
+
+
+def is_unknown(value: Any) -> bool:
+    """Whether nobody can say before the step runs what text the value has."""
+    return isinstance(value, TensorProxy) or (type(value) is Number and not value.known)
+
+
+def is_stream(stream: Any) -> bool:
+    """Whether writing to the stream runs no code of the user's."""
+    kind = type(stream)
+    if kind.__name__ in STREAMS and kind.__module__.startswith("ipykernel"):
+        return True
+    known = next((b for b in kind.__mro__ if b in (io.TextIOWrapper, io.StringIO)), None)
+    return known is not None and kind.write is known.write

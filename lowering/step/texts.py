@@ -1,0 +1,38 @@
+"""Text that only the running step knows, ``f"loss {loss.item():.4f}"``, and where it goes: nodes of the step.
+
+A printed line stays where it stood, between the operators before and after it. Every argument is a flat operand, so
+that fx sees which nodes a text is made of.
+"""
+
+from __future__ import annotations
+
+import builtins
+from typing import Any
+
+CONVERSIONS = {"s": str, "r": repr, "a": ascii}
+
+
+def formatted(value: Any, conversion: str, spec: str) -> str:
+    """``f"{value!conversion:spec}"``."""
+    return format(CONVERSIONS[conversion](value) if conversion else value, spec)
+
+
+def joined(*parts: str) -> str:
+    """An f-string's parts, or ``a + b``."""
+    return "".join(parts)
+
+
+def percent(text: str, *values: Any) -> str:
+    """``text % values``."""
+    return text % values
+
+
+def filled(text: str, names: tuple[str, ...], *values: Any) -> str:
+    """``text.format(*values)``; the last of the values go by ``names``."""
+    count = len(values) - len(names)
+    return text.format(*values[:count], **dict(zip(names, values[count:], strict=True)))
+
+
+def say(sep: str | None, end: str | None, flush: bool, *values: Any) -> None:
+    """``print(*values)``, to whatever ``sys.stdout`` is now."""
+    builtins.print(*values, sep=sep, end=end, flush=flush)
