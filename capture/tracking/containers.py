@@ -358,7 +358,7 @@ class Containers(Parts):
             "text of a value that is not plain", f"str() of a {type_of(value).__name__}", "print it after the step"
         )
 
-    def repr_of(self, value: Any) -> str:
+    def repr_of(self, value: Any) -> Any:
         """``repr(value)``."""
         if self.texts.is_open(value):
             return self.texts.formatted(value, "r", "")

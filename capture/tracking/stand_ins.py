@@ -209,7 +209,7 @@ class StandIns(CallParts):
     def format(self, value: Any, spec: Any = "") -> Any:
         return self.domain.format_value(value, "", spec)
 
-    def to_repr(self, value: Any) -> str:
+    def to_repr(self, value: Any) -> Any:
         return self.domain.repr_of(value)
 
     # object's own methods, reached through super() or by name

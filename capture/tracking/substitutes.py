@@ -66,7 +66,7 @@ def no_range(*_: Any, **__: Any) -> Any:
 
 def copied(x: Any) -> Any:
     """``copy.copy``: the original copies objects as pickle would take them apart, in C."""
-    cls = type(x)
+    cls: Any = type(x)
     if cls in COPY_IS_METHOD:
         return x.copy()
     if cls not in copy._copy_dispatch and not issubclass(cls, type) and is_plain_object(cls):  # type: ignore[attr-defined]

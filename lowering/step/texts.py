@@ -7,9 +7,10 @@ that fx sees which nodes a text is made of.
 from __future__ import annotations
 
 import builtins
+from collections.abc import Callable
 from typing import Any
 
-CONVERSIONS = {"s": str, "r": repr, "a": ascii}
+CONVERSIONS: dict[str, Callable[[Any], str]] = {"s": str, "r": repr, "a": ascii}
 
 
 def formatted(value: Any, conversion: str, spec: str) -> str:
