@@ -130,31 +130,31 @@ class Protocols:
 
     def __init__(self, x):
         self.a = x.sin()
-        print(end="")
+        print(end="", file=sys.stderr)
         self.b = self.a.cos()
 
     @property
     def value(self):
         y = self.a.tan()
-        print(end="")
+        print(end="", file=sys.stderr)
         return y.exp()
 
     def __getitem__(self, index):
         y = self.b.tan()
-        print(end="")
+        print(end="", file=sys.stderr)
         return y.exp() + index
 
     def __enter__(self):
         LOG.append("enter")
         self.a = self.a.tan()
-        print(end="")
+        print(end="", file=sys.stderr)
         self.a = self.a.exp()
         return self
 
     def __exit__(self, *error):
         LOG.append("exit")
         self.a = self.a.abs()
-        print(end="")
+        print(end="", file=sys.stderr)
         self.a = self.a.neg()
 
 
@@ -182,11 +182,11 @@ def in_context_methods(x):
 @contextlib.contextmanager
 def breaking(x, log):
     log.append(x.sin())
-    print(end="")
+    print(end="", file=sys.stderr)
     log.append(x.cos())
     yield
     log.append(x.tan())
-    print(end="")
+    print(end="", file=sys.stderr)
     log.append(x.exp())
 
 
@@ -199,7 +199,7 @@ def in_context_generator(x):
 
 def level_three(x):
     x = x.abs().sqrt()
-    print(end="")
+    print(end="", file=sys.stderr)
     return x.sigmoid()
 
 
@@ -216,7 +216,7 @@ def in_callees(x):
 def iterator_from_outside(x, rows=(1, 2, 3)):
     it = iter(rows)
     first = next(it)
-    print(end="")
+    print(end="", file=sys.stderr)
     return x * first + next(it) + sum(it)
 
 
