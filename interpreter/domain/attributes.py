@@ -15,9 +15,10 @@ from types import (
 from typing import Any
 
 from ..sentinels import NULL
-from .core import HEAP_TYPE, MISSING, Core, lookup, special
+from .core import HEAP_TYPE, MISSING, PLAIN, Core, lookup, special
 
 GENERIC_GET = object.__getattribute__
+ATTRIBUTES_ARE_C = PLAIN | {list, tuple, dict, set, frozenset, bytearray, range, slice}
 GENERATOR_TYPES = frozenset({GeneratorType, CoroutineType, AsyncGeneratorType})
 GENERATOR_PARTS = frozenset(
     f"{prefix}_{part}" for prefix in ("gi", "cr", "ag") for part in ("code", "frame", "yieldfrom", "await")
@@ -43,7 +44,7 @@ class Attributes(Core):
                 return self.machine.generator_part(obj, name)
             if tp is FrameType and name in FRAME_PARTS:
                 return self.machine.frame_part(obj, name)
-            return getattr(obj, name)
+            return getattr(obj, name) if tp in ATTRIBUTES_ARE_C else self.native(getattr, obj, name)
         getter = tp.__getattribute__
         if getter is GENERIC_GET:
             raw = lookup(tp, name)
@@ -76,7 +77,7 @@ class Attributes(Core):
         if isinstance(obj, type):
             return self.get_class_attr(obj, name)
         native = lookup(type(obj), "__getattribute__")
-        return self.get_attr_generic(obj, name) if native is GENERIC_GET else native(obj, name)
+        return self.get_attr_generic(obj, name) if native is GENERIC_GET else self.native(native, obj, name)
 
     def get_attr_generic(self, obj: Any, name: str) -> Any:
         """object.__getattribute__ itself, whatever the type's own __getattribute__ is."""
@@ -89,7 +90,7 @@ class Attributes(Core):
                 if found is not MISSING:
                     return found
             return self.bind_descriptor(raw, obj, tp)
-        return GENERIC_GET(obj, name)
+        return self.native(GENERIC_GET, obj, name)
 
     def get_class_attr(self, cls: type, name: str) -> Any:
         """type.__getattribute__: the metaclass's data descriptors, the class's own MRO, the metaclass's others."""
@@ -110,14 +111,14 @@ class Attributes(Core):
                 return self.bind_classmethod(raw, cls)
         elif meta_raw is not MISSING and special(type(meta_raw), "__get__") is not None:
             return self.bind_descriptor(meta_raw, cls, meta)
-        return type.__getattribute__(cls, name)
+        return self.native(type.__getattribute__, cls, name)
 
     def bind_classmethod(self, raw: Any, cls: type) -> Any:
         """classmethod.__get__; up to 3.12 a wrapped descriptor is bound in turn."""
         wrapped = raw.__func__
         if type(wrapped) is property and wrapped.fget is not None and wraps_descriptors():
             return self.call(wrapped.fget, [cls], {})
-        return raw.__get__(None, cls)
+        return self.native(raw.__get__, None, cls)
 
     def get_module_attr(self, module: ModuleType, name: str) -> Any:
         """PEP 562: a module's __getattr__ is interpreted too."""
@@ -139,7 +140,7 @@ class Attributes(Core):
                     if kind is property or special(kind, "__get__") is not None:
                         return self.bind_descriptor(raw, None if obj is obj_type else obj, obj_type)
                     break
-        return getattr(bound, name)
+        return self.native(getattr, bound, name)
 
     def load_method(self, obj: Any, name: str) -> tuple[Any, Any]:
         """(callable, self) where the callable takes self first, or (callable, NULL)."""
@@ -166,7 +167,7 @@ class Attributes(Core):
             if not isinstance(obj, type) or tp is not type:
                 self.set_attr_plainly(obj, name, value)
                 return
-        setattr(obj, name, value)
+        self.native(setattr, obj, name, value)
 
     def set_attr_plainly(self, obj: Any, name: str, value: Any) -> None:
         """object.__setattr__ with Python descriptors interpreted."""
@@ -183,7 +184,7 @@ class Attributes(Core):
         native = lookup(tp, "__setattr__")
         if type(native) is FunctionType:
             native = object.__setattr__
-        native(obj, name, value)
+        self.native(native, obj, name, value)
 
     def del_attr(self, obj: Any, name: str) -> None:
         tp = type(obj)
@@ -193,7 +194,7 @@ class Attributes(Core):
         elif tp.__flags__ & HEAP_TYPE:
             self.del_attr_plainly(obj, name)
         else:
-            delattr(obj, name)
+            self.native(delattr, obj, name)
 
     def del_attr_plainly(self, obj: Any, name: str) -> None:
         """object.__delattr__ with Python descriptors interpreted."""
@@ -210,7 +211,7 @@ class Attributes(Core):
         native = lookup(tp, "__delattr__")
         if type(native) is FunctionType:
             native = object.__delattr__
-        native(obj, name)
+        self.native(native, obj, name)
 
 
 def instance_value(obj: Any, name: str) -> Any:

@@ -95,14 +95,14 @@ class Calls(Core):
         new = lookup(cls, "__new__")
         init = special(cls, "__init__")
         python_new = type(new) is not BuiltinFunctionType
-        if not python_new and init is None and not issubclass(cls, type):
+        if not python_new and init is None and type not in cls.__mro__:
             return self.native(type.__call__, cls, *args, **kwargs)
         if python_new:
             bound = new.__func__ if type(new) is staticmethod else self.bind_descriptor(new, None, cls)
             made = self.call(bound, [cls, *args], kwargs)
         else:
             made = self.call_native(new, [cls, *args], kwargs)
-        if not issubclass(type(made), cls):
+        if cls not in type(made).__mro__:  # PyObject_TypeCheck: no __subclasscheck__
             return made
         made_type = type(made)
         init = special(made_type, "__init__")

@@ -86,11 +86,13 @@ class Classes(Core):
         """isinstance() with a Python __instancecheck__ interpreted."""
         if type(cls) is tuple:
             return any(self.is_instance(value, item) for item in cls)
-        if type(value) is not cls:
+        if type(value) is cls:
+            return True
+        if type(cls) is not type:
             raw = special(type(cls), "__instancecheck__")
             if raw is not None:
                 return self.truth(self.call_special(raw, cls, [value]))
-        return isinstance(value, cls)
+        return self.native(isinstance, value, cls)
 
     def is_subclass(self, value: Any, cls: Any) -> bool:
         if type(cls) is tuple:
@@ -98,7 +100,7 @@ class Classes(Core):
         raw = special(type(cls), "__subclasscheck__")
         if raw is not None:
             return self.truth(self.call_special(raw, cls, [value]))
-        return issubclass(value, cls)
+        return self.native(issubclass, value, cls)
 
     def print_expression(self, value: Any) -> None:
         """The interactive prompt's sys.displayhook."""
@@ -117,9 +119,9 @@ def calculate_metaclass(meta: type, bases: tuple[Any, ...]) -> type:
     winner = meta
     for base in bases:
         kind = type(base)
-        if issubclass(winner, kind):
+        if kind in winner.__mro__:
             continue
-        if issubclass(kind, winner):
+        if winner in kind.__mro__:
             winner = kind
             continue
         raise TypeError(

@@ -1,13 +1,18 @@
 """Items, iteration, unpacking, and the containers and strings that displays and f-strings build."""
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 from ..sentinels import STOP
-from .core import HEAP_TYPE, MISSING, Core, lookup, special
+from .core import HEAP_TYPE, MISSING, PLAIN, Core, lookup, special
 
 EXACT = frozenset({list, tuple, str, bytes, range})
+# Iterators that never lead into Python code; a dict's or set's goes on in order without looking keys up.
+EXACT_ITERATORS = frozenset(
+    type(iter(made)) for made in ([], (), "", "é", b"", range(0), range(1 << 70), {}, {}.values(), {}.items(), set())
+)
 
 
 class Containers(Core):
@@ -15,7 +20,7 @@ class Containers(Core):
 
     def get_item(self, obj: Any, key: Any) -> Any:
         tp = type(obj)
-        if tp in EXACT:
+        if tp in EXACT and type(key) is int:
             return obj[key]
         raw = special(tp, "__getitem__")
         if raw is not None:
@@ -25,27 +30,27 @@ class Containers(Core):
         if tp.__flags__ & HEAP_TYPE and isinstance(obj, dict):
             missing = special(tp, "__missing__")
             if missing is not None:
-                found = dict.get(obj, key, MISSING)
+                found = self.native(dict.get, obj, key, MISSING)
                 return self.call_special(missing, obj, [key]) if found is MISSING else found
-        return obj[key]
+        return self.native(operator.getitem, obj, key)
 
     def class_item(self, cls: type, key: Any) -> Any:
         """`cls[key]`: the metaclass's __getitem__ was tried; then __class_getitem__."""
         if lookup(type(cls), "__getitem__") is MISSING and lookup(cls, "__class_getitem__") is not MISSING:
             return self.call(self.get_attr(cls, "__class_getitem__"), [key], {})
-        return cls[key]  # type: ignore[index]
+        return self.native(operator.getitem, cls, key)
 
     def set_item(self, obj: Any, key: Any, value: Any) -> None:
         raw = special(type(obj), "__setitem__")
         if raw is None:
-            obj[key] = value
+            self.native(operator.setitem, obj, key, value)
         else:
             self.call_special(raw, obj, [key, value])
 
     def del_item(self, obj: Any, key: Any) -> None:
         raw = special(type(obj), "__delitem__")
         if raw is None:
-            del obj[key]
+            self.native(operator.delitem, obj, key)
         else:
             self.call_special(raw, obj, [key])
 
@@ -62,11 +67,13 @@ class Containers(Core):
             return iterator
         if special(tp, "__getitem__") is not None and lookup(tp, "__iter__") is MISSING:
             return iterate_items(self, value)
-        return iter(value)
+        return iter(value) if tp in EXACT else self.native(iter, value)
 
     def next_item(self, iterator: Any) -> Any:
         """The next value, or STOP."""
         tp = type(iterator)
+        if tp in EXACT_ITERATORS:
+            return next(iterator, STOP)
         if tp.__flags__ & HEAP_TYPE:
             raw = special(tp, "__next__")
             if raw is not None:
@@ -75,7 +82,7 @@ class Containers(Core):
                 except StopIteration as error:
                     self.machine.swallow(error)
                 return STOP
-        return next(iterator, STOP)
+        return self.native(next, iterator, STOP)
 
     def unpack(self, value: Any, count: int) -> list[Any]:
         tp = type(value)
@@ -115,7 +122,7 @@ class Containers(Core):
         iterator = self.get_iter(value)
         if special(type(iterator), "__next__") is None:
             items: list[Any] = []
-            items.extend(iterator)
+            self.native(items.extend, iterator)
             return items
         items = []
         while (item := self.next_item(iterator)) is not STOP:
@@ -156,13 +163,13 @@ class Containers(Core):
         if raw is None and lookup(type(value), "__str__") is object.__str__:
             return self.to_repr(value)
         if raw is None:
-            return str(value)
+            return str(value) if type(value) in PLAIN else self.native(str, value)
         return checked_str(self.call_special(raw, value, []), "__str__ returned non-string (type {})")
 
     def to_repr(self, value: Any) -> str:
         raw = special(type(value), "__repr__")
         if raw is None:
-            return repr(value)
+            return self.native(repr, value)
         return checked_str(self.call_special(raw, value, []), "__repr__ returned non-string (type {})")
 
     def format_value(self, value: Any, conversion: str, spec: Any) -> Any:
@@ -176,7 +183,7 @@ class Containers(Core):
         if raw is None:
             if lookup(tp, "__format__") is object.__format__ and spec == "":
                 return self.to_str(value)
-            return format(value, spec)
+            return format(value, spec) if tp in PLAIN else self.native(format, value, spec)
         return checked_str(self.call_special(raw, value, [spec]), "__format__ must return a str, not {}")
 
     def list_append(self, target: list[Any], value: Any) -> None:
@@ -191,7 +198,7 @@ class Containers(Core):
             raise TypeError(f"Value after * must be an iterable, not {tp.__name__}")
         iterator = self.get_iter(values)
         if special(type(iterator), "__next__") is None:
-            target.extend(iterator)
+            self.native(target.extend, iterator)
             return
         while (item := self.next_item(iterator)) is not STOP:
             target.append(item)
@@ -200,23 +207,29 @@ class Containers(Core):
         return tuple(values)
 
     def set_add(self, target: set[Any], value: Any) -> None:
-        target.add(value)
+        if type(value) in PLAIN:
+            target.add(value)
+        else:
+            self.native(target.add, value)
 
     def set_update(self, target: set[Any], values: Any) -> None:
         if type(values) in EXACT:
-            target.update(values)
+            self.native(target.update, values)
             return
         iterator = self.get_iter(values)
         while (item := self.next_item(iterator)) is not STOP:
             self.set_add(target, item)
 
     def map_add(self, target: dict[Any, Any], key: Any, value: Any) -> None:
-        target[key] = value
+        if type(key) in PLAIN:
+            target[key] = value
+        else:
+            self.native(operator.setitem, target, key, value)
 
     def dict_update(self, target: dict[Any, Any], other: Any) -> None:
         """`{**other}`."""
         if type(other) is dict:
-            target.update(other)
+            self.native(target.update, other)
             return
         if not has_keys(other):
             raise TypeError(f"'{type(other).__name__}' object is not a mapping")

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from ..frame import Frame
     from ..machine import Machine
 
+# Values of these types never lead from an operator back into Python code.
+PLAIN = frozenset({int, float, str, bytes, bool, complex, type(None)})
 HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: only such a type can hold Python code
 MISSING = object()
 # Found on a type, these run C code.
@@ -116,9 +118,9 @@ class Core:
             return self.call_special(get, raw, [obj, owner])
         if kind is property and obj is not None:
             if raw.fget is None:
-                return raw.__get__(obj, owner)
+                return raw.__get__(obj, owner)  # raises
             return self.call(raw.fget, [obj], {})
         native = lookup(kind, "__get__")
         if native is MISSING:
             return raw
-        return native(raw, obj, owner)
+        return self.native(native, raw, obj, owner)

@@ -33,10 +33,10 @@ class Generators(Core):
         tp = type(receiver)
         try:
             if tp is GeneratorType or tp is CoroutineType:
-                return True, receiver.send(value)
+                return True, self.native(receiver.send, value)
             if value is None:
                 raw = special(tp, "__next__")
-                return True, next(receiver) if raw is None else self.call_special(raw, receiver, [])
+                return True, self.native(next, receiver) if raw is None else self.call_special(raw, receiver, [])
             return True, self.call(self.get_attr(receiver, "send"), [value], {})
         except StopIteration as error:
             self.machine.swallow(error)

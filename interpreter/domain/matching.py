@@ -1,6 +1,7 @@
 """Structural pattern matching (PEP 634; Python/ceval.c match_keys and match_class)."""
 from __future__ import annotations
 
+import operator
 import sys
 from typing import Any
 
@@ -29,9 +30,9 @@ class Matching(Core):
         getter = None
         absent = object()
         for key in keys:
-            if key in seen:
+            if self.native(operator.contains, seen, key):
                 raise ValueError(f"mapping pattern checks duplicate key ({key!r})")
-            seen.add(key)
+            self.native(seen.add, key)
             if getter is None:
                 getter = self.get_attr(subject, "get")
             value = self.call(getter, [key, absent], {})

@@ -115,7 +115,7 @@ class Names(Core):
             module = sys.modules.get(name)
             if type(module) is ModuleType and not still_importing(module):
                 if not fromlist or all(type(item) is str and item in module.__dict__ for item in fromlist):
-                    return builtins.__import__(name, globals_, locals_, fromlist, level)
+                    return self.native(builtins.__import__, name, globals_, locals_, fromlist, level)
         return self.machine.import_interpreted(name, globals_, locals_, fromlist, level)
 
     def import_from(self, module: Any, name: str) -> Any:

@@ -7,7 +7,7 @@ from types import WrapperDescriptorType
 from typing import Any
 
 from ..sentinels import STOP
-from .core import HEAP_TYPE, MISSING, Core, lookup, special
+from .core import HEAP_TYPE, MISSING, PLAIN, Core, lookup, special
 
 OPERATIONS: dict[str, Callable[[Any, Any], Any]] = {
     "+": operator.add, "&": operator.and_, "//": operator.floordiv, "<<": operator.lshift, "@": operator.matmul,
@@ -31,8 +31,8 @@ COMPARE_DUNDERS = {
 UNARIES: dict[str, tuple[Callable[[Any], Any], str]] = {
     "-": (operator.neg, "__neg__"), "+": (operator.pos, "__pos__"), "~": (operator.invert, "__invert__"),
 }  # fmt: skip
-# Values of these types never lead from an operator back into Python code.
-PLAIN = frozenset({int, float, str, bytes, bool, complex, type(None)})
+# Nor do len() and truth of these (a weakref.proxy's do).
+LENGTH_IS_C = PLAIN | {list, tuple, dict, set, frozenset, bytearray, range}
 
 
 class Operators(Core):
@@ -44,7 +44,9 @@ class Operators(Core):
             return not self.truth(value)
         operation, dunder = UNARIES[op]
         raw = special(type(value), dunder)
-        return operation(value) if raw is None else self.call_special(raw, value, [])
+        if type(value) in PLAIN:
+            return operation(value)
+        return self.native(operation, value) if raw is None else self.call_special(raw, value, [])
 
     def binary(self, op: str, left: Any, right: Any) -> Any:
         """op as in `dis`: '+', '@', …; the in-place ones end in '='."""
@@ -52,7 +54,7 @@ class Operators(Core):
         if left_type in PLAIN and right_type in PLAIN:
             return OPERATIONS[op](left, right)
         if not (left_type.__flags__ | right_type.__flags__) & HEAP_TYPE:
-            return OPERATIONS[op](left, right)
+            return self.native(OPERATIONS[op], left, right)
         return self.binary_by_dunder(op, left, right)
 
     def binary_by_dunder(self, op: str, left: Any, right: Any) -> Any:
@@ -64,7 +66,7 @@ class Operators(Core):
         left_raw, right_raw = special(left_type, forward), special(right_type, reflected)
         in_place_raw = special(left_type, in_place) if op is not plain_op else None
         if left_raw is None and right_raw is None and in_place_raw is None:
-            return OPERATIONS[op](left, right)
+            return self.native(OPERATIONS[op], left, right)
         if op is not plain_op:
             if in_place_raw is not None:
                 result = self.call_special(in_place_raw, left, [right])
@@ -74,7 +76,7 @@ class Operators(Core):
                 # a C type's in-place method: it may decline, or (a sequence's) raise
                 native = lookup(left_type, in_place)
                 if right_raw is None or not is_sequence_slot(left_type, native):
-                    result = native(left, right)
+                    result = self.native(native, left, right)
                     if result is not NotImplemented:
                         return result
         result = self.binary_slots(left, right, forward, reflected)
@@ -82,7 +84,7 @@ class Operators(Core):
             return result
         native_left = lookup(left_type, forward)
         if left_raw is None and native_left is not MISSING and is_sequence_slot(left_type, native_left):
-            return OPERATIONS[op](left, right)
+            return self.native(OPERATIONS[op], left, right)
         name = "** or pow()" if plain_op == "**" and op is plain_op else op
         raise TypeError(
             f"unsupported operand type(s) for {name}: '{left_type.__name__}' and '{right_type.__name__}'"
@@ -95,7 +97,7 @@ class Operators(Core):
         other = lookup(right_type, reflected) if right_type is not left_type else MISSING
         if own is not MISSING and own is not None and is_sequence_slot(left_type, own):
             own = MISSING  # sq_concat and sq_repeat come after the number slots
-        if other is not MISSING and issubclass(right_type, left_type):
+        if other is not MISSING and left_type in right_type.__mro__:
             inherited = lookup(left_type, reflected)
             if own is MISSING or inherited is MISSING or inherited is not other:
                 result = self.try_slot(other, right, left)
@@ -112,7 +114,7 @@ class Operators(Core):
 
     def try_slot(self, raw: Any, obj: Any, argument: Any) -> Any:
         if type(raw) is WrapperDescriptorType:
-            return raw(obj, argument)
+            return self.native(raw, obj, argument)
         return self.call_special(raw, obj, [argument])
 
     def compare(self, op: str, left: Any, right: Any) -> Any:
@@ -126,9 +128,9 @@ class Operators(Core):
             own = own or self.inverted_eq(left_type)
             other = other or self.inverted_eq(right_type)
         if own is None and other is None:
-            return COMPARISONS[op](left, right)
+            return self.native(COMPARISONS[op], left, right)
         tried_reflected = False
-        if right_type is not left_type and issubclass(right_type, left_type):
+        if right_type is not left_type and left_type in right_type.__mro__:
             tried_reflected = True
             result = self.rich_compare(right, left, reflected)
             if result is not NotImplemented:
@@ -162,7 +164,7 @@ class Operators(Core):
                 result = self.call_special(raw, obj, [other])
                 return result if result is NotImplemented else not self.truth(result)
         native = lookup(type(obj), dunder)
-        return NotImplemented if native is MISSING else native(obj, other)
+        return NotImplemented if native is MISSING else self.native(native, obj, other)
 
     def is_same(self, left: Any, right: Any) -> bool:
         return left is right
@@ -173,7 +175,7 @@ class Operators(Core):
     def truth(self, value: Any) -> bool:
         tp = type(value)
         if not tp.__flags__ & HEAP_TYPE:
-            return bool(value)
+            return bool(value) if tp in LENGTH_IS_C else self.native(bool, value)
         raw = special(tp, "__bool__")
         if raw is not None:
             result = self.call_special(raw, value, [])
@@ -182,12 +184,12 @@ class Operators(Core):
             return result
         if lookup(tp, "__bool__") is MISSING and special(tp, "__len__") is not None:
             return self.length(value) != 0
-        return bool(value)
+        return self.native(bool, value)
 
     def length(self, value: Any) -> int:
         raw = special(type(value), "__len__")
         if raw is None:
-            return len(value)
+            return len(value) if type(value) in LENGTH_IS_C else self.native(len, value)
         return len(_Length(self.call_special(raw, value, [])))
 
     def contains(self, item: Any, container: Any) -> bool:
@@ -207,7 +209,7 @@ class Operators(Core):
         ):
             iterator = self.get_iter(container)
             return self.search(iterator, item)
-        return item in container
+        return self.native(operator.contains, container, item)
 
     def search(self, iterator: Any, item: Any) -> bool:
         while (value := self.next_item(iterator)) is not STOP:

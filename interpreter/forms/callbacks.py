@@ -13,7 +13,7 @@ from .registry import form, method_form
 def sorted_(domain: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     if args:
         args = [walked(domain, args[0]), *args[1:]]
-    return sorted(*args, **with_key(domain, kwargs))
+    return domain.native(sorted, *args, **with_key(domain, kwargs))
 
 
 def with_key(domain: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -24,7 +24,7 @@ def with_key(domain: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
 
 @method_form(list, "sort")
 def list_sort(domain: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    return list.sort(*args, **with_key(domain, kwargs))
+    return domain.native(list.sort, *args, **with_key(domain, kwargs))
 
 
 def extreme_form(native: Any) -> None:
@@ -32,7 +32,7 @@ def extreme_form(native: Any) -> None:
     def call(domain: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
         if len(args) == 1:
             args = [walked(domain, args[0])]
-        return native(*args, **with_key(domain, kwargs))
+        return domain.native(native, *args, **with_key(domain, kwargs))
 
 
 extreme_form(min)
@@ -47,7 +47,7 @@ def mapping_form(native: Any) -> None:
         if len(args) >= 2:
             function = args[0] if args[0] is None else domain.machine.callback(args[0])
             args = [function, *(walked(domain, arg) for arg in args[1:])]
-        return native(*args, **kwargs)
+        return domain.native(native, *args, **kwargs)
 
 
 mapping_form(map)
@@ -58,4 +58,4 @@ mapping_form(filter)
 def reduce(domain: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     if len(args) >= 2:
         args = [domain.machine.callback(args[0]), walked(domain, args[1]), *args[2:]]
-    return functools.reduce(*args, **kwargs)
+    return domain.native(functools.reduce, *args, **kwargs)

@@ -33,14 +33,14 @@ def globals_(domain: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
 @form(builtins.vars)
 def vars_(domain: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     if args or kwargs:
-        return builtins.vars(*args, **kwargs)
+        return domain.native(builtins.vars, *args, **kwargs)
     return domain.machine.frame.namespace()
 
 
 @form(builtins.dir)
 def dir_(domain: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     if args or kwargs:
-        return builtins.dir(*args, **kwargs)
+        return domain.native(builtins.dir, *args, **kwargs)
     return sorted(domain.machine.frame.namespace())
 
 
@@ -169,7 +169,7 @@ def observer_form(native: Any) -> None:
     def call(domain: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
         if args and args[0] is not None:
             raise InterpreterError(f"what sys.{native.__name__} sets would see the machine's frames, not the program's")
-        return native(*args, **kwargs)
+        return domain.native(native, *args, **kwargs)
 
 
 observer_form(sys.settrace)

@@ -15,10 +15,10 @@ def throw_form(kind: type) -> None:
     def throw(domain: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
         frame = frame_of(args[0]) if args and type(args[0]) is kind else None
         if frame is None:
-            return kind.throw(*args, **kwargs)  # type: ignore[attr-defined]
+            return domain.native(kind.throw, *args, **kwargs)
         frame.thrown_args = args[1:]
         try:
-            return kind.throw(*args, **kwargs)  # type: ignore[attr-defined]
+            return domain.native(kind.throw, *args, **kwargs)
         finally:
             frame.thrown_args = None
 

@@ -19,7 +19,7 @@ def is_native_iterable(domain: Any, value: Any) -> bool:
 @form(builtins.iter)
 def iter_(domain: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     if kwargs or not 1 <= len(args) <= 2:
-        return builtins.iter(*args, **kwargs)
+        return domain.native(builtins.iter, *args, **kwargs)
     if len(args) == 2 and callable(args[0]):
         return builtins.iter(domain.machine.callback(args[0]), args[1])
     return domain.get_iter(*args)
@@ -28,10 +28,10 @@ def iter_(domain: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
 @form(builtins.next)
 def next_(domain: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     if kwargs or not 1 <= len(args) <= 2:
-        return builtins.next(*args, **kwargs)
+        return domain.native(builtins.next, *args, **kwargs)
     raw = special(type(args[0]), "__next__")
     if raw is None:
-        return builtins.next(*args)
+        return domain.native(builtins.next, *args)
     if len(args) == 1:
         return domain.call_special(raw, args[0], [])
     value = domain.next_item(args[0])
@@ -41,7 +41,7 @@ def next_(domain: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
 @form(builtins.len)
 def len_(domain: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     if kwargs or len(args) != 1:
-        return builtins.len(*args, **kwargs)
+        return domain.native(builtins.len, *args, **kwargs)
     return domain.length(args[0])
 
 
@@ -66,7 +66,7 @@ def walking(native: Any) -> None:
     def call(domain: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
         if args:
             args = [walked(domain, args[0]), *args[1:]]
-        return native(*args, **kwargs)
+        return domain.native(native, *args, **kwargs)
 
 
 for native in (list, tuple, set, frozenset, enumerate, sum):
@@ -75,13 +75,13 @@ for native in (list, tuple, set, frozenset, enumerate, sum):
 
 @form(zip)
 def zip_(domain: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    return zip(*[walked(domain, arg) for arg in args], **kwargs)  # noqa: B905  (the caller says)
+    return domain.native(zip, *[walked(domain, arg) for arg in args], **kwargs)  # noqa: B905  (the caller says)
 
 
 @form(any)
 def any_(domain: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     if kwargs or len(args) != 1:
-        return any(*args, **kwargs)
+        return domain.native(any, *args, **kwargs)
     iterator = domain.get_iter(args[0])
     while (value := domain.next_item(iterator)) is not STOP:
         if domain.truth(value):
@@ -92,7 +92,7 @@ def any_(domain: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
 @form(all)
 def all_(domain: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     if kwargs or len(args) != 1:
-        return all(*args, **kwargs)
+        return domain.native(all, *args, **kwargs)
     iterator = domain.get_iter(args[0])
     while (value := domain.next_item(iterator)) is not STOP:
         if not domain.truth(value):

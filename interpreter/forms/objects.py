@@ -11,28 +11,28 @@ from .registry import form
 @form(str)
 def str_(domain: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     if kwargs or len(args) != 1:
-        return str(*args, **kwargs)
+        return domain.native(str, *args, **kwargs)
     return domain.to_str(args[0])
 
 
 @form(builtins.repr)
 def repr_(domain: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     if kwargs or len(args) != 1:
-        return repr(*args, **kwargs)
+        return domain.native(repr, *args, **kwargs)
     return domain.to_repr(args[0])
 
 
 @form(bool)
 def bool_(domain: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     if kwargs or len(args) != 1:
-        return bool(*args, **kwargs)
+        return domain.native(bool, *args, **kwargs)
     return domain.truth(args[0])
 
 
 @form(builtins.format)
 def format_(domain: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     if kwargs or not 1 <= len(args) <= 2 or (len(args) == 2 and not isinstance(args[1], str)):
-        return format(*args, **kwargs)
+        return domain.native(format, *args, **kwargs)
     return domain.format_value(args[0], "", args[1] if len(args) == 2 else "")
 
 
@@ -43,7 +43,7 @@ def dunder_form(native: Any, dunder: str) -> None:
     def call(domain: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
         raw = None if kwargs or not args else special(type(args[0]), dunder)
         if raw is None:
-            return native(*args, **kwargs)
+            return domain.native(native, *args, **kwargs)
         return native(result_holder(dunder, domain.call_special(raw, args[0], args[1:])))
 
 
