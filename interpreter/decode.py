@@ -44,7 +44,7 @@ class Program:
 
     __slots__ = (
         "code", "instructions", "steps", "handlers", "localsplus", "cell_indices", "n_args", "simple_call", "tail",
-        "n_bound", "binder", "stubs", "shell", "index_of",
+        "n_bound", "binder", "stubs", "shell", "index_of", "opaque",
     )  # fmt: skip
 
     def __init__(self, code: CodeType) -> None:
@@ -71,6 +71,7 @@ class Program:
         self.binder: Any = None
         self.stubs: dict[Any, CodeType] | None = None
         self.shell: Any = None
+        self.opaque = False  # see natives.py; a code object belongs to one module
 
     def handler_at(self, index: int) -> tuple[int, int, bool] | None:
         """(target index, stack depth, push lasti) of the handler that guards instruction `index`, or None."""

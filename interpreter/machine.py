@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import dis
 import sys
+from _thread import get_ident
 from collections.abc import Callable, Mapping
 from operator import attrgetter
 from types import CellType, CodeType, FunctionType
@@ -10,14 +11,14 @@ from typing import Any
 
 from . import opcodes  # noqa: F401  (registers the handlers)
 from .binding import bind_arguments
-from .decode import check_tables, decode
+from .decode import PROGRAMS, Program, check_tables, decode
 from .domain import Domain
 from .domain.calls import NATIVE_CALLABLES
 from .errors import UNROUTED, InterpreterError
 from .forms import form_of
 from .frame import Frame
 from .modules import import_interpreted
-from .natives import Native, call_inside
+from .natives import Native, call_inside, is_opaque
 from .sentinels import UNSET, Sentinel
 from .shells import frame_of, user_code
 from .tracebacks import (
@@ -36,7 +37,6 @@ check_tables()
 NEW_LOCALS = 0x02  # CO_NEWLOCALS: the code of a function, as opposed to a class or module body
 SHOWN_FRAMES = 64
 BUILTINS_OF = attrgetter("__builtins__")  # typeshed does not know the attribute; and no Python call on the hot path
-NATIVE_ROOM = 500
 NATIVE_FRAMES_PER_CALL = 6  # native Python frames that one interpreted call takes, at most, and some room
 
 
@@ -46,14 +46,16 @@ class Machine:
     def __init__(self, domain: Domain) -> None:
         self.domain = domain
         domain.machine = self
+        self.native = Native(self.take)
         if domain.interprets_callbacks:
-            domain.native = Native(self.take)
+            domain.native = self.native
+        self.thread = get_ident()
         self.frame: Frame | None = None  # the innermost frame that runs
         self.exc_item: list[Any] = [None, None]  # [handled exception, the item outside the running generator]
         self.propagating: BaseException | None = None
         self.clean: Any = None  # the propagating exception's traceback, the machine's own entries taken out
         self.depth = 0
-        self.depth_limit = sys.getrecursionlimit()
+        self.depth_limit = ROOM.before if ROOM.running else sys.getrecursionlimit()
         self.limit_changed = False
         self.checks = CHECKS.on
         self.shown: dict[int, tuple[Any, Frame]] = {}  # frame objects handed out, with the frames they show
@@ -62,7 +64,7 @@ class Machine:
 
     def bind(self, function: FunctionType, args: list[Any], kwargs: dict[str, Any]) -> Frame:
         """The frame of a call. Raises the TypeErrors of CPython's argument binding."""
-        program = decode(function.__code__)
+        program = PROGRAMS.get(id(function.__code__)) or self.learn(function)
         if program.simple_call and not kwargs and len(args) == program.n_args:
             locals_ = args + program.tail
         else:
@@ -77,6 +79,11 @@ class Machine:
             None,
             function.__closure__ or (),
         )
+
+    def learn(self, function: FunctionType) -> Program:
+        program = decode(function.__code__)
+        program.opaque = is_opaque(function.__globals__)
+        return program
 
     def run(self, frame: Frame, thrown: list[BaseException] | None = None) -> Any:
         """Run the frame from its pc until it returns or yields; the value is also in frame.value."""
@@ -288,6 +295,14 @@ class Machine:
         receiver = self.delegate(frame)
         return None if receiver is UNSET else receiver
 
+    def shown_part(self, obj: Any, name: str) -> Any:
+        """An attribute of domain/attributes.py's SHOWN_PARTS."""
+        if name.startswith("f_"):
+            return self.frame_part(obj, name)
+        if name == "__callback__":
+            return getattr(obj.__callback__, "interprets", obj.__callback__)
+        return self.generator_part(obj, name)
+
     def generator_part(self, generator: Any, name: str) -> Any:
         """An attribute such as gi_code, cr_frame or gi_yieldfrom, of the interpreted frame instead of its shell."""
         native = getattr(generator, name)
@@ -336,14 +351,13 @@ class Machine:
 
     def enter(self, callee: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
         """Call from native code. Makes room on the native stack for the machine's own frames."""
-        before = sys.getrecursionlimit()
-        sys.setrecursionlimit(max(before, self.depth_limit * NATIVE_FRAMES_PER_CALL + NATIVE_ROOM))
+        ROOM.take(self.depth_limit)
         try:
-            return call_inside(self.domain.call, callee, args, kwargs)
+            return call_inside(self.native, self.domain.call, callee, args, kwargs)
         finally:
             self.shown.clear()
             self.propagating = self.clean = None  # no cycle through the traceback of what leaves
-            sys.setrecursionlimit(before if not self.limit_changed else self.depth_limit)
+            ROOM.give_back(self.depth_limit if self.limit_changed else None)
 
     def take(self, function: FunctionType, code: CodeType, args: list[Any], names: Any) -> Any:
         """Run what C code called: reentry.c hands over a function's bound arguments, or a body and its namespace."""
@@ -361,25 +375,32 @@ class Machine:
         try:
             return self.run(frame)
         except UNROUTED as error:
-            self.domain.native.failed = error  # the C code in between must not swallow it
+            self.native.failed = error  # the C code in between must not swallow it
             raise
 
     def callback(self, function: Any) -> Any:
         """A native callable that interprets `function`, for C code that calls back."""
         if type(function) in NATIVE_CALLABLES and self.interpreted_form(function) is None:
             return function
-        return lambda *args, **kwargs: self.domain.call(function, list(args), kwargs)
+
+        def callback(*args: Any, **kwargs: Any) -> Any:
+            domain = self.domain
+            if domain.interprets_callbacks and (self.frame is None or self.thread != get_ident()):
+                return Machine(Domain()).enter(function, list(args), kwargs)
+            return domain.call(function, list(args), kwargs)
+
+        callback.interprets = function  # type: ignore[attr-defined]
+        return callback
 
     def set_depth_limit(self, limit: int) -> None:
         """The interpreted program's sys.setrecursionlimit."""
-        current = sys.getrecursionlimit()
         if not isinstance(limit, int) or limit < 1:
             sys.setrecursionlimit(limit)  # raises
         if self.depth >= limit:
             raise RecursionError(
                 f"cannot set the recursion limit to {limit} at the recursion depth {self.depth}: the limit is too low"
             )
-        sys.setrecursionlimit(max(current, limit * NATIVE_FRAMES_PER_CALL + NATIVE_ROOM))
+        ROOM.make(limit)
         self.depth_limit = limit
         self.limit_changed = True
 
@@ -423,6 +444,36 @@ class Machine:
 
 RETURNED = Sentinel("RETURNED")
 POPS_DELEGATE = sys.version_info < (3, 12)
+
+
+class Room:
+    """Python's recursion limit, raised while machines run, for their own frames: one setting for all threads."""
+
+    def __init__(self) -> None:
+        self.running = 0
+        self.before = 0
+
+    def make(self, depth: int) -> None:
+        needed = depth * NATIVE_FRAMES_PER_CALL + 500
+        if sys.getrecursionlimit() < needed:
+            sys.setrecursionlimit(needed)
+
+    def take(self, depth: int) -> None:
+        if self.running == 0:
+            self.before = sys.getrecursionlimit()
+        self.running += 1
+        self.make(depth)
+
+    def give_back(self, wanted: int | None) -> None:
+        """`wanted`: the limit that the program set itself."""
+        self.running -= 1
+        if wanted is not None:
+            self.before = wanted
+        if self.running == 0:
+            sys.setrecursionlimit(self.before)
+
+
+ROOM = Room()
 
 
 class Checks:

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import CodeType
+from typing import Any
 
 try:
     from . import reentry
@@ -20,20 +21,28 @@ except ImportError as error:
     ) from error
 
 Native, call_inside, call_outside = reentry.Native, reentry.call_inside, reentry.call_outside
+watch_finalizer = reentry.watch_finalizer
 
 # Python code -> why it runs natively
 NATIVE_CALLBACKS: dict[str, str] = {
     "generators and coroutines made outside of interpret": "their frame is a native one; what they call is interpreted",
-    "finalizers (__del__) and weakref callbacks": "where the last reference goes in the machine's own code",
-    "signal handlers, sys.excepthook, atexit and threading functions": "CPython calls them, not the program's C code",
+    "finalizers (__del__)": "of an object that C code made, of a class that was defined outside of interpret and that "
+    "interpreted code makes no object of, where the last reference goes in the machine's own code",
+    "signal handlers, gc.callbacks, sys.excepthook, atexit functions": "CPython calls them",
     "importlib._bootstrap, importlib._bootstrap_external": "where C code imports; the modules' bodies are interpreted",
     "dict look-ups of names": "__eq__ of keys, put into a namespace, that are no strings but hash alike",
-    "moebius": "its own modules",
+    "moebius, torch._dynamo": "functions of their modules, and all that they call",
 }
-OWN_PREFIXES = ("moebius.",)
+OPAQUE_PREFIXES = ("moebius.", "torch._dynamo.")  # torch.compile's wrappers switch a frame hook of their own
 TRANSPARENT = frozenset({"importlib._bootstrap", "importlib._bootstrap_external"})
 
-reentry.set_modules(OWN_PREFIXES, TRANSPARENT)
+reentry.set_modules(OPAQUE_PREFIXES, TRANSPARENT)
+
+
+def is_opaque(globals_: dict[str, Any]) -> bool:
+    """Whether functions of the module with these globals run natively, and all that they call."""
+    name = globals_.get("__name__")
+    return type(name) is str and name.startswith(OPAQUE_PREFIXES)
 
 
 @contextmanager

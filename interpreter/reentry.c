@@ -4,7 +4,7 @@
  * goes to the Native's handler instead, with the hook off, so the machine's own Python runs at full speed. Whatever hook was
  * there before (capture's, torch's) gets the frames that are not taken, and is put back.
  *
- * Frames by their globals' __name__: a module of an own prefix (the machine's) runs natively with the hook off beneath it; one
+ * Frames by their globals' __name__: an opaque module (the machine's own) runs natively with the hook off beneath it; one
  * named in `transparent` runs natively with the hook still on beneath it; any other is taken. Not taken, and counted: frames
  * of generators that were made natively, and anything while no Native is at work (see `count`). */
 #define _GNU_SOURCE
@@ -17,15 +17,15 @@
 
 #define STACK_RESERVE (512 * 1024)    /* bytes of C stack left free: what C code may need between two of our checks */
 
-static PyObject *own_prefixes;     /* tuple of str */
+static PyObject *opaque_prefixes;     /* tuple of str */
 static PyObject *transparent;      /* frozenset of str */
 static PyObject *str_name;
 
 /* ---- this thread's state, and the hook that follows from it ---- */
 
 typedef struct {
-    PyObject *handler;    /* borrowed: the Native at work holds it */
-    int taking;           /* frames go to the handler */
+    PyObject *handler;    /* borrowed: the Native of the machine that runs in this thread holds it */
+    int taking;           /* frames go to the handler: C code runs that the machine called */
     int inside;           /* a machine runs in this thread: frames that are not its own count */
 } State;
 
@@ -101,7 +101,7 @@ has_room(void)
 
 /* ---- the hook ---- */
 
-typedef enum { TAKEN, OWN, TRANSPARENT } Kind;
+typedef enum { TAKEN, OPAQUE, TRANSPARENT } Kind;
 
 /* Runs with an exception set where one is being thrown into a generator. */
 static Kind
@@ -111,9 +111,9 @@ kind_of(PyObject *globals)
     if (name == NULL || !PyUnicode_CheckExact(name)) {
         return TAKEN;
     }
-    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(own_prefixes); i++) {
-        if (PyUnicode_Tailmatch(name, PyTuple_GET_ITEM(own_prefixes, i), 0, PY_SSIZE_T_MAX, -1) == 1) {
-            return OWN;
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(opaque_prefixes); i++) {
+        if (PyUnicode_Tailmatch(name, PyTuple_GET_ITEM(opaque_prefixes, i), 0, PY_SSIZE_T_MAX, -1) == 1) {
+            return OPAQUE;
         }
     }
     return PySet_Contains(transparent, name) == 1 ? TRANSPARENT : TAKEN;
@@ -199,7 +199,7 @@ hook_eval(PyThreadState *tstate, mb_Frame *frame, int throwing)
         return pass_on(tstate, frame, throwing);
     }
     Kind kind = kind_of(frame->f_globals);
-    if (kind == OWN && here.taking) {
+    if (kind == OPAQUE && here.taking) {
         here.taking = 0;
         follow();
         PyObject *result = pass_on(tstate, frame, throwing);
@@ -233,6 +233,17 @@ typedef struct {
 } Native;
 
 static PyObject *
+raise_failed(Native *native, PyObject *result)
+{
+    PyObject *failed = native->failed;
+    native->failed = NULL;
+    Py_XDECREF(result);
+    PyErr_SetObject((PyObject *)Py_TYPE(failed), failed);
+    Py_DECREF(failed);
+    return NULL;
+}
+
+static PyObject *
 native_call(PyObject *self, PyObject *const *args, size_t nargsf, PyObject *kwnames)
 {
     Native *native = (Native *)self;
@@ -252,14 +263,7 @@ native_call(PyObject *self, PyObject *const *args, size_t nargsf, PyObject *kwna
     here.handler = before.handler;
     here.taking = before.taking;
     follow();
-    if (native->failed != NULL) {
-        PyObject *failed = native->failed;
-        native->failed = NULL;
-        Py_CLEAR(result);
-        PyErr_SetObject((PyObject *)Py_TYPE(failed), failed);
-        Py_DECREF(failed);
-    }
-    return result;
+    return native->failed == NULL ? result : raise_failed(native, result);
 }
 
 static PyObject *
@@ -346,7 +350,13 @@ static PyObject *
 call_inside(PyObject *module, PyObject *const *args, Py_ssize_t n, PyObject *kwnames)
 {
     (void)module;
-    return call_in((State){NULL, 0, 1}, args, n, kwnames);
+    if (n < 1 || !Py_IS_TYPE(args[0], &NativeType)) {
+        PyErr_SetString(PyExc_TypeError, "call_inside(Native, callable, /, *args, **kwargs)");
+        return NULL;
+    }
+    Native *native = (Native *)args[0];
+    PyObject *result = call_in((State){native->handler, 0, 1}, args + 1, n - 1, kwnames);
+    return native->failed == NULL ? result : raise_failed(native, result);
 }
 
 static PyObject *
@@ -384,7 +394,7 @@ set_modules(PyObject *module, PyObject *args)
             return NULL;
         }
     }
-    Py_XSETREF(own_prefixes, Py_NewRef(prefixes));
+    Py_XSETREF(opaque_prefixes, Py_NewRef(prefixes));
     Py_XSETREF(transparent, Py_NewRef(names));
     Py_RETURN_NONE;
 }
@@ -396,15 +406,62 @@ is_on(PyObject *module, PyObject *unused)
     return PyBool_FromLong(installed_here);
 }
 
+/* ---- finalizers: the machine's own code may drop the last reference, where no frame is taken ---- */
+
+static destructor python_finalizer;    /* CPython's slot function for a Python __del__ */
+
+static void
+watched_finalizer(PyObject *self)
+{
+    State before = here;
+    here.taking = here.handler != NULL;
+    follow();
+    python_finalizer(self);
+    here.taking = before.taking;
+    follow();
+}
+
+static PyObject *
+watch_finalizer(PyObject *module, PyObject *type)
+{
+    (void)module;
+    if (PyType_Check(type) && ((PyTypeObject *)type)->tp_finalize == python_finalizer) {
+        ((PyTypeObject *)type)->tp_finalize = watched_finalizer;
+    }
+    Py_RETURN_NONE;
+}
+
+static int
+find_python_finalizer(void)
+{
+    PyObject *namespace = PyDict_New();
+    PyObject *probe = namespace == NULL || PyDict_SetItemString(namespace, "__del__", Py_None) < 0
+                          ? NULL
+                          : PyObject_CallFunction((PyObject *)&PyType_Type, "s()O", "Probe", namespace);
+    Py_XDECREF(namespace);
+    if (probe == NULL) {
+        return -1;
+    }
+    python_finalizer = ((PyTypeObject *)probe)->tp_finalize;
+    Py_DECREF(probe);
+    if (python_finalizer == NULL) {
+        PyErr_SetString(PyExc_ImportError, "moebius does not know how this Python finalizes: classes have no tp_finalize");
+        return -1;
+    }
+    return 0;
+}
+
 static PyMethodDef methods[] = {
     {"call_inside", (PyCFunction)(void (*)(void))call_inside, METH_FASTCALL | METH_KEYWORDS,
-     "call_inside(callable, /, *args, **kwargs): call the machine; user frames that then run natively are counted."},
+     "call_inside(native, callable, /, *args, **kwargs): call the machine; user frames that then run natively count."},
     {"call_outside", (PyCFunction)(void (*)(void))call_outside, METH_FASTCALL | METH_KEYWORDS,
      "call_outside(callable, /, *args, **kwargs): call for the machine's own needs; nothing is taken or counted."},
+    {"watch_finalizer", watch_finalizer, METH_O,
+     "watch_finalizer(class): its Python __del__, if it has one, is interpreted wherever the last reference goes."},
     {"set_counts", set_counts, METH_O,
      "set_counts(dict | None) -> what was set: where this thread counts frames that run natively, code -> number."},
     {"set_modules", set_modules, METH_VARARGS,
-     "set_modules(prefixes, names): __name__ prefixes of the machine's modules, names of transparent modules."},
+     "set_modules(prefixes, names): __name__ prefixes of opaque modules, names of transparent ones."},
     {"is_on", is_on, METH_NOARGS, "is_on() -> bool: whether the hook is on for this thread."},
     {NULL, NULL, 0, NULL},
 };
@@ -436,13 +493,13 @@ make_return_none(void)
 __attribute__((visibility("default"))) PyMODINIT_FUNC
 PyInit_reentry(void)
 {
-    if (PyType_Ready(&NativeType) < 0) {
+    if (PyType_Ready(&NativeType) < 0 || find_python_finalizer() < 0) {
         return NULL;
     }
     str_name = PyUnicode_InternFromString("__name__");
-    own_prefixes = PyTuple_New(0);
+    opaque_prefixes = PyTuple_New(0);
     transparent = PyFrozenSet_New(NULL);
-    if (str_name == NULL || own_prefixes == NULL || transparent == NULL) {
+    if (str_name == NULL || opaque_prefixes == NULL || transparent == NULL) {
         return NULL;
     }
 #if PY_VERSION_HEX >= 0x030C0000

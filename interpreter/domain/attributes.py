@@ -13,17 +13,22 @@ from types import (
     ModuleType,
 )
 from typing import Any
+from weakref import ref
 
 from ..sentinels import NULL
 from .core import HEAP_TYPE, MISSING, PLAIN, Core, lookup, special
 
 GENERIC_GET = object.__getattribute__
 ATTRIBUTES_ARE_C = PLAIN | {list, tuple, dict, set, frozenset, bytearray, range, slice}
-GENERATOR_TYPES = frozenset({GeneratorType, CoroutineType, AsyncGeneratorType})
-GENERATOR_PARTS = frozenset(
-    f"{prefix}_{part}" for prefix in ("gi", "cr", "ag") for part in ("code", "frame", "yieldfrom", "await")
-)
-FRAME_PARTS = frozenset({"f_back", "f_locals", "f_lineno", "f_lasti"})
+# Attributes that would show the machine's doings, name -> the types that have it: the machine reads them.
+GENERATOR_TYPES = {"gi": GeneratorType, "cr": CoroutineType, "ag": AsyncGeneratorType}
+SHOWN_PARTS: dict[str, tuple[type, ...]] = {
+    f"{prefix}_{part}": (tp,)
+    for prefix, tp in GENERATOR_TYPES.items()
+    for part in ("code", "frame", "yieldfrom", "await")
+}
+SHOWN_PARTS |= dict.fromkeys(("f_back", "f_locals", "f_lineno", "f_lasti"), (FrameType,))
+SHOWN_PARTS["__callback__"] = (ref,)
 # Descriptors whose __get__ runs no Python code when read through an instance.
 SIMPLE_KINDS = frozenset({FunctionType, BuiltinFunctionType, staticmethod})
 
@@ -40,10 +45,8 @@ class Attributes(Core):
                 return self.get_super_attr(obj, name)
             if tp is ModuleType:
                 return self.get_module_attr(obj, name)
-            if name in GENERATOR_PARTS and tp in GENERATOR_TYPES:
-                return self.machine.generator_part(obj, name)
-            if tp is FrameType and name in FRAME_PARTS:
-                return self.machine.frame_part(obj, name)
+            if name in SHOWN_PARTS and tp in SHOWN_PARTS[name]:
+                return self.machine.shown_part(obj, name)
             return getattr(obj, name) if tp in ATTRIBUTES_ARE_C else self.native(getattr, obj, name)
         getter = tp.__getattribute__
         if getter is GENERIC_GET:

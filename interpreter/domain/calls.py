@@ -14,6 +14,7 @@ from types import (
 )
 from typing import Any
 
+from ..natives import call_outside, watch_finalizer
 from .containers import function_text
 from .core import HEAP_TYPE, MISSING, Core, lookup, special
 
@@ -72,7 +73,10 @@ class Calls(Core):
     def call_function(self, function: FunctionType, args: list[Any], kwargs: dict[str, Any]) -> Any:
         """Bind the arguments, run the frame; a generator function gives its generator."""
         machine = self.machine
-        return machine.run(machine.bind(function, args, kwargs))
+        frame = machine.bind(function, args, kwargs)
+        if frame.program.opaque and self.interprets_callbacks:
+            return call_outside(function, *args, **kwargs)
+        return machine.run(frame)
 
     def call_class(self, cls: type, args: list[Any], kwargs: dict[str, Any]) -> Any:
         """The metaclass's __call__, or type.__call__."""
@@ -96,12 +100,14 @@ class Calls(Core):
         init = special(cls, "__init__")
         python_new = type(new) is not BuiltinFunctionType
         if not python_new and init is None and type not in cls.__mro__:
+            watch_finalizer(cls)
             return self.native(type.__call__, cls, *args, **kwargs)
         if python_new:
             bound = new.__func__ if type(new) is staticmethod else self.bind_descriptor(new, None, cls)
             made = self.call(bound, [cls, *args], kwargs)
         else:
             made = self.call_native(new, [cls, *args], kwargs)
+        watch_finalizer(cls)
         if cls not in type(made).__mro__:  # PyObject_TypeCheck: no __subclasscheck__
             return made
         made_type = type(made)

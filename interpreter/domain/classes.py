@@ -5,6 +5,7 @@ import sys
 import types
 from typing import Any
 
+from ..natives import watch_finalizer
 from ..sentinels import UNSET
 from ..type_parameters import run_intrinsic
 from .core import MISSING, Core, lookup, special
@@ -46,6 +47,8 @@ class Classes(Core):
         if resolved is not bases:
             self.set_item(namespace, "__orig_bases__", bases)
         cls = self.call(meta, [name, resolved, namespace], kwargs)
+        if isinstance(cls, type):
+            watch_finalizer(cls)
         if isinstance(cls, type) and isinstance(cell, types.CellType):
             try:
                 held = cell.cell_contents

@@ -10,9 +10,8 @@ from .core import HEAP_TYPE, MISSING, PLAIN, Core, lookup, special
 
 EXACT = frozenset({list, tuple, str, bytes, range})
 # Iterators that never lead into Python code; a dict's or set's goes on in order without looking keys up.
-EXACT_ITERATORS = frozenset(
-    type(iter(made)) for made in ([], (), "", "é", b"", range(0), range(1 << 70), {}, {}.values(), {}.items(), set())
-)
+SAMPLES: tuple[Any, ...] = ([], (), "", "é", b"", range(0), range(1 << 70), {}, {}.values(), {}.items(), set())
+EXACT_ITERATORS = frozenset(type(iter(sample)) for sample in SAMPLES)
 
 
 class Containers(Core):

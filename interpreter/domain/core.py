@@ -30,7 +30,7 @@ NATIVE_KINDS = frozenset({
 
 def lookup(tp: type, name: str) -> Any:
     """The raw attribute `name` along the MRO of `tp`, or MISSING. Runs no user code."""
-    for cls in tp.__mro__:
+    for cls in tp.__mro__ or ():  # None while the class is being made
         found = cls.__dict__.get(name, MISSING)
         if found is not MISSING:
             return found
@@ -41,7 +41,7 @@ def special(tp: type, name: str) -> Any:
     """The raw attribute `name` of `tp` where calling it would run Python code, else None."""
     if not tp.__flags__ & HEAP_TYPE:
         return None
-    for cls in tp.__mro__:
+    for cls in tp.__mro__ or ():  # None while the class is being made
         found = cls.__dict__.get(name, MISSING)
         if found is not MISSING:
             return None if type(found) in NATIVE_KINDS else found

@@ -1,8 +1,10 @@
 """C callables that take a function and call it: they get a native function that interprets."""
 from __future__ import annotations
 
+import _thread
 import builtins
 import functools
+import weakref
 from typing import Any
 
 from .iteration import walked
@@ -52,6 +54,39 @@ def mapping_form(native: Any) -> None:
 
 mapping_form(map)
 mapping_form(filter)
+
+
+def weak_form(native: Any, position: int) -> None:
+    """Weak references: their callback runs wherever the object dies."""
+
+    @form(native)
+    def call(domain: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        if len(args) > position and args[position] is not None:
+            args = [*args[:position], domain.machine.callback(args[position]), *args[position + 1 :]]
+        return domain.native(native, *args, **kwargs)
+
+
+weak_form(weakref.ref, 1)
+weak_form(weakref.proxy, 1)
+weak_form(weakref.ref.__new__, 2)
+weak_form(weakref.ref.__init__, 2)
+
+
+def thread_form(name: str) -> None:
+    """A new thread has a machine of its own."""
+    native = getattr(_thread, name, None)
+    if native is None:
+        return
+
+    @form(native)
+    def call(domain: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        if args and callable(args[0]):
+            args = [domain.machine.callback(args[0]), *args[1:]]
+        return domain.native(native, *args, **kwargs)
+
+
+for thread_starter in ("start_new_thread", "start_new", "start_joinable_thread"):
+    thread_form(thread_starter)
 
 
 @form(functools.reduce)

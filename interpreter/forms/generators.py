@@ -8,7 +8,7 @@ from ..shells import frame_of
 from .registry import method_form
 
 
-def throw_form(kind: type) -> None:
+def throw_form(kind: Any) -> None:
     """throw(): what is delegated to gets the arguments as they were given."""
 
     @method_form(kind, "throw")

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib.util
 import io
 import os
@@ -108,3 +109,12 @@ def same() -> Any:
         assert interpreted == native
 
     return compare
+
+
+@pytest.fixture
+def no_gc_callbacks():
+    """hypothesis leaves one behind: it runs natively, wherever the collector happens to start."""
+    before = gc.callbacks[:]
+    gc.callbacks.clear()
+    yield
+    gc.callbacks[:] = before

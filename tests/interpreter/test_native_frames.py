@@ -1,7 +1,11 @@
 """count_native_frames sees what runs natively, and nothing else; what C code calls back is interpreted."""
 from __future__ import annotations
 
+import pytest
+
 from moebius.interpreter import count_native_frames, interpret
+
+pytestmark = pytest.mark.usefixtures("no_gc_callbacks")
 
 
 def made_outside():
