@@ -11,6 +11,7 @@ from __future__ import annotations
 import collections
 import contextvars
 import functools
+import itertools
 import keyword
 import types
 from typing import Any
@@ -30,6 +31,7 @@ from .tracking.numbers import Number
 from .tracking.objects import CONTAINERS, DICTS, LISTS, SETS, Objects, Record, raw_dict
 from .tracking.values import ATOMS, IDENTITIES, SYMBOLIC, LoopLeftover, TensorMethod, TensorProxy
 
+LONG_RUN = 8  # constants in a row that are cheaper to pass as one tuple
 LITERALS = frozenset({type(None), bool, int, str, bytes, type(Ellipsis)})
 
 
@@ -394,6 +396,17 @@ class Emitter:
     # The function
     # ------------------------------------------------------------------------------------------------------------------
 
+    def packed(self, inputs: list[str]) -> list[str]:
+        """Arguments as written in a call: runs of constants (a model's parameters) are one tuple, spread."""
+        texts: list[str] = []
+        for constant, run in itertools.groupby(inputs, self.constants.__contains__):
+            names = list(run)
+            if not constant or len(names) < LONG_RUN:
+                texts += names
+            else:
+                texts.append(f"*{self.constant(tuple(self.constants[n] for n in names))}")
+        return texts
+
     def function(
         self, name: str, graph: Any, inputs: list[str], result: str, on_failure: Any = None
     ) -> types.FunctionType:
@@ -411,7 +424,7 @@ class Emitter:
         body += self.loads
         if graph is not None:
             self.constants["m_graph"] = graph
-            body.append(f"m_out = m_graph({', '.join(inputs)})")
+            body.append(f"m_out = m_graph({', '.join(self.packed(inputs))})")
         if graph is not None and on_failure is not None:
             given = f"({''.join(f'{p}, ' for p in positional)})"
             named = f"{{{', '.join(f'{k!r}: m_key_{k}' for k in self.kwnames)}}}"

@@ -102,9 +102,8 @@ def finish_guards(attempt: Trace, n_positional: int, kwnames: tuple[str, ...]) -
     attempt.tensors.distinct_inputs()
     attempt.objects.distinct_when_changed()
     guard_sizes(attempt.world, attempt.tensors, attempt.guards)
-    attempt.guards.holds(
-        "torch", "global state unchanged (grad mode, autocast, default dtype, modes, determinism)", attempt.state_guard
-    )
+    text = "global state unchanged (grad mode, autocast, default dtype, modes, determinism)"
+    attempt.guards.answers("torch", text, *attempt.state)
     return CompiledGuards(attempt.guards, n_positional, kwnames)
 
 

@@ -267,21 +267,15 @@ def preserved_state() -> Iterator[None]:
         torch.set_rng_state(rng)
 
 
-def global_state_guard() -> Callable[[], bool]:
-    """A check that torch's global switches are what they are now.
+def global_state() -> tuple[tuple[Callable[[], Any], Any], ...]:
+    """Functions of torch's, and what they answer as long as torch's global switches are what they are now.
 
     Covers grad mode, inference mode, autocast, default dtype, determinism flags, tf32, thread count, and that no torch
     function or dispatch mode was entered (a default device is such a mode).
     """
-    check = GlobalStateGuard().check
-    function_stack, dispatch_stack = torch._C._len_torch_function_stack, torch._C._len_torch_dispatch_stack
-    inference = torch.is_inference_mode_enabled
-    expected = (function_stack(), dispatch_stack(), inference())
-
-    def unchanged() -> bool:
-        return check() and (function_stack(), dispatch_stack(), inference()) == expected
-
-    return unchanged
+    lengths = (torch._C._len_torch_function_stack, torch._C._len_torch_dispatch_stack)
+    readers: tuple[Callable[[], Any], ...] = (*lengths, torch.is_inference_mode_enabled)
+    return ((GlobalStateGuard().check, True), *((reader, reader()) for reader in readers))
 
 
 def expression_to_node(expression: Any, symbol_node: Callable[[Any], Any], graph: Any) -> Any:

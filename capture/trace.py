@@ -120,7 +120,7 @@ class Trace:
         self.domain.told_compiling = policy.told_compiling
         self.domain.loops.unrolled = policy.unrolled
         self.machine = Machine(self.domain)
-        self.state_guard = torch_private.global_state_guard()
+        self.state = torch_private.global_state()
         self.result: Any = UNSET
         self.frame: Frame | None = None
         self.graph_break: GraphBreak | None = None

@@ -6,6 +6,7 @@ object costs one comparison. Facts about dynamic sources are a list of checks ov
 
 from __future__ import annotations
 
+import types
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -152,6 +153,19 @@ class GuardRecorder:
         if kind == "is" and can_die(operands[0]):
             kind, operands = "is_weak", (weakref.ref(operands[0]),)
         self.add((kind, slot, *operands), source.name, text, source)
+
+    def function(self, name: str, function: types.FunctionType) -> None:
+        """A function that is the same each call still has this code and these defaults."""
+        code, defaults, keyword_defaults = function.__code__, function.__defaults__, function.__kwdefaults__
+        check = ("function", function, code, defaults, keyword_defaults)
+        self.add(check, name, "code and defaults unchanged", None)
+        for key, value in (keyword_defaults or {}).items():
+            assert keyword_defaults is not None
+            self.dict_entry(f"{name}.__kwdefaults__", keyword_defaults, key, value)
+
+    def answers(self, name: str, text: str, *pairs: tuple[Callable[[], Any], Any]) -> None:
+        """Each callable, called without arguments, gives the same constant again."""
+        self.add(("answers", pairs), name, text, None)
 
     def same_or_distinct(self, kind: str, first: Source, second: Source) -> None:
         """Two sources lead to one object ("same") or to two ("distinct")."""

@@ -202,7 +202,7 @@ check_dict(Check *check, TagWatch *watch)
     /* The tag from before the look: a write meanwhile leaves another one in the dict. An OrderedDict's order, and on
      * 3.13.0 values that live inside the instance, change without a new tag: those are looked at each time. */
     int memoise = mb_dict_tags && (mb_instance_tags || !mb_dict_shares_values(check->object)) &&
-                  !(check->order != NULL && PyODict_Check(check->object));
+                  !(check->order != NULL && PyODict_Check(check->object) && PyTuple_GET_SIZE(check->order) > 1);
     watch->tag = same == 1 && memoise ? tag : NO_TAG;
     return same;
 }
@@ -256,8 +256,8 @@ check_class(Check *check, TagWatch *watch)
     return same;
 }
 
-static int
-by_address(const void *a, const void *b)
+int
+mb_by_address(const void *a, const void *b)
 {
     uintptr_t x = *(const uintptr_t *)a, y = *(const uintptr_t *)b;
     return (x > y) - (x < y);
@@ -285,13 +285,32 @@ check_distinct(Check *check, PyObject **values)
     for (int i = 0; i < n; i++) {
         sorted[i] = (uintptr_t)values[check->slots[i]];
     }
-    qsort(sorted, (size_t)n, sizeof(*sorted), by_address);
+    qsort(sorted, (size_t)n, sizeof(*sorted), mb_by_address);
     int distinct = 1;
     for (int i = 1; i < n && distinct; i++) {
         distinct = sorted[i] != sorted[i - 1];
     }
     PyMem_Free(sorted);
     return distinct;
+}
+
+/* Each callable still gives the same constant (or object). */
+static int
+check_answers(Check *check)
+{
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(check->expected); i++) {
+        PyObject *pair = PyTuple_GET_ITEM(check->expected, i);
+        PyObject *answer = PyObject_CallNoArgs(PyTuple_GET_ITEM(pair, 0));
+        if (answer == NULL) {
+            return -1;
+        }
+        int same = mb_same_value(answer, PyTuple_GET_ITEM(pair, 1));
+        Py_DECREF(answer);
+        if (same <= 0) {
+            return same;
+        }
+    }
+    return 1;
 }
 
 static int
@@ -359,12 +378,20 @@ evaluate(Check *check, PyObject **values)
         return check_distinct(check, values);
     case CHECK_SAME:
         return values[check->slots[0]] == values[check->slots[1]];
+    case CHECK_NONE_OF: {
+        uintptr_t address = (uintptr_t)object;
+        return check->length == 0 || bsearch(&address, check->addresses, (size_t)check->length, sizeof(address),
+                                             mb_by_address) == NULL;
+    }
+    case CHECK_ANSWERS:
+        return check_answers(check);
     case CHECK_PYTHON:
         return check_python(check, values);
     case CHECK_DICT:
     case CHECK_CLASS:
     case CHECK_INSTANCE:
     case CHECK_STATIC_TENSOR:
+    case CHECK_FUNCTION:
         break;    /* mb_run_watch */
     }
     Py_UNREACHABLE();
@@ -409,6 +436,13 @@ instance_unchanged(const InstanceWatch *watch)
     return (PyObject *)Py_TYPE(watch->object) == watch->type && watch->where != NULL && *watch->where == watch->dict;
 }
 
+static inline int
+function_unchanged(const FunctionWatch *watch)
+{
+    const PyFunctionObject *f = watch->function;
+    return f->func_code == watch->code && f->func_defaults == watch->defaults && f->func_kwdefaults == watch->kwdefaults;
+}
+
 /* For a dict, class or instance: one comparison while nobody writes to it. */
 int
 mb_run_watch(GuardProgram *p, Check *check)
@@ -425,6 +459,9 @@ mb_run_watch(GuardProgram *p, Check *check)
     else if (check->kind == CHECK_INSTANCE) {
         InstanceWatch *watch = &p->watches[2].instances[check->watch];
         holds = instance_unchanged(watch) ? 1 : check_instance(check, watch);
+    }
+    else if (check->kind == CHECK_FUNCTION) {
+        holds = function_unchanged(&p->watches[4].functions[check->watch]);
     }
     else {
         holds = mb_tensor_check(check->meta, check->object);
@@ -464,6 +501,10 @@ sweep(GuardProgram *p)
         if (!instance_unchanged(watch)) {
             holds = mb_run_watch(p, &p->checks[watches->checks[i]]);
         }
+    }
+    watches = &p->watches[4];
+    for (int i = 0; i < watches->count && holds == 1; i++) {
+        holds = function_unchanged(&watches->functions[i]);
     }
     watches = &p->watches[3];
     for (int i = 0; i < watches->count && holds == 1; i++) {

@@ -46,8 +46,9 @@ typedef struct {
 
 typedef enum {
     CHECK_IS, CHECK_IS_WEAK, CHECK_TYPE, CHECK_EQUAL, CHECK_LENGTH, CHECK_KEYS, CHECK_ABSENT, CHECK_CONTENTS,
-    CHECK_TENSOR, CHECK_DISTINCT, CHECK_SAME, CHECK_PYTHON,
-    CHECK_DICT, CHECK_CLASS, CHECK_INSTANCE, CHECK_STATIC_TENSOR    /* of objects known from the start */
+    CHECK_TENSOR, CHECK_NONE_OF, CHECK_DISTINCT, CHECK_SAME, CHECK_ANSWERS, CHECK_PYTHON,
+    /* of objects known from the start: */
+    CHECK_DICT, CHECK_CLASS, CHECK_INSTANCE, CHECK_STATIC_TENSOR, CHECK_FUNCTION
 } CheckKind;
 
 typedef struct {
@@ -56,18 +57,20 @@ typedef struct {
     int first_load, loads;  /* program->order[first_load : first_load + loads] are reached just before this check */
     Py_ssize_t length;
     PyObject *object;       /* expected object, type, value or key; the tensor; the function; what is watched */
-    PyObject *expected;     /* keys/contents: tuple; dict/class: {key: value}; instance: its __dict__ or NULL */
+    PyObject *expected;     /* keys/contents/none_of: tuple; answers: tuple of (callable, result); function: tuple;
+                             * dict/class: {key: value}; instance: its __dict__ or NULL */
     PyObject *order;        /* dict: all keys or NULL; class: its MRO; instance: its class */
     int watch;              /* of an object known from the start: where it stands in the program's array of that kind */
     int *slots;             /* distinct, same, python */
     int n_slots;
+    uintptr_t *addresses;   /* none_of: sorted, `length` of them */
     TensorMeta *meta;
 } Check;
 
 /* Checks on objects known from the start. Apart from the checks and side by side, so that one sweep
  * over thousands of them is fast. References are borrowed from the check. */
 #define NO_TAG UINT64_MAX
-#define N_WATCHED 4
+#define N_WATCHED 5
 
 typedef struct {
     PyObject *object;       /* dict or class */
@@ -85,12 +88,18 @@ typedef struct {
 } TensorWatch;
 
 typedef struct {
+    PyFunctionObject *function;
+    PyObject *code, *defaults, *kwdefaults;    /* NULL: none */
+} FunctionWatch;
+
+typedef struct {
     int count;
     int *checks;            /* which check each one is */
     union {
         TagWatch *tags;
         InstanceWatch *instances;
         TensorWatch *tensors;
+        FunctionWatch *functions;
     };
 } Watches;
 
@@ -119,6 +128,7 @@ int mb_program_arity(GuardProgram *p, PyObject *const *args, size_t nargsf, PyOb
 int mb_reach(GuardProgram *p, int slot, PyObject *const *args, PyObject **values);   /* 1, 0, -1 */
 int mb_run_check(Check *check, PyObject **values);                                   /* 1, 0, -1 */
 int mb_run_watch(GuardProgram *p, Check *check);    /* of an object known from the start; 1, 0, -1 */
+int mb_by_address(const void *a, const void *b);    /* for qsort and bsearch of addresses */
 int mb_watched(CheckKind kind);
 void mb_release(GuardProgram *p, int first, int count, PyObject **values);
 

@@ -51,12 +51,16 @@ class GuardProgram:
     ``("class", cls, {name: v}, mro)``   what the MRO of the class has under each name, and its MRO; likewise
     ``("instance", obj, cls, d)``        exact type of this object, and that its ``__dict__`` is this dict (None: any);
                                          notices ``obj.__class__ = C`` and ``obj.__dict__ = e``, which "dict" cannot
+    ``("function", f, code, d, kwd)``    this function's ``__code__``, ``__defaults__`` and ``__kwdefaults__`` are these
+                                         objects (None: none); what is in the dict of defaults is a "dict" check's
     ``("tensor", slot, meta)``           dict of type, dtype, device, layout, shape, stride (None in a tuple: any),
                                          storage_offset, requires_grad, is_leaf, is_conj, is_neg, is_inference;
                                          what is missing or None is not looked at
     ``("static_tensor", t, meta)``       the same for this tensor
     ``("distinct", slot, ...)``          pairwise different objects
     ``("same", slot, slot)``             the same object
+    ``("none_of", slot, objects)``       none of these objects
+    ``("answers", ((fn, result), ...))`` ``fn()`` is this object or the same constant, for each
     ``("python", fn, slot, ...)``        ``fn(*objects)`` is true
     ==================================== ==============================================================================
 

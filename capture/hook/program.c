@@ -1,14 +1,15 @@
 /* GuardProgram: from tuples to a flat program, and its face towards Python. */
 #include "native.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 static const char *const slot_names[] = {
     "arg", "const", "weak", "dict_item", "instance_dict", "list_item", "tuple_item", "attr", "cell", "type", "python",
 };
 static const char *const check_names[] = {
-    "is", "is_weak", "type", "equal", "length", "keys", "absent", "contents", "tensor", "distinct", "same", "python",
-    "dict", "class", "instance", "static_tensor",
+    "is", "is_weak", "type", "equal", "length", "keys", "absent", "contents", "tensor",
+    "none_of", "distinct", "same", "answers", "python", "dict", "class", "instance", "static_tensor", "function",
 };
 
 /* ---- building ---- */
@@ -179,9 +180,57 @@ build_instance(Check *check, int index, PyObject *spec)
 }
 
 static int
+build_function(Check *check, int index, PyObject *spec)
+{
+    check->object = Py_NewRef(PyTuple_GET_ITEM(spec, 1));
+    if (!PyFunction_Check(check->object) || !PyCode_Check(PyTuple_GET_ITEM(spec, 2))) {
+        return complain("check", index, spec, "needs a Python function and its code");
+    }
+    check->expected = PyTuple_GetSlice(spec, 2, 5);
+    return check->expected == NULL ? -1 : 0;
+}
+
+static int
+build_answers(Check *check, int index, PyObject *spec)
+{
+    PyObject *pairs = PyTuple_GET_ITEM(spec, 1);
+    if (!PyTuple_Check(pairs)) {
+        return complain("check", index, spec, "needs a tuple of (callable, result)");
+    }
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(pairs); i++) {
+        PyObject *pair = PyTuple_GET_ITEM(pairs, i);
+        if (!PyTuple_Check(pair) || PyTuple_GET_SIZE(pair) != 2 || !PyCallable_Check(PyTuple_GET_ITEM(pair, 0))) {
+            return complain("check", index, spec, "needs a tuple of (callable, result)");
+        }
+    }
+    check->expected = Py_NewRef(pairs);
+    return 0;
+}
+
+static int
+build_none_of(Check *check, int index, PyObject *spec, PyObject *objects)
+{
+    if (!PyTuple_Check(objects)) {
+        return complain("check", index, spec, "the objects that it must not be: a tuple");
+    }
+    check->length = PyTuple_GET_SIZE(objects);
+    check->addresses = PyMem_New(uintptr_t, (size_t)check->length + 1);
+    if (check->addresses == NULL) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    for (Py_ssize_t i = 0; i < check->length; i++) {
+        check->addresses[i] = (uintptr_t)PyTuple_GET_ITEM(objects, i);
+    }
+    qsort(check->addresses, (size_t)check->length, sizeof(uintptr_t), mb_by_address);
+    check->expected = Py_NewRef(objects);    /* an address belongs to an object while that is alive */
+    return 0;
+}
+
+static int
 build_check(GuardProgram *p, int index, PyObject *spec)
 {
-    static const int sizes[] = {3, 3, 3, 3, 3, 3, 3, 3, 3, 0, 3, 0, 4, 4, 4, 3};
+    static const int sizes[] = {3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 0, 3, 2, 0, 4, 4, 4, 3, 5};
     Check *check = &p->checks[index];
     int kind = kind_of(spec, "check", index, check_names, (int)Py_ARRAY_LENGTH(check_names));
     if (kind < 0) {
@@ -199,6 +248,10 @@ build_check(GuardProgram *p, int index, PyObject *spec)
         return build_watched(check, index, spec, kind);
     case CHECK_INSTANCE:
         return build_instance(check, index, spec);
+    case CHECK_FUNCTION:
+        return build_function(check, index, spec);
+    case CHECK_ANSWERS:
+        return build_answers(check, index, spec);
     case CHECK_PYTHON:
         check->object = Py_NewRef(PyTuple_GET_ITEM(spec, 1));
         if (!PyCallable_Check(check->object)) {
@@ -247,6 +300,8 @@ build_check(GuardProgram *p, int index, PyObject *spec)
     case CHECK_TENSOR:
         check->meta = mb_tensor_meta_new(last);
         return check->meta == NULL ? -1 : 0;
+    case CHECK_NONE_OF:
+        return build_none_of(check, index, spec, last);
     default:
         break;
     }
@@ -278,7 +333,9 @@ schedule(GuardProgram *p, int slot, char *done)
 static int
 build_watches(GuardProgram *p)
 {
-    static const size_t sizes[N_WATCHED] = {sizeof(TagWatch), sizeof(TagWatch), sizeof(InstanceWatch), sizeof(TensorWatch)};
+    static const size_t sizes[N_WATCHED] = {
+        sizeof(TagWatch), sizeof(TagWatch), sizeof(InstanceWatch), sizeof(TensorWatch), sizeof(FunctionWatch),
+    };
     for (int i = 0; i < p->n_checks; i++) {
         if (mb_watched(p->checks[i].kind)) {
             p->checks[i].watch = p->watches[p->checks[i].kind - CHECK_DICT].count++;
@@ -305,6 +362,15 @@ build_watches(GuardProgram *p)
         }
         else if (check->kind == CHECK_STATIC_TENSOR) {
             watches->tensors[check->watch] = (TensorWatch){check->object, check->meta};
+        }
+        else if (check->kind == CHECK_FUNCTION) {
+            PyObject *parts[3];
+            for (int j = 0; j < 3; j++) {
+                PyObject *part = PyTuple_GET_ITEM(check->expected, j);
+                parts[j] = part == Py_None ? NULL : part;
+            }
+            watches->functions[check->watch] =
+                (FunctionWatch){(PyFunctionObject *)check->object, parts[0], parts[1], parts[2]};
         }
         else {
             watches->tags[check->watch] = (TagWatch){check->object, NO_TAG};
@@ -409,8 +475,10 @@ program_clear(GuardProgram *p)
         Py_CLEAR(check->expected);
         Py_CLEAR(check->order);
         PyMem_Free(check->slots);
+        PyMem_Free(check->addresses);
         mb_tensor_meta_free(check->meta);
         check->slots = NULL;
+        check->addresses = NULL;
         check->meta = NULL;
     }
     return 0;

@@ -174,20 +174,10 @@ class TrackingDomain(Operators, Containers):
         self.guarded_functions.add(function)
         record = self.objects.records.get(id(function))
         name = record.source.name if record is not None else function.__qualname__
-        code, defaults, keyword_defaults = function.__code__, function.__defaults__, function.__kwdefaults__
+        defaults, keyword_defaults = function.__defaults__, function.__kwdefaults__
         items = tuple((keyword_defaults or {}).items())
-
-        def unchanged() -> bool:
-            now = function.__kwdefaults__
-            return (
-                function.__code__ is code
-                and function.__defaults__ is defaults
-                and now is keyword_defaults
-                and (now is None or all(now.get(k, ABSENT) is v for k, v in items))
-            )
-
         if record is None or record.source.static:
-            self.objects.guards.holds(name, "code and defaults unchanged", unchanged)
+            self.objects.guards.function(name, function)
         if function.__closure__:
             for cell, free in zip(function.__closure__, function.__code__.co_freevars, strict=True):
                 if id(cell) not in self.objects.records and not self.objects.is_new(cell):

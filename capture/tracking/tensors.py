@@ -170,7 +170,7 @@ class TensorOperations:
         dynamic = [
             p for p in self.inputs if isinstance(p.real, torch.Tensor) and p.source is not None and not p.source.static
         ]
-        static = {id(p.real) for p in self.inputs if p.source is not None and p.source.static}
+        static = tuple(p.real for p in self.inputs if p.source is not None and p.source.static)
         if len(dynamic) > 1:
             slots = [self.guards.slot(p.source) for p in dynamic if p.source]
             names = ", ".join(p.source.name for p in dynamic if p.source)
@@ -183,9 +183,7 @@ class TensorOperations:
         if static:
             for proxy in dynamic:
                 assert proxy.source is not None
-                self.guards.holds(
-                    proxy.source.name, "is none of the static tensors", lambda t: id(t) not in static, proxy.source
-                )
+                self.guards.check("none_of", proxy.source, static, text="is none of the static tensors")
 
     # ------------------------------------------------------------------------------------------------------------------
     # Operators

@@ -130,7 +130,34 @@ def case_distinct_tensors():
     return (lambda a, b: a * (2 if a is b else 3)), (x, torch.ones(2)), lambda: (x, x)
 
 
-def case_python():
+def case_answers():
+    def change():
+        torch.set_grad_enabled(False)
+        return (torch.ones(2),)
+
+    return (lambda x: x * (2 if torch.is_grad_enabled() else 3)), (torch.ones(2),), change
+
+
+def case_none_of():
+    layer = torch.nn.Linear(2, 2, bias=False)
+    return (
+        (lambda m, x: m.weight * (2 if x is m.weight else 3)),
+        (layer, torch.nn.Parameter(layer.weight.detach().clone())),
+        lambda: (layer, layer.weight),
+    )
+
+
+def case_instance():
+    box = Box()
+
+    def change():
+        box.__class__ = OtherBox
+        return (torch.ones(2),)
+
+    return (lambda x: x * box.doubled), (torch.ones(2),), change
+
+
+def case_function():
     def helper(x, k=2):
         return x * k
 
@@ -141,7 +168,7 @@ def case_python():
     return (lambda x: helper(x)), (torch.ones(2),), change
 
 
-def case_deque():
+def case_python():
     queue = collections.deque([1.0])
 
     def change():
@@ -167,6 +194,10 @@ CASES = {
     "same": case_same,
     "distinct": case_distinct,
     "python": case_python,
+    "answers": case_answers,
+    "none_of": case_none_of,
+    "instance": case_instance,
+    "function": case_function,
 }
 
 
@@ -174,9 +205,10 @@ CASES = {
 def restored():
     yield
     Box.factor = 1.0
+    torch.set_grad_enabled(True)
 
 
-ALSO = {"deque": case_deque, "distinct tensors": case_distinct_tensors}
+ALSO = {"distinct tensors": case_distinct_tensors}
 
 
 @pytest.mark.parametrize("kind", [*CASES, *ALSO])
@@ -197,6 +229,8 @@ def test_without_the_guard_the_answer_is_wrong(kind, monkeypatch):
             recorder.dicts.clear()
         if kind == "class":
             recorder.classes.clear()
+        if kind == "instance":
+            recorder.instances.clear()
         original(self, recorder, n_positional, kwnames)
 
     monkeypatch.setattr(program.CompiledGuards, "__init__", without)

@@ -279,6 +279,44 @@ def test_check_distinct_many():
     assert not p.check(tuple(things))
 
 
+@pytest.mark.parametrize("n", [0, 1, 200])
+def test_check_none_of(n):
+    others = tuple(Plain() for _ in range(n))
+    p = program([("arg", 0)], [("none_of", 0, others)])
+    assert p.check((Plain(),))
+    assert not any(p.check((o,)) for o in others)
+
+
+def test_check_none_of_keeps_the_objects():
+    other = Plain()
+    alive = weakref.ref(other)
+    p = program([("arg", 0)], [("none_of", 0, (other,))])
+    del other
+    assert not p.check((alive(),))
+    del p
+    gc.collect()
+    assert alive() is None
+
+
+def test_check_answers():
+    answers = {"a": 1, "b": None}
+    p = program([], [("answers", ((lambda: answers["a"], 1), (lambda: answers["b"], None)))], 0)
+    assert p.check(())
+    for a, b in ((2, None), (True, None), (1.0, None), (1, 0)):
+        answers.update(a=a, b=b)
+        assert not p.check(())
+    del answers["a"]
+    assert not p.check(())
+    answers.update(a=1, b=None)
+    assert p.check(())
+
+
+@pytest.mark.parametrize("pairs", [[(len, 1)], ((1, 2),), (len,), ((len,),)])
+def test_check_answers_refuses_what_is_no_pair(pairs):
+    with pytest.raises(ValueError, match="check 0"):
+        program([], [("answers", pairs)], 0)
+
+
 def test_check_python():
     p = program([("arg", 0), ("arg", 1)], [("python", lambda a, b: a < b, 0, 1)], 2)
     assert p.check((1, 2))

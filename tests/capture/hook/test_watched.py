@@ -74,6 +74,22 @@ def test_check_dict_order_of_an_ordered_dict():
     assert not p.check(())
 
 
+def test_check_dict_order_of_an_ordered_dict_of_one():
+    d = collections.OrderedDict(a=1)
+    p = dict_program(d, {}, ("a",))
+    assert p.check(())
+    d.move_to_end("a")
+    assert p.check(())
+    d["b"] = 2
+    assert not p.check(())
+    del d["b"]
+    assert p.check(())
+    del d["a"]
+    assert not p.check(())
+    d["b"] = 1
+    assert not p.check(())
+
+
 @pytest.mark.parametrize("rounds", [1, 300])  # 300: CPython has specialised the stores
 def test_check_dict_of_an_instance_sees_attribute_stores(rounds):
     thing = Plain()
@@ -199,6 +215,44 @@ def test_check_class_looked_up_natively_in_between():
         A.x = 2
         assert A().x == 2
         assert not p.check(()), i
+
+
+def test_check_function():
+    def f(x, y=2, *, z=3):
+        return x
+
+    def g(x, y=2, *, z=3):
+        return x + 1
+
+    code, defaults, keyword_defaults = f.__code__, f.__defaults__, f.__kwdefaults__
+    p = program([], [("function", f, code, defaults, keyword_defaults)], 0)
+    assert p.check(())
+    f.note = 1
+    f.__name__ = "h"
+    assert p.check(())
+    f.__code__ = g.__code__
+    assert not p.check(())
+    f.__code__ = code
+    assert p.check(())
+    f.__defaults__ = (4,)
+    assert not p.check(()) and p.explain(()) == 0
+    f.__defaults__ = defaults
+    assert p.check(())
+    f.__kwdefaults__ = {"z": 3}
+    assert not p.check(())
+    f.__kwdefaults__ = None
+    assert not p.check(())
+    del f.__defaults__
+    bare = program([], [("function", f, code, None, None)], 0)
+    assert bare.check(())
+    f.__defaults__ = ()
+    assert not bare.check(())
+
+
+@pytest.mark.parametrize("spec", [("function", len, None, None, None), ("function", lambda: 0, None, None, None)])
+def test_check_function_refuses_what_is_none(spec):
+    with pytest.raises(ValueError, match="check 0"):
+        program([], [spec], 0)
 
 
 def test_check_instance():
