@@ -140,11 +140,13 @@ def case_answers():
 
 def case_none_of():
     layer = torch.nn.Linear(2, 2, bias=False)
-    return (
-        (lambda m, x: m.weight * (2 if x is m.weight else 3)),
-        (layer, torch.nn.Parameter(layer.weight.detach().clone())),
-        lambda: (layer, layer.weight),
-    )
+
+    def step(m, x):
+        m.weight.grad = x.grad = None
+        (m.weight * 2 + x * 3).sum().backward()
+        return m.weight.grad.clone()
+
+    return step, (layer, torch.nn.Parameter(layer.weight.detach().clone())), lambda: (layer, layer.weight)
 
 
 def case_instance():
