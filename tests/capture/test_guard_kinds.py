@@ -139,14 +139,17 @@ def case_answers():
 
 
 def case_none_of():
-    layer = torch.nn.Linear(2, 2, bias=False)
+    """Sizes change in place: of the argument alone, or of the buffer as well."""
+    layer: Any = torch.nn.Module()
+    layer.register_buffer("table", torch.ones(2, 3))
 
     def step(m, x):
-        m.weight.grad = x.grad = None
-        (m.weight * 2 + x * 3).sum().backward()
-        return m.weight.grad.clone()
+        x.t_()
+        rows = m.table.shape[0]
+        x.t_()
+        return x * rows
 
-    return step, (layer, torch.nn.Parameter(layer.weight.detach().clone())), lambda: (layer, layer.weight)
+    return step, (layer, torch.ones(2, 3)), lambda: (layer, layer.table)
 
 
 def case_instance():
