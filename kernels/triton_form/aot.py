@@ -208,7 +208,8 @@ def main() -> int:
     for name in given.shape or ["moe"]:
         shape = SHAPES[name]
         launches = plan(shape, getattr(torch, given.dtype), Options(gate=given.gate), given.bias)
-        reports = [compile_launch(launch, given.target) for launch in launches]
+        once = {launch.label: launch for launch in launches}  # panels and sums come several times
+        reports = [compile_launch(launch, given.target) for launch in once.values()]
         sound = sound and all(report.sound for report in reports)
         print(f"{name}: T={shape.tokens} D={shape.width} N={shape.narrow} E={shape.experts} K={shape.top_k}\n")
         print(table(reports) + "\n")

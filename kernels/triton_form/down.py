@@ -1,8 +1,9 @@
 """Sorted rows times one expert's matrix, D wide: the down-projection, and dX from dH. Then the sum over a token's
 slots.
 
-With one slot a token the rows are scattered straight to their tokens. With more, each row is written once, and a second
-kernel sums a token's rows in slot order: no atomics, so the same bits run for run.
+With one slot a token the rows are scattered straight to their tokens. With more, a panel of columns at a time, each row
+is written once, and a second kernel sums a token's rows in slot order: no atomics, so the same bits run for run, and no
+temporary of S x D. More panels would make the temporary smaller and read the left side more often.
 """
 from __future__ import annotations
 
@@ -17,6 +18,7 @@ from moebius.kernels.triton_form.product import product
 from moebius.kernels.triton_form.tiles import make_tiles, place
 
 COMBINE_TOKENS, COMBINE_WIDTH = 16, 256
+PANELS = 4  # the temporary of a sum is a quarter of S x D
 
 
 @triton.jit
@@ -56,7 +58,7 @@ def down_kernel(left, matrix, bias, weight, out, order, tile_expert, tile_row, o
 
 
 @triton.jit
-def combine_kernel(rows, inverse, offsets, out, num_tokens, num_experts, size_d, TOP_K: tl.constexpr,
+def combine_kernel(rows, inverse, offsets, out, num_tokens, num_experts, size_d, out_row, TOP_K: tl.constexpr,
                    BLOCK_T: tl.constexpr, BLOCK_D: tl.constexpr):
     token = tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)
     d = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)
@@ -68,23 +70,25 @@ def combine_kernel(rows, inverse, offsets, out, num_tokens, num_experts, size_d,
         ok = token_ok & (row < real_rows)
         at = rows + row.to(tl.int64)[:, None] * size_d + d[None, :]
         total += tl.load(at, mask=ok[:, None] & d_ok[None, :], other=0.0).to(tl.float32)
-    tl.store(out + token.to(tl.int64)[:, None] * size_d + d[None, :], total.to(out.dtype.element_ty),
+    tl.store(out + token.to(tl.int64)[:, None] * out_row + d[None, :], total.to(out.dtype.element_ty),
              mask=token_ok[:, None] & d_ok[None, :])
 
 
-def combine(rows_SD: Tensor, order_S: Tensor, offsets: Tensor, top_k: int) -> Tensor:
-    """out[t] = the sum of token t's rows, over its real slots, in slot order. [T, D]."""
-    slots, width = rows_SD.shape
-    tokens = slots // top_k
-    out_TD = rows_SD.new_empty(tokens, width)
+def combine(rows_SC: Tensor, inverse_S: Tensor, offsets: Tensor, top_k: int, out_TC: Tensor) -> None:
+    """out[t] = the sum of token t's rows, over its real slots, in slot order. out_TC: columns of a larger tensor."""
+    tokens, width = out_TC.shape
     block_t = min(COMBINE_TOKENS, triton.next_power_of_2(tokens))
     block_d = min(COMBINE_WIDTH, triton.next_power_of_2(width))
     submit(Launch(
         combine_kernel, (triton.cdiv(tokens, block_t), triton.cdiv(width, block_d)),
-        dict(rows=rows_SD, inverse=invert(order_S), offsets=offsets, out=out_TD, num_tokens=tokens,
-             num_experts=offsets.shape[0] - 1, size_d=width),
+        dict(rows=rows_SC, inverse=inverse_S, offsets=offsets, out=out_TC, num_tokens=tokens,
+             num_experts=offsets.shape[0] - 1, size_d=width, out_row=out_TC.stride(0)),
         dict(TOP_K=top_k, BLOCK_T=block_t, BLOCK_D=block_d), warps=4, stages=2, label="combine"))
-    return out_TD
+
+
+def panel_width(width: int, block_n: int) -> int:
+    """Columns of a panel: whole blocks."""
+    return triton.cdiv(triton.cdiv(width, PANELS), block_n) * block_n
 
 
 def project_down(left_SP: Tensor, matrix_EPD: Tensor, bias_ED: Tensor | None, weight_TK: Tensor | None,
@@ -99,27 +103,42 @@ def project_down(left_SP: Tensor, matrix_EPD: Tensor, bias_ED: Tensor | None, we
     block_m = fit_block(slots, config.block_m)
     block_n, block_k = fit_block(width, config.block_n), fit_block(inner, config.block_k)
     tiles = make_tiles(offsets, slots, block_m)
-    k_last = matrix_EPD.stride(1) == 1
-    described = describe(matrix_EPD.transpose(1, 2), [1, block_n, block_k]) if k_last else describe(
-        matrix_EPD, [1, block_k, block_n])
     left_described = describe(left_SP, [block_m, block_k])
     scatter = top_k == 1
-    # Sentinel slots are not written: where rows go straight to tokens, theirs must be zero.
-    out = left_SP.new_zeros(slots, width) if scatter else left_SP.new_empty(slots, width)
     bias = left_SP.new_empty(0, width) if bias_ED is None else bias_ED
     weight = left_SP.new_empty(0, 1) if weight_TK is None else weight_TK
-    columns = triton.cdiv(width, block_n)
-    submit(Launch(
-        down_kernel, (tiles.limit * columns,),
-        dict(left=left_described or left_SP, matrix=described or matrix_EPD, bias=bias, weight=weight, out=out,
-             order=order_S, tile_expert=tiles.expert, tile_row=tiles.row, offsets=offsets, num_tiles=tiles.limit,
-             num_columns=columns, num_experts=num_experts, size_k=inner, size_d=width,
-             left_row=left_SP.stride(0), left_col=left_SP.stride(1), w_e=matrix_EPD.stride(0),
-             w_k=matrix_EPD.stride(1), w_d=matrix_EPD.stride(2), bias_e=bias.stride(0), bias_d=bias.stride(1),
-             weight_row=weight.stride(0), weight_col=weight.stride(1), top_k=top_k),
-        dict(BIASED=bias_ED is not None, WEIGHTED=weight_TK is not None, SCATTER=scatter, K_LAST=k_last,
-             LEFT_DESCRIBED=left_described is not None, DESCRIBED=described is not None, EVEN_K=inner % block_k == 0,
-             PRECISION=dot_precision(left_SP.dtype), GROUP=GROUP,
-             BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_K=block_k),
-        config.warps, config.stages, flops=2 * slots * inner * width, label=label))
-    return out if scatter else combine(out, order_S, offsets, top_k)
+
+    def launch(matrix: Tensor, bias: Tensor, out: Tensor) -> None:
+        k_last = matrix.stride(1) == 1
+        described = describe(matrix.transpose(1, 2), [1, block_n, block_k]) if k_last else describe(
+            matrix, [1, block_k, block_n])
+        columns = triton.cdiv(matrix.shape[2], block_n)
+        submit(Launch(
+            down_kernel, (tiles.limit * columns,),
+            dict(left=left_described or left_SP, matrix=described or matrix, bias=bias, weight=weight, out=out,
+                 order=order_S, tile_expert=tiles.expert, tile_row=tiles.row, offsets=offsets, num_tiles=tiles.limit,
+                 num_columns=columns, num_experts=num_experts, size_k=inner, size_d=matrix.shape[2],
+                 left_row=left_SP.stride(0), left_col=left_SP.stride(1), w_e=matrix.stride(0),
+                 w_k=matrix.stride(1), w_d=matrix.stride(2), bias_e=bias.stride(0), bias_d=bias.stride(1),
+                 weight_row=weight.stride(0), weight_col=weight.stride(1), top_k=top_k),
+            dict(BIASED=bias_ED is not None, WEIGHTED=weight_TK is not None, SCATTER=scatter, K_LAST=k_last,
+                 LEFT_DESCRIBED=left_described is not None, DESCRIBED=described is not None,
+                 EVEN_K=inner % block_k == 0, PRECISION=dot_precision(left_SP.dtype), GROUP=GROUP,
+                 BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_K=block_k),
+            config.warps, config.stages, flops=2 * slots * inner * matrix.shape[2], label=label))
+
+    if scatter:
+        # Sentinel slots are not written: where rows go straight to tokens, theirs must be zero.
+        out_TD = left_SP.new_zeros(slots, width)
+        launch(matrix_EPD, bias, out_TD)
+        return out_TD
+    out_TD = left_SP.new_empty(slots // top_k, width)
+    inverse_S = invert(order_S)
+    panel = panel_width(width, block_n)
+    rows = left_SP.new_empty(slots * min(panel, width))
+    for low in range(0, width, panel):
+        high = min(low + panel, width)
+        rows_SC = rows[: slots * (high - low)].view(slots, high - low)
+        launch(matrix_EPD[:, :, low:high], bias[:, low:high], rows_SC)
+        combine(rows_SC, inverse_S, offsets, top_k, out_TD[:, low:high])
+    return out_TD
