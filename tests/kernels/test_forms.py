@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from allocations import Allocations
 from experts_oracle import (
     FUNCTIONS,
     Layer,
@@ -16,7 +17,6 @@ from experts_oracle import (
 )
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from moebius.kernels import ACTIVATIONS, cpu, experts, experts_rows
 from moebius.kernels.activations import activate, activate_backward, split_gate
@@ -249,28 +249,18 @@ def test_rows_equal_experts_with_one_slot(form: str) -> None:
     assert relative_error(by_counts, exact_out[order.long()]) < 1e-12  # the sentinel row lies past the counts' sum
 
 
-class LargestTensor(TorchDispatchMode):
-    """Elements of the largest tensor that any operation made."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.elements = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        result = func(*args, **(kwargs or {}))
-        made = result if isinstance(result, (tuple, list)) else (result,)
-        self.elements = max([self.elements, *(t.numel() for t in made if isinstance(t, torch.Tensor))])
-        return result
-
-
-def test_cpu_form_makes_nothing_of_size_rows_by_model_width(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_cpu_form_makes_nothing_of_size_rows_by_model_width(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype
+                                                            ) -> None:
     monkeypatch.setattr(cpu, "PANEL_ROWS", 64)
-    tokens, width, narrow, num_experts, top_k = 128, 256, 16, 8, 4
-    layer = make_layer(tokens, width, narrow, num_experts, top_k)
+    tokens, width, narrow, num_experts, top_k = 128, 256, 16, 8, 8
+    layer = make_layer(tokens, width, narrow, num_experts, top_k, dtype=dtype)
     order, offsets = sort_rows(layer.index, num_experts)
     weights = Weights(layer.gate_up.detach(), layer.down.detach(), None, None)
-    limit = max(w.numel() for w in (layer.gate_up, layer.x))
-    assert limit < tokens * top_k * width
-    with LargestTensor() as largest:
-        cpu.forward(layer.x.detach(), weights, order, offsets, layer.weight.detach(), top_k, Options())
-    assert largest.elements <= limit
+    with Allocations() as made:
+        out, h = cpu.forward(layer.x.detach(), weights, order, offsets, layer.weight.detach(), top_k, Options())
+    rows_by_width = tokens * top_k * width
+    assert made.largest < rows_by_width / 4
+    assert made.peak < 0.75 * rows_by_width  # H, the result and the sum in float32 among it
+
+

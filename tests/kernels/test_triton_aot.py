@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from allocations import Allocations
 
 pytest.importorskip("triton")
 
@@ -65,6 +66,21 @@ def test_weights_travel_by_descriptor_at_every_benchmark_shape() -> None:
                 assert launch.constants["DESCRIBED"], launch.label
             if launch.label in ("down", "grad_x"):
                 assert launch.constants["LEFT_DESCRIBED"], launch.label
+
+
+@pytest.mark.parametrize("shape", ["moe", "fine", "wide"])
+def test_outputs_of_slots_exist_a_panel_at_a_time(shape: str) -> None:
+    """The host code's own allocations, walked on the meta device: nothing of T*K x D in forward or backward."""
+    sizes = aot.SHAPES[shape]
+    slots = sizes.tokens * sizes.top_k
+    kept = slots * 2 * sizes.narrow
+    with Allocations() as made:
+        launches = aot.plan(sizes)
+    weights = 3 * sizes.experts * sizes.narrow * sizes.width  # the plan makes them as well, and their gradients
+    assert made.largest <= max(weights, kept, slots * sizes.width // 4 + slots * 256)
+    panels = [launch for launch in launches if launch.label == "down"]
+    assert len(panels) > 1
+    assert sum(launch.flops for launch in panels) == 2 * slots * sizes.narrow * sizes.width
 
 
 def test_the_check_notices_a_spill(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -90,6 +90,11 @@ def test_several_tiles_each_way(ask: Callable[..., dict], dtype: str, gate: str)
     assert ask(**case)["error"] < TOLERANCE[dtype]
 
 
+def test_panels_of_columns(ask: Callable[..., dict]) -> None:
+    """Four panels, the last one narrower and not a whole block."""
+    assert ask(layer=layer(6, 1048, 16, 2, 2, bias=True))["error"] < TOLERANCE["float32"]
+
+
 def test_all_tokens_to_one_expert_and_many_empty(ask: Callable[..., dict]) -> None:
     case = dict(layer=layer(70, 32, 16, 9, 1, bias=True), index=[6] * 70)
     assert ask(**case)["error"] < TOLERANCE["float32"]
