@@ -312,7 +312,7 @@ class Emitter:
             name = self.assign(value, f"{self.constant(cls)}.__new__({self.constant(cls)}{args})")
             self.lines.append(f"{name}.args = {self.value(tuple(value.args))}")
         else:
-            if any(b is not base and b is not object and not b.__flags__ & HEAP_TYPE for b in cls.__mro__):
+            if any(not b.__flags__ & HEAP_TYPE for b in cls.__mro__[: cls.__mro__.index(base)]):
                 raise CannotRebuild(f"a {cls.__name__}, which is made by C code,")
             name = self.assign(value, f"{self.constant(base)}.__new__({self.constant(cls)})")
         if base in DICTS:

@@ -67,7 +67,11 @@ def pointwise(fact: Pointwise, gate: Linear, up: Linear | None) -> str:
         if kind is not None:
             return f"{kind}{parts[0]}"
     if name == "clamp" and len(parts) == 1 and plain <= {"min", "max"}:
-        return f"clamp({parts[0]}, {bound(given.get('min'))}, {bound(given.get('max'))})"
+        low, high = given.get("min"), given.get("max")
+        # infinite bounds (a limit that is switched off) are none; only a NaN has another derivative there, 0 in eager
+        low = None if low == -math.inf else low
+        high = None if high == math.inf else high
+        return parts[0] if low is None and high is None else f"clamp({parts[0]}, {bound(low)}, {bound(high)})"
     raise NotSaid(name)
 
 
