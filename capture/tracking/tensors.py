@@ -19,6 +19,7 @@ from torch.utils import _pytree as pytree
 from .. import torch_private
 from ..guards.recorder import GuardRecorder, describe_tensor, tensor_meta
 from ..sources import Source, part
+from .counts import BINCOUNTS, INTEGERS, bins, known_few, unknown_numbers
 from .gradients import Gradients
 from .graphs import GraphWriter
 from .numbers import SHAPED_BY_FLOATS, Number, Numbers
@@ -64,9 +65,6 @@ OUTSIDE = frozenset(
 )
 # Attributes that are views or tensors of their own; every other plain attribute is read off the fake.
 TENSOR_ATTRIBUTES = frozenset({"T", "mT", "H", "mH", "real", "imag", "data"})
-
-
-INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
 class TensorOperations:
@@ -202,6 +200,8 @@ class TensorOperations:
                 return number
         if name == "requires_grad_" and proxy.fake.requires_grad == (args[0] if args else kwargs.get("mode", True)):
             return proxy  # nothing changes
+        if name == "tolist" and self.whole_step and not args and known_few(proxy.fake):
+            return self.record("call_method", name, (proxy,), {}, unknown_numbers(self.world, proxy.fake))
         if name in READS_VALUES:
             raise Break(
                 "tensor read as a number",
@@ -235,7 +235,10 @@ class TensorOperations:
 
     def run(self, op: str, target: Any, function: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Any:
         """Run on fakes; write the node if tensors come out or anything was changed."""
-        result = self.on_fakes(function, args, kwargs)
+        if function in BINCOUNTS and isinstance(args[0], TensorProxy) and (count := bins(*args, **kwargs)) is not None:
+            result: Any = args[0].fake.new_empty(count, dtype=torch.int64)
+        else:
+            result = self.on_fakes(function, args, kwargs)
         if not has_tensor(result) and not changes_in_place(target, kwargs):
             return result
         return self.record(op, target, args, kwargs, result)

@@ -316,7 +316,7 @@ def sorted_rows(x, index):
     return order, order // K, flat.bincount(minlength=E)
 
 
-@spelled(BROKEN)
+@spelled(CAPTURED)
 def counts_drive_slices(x, router, gate_up, down):
     """`bincount(…).tolist()` drives slices of the sorted rows, `torch.cat`"""
     weight, index = route(x, router)
@@ -342,7 +342,7 @@ def numpy_counts(x, router, gate_up, down):
     return torch.zeros_like(x).index_add(0, token, y)
 
 
-@spelled(BROKEN)
+@spelled(CAPTURED)
 def split_and_cat(x, router, gate_up, down):
     """`split(counts.tolist())`, a comprehension, `torch.cat`"""
     weight, index = route(x, router)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from spellings import BROKEN, CAPTURED, LOWERED, SPELLINGS, D, E, N, T
 
-from moebius import capture
+from moebius import capture, stats
 from moebius.api import captured_of, report_of
 
 
@@ -53,3 +53,46 @@ def test_spelling_as_it_is_written(name):
     for seed in range(2):
         mine, plain = inputs(seed), inputs(seed)
         assert torch.equal(captured(*mine), SPELLINGS[name].function(*plain))
+
+
+def test_bins_of_an_index_that_was_written():
+    """How many bins there are is certain for what topk gave, and for nothing that was written into since."""
+
+    def count(x, shift, copies):
+        index = x.topk(2, -1).indices
+        for _ in range(copies):
+            index = index.clone()
+            index.add_(shift)
+            index = index.reshape(-1).clone()
+        return index.flatten().bincount(minlength=x.shape[1]).to(x.dtype) * 1.0
+
+    for copies in (0, 1):
+        captured = capture(count)
+        for shift in (0, 1, 5):
+            x = inputs(shift)[0]
+            torch.testing.assert_close(captured(x, shift, copies), count(x, shift, copies))
+
+
+def test_numbers_of_a_vector_stay_open():
+    """What `tolist()` gives is not the list of the first call."""
+
+    def pieces(x, counts):
+        sizes = counts.tolist()
+        first, *rest = x.split(sizes)
+        return torch.cat([first * 2, *rest]), sizes
+
+    captured = capture(pieces)
+    for sizes in ([1, 9], [4, 6], [0, 10], [3, 7]):
+        x, counts = torch.arange(10.0), torch.tensor(sizes)
+        found, numbers = captured(x, counts)
+        assert torch.equal(found, pieces(x, counts)[0]) and numbers == sizes
+    assert stats(captured).graphs == 1
+
+    def negative(x, counts):
+        sizes = counts.tolist()
+        return x * 2 if sizes[0] < 0 else x
+
+    captured = capture(negative)
+    for value in (1, -1, 0):
+        x, counts = torch.ones(2), torch.tensor([value])
+        assert torch.equal(captured(x, counts), negative(x, counts))

@@ -13,11 +13,11 @@ FAMILIES = {
     "mixtral": (True, 2, 2),
     "qwen3_moe": (True, 2, 2),  # normalised top-k
     "deepseek_v3": (True, 2, 2),  # grouped sigmoid routing, a shared expert
-    "gpt_oss": (True, 2, 0),  # biases, interleaved and clamped gate
+    "gpt_oss": (True, 2, 2),  # biases, interleaved and clamped gate
     "granitemoe": (True, 2, 2),
     "dbrx": (True, 2, 2),  # transposed weights
     "llama4": (True, 0, 0),  # all experts on all tokens, batched
-    "jetmoe": (False, 0, 0),  # counts.tolist() drives split, also in attention
+    "jetmoe": (True, 0, 0),  # counts.tolist() drives split, also in attention
     "qwen3_next": (True, 2, 2),  # linear attention
     "muse_spark": (True, 2, 0),  # a norm after the experts
     "vitpose_backbone": (True, 0, 0),  # a dense sum over experts, masked
