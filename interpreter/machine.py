@@ -28,8 +28,12 @@ from .tracebacks import (
     SET_TRACEBACK,
     add_entry,
     chain_context,
+    converted_by_shell,
     strip,
     stub_frame,
+    thrown_into_fresh,
+    with_variables,
+    without_first,
 )
 
 check_tables()
@@ -54,6 +58,7 @@ class Machine:
         self.exc_item: list[Any] = [None, None]  # [handled exception, the item outside the running generator]
         self.propagating: BaseException | None = None
         self.clean: Any = None  # the propagating exception's traceback, the machine's own entries taken out
+        self.entries = 0  # of that traceback, since the exception was raised or last left a handler
         self.depth = 0
         self.depth_limit = ROOM.before if ROOM.running else sys.getrecursionlimit()
         self.limit_changed = False
@@ -97,7 +102,10 @@ class Machine:
         handled = item[0]
         try:
             if self.domain.observes or self.checks:
-                return self.run_observed(frame, thrown)
+                value = self.run_observed(frame, thrown)
+                if frame.exc_item is None and not self.domain.observes:
+                    self.drop_locals(frame)
+                return value
             steps = frame.program.steps
             stack = frame.stack
             pc = frame.pc
@@ -114,6 +122,8 @@ class Machine:
                         elif jump >= 0:
                             pc = jump
                         else:
+                            if frame.exc_item is None:
+                                self.drop_locals(frame)
                             return frame.value
                 except BaseException as error:
                     if not self.unwind(frame, error):
@@ -151,9 +161,22 @@ class Machine:
                 if not self.unwind(frame, error):
                     raise
 
+    def drop_locals(self, frame: Frame) -> None:
+        """The variables of a frame that has returned go, the first one first; a list drops its last one first."""
+        if self.shown:
+            for key, (native, shown) in list(self.shown.items()):
+                if shown is frame:
+                    if sys.getrefcount(native) > 3:  # that is: here, in the table, and with the program
+                        return
+                    del self.shown[key], native
+        variables = frame.locals
+        variables.reverse()
+        variables.clear()
+
     def resume(self, frame: Frame, value: Any) -> Any:
         """Continue a suspended generator frame with a sent value, to its next yield (frame.suspended) or return."""
         frame.stack.append(value)
+        del value  # the program alone decides how long it lives
         frame.pc += 1
         return self.reenter(frame, None)
 
@@ -174,7 +197,7 @@ class Machine:
                 return outcome
             if POPS_DELEGATE and outcome is RETURNED and isinstance(thrown[0], StopIteration):
                 value = thrown[0].value
-                thrown.clear()
+                self.swallow(thrown.pop())
                 return self.leave_delegation(frame, value)
         return self.reenter(frame, thrown)
 
@@ -189,7 +212,10 @@ class Machine:
         own[1] = outer = self.exc_item
         self.exc_item = own
         try:
-            return self.run(frame, thrown)
+            value = self.run(frame, thrown)
+            if not frame.suspended and not self.domain.observes:
+                self.drop_locals(frame)
+            return value
         finally:
             self.exc_item = outer
             own[1] = None
@@ -226,6 +252,10 @@ class Machine:
         except BaseException as raised:
             if isinstance(raised, UNROUTED):
                 raise
+            if converted_by_shell(raised):
+                self.entries = 0
+            if TRACEBACK_APART and frame.exc_item is not None and frame.exc_item[0] is not None:
+                SET_TRACEBACK(raised, without_first(strip(GET_TRACEBACK(raised), self.clean), self.entries))
             thrown[:] = [raised]
         return UNSET if closing else RETURNED
 
@@ -261,12 +291,18 @@ class Machine:
             return False
         again = frame.reraise
         frame.reraise = False
+        if exc is not self.propagating:
+            self.entries = 0
         if exc is not self.propagating and not again:
-            chain_context(exc, self.handled())
+            if not converted_by_shell(exc) and not thrown_into_fresh(GET_TRACEBACK(exc), self.clean):
+                chain_context(exc, self.handled())
         trace = strip(GET_TRACEBACK(exc), self.clean)
         region = frame.program.handlers[frame.pc]
         if not again:
             trace = add_entry(frame, trace, region is None)
+            self.entries += 1
+        elif region is None and trace is not None:
+            trace = with_variables(frame, trace)
         SET_TRACEBACK(exc, trace)
         if region is None:
             self.propagating, self.clean = exc, trace
@@ -284,6 +320,10 @@ class Machine:
     def swallow(self, exc: BaseException) -> BaseException:
         """An operation's own implementation caught `exc`: it no longer propagates."""
         if self.propagating is exc:
+            if TRACEBACK_APART:  # C code catches an exception without storing its traceback in it
+                SET_TRACEBACK(exc, without_first(self.clean, self.entries))
+            else:
+                SET_TRACEBACK(exc, self.clean)
             self.propagating = self.clean = None
         return exc
 
@@ -444,6 +484,9 @@ class Machine:
 
 RETURNED = Sentinel("RETURNED")
 POPS_DELEGATE = sys.version_info < (3, 12)
+# 3.11 keeps the traceback of what propagates beside the exception, and stores it there when a handler catches it. What
+# is thrown into a frame that handles an exception (_PyErr_ChainStackItem) goes back to what was stored.
+TRACEBACK_APART = sys.version_info < (3, 12)
 
 
 class Room:

@@ -47,38 +47,51 @@ class Passed:
         if self.done:
             raise StopIteration(value)
         self.done = True
-        return self.value
+        value, self.value = self.value, None
+        return value
 
     def throw(self, kind: Any, value: Any = None, trace: Any = None) -> Any:
         raise kind if value is None else value
 
 
+def take_value(frame: Frame) -> Any:
+    """What the frame yielded, or was sent. A suspended generator holds on to neither."""
+    value, frame.value = frame.value, None
+    return value
+
+
 def generator_body(machine: Machine, frame: Frame) -> Generator[Any, Any, Any]:
     """The body of generators and of coroutines."""
     thrown: list[BaseException] = []
-    value = machine.resume(frame, None)
+    machine.resume(frame, None)
     while frame.suspended:
         try:
-            sent = yield value
+            frame.value = yield take_value(frame)
         except BaseException as error:
             thrown.append(error)
         # outside the except block: the interpreted program must not find this exception natively handled
-        value = machine.throw(frame, thrown.pop()) if thrown else machine.resume(frame, sent)
-    return value
+        if thrown:
+            machine.throw(frame, thrown.pop())
+        else:
+            machine.resume(frame, take_value(frame))
+    return take_value(frame)
 
 
 async def async_generator_body(machine: Machine, frame: Frame) -> AsyncGenerator[Any, Any]:
     thrown: list[BaseException] = []
-    value = machine.resume(frame, None)
+    machine.resume(frame, None)
     while frame.suspended:
         try:
-            if type(value) is Wrapped:
-                sent = yield value.value
+            if type(frame.value) is Wrapped:
+                frame.value = yield take_value(frame).value
             else:
-                sent = await Passed(value)  # type: ignore[misc]  # an iterator, if not a Generator
+                frame.value = await Passed(take_value(frame))  # type: ignore[misc]  # an iterator, if not a Generator
         except BaseException as error:
             thrown.append(error)
-        value = machine.throw(frame, thrown.pop()) if thrown else machine.resume(frame, sent)
+        if thrown:
+            machine.throw(frame, thrown.pop())
+        else:
+            machine.resume(frame, take_value(frame))
 
 
 USER_CODES: dict[int, tuple[CodeType, CodeType]] = {}  # id of a shell's code object -> that, and the user's

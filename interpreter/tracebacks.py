@@ -13,6 +13,7 @@ from typing import Any
 from .decode import Program
 from .frame import Frame
 from .natives import call_outside
+from .shells import USER_CODES
 
 SET_TRACEBACK = BaseException.__dict__["__traceback__"].__set__
 GET_TRACEBACK = BaseException.__dict__["__traceback__"].__get__
@@ -76,6 +77,10 @@ def strip(trace: TracebackType | None, clean: TracebackType | None) -> Traceback
     while trace is not None and trace is not clean:
         if not is_machine_module(trace.tb_frame):
             kept.append(trace)
+        else:
+            fresh = fresh_frame(trace.tb_frame)
+            if fresh is not None:
+                kept.append(add_entry(fresh, None, True))
         trace = trace.tb_next
     result = trace
     for entry in reversed(kept):
@@ -83,6 +88,43 @@ def strip(trace: TracebackType | None, clean: TracebackType | None) -> Traceback
             entry = TracebackType(result, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)
         result = entry
     return result
+
+
+def without_first(trace: TracebackType | None, count: int) -> TracebackType | None:
+    while trace is not None and count:
+        trace, count = trace.tb_next, count - 1
+    return trace
+
+
+def fresh_frame(native: FrameType) -> Frame | None:
+    """The interpreted frame of a generator's shell that was thrown into before it ever ran."""
+    if id(native.f_code) not in USER_CODES:
+        return None
+    frame = native.f_locals.get("frame")
+    return frame if isinstance(frame, Frame) and frame.instruction.opname == "RETURN_GENERATOR" else None
+
+
+def thrown_into_fresh(trace: TracebackType | None, clean: TracebackType | None) -> bool:
+    """Whether the exception comes out of a generator that never ran: it raised it, with its own context."""
+    while trace is not None and trace is not clean:
+        if is_machine_module(trace.tb_frame) and fresh_frame(trace.tb_frame) is not None:
+            return True
+        trace = trace.tb_next
+    return False
+
+
+def converted_by_shell(exc: BaseException) -> bool:
+    """Whether C code has just made this error of a StopIteration that left a shell (PEP 479).
+
+    It then has its context. The StopIteration has been through the shell as well: that is taken off its traceback.
+    """
+    stop = GET_CONTEXT(exc)
+    if not isinstance(exc, RuntimeError) or not isinstance(stop, (StopIteration, StopAsyncIteration)):
+        return False
+    trace = GET_TRACEBACK(stop)
+    clean = strip(trace, None)
+    SET_TRACEBACK(stop, clean)
+    return clean is not trace
 
 
 def is_machine_module(frame: FrameType) -> bool:
@@ -96,6 +138,13 @@ def add_entry(frame: Frame, following: TracebackType | None, ends: bool) -> Trac
     line = instruction.line
     native = stub_frame(frame, frame.variables() if ends else {})
     return TracebackType(following, native, instruction.offset, line if line is not None else frame.code.co_firstlineno)
+
+
+def with_variables(frame: Frame, trace: TracebackType) -> TracebackType:
+    """The traceback of what `frame` raises again as it ends: its entry, made when it went on, gets its locals."""
+    if trace.tb_frame.f_code not in (frame.program.stubs or {}).values():
+        return trace
+    return TracebackType(trace.tb_next, stub_frame(frame, frame.variables()), trace.tb_lasti, trace.tb_lineno)
 
 
 def chain_context(exc: BaseException, handled: BaseException | None) -> None:

@@ -40,7 +40,11 @@ class Attributes(Core):
         tp = type(obj)
         if not tp.__flags__ & HEAP_TYPE:
             if tp is type:
-                return self.get_class_attr(obj, name)
+                try:
+                    return self.get_class_attr(obj, name)
+                except AttributeError as error:
+                    name_missing(error, obj, name)
+                    raise
             if tp is super:
                 return self.get_super_attr(obj, name)
             if tp is ModuleType:
@@ -48,6 +52,13 @@ class Attributes(Core):
             if name in SHOWN_PARTS and tp in SHOWN_PARTS[name]:
                 return self.machine.shown_part(obj, name)
             return getattr(obj, name) if tp in ATTRIBUTES_ARE_C else self.native(getattr, obj, name)
+        try:
+            return self.get_attr_interpreted(obj, name, tp)
+        except AttributeError as error:
+            name_missing(error, obj, name)
+            raise
+
+    def get_attr_interpreted(self, obj: Any, name: str, tp: type) -> Any:
         getter = tp.__getattribute__
         if getter is GENERIC_GET:
             raw = lookup(tp, name)
@@ -224,6 +235,12 @@ def instance_value(obj: Any, name: str) -> Any:
     except AttributeError:
         return MISSING
     return namespace.get(name, MISSING)
+
+
+def name_missing(error: AttributeError, obj: Any, name: str) -> None:
+    """Objects/object.c set_attribute_error_context: an error that says neither what nor of whom is told both."""
+    if error.name is None and error.obj is None:
+        error.name, error.obj = name, obj
 
 
 def is_data_descriptor(kind: type) -> bool:

@@ -64,7 +64,7 @@ class Containers(Core):
             if lookup(type(iterator), "__next__") is MISSING:
                 raise TypeError(f"iter() returned non-iterator of type '{type(iterator).__name__}'")
             return iterator
-        if special(tp, "__getitem__") is not None and lookup(tp, "__iter__") is MISSING:
+        if not self.interprets_callbacks and by_items(tp):
             return iterate_items(self, value)
         return iter(value) if tp in EXACT else self.native(iter, value)
 
@@ -105,7 +105,16 @@ class Containers(Core):
         tp = type(value)
         if not is_iterable(tp):
             raise TypeError(f"cannot unpack non-iterable {tp.__name__} object")
-        items = self.drain(value)
+        iterator = self.get_iter(value)
+        items = []
+        while len(items) < before:
+            item = self.next_item(iterator)
+            if item is STOP:
+                raise ValueError(
+                    f"not enough values to unpack (expected at least {before + after}, got {len(items)})"
+                )
+            items.append(item)
+        items += self.drain(iterator)
         if len(items) < before + after:
             raise ValueError(
                 f"not enough values to unpack (expected at least {before + after}, got {len(items)})"
@@ -118,15 +127,44 @@ class Containers(Core):
         tp = type(value)
         if tp in EXACT:
             return list(value)
+        items: list[Any] = []
+        if self.interprets_callbacks and by_items(tp):
+            self.native(items.extend, value)
+            return items
         iterator = self.get_iter(value)
+        self.length_hint(value)
         if special(type(iterator), "__next__") is None:
-            items: list[Any] = []
             self.native(items.extend, iterator)
             return items
-        items = []
         while (item := self.next_item(iterator)) is not STOP:
             items.append(item)
         return items
+
+    def length_hint(self, value: Any) -> None:
+        """Objects/abstract.c PyObject_LengthHint, for its effects: what it asks `value`, and the errors it lets out."""
+        tp = type(value)
+        if not tp.__flags__ & HEAP_TYPE:
+            return
+        if special(tp, "__len__") is not None:
+            try:
+                self.length(value)
+                return
+            except TypeError as error:
+                self.machine.swallow(error)
+        raw = special(tp, "__length_hint__")
+        if raw is None:
+            return
+        try:
+            hint = self.call_special(raw, value, [])
+        except TypeError as error:
+            self.machine.swallow(error)
+            return
+        if hint is NotImplemented:
+            return
+        if not isinstance(hint, int):
+            raise TypeError(f"__length_hint__ must be an integer, not {type(hint).__name__}")
+        if hint < 0:
+            raise ValueError("__length_hint__() should return >= 0")
 
     def build_list(self, items: list[Any]) -> Any:
         return items
@@ -195,7 +233,11 @@ class Containers(Core):
             return
         if not is_iterable(tp):
             raise TypeError(f"Value after * must be an iterable, not {tp.__name__}")
+        if self.interprets_callbacks and by_items(tp):
+            self.native(target.extend, values)
+            return
         iterator = self.get_iter(values)
+        self.length_hint(values)
         if special(type(iterator), "__next__") is None:
             self.native(target.extend, iterator)
             return
@@ -266,6 +308,11 @@ def iterate_items(domain: Containers, obj: Any) -> Iterator[Any]:
             return
         yield value
         index += 1
+
+
+def by_items(tp: type) -> bool:
+    """Whether such an object is iterated by the old sequence protocol, with a __getitem__ in Python."""
+    return special(tp, "__getitem__") is not None and lookup(tp, "__iter__") is MISSING
 
 
 def is_iterable(tp: type) -> bool:

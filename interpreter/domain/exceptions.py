@@ -1,11 +1,13 @@
 """Raising, matching, exception groups, with-blocks."""
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 from .core import MISSING, Core, lookup
 
 NO_CAUSE = object()
+KEEPS_UNMATCHED = sys.version_info < (3, 12)  # a clause that matches nothing leaves the group itself, later a copy
 SET_CAUSE = BaseException.__dict__["__cause__"].__set__
 
 
@@ -81,7 +83,7 @@ class Exceptions(Core):
                 raise TypeError(
                     f"{type(exc).__name__}.split must return a 2-tuple, got tuple of size {len(pair)}"
                 )
-            return pair[1], pair[0]
+            return (exc if KEEPS_UNMATCHED and pair[0] is None else pair[1]), pair[0]
         return exc, None
 
     def prep_reraise_star(self, original: BaseException, raised: list[Any]) -> Any:
@@ -129,9 +131,9 @@ class Exceptions(Core):
 
 
 def same_metadata(first: BaseException, second: BaseException) -> bool:
+    """Objects/exceptions.c is_same_exception_metadata. The field of the notes, which it compares, is never filled."""
     return (
-        getattr(first, "__notes__", None) is getattr(second, "__notes__", None)
-        and first.__traceback__ is second.__traceback__
+        first.__traceback__ is second.__traceback__
         and first.__cause__ is second.__cause__
         and first.__context__ is second.__context__
     )

@@ -14,7 +14,7 @@ from .registry import form, method_form
 @form(builtins.sorted)
 def sorted_(domain: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     if args:
-        args = [walked(domain, args[0]), *args[1:]]
+        args = [walked(domain, args[0], measured=True), *args[1:]]
     return domain.native(sorted, *args, **with_key(domain, kwargs))
 
 

@@ -15,7 +15,13 @@ def throw_form(kind: Any) -> None:
     def throw(domain: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
         frame = frame_of(args[0]) if args and type(args[0]) is kind else None
         if frame is None:
-            return domain.native(kind.throw, *args, **kwargs)
+            finished = args and type(args[0]) is GeneratorType and args[0].gi_frame is None
+            try:
+                return domain.native(kind.throw, *args, **kwargs)
+            except BaseException as error:
+                if finished:  # it raises what it is given as it is: with no new context
+                    domain.machine.propagating, domain.machine.clean = error, None
+                raise
         frame.thrown_args = args[1:]
         try:
             return domain.native(kind.throw, *args, **kwargs)

@@ -5,6 +5,7 @@ import builtins
 from collections.abc import Iterator
 from typing import Any
 
+from ..domain.containers import by_items
 from ..domain.core import special
 from ..sentinels import STOP
 from .registry import form
@@ -45,11 +46,16 @@ def len_(domain: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     return domain.length(args[0])
 
 
-def walked(domain: Any, value: Any) -> Any:
-    """An iterable for C code with the same items; Python iteration methods are interpreted as it is walked."""
-    if is_native_iterable(domain, value):
+def walked(domain: Any, value: Any, measured: bool = False) -> Any:
+    """An iterable for C code with the same items; Python iteration methods are interpreted as it is walked.
+
+    `measured`: the C code asks for the length first (PyObject_LengthHint), once it has the iterator.
+    """
+    if is_native_iterable(domain, value) or (domain.interprets_callbacks and by_items(type(value))):
         return value
     iterator = domain.get_iter(value)
+    if measured:
+        domain.length_hint(value)
     return iterator if special(type(iterator), "__next__") is None else walk(domain, iterator)
 
 
@@ -65,7 +71,7 @@ def walking(native: Any) -> None:
     @form(native)
     def call(domain: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
         if args:
-            args = [walked(domain, args[0]), *args[1:]]
+            args = [walked(domain, args[0], native in (list, tuple)), *args[1:]]
         return domain.native(native, *args, **kwargs)
 
 

@@ -3,37 +3,13 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import importlib.util
 import io
-import os
 import re
-import sys
 import types
-from pathlib import Path
 from typing import Any
 
 import pytest
-
-
-def provide_interpreter() -> None:
-    alone = os.environ.get("MOEBIUS_INTERPRETER_ALONE")
-    if not alone and importlib.util.find_spec("moebius") is not None and importlib.util.find_spec("torch") is not None:
-        return
-    for name in ("moebius", "moebius.interpreter"):
-        sys.modules.pop(name, None)
-    package = types.ModuleType("moebius")
-    package.__path__ = []
-    sys.modules["moebius"] = package
-    folder = Path(__file__).resolve().parents[2] / "interpreter"
-    spec = importlib.util.spec_from_file_location(
-        "moebius.interpreter", folder / "__init__.py", submodule_search_locations=[str(folder)]
-    )
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["moebius.interpreter"] = module
-    spec.loader.exec_module(module)
-    package.interpreter = module
-
+from fuzz.provide import provide_interpreter
 
 provide_interpreter()
 

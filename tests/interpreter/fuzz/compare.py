@@ -1,0 +1,241 @@
+"""The oracle: what a program did, as plain data, natively and interpreted.
+
+Compared are the result, the exception (type, arguments, notes, name, cause, context, suppression, a group's members and
+the traceback's functions, lines and columns), the printed output, and the log of all effects in order.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import io
+import re
+import signal
+import sys
+import warnings
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from types import CodeType
+from typing import Any
+
+PROGRAM = "<program>"
+NATIVE_SECONDS = 2.0  # of CPU time. A program takes a few milliseconds; one that takes longer says nothing
+INTERPRETED_SECONDS = 60.0
+
+
+class TooLong(BaseException):
+    """The program did not end within its CPU time."""
+
+
+@dataclass
+class Outcome:
+    """What a program did; two are equal where the program did the same."""
+
+    result: Any
+    error: Any
+    log: list[str]
+    printed: str
+    keeps_exceptions: bool = False
+
+    def without_deaths(self) -> Outcome:
+        """An exception that outlives its handler keeps the frames of its traceback alive, and their variables. In an
+
+        interpreted traceback those are the variables of the frames that ended with it, not of the one that caught it:
+        there, when an object dies is not compared.
+        """
+        log = [entry for entry in self.log if not entry.startswith(("del ", "finalized"))]
+        return Outcome(self.result, self.error, log, self.printed)
+
+    def difference(self, other: Outcome) -> str:
+        """The first thing in which `other` differs from self, or ''."""
+        if other.log != self.log and self.keeps_exceptions:
+            return self.without_deaths().difference(other.without_deaths())
+        for number, (ours, theirs) in enumerate(zip(self.log, other.log, strict=False)):
+            if ours != theirs:
+                return f"log entry {number}\n  native:      {ours}\n  interpreted: {theirs}"
+        if len(self.log) != len(other.log):
+            longer = self.log if len(self.log) > len(other.log) else other.log
+            which = "native" if longer is self.log else "interpreted"
+            return f"only {which} logs {longer[min(len(self.log), len(other.log))]}"
+        for part in ("result", "error", "printed"):
+            if getattr(self, part) != getattr(other, part):
+                return f"{part}\n  native:      {getattr(self, part)}\n  interpreted: {getattr(other, part)}"
+        return ""
+
+
+# Where 3.11 has fused a load with the instruction before it, an unbound variable is reported at that instruction.
+superinstructions = sys.version_info < (3, 12)
+
+
+def describe(error: Any, seen: tuple[int, ...] = ()) -> Any:
+    """An exception as data. Generated programs call this as well, so it is plain Python that an interpreter runs."""
+    if not isinstance(error, BaseException) or id(error) in seen:
+        return None if error is None else "seen"
+    seen = (*seen, id(error))
+    places = []
+    trace = error.__traceback__
+    while trace is not None:
+        code = trace.tb_frame.f_code
+        if code.co_filename == "<program>":
+            places.append(f"<{code.co_name} {trace.tb_lineno} {trace.tb_lasti} {code.co_firstlineno}>")
+        trace = trace.tb_next
+    if superinstructions and isinstance(error, UnboundLocalError):
+        places = [place.split(" ")[0] for place in places]
+    group = [describe(inner, seen) for inner in error.exceptions] if isinstance(error, BaseExceptionGroup) else []
+    return (
+        type(error).__name__,
+        repr(error.args),
+        places,
+        getattr(error, "__notes__", None),
+        getattr(error, "name", None) if isinstance(error, (NameError, AttributeError, ImportError)) else None,
+        error.__suppress_context__,
+        describe(error.__cause__, seen),
+        describe(error.__context__, seen),
+        group,
+    )
+
+
+def drive(code: CodeType, namespace: dict[str, Any]) -> Any:
+    """Run a program: its module body, then its main()."""
+    exec(code, namespace)
+    return namespace["main"]()
+
+
+def steady(text: str) -> str:
+    return re.sub(r"0x[0-9a-f]+", "0x", text)
+
+
+@contextlib.contextmanager
+def cpu_limit(seconds: float) -> Iterator[None]:
+    """TooLong after so much CPU time of this process. Only the main thread may use it."""
+
+    def stop(number: int, frame: Any) -> None:
+        raise TooLong
+
+    before = signal.signal(signal.SIGVTALRM, stop)
+    signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.signal(signal.SIGVTALRM, before)
+
+
+def outcome(run: Callable[[CodeType, dict[str, Any]], Any], code: CodeType) -> Outcome:
+    """Run `run(code, namespace)`, which drives the program, and put down what it did."""
+    log: list[Any] = []
+    namespace: dict[str, Any] = {"__name__": "program", "log": log, "describe": describe}
+    printed, warned = io.StringIO(), io.StringIO()
+    result, error = None, None
+    collects = gc.isenabled()
+    gc.disable()  # when a cycle is collected is not the program's doing
+    try:
+        with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(warned), quiet_unraisable(log):
+            try:
+                result = steady(repr(run(code, namespace)))
+            except TooLong:
+                raise
+            except BaseException as raised:
+                if type(raised).__name__ in ("InterpreterError", "KeyboardInterrupt"):
+                    raise
+                error = steady(repr(describe(raised)))
+            entries = [steady(str(entry)) for entry in log]  # before the namespace dies, whose order is not defined
+    finally:
+        if collects:
+            gc.enable()
+    places = places_of(code)
+
+    def place(found: re.Match[str]) -> str:
+        name, line, offset, first = found[1], int(found[2]), int(found[3]), int(found[4])
+        codes = places.get((name, first), [])
+        return f"{name}:{line}" + (f" columns {codes[0][offset // 2]}" if len(codes) == 1 else "")
+
+    positioned = [PLACE.sub(place, entry) for entry in entries]
+    return Outcome(result, error and PLACE.sub(place, error), positioned, printed.getvalue())
+
+
+PLACE = re.compile(r"'<(<?\w+>?) (\d+) (\d+) (\d+)>'")
+
+
+def places_of(code: CodeType) -> dict[tuple[str, int], list[list[Any]]]:
+    """(function's name, first line) -> the positions of its instructions, for each code object in `code`.
+
+    Offsets themselves say too much: whether one points at a call or at its inline cache is CPython's own affair.
+    """
+    found: dict[tuple[str, int], list[list[Any]]] = {}
+    pending = [code]
+    while pending:
+        inner = pending.pop()
+        found.setdefault((inner.co_name, inner.co_firstlineno), []).append(list(inner.co_positions()))
+        pending += [const for const in inner.co_consts if isinstance(const, CodeType)]
+    return found
+
+
+@contextlib.contextmanager
+def quiet_unraisable(log: list[Any]) -> Iterator[None]:
+    """Exceptions out of __del__ and of closing generators go to the log, not to the screen."""
+    before = sys.unraisablehook
+    sys.unraisablehook = lambda unraisable: log.append(f"unraisable {unraisable.exc_type.__name__}")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # coroutines that were never awaited, and syntax that looks wrong
+            yield
+    finally:
+        sys.unraisablehook = before
+
+
+def compiled(source: str) -> CodeType:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return compile(source, PROGRAM, "exec", dont_inherit=True)
+
+
+def native_outcome(code: CodeType) -> Outcome | None:
+    """What the program does natively; None where it took too long or went to the recursion limit."""
+    try:
+        with cpu_limit(NATIVE_SECONDS):
+            found = outcome(drive, code)
+    except TooLong:
+        return None
+    deep = "RecursionError" in str(found.error) or any("RecursionError" in entry for entry in found.log)
+    return None if deep else found
+
+
+def interpreted_outcome(code: CodeType, checks: bool = True, seconds: float = INTERPRETED_SECONDS) -> Outcome:
+    """What the program does interpreted, with each step's stack effect checked. Raises InterpreterError and TooLong."""
+    from moebius.interpreter import interpret
+    from moebius.interpreter.machine import CHECKS
+
+    before, CHECKS.on = CHECKS.on, checks
+    try:
+        with cpu_limit(seconds):
+            return outcome(interpret(drive), code)
+    finally:
+        CHECKS.on = before
+
+
+def difference(
+    source: str, native: Outcome | None = None, checks: bool | None = None, seconds: float = INTERPRETED_SECONDS
+) -> str | None:
+    """'' where the program does the same both ways, None where it says nothing, else what differs."""
+    code = compiled(source)
+    if checks is None:  # with checks another loop of the machine runs: both take their turns
+        checks = bool(zlib.crc32(source.encode()) & 1)
+    if native is None:
+        native = native_outcome(code)
+    if native is None:
+        return None
+    try:
+        interpreted = interpreted_outcome(code, checks, seconds)
+    except TooLong:
+        return "the interpreted program does not end"
+    except BaseException as error:
+        if type(error).__name__ != "InterpreterError":
+            raise
+        return f"InterpreterError: {error}"
+    native.keeps_exceptions = KEPT.search(source) is not None
+    return native.difference(interpreted)
+
+
+KEPT = re.compile(r"(except.* as (?!error)|\w+ = error\b|error\.__)")

@@ -1,0 +1,56 @@
+"""A few hundred generated programs: the same ones each time, and fresh ones. `make fuzz` runs many thousands."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fuzz.choices import SeededChoices
+from fuzz.compare import compiled, difference, native_outcome
+from fuzz.grammar import generate
+from fuzz.search import search
+
+FIXED, FRESH = 300, 200
+KEPT = sorted((Path(__file__).parent / "kept").glob("*.txt"))
+
+
+def test_the_same_programs() -> None:
+    for number in range(FIXED):
+        source = generate(SeededChoices(number))
+        assert not difference(source), f"seed {number}:\n{difference(source)}\n{source}"
+
+
+def test_fresh_programs() -> None:
+    number = random.SystemRandom().randrange(10**9)
+    found = search(number, FRESH)
+    assert found.differing == [], f"hypothesis seed {number}:\n{found.differing[0][1]}\n{found.differing[0][0]}"
+    assert found.ran >= FRESH and found.said_nothing < FRESH // 10
+
+
+@pytest.mark.parametrize("path", KEPT, ids=lambda path: path.stem)
+def test_programs_that_once_differed(path: Path) -> None:
+    source = path.read_text()
+    try:
+        compile(source, path.name, "exec")
+    except SyntaxError:
+        pytest.skip("syntax of a later Python")
+    assert not difference(source)
+
+
+def test_a_seed_means_the_same_program_always() -> None:
+    """On one version: what a version's grammar offers differs."""
+    assert generate(SeededChoices(3)) == generate(SeededChoices(3)) != generate(SeededChoices(4))
+
+
+def test_programs_do_much() -> None:
+    """Programs that only die early would agree as well."""
+    outcomes: list[Any] = []
+    for number in range(100):
+        outcomes.append(native_outcome(compiled(generate(SeededChoices(number)))))
+    done = [outcome for outcome in outcomes if outcome is not None]
+    assert len(done) >= 90
+    assert sum(len(outcome.log) for outcome in done) / len(done) > 9
+    assert sum(outcome.error is None for outcome in done) > len(done) // 2
