@@ -200,7 +200,7 @@ class Statements(Core):
                         (
                             1,
                             lambda: (
-                                f"note('set', {self.name('dict')}.setdefault({self.expr('str', 1)}, {self.name('int')}))"
+                                f"note('d', {self.name('dict')}.setdefault({self.expr('str', 1)}, {self.name('int')}))"
                             ),
                         ),
                         (1, lambda: f"{self.bind('ys')} = {self.bind('xs')} = {self.expr('list', depth)}"),
