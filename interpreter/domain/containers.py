@@ -106,7 +106,7 @@ class Containers(Core):
         if not is_iterable(tp):
             raise TypeError(f"cannot unpack non-iterable {tp.__name__} object")
         iterator = self.get_iter(value)
-        items = []
+        items: list[Any] = []
         while len(items) < before:
             item = self.next_item(iterator)
             if item is STOP:

@@ -77,6 +77,9 @@ class Core:
     def truth(self, value: Any) -> bool:
         raise NotImplementedError
 
+    def length(self, value: Any) -> int:
+        raise NotImplementedError
+
     def drain(self, value: Any) -> list[Any]:
         raise NotImplementedError
 
