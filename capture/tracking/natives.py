@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from .. import torch_private
-from .objects import CONTAINERS, DICTS
+from .objects import CONTAINERS, DICTS, VIEWS
 from .values import ATOMS, SYMBOLIC, Break, RuntimeNumber, TensorProxy
 
 PURE: frozenset[Any] = frozenset(
@@ -299,14 +299,6 @@ ITERATORS: tuple[type, ...] = (
     itertools.compress,
     types.GeneratorType,
     type(iter(torch.Size([]))),
-)
-VIEWS: tuple[type, ...] = (
-    type({}.keys()),
-    type({}.values()),
-    type({}.items()),
-    type(collections.OrderedDict().keys()),
-    type(collections.OrderedDict().values()),
-    type(collections.OrderedDict().items()),
 )
 
 # Python functions that are answered rather than interpreted.

@@ -30,9 +30,20 @@ DICTS = (dict, collections.OrderedDict, collections.defaultdict)
 LISTS = (list, collections.deque)
 SETS = (set,)
 CONTAINERS = frozenset((*DICTS, *LISTS, *SETS))
+VIEWS: tuple[type, ...] = (
+    type({}.keys()),
+    type({}.values()),
+    type({}.items()),
+    type(collections.OrderedDict().keys()),
+    type(collections.OrderedDict().values()),
+    type(collections.OrderedDict().items()),
+)
 # Keys that hash and compare without running anybody's code, and objects that hash by identity.
 HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: an instance of such a class can be given another class
 PLAIN_KEYS = (str, int, float, bytes, bool, type(None), type, types.FunctionType, torch.dtype, torch.device)
+
+
+UNREAD = object()  # no value is this one: the place was not read, so nothing guards what it held
 
 
 class Record:
@@ -57,7 +68,7 @@ class Record:
     def changed(self) -> bool:
         """Whether the residual code has something to replay here."""
         if self.shadow is None:
-            return bool(self.appends) or any(dict.get(self.obj, k, ABSENT) is not v for k, v in self.writes.items())
+            return bool(self.appends) or any(self.reads.get(k, UNREAD) is not v for k, v in self.writes.items())
         if type(self.shadow) in DICTS:
             return not same_items(self.original.items(), self.shadow.items())
         if type(self.shadow) in SETS:
@@ -137,6 +148,12 @@ class Objects:
             return self.tensor_input(value, source)
         if id(value) in self.new or isinstance(value, TensorProxy):
             return value
+        if kind in VIEWS:  # what is in it changes with its container, which it does not show
+            raise Break(
+                "view from outside",
+                f"a {kind.__name__} that existed before the step is read",
+                "make it from its container in the step",
+            )
         if isinstance(value, tuple) or kind is frozenset:
             return self.enter_tuple(value, source)
         record = self.records.get(id(value))
@@ -343,6 +360,8 @@ class Objects:
         if record.shadow is not None:
             record.shadow[key] = value
         else:
+            if type(value) in ATOMS and key not in record.writes and dict.get(record.obj, key, ABSENT) is value:
+                self.dict_get(record, key)  # a flag that is set already: a guard on that, and nothing to replay
             record.writes[key] = value
 
     def dict_delete(self, record: Record, key: Any) -> bool:

@@ -375,3 +375,44 @@ def test_a_default_made_by_the_steps_own_function():
 
     ours, theirs = capture(step, backend="eager")(torch.ones(2)), step(torch.ones(2))
     assert torch.equal(ours[0], theirs[0]) and ours[1] == theirs[1]
+
+
+class Flagged(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.seen, self.table = True, {"mode": "a"}
+
+    def forward(self, x):
+        self.seen = True
+        self.table["mode"] = "b"
+        self.table["mode"] = "a"
+        return x * 2
+
+
+def test_a_write_of_what_is_there_already_still_happens_when_it_is_not():
+    module = Flagged()
+    captured = capture(module)
+    for _ in range(2):
+        captured(torch.ones(2))
+    module.seen, module.table["mode"] = False, "c"
+    captured(torch.ones(2))
+    assert module.seen is True and module.table == {"mode": "a"}
+    del module.seen, module.table["mode"]
+    captured(torch.ones(2))
+    assert module.seen is True and module.table == {"mode": "a"}
+
+
+def test_a_view_that_native_code_made_is_not_taken_for_constant():
+    class Loud(dict):
+        def __getitem__(self, key):
+            return dict.__getitem__(self, key) + 100
+
+    def total(table, x):
+        for value in table.values():
+            x = x + value
+        return x
+
+    captured, table = capture(total), Loud(a=1.0)
+    for n in range(4):
+        table["b"] = float(n)
+        assert captured(table, torch.zeros(1)).item() == 1.0 + n

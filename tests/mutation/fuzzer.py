@@ -29,6 +29,7 @@ from world import PROGRAMS, Differ, World, make_world
 
 import moebius
 from moebius.api import captured_of
+from moebius.guards import program
 
 NAMES = sorted(p.stem for p in PROGRAMS.glob("*.py"))
 WARM_UP = 9  # calls at most before the change; numbers that differ from call to call are learnt one by one
@@ -151,6 +152,27 @@ def run(names: list[str], each: int = 1, start: int = 0, kinds: str = "") -> Ite
             if count % each == 0:
                 moebius.reset()
                 yield try_change(name, change)
+
+
+@contextlib.contextmanager
+def switched_off(kind: str) -> Iterator[None]:
+    """Guard programs without checks of one kind (each is replaced by a check that asks nothing)."""
+    original = program.GuardProgram
+
+    def build(n_positional: int, kwnames: tuple, slots: list, checks: list) -> Any:
+        return original(n_positional, kwnames, slots, [c if c[0] != kind else ("answers", ()) for c in checks])
+
+    program.GuardProgram = build  # type: ignore[misc,assignment]
+    try:
+        yield
+    finally:
+        program.GuardProgram = original  # type: ignore[misc]
+
+
+def noticed_without(kind: str, names: list[str], each: int = 1, kinds: str = "") -> Outcome | None:
+    """The first wrong answer that the fuzzer finds with one kind of guard switched off."""
+    with switched_off(kind):
+        return next((o for o in run(names, each, 0, kinds) if o.what == "WRONG"), None)
 
 
 def table(outcomes: list[Outcome], seconds: float) -> str:

@@ -1,0 +1,42 @@
+"""One object under two names: among arguments, in attributes, in a list and in a module."""
+
+import torch
+from torch import nn
+
+
+class Pair:
+    def __init__(self):
+        self.left = [1.0, 2.0]
+        self.right = self.left
+        self.weights = {"a": 2.0}
+
+
+class Tied(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.encode = nn.Linear(3, 3, bias=False)
+        self.decode = nn.Linear(3, 3, bias=False)
+        self.decode.weight = self.encode.weight
+
+    def forward(self, x):
+        return self.decode(self.encode(x)) * (2.0 if self.encode.weight is self.decode.weight else 3.0)
+
+
+def f(first, second, pair, table, tied, x, y):
+    first.append(3.0)
+    total = x * len(second)
+    pair.left[0] = 5.0
+    total = total + pair.right[0] * sum(pair.right)
+    table["a"] = 4.0
+    total = total * pair.weights["a"]
+    if x is y:
+        total = total - 1.0
+    first.pop()
+    pair.left[0] = 1.0
+    table["a"] = 2.0
+    return tied(total + y), [first, second]
+
+
+def make():
+    shared, pair, x = [0.5], Pair(), torch.randn(2, 3)
+    return f, [shared, shared, pair, pair.weights, Tied(), x, x], {}
