@@ -45,7 +45,9 @@ def function_writes(node: fx.Node, tensors: list[fx.Node]) -> list[fx.Node]:
         inplace = (name.endswith("_") and not name.endswith("__")) or (
             module == "_operator" and name in INPLACE_OPERATORS
         )
-        return tensors[:1] if inplace or name.startswith("_foreach") or asks_inplace(node) else []
+        if name.startswith(("_foreach", "_fused", "_amp")):  # they write lists of tensors; which of theirs is not said
+            return tensors
+        return tensors[:1] if inplace or asks_inplace(node) else []
     return [] if module.startswith("moebius.kernels") else tensors
 
 

@@ -9,7 +9,7 @@ its own; ``continue`` on a condition on values becomes ``skip_turn``. A local th
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import fx
@@ -303,7 +303,7 @@ class Loops:
         body.graph.lint()
         get_body = writer.scope.graph.get_attr(name)
         get_body.meta.update(val=None, where=loop.where[-1] if loop.where else ("", 0, ""), stack=loop.where)
-        before = [loop.before[i] for i in loop.carried]
+        before, after = [loop.before[i] for i in loop.carried], [loop.frame.locals[i] for i in loop.carried]
         rows = loop.rows
         source = rows.count if isinstance(rows, RangeRows) else writer.argument(rows.proxy)
         node = writer.scope.graph.call_function(
@@ -313,10 +313,24 @@ class Loops:
         node.meta.update(where=loop.where[-1] if loop.where else ("", 0, ""), stack=loop.where, number=loop.number)
         writer.count += 1
         with tensors.world.mode:
-            fakes = tuple(b.fake.clone() for b in before)
+            fakes = tuple(
+                b.fake.clone() if a is b else carried_on(b.fake, a.fake) for b, a in zip(before, after, strict=True)
+            )
         node.meta["val"] = fakes
         reorder_placeholders(body, loop)
         return [tensors.wrap(fake, tensors.writer_item(node, i)) for i, fake in enumerate(fakes)]
+
+
+class CarriedOn(torch.autograd.Function):
+    """The fake of a carried value after the loop: the value before in shape, of its history and that of a turn."""
+
+    @staticmethod
+    def forward(_: Any, before: torch.Tensor, turn: torch.Tensor) -> torch.Tensor:
+        return before.clone()
+
+
+def carried_on(before: torch.Tensor, turn: torch.Tensor) -> torch.Tensor:
+    return cast(torch.Tensor, CarriedOn.apply(before, turn))  # type: ignore[no-untyped-call]
 
 
 def reorder_placeholders(body: fx.GraphModule, loop: OpenLoop) -> None:
