@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 import sysconfig
 import threading
@@ -113,6 +114,8 @@ class Captured:
                     f"a guard does not hold for the call that it was made from: "
                     f"{failed.record.source} {failed.record.check} ({found})"
                 )
+            if segment.failures is not None:
+                segment.failures.missed = functools.partial(gradient_missed, weakref.ref(self))
             self.segments.append(segment)
             self.entry.add(segment.guards.program, segment.run)
             for root in segment.guards.roots:
@@ -169,6 +172,18 @@ class Captured:
     # ------------------------------------------------------------------------------------------------------------------
     # Capturing again
     # ------------------------------------------------------------------------------------------------------------------
+
+    def keep_backward_outside(self, found: str) -> None:
+        """A batch left parameters without gradients that the step was captured with: backward runs between two graphs
+        from now on, and the second has the gradients that are there for inputs."""
+        code = self.function.__code__
+        self.recompiles.append(
+            Recompile("backward()", "gives every parameter a gradient", found, code.co_filename, code.co_firstlineno)
+        )
+        self.policy.whole_step = False
+        for segment in self.segments:
+            self.entry.remove(segment.guards.program)
+        self.segments.clear()
 
     def learn(self, args: tuple, kwargs: dict[str, Any]) -> bool:
         """Why the newest segments do not fit this call, and what to leave open next time. False: capture no more."""
@@ -396,3 +411,9 @@ FRAMES = FrameCapture()
 def install_frame_callback() -> None:
     """Let the frame hook ask us (the hook itself is on only while a native part of a captured frame runs)."""
     set_frame_callback(cast(Any, FRAMES))
+
+
+def gradient_missed(captured: weakref.ref[Captured], found: str) -> None:
+    owner = captured()
+    if owner is not None:
+        owner.keep_backward_outside(found)

@@ -20,6 +20,7 @@ from torch import fx
 
 from moebius.interpreter import NULL, UNSET, Frame
 from moebius.lowering import is_pure, writes_into
+from moebius.lowering.step import MissingGradientError
 
 from . import torch_private
 from .hook import call_unhooked
@@ -66,6 +67,7 @@ class FailureHandler:
     ) -> None:
         self.function, self.n_cells, self.names = function, n_cells, names
         self.gm, self.gradients = gm, gradients
+        self.missed: Callable[[str], None] | None = None  # told of a batch that left parameters without a gradient
         self.switches = torch_private.switches()  # what the call begins with; the graph may have thrown some
         self.policy = replace(
             policy,
@@ -79,6 +81,8 @@ class FailureHandler:
     ) -> list[Callable[[], Any]]:
         """Replay what came before the failed operator. Returns one callable, which goes on from there."""
         reached = locate(error, self.gm, inputs)
+        if isinstance(error, MissingGradientError) and self.missed is not None:
+            self.missed(str(error))
         if reached is None:
             error.add_note(
                 "moebius: this backend does not say which operator failed; what the step had done to Python "
@@ -110,6 +114,13 @@ class FailureHandler:
         if not trace.stopped:
             raise CannotResume("the step took another way when it was traced again")
         chain = connected(trace.stopped)
+        if isinstance(error, MissingGradientError):  # nothing of the user's failed: Python goes on after backward()
+            if len(chain) < len(trace.stopped):
+                raise CannotResume("backward() was called from a function that C code called")
+            emitter = Emitter(trace.objects, len(args), tuple(kwargs))
+            native = continuation(emitter, chain, error, nothing)
+            emitter.effects()
+            return self.rest(emitter, reached, trace, native)(*args, **kwargs)
         reason: Exception | None = None
         for count in range(len(chain), -1, -1):
             emitter = Emitter(trace.objects, len(args), tuple(kwargs))
@@ -126,10 +137,13 @@ class FailureHandler:
         lost = trace.stopped[count:]
         if any(s.frame.program.handler_at(s.pc) is not None for s in lost):
             error.add_note(HANDLERS.format(lost[0].frame.code.co_qualname))
-        values = tuple(Values(reached, trace.writer).of(output) for output in emitter.outputs)
-        run = emitter.function(self.function.__name__, lambda: values, [], native)
         error.__traceback__ = reached.below
-        return run(*args, **kwargs)
+        return self.rest(emitter, reached, trace, native)(*args, **kwargs)
+
+    def rest(self, emitter: Emitter, reached: Reached, trace: Trace, native: str) -> Callable[..., Any]:
+        """The residual code without its graph: the effects so far, and then what the native code gives."""
+        values = tuple(Values(reached, trace.writer).of(output) for output in emitter.outputs)
+        return emitter.function(self.function.__name__, lambda: values, [], native)
 
 
 def raise_again(error: BaseException) -> Any:
@@ -173,6 +187,7 @@ class Values:
 
     def __init__(self, reached: Reached, writer: GraphWriter):
         self.reached, self.writer = reached, writer
+        self.module = writer.module()  # through which the loops' bodies are found
         self.writes = [n for n in writer.scope.graph.nodes if writes_into(n)]
 
     def of(self, output: Any) -> Any:
@@ -231,21 +246,30 @@ def calls(outer: Stopped, inner: Frame) -> bool:
     return False
 
 
-def continuation(emitter: Emitter, chain: list[Stopped], error: BaseException) -> str:
-    """An expression for a callable that goes on in these frames, the innermost of them raising the error."""
-    text = emitter.constant(error if chain else functools.partial(raise_again, error))
+def nothing() -> None:
+    """What the instruction gives that the innermost frame goes on after."""
+
+
+def continuation(
+    emitter: Emitter, chain: list[Stopped], error: BaseException, instead: Callable[[], Any] | None = None
+) -> str:
+    """An expression for a callable that goes on in these frames, the innermost of them raising the error.
+
+    instead: called in place of the instruction that the innermost is in, which then goes on after it.
+    """
+    text = emitter.constant(instead or (error if chain else functools.partial(raise_again, error)))
     for depth, place in enumerate(reversed(chain)):
-        text = native_frame(emitter, place, text, innermost=depth == 0)
+        text = native_frame(emitter, place, text, raises=depth == 0 and instead is None)
     return text
 
 
-def native_frame(emitter: Emitter, place: Stopped, inner: str, innermost: bool) -> str:
+def native_frame(emitter: Emitter, place: Stopped, inner: str, raises: bool) -> str:
     """A callable that goes on in one frame. inner: what it raises, or calls in place of the call it was in."""
     frame, program = place.frame, place.frame.program
     index = without_call_prefix(program, place.pc)
     handler = program.handler_at(place.pc)
     live = live_names(frame.code, handler[0]) if handler else set()
-    if innermost:
+    if raises:
         depth = handler[1] if handler else 0
         instead = ("raise", 0)
     else:

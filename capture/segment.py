@@ -49,6 +49,7 @@ class Segment:
     instructions: int = 0
     whole: bool = True
     seconds: float = 0.0
+    failures: FailureHandler | None = None
 
 
 def build(
@@ -73,7 +74,8 @@ def build(
         captured, lowered = make_graph(attempt, emitter, options, started)
         inputs = graph_inputs(attempt, emitter, lowered, options)
         graph = None if lowered is None else lowered.fn
-        run = emitter.function(name, graph, inputs, result, on_failure(attempt, lowered))
+        failures = on_failure(attempt, lowered)
+        run = emitter.function(name, graph, inputs, result, failures)
     except (CannotRebuild, CannotResume) as error:
         return run_whole_natively(attempt, str(error), n_positional, kwnames, below)
     guards = finish_guards(attempt, n_positional, kwnames)
@@ -87,6 +89,7 @@ def build(
         lowered.regions if lowered else [],
         lowered,
         attempt.domain.instructions,
+        failures=failures,
     )
 
 
@@ -176,10 +179,7 @@ def make_graph(
     if not any(n.op in ("call_function", "call_method") for n in graph.nodes):
         if not emitter.outputs:
             return None, None
-    owner = torch.nn.Module()
-    for name, module in writer.submodules.items():
-        owner.add_module(name, module)
-    gm = fx.GraphModule(owner, graph)
+    gm = writer.module()
     gm.graph.lint()
     for proxy in attempt.tensors.inputs:
         if isinstance(proxy.real, torch.Tensor):

@@ -14,8 +14,9 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import fx
 
-from moebius.lowering.step import gradient_of, set_gradient
+from moebius.lowering.step import gradient_of, require_gradients, set_gradient
 
 from ..sources import Source, part
 from .values import Break, TensorProxy
@@ -42,6 +43,7 @@ class Gradients:
     def __init__(self, tensors: TensorOperations, inside: bool):
         self.tensors, self.inside = tensors, inside
         self.of: dict[TensorProxy, Any] = {}  # what is known of each leaf's .grad
+        self.check: fx.Node | None = None  # that the gradients are there which are read after the last backward
         self.was_set: dict[str, bool] = {}  # by source: what the call began with
         self.found_before: dict[str, Any] = {}  # the same, for a trace that is made after the graph has run a part
 
@@ -67,6 +69,8 @@ class Gradients:
         kwargs = {name: value for name, value in given.items() if value is not None}
         node = self.tensors.writer.node("call_method", "backward", (loss,), kwargs)
         node.meta["val"] = None
+        self.check = self.tensors.writer.node("call_function", require_gradients, (), {})
+        self.check.meta["val"] = None
         for leaf in leaves:
             before = self.of.get(leaf, UNREAD if leaf.real is not None else None)
             if before is None or before is UNREAD:
@@ -176,6 +180,8 @@ class Gradients:
 
     def made_by_backward(self, proxy: TensorProxy) -> TensorProxy:
         fake = self.fake_gradient(proxy)
+        if self.check is not None and proxy.node not in self.check.args:
+            self.check.args = (*self.check.args, proxy.node)
         return self.tensors.record("call_function", gradient_of, (proxy,), {}, fake)
 
     def fake_gradient(self, proxy: TensorProxy) -> torch.Tensor:

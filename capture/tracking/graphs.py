@@ -83,6 +83,13 @@ class GraphWriter:
         self.count = 0
         self.before_node: Callable[[int], None] = lambda number: None  # told the number of each node before it is made
 
+    def module(self) -> fx.GraphModule:
+        """The innermost scope's graph as a module that holds the bodies of its loops."""
+        owner = torch.nn.Module()
+        for name, body in self.submodules.items():
+            owner.add_module(name, body)
+        return fx.GraphModule(owner, self.scope.graph)
+
     def node(self, op: str, target: Any, args: tuple, kwargs: dict[str, Any]) -> fx.Node:
         """Append one node; args and kwargs are traced values."""
         if op == "call_function" and not torch_private.found_by_name(target):

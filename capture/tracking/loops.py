@@ -283,10 +283,7 @@ class Loops:
         writer = self.domain.tensors.writer
         scope = writer.scope
         scope.graph.output(tuple(writer.argument(loop.frame.locals[i]) for i in loop.carried))
-        owner = torch.nn.Module()
-        for name, module in writer.submodules.items():
-            owner.add_module(name, module)
-        body = fx.GraphModule(owner, scope.graph)
+        body = writer.module()
         assert scope.parent is not None
         loop.lifted = dict(scope.lifted)
         writer.scope = scope.parent

@@ -4,6 +4,6 @@ May live here: functions that stand in a step's graph for what autograd and opti
 over them; text and printed lines. ``Tensor.backward`` itself is a node as it is.
 """
 
-from moebius.lowering.step.gradients import MissingGradientError, gradient_of, set_gradient
+from moebius.lowering.step.gradients import MissingGradientError, gradient_of, require_gradients, set_gradient
 
-__all__ = ["MissingGradientError", "gradient_of", "set_gradient"]
+__all__ = ["MissingGradientError", "gradient_of", "require_gradients", "set_gradient"]

@@ -12,6 +12,20 @@ class MissingGradientError(LoweringError):
     """Backward left a parameter without a gradient that it had when the step was captured."""
 
 
+def require_gradients(*tensors: torch.Tensor) -> None:
+    """Right after a backward: each of the tensors, whose gradients the rest of the graph reads, has one.
+
+    A batch may leave a module out (an expert that no token chose): then Python goes on from here. Raises
+    MissingGradientError, which capture answers.
+    """
+    missing = sum(tensor.grad is None for tensor in tensors)
+    if missing:
+        raise MissingGradientError(
+            f"{missing} of {len(tensors)} parameters got no gradient in this step, and the step was captured with one; "
+            "capture the loss alone and leave backward and the optimizer outside"
+        )
+
+
 def gradient_of(tensor: torch.Tensor) -> torch.Tensor:
     """``tensor.grad`` after a backward that is known to reach the tensor: same shape, dtype and device as the tensor.
 
@@ -33,4 +47,5 @@ def set_gradient(tensor: torch.Tensor, gradient: torch.Tensor | None) -> None:
 
 
 fx.wrap("gradient_of")
+fx.wrap("require_gradients")
 fx.wrap("set_gradient")
