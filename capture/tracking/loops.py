@@ -327,7 +327,7 @@ class CarriedOn(torch.autograd.Function):
 
 
 def carried_on(before: torch.Tensor, turn: torch.Tensor) -> torch.Tensor:
-    return cast(torch.Tensor, CarriedOn.apply(before, turn))  # type: ignore[no-untyped-call]
+    return cast(torch.Tensor, CarriedOn.apply(before, turn))
 
 
 def reorder_placeholders(body: fx.GraphModule, loop: OpenLoop) -> None:
