@@ -69,6 +69,8 @@ def live_names(frame_code: types.CodeType, index: int) -> set[str]:
             "DELETE_DEREF",
         ):
             names |= set(instruction.argval if isinstance(instruction.argval, tuple) else (instruction.argval,))
+        elif instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME") and instruction.argval == "super":
+            names |= first_argument(frame_code)
         if instruction.target is not None:
             work.append(instruction.target)
         handler = program.handler_at(i)
@@ -77,6 +79,16 @@ def live_names(frame_code: types.CodeType, index: int) -> set[str]:
         if falls_through(instruction):
             work.append(i + 1)
     return names
+
+
+def first_argument(code: types.CodeType) -> set[str]:
+    """What ``super()`` without arguments reads behind the bytecode's back (``super_init_without_args`` in
+    Objects/typeobject.c): the frame's first local, which has to stay the first."""
+    if "__class__" not in code.co_freevars or not code.co_argcount:
+        return set()
+    if code.co_varnames[0] in code.co_cellvars:
+        raise CannotResume("super() without arguments, of an object that an inner function uses as well")
+    return {code.co_varnames[0]}
 
 
 def handled_places(code: types.CodeType) -> list[tuple[int, ...]]:

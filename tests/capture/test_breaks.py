@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
+import logging
 import sys
 import threading
 
@@ -639,3 +640,30 @@ def test_a_region_that_begins_inside_autocast_and_leaves_it():
     for _ in range(2):
         (z, after), (native_z, native_after) = captured(x), step(x)
         assert z.dtype is torch.bfloat16 and torch.equal(z, native_z) and torch.equal(after, native_after)
+
+
+class Base:
+    def weigh(self, x, name):
+        return x * (2 if name is None else 3)
+
+
+class Derived(Base):
+    def weigh(self, x, name):
+        logging.getLogger("moebius.tests").log(1, "a graph break")
+        return super().weigh(x, name)
+
+
+class DerivedWithInner(Base):
+    def weigh(self, x, name):
+        logging.getLogger("moebius.tests").log(1, "a graph break")
+        return (lambda: type(self).__name__ and super(DerivedWithInner, self))().weigh(x, name) + super().weigh(x, name)
+
+
+@pytest.mark.parametrize("kind", [Derived, DerivedWithInner])
+@pytest.mark.parametrize("name", [None, "a"])
+def test_super_without_arguments_after_a_break(kind, name):
+    """It reads the frame's first local, which no instruction after the break loads."""
+    captured, obj = capture(lambda o, x, n: o.weigh(x, n)), kind()
+    want = obj.weigh(torch.ones(2), name)
+    for _ in range(3):
+        torch.testing.assert_close(captured(obj, torch.ones(2), name), want)
