@@ -191,12 +191,14 @@ class Rows(RowFunction):
 class RowWeight(RowFunction):
     """source[token, slot]: one number a row, [S] or [S, 1] (column).
 
-    axes: what stands at each axis of source: an axis of index, or "e" for this turn's expert.
+    axes: what stands at each axis of source: an axis of index, or "e" for this turn's expert. picked: of a source with
+    more axes, which (axis, position) are chosen in every turn alike; ``axes`` are the others.
     """
 
     source: Invariant
     axes: tuple[int | str, ...]
     column: bool = False
+    picked: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -228,13 +230,26 @@ class Product(RowFunction):
 
 
 @dataclass(frozen=True)
+class StateRows(Fact):
+    """state[coordinate], a copy, and with ``rows`` added to it: half of ``out[token] += rows``."""
+
+    state: State
+    coordinate: Coordinate
+    rows: Fact | None = None
+
+
+@dataclass(frozen=True)
 class Accumulated(Fact):
-    """state + (rows added at the positions of ``coordinate``), written at ``node``."""
+    """state + (rows added at the positions of ``coordinate``), written at ``node``.
+
+    once: right only if no position occurs twice in a turn, as in ``out[token] += rows``.
+    """
 
     state: State
     coordinate: Coordinate
     rows: Fact
     node: fx.Node = field(compare=False, repr=False)
+    once: bool = False
 
 
 def as_product(fact: RowFunction) -> Product:

@@ -45,7 +45,7 @@ from moebius.lowering.experts.routing import (
     skip_values,
     turns_limit,
 )
-from moebius.lowering.operators import target_name
+from moebius.lowering.operators import read_call, target_name
 from moebius.lowering.torch_private import same_size
 from moebius.lowering.values import describe_where, same_shape, shape_of, tensor_of
 
@@ -318,11 +318,27 @@ def one_selection(claim: Claim) -> Fault | None:
     return None
 
 
+def tokens_once(claim: Claim) -> Fault | None:
+    """Where rows are written back rather than added, each token is selected once: positions of topk differ in a row."""
+    if not claim.sum.once or claim.reader.rank(claim.index) == 1:
+        return None
+    call = read_call(index_root(claim.index))
+    shape = shape_of(claim.index)
+    if call is not None and call.name == "getitem" and call["index"] == 1 and isinstance(call["input"], fx.Node):
+        made = read_call(call["input"])
+        if made is not None and made.name == "topk" and same_shape(shape, shape_of(index_root(claim.index))):
+            if made["dim"] in (-1, 1):
+                return None
+    return "rows are written, not added, and nothing proves that no token is selected twice", claim.node
+
+
 def routing_weights(claim: Claim) -> Fault | None:
     """A row is scaled by the weight of its own token and slot (or of its token and this expert)."""
     index_shape = shape_of(claim.index)
     for weight in claim.weights:
         shape = shape_of(weight.source.node)
+        if shape is not None:
+            shape = tuple(size for axis, size in enumerate(shape) if axis not in dict(weight.picked))
         if weight.dtype not in FLOATS:
             return f"routing weights are {weight.dtype}, not floating point", claim.node
         if weight.axes in ((0, "e"), (0,)) and shape is not None and index_shape is not None:
@@ -438,6 +454,7 @@ STEPS: tuple[Step, ...] = (
     Step("allowed routing", allowed_routing),
     Step("rows by token", rows_by_token),
     Step("one selection", one_selection),
+    Step("tokens once", tokens_once),
     Step("routing weights", routing_weights),
     Step("same input", same_input),
     Step("whole weights", whole_weights),

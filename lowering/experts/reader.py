@@ -23,6 +23,7 @@ from moebius.lowering.experts.facts import (
     Invariant,
     Items,
     State,
+    StateRows,
     Test,
     Unknown,
 )
@@ -175,12 +176,16 @@ class Reader:
         if isinstance(found, Accumulated):
             self.evidence.sums.append(found)
             return self.graded(node, found)
+        if isinstance(found, StateRows):
+            if call.op.inplace:
+                self.facts[call["input"]] = found  # the copy itself; who read it before has no fact of use
+            return self.graded(node, found)
         if call.op.inplace:
             unknown = Unknown(f"{target_name(node)} changes a tensor in place that is not the sum", node)
             cause = found if isinstance(found, Unknown) else unknown
             self.evidence.writes.append(cause)
             return cause
-        if any(isinstance(fact, State | Accumulated) for fact in operands):
+        if any(isinstance(fact, State | StateRows | Accumulated) for fact in operands):
             cause = Unknown(f"{target_name(node)} reads what earlier turns wrote", node)
             self.evidence.readbacks.append(cause)
             return cause

@@ -172,6 +172,8 @@ class Writer:
     def weight(self, weight: RowWeight, index: fx.Node) -> fx.Node:
         """[T, K] of one factor of the routing weight."""
         node = self.cast(self.invariant(weight.source), weight.dtype)
+        for axis, position in reversed(weight.picked):
+            node = self.call(torch.select, node, axis, position)
         if weight.axes == (0, "e"):
             return self.call(torch.gather, node, 1, index)
         if weight.axes == (0,):

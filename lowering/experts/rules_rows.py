@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 
@@ -24,6 +24,7 @@ from moebius.lowering.experts.facts import (
     Selection,
     Slice,
     State,
+    StateRows,
     as_product,
     simplify,
 )
@@ -71,6 +72,10 @@ def lookup(reader: Reader, call: Call) -> Fact | None:
 
 def positions_lookup(source: Invariant, keys: list[Fact], rank: int, dtype: torch.dtype, column: bool) -> Fact | None:
     """A lookup at a selection's coordinates (and at this turn's expert)."""
+    picked = tuple((axis, key.value) for axis, key in enumerate(keys) if is_position(key))
+    if picked and len(keys) != rank:
+        return None
+    keys = [key for key in keys if not is_position(key)]
     coordinates = [key for key in keys if isinstance(key, Coordinate)]
     if not coordinates or any(key.column or key.selection != coordinates[0].selection for key in coordinates):
         return None
@@ -78,11 +83,16 @@ def positions_lookup(source: Invariant, keys: list[Fact], rank: int, dtype: torc
         return None
     selection = coordinates[0].selection
     axes = tuple(key.axis if isinstance(key, Coordinate) else "e" for key in keys)
-    if len(keys) == rank:
-        return RowWeight(selection, dtype, source, axes, column)
+    if len(keys) + len(picked) == rank:
+        return RowWeight(selection, dtype, source, axes, column, picked)
     if len(keys) == 1 and rank == 2 and not column:
         return Rows(selection, dtype, source, axes[0])
     return None
+
+
+def is_position(key: Fact) -> TypeGuard[Constant]:
+    """A plain number in an index, as ``k`` in ``weight[token, k]``."""
+    return isinstance(key, Constant) and isinstance(key.value, int) and not isinstance(key.value, bool)
 
 
 @rule("index_select")
@@ -144,7 +154,7 @@ def cast(reader: Reader, call: Call) -> Fact | None:
         case Rows():
             return Rows(fact.selection, dtype, fact.source, fact.axis)
         case RowWeight():
-            return RowWeight(fact.selection, dtype, fact.source, fact.axes, fact.column)
+            return RowWeight(fact.selection, dtype, fact.source, fact.axes, fact.column, fact.picked)
         case RowFunction() if dtype == before:
             return fact
         case Product() if fact.weights and (dtype in WIDE or all(factor.dtype == dtype for factor in fact.factors)):
@@ -186,7 +196,7 @@ def as_column_rule(reader: Reader, call: Call) -> Fact | None:
 
 
 def as_column(fact: RowWeight) -> RowWeight:
-    return RowWeight(fact.selection, fact.dtype, fact.source, fact.axes, True)
+    return RowWeight(fact.selection, fact.dtype, fact.source, fact.axes, True, fact.picked)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -433,6 +443,40 @@ def accumulate(reader: Reader, call: Call) -> Fact | None:
     if not isinstance(position, Coordinate) or rows is None:
         return None
     return Accumulated(state, position, rows, call.node)
+
+
+@rule("getitem")
+def rows_of_the_sum(reader: Reader, call: Call) -> Fact | None:
+    """``out[token]``, read in order to be added to and written back."""
+    state, key = reader.fact(call["input"]), reader.fact(call["index"])
+    if isinstance(key, Items) and key.items and all(rest in (FULL, DOTS) for rest in key.items[1:]):
+        key = key.items[0]
+    if not isinstance(state, State) or state.carried or not isinstance(key, Coordinate) or key.column:
+        return None
+    return StateRows(state, key)
+
+
+@rule("add")
+def add_to_the_sums_rows(reader: Reader, call: Call) -> Fact | None:
+    """``out[token] + rows``, into the copy or not."""
+    copied, rows = reader.fact(call["input"]), reader.fact(call["other"])
+    dtypes = {reader.dtype(part) for part in (call["input"], call["other"], call.node)}
+    if not isinstance(copied, StateRows) or copied.rows is not None or call["alpha"] != 1 or len(dtypes) != 1:
+        return None
+    if not isinstance(rows, RowFunction) or not same_shape(reader.shape(call["input"]), reader.shape(call["other"])):
+        return None
+    return StateRows(copied.state, copied.coordinate, rows)
+
+
+@rule("setitem")
+def write_the_sums_rows(reader: Reader, call: Call) -> Fact | None:
+    """``out[token] = …``, of the same positions of the same sum."""
+    state, key, value = reader.fact(call["input"]), reader.fact(call["index"]), reader.fact(call["value"])
+    if isinstance(key, Items) and key.items and all(rest in (FULL, DOTS) for rest in key.items[1:]):
+        key = key.items[0]
+    if not isinstance(value, StateRows) or value.rows is None or value.state != state or value.coordinate != key:
+        return None
+    return Accumulated(value.state, value.coordinate, value.rows, call.node, once=True)
 
 
 def accumulation_parts(reader: Reader, call: Call) -> tuple[Fact | None, Fact | None]:

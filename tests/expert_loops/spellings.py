@@ -173,7 +173,7 @@ def range_with_a_number_of_its_own(x, router, gate_up, down):
     return out
 
 
-@spelled(CAPTURED)
+@spelled(LOWERED)
 def slots_outside(x, router, gate_up, down):
     """a loop over slots around the loop over experts"""
     weight, index = route(x, router)
@@ -197,7 +197,7 @@ def slots_inside(x, router, gate_up, down):
     return out
 
 
-@spelled(CAPTURED)
+@spelled(LOWERED)
 def adding_at_an_index(x, router, gate_up, down):
     """`out[token] += rows`"""
     weight, index = route(x, router)

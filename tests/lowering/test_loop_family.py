@@ -55,7 +55,12 @@ def test_wrong_loops_are_refused_or_equal(spec, defect, seed):
     check(dataclasses.replace(spec, defect=defect), seed)
 
 
-@pytest.mark.parametrize("defect", DEFECTS)
+def test_a_scale_by_another_slots_weight_is_a_scale():
+    """weights[token, 0] is one number a token: unusual, and understood."""
+    assert check(Spec(defect="weight of slot 0")).lowered
+
+
+@pytest.mark.parametrize("defect", [defect for defect in DEFECTS if defect != "weight of slot 0"])
 def test_each_defect(defect):
     source = "range" if defect == "one expert too few" else "hits"
     select = "eq" if defect == "index changed before the loop" else "mask"

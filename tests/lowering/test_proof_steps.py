@@ -1,5 +1,7 @@
 """Each step of the proof refuses a loop that no other step would: without it, the loop is lowered to something else."""
 
+import operator
+
 import pytest
 import torch
 from expert_loops import call, loop, lowered, make_inputs, no_grad, same, skip
@@ -171,6 +173,20 @@ def mask_changed(x, logits, gate_up, down):
     return out * 1.0
 
 
+def a_token_twice(x, logits, gate_up, down):
+    def turn(e, out, x, index, weights, gate_up, down):
+        token, slot = torch.where(index == e)
+        rows = expert(x[token], e, gate_up, down) * weights[token, slot, None]
+        call(operator.setitem, out, token, out[token] + rows)
+        return ()
+
+    weights, index = route(logits)
+    index = torch.argmax(logits, -1)[:, None].expand(-1, 2).contiguous()  # both slots go to one expert
+    out = torch.zeros_like(x)
+    loop(turn, E, (), (out, x, index, weights, gate_up, down))
+    return out * 1.0
+
+
 WRONG = {
     "nothing else written": counting_usage,
     "one sum": layer(adding_twice),
@@ -179,6 +195,7 @@ WRONG = {
     "harmless skips": layer(skipping_an_expert),
     "rows by token": layer(rows_by_slot),
     "one selection": other_positions,
+    "tokens once": a_token_twice,
     "routing weights": layer(weights_turned),
     "same input": two_inputs,
     "whole weights": layer(bias_on_the_gate_alone),
