@@ -237,7 +237,7 @@ def show(rows: list[Row], shapes: dict[str, Shape], rates: dict[str, float]) -> 
         ours = next((row.both for row in group if row.contender == "moebius"), float("nan"))
         alone = next((row.both for row in group if row.contender == "GEMMs alone"), None)
         print(f"\n{case[0]}: {shapes[case[0]]}, {case[1]}; torch.mm reaches {rate / 1e12:.3g} TFLOP/s")
-        print(f"  {'':<22}{'forward':>12}{'backward':>12}{'both':>12}{'% of mm':>9}{'moebius is':>14}"
+        print(f"  {'':<22}{'forward':>12}{'backward':>12}{'both':>12}{'% of mm':>9}{'time':>11}"
               f"{'of GEMMs' if alone else 'peak':>10}")
         for row in group:
             if row.note:
@@ -247,7 +247,7 @@ def show(rows: list[Row], shapes: dict[str, Shape], rates: dict[str, float]) -> 
             cells = [f"{s * 1e3:.1f} ms" if alone else f"{f / s / 1e12:.0f} TFLOP/s" for s, f in parts]
             last = f"{row.both / alone:.2f}×" if alone else f"{row.peak / 2**30:.2f} GiB" if row.peak else ""
             print(f"  {row.contender:<22}{cells[0]:>12}{cells[1]:>12}{cells[2]:>12}"
-                  f"{300 * flops / row.both / rate:>8.0f}%{row.both / ours:>7.2f}× faster{last:>10}")
+                  f"{300 * flops / row.both / rate:>8.0f}%{row.both / ours:>10.2f}×{last:>10}")
 
 
 def draw(rows: list[Row], shapes: dict[str, Shape], title: str, path: Path) -> None:

@@ -30,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return explain_script(*split_explain(words[1:]))
         if words[:1] == ["plan"]:
             raise UsageError("plan is not there yet: for now plan='auto' places the experts, and the report says where")
-        args = parser.parse_args(words)
+        args, args.rest = parser.parse_known_args(words) if words[:1] == ["bench"] else (parser.parse_args(words), [])
         if args.command is None:
             parser.print_help()
             return USAGE_ERROR
@@ -62,9 +62,10 @@ def make_parser() -> argparse.ArgumentParser:
     doctor = commands.add_parser("doctor", help="say what works on this machine, and what is used instead")
     doctor.set_defaults(run=run_doctor)
 
-    bench = commands.add_parser("bench", help="run a benchmark of bench/; without a name, list them")
+    bench = commands.add_parser("bench", help="run a benchmark of bench/; without a name, list them",
+                                epilog="Other options go to the benchmark.")
     bench.add_argument("name", nargs="?", help="the benchmark, for example warm")
-    bench.add_argument("--plot", metavar="FILE", help="also draw the result as a PNG")
+    bench.add_argument("--plot", nargs="?", const="", metavar="FILE", help="also draw the result as a PNG (NAME.png)")
     bench.set_defaults(run=run_bench)
 
     commands.add_parser("plan", help="the planner's table for a model and a cluster (not there yet)")
@@ -171,9 +172,12 @@ def run_bench(args: argparse.Namespace) -> int:
         if not path.stem.startswith("_") and path.stem not in ("common", "models")
     )
     if args.name is None:
+        if args.rest:
+            raise UsageError(f"bench needs a name before {args.rest[0]}; there are: {', '.join(names)}")
         print("\n".join(names))
         return 0
     if args.name not in names:
         raise UsageError(f"there is no benchmark {args.name!r}; there are: {', '.join(names)}")
     command = [sys.executable, str(folder / f"{args.name}.py")]
-    return subprocess.run(command + (["--plot", args.plot] if args.plot else [])).returncode
+    plot = [] if args.plot is None else ["--plot", args.plot or f"{args.name}.png"]
+    return subprocess.run(command + plot + args.rest).returncode
