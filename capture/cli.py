@@ -30,7 +30,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             return explain_script(*split_explain(words[1:]))
         if words[:1] == ["plan"]:
             raise UsageError("plan is not there yet: for now plan='auto' places the experts, and the report says where")
-        args, args.rest = parser.parse_known_args(words) if words[:1] == ["bench"] else (parser.parse_args(words), [])
+        args, rest = parser.parse_known_args(words)
+        if rest and args.command != "bench":
+            parser.error(f"unrecognized arguments: {' '.join(rest)}")
+        args.rest = rest
         if args.command is None:
             parser.print_help()
             return USAGE_ERROR
