@@ -9,6 +9,7 @@ from typing import Any
 from torch import fx
 
 from moebius.lowering.operators import Call, call_operands, loop_body, read_call
+from moebius.lowering.step import autograd_function
 from moebius.lowering.torch_private import may_write
 from moebius.lowering.values import value_of
 
@@ -37,6 +38,10 @@ def writes_into(node: fx.Node) -> list[fx.Node]:
 def function_writes(node: fx.Node, tensors: list[fx.Node]) -> list[fx.Node]:
     target: Any = node.target
     name = getattr(target, "__name__", "")
+    if target is autograd_function:
+        owner: Any = node.graph.owning_module
+        bodies = [owner.get_submodule(body.target) for body in node.args[:2] if isinstance(body, fx.Node)]
+        return tensors if any(writes_into(inner) for body in bodies for inner in body.graph.nodes) else []
     mutable = may_write(target)
     if mutable is not None:
         return tensors if mutable else []

@@ -19,6 +19,7 @@ from ..sources import Static
 from . import natives
 from .call_parts import holds_proxy
 from .construction import Construction
+from .functions import AutogradFunctions
 from .methods import Methods
 from .numbers import FUNCTIONS as NUMBER_FUNCTIONS
 from .numbers import Number
@@ -80,6 +81,7 @@ class Calls(Methods, Construction, StandIns):
             torch.compiler.is_compiling: self.is_compiling,
             torch.compiler.is_dynamo_compiling: self.is_compiling,
             is_plain_object: self.is_plain_object,
+            torch.autograd.Function.apply.__func__: self.apply_function,  # type: ignore[attr-defined]
             torch.autograd.backward: self.backward,
             torch.autograd.grad: self.derive,
         }
@@ -197,6 +199,10 @@ class Calls(Methods, Construction, StandIns):
         if function.__name__ == "_init_group" and is_state_maker(function, args):
             make_state(args[0], args[1], self.objects, self.tensors.gradients)
         return self.domain.call_function(function, args, kwargs)
+
+    def apply_function(self, cls: type, *args: Any) -> Any:
+        """``Function.apply``."""
+        return AutogradFunctions(self.domain, self.call).apply(cls, *args)
 
     def is_plain_object(self, cls: type) -> bool:
         for name in COPY_PROTOCOL:

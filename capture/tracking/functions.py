@@ -1,0 +1,168 @@
+"""``torch.autograd.Function``: forward and backward are interpreted, each into a graph of its own.
+
+Both see a context of ours, an ordinary object in the trace. Neither may change what existed before it: forward would do
+so once more when it is traced, and backward at another time than its node says. The function's own node runs the two
+graphs in a real autograd Function, so that autograd saves what the user's backward reads and nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from torch import fx
+
+from moebius.lowering.step import autograd_function
+
+from ..sources import Static
+from .graphs import GraphScope
+from .values import Break, TensorProxy
+
+if TYPE_CHECKING:
+    from .domain import TrackingDomain
+
+HINT = "it runs natively; nothing to do"
+
+
+class Context:
+    """The ``ctx`` of a function whose calls are graphs."""
+
+    def __init__(self, needs_input_grad: tuple[bool, ...]):
+        self.needs_input_grad = needs_input_grad
+        self.saved_tensors: tuple = ()
+        self.constant: tuple = ()
+
+    def save_for_backward(self, *tensors: Any) -> None:
+        self.saved_tensors = tensors
+
+    def mark_non_differentiable(self, *tensors: Any) -> None:
+        self.constant = tensors
+
+
+class FunctionHistory(torch.autograd.Function):
+    """The fake of a function's output: of the template's shape, with a history that reaches the arguments."""
+
+    @staticmethod
+    def forward(_: Any, template: torch.Tensor, *__: torch.Tensor) -> torch.Tensor:
+        return template.clone()
+
+
+class AutogradFunctions:
+    """Calls of ``Function.apply`` in one trace."""
+
+    def __init__(self, domain: TrackingDomain, call: Callable[..., Any]):
+        self.domain, self.call = domain, call
+        self.tensors, self.objects, self.writer = domain.tensors, domain.objects, domain.tensors.writer
+
+    def apply(self, cls: type, *args: Any) -> Any:
+        """``cls.apply(*args)``."""
+        self.refuse(cls)
+        inputs = [a for a in args if isinstance(a, TensorProxy)]
+        needs = tuple(isinstance(a, TensorProxy) and bool(a.fake.requires_grad) for a in args)
+        recorded = torch.is_grad_enabled() and any(needs)
+        with self.scope() as forward:
+            ctx = self.context(needs)
+            results = self.forward(cls, ctx, args)
+            outputs = list(results) if isinstance(results, tuple) else [results]
+            self.check_outputs(outputs, inputs)
+            constant = tuple(i for i, o in enumerate(outputs) if any(o is c for c in self.get(ctx, "constant")))
+            with self.scope() as backward:
+                gradients = self.backward(cls, ctx, outputs, args) if recorded else ()
+                backward.graph.output(tuple(self.writer.argument(g) for g in gradients))
+                backward_module = self.writer.module()
+            kept = list(backward.lifted)
+            forward.graph.output((*(self.writer.argument(o) for o in outputs), *(forward.own(n) for n in kept)))
+            forward_module = self.writer.module()
+        bodies = [self.body(name, m) for name, m in (("forward", forward_module), ("backward", backward_module))]
+        node = self.writer.node("call_function", autograd_function, (), {})
+        captures = tuple(self.writer.scope.own(n) for n in forward.lifted)
+        node.args = (*bodies, len(outputs), constant, captures, self.writer.argument(tuple(inputs)))
+        fakes = tuple(
+            self.fake(o.fake, i in constant, recorded, [p.fake for p in inputs]) for i, o in enumerate(outputs)
+        )
+        wrapped = self.tensors.wrap(fakes, node)
+        return tuple(wrapped) if isinstance(results, tuple) else wrapped[0]
+
+    def refuse(self, cls: type) -> None:
+        name = cls.__name__
+        if not self.tensors.whole_step:
+            raise Break("autograd.Function", f"{name}: this backend takes a graph of operators alone", HINT)
+        if self.writer.scope.parent is not None:
+            raise Break("autograd.Function", f"{name}, in an expert loop or in another function", HINT)
+        for method in ("setup_context", "jvp", "vmap"):
+            self.domain.attributes.on_type(cls, method)
+            if getattr(cls, method) is not getattr(torch.autograd.Function, method):
+                raise Break("autograd.Function", f"{name} has its own {method}", HINT)
+
+    @contextmanager
+    def scope(self) -> Iterator[GraphScope]:
+        """A graph of its own; what is older than it must not be changed in it, and gradients are not recorded."""
+        outer, enabled = self.writer.scope, torch.is_grad_enabled()
+        self.writer.scope = inner = GraphScope(outer)
+        self.objects.depth += 1
+        try:
+            with torch.no_grad():
+                yield inner
+            if torch.is_grad_enabled() is not enabled:
+                raise Break("autograd.Function", "the function changes grad mode and does not change it back", HINT)
+        finally:
+            self.objects.depth -= 1
+            self.writer.scope = outer
+
+    def context(self, needs: tuple[bool, ...]) -> Any:
+        known = self.objects.enter(Context, Static("Context", Context))
+        return self.call(known, [needs], {})
+
+    def get(self, ctx: Any, name: str) -> Any:
+        return self.domain.attributes.get(ctx, name)
+
+    def method(self, cls: type, name: str) -> Any:
+        return self.domain.attributes.get(cls, name)
+
+    def forward(self, cls: type, ctx: Any, args: tuple) -> Any:
+        return self.call(self.method(cls, "forward"), [ctx, *args], {})
+
+    def backward(self, cls: type, ctx: Any, outputs: list[TensorProxy], args: tuple) -> list[Any]:
+        """One gradient or None for each tensor among the arguments."""
+        given = []
+        for i, output in enumerate(outputs):
+            node = self.writer.scope.placeholder(f"gradient_{i}")
+            node.meta.update(where=self.writer.where()[-1], stack=self.writer.where())
+            with self.tensors.world.mode:
+                given.append(self.tensors.wrap(torch.empty_like(output.fake), node))
+        result = self.call(self.method(cls, "backward"), [ctx, *given], {})
+        gradients = list(result) if isinstance(result, tuple) else [result]
+        if len(gradients) < len(args) or any(g is not None for g in gradients[len(args) :]):
+            raise Break(
+                "autograd.Function", f"backward gives {len(gradients)} gradients for {len(args)} arguments", HINT
+            )
+        found = []
+        for arg, gradient in zip(args, gradients, strict=False):
+            if gradient is not None and not isinstance(gradient, TensorProxy):
+                raise Break("autograd.Function", "backward gives something that is no tensor", HINT)
+            if isinstance(arg, TensorProxy):
+                found.append(gradient)
+        return found
+
+    def check_outputs(self, outputs: list[Any], inputs: list[TensorProxy]) -> None:
+        for output in outputs:
+            if not isinstance(output, TensorProxy):
+                raise Break("autograd.Function", "forward gives something that is no tensor", HINT)
+            if any(output is i for i in inputs) or output.fake._base is not None:
+                raise Break("autograd.Function", "forward gives an input, or a view", "return a new tensor")
+
+    def body(self, name: str, module: fx.GraphModule) -> fx.Node:
+        name = f"function_{name}_{len(self.writer.submodules)}"
+        self.writer.submodules[name] = module
+        node = self.writer.scope.graph.get_attr(name)
+        node.meta.update(val=None, where=self.writer.where()[-1], stack=self.writer.where())
+        return node
+
+    def fake(self, template: torch.Tensor, constant: bool, recorded: bool, inputs: list[torch.Tensor]) -> torch.Tensor:
+        with self.tensors.world.mode:
+            if constant or not recorded:
+                return template.detach().clone()
+            with torch.enable_grad():
+                return cast(torch.Tensor, FunctionHistory.apply(template, *inputs))  # type: ignore[no-untyped-call]
