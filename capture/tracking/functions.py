@@ -165,4 +165,4 @@ class AutogradFunctions:
             if constant or not recorded:
                 return template.detach().clone()
             with torch.enable_grad():
-                return cast(torch.Tensor, FunctionHistory.apply(template, *inputs))  # type: ignore[no-untyped-call]
+                return cast(torch.Tensor, FunctionHistory.apply(template, *inputs))

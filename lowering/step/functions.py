@@ -52,7 +52,7 @@ def autograd_function(
     outputs' gradients and what forward kept; gives one gradient (or None) for each of ``tensors``. constant: indices of
     outputs that are not differentiable.
     """
-    result = GraphFunction.apply(forward, backward, n_outputs, constant, captures, *tensors)  # type: ignore[no-untyped-call]
+    result = GraphFunction.apply(forward, backward, n_outputs, constant, captures, *tensors)
     return cast(tuple[Any, ...], result)
 
 
