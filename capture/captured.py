@@ -28,6 +28,7 @@ from .hook import Entry, call_hooked, call_unhooked, mark_skip, set_frame_callba
 from .options import Options
 from .report.records import Recompile, Stats
 from .segment import Segment, build
+from .shadow import Shadow
 from .trace import Policy, Request, trace, traceable
 from .tracking.values import TRACING
 
@@ -63,6 +64,7 @@ class Captured:
         self.given_up = False
         self.entry = Entry(run_cells_natively(function, n_cells), self.cold)
         self.watched: list[weakref.ref] = []
+        self.shadow = Shadow(options.verify) if options.verify and parent is None else None
         if parent is not None:
             parent.children.append(self)
         ALL.add(self)
@@ -90,7 +92,11 @@ class Captured:
             return native(*args, **kwargs)
         if segment.graph_break is not None and self.options.fullgraph:
             raise GraphBreakError(segment.graph_break)
-        return segment.run(*args, **kwargs)
+        return self.runner(segment)(*args, **kwargs)
+
+    def runner(self, segment: Segment) -> Callable[..., Any]:
+        """What runs when the segment's guards hold; in shadow mode it is compared with plain Python now and then."""
+        return segment.run if self.shadow is None else self.shadow.around(self, segment.run)
 
     def capture(self, args: tuple, kwargs: dict[str, Any]) -> Segment:
         started = time.perf_counter()
@@ -117,7 +123,7 @@ class Captured:
             if segment.failures is not None:
                 segment.failures.missed = functools.partial(gradient_missed, weakref.ref(self))
             self.segments.append(segment)
-            self.entry.add(segment.guards.program, segment.run)
+            self.entry.add(segment.guards.program, self.runner(segment))
             for root in segment.guards.roots:
                 self.forget_with(root, segment)
         return segment
@@ -271,6 +277,8 @@ class Captured:
             stats.breaks += sum(s.graph_break is not None for s in member.segments)
             stats.recompiles += member.recompiles
             stats.cold_seconds += member.cold_seconds
+        if self.shadow is not None:
+            stats.verified, stats.differences = self.shadow.verified, list(self.shadow.differences)
         return stats
 
     def reset(self) -> None:

@@ -15,7 +15,8 @@ class Options:
 
     backend: "moebius", "eager", a torch.compile backend's name, or ``(gm, example_inputs) -> callable``.
     fullgraph: a graph break is a GraphBreakError. dynamic: None (a size becomes symbolic the second time it changes),
-    True or False. mesh, plan: experts over a ``torch.distributed.DeviceMesh``. precision: None, "fp8", "mxfp8".
+    True or False. verify: n > 0 also runs one in n calls as plain Python, on copies, and compares. mesh, plan: experts
+    over a ``torch.distributed.DeviceMesh``. precision: None, "fp8", "mxfp8".
     """
 
     backend: str | Callable[..., Any] = "moebius"
@@ -24,6 +25,7 @@ class Options:
     mesh: Any = None
     plan: Any = "auto"
     precision: str | None = None
+    verify: int = 0
 
 
 def make_options(given: dict[str, Any]) -> Options:
@@ -37,6 +39,8 @@ def make_options(given: dict[str, Any]) -> Options:
         raise OptionError(f"dynamic={options.dynamic!r}: use None, True or False")
     if not isinstance(options.fullgraph, bool):
         raise OptionError(f"fullgraph={options.fullgraph!r}: use True (a graph break is an error) or False")
+    if type(options.verify) is not int or options.verify < 0:
+        raise OptionError(f"verify={options.verify!r}: use 0 (off) or n, to compare one in n calls with plain Python")
     if options.precision not in (None, "fp8", "mxfp8"):
         raise OptionError(f"precision={options.precision!r}: use None, 'fp8' or 'mxfp8'")
     from moebius.lowering import LoweringError, LoweringOptions

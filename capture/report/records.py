@@ -80,6 +80,19 @@ class Coverage:
 
 
 @dataclass
+class Difference:
+    """A captured call that differed from plain Python in shadow mode (``capture(..., verify=n)``).
+
+    what: the first difference, captured against plain. node: the first operator of the captured graph whose result
+    differs, with its line, or why none can be named. call: which of the verified function's calls it was, from 1.
+    """
+
+    what: str
+    node: str
+    call: int
+
+
+@dataclass
 class Stats:
     """What one captured callable did so far (``moebius.stats``)."""
 
@@ -90,3 +103,5 @@ class Stats:
     breaks: int = 0
     recompiles: list[Recompile] = field(default_factory=list)
     cold_seconds: float = 0.0
+    verified: int = 0
+    differences: list[Difference] = field(default_factory=list)

@@ -1,0 +1,131 @@
+"""One in n captured calls, next to plain Python."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import warnings
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ..hook import call_unhooked
+from ..report.records import Difference
+from .compare import Comparison
+from .copies import RandomState, copy_call
+from .nodes import Recorder, first_difference, kept
+
+if TYPE_CHECKING:
+    from ..captured import Captured
+
+
+class Shadow:
+    """Counts a captured function's calls and checks every ``every``-th one, the first one included."""
+
+    def __init__(self, every: int):
+        self.every, self.count, self.busy = every, 0, False
+        self.differences: list[Difference] = []
+        self.verified = 0
+
+    def around(self, owner: Captured, run: Callable[..., Any]) -> Callable[..., Any]:
+        """``run``, checked on every n-th call."""
+
+        def checked(*args: Any, **kwargs: Any) -> Any:
+            self.count += 1
+            if self.busy or (self.count - 1) % self.every:
+                return run(*args, **kwargs)
+            self.busy = True
+            try:
+                return self.verify(owner, run, args, kwargs)
+            finally:
+                self.busy = False
+
+        return checked
+
+    def verify(self, owner: Captured, run: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Any:
+        """Both runs, plain Python first; gives (or raises) what the captured one does."""
+        before = RandomState()
+        try:
+            twin = copy_call(owner.function, args, kwargs)
+        except Exception as error:
+            before.restore()
+            warnings.warn(
+                f"moebius: a call of {owner.function.__qualname__} cannot be verified, its arguments cannot be copied: "
+                f"{type(error).__name__}: {error}",
+                stacklevel=4,
+            )
+            return run(*args, **kwargs)
+        before.restore()
+        recorder = Recorder()
+        with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings(), recorder:
+            warnings.simplefilter("ignore")  # they come once, from the captured run
+            want, want_error = outcome(lambda: call_unhooked(twin.function, *twin.args, **twin.kwargs))
+        want_random = RandomState()
+        before.restore()
+        with watched_graphs(owner) as graphs:
+            got, got_error = outcome(lambda: run(*args, **kwargs))
+        found = None
+        if type(got_error) is not type(want_error):
+            found = f"captured {spoken(got_error)}, plain Python {spoken(want_error)}"
+        elif got_error is None and want_random.differs(RandomState()):
+            found = "another number of random numbers was drawn"
+        comparison = Comparison()
+        found = found or comparison.difference(got, want, "result")
+        for name, original, copied in twin.pairs:
+            found = found or comparison.difference(original, copied, name)
+        self.verified += 1
+        if found:
+            after = RandomState()
+            node = first_difference(graphs, recorder.calls)
+            after.restore()
+            self.differences.append(Difference(found, node, self.count))
+            warnings.warn(
+                f"moebius: call {self.count} of {owner.function.__qualname__} differs from plain Python: {found}; "
+                f"first node that differs: {node}",
+                stacklevel=4,
+            )
+        if got_error is not None:
+            raise got_error
+        return got
+
+
+def outcome(call: Callable[[], Any]) -> tuple[Any, BaseException | None]:
+    try:
+        return call(), None
+    except Exception as error:
+        return None, error
+
+
+def spoken(error: BaseException | None) -> str:
+    return "returns" if error is None else f"raises {type(error).__name__}: {error}"[:200]
+
+
+@contextlib.contextmanager
+def watched_graphs(owner: Captured) -> Iterator[list[tuple[torch.fx.GraphModule, tuple]]]:
+    """The graphs that run meanwhile, with copies of their inputs."""
+    ran: list[tuple[torch.fx.GraphModule, tuple]] = []
+    patched: list[tuple[dict[str, Any], Any]] = []
+
+    def watch(namespace: dict[str, Any], graph: Any, gm: torch.fx.GraphModule) -> None:
+        def watched(*inputs: Any) -> Any:
+            ran.append((gm, tuple(copied(i) for i in inputs)))
+            return graph(*inputs)
+
+        patched.append((namespace, graph))
+        namespace["m_graph"] = watched
+
+    for member in owner.family():
+        for segment in member.segments:
+            namespace = getattr(segment.run, "__globals__", {})
+            if segment.captured is not None and "m_graph" in namespace:
+                watch(namespace, namespace["m_graph"], segment.captured.gm)
+    try:
+        yield ran
+    finally:
+        for namespace, graph in patched:
+            namespace["m_graph"] = graph
+
+
+def copied(value: Any) -> Any:
+    return kept(value).requires_grad_(value.requires_grad) if isinstance(value, torch.Tensor) else value
