@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import gc
 import sys
 import sysconfig
 import threading
@@ -81,7 +83,8 @@ class Captured:
         if entry.targets and not self.learn(args, kwargs):
             return native(*args, **kwargs)
         try:
-            segment = call_unhooked(self.capture, args, kwargs)  # what capture itself runs is not to be captured
+            with paused_collector():
+                segment = call_unhooked(self.capture, args, kwargs)  # what capture itself runs is not to be captured
         except CaptureInternalError as error:
             self.report_failure(error)
             return native(*args, **kwargs)
@@ -292,6 +295,19 @@ class Captured:
         self.policy.dynamic_dims.clear()
         self.given_up = False
         self.cold_seconds = 0.0
+
+
+@contextlib.contextmanager
+def paused_collector() -> Iterator[None]:
+    """No cyclic garbage collection: a trace makes many objects that live as long as it does, and each collection
+    would go through all of them again."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def record_name(owner: str, key: Any) -> str:

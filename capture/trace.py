@@ -115,6 +115,7 @@ class Trace:
             self.tensors.proxies,
         )
         self.tensors.unread = self.objects.is_entered
+        self.tensors.gradients.note = self.objects.note
         self.domain = TrackingDomain(self.objects, self.tensors)
         self.domain.stop_at = stop_at
         self.domain.told_compiling = policy.told_compiling
@@ -128,6 +129,7 @@ class Trace:
         self.stopped: list[Stopped] = []  # outermost first, where ``stop_number`` was reached
         if stop_number is not None:
             self.domain.stacks = {}
+            self.writer.stop_number = stop_number
             self.writer.before_node = lambda number: self.stop() if number == stop_number else None
 
     # ------------------------------------------------------------------------------------------------------------------

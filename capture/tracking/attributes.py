@@ -165,6 +165,7 @@ class Attributes:
         if name == "__doc__" or self.objects.is_new(obj):
             value = descriptor.__get__(obj, kind)
             return value if self.objects.records.get(id(value)) else self.objects.made(value)
+        self.objects.note("value in C")
         if isinstance(obj, types.FunctionType | types.MethodType | functools.partial):
             return self.c_value(obj, descriptor.__get__(obj, kind), name)
         record = self.objects.need(obj)

@@ -249,6 +249,7 @@ class Calls(Methods, Construction, StandIns):
     def plain_items(self, container: Any) -> Any:
         """The keys or items of a container as an object of our own, None where they are not all plain."""
         kind, record = type(container), self.objects.record_of(container)
+        self.objects.note("keys")
         if record is not None and isinstance(container, dict) and record.shadow is None and not record.writes:
             self.objects.guard_keys(record)
             items: Any = frozenset(container)
@@ -261,6 +262,7 @@ class Calls(Methods, Construction, StandIns):
 
     def referent(self, reference: weakref.ref) -> Any:
         """``ref()`` of an object that the step reaches in another way as well."""
+        self.objects.note("weak reference")
         found = reference()
         if type(reference) is weakref.ref and found is not None and self.known(found):
             return found
@@ -299,7 +301,10 @@ class Calls(Methods, Construction, StandIns):
                 f"a {kind.__module__}.{kind.__qualname__} is called",
                 "nothing is known of what it does; it runs natively",
             )
-        return self.call(self.domain.attributes.bind(method, function, kind), args, kwargs)
+        bound = self.domain.attributes.bind(method, function, kind)
+        if isinstance(function, torch.nn.Module) and self.domain.blocks is not None:
+            return self.domain.blocks.call(function, args, kwargs, lambda: self.call(bound, args, kwargs))
+        return self.call(bound, args, kwargs)
 
     # ------------------------------------------------------------------------------------------------------------------
     # Natively run functions

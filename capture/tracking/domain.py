@@ -21,6 +21,7 @@ from moebius.interpreter import UNSET, Frame, Signal
 from ..hook import ABSENT
 from ..sources import Static
 from .attributes import Attributes
+from .blocks import Blocks
 from .calls import Calls
 from .containers import Containers
 from .loops import ROWS, Loops
@@ -43,6 +44,7 @@ class TrackingDomain(Operators, Containers):
         self.attributes = Attributes(objects, tensors, self.call)
         self.calls = Calls(self)
         self.loops = Loops(self)
+        self.blocks = Blocks(self) if tensors.whole_step else None  # (a foreign backend takes each size symbol once)
         self.root: Frame | None = None
         self.root_steps = 0
         self.stop_at: int | None = None

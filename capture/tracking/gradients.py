@@ -42,6 +42,7 @@ class Gradients:
 
     def __init__(self, tensors: TensorOperations, inside: bool):
         self.tensors, self.inside = tensors, inside
+        self.note: Callable[[str], None] = lambda what: None
         self.of: dict[TensorProxy, Any] = {}  # what is known of each leaf's .grad
         self.check: fx.Node | None = None  # that the gradients are there which are read after the last backward
         self.was_set: dict[str, bool] = {}  # by source: what the call began with
@@ -60,6 +61,7 @@ class Gradients:
         inputs: Any = None,
     ) -> None:
         """``loss.backward(...)`` as a node."""
+        self.note("backward")
         self.require(create_graph)
         if not loss.fake.requires_grad or (gradient is None and loss.fake.numel() != 1):
             raise Break("Tensor.backward", "backward() of this tensor raises", "the error is raised natively")
@@ -151,6 +153,7 @@ class Gradients:
 
     def read(self, proxy: TensorProxy, enter: Enter) -> Any:
         """``proxy.grad``."""
+        self.note("gradient")
         now = self.of.get(proxy, UNREAD)
         if now is UNREAD:
             now = self.before_the_call(proxy, enter)
@@ -191,6 +194,7 @@ class Gradients:
 
     def write(self, proxy: TensorProxy, value: Any) -> None:
         """``proxy.grad = value``, as a node, so that it stays in order with the backward nodes."""
+        self.note("gradient")
         if not self.inside:
             raise Break("attribute of a tensor is set", f"{proxy.describe()}.grad = …", "it is set natively")
         if self.tensors.writer.scope.parent is not None:

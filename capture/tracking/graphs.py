@@ -32,13 +32,14 @@ class GraphScope:
         self.lifted: dict[fx.Node, fx.Node] = {}
         self.symbols: dict[Any, Callable[[], fx.Node]] = {}
         self.expressions: dict[Any, Any] = {}
+        self.taken: set[str] = set()  # names of placeholders
         self.anchor: fx.Node | None = None  # placeholders go after it
 
     def placeholder(self, name: str) -> fx.Node:
         """A new input, after those that are there. Its name is its own: it becomes a parameter's."""
-        taken = {n.target for n in self.graph.nodes if n.op == "placeholder"}
-        if name in taken:
-            name = next(f"{name}_{i}" for i in range(1, len(taken) + 2) if f"{name}_{i}" not in taken)
+        if name in self.taken:
+            name = next(f"{name}_{i}" for i in range(1, len(self.taken) + 2) if f"{name}_{i}" not in self.taken)
+        self.taken.add(name)
         if self.anchor is None:
             first = next(iter(self.graph.nodes), None)
             where = self.graph.inserting_before(first) if first is not None else self.graph.inserting_after()
@@ -81,6 +82,7 @@ class GraphWriter:
         self.scope = GraphScope()
         self.submodules: dict[str, fx.GraphModule] = {}
         self.count = 0
+        self.stop_number: int | None = None  # where the trace is to end, if it is not to go through
         self.before_node: Callable[[int], None] = lambda number: None  # told the number of each node before it is made
 
     def module(self) -> fx.GraphModule:
@@ -88,7 +90,7 @@ class GraphWriter:
         owner = torch.nn.Module()
         for name, body in self.submodules.items():
             owner.add_module(name, body)
-        return fx.GraphModule(owner, self.scope.graph)
+        return torch_private.uncompiled(owner, self.scope.graph)
 
     def node(self, op: str, target: Any, args: tuple, kwargs: dict[str, Any]) -> fx.Node:
         """Append one node; args and kwargs are traced values."""

@@ -276,6 +276,7 @@ class Loops:
         frame.locals[:] = loop.before
         all_carried = sorted({*loop.carried, *carried})
         self.decided[(id(frame.code), loop.head)] = all_carried
+        self.domain.tensors.writer.count = loop.number - 1  # nodes are numbered as if it had been known at once
         self.begin(frame, loop.rows, all_carried)
 
     def close(self, loop: OpenLoop) -> fx.GraphModule:

@@ -109,6 +109,9 @@ class Objects:
         self.cells: dict[int, Record] = {}
         self.context: dict[contextvars.ContextVar, tuple[Any, Any]] = {}
         self.writes = 0
+        self.log: list[tuple[Any, ...]] | None = None  # what is read and changed, for ``blocks``
+        self.born: dict[int, int] = {}  # how long the log was when an object was made
+        self.owners: dict[int, Record] = {}  # by id of an instance dict's record
         self.schedules: set[int] = set()  # instance dicts of schedulers
 
     # ------------------------------------------------------------------------------------------------------------------
@@ -120,6 +123,8 @@ class Objects:
         if type(obj) not in ATOMS and id(obj) not in self.records and id(obj) not in self.new:
             self.new[id(obj)] = obj
             self.age[id(obj)] = self.depth
+            if self.log is not None:
+                self.born[id(obj)] = len(self.log)
         return obj
 
     def is_new(self, obj: Any) -> bool:
@@ -128,6 +133,8 @@ class Objects:
     def touch(self, obj: Any) -> None:
         """Before anything is changed: inside an expert loop only what this turn made may change."""
         self.writes += 1
+        if self.log is not None:
+            self.log.append(("changed", -1 if id(obj) in self.records else self.born.get(id(obj), -1)))
         if self.depth and self.age.get(id(obj), 0) < self.depth:
             raise Break(
                 "an expert loop changes Python state",
@@ -319,11 +326,17 @@ class Objects:
                 if isinstance(obj, torch.optim.lr_scheduler.LRScheduler):
                     self.schedules.add(id(inner))
             record.instance_dict = inner
+            self.owners[id(inner)] = record
         return record.instance_dict
 
     def dict_get(self, record: Record, key: Any) -> Any:
         """The value at ``key``, or ABSENT."""
-        key = self.real_key(key)
+        value = self.entry_now(record, self.real_key(key))
+        if self.log is not None:
+            self.log.append(("entry", record, key, value) if isinstance(key, PLAIN_KEYS) else ("other", record))
+        return value
+
+    def entry_now(self, record: Record, key: Any) -> Any:
         if record.shadow is not None:
             return record.shadow.get(key, ABSENT)
         if key in record.writes:
@@ -331,6 +344,11 @@ class Objects:
         if key not in record.reads:
             record.reads[key] = self.read_entry(record, key)
         return record.reads[key]
+
+    def note(self, what: str) -> None:
+        """Something was read that the log has no way to say."""
+        if self.log is not None:
+            self.log.append(("other", what))
 
     def read_entry(self, record: Record, key: Any) -> Any:
         value = dict.get(record.obj, key, ABSENT)
@@ -406,7 +424,12 @@ class Objects:
     def contents(self, obj: Any) -> Any:
         """A real container that stands for ``obj`` in natively run code: itself if new, else its shadow."""
         record = self.records.get(id(obj))
-        return obj if record is None else self.shadow(record)
+        if record is None:
+            return obj
+        shadow = self.shadow(record)
+        if self.log is not None:
+            self.log.append(("whole", record, whole_items(shadow)))
+        return shadow
 
     def is_entered(self, obj: Any) -> bool:
         """Whether ``obj`` itself, not what stands for it, came from outside."""
@@ -503,17 +526,20 @@ class Objects:
     def cell_get(self, cell: types.CellType, name: str) -> Any:
         """Contents of a cell, ABSENT if it is empty."""
         if id(cell) in self.new:
+            if self.log is not None and type(contents_of(cell)) not in ATOMS:
+                self.log.append(("changed", self.born.get(id(cell), -1)))  # an older one is not to be read in a block
             return contents_of(cell)
         record = self.cells.get(id(cell))
         if record is None:
             record = self.cells[id(cell)] = Record(
                 cell, self.records[id(cell)].source if id(cell) in self.records else Static(f"closure {name}", cell)
             )
-        if "value" in record.writes:
-            return record.writes["value"]
-        if "value" not in record.reads:
+        if "value" not in record.writes and "value" not in record.reads:
             record.reads["value"] = self.read_cell(record, cell)
-        return record.reads["value"]
+        value = record.writes["value"] if "value" in record.writes else record.reads["value"]
+        if self.log is not None:
+            self.log.append(("cell", record, value))
+        return value
 
     def read_cell(self, record: Record, cell: types.CellType) -> Any:
         value = contents_of(cell)
@@ -540,6 +566,7 @@ class Objects:
 
     def context_get(self, variable: contextvars.ContextVar) -> Any:
         """Current value of a context variable, ABSENT if it has none."""
+        self.note("context")
         if variable not in self.context:
             value = variable.get(ABSENT)
             self.guards.holds(
@@ -572,6 +599,15 @@ class Objects:
 
     def changed_context(self) -> list[tuple[contextvars.ContextVar, Any]]:
         return [(v, now) for v, (before, now) in self.context.items() if now is not before]
+
+
+def whole_items(container: Any) -> tuple[Any, ...]:
+    """Everything that reading a whole container tells: keys and values in order, or items in order."""
+    if isinstance(container, dict):
+        return tuple(part for item in container.items() for part in item)
+    if isinstance(container, set):
+        return tuple(sorted(container, key=id))
+    return tuple(container)
 
 
 def same_item(now: Any, then: Any) -> bool:

@@ -110,6 +110,7 @@ class StandIns(CallParts):
 
     def identity(self, value: Any) -> int:
         record = self.objects.record_of(value)
+        self.objects.note("identity")
         if record is not None and record.source.static:
             return id(value)
         raise Break(
