@@ -1,4 +1,4 @@
-"""Blocks that are seen again: a module whose call was interpreted once, met with other weights, is not interpreted again.
+"""Blocks that are seen again: a module whose call was interpreted once is not interpreted again with other weights.
 
 While a module's call is interpreted, everything that it reads of objects that existed before is logged. When another
 module of the same class is called with like arguments, the log is read again on the other module: each read must lead
@@ -57,7 +57,7 @@ class Block:
 
 @dataclass
 class Plan:
-    """What of a block is read again and written again. joined: for each result, the tensors that its gradient is for."""
+    """What of a block is read and written again. joined: for each result, the tensors that its gradient is for."""
 
     reads: list[tuple[Any, ...]]
     nodes: list[fx.Node]

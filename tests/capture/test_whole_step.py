@@ -84,12 +84,16 @@ def equal(a, b):
             assert group["lr"] == expected["lr"]
 
 
+KEPT: list = []  # what was captured goes when its model dies
+
+
 def train(function, captured, make_optimizer, make_schedule=None, steps=5):
     mine, plain = build(make_optimizer, make_schedule), build(make_optimizer, make_schedule)
     for x, y in batches(steps):
         found, expected = captured(*mine, x, y), function(*plain, x, y)
         torch.testing.assert_close(found, expected, rtol=0, atol=0)
         equal(mine, plain)
+    KEPT[:] = mine, plain
     return mine, plain
 
 
