@@ -214,6 +214,30 @@ def in_callees(x):
     return x.exp()
 
 
+class Base:
+    def __init__(self, x, scale=1):
+        self.x, self.scale = x, scale
+
+
+class Derived(Base):
+    def __init__(self, x, scale=2):
+        y = x * 2
+        print(end="")
+        if scale > 1:
+            super().__init__(x=y, scale=scale)
+
+
+class Inner(Base):
+    def __init__(self, x):
+        print(end="")
+        super().__init__(x)
+        self.read = lambda: self.x
+
+
+def before_super(x):
+    return Derived(x).x + Inner(x).read()
+
+
 def iterator_from_outside(x, rows=(1, 2, 3)):
     it = iter(rows)
     first = next(it)
@@ -323,6 +347,7 @@ CASES = [
     in_context_generator,
     in_callees,
     iterator_from_outside,
+    before_super,
     deep,
     in_comprehension,
     in_generator,
