@@ -168,7 +168,7 @@ class FakeWorld:
         )
         fake = FakeTensor(self.mode, meta, tensor.device)
         if isinstance(tensor, torch.nn.Parameter):
-            fake._is_param = True  # type: ignore[attr-defined]
+            fake._is_param = True
         return fake
 
     def call(self, function: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Any:

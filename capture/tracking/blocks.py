@@ -225,9 +225,13 @@ class Blocks:
         graph, shift, here = writer.scope.graph, writer.count - block.number, writer.where()
         nodes = {first.node: second.node for first, second in pairs.tensors}
         stacks: dict[int, Any] = {}
+
+        def second_of(node: fx.Node) -> fx.Node:
+            return nodes.get(node, node)
+
         for node in plan.nodes:
-            args, kwargs = (fx.map_arg(a, lambda n: nodes.get(n, n)) for a in (node.args, node.kwargs))
-            copy = nodes[node] = graph.create_node(node.op, node.target, args, kwargs)
+            args, kwargs = fx.map_arg(node.args, second_of), fx.map_arg(node.kwargs, second_of)
+            copy = nodes[node] = graph.create_node(node.op, node.target, args, kwargs)  # type: ignore[arg-type]
             copy.meta = dict(node.meta)
             stack = node.meta.get("stack") or ()
             if id(stack) not in stacks:
