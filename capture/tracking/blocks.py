@@ -231,7 +231,7 @@ class Blocks:
 
         for node in plan.nodes:
             args, kwargs = fx.map_arg(node.args, second_of), fx.map_arg(node.kwargs, second_of)
-            copy = nodes[node] = graph.create_node(node.op, node.target, args, kwargs)  # type: ignore[arg-type]
+            copy = nodes[node] = graph.create_node(node.op, node.target, args, kwargs)
             copy.meta = dict(node.meta)
             stack = node.meta.get("stack") or ()
             if id(stack) not in stacks:
