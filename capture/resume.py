@@ -76,8 +76,6 @@ def live_names(frame_code: types.CodeType, index: int) -> set[str]:
         handler = program.handler_at(i)
         if handler is not None:
             work.append(handler[0])
-        if instruction.argval == "super" and "__class__" in frame_code.co_freevars:
-            names.add(frame_code.co_varnames[0])  # super() looks for it in the first place of the frame
         if falls_through(instruction):
             work.append(i + 1)
     return names
@@ -259,15 +257,9 @@ def rebuild(
     code: types.CodeType, state: State, exits: list[tuple[State, Any]], instead: tuple[str, int] | None = None
 ) -> types.CodeType:
     """The user's code with another beginning (restore ``state``, jump to it); at each exit, a call that hands over.
-
-    Raises CannotResume for a method whose inner functions use its first argument (a cell) and that calls ``super()``,
-    which would not find it.
     instead: what is done where the code begins, the first time, in place of the instructions up to an index:
     ("raise", _) raises the argument ``m_inner``; ("call", index) calls it and goes on at the index with its result.
     """
-    calls_super = "super" in code.co_names and "__class__" in code.co_freevars
-    if calls_super and set(code.co_varnames[:1]) & set(code.co_cellvars):
-        raise CannotResume("super() in a method whose first argument is a cell")
     source = Bytecode.from_code(code, conserve_exception_block_stackdepth=True)
     cells = set(code.co_cellvars)
     instructions = [x for x in source if isinstance(x, Instr)]

@@ -214,28 +214,28 @@ def in_callees(x):
     return x.exp()
 
 
-class Base:
+class Held:
     def __init__(self, x, scale=1):
         self.x, self.scale = x, scale
 
 
-class Derived(Base):
+class Scaled(Held):
     def __init__(self, x, scale=2):
         y = x * 2
-        print(end="")
+        print(end="", file=sys.stderr)
         if scale > 1:
             super().__init__(x=y, scale=scale)
 
 
-class Inner(Base):
+class Reader(Held):
     def __init__(self, x):
-        print(end="")
+        print(end="", file=sys.stderr)
         super().__init__(x)
         self.read = lambda: self.x
 
 
 def before_super(x):
-    return Derived(x).x + Inner(x).read()
+    return Scaled(x).x + Reader(x).read()
 
 
 def iterator_from_outside(x, rows=(1, 2, 3)):
