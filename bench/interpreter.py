@@ -1,7 +1,7 @@
 """How fast `interpret` runs plain Python: the ratio to native in one run, and instructions per second.
 
-Run it with any supported Python in which `moebius.interpreter` can be imported: `python bench/interpreter.py`. CPU time,
-medians; each program's result is compared with the native one.
+Run it with any supported Python in which `moebius.interpreter` can be imported: `python bench/interpreter.py`. CPU
+time, medians; each program's result is compared with the native one.
 """
 
 from __future__ import annotations

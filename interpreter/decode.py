@@ -14,9 +14,11 @@ from .natives import call_outside
 from .registry import HANDLERS, Handler
 from .sentinels import UNSET
 from .tables import TABLE
+from .tables.caches import ends_within_an_instruction
+from .verify import refuse, verify
 
 CO_VARARGS, CO_VARKEYWORDS = 0x04, 0x08
-SKIPPED = frozenset({"CACHE", "EXTENDED_ARG"})
+SKIPPED = frozenset({"EXTENDED_ARG"})
 JUMPS = frozenset(dis.hasjrel) | frozenset(dis.hasjabs)
 
 
@@ -91,34 +93,57 @@ def decode(code: CodeType) -> Program:
 
 def _decode(code: CodeType) -> Program:
     program = Program(code)
-    bytecode = dis.Bytecode(code)
-    read = list(bytecode)
+    read, regions = read_code(program)
     index_of = program.index_of
     count = 0
     for ins in read:
         index_of[ins.offset] = count  # an EXTENDED_ARG's offset names the instruction it extends
         if ins.opname not in SKIPPED:
             count += 1
+    extended = {ins.offset + 2 for ins in read if ins.opname == "EXTENDED_ARG"}
     kept = [ins for ins in read if ins.opname not in SKIPPED]
     for index, ins in enumerate(kept):
-        target = index_of[ins.argval] if ins.opcode in JUMPS else None
-        entry = TABLE[ins.opname]
-        operand = entry.form(code, ins, target)
         line = ins.positions.lineno if ins.positions is not None else None
+        bare = Instruction(index, ins.opname, ins.opcode, ins.arg, ins.argval, None, ins.offset, line)
+        entry = TABLE.get(ins.opname)
+        if entry is None:
+            refuse(program, bare, "the machine knows no such instruction")
+        target = None
+        if ins.opcode in JUMPS:
+            target = index_of.get(ins.argval)
+            if target is None or target >= count or ins.argval in extended:
+                refuse(program, bare, "no instruction begins at its target")
+        try:
+            operand = entry.form(code, ins, target)
+        except LookupError:
+            refuse(program, bare, "its argument refers to nothing")
         program.instructions.append(
             Instruction(index, ins.opname, ins.opcode, ins.arg, ins.argval, target, ins.offset, line, operand)
         )
         program.steps.append((HANDLERS[entry.handler_for(ins.arg)], operand))
     handlers: list[tuple[int, int, bool] | None] = [None] * count
-    for region in bytecode.exception_entries:  # type: ignore[attr-defined]
-        start = index_of.get(region.start, count)
-        target = index_of[region.target]
-        for index in range(start, count):
-            if kept[index].offset >= region.end:
-                break
-            handlers[index] = (target, region.depth, bool(region.lasti))
+    for region in regions:
+        start, target, end = index_of.get(region.start), index_of.get(region.target), index_of.get(region.end)
+        if end is None and region.end == len(code.co_code):
+            end = count
+        if start is None or end is None or target is None or target >= count or region.target in extended:
+            refuse(program, None, f"an exception table's entry fits no instructions: {region}")
+        handlers[start:end] = [(target, region.depth, bool(region.lasti))] * (end - start)
     program.handlers = handlers
+    verify(program)
     return program
+
+
+def read_code(program: Program) -> tuple[list[dis.Instruction], list[Any]]:
+    """dis's reading of the instructions and of the exception table."""
+    code = program.code
+    if ends_within_an_instruction(code):
+        refuse(program, None, "it ends within an instruction")
+    try:
+        bytecode = dis.Bytecode(code)
+        return list(bytecode), bytecode.exception_entries  # type: ignore[attr-defined]
+    except Exception as error:
+        return refuse(program, None, f"dis cannot read it: {type(error).__name__}: {error}")
 
 
 def check_tables() -> None:
@@ -144,4 +169,4 @@ def emitted_opcodes() -> list[str]:
 
 
 # Internal to CPython: they never stand in co_code.
-UNEMITTED = frozenset({"INTERPRETER_EXIT", "RESERVED", "ENTER_EXECUTOR", "DO_TRACING", "EXIT_INIT_CHECK"})
+UNEMITTED = frozenset({"CACHE", "INTERPRETER_EXIT", "RESERVED", "ENTER_EXECUTOR", "DO_TRACING", "EXIT_INIT_CHECK"})

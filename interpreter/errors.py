@@ -17,7 +17,8 @@ class InterpreterError(Exception):
 
     Like a Signal it is never routed to the interpreted program's handlers. `.reason` says what, `.instruction` is the
     instruction's text or None, `.file`, `.line`, `.function` the user's place, `.stack` the places from the outermost
-    interpreted frame inwards as (file, line, function).
+    interpreted frame inwards as (file, line, function), `.operands` the types of the values on the innermost frame's
+    stack. Where another exception showed that the machine is wrong, that is the `__cause__`.
     """
 
     def __init__(self, reason: str) -> None:
@@ -27,25 +28,36 @@ class InterpreterError(Exception):
         self.file: str | None = None
         self.line: int | None = None
         self.function: str | None = None
-        self.stack: tuple[tuple[str, int | None, str], ...] = ()
+        self.stack: tuple[tuple[str, int, str], ...] = ()
+        self.operands: tuple[str, ...] = ()
 
     def locate(self, frame: Any) -> None:
         """Fill in the place from the innermost frame; the first caller wins."""
         if self.instruction is not None:
             return
         self.instruction = str(frame.instruction)
-        self.file, self.line, self.function = frame.code.co_filename, frame.line, frame.code.co_qualname
         places = []
         walk = frame
         while walk is not None:
-            places.append((walk.code.co_filename, walk.line, walk.code.co_qualname))
+            line = walk.code.co_firstlineno if walk.line is None else walk.line
+            places.append((walk.code.co_filename, line, walk.code.co_qualname))
             walk = walk.back
+        self.file, self.line, self.function = places[0]
         self.stack = tuple(reversed(places))
+        self.operands = tuple(type(value).__qualname__ for value in frame.stack)
 
     def __str__(self) -> str:
         if self.instruction is None:
             return self.reason
-        return f"{self.reason}\n  at {self.file}:{self.line} in {self.function}, instruction {self.instruction}"
+        on_stack = f"; on the stack: {', '.join(self.operands)}" if self.operands else ""
+        place = f"{self.file}:{self.line} in {self.function}, instruction {self.instruction}"
+        return f"{self.reason}\n  at {place}{on_stack}"
 
 
 UNROUTED = (Signal, InterpreterError)
+# A handler only moves values between the stack, the frame and the domain. One of these, raised by a handler itself and
+# not by what it called, is the machine's own failure (KeyboardInterrupt and RecursionError may arise anywhere).
+INTERNAL = frozenset({
+    IndexError, TypeError, AttributeError, ValueError, KeyError, NameError, UnboundLocalError, AssertionError,
+    ZeroDivisionError, SystemError,
+})  # fmt: skip

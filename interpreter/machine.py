@@ -14,7 +14,7 @@ from .binding import bind_arguments
 from .decode import PROGRAMS, Program, check_tables, decode
 from .domain import Domain
 from .domain.calls import NATIVE_CALLABLES
-from .errors import UNROUTED, InterpreterError
+from .errors import INTERNAL, UNROUTED, InterpreterError
 from .forms import form_of
 from .frame import Frame
 from .modules import import_interpreted
@@ -126,12 +126,13 @@ class Machine:
                                 self.drop_locals(frame)
                             return frame.value
                 except BaseException as error:
-                    if not self.unwind(frame, error):
-                        if isinstance(error, UNROUTED):
-                            self.exc_item = item
-                            item[0] = handled
+                    if not self.route(frame, error):
                         raise
                     pc = frame.pc
+        except UNROUTED:  # the frame is abandoned: none of its handlers will restore what was being handled
+            self.exc_item = item
+            item[0] = handled
+            raise
         finally:
             self.frame = outer
             self.depth -= 1
@@ -158,7 +159,7 @@ class Machine:
                     else:
                         return frame.value
             except BaseException as error:
-                if not self.unwind(frame, error):
+                if not self.route(frame, error):
                     raise
 
     def drop_locals(self, frame: Frame) -> None:
@@ -283,12 +284,23 @@ class Machine:
             item = item[1]
         return None
 
+    def route(self, frame: Frame, exc: BaseException) -> bool:
+        """`unwind`, whose own failure must not pass for the program's exception."""
+        try:
+            return self.unwind(frame, exc)
+        except Exception as error:
+            if type(error) in INTERNAL:
+                self.fail(frame, f"routing {type(exc).__name__} failed: {type(error).__name__}: {error}", error)
+            raise
+
     def unwind(self, frame: Frame, exc: BaseException) -> bool:
         """Give the exception its context and traceback and move the frame to its handler. False: it has none."""
         if isinstance(exc, UNROUTED):
             if isinstance(exc, InterpreterError):
                 exc.locate(frame)
             return False
+        if exc is not self.propagating and type(exc) in INTERNAL and raised_by_handler(exc):
+            self.fail(frame, f"the machine failed: {type(exc).__name__}: {exc}", exc)
         again = frame.reraise
         frame.reraise = False
         if exc is not self.propagating:
@@ -310,12 +322,19 @@ class Machine:
         self.propagating = self.clean = None
         target, depth, push_lasti = region
         stack = frame.stack
+        if len(stack) < depth:
+            self.fail(frame, f"the exception's handler keeps {depth} values of {len(stack)}", exc)
         del stack[depth:]
         if push_lasti:
             stack.append(frame.pc)
         stack.append(exc)
         frame.pc = target
         return True
+
+    def fail(self, frame: Frame, reason: str, cause: BaseException) -> None:
+        error = InterpreterError(reason)
+        error.locate(frame)
+        raise error from cause
 
     def swallow(self, exc: BaseException) -> BaseException:
         """An operation's own implementation caught `exc`: it no longer propagates."""
@@ -544,6 +563,19 @@ def check_step(frame: Frame, height: int, jump: int | None) -> None:
         error = InterpreterError(f"stack effect {len(frame.stack) - height}, expected {expected}")
         error.locate(frame)
         raise error
+
+
+def raised_by_handler(exc: BaseException) -> bool:
+    """Whether an opcode handler's own code raised it: the innermost frame of the traceback is a handler's."""
+    trace = GET_TRACEBACK(exc)
+    if trace is None:
+        return False
+    while trace.tb_next is not None:
+        trace = trace.tb_next
+    return trace.tb_frame.f_globals.get("__name__", "").startswith(HANDLER_MODULES)
+
+
+HANDLER_MODULES = f"{__package__}.opcodes."
 
 
 def rethrow(thrown: list[BaseException]) -> None:
