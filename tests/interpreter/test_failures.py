@@ -111,7 +111,8 @@ def test_a_faulty_handler(name, observed, monkeypatch):
 def test_the_programs_own_errors_of_those_kinds_are_the_programs():
     def program():
         found = []
-        for fails in (lambda: [][1], lambda: None + 1, lambda: 1 // 0, lambda: no_such_name, lambda: {}[1], lambda: 1 .x):  # noqa: F821
+        faults = [lambda: [][1], lambda: None + 1, lambda: 1 // 0, lambda: {}[1], lambda: (1).x]
+        for fails in [*faults, lambda: no_such_name]:  # noqa: F821
             try:
                 fails()
             except Exception as error:
