@@ -143,7 +143,7 @@ def read_code(program: Program) -> tuple[list[dis.Instruction], list[Any]]:
         bytecode = dis.Bytecode(code)
         return list(bytecode), bytecode.exception_entries  # type: ignore[attr-defined]
     except Exception as error:
-        return refuse(program, None, f"dis cannot read it: {type(error).__name__}: {error}")
+        refuse(program, None, f"dis cannot read it: {type(error).__name__}: {error}")
 
 
 def check_tables() -> None:

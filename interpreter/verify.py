@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dis
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, NoReturn
 
 from .errors import InterpreterError
 
@@ -219,7 +219,7 @@ def read_effect(instruction: Instruction, jump: bool) -> int:
     return found
 
 
-def refuse(program: Program, instruction: Instruction | None, reason: str) -> Any:
+def refuse(program: Program, instruction: Instruction | None, reason: str) -> NoReturn:
     code = program.code
     shown = "" if instruction is None else f" ({instruction})"
     error = InterpreterError(f"broken code object {code.co_qualname}: {reason}{shown}")
