@@ -15,8 +15,9 @@ from torch import Tensor
 
 from moebius.kernels.activations import GATES, find_activation
 from moebius.kernels.errors import ExpertsInputError, ExpertsTypeError
+from moebius.kernels.quantize import packed_width
 
-SAVES = ("default", "recompute")
+SAVES = ("default", "fp8", "recompute")
 WEIGHTINGS = ("output", "hidden", "input")
 BACKENDS = ("auto", "reference", "cpu", "triton")
 
@@ -32,7 +33,8 @@ class Weights(NamedTuple):
 
 @dataclass(frozen=True)
 class Options:
-    """How the operator computes. activation and gate: activations.py; save: "default" (X and H) or "recompute" (X)."""
+    """How the operator computes. activation and gate: activations.py; save: "default" (X and H), "fp8" (X,
+    and H in MXFP8) or "recompute" (X)."""
 
     activation: str = "silu"
     gate: str = "concat"
@@ -142,15 +144,21 @@ def check_shapes(x: Tensor, weights: Weights, index: Tensor, weight: Tensor | No
             raise ExpertsInputError(f"{name} is {tuple(bias.shape)}; it goes with [{experts}, {size}]")
 
 
+def stored_width(width_h: int, save: str) -> int:
+    """Elements of a row of H as it is kept; with save="fp8" they are bytes."""
+    return {"default": width_h, "fp8": packed_width(width_h), "recompute": 0}[save]
+
+
 def saved_elements(tokens: int, width: int, expert_width: int, top_k: int, gate: str = "concat",
                    save: str = "default", num_experts: int = 0) -> int:
     """Elements kept for backward by one call, parameters excluded: X, H, the routing weights and the sorted order.
 
-    tokens T, width D, expert_width N, top_k K. Counts T*D + T*K*M (default) or T*D (recompute), + 2*T*K for the
-    routing weights and the int32 order, + E+1 offsets where num_experts is given.
+    tokens T, width D, expert_width N, top_k K. Counts T*D + T*K*M (default), T*D (recompute) or T*D and
+    T*K*(M + M/32) bytes (fp8), + 2*T*K for the routing weights and the int32 order, + E+1 offsets where num_experts is
+    given.
     """
     options = Options(gate=gate, save=save)
     options.check()
     slots = tokens * top_k
-    pre_activation = slots * expert_width * (1 if gate == "none" else 2) if save == "default" else 0
+    pre_activation = slots * stored_width(expert_width * (1 if gate == "none" else 2), save)
     return tokens * width + pre_activation + 2 * slots + (num_experts + 1 if num_experts else 0)

@@ -8,6 +8,7 @@ backward.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -25,6 +26,7 @@ from moebius.kernels.contract import (
 )
 from moebius.kernels.dispatch import find_form
 from moebius.kernels.errors import ExpertsInputError, ExpertsTypeError
+from moebius.kernels.quantize import pack, packed_width, unpack
 from moebius.kernels.routing import ids_from_counts, sort_rows
 
 
@@ -37,8 +39,11 @@ def experts_forward(
     weights, options = Weights(gate_up, down, gate_up_bias, down_bias), Options(activation, gate, save, backend)
     check_shapes(x, weights, index, weight, options)
     order_S, offsets = sort_rows(index, gate_up.shape[0])
+    inside = replace(options, save="default") if save == "fp8" else options
     out_TD, h_SM = find_form(backend, x).forward(
-        x, weights, order_S, offsets, weight, index.shape[1], options)
+        x, weights, order_S, offsets, weight, index.shape[1], inside)
+    if save == "fp8":
+        h_SM = pack(h_SM)
     return out_TD, h_SM, order_S, offsets
 
 
@@ -52,7 +57,8 @@ def fake_forward(
     slots = index.shape[0] * index.shape[1]
     return (
         x.new_empty((x.shape[0], x.shape[1])),
-        x.new_empty((slots if save == "default" else 0, gate_up.shape[1])),
+        x.new_empty((slots if save != "recompute" else 0, packed_width(gate_up.shape[1]) if save == "fp8" else
+                     gate_up.shape[1]), dtype=torch.uint8 if save == "fp8" else x.dtype),
         index.new_empty((slots,), dtype=torch.int32),
         index.new_empty((gate_up.shape[0] + 1,), dtype=torch.int32),
     )
@@ -65,6 +71,8 @@ def experts_backward(
     activation: str, gate: str, save: str, backend: str, needs: list[bool],
 ) -> list[Tensor]:
     """The gradients that ``needs`` (contract.Needs) asks for, in its order."""
+    if save == "fp8":
+        h, save = unpack(h, gate_up.shape[1], x.dtype), "default"
     gradients = find_form(backend, x).backward(
         grad, x, h, Weights(gate_up, down, gate_up_bias, down_bias), order, offsets, weight, top_k,
         Options(activation, gate, save, backend), Needs(*needs))
@@ -139,7 +147,8 @@ def experts(
     gate_up_bias: [E, M]; down_bias: [E, D]; x's dtype.
     weighting: what a routing weight scales: "output" (the expert's result, as above), "hidden" (A, so that down_bias
     is added unscaled) or "input" (x[t], as Llama 4 does; this one gathers and scales S = T*K rows of x).
-    save: "default" keeps X and H for backward (T*D + T*K*M elements); "recompute" keeps X and recomputes H.
+    save: "default" keeps X and H for backward (T*D + T*K*M elements); "recompute" keeps X and recomputes H; "fp8" keeps
+    X, and H in MXFP8 (quantize.py; T*K*M*33/32 bytes): the result is the same, gradients are off by a few per cent.
     backend: "auto", "reference", "cpu" or "triton".
 
     16-bit inputs: GEMMs accumulate in float32, H and A are rounded to the dtype, the sum over k is in float32.

@@ -29,7 +29,7 @@ def gradients(layer: Layer, fn=step) -> list[torch.Tensor]:
     return list(torch.autograd.grad(fn(*arguments(layer)), wanted))
 
 
-@pytest.mark.parametrize("save", ["default", "recompute"])
+@pytest.mark.parametrize("save", ["default", "fp8", "recompute"])
 @pytest.mark.parametrize("gate", ["concat", "interleaved", "none"])
 def test_opcheck(gate: str, save: str) -> None:
     layer = make_layer(7, 6, 4, 3, 2, gate=gate, bias=gate != "concat", weighted=gate != "none")

@@ -29,7 +29,7 @@ def measure(layer, **options) -> tuple[int, int]:
     return sum(s[0] for s in sizes), sum(s[1] for s in sizes)
 
 
-@pytest.mark.parametrize("save", ["default", "recompute"])
+@pytest.mark.parametrize("save", ["default", "fp8", "recompute"])
 @pytest.mark.parametrize("gate", ["concat", "interleaved", "none"])
 @pytest.mark.parametrize("bias", [False, True])
 def test_saved_elements_is_what_is_saved(gate: str, save: str, bias: bool) -> None:
@@ -51,3 +51,10 @@ def test_recompute_is_within_five_per_cent_of_the_tokens() -> None:
 def test_bfloat16_halves_the_bytes() -> None:
     layer = make_layer(T, D, N, E, K, dtype=torch.bfloat16)
     assert measure(layer)[1] <= 1.02 * 2 * (T * D + 2 * T * K * N)
+
+
+def test_fp8_lies_between() -> None:
+    layer = make_layer(T, D, N, E, K, dtype=torch.bfloat16)
+    default, fp8, recompute = (measure(layer, save=save)[1] for save in ("default", "fp8", "recompute"))
+    assert recompute < fp8 and default - fp8 >= 0.48 * 2 * 2 * T * K * N  # of H's bytes, in bfloat16
+    assert fp8 <= 1.05 * (2 * T * D + 2 * T * K * N * 33 / 32)  # bytes: X in bfloat16, H in one and its scales
