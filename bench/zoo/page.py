@@ -102,10 +102,11 @@ process of its own, one thread, on a CPU. Made with {versions}.
 
 COLUMNS = """
 *Equal*: with backend "eager" losses, gradients, parameters, buffers and AdamW's state are the same bits after every
-step; with the default backend every loss is within {loss:g} of eager's, and the gradients, taken as one vector, within
-{gradient:g}, both relative. *Error*: the larger of these two. *Memory*: the most bytes of tensors that a warm step
-holds above what there was when it began, default backend, over eager's. *Cold*: CPU seconds of the first step with
-backend "eager". *Peer*: `torch.compile(backend="eager")`, the same step in the same run.
+step; with the default backend, each step begun with eager's weights and optimizer state, every loss is within {loss:g}
+of eager's, and the gradients, taken as one vector, within {gradient:g}, both relative. *Error*: the larger of these
+two. *Memory*: the most bytes of tensors that a warm step holds above what there was when it began, default backend,
+over eager's. *Cold*: CPU seconds of the first step with backend "eager". *Peer*: `torch.compile(backend="eager")`, the
+same step in the same run.
 """
 
 HEADS = [
