@@ -161,7 +161,7 @@ def range_and_scatter_add(x, router, gate_up, down):
 
 @spelled(CAPTURED)
 def range_with_a_number_of_its_own(x, router, gate_up, down):
-    """a turn that asks Python what e is (`if e == 2: continue`): unrolled"""
+    """a turn that asks Python what e is (`if e % 3 == 2:`): unrolled"""
     weight, index = route(x, router)
     out = torch.zeros_like(x)
     for e in range(E):
@@ -350,3 +350,87 @@ def split_and_cat(x, router, gate_up, down):
     parts = [expert(rows, gate_up, down, e) for e, rows in enumerate(x[token].split(counts.tolist()))]
     y = torch.cat(parts) * weight.flatten()[order, None]
     return torch.zeros_like(x).index_add(0, token, y)
+
+
+@spelled(CAPTURED)
+def separate_weights(x, router, gate_up, down):
+    """`for e, (w1, w2) in enumerate(zip(…))`, each expert with weights of its own: unrolled"""
+    weight, index = route(x, router)
+    out = torch.zeros_like(x)
+    for e, (w1, w2) in enumerate(zip(gate_up.unbind(0), down.unbind(0), strict=True)):
+        token, slot = torch.where(index == e)
+        gate, up = linear(x[token], w1).chunk(2, -1)
+        out.index_add_(0, token, linear(silu(gate) * up, w2) * weight[token, slot, None])
+    return out
+
+
+@spelled(LOWERED)
+def sentinel_expert(x, router, gate_up, down):
+    """an index beyond the experts for slots that go to none"""
+    weight, index = route(x, router)
+    index = torch.where(weight < 0.3, E, index)
+    out = torch.zeros_like(x)
+    mask = one_hot(index, E + 1).permute(2, 1, 0)
+    for e in range(E):
+        slot, token = torch.where(mask[e])
+        out.index_add_(0, token, expert(x[token], gate_up, down, e) * weight[token, slot, None])
+    return out
+
+
+@spelled(LOWERED)
+def shared_expert(x, router, gate_up, down):
+    """a shared expert besides"""
+    weight, index = route(x, router)
+    out = torch.zeros_like(x)
+    for e in range(E):
+        token, slot = torch.where(index == e)
+        out.index_add_(0, token, expert(x[token], gate_up, down, e) * weight[token, slot, None])
+    return out + expert(x, gate_up.mean(0, keepdim=True), down.mean(0, keepdim=True), 0)
+
+
+@spelled(LOWERED)
+def before_the_product(x, router, gate_up, down):
+    """the routing weight before the down projection"""
+    weight, index = route(x, router)
+    out = torch.zeros_like(x)
+    for e in range(E):
+        token, slot = torch.where(index == e)
+        gate, up = linear(x[token], gate_up[e]).chunk(2, -1)
+        out.index_add_(0, token, linear(silu(gate) * up * weight[token, slot, None], down[e]))
+    return out
+
+
+@spelled(LOWERED)
+def transposed_and_interleaved(x, router, gate_up, down):
+    """`x @ w[e]` with transposed weights, gate and up interleaved, clamped"""
+    weight, index = route(x, router)
+    first, second = gate_up.transpose(1, 2).contiguous(), down.transpose(1, 2).contiguous()
+    out = torch.zeros_like(x)
+    for e in range(E):
+        token, slot = torch.where(index == e)
+        h = x[token] @ first[e]
+        gate, up = h[..., ::2].clamp(max=1.0), h[..., 1::2].clamp(-1.0, 1.0)
+        out.index_add_(0, token, (gate * torch.sigmoid(1.7 * gate) * (up + 1)) @ second[e] * weight[token, slot, None])
+    return out
+
+
+@spelled(CAPTURED)
+def top_1_with_capacity(x, router, gate_up, down):
+    """top-1 with a capacity, tokens beyond it dropped"""
+    weight, index = (x @ router.T).softmax(-1).max(-1)
+    place = one_hot(index, E).cumsum(0).gather(1, index[:, None])[:, 0]
+    out = torch.zeros_like(x)
+    for e in range(E):
+        token = torch.where((index == e) & (place <= 2))[0]
+        out.index_add_(0, token, expert(x[token], gate_up, down, e) * weight[token, None])
+    return out
+
+
+@spelled(CAPTURED)
+def expert_choice(x, router, gate_up, down):
+    """expert choice: each expert takes its best tokens"""
+    weight, token = (x @ router.T).softmax(-1).T.topk(3, -1)
+    out = torch.zeros_like(x)
+    for e in range(E):
+        out.index_add_(0, token[e], expert(x[token[e]], gate_up, down, e) * weight[e, :, None])
+    return out

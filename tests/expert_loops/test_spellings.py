@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from spellings import BROKEN, CAPTURED, LOWERED, SPELLINGS, D, E, N, T
@@ -96,3 +98,13 @@ def test_numbers_of_a_vector_stay_open():
     for value in (1, -1, 0):
         x, counts = torch.ones(2), torch.tensor([value])
         assert torch.equal(captured(x, counts), negative(x, counts))
+
+
+def table():
+    return [f"| {spelling.says} | {spelling.outcome} |" for spelling in SPELLINGS.values()]
+
+
+def test_the_documentation_lists_them():
+    """docs/expert-loops.md has this very table."""
+    page = (Path(__file__).resolve().parent.parent.parent / "docs" / "expert-loops.md").read_text()
+    assert [line for line in page.splitlines() if line.startswith("| ") and "becomes |" not in line] == table()
