@@ -22,6 +22,7 @@ from moebius.lowering.graph import (
 )
 from moebius.lowering.operators import is_pure
 from moebius.lowering.pipeline import copy_graph, run_passes
+from moebius.lowering.step import checkpoint
 
 __all__ = [
     "OWN",
@@ -55,7 +56,9 @@ def lower(graph: CapturedGraph, options: LoweringOptions) -> Lowered:
     if options.backend == "eager":
         gm = copy_graph(graph.gm)
         reason = "backend='eager' runs the captured graph as it is"
-        return Lowered(run_as_is(gm), gm, [unlowered_region(loop, reason) for loop in find_loops(gm)])
+        regions = [unlowered_region(loop, reason) for loop in find_loops(gm)]
+        checkpoint.outline(gm)
+        return Lowered(run_as_is(gm), gm, regions)
     work = run_passes(graph, options)
     fn = run_as_is(work.gm) if options.backend in OWN else compile_graph(work.gm, options.backend)
     return Lowered(fn, work.gm, work.regions)

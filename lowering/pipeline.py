@@ -10,8 +10,9 @@ from moebius.lowering import dead_code, placement
 from moebius.lowering.contract import Contract, Work
 from moebius.lowering.experts import rewrite
 from moebius.lowering.graph import CapturedGraph, LoweringOptions
+from moebius.lowering.step import checkpoint
 
-PASSES: tuple[Contract, ...] = (rewrite.CONTRACT, dead_code.CONTRACT, placement.CONTRACT)
+PASSES: tuple[Contract, ...] = (rewrite.CONTRACT, dead_code.CONTRACT, placement.CONTRACT, checkpoint.CONTRACT)
 
 
 def run_passes(captured: CapturedGraph, options: LoweringOptions, passes: tuple[Contract, ...] = PASSES) -> Work:

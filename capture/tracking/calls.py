@@ -12,12 +12,14 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.utils.checkpoint
 
 from .. import torch_private
 from ..hook import ABSENT
 from ..sources import Static
 from . import natives
 from .call_parts import holds_proxy
+from .checkpoints import Checkpoints
 from .construction import Construction
 from .functions import AutogradFunctions
 from .methods import Methods
@@ -82,6 +84,7 @@ class Calls(Methods, Construction, StandIns):
             torch.compiler.is_dynamo_compiling: self.is_compiling,
             is_plain_object: self.is_plain_object,
             torch.autograd.Function.apply.__func__: self.apply_function,  # type: ignore[attr-defined]
+            torch.utils.checkpoint.checkpoint: self.checkpoint,
             torch.autograd.backward: self.backward,
             torch.autograd.grad: self.derive,
         }
@@ -203,6 +206,10 @@ class Calls(Methods, Construction, StandIns):
     def apply_function(self, cls: type, *args: Any) -> Any:
         """``Function.apply``."""
         return AutogradFunctions(self.domain, self.call).apply(cls, *args)
+
+    def checkpoint(self, function: Any, *args: Any, **options: Any) -> Any:
+        """``torch.utils.checkpoint.checkpoint``."""
+        return Checkpoints(self.domain, self.call).run(function, args, options)
 
     def is_plain_object(self, cls: type) -> bool:
         for name in COPY_PROTOCOL:

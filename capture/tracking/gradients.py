@@ -108,6 +108,8 @@ class Gradients:
             raise Break("Tensor.backward", "create_graph=True", "gradients of gradients are not in a graph yet")
         if self.tensors.writer.scope.parent is not None:
             raise Break("Tensor.backward", "inside an expert loop", "call backward after the loop")
+        if self.tensors.writer.recomputed:
+            raise Break("Tensor.backward", "inside a checkpointed call", "call backward after it")
 
     def leaves(self, outputs: Iterable[TensorProxy]) -> list[TensorProxy]:
         """The leaves whose ``.grad`` a backward from these outputs reaches, each once."""

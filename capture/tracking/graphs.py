@@ -83,6 +83,7 @@ class GraphWriter:
         self.submodules: dict[str, fx.GraphModule] = {}
         self.count = 0
         self.stop_number: int | None = None  # where the trace is to end, if it is not to go through
+        self.recomputed = False  # in a checkpointed call, which backward runs once more
         self.before_node: Callable[[int], None] = lambda number: None  # told the number of each node before it is made
 
     def module(self) -> fx.GraphModule:

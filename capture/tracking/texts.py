@@ -83,6 +83,8 @@ class Texts:
 
     def print(self, *values: Any, sep: Any = None, end: Any = None, file: Any = None, flush: Any = False) -> None:
         """``print`` of texts, plain values and tensors, as a node: the line stays between the operators around it."""
+        if self.tensors.writer.recomputed:
+            raise Break("print in a checkpointed call", "backward would print it once more", "print after the call")
         if self.tensors.writer.scope.parent is not None:
             raise Break("print in an expert loop", "the order of its turns would show", "print after the loop")
         if not self.tensors.whole_step:

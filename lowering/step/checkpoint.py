@@ -1,0 +1,111 @@
+"""Activation checkpointing: the operators between a checkpointed call's beginning and end run as one recomputed body.
+
+While a step is captured, and while experts are lowered, they are operators like any other; this pass comes last.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import Any, cast
+
+import torch
+import torch.utils.checkpoint
+from torch import fx
+
+from moebius.lowering.contract import Contract, well_formed
+
+CONTRACT = Contract(
+    name="checkpoint",
+    needs="a well-formed graph in which each checkpointed call ends before another begins",
+    promises="a well-formed graph of the same meaning, without marks of checkpointed calls",
+    need=lambda gm: well_formed(gm) or unpaired(gm.graph),
+    promise=lambda gm: well_formed(gm) or next((f"{n} is left" for n in gm.graph.nodes if n.target in MARKS), None),
+    run=lambda work: outline(work.gm),
+)
+
+
+def begin_checkpoint(preserve_rng_state: bool, *given: torch.Tensor) -> None:
+    """Stands where a checkpointed call begins; does nothing. given: the tensors among the call's arguments."""
+
+
+def end_checkpoint() -> None:
+    """Stands where a checkpointed call ends; does nothing."""
+
+
+MARKS = (begin_checkpoint, end_checkpoint)
+
+
+def checkpointed(
+    body: fx.GraphModule, given: Sequence[torch.Tensor], captures: Sequence[Any], preserve_rng_state: bool
+) -> tuple[Any, ...]:
+    """``body(*given, *captures)``, whose intermediate values backward computes once more instead of keeping them.
+
+    given: tensors that the user's call had for arguments; torch keeps them, and raises in backward if one was written
+    to since. captures: what the function reached in another way, parameters for one; torch does not look at those.
+    """
+
+    def run(*tensors: torch.Tensor) -> tuple[Any, ...]:
+        return cast(tuple[Any, ...], body(*tensors, *captures))
+
+    result = torch.utils.checkpoint.checkpoint(run, *given, use_reentrant=False, preserve_rng_state=preserve_rng_state)
+    return cast(tuple[Any, ...], result)
+
+
+def unpaired(graph: fx.Graph) -> str | None:
+    """A mark that has no other half, or None."""
+    marks = [n for n in graph.nodes if n.target in MARKS]
+    expected = [MARKS[i % 2] for i in range(len(marks) + len(marks) % 2)]
+    if [n.target for n in marks] != expected:
+        return "the marks of checkpointed calls are not begin, end, begin, end"
+    return None
+
+
+def outline(gm: fx.GraphModule) -> None:
+    """What stands between two marks becomes the body of one ``checkpointed`` node."""
+    nodes = list(gm.graph.nodes)
+    marks = [i for i, n in enumerate(nodes) if n.target in MARKS]
+    for count, (begin, end) in enumerate(zip(marks[::2], marks[1::2], strict=True)):
+        inside = [n for n in nodes[begin + 1 : end] if n.op != "placeholder"]
+        if inside:
+            outline_call(gm, inside, nodes[begin], f"checkpoint_{count}")
+        gm.graph.erase_node(nodes[begin])
+        gm.graph.erase_node(nodes[end])
+    gm.recompile()
+
+
+def outline_call(gm: fx.GraphModule, inside: list[fx.Node], begin: fx.Node, name: str) -> None:
+    members = set(inside)
+    given = [n for n in dict.fromkeys(begin.all_input_nodes) if n not in members]
+    captures = {n: None for node in inside for n in node.all_input_nodes if n not in members and n not in given}
+    results = [n for n in inside if n.op != "get_attr" and any(user not in members for user in n.users)]
+    graph = fx.Graph()
+    copied: dict[fx.Node, fx.Node] = {}
+    for n in (*given, *captures):
+        copied[n] = graph.placeholder(n.name)
+        copied[n].meta = dict(n.meta)
+    for n in inside:
+        copied[n] = graph.node_copy(n, lambda old: copied[old])
+    graph.output(tuple(copied[n] for n in results))
+    gm.add_submodule(name, fx.GraphModule(gm, graph))
+    place = {key: begin.meta[key] for key in ("where", "stack", "number")}
+    with gm.graph.inserting_after(inside[-1]):
+        call = gm.graph.call_function(checkpointed, (None, tuple(given), tuple(captures), begin.args[0]))
+    with gm.graph.inserting_before(call):
+        body = gm.graph.get_attr(name)
+    call.args = (body, *call.args[1:])
+    body.meta.update(place, val=None)
+    call.meta.update(place, val=tuple(n.meta.get("val") for n in results))
+    after = call
+    for i, n in enumerate(results):
+        with gm.graph.inserting_after(after):
+            after = gm.graph.call_function(operator.getitem, (call, i))
+        after.meta = dict(n.meta)
+        n.replace_all_uses_with(after, delete_user_cb=lambda user: user not in members)
+    for n in reversed(inside):
+        gm.graph.erase_node(n)
+
+
+fx.wrap("checkpointed")
+fx.wrap("begin_checkpoint")
+fx.wrap("end_checkpoint")

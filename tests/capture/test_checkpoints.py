@@ -1,0 +1,220 @@
+"""Activation checkpointing inside the graph: plain Python's numbers, and no more kept for backward than it keeps."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.utils.checkpoint import checkpoint
+
+from moebius import capture, explain, stats
+
+F = torch.nn.functional
+
+
+class Experts(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.gate = torch.nn.Linear(8, 4)
+        self.gate_up = torch.nn.Parameter(torch.randn(4, 24, 8) * 0.2)
+        self.down = torch.nn.Parameter(torch.randn(4, 8, 12) * 0.2)
+
+    def forward(self, x):
+        weights, chosen = F.softmax(self.gate(x), -1).topk(2, -1)
+        mask = F.one_hot(chosen, 4).permute(2, 1, 0)
+        out = torch.zeros_like(x)
+        for hit in (mask.sum((-1, -2)) > 0).nonzero():
+            expert = hit[0]
+            slot, token = torch.where(mask[expert])
+            gate, up = F.linear(x[token], self.gate_up[expert]).chunk(2, -1)
+            current = F.linear(F.silu(gate) * up, self.down[expert]) * weights[token, slot, None]
+            out.index_add_(0, token, current)
+        return out
+
+
+class Block(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = torch.nn.Linear(8, 32), torch.nn.Linear(32, 8)
+        self.norm, self.dropout = torch.nn.BatchNorm1d(8), torch.nn.Dropout(0.3)
+        self.calls = 0
+
+    def forward(self, x, scale=1.0):
+        return self.norm(x + self.dropout(self.second(F.silu(self.first(x))))) * scale
+
+
+class Model(torch.nn.Module):
+    def __init__(self, block, options):
+        super().__init__()
+        self.blocks = torch.nn.ModuleList(block() for _ in range(2))
+        self.options = options
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = checkpoint(block, x, **self.options) if self.options is not None else block(x)
+        return x
+
+
+def step(model, optimizer, x):
+    optimizer.zero_grad()
+    loss = model(x).square().mean()
+    loss.backward()
+    optimizer.step()
+    return loss.detach()
+
+
+def build(block, options):
+    torch.manual_seed(0)
+    model = Model(block, options)
+    return model, torch.optim.AdamW(model.parameters(), lr=0.01)
+
+
+def check(block, options, backend="eager", steps=3):
+    ours, theirs, captured = build(block, options), build(block, options), capture(step, backend=backend)
+    for seed in range(steps):
+        x = torch.randn(6, 8, generator=torch.Generator().manual_seed(seed))
+        results = []
+        for function, args in ((captured, ours), (step, theirs)):
+            torch.manual_seed(seed)
+            results.append((function(*args, x.clone().requires_grad_()), torch.get_rng_state()))
+        assert torch.equal(results[0][0], results[1][0]) and torch.equal(results[0][1], results[1][1])
+        state, expected = ours[0].state_dict(), theirs[0].state_dict()
+        assert all(torch.equal(state[name], value) for name, value in expected.items())
+    return captured
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"use_reentrant": False},
+        {"use_reentrant": False, "preserve_rng_state": False},
+        {"use_reentrant": False, "scale": 2.0},
+    ],
+    ids=["plain", "other random numbers in backward", "a keyword of the block's own"],
+)
+def test_a_checkpointed_block_is_inside_the_graph(options):
+    """BatchNorm's running numbers and dropout show that backward runs the block once more, with the same mask."""
+    captured = check(Block, options)
+    assert stats(captured).graphs == 1 and stats(captured).breaks == 0
+
+
+def kept(function, *args):
+    sizes = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: sizes.append(t.numel()) or t, lambda t: t):
+        function(*args)
+    return sum(sizes)
+
+
+def test_it_keeps_no_more_for_backward_than_plain_python():
+    def forward(model, x):
+        return model(x).sum()
+
+    x = torch.randn(6, 8)
+    sizes = {}
+    for name, options in (("checkpointed", {"use_reentrant": False}), ("whole", None)):
+        model, _ = build(Block, options)
+        captured = capture(forward, backend="eager")
+        captured(model, x)
+        sizes[name] = kept(captured, model, x)
+        assert sizes[name] <= kept(forward, model, x)
+    assert sizes["checkpointed"] < 0.5 * sizes["whole"]
+
+
+def test_experts_in_a_checkpointed_block_are_lowered():
+    def forward(model, x):
+        return model(x).sum()
+
+    options = {"use_reentrant": False}
+    (ours, _), (theirs, _) = build(Experts, options), build(Experts, options)
+    x = torch.randn(16, 8)
+    report = explain(forward)(ours, x)
+    assert [r.lowered for r in report.expert_regions] == [True, True] and not report.breaks
+    captured = capture(forward)
+    captured(ours, x).backward()
+    forward(theirs, x).backward()
+    for p, q in zip(ours.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(p.grad, q.grad)
+    whole, _ = build(Experts, None)
+    assert kept(captured, ours, x) < 0.5 * kept(capture(forward), whole, x)
+
+
+def test_loops_that_are_not_lowered_run_inside_the_block():
+    captured = check(Experts, {"use_reentrant": False})
+    assert stats(captured).graphs == 1 and stats(captured).breaks == 0
+
+
+class Counts(Block):
+    def forward(self, x):
+        self.calls += 1
+        return super().forward(x)
+
+
+class Prints(Block):
+    def forward(self, x):
+        print(x.sum().item())
+        return super().forward(x)
+
+
+@pytest.mark.parametrize(
+    ("block", "options"),
+    [(Counts, {"use_reentrant": False}), (Prints, {"use_reentrant": False}), (Block, {"use_reentrant": True})],
+    ids=["changes an object", "prints", "reentrant"],
+)
+def test_what_cannot_be_run_twice_is_a_break(block, options, capsys):
+    captured = check(block, options)
+    assert stats(captured).breaks
+    lines = capsys.readouterr().out.splitlines()
+    assert lines == [] or (len(lines) == 24 and all(lines.count(line) % 2 == 0 for line in lines))
+
+
+def test_effects_of_a_checkpointed_block_happen_as_often_as_in_plain_python():
+    ours, theirs, captured = build(Counts, {"use_reentrant": False}), build(Counts, {"use_reentrant": False}), None
+    captured = capture(step, backend="eager")
+    for _ in range(2):
+        captured(*ours, torch.ones(6, 8))
+        step(*theirs, torch.ones(6, 8))
+    assert [b.calls for b in ours[0].blocks] == [b.calls for b in theirs[0].blocks] == [4, 4]
+
+
+def test_without_gradients_nothing_is_checkpointed():
+    model, _ = build(Block, {"use_reentrant": False})
+    captured = capture(lambda m, x: m(x), backend="eager")
+    with torch.no_grad():
+        model.eval()
+        x = torch.randn(6, 8)
+        assert torch.equal(captured(model, x), model(x))
+    assert stats(captured).breaks == 0
+
+
+def test_an_operator_that_fails_in_a_checkpointed_block_is_the_users_error():
+    class Picks(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.ones(3))
+
+        def forward(self, i):
+            return (self.weight * 2)[i]
+
+    def forward(module, i, log):
+        log.append("before")
+        value = checkpoint(module, i, use_reentrant=False)
+        log.append("after")
+        return value.sum()
+
+    captured, module, log = capture(forward, backend="eager"), Picks(), []
+    captured(module, torch.tensor([1]), log)
+    with pytest.raises(IndexError):
+        captured(module, torch.tensor([9]), log)
+    assert log == ["before", "after", "before"]
+
+
+def test_an_argument_written_to_before_backward_is_the_error_that_torch_raises():
+    def forward(weight, x):
+        x = x * 2
+        y = checkpoint(lambda t: (t * weight).sin(), x, use_reentrant=False)
+        x.add_(1)
+        return y.sum()
+
+    captured = capture(forward, backend="eager")
+    for function in (forward, captured, captured):
+        with pytest.raises(RuntimeError, match="inplace operation"):
+            function(torch.ones(3, requires_grad=True), torch.ones(3)).backward()
