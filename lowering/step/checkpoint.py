@@ -33,7 +33,7 @@ def end_checkpoint() -> None:
     """Stands where a checkpointed call ends; does nothing."""
 
 
-MARKS = (begin_checkpoint, end_checkpoint)
+MARKS: tuple[Any, Any] = (begin_checkpoint, end_checkpoint)
 
 
 def checkpointed(
