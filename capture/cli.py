@@ -26,6 +26,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     parser = make_parser()
     try:
+        if words[:2] == ["explain", "--kernels"]:
+            return explain_kernels(words[2:])
         if words[:1] == ["explain"] and not {"-h", "--help"} & set(words[1:2]):
             return explain_script(*split_explain(words[1:]))
         if words[:1] == ["plan"]:
@@ -56,8 +58,10 @@ def make_parser() -> argparse.ArgumentParser:
         help="run a script and print the report of every captured function at its end",
         description="Runs SCRIPT as Python would, then prints the report of every function that it captured.",
         epilog="What stands after -- goes to the script unread, should it have its own --html or --json.",
-        usage="moebius explain SCRIPT.py [ARGS ...] [--html FILE] [--json FILE]",
+        usage="moebius explain SCRIPT.py [ARGS ...] [--html FILE] [--json FILE]\n       moebius explain --kernels [-h] ...",
     )
+    explain.add_argument("--kernels", action="store_true", help="instead of a script: what the compiler makes of the "
+                         "GPU kernels, and what bounds them; its own options stand after it")
     explain.add_argument("script", help="the script to run, with its own arguments after it")
     explain.add_argument("--html", metavar="FILE", help="also write the reports as one self-contained HTML page")
     explain.add_argument("--json", metavar="FILE", help="also write the reports as a JSON list")
@@ -96,6 +100,15 @@ def split_explain(words: list[str]) -> tuple[str, list[str], str | None, str | N
     if not rest:
         raise UsageError("explain needs a script: moebius explain SCRIPT.py [ARGS]")
     return rest[0], rest[1:], files["--html"], files["--json"]
+
+
+def explain_kernels(options: list[str]) -> int:
+    """The experts' GPU kernels, compiled without a GPU: roofline.py's table."""
+    try:
+        from moebius.kernels.triton_form import roofline
+    except ImportError as error:
+        raise UsageError(f"explain --kernels needs the triton package: {error}") from error
+    return roofline.main(options)
 
 
 def explain_script(script: str, args: list[str], html: str | None, json_file: str | None) -> int:

@@ -20,7 +20,7 @@ __all__ = ["INTERPRETED", "backward", "forward"]
 
 def forward(x_TD: Tensor, weights: Weights, order_S: Tensor, offsets: Tensor, weight_TK: Tensor | None, top_k: int,
             options: Options) -> tuple[Tensor, Tensor]:
-    """As reference.forward. Temporaries: A [S, N], and for K > 1 a panel of the experts' outputs, about S x D / 4."""
+    """As reference.forward. Temporaries: A [S, N], and for K > 1 a panel of the experts' outputs, about S x D / 2."""
     keep = options.save == "default"
     slots = order_S.shape[0]
     if slots == 0 or weights.gate_up_EMD.shape[0] == 0 or weights.down_EDN.numel() == 0:
