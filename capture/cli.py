@@ -58,7 +58,8 @@ def make_parser() -> argparse.ArgumentParser:
         help="run a script and print the report of every captured function at its end",
         description="Runs SCRIPT as Python would, then prints the report of every function that it captured.",
         epilog="What stands after -- goes to the script unread, should it have its own --html or --json.",
-        usage="moebius explain SCRIPT.py [ARGS ...] [--html FILE] [--json FILE]\n       moebius explain --kernels [-h] ...",
+        usage="moebius explain SCRIPT.py [ARGS ...] [--html FILE] [--json FILE]\n"
+        "       moebius explain --kernels [-h] ...",
     )
     explain.add_argument("--kernels", action="store_true", help="instead of a script: what the compiler makes of the "
                          "GPU kernels, and what bounds them; its own options stand after it")

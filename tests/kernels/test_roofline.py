@@ -61,7 +61,8 @@ def test_command(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize("options, text", [
-    (["--sizes", "1,2,3"], "five sizes"), (["--activation", "swish"], "swish"), (["--shape", "none"], "invalid choice")])
+    (["--sizes", "1,2,3"], "five sizes"), (["--activation", "swish"], "swish"),
+    (["--shape", "none"], "invalid choice")])
 def test_bad_options(options: list[str], text: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["explain", "--kernels", *options])
