@@ -15,8 +15,12 @@ if TYPE_CHECKING:  # for type checkers; at run time names are resolved below
     from .api import mark_dynamic as mark_dynamic
     from .api import reset as reset
     from .api import stats as stats
+    from .errors import ExportError as ExportError
     from .errors import GraphBreakError as GraphBreakError
+    from .errors import GuardError as GuardError
+    from .errors import LoadError as LoadError
     from .errors import MoebiusError as MoebiusError
+    from .export.load import load as load
 
 __version__ = "0.1.0"
 
@@ -28,7 +32,11 @@ EXPORTS = {
     "reset": "moebius.api",
     "disable": "moebius.api",
     "mark_dynamic": "moebius.api",
+    "load": "moebius.export.load",
     "MoebiusError": "moebius.errors",
+    "ExportError": "moebius.errors",
+    "GuardError": "moebius.errors",
+    "LoadError": "moebius.errors",
     "GraphBreakError": "moebius.errors",
 }
 __all__ = [*EXPORTS, "__version__"]

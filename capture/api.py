@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import sys
 import types
 from collections.abc import Callable
@@ -81,6 +82,7 @@ def capture_function(function: Any, options: Options) -> Any:
         )
     captured = Captured(function, options)
     functools.update_wrapper(captured.entry, function)
+    captured.entry.export = captured.export
     OWNERS[id(captured.entry)] = captured
     return captured.entry
 
@@ -97,6 +99,10 @@ class CapturedModule:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.__dict__["moebius_entry"](self.__dict__["__wrapped__"], *args, **kwargs)
+
+    def export(self, path: str | os.PathLike) -> None:
+        """Write the captured forward pass to one file for ``moebius.load``. Raises ExportError."""
+        self.__dict__["moebius_entry"].export(path)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.__dict__["__wrapped__"], name)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
+import os
 import sys
 import sysconfig
 import threading
@@ -25,6 +26,7 @@ import moebius.kernels
 import moebius.lowering
 
 from .errors import CaptureInternalError, GraphBreakError, MoebiusError
+from .export.write import export
 from .guards.recorder import Fact
 from .hook import Entry, call_hooked, call_unhooked, mark_skip, set_frame_callback
 from .options import Options
@@ -258,6 +260,10 @@ class Captured:
         )
         if DEBUG:
             traceback.print_exception(error, file=sys.stderr)
+
+    def export(self, path: str | os.PathLike) -> None:
+        """Write the newest capture to one file for ``moebius.load``. Raises ExportError, saying what is against it."""
+        export(self, path)
 
     # ------------------------------------------------------------------------------------------------------------------
     # What the report reads

@@ -36,5 +36,24 @@ class GraphBreakError(MoebiusError):
         )
 
 
+class ExportError(MoebiusError):
+    """This capture cannot be written to a file; the text says what stands against it and what to do."""
+
+
+class LoadError(MoebiusError):
+    """This file is no exported step, or it is damaged, or it needs what this torch does not have. Nothing of it ran."""
+
+
+class GuardError(MoebiusError):
+    """A loaded step was called with what it was not captured for. ``guard`` is the text of the guard that failed."""
+
+    def __init__(self, guard: str, found: str):
+        self.guard, self.found = guard, found
+        super().__init__(
+            f"the loaded step cannot run this call: {guard}; found {found}\n"
+            "  hint: capture and export the step again for such calls; nothing has run and no state has changed"
+        )
+
+
 class CaptureInternalError(MoebiusError):
     """moebius itself failed while capturing. The call was run natively instead."""

@@ -37,7 +37,8 @@ class Segment:
 
     run: called with the call's arguments in place of the function. guards: when it may be. captured: None without an
     operator in it.
-    whole: False when the frame runs natively after all (``graph_break`` says why).
+    whole: False when the frame runs natively after all (``graph_break`` says why). call: how many positional arguments
+    it is for, and the names of the others.
     """
 
     run: Callable[..., Any]
@@ -50,6 +51,7 @@ class Segment:
     whole: bool = True
     seconds: float = 0.0
     failures: FailureHandler | None = None
+    call: tuple[int, tuple[str, ...]] = (0, ())
 
 
 def build(
@@ -90,6 +92,7 @@ def build(
         lowered,
         attempt.domain.instructions,
         failures=failures,
+        call=(n_positional, kwnames),
     )
 
 

@@ -20,7 +20,9 @@ __all__ = [
     "assert_holds",
     "backend_names",
     "compiling_with",
+    "custom_operator_name",
     "fake_mode_of",
+    "foreach_operators",
     "lookup_backend",
     "may_write",
     "same_size",
@@ -35,6 +37,22 @@ assert_holds = torch._assert_async  # raises at once on a CPU; on a GPU when the
 def backend_names() -> list[str]:
     """Names that torch.compile takes as backends, debugging ones included."""
     return list(list_backends(None))
+
+
+def foreach_operators() -> dict[str, Callable[..., Any]]:
+    """What optimizers call on lists of tensors, by name: the foreach operators and the fused steps."""
+    holder = torch._C._VariableFunctions
+    return {n: getattr(torch, n) for n in dir(holder) if n.startswith(("_foreach_", "_fused_")) and hasattr(torch, n)}
+
+
+def custom_operator_name(target: Any) -> str | None:
+    """``library::operator.overload`` of an operator of torch.ops, None for anything else."""
+    if isinstance(target, torch._ops.OpOverloadPacket):
+        target = target.default if "default" in target.overloads() else None
+    if not isinstance(target, torch._ops.OpOverload):
+        return None
+    namespace, _, rest = target.name().partition("::")
+    return f"{namespace}::{rest}" if "." in rest else f"{namespace}::{rest}.default"
 
 
 def may_write(target: Any) -> bool | None:

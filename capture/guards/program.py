@@ -13,13 +13,13 @@ from .recorder import Fact, GuardRecorder, describe
 class CompiledGuards:
     """A guard program together with the records of its checks.
 
-    program: run by the C entry on each call. facts: one a check, in the program's order.
+    program: run by the C entry on each call. facts: one a check, in the program's order. slots: the program's.
     """
 
     def __init__(self, recorder: GuardRecorder, n_positional: int, kwnames: tuple[str, ...]):
         self.facts = [*static_facts(recorder), *recorder.facts]
         self.program = GuardProgram(n_positional, kwnames, recorder.slots, [f.check for f in self.facts])
-        self.roots = recorder.roots
+        self.roots, self.slots = recorder.roots, recorder.slots
 
     def records(self, args: tuple = (), kwargs: dict[str, Any] | None = None, rounds: int = 0) -> list[Guard]:
         """The guards for a report; with ``rounds`` > 0 each check is timed on these arguments."""

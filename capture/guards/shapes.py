@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -50,8 +51,9 @@ def guard_sizes(world: torch_private.FakeWorld, tensors: TensorOperations, guard
     arguments = ", ".join(f"t{i}" for i in range(len(sources)))
     predicate = eval(
         f"lambda {arguments}: {text}",
-        {"math": __import__("math"), "__builtins__": {"min": min, "max": max, "abs": abs, "int": int, "round": round}},
+        {"math": math, "__builtins__": {"min": min, "max": max, "abs": abs, "int": int, "round": round}},
     )
+    predicate.relation = text  # what an exported step writes down
     shown = text
     for i, source in enumerate(sources):
         shown = shown.replace(f"t{i}.", f"{source.name}.")

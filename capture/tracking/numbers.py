@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from torch import fx
@@ -33,6 +34,41 @@ FUNCTIONS: dict[Any, Callable[..., Any]] = {
 SHAPED_BY_FLOATS = frozenset({"arange", "range", "linspace", "logspace", "interpolate", "upsample"})
 
 
+@dataclass(frozen=True, eq=False)
+class AtSource:
+    """The number that is found at a source at another call."""
+
+    source: Source
+
+    def __call__(self, values: dict[Source, Any]) -> Any:
+        return values[self.source]
+
+
+@dataclass(frozen=True, eq=False)
+class Formula:
+    """``function(*operands)`` of numbers found at another call. operands: AtSource, Formula, or plain values."""
+
+    function: Callable[..., Any]
+    operands: tuple
+
+    def __call__(self, values: dict[Source, Any]) -> Any:
+        return self.function(*(o(values) if isinstance(o, AtSource | Formula) else o for o in self.operands))
+
+
+@dataclass(frozen=True, eq=False)
+class Unchanged:
+    """A guard: what ``evaluate`` gives for the numbers at ``sources`` is ``expected``, type and value."""
+
+    evaluate: AtSource | Formula
+    sources: tuple[Source, ...]
+    expected: Any
+
+    def __call__(self, *values: Any) -> bool:
+        now = self.evaluate(dict(zip(self.sources, values, strict=True)))
+        expected = self.expected
+        return type(now) is type(expected) and (now == expected or (now != now and expected != expected))
+
+
 class Number(RuntimeNumber):
     """A Python number at run time, a node of the graph while tracing.
 
@@ -50,7 +86,7 @@ class Number(RuntimeNumber):
         representative: Any,
         node: fx.Node | None,
         sources: tuple[Source, ...] | None = None,
-        evaluate: Callable[[dict[Source, Any]], Any] | None = None,
+        evaluate: AtSource | Formula | None = None,
     ):
         self.numbers, self.representative, self.node = numbers, representative, node
         self.sources, self.evaluate = sources, evaluate
@@ -103,7 +139,7 @@ class Numbers:
         """A number that differs from call to call, as an input of the graph."""
         self.tensors.guards.check("type", source, type(value), text=f"type is {type(value).__name__}")
         node = self.tensors.add_input(value, value, source).node
-        number = Number(self, value, node, (source,), lambda values: values[source])
+        number = Number(self, value, node, (source,), AtSource(source))
         number.source = source
         return number
 
@@ -155,16 +191,10 @@ class Numbers:
             operand.refuse()
         return operand.representative
 
-    def again(self, function: Callable[..., Any], operands: tuple) -> tuple[tuple[Source, ...], Callable[..., Any]]:
+    def again(self, function: Callable[..., Any], operands: tuple) -> tuple[tuple[Source, ...], Formula]:
         """Where the numbers come from, and how the result is computed from what is found there at another call."""
-        parts = [o.evaluate if isinstance(o, Number) else None for o in operands]
-        constants = [None if isinstance(o, Number) else o for o in operands]
         sources = tuple({s: None for o in operands if isinstance(o, Number) for s in o.sources or ()})
-
-        def evaluate(values: dict[Source, Any]) -> Any:
-            return function(*(p(values) if p is not None else c for p, c in zip(parts, constants, strict=True)))
-
-        return sources, evaluate
+        return sources, Formula(function, tuple(o.evaluate if isinstance(o, Number) else o for o in operands))
 
     def fix(self, *numbers: Number) -> list[Any]:
         """The numbers as the plain values that they have today, under guards; a graph break where nobody knows."""
@@ -190,11 +220,7 @@ class Numbers:
         sources, evaluate = number.sources or (), number.evaluate
         assert evaluate is not None
         names = ", ".join(s.name for s in sources)
-
-        def unchanged(*values: Any) -> bool:
-            now = evaluate(dict(zip(sources, values, strict=True)))
-            return type(now) is type(expected) and (now == expected or (now != now and expected != expected))
-
+        unchanged = Unchanged(evaluate, sources, expected)
         self.tensors.guards.holds(names, f"what the step computes of it is {expected!r}", unchanged, *sources)
 
 

@@ -1,0 +1,178 @@
+"""Guards in a file: what a loaded step checks of its arguments and of its state before it runs.
+
+Facts about the world of the capture that no argument leads to (the model's attributes, the code of functions) are true
+of the graph as it is written, and are not in the file. What the step itself changes is: a count that the graph was
+captured for is checked at each call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ..errors import ExportError
+from ..guards.recorder import Fact
+from ..hook import ABSENT
+from .checks import TYPES
+from .relations import write_number
+from .residual import Output, ResidualReader
+from .values import encode
+from .world import Frozen, Open, State, World
+
+TYPE_NAMES = {value: name for name, value in TYPES.items()}
+META = ("shape", "stride", "requires_grad", "storage_offset", "is_leaf", "is_conj", "is_neg", "is_inference")
+NOT_STATIC = "is none of the static tensors"  # every loaded step checks it
+
+
+class GuardWriter:
+    """Turns the facts of a segment into JSON."""
+
+    def __init__(self, world: World, state: State, residual: ResidualReader):
+        self.world, self.state, self.residual = world, state, residual
+        self.written: list[dict[str, Any]] = []
+
+    def write(self) -> list[dict[str, Any]]:
+        """All guards. Raises ExportError for a fact about the call that a file cannot hold."""
+        for fact in self.world.guards.facts:
+            kind, *rest = fact.check
+            if kind == "dict":
+                self.dictionary(fact, *rest)
+            elif kind not in ("class", "instance", "static_tensor"):
+                self.slots(fact, kind, rest)
+        return self.written
+
+    # ------------------------------------------------------------------------------------------------------------------
+    # Facts about dictionaries that the step writes to
+    # ------------------------------------------------------------------------------------------------------------------
+
+    def dictionary(self, fact: Fact, the_dict: dict, entries: dict[Any, Any], keys: tuple | None) -> None:
+        for (owner, key), value in self.residual.written.items():
+            if owner != id(the_dict):
+                continue
+            if keys is not None and key not in keys:
+                self.refuse(fact, f"the step adds {key!r}")
+            if key not in entries:
+                continue
+            expected = entries[key]
+            if value is expected or (type(value) is type(expected) and is_plain(value) and value == expected):
+                continue  # it is set to what it is
+            name = self.state.cells[(owner, key)]
+            if not is_plain(expected):
+                self.refuse(fact, f"the step replaces {name}")
+            self.add(fact, "equal", {"state": name}, value=encode(expected), text=f"{name} == {expected!r}"[:200])
+
+    # ------------------------------------------------------------------------------------------------------------------
+    # Facts about slots
+    # ------------------------------------------------------------------------------------------------------------------
+
+    def slots(self, fact: Fact, kind: str, rest: list[Any]) -> None:
+        n_slots = {"distinct": len(rest), "same": 2}.get(kind, 1)
+        positions = rest[1:] if kind == "python" else rest[:n_slots]
+        operands = rest[:1] if kind == "python" else rest[n_slots:]
+        places = [self.place(fact, self.world.slot(p)) for p in positions]
+        if not any(places):
+            return  # about the world of the capture alone
+        if kind == "python":
+            self.predicate(fact, operands[0], places)
+        elif kind in ("distinct", "same"):
+            if kind == "distinct":
+                places = [p for p in places if p]
+            if not all(places):
+                self.refuse(fact, "it compares an argument with an object of the capture")
+            if len(places) > 1:
+                self.add(fact, kind, places)
+        else:
+            place = places[0]
+            assert place is not None
+            if isinstance(self.world.slot(positions[0]), Open) or kind in ("type", "equal"):
+                self.one(fact, kind, place, operands)
+            elif kind != "tensor":
+                self.refuse(fact, "it is about what the step replaces")
+
+    def place(self, fact: Fact, found: Open | Frozen | None) -> Any:
+        """The JSON of where a fact looks, or None for a frozen place."""
+        if found is None:
+            return None
+        if isinstance(found, Open):
+            return {"argument": found.argument, "path": [[op, encode(key)] for op, key in found.path]}
+        for place in found.places[:-1]:
+            if place in self.residual.written:
+                self.refuse(fact, f"the step replaces {self.state.cells[place]}, which leads to it")
+        if found.places and found.places[-1] in self.state.cells:
+            return {"state": self.state.cells[found.places[-1]]}
+        return None
+
+    def one(self, fact: Fact, kind: str, place: Any, operands: list[Any]) -> None:
+        if kind == "type":
+            name = TYPE_NAMES.get(operands[0])
+            if name is None:
+                self.refuse(fact, f"a {operands[0].__qualname__}; a loaded step takes tensors and plain containers")
+            self.add(fact, "type", place, type=name)
+        elif kind == "tensor":
+            self.add(fact, "tensor", place, **self.meta(fact, operands[0]))
+        elif kind in ("equal", "absent") or (kind == "is" and is_plain(operands[0])):
+            self.add(fact, "absent" if kind == "absent" else "equal", place, value=self.constant(fact, operands[0]))
+        elif kind == "length":
+            self.add(fact, "length", place, length=operands[0])
+        elif kind in ("keys", "contents"):
+            self.add(fact, kind, place, items=[self.constant(fact, k) for k in operands[0]])
+        else:
+            self.refuse(fact, "the identity of an object")
+
+    def constant(self, fact: Fact, value: Any) -> Any:
+        try:
+            return encode(value)
+        except ExportError:
+            self.refuse(fact, f"a {type(value).__name__}")
+
+    def meta(self, fact: Fact, meta: dict[str, Any]) -> dict[str, Any]:
+        if meta.get("type") not in (None, *TYPE_NAMES):
+            self.refuse(fact, f"a {meta['type'].__name__}")
+        found: dict[str, Any] = {k: list(v) if isinstance(v := meta[k], tuple) else v for k in META if k in meta}
+        if meta.get("type") is not None:
+            found["type"] = TYPE_NAMES[meta["type"]]
+        for key in ("dtype", "device", "layout"):
+            if meta.get(key) is not None:
+                found[key] = encode(meta[key])
+        return found
+
+    def predicate(self, fact: Fact, predicate: Callable[..., Any], places: list[Any]) -> None:
+        if not all(places):
+            if fact.record.check == NOT_STATIC:
+                return
+            self.refuse(fact, "it is about an argument and the world of the capture")
+        if fact.record.check == NOT_STATIC:
+            return
+        text = getattr(predicate, "relation", None)
+        if text is not None:
+            self.add(fact, "sizes", places, relation=text)
+        elif hasattr(predicate, "evaluate"):
+            formula = write_number(predicate.evaluate, predicate.sources)
+            self.add(fact, "number", places, formula=formula, value=encode(predicate.expected))
+        elif fact.record.check.startswith("has no attribute"):
+            return  # of a tensor: the loading side's tensors are torch's own
+        else:
+            self.refuse(fact, "no file can hold this check")
+
+    # ------------------------------------------------------------------------------------------------------------------
+
+    def add(self, fact: Fact, kind: str, of: Any, text: str | None = None, **operands: Any) -> None:
+        text = text or f"{fact.record.source} {fact.record.check}"
+        guard = {"check": kind, "of": of, "text": text[:400], **operands}
+        if guard not in self.written:
+            self.written.append(guard)
+
+    def refuse(self, fact: Fact, why: str) -> Any:
+        raise ExportError(
+            f"{fact.record.file}:{fact.record.line}: the step relies on {fact.record.source} {fact.record.check}, and "
+            f"a file cannot hold that ({why}). Call the step until it is captured no more, or keep it out of the step"
+        )
+
+
+def is_plain(value: Any) -> bool:
+    """Constants that are compared by value. Not what a graph computes, not ABSENT."""
+    if value is ABSENT or isinstance(value, Output):
+        return False
+    return value is None or type(value) in (bool, int, float, str) or (
+        type(value) is tuple and all(is_plain(v) for v in value)
+    )  # fmt: skip

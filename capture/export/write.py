@@ -1,0 +1,185 @@
+"""``captured.export(path)``."""
+
+from __future__ import annotations
+
+import os
+import platform
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import fx
+
+import moebius
+
+from ..errors import ExportError, LoadError
+from ..guards.recorder import tensor_meta
+from .archive import to_json, write_archive
+from .checks import global_state
+from .graphs import GraphWriter
+from .guards import GuardWriter
+from .load import assemble
+from .residual import ResidualReader
+from .values import encode
+from .world import State, World
+
+if TYPE_CHECKING:
+    from ..captured import Captured
+
+
+def export(captured: Captured, path: str | os.PathLike) -> None:
+    """Write the newest capture of a step to ``path``, as one file that ``moebius.load`` runs in any process.
+
+    The step must have been called, and captured as one graph. What it changes in place (parameters, the optimizer's
+    state, numbers that a scheduler sets) is in the file with the values it has now. Raises ExportError, saying what
+    stands against it; then no file is written.
+    """
+    name = captured.function.__qualname__
+    if not captured.segments:
+        raise ExportError(f"{name} was not captured yet; call it once with what it is to be exported for")
+    segment = captured.segments[-1]
+    if segment.graph_break is not None:
+        b = segment.graph_break
+        raise ExportError(
+            f"{name} is not one graph: {b.file}:{b.line}: {b.reason}: {b.detail}. A file holds one graph; {b.hint}"
+        )
+    if captured.n_cells:
+        raise ExportError(f"{name} continues another function; export that one")
+    if segment.lowered is None:
+        raise ExportError(f"{name} runs no tensor operator; there is nothing to export")
+    if captured.options.mesh is not None:
+        raise ExportError(f"{name} has its experts on the ranks of a mesh; export a step captured with mesh=None")
+    gm = segment.lowered.gm
+    world = World(segment.guards, segment_names(captured, segment))
+    state = State(world)
+    hints = [str(n.meta.get("source", n.target)) for n in gm.graph.nodes if n.op == "placeholder"]
+    residual = ResidualReader(segment.run, world, state, hints)
+    graphs = GraphWriter()
+    graph = graphs.write(gm)
+    guards = GuardWriter(world, state, residual).write()
+    check_storages({**state.tensors, **graphs.tensors})
+    tensors, described = stored(state, graphs.tensors)
+    program = {"arguments": [{"name": world.names[i], "number": i} for i in world.open], **residual.program()}
+    about = {
+        "name": name,
+        "moebius": moebius.__version__,
+        "torch": str(torch.__version__),
+        "python": platform.python_version(),
+        "global state": segment_state(segment),
+    }
+    members = {
+        "graph.json": to_json(graph),
+        "program.json": to_json(program),
+        "guards.json": to_json(guards),
+        "state.json": to_json(described),
+        "tensors.safetensors": serialize(tensors),
+        "graph.py": readable(gm, name).encode(),
+    }
+    try:
+        assemble(about, members, graphs.custom)
+    except LoadError as error:
+        raise ExportError(f"{name} cannot be written so that it can be read again: {error}") from error
+    write_archive(path, about, members)
+
+
+def segment_names(captured: Captured, segment: Any) -> tuple[str, ...]:
+    """The names of the call's arguments, positionals first."""
+    n_positional, kwnames = segment.call
+    return captured.argument_names((None,) * n_positional, dict.fromkeys(kwnames))
+
+
+def segment_state(segment: Any) -> dict[str, Any]:
+    """torch's switches now. They are those of the capture where its guard on them holds."""
+    for fact in segment.guards.facts:
+        if fact.record.source == "torch" and not fact.check[1]():
+            raise ExportError(
+                "torch's global state (grad mode, autocast, default dtype, …) is not what the step was captured under; "
+                "export it under the same"
+            )
+    return global_state()
+
+
+def check_storages(tensors: dict[str, torch.Tensor]) -> None:
+    """Tensors that share memory would be two in the file."""
+    seen: dict[tuple[Any, int], str] = {}
+    for name, tensor in tensors.items():
+        if not tensor.numel():
+            continue
+        storage = tensor.untyped_storage()
+        key = (tensor.device, storage.data_ptr())
+        if key in seen:
+            raise ExportError(
+                f"{name} and {seen[key]} are views of one memory; a file would hold them twice. Make one of them from "
+                "the other in the step"
+            )
+        seen[key] = name
+
+
+def stored(state: State, constants: dict[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    """(contiguous tensors by name, the JSON that makes the state of them)."""
+    tensors: dict[str, torch.Tensor] = {}
+    described: dict[str, Any] = {}
+    for name, tensor in {**state.tensors, **constants}.items():
+        meta = tensor_meta(tensor)
+        if not is_dense(tensor):
+            raise ExportError(f"{name} has strides {tensor.stride()}; a file holds tensors without gaps and overlaps")
+        tensors[name] = dense(tensor)
+        described[name] = {
+            "dtype": encode(meta["dtype"])["dtype"],
+            "device": str(tensor.device),
+            "shape": list(meta["shape"]),
+            "stride": list(tensor.stride()),
+            "requires_grad": tensor.requires_grad,
+            "kind": type(tensor).__name__,
+        }
+    for name in state.gradients:
+        gradient = state.tensors[name].grad
+        if gradient is None or not is_dense(gradient):
+            raise ExportError(f"the gradient of {name} is gone, or has gaps; export right after a step")
+        tensors[f"{name}.grad"] = dense(gradient)
+        described[f"{name}.grad"] = {
+            "dtype": encode(gradient.dtype)["dtype"],
+            "device": str(gradient.device),
+            "shape": list(gradient.shape),
+            "stride": list(gradient.stride()),
+            "requires_grad": False,
+            "kind": "Tensor",
+        }
+    return tensors, {
+        "tensors": described,
+        "fixed": list(state.fixed),
+        "cells": state.values,
+        "gradients": list(state.gradients),
+    }
+
+
+def is_dense(tensor: torch.Tensor) -> bool:
+    """Whether the elements fill their memory, in any order of the axes."""
+    expected = 1
+    for size, stride in sorted(zip(tensor.shape, tensor.stride(), strict=True), key=lambda p: p[1]):
+        if size != 1:
+            if stride != expected:
+                return False
+            expected *= size
+    return True
+
+
+def dense(tensor: torch.Tensor) -> torch.Tensor:
+    """The values on a CPU, contiguous; the strides are in the JSON."""
+    return tensor.detach().cpu().contiguous()
+
+
+def serialize(tensors: dict[str, torch.Tensor]) -> bytes:
+    try:
+        from safetensors.torch import save  # an extra: only export and load need it
+    except ImportError:
+        raise ExportError("export needs safetensors; install moebius[export]") from None
+    return save({name: t.clone() if t._base is not None else t for name, t in tensors.items()})
+
+
+def readable(gm: fx.GraphModule, name: str) -> str:
+    """The graph as Python, for people. Nothing reads it."""
+    parts = [f"# The graph of {name!r}, for reading. moebius.load runs graph.json; this text is never executed."]
+    for path, module in gm.named_modules():
+        if isinstance(module, fx.GraphModule):
+            parts.append(f"# {path or 'the step'}\n{module.code.strip()}")
+    return "\n\n".join(parts) + "\n"
