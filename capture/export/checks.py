@@ -89,10 +89,10 @@ class CheckReader:
         return fetch
 
     def step(self, value: Any) -> Callable[[Any], Any]:
-        need(isinstance(value, list) and len(value) == 2 and value[0] in PATH, "a step of a path")
-        operation, key = value[0], decode(value[1])
+        need(isinstance(value, list) and len(value) == 2 and str(value[0]) in PATH, "a step of a path")
+        operation, key = str(value[0]), decode(value[1])
         if operation == "attr":
-            need(key in ATTRIBUTES, f"the attribute {key!r:.40} in a path")
+            need(type(key) is str and key in ATTRIBUTES, f"the attribute {key!r:.40} in a path")
             return lambda obj: getattr(expect(obj, torch.Tensor), key)
         if operation == "dict_item":
             need(type(key) in (str, int, bool, float, type(None)), "a key in a path")
@@ -125,7 +125,7 @@ def same(a: Any, b: Any) -> bool:
 
 
 def read_type(content: dict[str, Any], count: int) -> Holds:
-    need(count == 1 and content["type"] in TYPES, "a guard's type")
+    need(count == 1 and type(content["type"]) is str and content["type"] in TYPES, "a guard's type")
     kind = TYPES[content["type"]]
     return lambda obj: None if type(obj) is kind else describe(obj)
 
@@ -197,8 +197,8 @@ FLAGS = {
 
 def read_tensor(content: dict[str, Any], count: int) -> Holds:
     need(count == 1, "a guard about one tensor")
-    need(content["type"] is None or content["type"] in TYPES, "a tensor's type")
-    kind = TYPES.get(content["type"])
+    need(content["type"] is None or (type(content["type"]) is str and content["type"] in TYPES), "a tensor's type")
+    kind = None if content["type"] is None else TYPES[content["type"]]
     plain = {k: decode(content[k]) for k in ("dtype", "device", "layout") if content[k] is not None}
     flags = {k: content[k] for k in FLAGS if content[k] is not None}
     need(all(type(v) in (bool, int) for v in flags.values()), "a tensor's flags")

@@ -43,7 +43,7 @@ class LoadedStep:
         loaded = [load(given) for load in self.program.loads]
         grad = torch.is_grad_enabled()
         try:
-            outputs = self.graph(*(loaded[i] for i in self.program.inputs))
+            outputs = self.graph.forward(*(loaded[i] for i in self.program.inputs))
         except BaseException:
             torch.set_grad_enabled(grad)  # a graph that failed in the optimizer's part has switched it off
             raise
@@ -102,6 +102,8 @@ def load(path: str | os.PathLike, allow: Iterable[str] = ()) -> LoadedStep:
         return assemble(manifest, members, allow)
     except LoadError as error:
         raise LoadError(f"{os.fspath(path)} cannot be loaded: {error}") from None
+    except Exception as error:  # what no check foresaw is still a bad file, and nothing of it has run
+        raise LoadError(f"{os.fspath(path)} cannot be loaded: {type(error).__name__}: {error}") from error
 
 
 def assemble(manifest: dict[str, Any], members: dict[str, bytes], allow: Iterable[str]) -> LoadedStep:

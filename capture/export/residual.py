@@ -89,7 +89,7 @@ class ResidualReader:
                     self.refuse(statement)
 
     def graph_input(self, expression: ast.expr, position: int) -> int:
-        hint = self.hints[position] if position < len(self.hints) else f"input {position}"
+        hint = self.hints[position]
         loaded = self.json(self.value(expression), hint)
         if not isinstance(loaded, dict) or "load" not in loaded:
             raise ExportError(f"{hint}: the graph's input is converted before the call (experts on ranks?)")
@@ -197,7 +197,7 @@ class ResidualReader:
                 if obj is not None:
                     self.state.gradients.setdefault(name)
                 return self.load({"gradient": name})
-            return self.load({"state": self.state.cell(value.places[-1], owner, obj)})
+            return self.load({"state": self.state.cell(value.places[-1], owner, obj, hint)})
         if isinstance(obj, torch.Tensor):
             return self.load({"state": self.state.fix(obj, hint)})
         try:

@@ -90,7 +90,7 @@ def decode(value: Any, other: Other | None = None) -> Any:
 
 
 def read_float(content: Any, other: Other | None) -> float:
-    need(content in ("nan", "inf", "-inf"), "a float that is not finite is nan, inf or -inf")
+    need(type(content) is str and content in ("nan", "inf", "-inf"), "a float that is not finite is nan, inf or -inf")
     return float(content)
 
 

@@ -7,6 +7,7 @@ into the graph, or a tensor, or a place in the state.
 
 from __future__ import annotations
 
+import re
 import types
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -178,16 +179,20 @@ class State:
         self.fixed.setdefault(name)
         return name
 
-    def cell(self, place: Place, owner: Any, value: Any) -> str:
+    def cell(self, place: Place, owner: Any, value: Any, hint: str | None = None) -> str:
         """The name of a place in the state. Its value is what is there now."""
         name = self.cells.get(place)
         if name is None:
             container = self.world.container_names.get(place[0]) or self.name_of_owner(owner)
             key = place[1]
-            shown = f"{container.removesuffix('.__dict__')}.{key}" if container.endswith(".__dict__") else (
-                container if isinstance(owner, types.CellType) else f"{container}[{key!r}]"
-            )  # fmt: skip
-            name = self.cells[place] = self.unique(shown if isinstance(key, str | int) else container)
+            if hint is not None or isinstance(owner, types.CellType):
+                shown = hint or container
+            elif container.endswith(".__dict__"):
+                shown = f"{container.removesuffix('.__dict__')}.{key}"
+            else:
+                shown = f"{container}[{key!r}]"
+            shown = re.sub(r"^L\['(\w+)'\]", r"\1", shown if isinstance(key, str | int) else container)
+            name = self.cells[place] = self.unique(shown)
             self.world.keep.append(owner)
             if isinstance(value, torch.Tensor):
                 self.values[name] = {"tensor": self.tensor(value, f"{name} (tensor)")}

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def export(captured: Captured, path: str | os.PathLike) -> None:
-    """Write the newest capture of a step to ``path``, as one file that ``moebius.load`` runs in any process.
+    """Write the capture that ran the latest call to ``path``, as one file that ``moebius.load`` runs in any process.
 
     The step must have been called, and captured as one graph. What it changes in place (parameters, the optimizer's
     state, numbers that a scheduler sets) is in the file with the values it has now. Raises ExportError, saying what
@@ -36,7 +36,8 @@ def export(captured: Captured, path: str | os.PathLike) -> None:
     name = captured.function.__qualname__
     if not captured.segments:
         raise ExportError(f"{name} was not captured yet; call it once with what it is to be exported for")
-    segment = captured.segments[-1]
+    latest = captured.entry.targets[0][0]
+    segment = next(s for s in captured.segments if s.guards.program is latest)
     if segment.graph_break is not None:
         b = segment.graph_break
         raise ExportError(
