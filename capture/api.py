@@ -82,7 +82,7 @@ def capture_function(function: Any, options: Options) -> Any:
         )
     captured = Captured(function, options)
     functools.update_wrapper(captured.entry, function)
-    captured.entry.export = captured.export
+    vars(captured.entry)["export"] = captured.export
     OWNERS[id(captured.entry)] = captured
     return captured.entry
 

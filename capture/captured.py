@@ -262,7 +262,7 @@ class Captured:
             traceback.print_exception(error, file=sys.stderr)
 
     def export(self, path: str | os.PathLike) -> None:
-        """Write the capture of the latest call to a file for ``moebius.load``. Raises ExportError, saying what is against it."""
+        """Write the capture of the latest call to a file for ``moebius.load``. Raises ExportError, which says why."""
         export(self, path)
 
     # ------------------------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from .archive import each, fields, index, need
 from .relations import read_number, size_relation
 from .values import decode
 
-TYPES = {"NoneType": type(None), **{t.__name__: t for t in (bool, int, float, complex, str, list, tuple, dict, set)}}
+TYPES: dict[str, type] = {"NoneType": type(None), **{t.__name__: t for t in (bool, int, float, complex, str, list, tuple, dict, set)}}
 TYPES |= {"Tensor": torch.Tensor, "Parameter": torch.nn.Parameter, "Buffer": torch.nn.Buffer, "Size": torch.Size}
 PATH = ("dict_item", "list_item", "tuple_item", "attr")
 ATTRIBUTES = ("grad",)
@@ -99,7 +99,7 @@ class CheckReader:
             return lambda obj: dict.__getitem__(expect(obj, dict), key)
         need(type(key) is int, "an index in a path")
         kind = list if operation == "list_item" else tuple
-        return lambda obj: kind.__getitem__(expect(obj, kind), key)  # type: ignore[index]
+        return lambda obj: kind.__getitem__(expect(obj, kind), key)
 
 
 def expect(obj: Any, kind: type) -> Any:

@@ -1,8 +1,8 @@
 """FX graphs as JSON and back.
 
-A node is an input, a call of an allowed function, a method or an attribute of a tensor, a tensor constant, or a graph of
-its own (the body of an expert loop). Reading builds a new ``torch.fx.Graph`` from checked parts: every name that FX will
-write into the code that it generates is one of ours, or an identifier behind a prefix of ours.
+A node is an input, a call of an allowed function, a method or an attribute of a tensor, a tensor constant, or a graph
+of its own (the body of an expert loop). Reading builds a new ``torch.fx.Graph`` from checked parts: every name that FX
+will write into the code that it generates is one of ours, or an identifier behind a prefix of ours.
 """
 
 from __future__ import annotations

@@ -7,7 +7,6 @@ captured for is checked at each call.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from ..errors import ExportError
@@ -136,7 +135,7 @@ class GuardWriter:
                 found[key] = encode(meta[key])
         return found
 
-    def predicate(self, fact: Fact, predicate: Callable[..., Any], places: list[Any]) -> None:
+    def predicate(self, fact: Fact, predicate: Any, places: list[Any]) -> None:
         if not all(places):
             if fact.record.check == NOT_STATIC:
                 return

@@ -21,8 +21,8 @@ class LoadedStep:
     """A captured step from a file: a callable that takes the arguments of the step that are not bound to it.
 
     Calling it checks the guards (GuardError), runs the graph, and updates the state in place. arguments: their names,
-    in order; each may be given by position or by name. guards: what is checked, as text. graph: the torch.fx.GraphModule
-    that runs. torch_version, name: of the step that was exported.
+    in order; each may be given by position or by name. guards: what is checked, as text. graph: the GraphModule that
+    runs. torch_version, name: of the step that was exported.
     """
 
     def __init__(self, about: dict[str, Any], graph: torch.fx.GraphModule, state: StepState, program: Program):
@@ -87,7 +87,8 @@ class LoadedStep:
         self.state.load_state_dict(values)
 
     def __repr__(self) -> str:
-        return f"<loaded step {self.name}({', '.join(self.arguments)}), {len(self.state.state_dict())} entries of state>"
+        state = self.state.state_dict()
+        return f"<loaded step {self.name}({', '.join(self.arguments)}), {len(state)} entries of state>"
 
 
 def load(path: str | os.PathLike, allow: Iterable[str] = ()) -> LoadedStep:
@@ -132,7 +133,7 @@ def assemble(manifest: dict[str, Any], members: dict[str, bytes], allow: Iterabl
 
 
 class StepState:
-    """Tensors by name: those that are the same at each call (``fixed``), and places whose value is replaced (``cells``)."""
+    """Tensors by name; those that are the same at each call (``fixed``); places whose value is replaced (``cells``)."""
 
     def __init__(self, value: Any, data: bytes):
         content = fields(value, "the state", {"tensors": dict, "fixed": list, "cells": dict, "gradients": list})
@@ -273,7 +274,8 @@ class Program:
         placeholders = [n for n in graph.graph.nodes if n.op == "placeholder"]
         need(len(placeholders) == len(self.inputs), "the graph has another number of inputs")
         result = graph.graph.output_node().args[0]
-        need(isinstance(result, tuple), "the graph returns no tuple")
+        if not isinstance(result, tuple):
+            raise LoadError("the graph returns no tuple")
         self.outputs = len(result)
         self.n_made = len(content["make"])
         self.makers = [self.maker(item, i) for i, item in enumerate(content["make"])]

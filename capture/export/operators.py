@@ -82,8 +82,8 @@ PYTHON = (
     "itruediv le lshift lt matmul mod mul ne neg not_ or_ pos pow rshift setitem sub truediv truth xor is_ is_not"
 ).split()
 MATH = (
-    "acos acosh asin asinh atan atan2 atanh ceil comb copysign cos cosh degrees erf erfc exp exp2 expm1 fabs floor fmod "
-    "frexp fsum gamma gcd hypot isclose isfinite isinf isnan isqrt lcm ldexp lgamma log log10 log1p log2 modf "
+    "acos acosh asin asinh atan atan2 atanh ceil comb copysign cos cosh degrees erf erfc exp exp2 expm1 fabs floor "
+    "fmod frexp fsum gamma gcd hypot isclose isfinite isinf isnan isqrt lcm ldexp lgamma log log10 log1p log2 modf "
     "nextafter pow prod radians remainder sin sinh sqrt tan tanh trunc ulp"
 ).split()
 BUILTINS = {f.__name__: f for f in (abs, bool, divmod, float, int, max, min, pow, round, sum, len)}

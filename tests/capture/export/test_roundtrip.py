@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import zipfile
 
 import pytest
 import torch
@@ -12,6 +13,8 @@ from torch.nn import functional as F
 
 import moebius
 from moebius import ExportError, GuardError, capture, load
+from moebius.export import operators
+from moebius.export.archive import MANIFEST, MEMBERS
 
 from .conftest import batch, make_model, make_training
 
@@ -187,12 +190,9 @@ def test_gradient_accumulation_keeps_gradients(tmp_path):
 
 
 def test_file_is_readable_and_has_no_pickle(training_file):
-    import zipfile
-
     with zipfile.ZipFile(training_file) as archive:
-        assert sorted(archive.namelist()) == sorted(
-            ["manifest.json", "graph.json", "program.json", "guards.json", "state.json", "tensors.safetensors", "graph.py"]
-        )
+        assert sorted(archive.namelist()) == sorted((MANIFEST, *MEMBERS))
+        assert not any(name.endswith((".pkl", ".pt", ".bin")) for name in archive.namelist())
         text = archive.read("graph.py").decode()
         assert "backward" in text and "experts(" in text and "addcdiv_" in text
         assert b"experts" in archive.read("graph.json") and b"conftest.py:" in archive.read("graph.json")
@@ -276,8 +276,6 @@ def test_custom_operator_needs_to_be_allowed(tmp_path):
 
 
 def test_an_operator_that_this_torch_lacks(forward_file, monkeypatch):
-    from moebius.export import operators
-
     have = dict(operators.functions())
     gone = [n for n in have if have[n] is torch.matmul or n == "operator.matmul"]
     monkeypatch.setattr(operators, "functions", lambda: {n: f for n, f in have.items() if n not in gone})
