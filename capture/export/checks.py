@@ -11,7 +11,8 @@ from .archive import each, fields, index, need
 from .relations import read_number, size_relation
 from .values import decode
 
-TYPES: dict[str, type] = {"NoneType": type(None), **{t.__name__: t for t in (bool, int, float, complex, str, list, tuple, dict, set)}}
+PLAIN = (bool, int, float, complex, str, list, tuple, dict, set)
+TYPES: dict[str, type] = {"NoneType": type(None), **{t.__name__: t for t in PLAIN}}
 TYPES |= {"Tensor": torch.Tensor, "Parameter": torch.nn.Parameter, "Buffer": torch.nn.Buffer, "Size": torch.Size}
 PATH = ("dict_item", "list_item", "tuple_item", "attr")
 ATTRIBUTES = ("grad",)
