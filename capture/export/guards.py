@@ -20,7 +20,12 @@ from .world import Frozen, Open, State, World
 
 TYPE_NAMES = {value: name for name, value in TYPES.items()}
 META = ("shape", "stride", "requires_grad", "storage_offset", "is_leaf", "is_conj", "is_neg", "is_inference")
-NOT_STATIC = "is none of the static tensors"  # every loaded step checks it
+# Checks of objects that no argument leads to. "none_of": the objects of the capture are not where the file is loaded, but
+# for the tensors of the state, and those every loaded step compares with its arguments.
+OF_OBJECTS = ("class", "instance", "static_tensor", "function", "answers", "none_of")
+OF_SLOTS = (
+    "is", "is_weak", "type", "equal", "length", "keys", "absent", "contents", "tensor", "distinct", "same", "python",
+)  # fmt: skip
 
 
 class GuardWriter:
@@ -36,8 +41,10 @@ class GuardWriter:
             kind, *rest = fact.check
             if kind == "dict":
                 self.dictionary(fact, *rest)
-            elif kind not in ("class", "instance", "static_tensor"):
+            elif kind in OF_SLOTS:
                 self.slots(fact, kind, rest)
+            elif kind not in OF_OBJECTS:
+                self.refuse(fact, f"a check of the kind {kind!r}")
         return self.written
 
     # ------------------------------------------------------------------------------------------------------------------
@@ -137,11 +144,7 @@ class GuardWriter:
 
     def predicate(self, fact: Fact, predicate: Any, places: list[Any]) -> None:
         if not all(places):
-            if fact.record.check == NOT_STATIC:
-                return
             self.refuse(fact, "it is about an argument and the world of the capture")
-        if fact.record.check == NOT_STATIC:
-            return
         text = getattr(predicate, "relation", None)
         if text is not None:
             self.add(fact, "sizes", places, relation=text)

@@ -74,7 +74,8 @@ class ResidualReader:
                     self.block([call, *rest])
                     return  # what follows goes on after an error
                 case ast.Assign(targets=[ast.Name(id="m_out")], value=ast.Call(args=inputs)):
-                    self.inputs = [self.graph_input(v, i) for i, v in enumerate(inputs)]
+                    given = [value for i in inputs for value in self.spread(i)]
+                    self.inputs = [self.graph_input(v, i) for i, v in enumerate(given)]
                 case ast.Assign(targets=[ast.Name(id=name)], value=value):
                     self.values[name] = self.value(value)
                 case ast.Assign(targets=[ast.Attribute(value=cell, attr="cell_contents")], value=value):
@@ -88,9 +89,18 @@ class ResidualReader:
                 case _:
                     self.refuse(statement)
 
-    def graph_input(self, expression: ast.expr, position: int) -> int:
+    def spread(self, expression: ast.expr) -> list[Any]:
+        """The values of one argument of the graph's call, which may be a tuple that is spread."""
+        if not isinstance(expression, ast.Starred):
+            return [self.value(expression)]
+        packed = self.value(expression.value)
+        if not isinstance(packed, Frozen) or type(packed.obj) is not tuple:
+            self.refuse(expression)
+        return [Frozen(value) for value in packed.obj]
+
+    def graph_input(self, value: Any, position: int) -> int:
         hint = self.hints[position]
-        loaded = self.json(self.value(expression), hint)
+        loaded = self.json(value, hint)
         if not isinstance(loaded, dict) or "load" not in loaded:
             raise ExportError(f"{hint}: the graph's input is converted before the call (experts on ranks?)")
         return loaded["load"]
