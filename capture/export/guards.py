@@ -20,8 +20,8 @@ from .world import Frozen, Open, State, World
 
 TYPE_NAMES = {value: name for name, value in TYPES.items()}
 META = ("shape", "stride", "requires_grad", "storage_offset", "is_leaf", "is_conj", "is_neg", "is_inference")
-# Checks of objects that no argument leads to. "none_of": the objects of the capture are not where the file is loaded, but
-# for the tensors of the state, and those every loaded step compares with its arguments.
+# Checks of objects that no argument leads to. "none_of": the objects of the capture are not where the file is loaded,
+# but for the tensors of the state, and those every loaded step compares with its arguments.
 OF_OBJECTS = ("class", "instance", "static_tensor", "function", "answers", "none_of")
 OF_SLOTS = (
     "is", "is_weak", "type", "equal", "length", "keys", "absent", "contents", "tensor", "distinct", "same", "python",
