@@ -220,7 +220,8 @@ class Emitter:
         if kind is RangeRows:
             return self.assign(value, f"iter(range({value.count}))")
         if kind is TensorRows:
-            return self.assign(value, f"iter({self.value(value.proxy)})")
+            rows = self.value(value.proxy)
+            return self.assign(value, f"iter({rows}.tolist())" if value.numbers else f"iter({rows})")
         if kind is TensorMethod:
             return self.assign(value, f"{self.value(value.proxy)}.{value.name}")
         if kind is functools.partial:

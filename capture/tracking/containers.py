@@ -13,7 +13,7 @@ from moebius.interpreter import NULL, STOP, Frame
 
 from ..hook import ABSENT
 from . import natives
-from .loops import ROWS
+from .loops import ROWS, TensorRows
 from .objects import CONTAINERS, DICTS, LISTS
 from .parts import Parts
 from .texts import Text, Texts, texts
@@ -198,7 +198,7 @@ class Containers(Parts):
         if kind is TensorProxy:
             return self.loops.rows(value)
         if kind in ROWS:
-            return value
+            return value.begin() if isinstance(value, TensorRows) else value
         self.refuse_alien(value)
         if kind in (tuple, str, bytes, range, frozenset) or kind in natives.VIEWS or kind is torch.Size:
             return self.objects.made(iter(value))

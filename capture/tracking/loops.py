@@ -18,6 +18,7 @@ from moebius.interpreter import STOP, UNSET, Frame
 from moebius.lowering.graph import expert_loop, skip_turn
 
 from .. import torch_private
+from .counts import INTEGERS
 from .graphs import GraphScope
 from .range_loops import RANGE_ITERATOR, RangeRows, goes_over_experts, length_of
 from .values import SYMBOLIC, Break, LoopLeftover, TensorProxy
@@ -39,11 +40,21 @@ PASSING = frozenset(
 
 
 class TensorRows:
-    """The iterator over the rows of a tensor whose length is not known while tracing."""
+    """The iterator over the rows of a tensor whose length is not known while tracing.
 
-    def __init__(self, proxy: TensorProxy):
-        self.proxy = proxy
-        self.finished = False
+    numbers: it stands for ``tensor.tolist()`` instead, at once iterated over: rows are Python ints.
+    """
+
+    def __init__(self, proxy: TensorProxy, numbers: bool = False):
+        self.proxy, self.numbers = proxy, numbers
+        self.finished = self.begun = False
+
+    def begin(self) -> TensorRows:
+        """``iter(self)``. A list may be iterated over again, which this cannot."""
+        if self.begun and self.numbers:
+            raise Break("tensor read as a number", "tolist() of a tensor of unknown length", "iterate over the tensor")
+        self.begun = True
+        return self
 
 
 ROWS = (TensorRows, RangeRows)
@@ -92,6 +103,18 @@ class Loops:
         if proxy.fake.dim() and isinstance(proxy.fake.shape[0], torch.SymInt):
             return self.domain.objects.made(TensorRows(proxy))
         return self.domain.objects.made(iter(self.domain.tensors.rows(proxy)))
+
+    def numbers(self, proxy: TensorProxy) -> TensorRows | None:
+        """``for e in tensor.tolist():`` of a vector of integers, how many is not known; None for any other use."""
+        frame = self.domain.machine.frame
+        if frame is None or not self.domain.tensors.whole_step or self.open:
+            return None
+        following = frame.program.instructions[frame.pc + 1 : frame.pc + 2]
+        vector = proxy.fake.dim() == 1 and isinstance(proxy.fake.shape[0], torch.SymInt)
+        if not following or following[0].opname != "GET_ITER" or not vector or proxy.fake.dtype not in INTEGERS:
+            return None
+        copied = self.domain.tensors.method(proxy, "clone", (), {})  # the list stays as it is, whatever the turns write
+        return self.domain.objects.made(TensorRows(copied, numbers=True))
 
     def next_row(self, rows: TensorRows | RangeRows) -> Any:
         """The row of the turn that begins, or STOP after the recorded turn."""
@@ -149,6 +172,8 @@ class Loops:
         objects.depth += 1
         loop.row = writer.scope.placeholder("row")
         loop.row_value = self.tensor_row(loop) if isinstance(rows, TensorRows) else self.number_row(loop, rows)
+        if isinstance(rows, TensorRows) and rows.numbers:
+            loop.row_value = self.domain.tensors.method(loop.row_value, "item", (), {})
         for index in carried:
             value = frame.locals[index]
             node = writer.scope.placeholder(f"carried_{frame.program.localsplus[index]}")

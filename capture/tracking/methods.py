@@ -79,6 +79,8 @@ class Methods(CallParts):
 
     def tensor_method(self, proxy: TensorProxy, name: str, args: list, kwargs: dict[str, Any]) -> Any:
         """``proxy.name(*args, **kwargs)``; what a list in an argument holds is read, so it is guarded."""
+        if name == "tolist" and (rows := self.domain.loops.numbers(proxy)) is not None:
+            return rows
         args, kwargs = self.operands(args, kwargs)
         return self.tensors.method(proxy, name, tuple(args), kwargs)
 

@@ -288,7 +288,7 @@ def gathered_weights(x, router, gate_up, down):
     return torch.einsum("tkn,tkdn,tk->td", silu(gate) * up, down[index], weight)
 
 
-@spelled(BROKEN)
+@spelled(LOWERED)
 def unique_as_a_list(x, router, gate_up, down):
     """`for e in index.unique().tolist()`"""
     weight, index = route(x, router)

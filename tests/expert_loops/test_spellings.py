@@ -108,3 +108,45 @@ def test_the_documentation_lists_them():
     """docs/expert-loops.md has this very table."""
     page = (Path(__file__).resolve().parent.parent.parent / "docs" / "expert-loops.md").read_text()
     assert [line for line in page.splitlines() if line.startswith("| ") and "becomes |" not in line] == table()
+
+
+def listed_twice(x, index):
+    out = torch.zeros_like(x)
+    both = list(map(torch.Tensor.tolist, [index.unique(), index.unique() + 1]))
+    for _ in range(2):
+        for numbers in both:
+            for e in numbers:
+                out = out + e
+    return out
+
+
+def list_that_is_kept(x, index):
+    experts = index.unique().tolist()
+    out = torch.zeros_like(x)
+    for e in experts:
+        out = out + e
+    return out * len(experts)
+
+
+def source_that_a_turn_writes(x, index):
+    hit = index.unique()
+    out = torch.zeros_like(x)
+    for e in hit.tolist():
+        hit.mul_(2)
+        out.add_(e)
+    return out + hit.sum()
+
+
+def sum_of_numbers(x, index):
+    total = 0
+    for e in index.unique().tolist():
+        total += e
+    return x * total
+
+
+@pytest.mark.parametrize("function", [listed_twice, list_that_is_kept, source_that_a_turn_writes, sum_of_numbers])
+def test_a_list_of_numbers_stays_a_list(function):
+    captured = capture(function)
+    for values in ([0, 2, 2], [1, 3, 5], [4, 4, 4]):
+        x, index = torch.ones(3), torch.tensor(values)
+        assert torch.equal(captured(x, index), function(x, index))
