@@ -335,6 +335,7 @@ def trace(request: Request, policy: Policy) -> Trace:
         if not other.went_on_from(attempt):
             break
         attempt = other
+    attempt = counting(attempt)
     if attempt.graph_break is None or attempt.clean:
         return attempt
     again = Trace(request, attempt.policy, stop_at=attempt.root_step)
@@ -342,6 +343,24 @@ def trace(request: Request, policy: Policy) -> Trace:
     if again.graph_break is None:
         again.graph_break = attempt.graph_break
     return again
+
+
+def counting(attempt: Trace) -> Trace:
+    """The attempt once more with what the step counts in (``self.steps += 1``) as inputs, so that the next call fits.
+
+    A count that decides a size or an index stays a constant: it may become a symbolic size later.
+    """
+    policy = attempt.policy
+    names = attempt.objects.counted() - policy.counters - policy.volatile
+    if not names or not policy.whole_step or policy.dynamic is False:
+        return attempt
+    other = traced(attempt.request, replace(policy, counters=policy.counters | names))
+    numbers = other.tensors.numbers.fixed.values()
+    decides = any(number.kind is int for number in numbers)
+    if decides or (other.graph_break is not None and not other.went_on_from(attempt)):
+        return attempt
+    policy.counters.update(names)
+    return other
 
 
 def traceable(function: Any) -> str | None:

@@ -21,7 +21,7 @@ import torch
 from ..guards.recorder import describe
 from ..hook import ABSENT
 from ..sources import Part, Source, Static, part, part_name
-from .values import ATOMS, IDENTITIES, SYMBOLIC, Break, RuntimeNumber, TensorProxy
+from .values import ATOMS, IDENTITIES, SYMBOLIC, Break, RuntimeNumber, TensorProxy, type_of
 
 if TYPE_CHECKING:
     from ..guards.recorder import GuardRecorder
@@ -367,6 +367,16 @@ class Objects:
             self.guards.check("absent", source, key, text=f"has no {key!r}")
             return ABSENT
         return self.enter(value, part(source, "dict_item", key))
+
+    def counted(self) -> set[str]:
+        """Names of the places whose int the step read and wrote another over: what a step counts in."""
+        found = set()
+        for record in {id(r): r for r in self.records.values()}.values():
+            for key, value in record.writes.items():
+                before = record.reads.get(key)
+                if type(before) is int and type_of(value) is int and value is not before:
+                    found.add(part_name(record.source, "dict_item", key))
+        return found
 
     def is_counter(self, record: Record, key: Any) -> bool:
         """Whether an entry counts a scheduler's steps: each step writes it."""

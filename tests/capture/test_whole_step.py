@@ -387,3 +387,42 @@ def test_autocast_around_the_forward_pass_is_inside_the_graph():
     captured = capture(mixed, backend="eager")
     train(mixed, captured, OPTIMIZERS["AdamW"])
     assert stats(captured).graphs == 1 and stats(captured).breaks == 0
+
+
+class Counting:
+    def __init__(self):
+        self.model, self.steps, self.log, self.position = torch.nn.Linear(4, 4), 0, [], 0
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
+
+    def step(self, x):
+        loss = self.model(x).square().mean()
+        loss.backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.steps += 1
+        self.log.append((self.steps, loss.item()))
+        return loss.detach()
+
+    def every_third(self, x):
+        self.steps = self.steps + 1
+        return x * 2 if self.steps % 3 == 0 else x
+
+    def index(self, x):
+        row = x[self.position]
+        self.position += 1
+        return row
+
+
+@pytest.mark.parametrize(("name", "graphs"), [("step", 1), ("every_third", 2), ("index", 8)])
+def test_what_a_step_counts_in_is_an_input_from_the_first_call(name, graphs):
+    torch.manual_seed(0)
+    ours = Counting()
+    torch.manual_seed(0)
+    theirs = Counting()
+    captured = capture(getattr(Counting, name), backend="eager")
+    for seed in range(8):
+        x = torch.randn(8, 4, generator=torch.Generator().manual_seed(seed))
+        assert torch.equal(captured(ours, x), getattr(theirs, name)(x))
+        assert (ours.steps, ours.position, ours.log) == (theirs.steps, theirs.position, theirs.log)
+        assert type(ours.steps) is int
+    assert stats(captured).graphs <= graphs
