@@ -6,8 +6,9 @@ from moebius.kernels.activations import ACTIVATIONS
 from moebius.kernels.contract import saved_elements
 from moebius.kernels.errors import BackendUnavailableError, ExpertsInputError, ExpertsTypeError
 from moebius.kernels.experts_op import experts, experts_rows
+from moebius.kernels.rounding import round_tokens
 
 __all__ = [
     "ACTIVATIONS", "BackendUnavailableError", "ExpertsInputError", "ExpertsTypeError", "experts", "experts_rows",
-    "saved_elements",
+    "round_tokens", "saved_elements",
 ]

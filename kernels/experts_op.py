@@ -27,6 +27,7 @@ from moebius.kernels.contract import (
 from moebius.kernels.dispatch import find_form
 from moebius.kernels.errors import ExpertsInputError, ExpertsTypeError
 from moebius.kernels.quantize import pack, packed_width, unpack
+from moebius.kernels.rounding import round_tokens
 from moebius.kernels.routing import ids_from_counts, sort_rows
 
 
@@ -131,6 +132,7 @@ def experts(
     down_bias: Tensor | None = None,
     weighting: str = "output",
     save: str = "default",
+    token_rounding: int | None = None,
     backend: str = "auto",
 ) -> Tensor:
     """A layer of routed experts: ``out[t] = sum over k of weight[t, k] * expert[index[t, k]](x[t])``, shape [T, D].
@@ -149,6 +151,8 @@ def experts(
     is added unscaled) or "input" (x[t], as Llama 4 does; this one gathers and scales S = T*K rows of x).
     save: "default" keeps X and H for backward (T*D + T*K*M elements); "recompute" keeps X and recomputes H; "fp8" keeps
     X, and H in MXFP8 (quantize.py; T*K*M*33/32 bytes): the result is the same, gradients are off by a few per cent.
+    token_rounding: drops slots, which changes the result: every expert keeps a multiple of this many rows, those with the
+    largest weights (rounding.py); None drops nothing.
     backend: "auto", "reference", "cpu" or "triton".
 
     16-bit inputs: GEMMs accumulate in float32, H and A are rounded to the dtype, the sum over k is in float32.
@@ -160,6 +164,10 @@ def experts(
     options.check()
     if weighting not in WEIGHTINGS:
         raise ExpertsInputError(f"weighting={weighting!r} is not known; one of {', '.join(WEIGHTINGS)}")
+    if token_rounding is not None:
+        check_types(x_TD, Weights(gate_up_EMD, down_EDN, gate_up_bias, down_bias), index_TK, weight_TK)
+        check_shapes(x_TD, Weights(gate_up_EMD, down_EDN, gate_up_bias, down_bias), index_TK, weight_TK, options)
+        index_TK = round_tokens(index_TK, weight_TK, gate_up_EMD.shape[0], token_rounding)
     if weight_TK is not None and weighting != "output":
         check_arguments(x_TD, gate_up_EMD, down_EDN, index_TK, weight_TK, down_bias)
         run = partial(experts, activation=activation, gate=gate, gate_up_bias=gate_up_bias, save=save,
