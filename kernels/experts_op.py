@@ -151,8 +151,8 @@ def experts(
     is added unscaled) or "input" (x[t], as Llama 4 does; this one gathers and scales S = T*K rows of x).
     save: "default" keeps X and H for backward (T*D + T*K*M elements); "recompute" keeps X and recomputes H; "fp8" keeps
     X, and H in MXFP8 (quantize.py; T*K*M*33/32 bytes): the result is the same, gradients are off by a few per cent.
-    token_rounding: drops slots, which changes the result: every expert keeps a multiple of this many rows, those with the
-    largest weights (rounding.py); None drops nothing.
+    token_rounding: drops slots, which changes the result: every expert keeps a multiple of this many rows, those with
+    the largest weights (rounding.py); None drops nothing.
     backend: "auto", "reference", "cpu" or "triton".
 
     16-bit inputs: GEMMs accumulate in float32, H and A are rounded to the dtype, the sum over k is in float32.
