@@ -1,22 +1,30 @@
 """What the first call costs: moebius against ``torch.compile``, both with backend "eager".
 
-Each round forgets all, captures again and times the first call; the tiny Mixtral has its experts as a Python loop.
+Each round forgets all, captures again and takes the CPU time of the first call's process (a capture runs on one thread,
+and other work on the machine does not count). The models are transformers' own, tiny, with the experts as a Python loop.
 Backend "eager" compiles nothing, so this is the time of capturing alone. It says how many graphs each ended with, since
-a tool that breaks the graph has less to do.
+a tool that breaks the graph has less to do. Then the same Mixtral with more and more equal layers, moebius alone: a
+layer that was seen before is not interpreted again.
 
     moebius bench cold --plot cold.png
 """
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from common import Sample, arguments, draw, show
-from models import Chain, tiny_mixtral
+from models import tiny_mixtral
+from zoo.tiny import build, forward_inputs
 
 import moebius
+
+FAMILIES = ("mixtral", "qwen3_moe", "deepseek_v3")
+DEPTHS = (2, 8, 64)
 
 
 class Counting:
@@ -30,39 +38,67 @@ class Counting:
         return gm.forward
 
 
-def first_call(function: Callable, x: torch.Tensor) -> float:
-    start = time.perf_counter()
-    function(x)
-    return time.perf_counter() - start
+def first_call(function: Callable, *args: Any) -> float:
+    start = time.process_time()
+    function(*args)
+    return time.process_time() - start
+
+
+def forward(model: torch.nn.Module, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
+    return model(**inputs).logits
+
+
+def against_the_peer(family: str, rounds: int) -> tuple[list[Sample], str]:
+    """The samples of one model, and the verdict in a line."""
+    model, inputs = build(family)
+    inputs = forward_inputs(inputs)
+    plain, peer, ours = (Sample(family, name, []) for name in ("plain", "torch.compile", "moebius"))
+    for number in range(rounds + 1):
+        torch.compiler.reset()
+        moebius.reset()
+        backend = Counting()
+        captured = moebius.capture(forward, backend="eager")
+        times = [
+            first_call(forward, model, inputs),
+            first_call(torch.compile(forward, backend=backend), model, inputs),
+            first_call(captured, model, inputs),
+        ]
+        if number:  # the first round also imports what both tools import late
+            for sample, seconds in zip((plain, peer, ours), times, strict=True):
+                sample.seconds.append(seconds)
+    graphs = f"{backend.graphs} and {moebius.stats(captured).graphs} graphs"
+    return [plain, peer, ours], f"  {family:<22}{peer.median / ours.median:.1f}× ({graphs})"
+
+
+def growth(rounds: int) -> list[str]:
+    """Lines on what a deeper model of equal layers costs."""
+    medians = {}
+    for depth in DEPTHS:
+        model, tokens = tiny_mixtral(depth)
+        seconds = []
+        for _ in range(rounds + 1):
+            moebius.reset()
+            captured = moebius.capture(lambda m, x: m(x).logits, backend="eager")
+            seconds.append(first_call(captured, model, tokens))
+        medians[depth] = statistics.median(seconds[1:])
+    first = medians[DEPTHS[0]]
+    return [f"  {depth:>3} layers   {s:>6.2f} s   {s / first:.1f}×" for depth, s in medians.items()]
 
 
 def main() -> None:
     args = arguments(__doc__, rounds=5)
     samples: list[Sample] = []
     verdicts: list[str] = []
-    mixtral, tokens = tiny_mixtral()
-    with torch.no_grad():
-        for case, model, x in (("100 tensors", Chain(100), torch.ones(4)), ("tiny Mixtral", mixtral, tokens)):
-            plain, peer, ours = (Sample(case, name, []) for name in ("plain", "torch.compile", "moebius"))
-            for number in range(args.rounds + 1):
-                torch.compiler.reset()
-                moebius.reset()
-                backend = Counting()
-                captured = moebius.capture(model, backend="eager")
-                times = [
-                    first_call(model, x),
-                    first_call(torch.compile(model, backend=backend), x),
-                    first_call(captured, x),
-                ]
-                if number:  # the first round also imports what both tools import late
-                    for sample, seconds in zip((plain, peer, ours), times, strict=True):
-                        sample.seconds.append(seconds)
-            samples += [plain, peer, ours]
-            graphs = f"{backend.graphs} and {moebius.stats(captured).graphs} graphs"
-            verdicts.append(f"  {case:<22}{peer.median / ours.median:.1f}× ({graphs})")
-    show("First call, backend eager", samples)
+    for family in FAMILIES:
+        found, verdict = against_the_peer(family, args.rounds)
+        samples += found
+        verdicts.append(verdict)
+    show("First call, backend eager, CPU time", samples)
     print("\n  torch.compile's first call takes this many times as long as moebius':")
     print("\n".join(verdicts))
+    print("\n  A Mixtral of equal layers, moebius:")
+    with torch.no_grad():
+        print("\n".join(growth(args.rounds)))
     if args.plot:
         draw("First call, backend eager", samples, args.plot)
 

@@ -20,14 +20,14 @@ class Chain(nn.Module):
         return x
 
 
-def tiny_mixtral() -> tuple[nn.Module, torch.Tensor]:
-    """A Mixtral of two layers, 8 experts and top-2, random weights; and token ids, int64 [2, 16]."""
+def tiny_mixtral(layers: int = 2) -> tuple[nn.Module, torch.Tensor]:
+    """A Mixtral of equal layers, 8 experts and top-2, random weights; and token ids, int64 [2, 16]."""
     torch.manual_seed(0)
     config = MixtralConfig(
         vocab_size=128,
         hidden_size=64,
         intermediate_size=32,
-        num_hidden_layers=2,
+        num_hidden_layers=layers,
         num_attention_heads=4,
         num_key_value_heads=2,
         num_local_experts=8,
