@@ -1,7 +1,7 @@
 """What the first call costs: moebius against ``torch.compile``, both with backend "eager".
 
-Each round forgets all, captures again and takes the CPU time of the first call's process (a capture runs on one thread,
-and other work on the machine does not count). The models are transformers' own, tiny, with the experts as a Python loop.
+Each round forgets all, captures again and takes the CPU time of the first call (other work on the machine does not
+count). The models are transformers' own, tiny, with the experts as a Python loop.
 Backend "eager" compiles nothing, so this is the time of capturing alone. It says how many graphs each ended with, since
 a tool that breaks the graph has less to do. Then the same Mixtral with more and more equal layers, moebius alone: a
 layer that was seen before is not interpreted again.

@@ -346,8 +346,8 @@ class Joined(torch.autograd.Function):
     """A tensor that is, for autograd, some function of others."""
 
     @staticmethod
-    def forward(ctx: Any, like: torch.Tensor, *sources: torch.Tensor) -> torch.Tensor:
-        return torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=like.device)
+    def forward(ctx: Any, made: list[torch.Tensor], *sources: torch.Tensor) -> torch.Tensor:
+        return made[0]
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
@@ -356,11 +356,16 @@ class Joined(torch.autograd.Function):
 
 def joined(mode: FakeTensorMode, like: torch.Tensor, sources: list[torch.Tensor]) -> torch.Tensor:
     """A new fake tensor with the metadata of ``like`` whose gradient flows to ``sources``; none: it needs none."""
-    with mode:
-        if not sources:
-            return torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=like.device)
-        with torch.enable_grad():
-            return Joined.apply(like.detach(), *sources)
+    if any(is_symbolic(s) for s in (*like.shape, *like.stride())):
+        with mode:
+            made = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=like.device)
+    else:
+        meta = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device="meta")
+        made = FakeTensor(mode, meta, like.device)
+    if not sources:
+        return made
+    with torch.enable_grad():
+        return Joined.apply([made], *sources)
 
 
 def weak_tensor(tensor: torch.Tensor) -> Any:

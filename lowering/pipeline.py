@@ -29,7 +29,11 @@ def copy_graph(gm: fx.GraphModule) -> fx.GraphModule:
     graph = fx.Graph()
     copied: dict[fx.Node, fx.Node] = {}
     for node in gm.graph.nodes:
-        copied[node] = graph.node_copy(node, lambda old: copied[old])
+        # (arguments are set afterwards: those given to create_node are searched for symbols, each time)
+        new = copied[node] = graph.create_node(node.op, node.target, name=node.name, type_expr=node.type)
+        new.args = fx.map_arg(node.args, copied.__getitem__)
+        new.kwargs = fx.map_arg(node.kwargs, copied.__getitem__)
+        new.meta = copy.copy(node.meta)
     made = fx.GraphModule(gm, graph, class_name=type(gm).__name__)
     made.meta = copy.copy(gm.meta)
     return made

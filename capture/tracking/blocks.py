@@ -57,12 +57,20 @@ class Block:
 
 @dataclass
 class Plan:
-    """What of a block is read and written again. joined: for each result, the tensors that its gradient is for."""
+    """What of a block is read and written again. joined: for each result, the tensors that its gradient is for.
+
+    own: reads that start at the module. common: the others, which lead to the very same objects for every module
+    (``pairs`` holds these) for as long as ``writes`` is the number of changes to objects from outside.
+    """
 
     reads: list[tuple[Any, ...]]
     nodes: list[fx.Node]
     results: list[TensorProxy]
     joined: list[list[TensorProxy]]
+    own: list[tuple[Any, ...]] = field(default_factory=list)
+    common: list[tuple[Any, ...]] = field(default_factory=list)
+    pairs: Pairs | None = None
+    writes: int = -1
 
 
 class Differs(Exception):
@@ -204,13 +212,8 @@ class Blocks:
         plan = self.plan_of(block)
         if plan is None:
             return ABSENT
-        pairs = Pairs(self)
         try:
-            pairs.add(block.module, module)
-            for first, second in zip(block.arguments, arguments, strict=True):
-                pairs.add(first, second, argument=True)
-            for event in plan.reads:
-                pairs.read_again(event)
+            pairs = self.read_again(block, plan, module, arguments)
         except Differs:
             return ABSENT
         nodes = self.copy_nodes(block, plan, pairs)
@@ -218,6 +221,33 @@ class Blocks:
         self.domain.instructions += block.instructions
         self.reused += 1
         return self.rebuilt(block.result, pairs, results)
+
+    def read_again(self, block: Block, plan: Plan, module: torch.nn.Module, arguments: tuple[Any, ...]) -> Pairs:
+        """Which object of the other module stands for which, from the block's reads; Differs if one does not fit."""
+        fresh = plan.pairs is not None and plan.writes == self.objects.outside_writes
+        pairs = plan.pairs.copy() if fresh and plan.pairs is not None else Pairs(self)
+        pairs.add(block.module, module)
+        for first, second in zip(block.arguments, arguments, strict=True):
+            pairs.add(first, second, argument=True)
+        for event in plan.own if fresh else plan.reads:
+            pairs.read_again(event)
+        if fresh:
+            self.log += plan.common  # a block around this one has read it too
+        else:
+            plan.common = [e for e in plan.reads if self.is_common(e, pairs)]
+            chosen = set(map(id, plan.common))
+            plan.own = [e for e in plan.reads if id(e) not in chosen]
+            plan.pairs, plan.writes = Pairs(self), self.objects.outside_writes
+            for event in plan.common:
+                plan.pairs.read_again(event)
+        return pairs
+
+    def is_common(self, event: tuple[Any, ...], pairs: Pairs) -> bool:
+        """Whether a read was of an object that no other stands for."""
+        _, record, *_ = event
+        owner = self.objects.owners.get(id(record))
+        objects = [record.obj] if owner is None else [record.obj, owner.obj]
+        return all(pairs.forth.get(id(o), o) is o for o in objects)
 
     def copy_nodes(self, block: Block, plan: Plan, pairs: Pairs) -> dict[fx.Node, fx.Node]:
         """The block's nodes over the other module's tensors, at the end of the graph."""
@@ -230,8 +260,8 @@ class Blocks:
             return nodes.get(node, node)
 
         for node in plan.nodes:
-            args, kwargs = fx.map_arg(node.args, second_of), fx.map_arg(node.kwargs, second_of)
-            copy = nodes[node] = graph.create_node(node.op, node.target, args, kwargs)
+            copy = nodes[node] = graph.create_node(node.op, node.target, name=node.name)
+            copy.args, copy.kwargs = fx.map_arg(node.args, second_of), fx.map_arg(node.kwargs, second_of)
             copy.meta = dict(node.meta)
             stack = node.meta.get("stack") or ()
             if id(stack) not in stacks:
@@ -271,6 +301,9 @@ class Pairs:
     forth: dict[int, Any] = field(default_factory=dict)
     back: dict[int, Any] = field(default_factory=dict)
     tensors: list[tuple[TensorProxy, TensorProxy]] = field(default_factory=list)
+
+    def copy(self) -> Pairs:
+        return Pairs(self.blocks, dict(self.forth), dict(self.back), list(self.tensors))
 
     def add(self, first: Any, second: Any, argument: bool = False) -> None:
         """The second value stands for the first; Differs if it cannot."""

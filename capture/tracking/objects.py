@@ -111,6 +111,7 @@ class Objects:
         self.writes = 0
         self.log: list[tuple[Any, ...]] | None = None  # what is read and changed, for ``blocks``
         self.born: dict[int, int] = {}  # how long the log was when an object was made
+        self.outside_writes = 0  # how often something was changed that tracing did not make
         self.owners: dict[int, Record] = {}  # by id of an instance dict's record
         self.schedules: set[int] = set()  # instance dicts of schedulers
 
@@ -134,7 +135,9 @@ class Objects:
         """Before anything is changed: inside an expert loop only what this turn made may change."""
         self.writes += 1
         if self.log is not None:
-            self.log.append(("changed", -1 if id(obj) in self.records else self.born.get(id(obj), -1)))
+            born = -1 if id(obj) in self.records else self.born.get(id(obj), -1)
+            self.outside_writes += born < 0
+            self.log.append(("changed", born))
         if self.depth and self.age.get(id(obj), 0) < self.depth:
             raise Break(
                 "an expert loop changes Python state",

@@ -123,13 +123,13 @@ class TensorOperations:
 
     def add_input(self, real: Any, fake: Any, source: Source) -> TensorProxy:
         root = self.root_scope()
-        node = root.placeholder(readable(source.name))
+        node, stack = root.placeholder(readable(source.name)), self.writer.where()
         node.meta.update(
             val=fake,
             source=source.name,
             static=source.static,
-            where=self.writer.where()[-1:] and self.writer.where()[-1],
-            stack=self.writer.where(),
+            where=stack[-1:] and stack[-1],
+            stack=stack,
         )
         proxy = TensorProxy(self, fake, node)
         proxy.source, proxy.real = source, real
