@@ -44,10 +44,14 @@ def binder_code(code: CodeType) -> CodeType:
 def bind_arguments(program: Program, function: FunctionType, args: list[Any], kwargs: dict[str, Any]) -> list[Any]:
     """The parameters' values in varnames order. Raises the TypeError of a native call."""
     binder = binder_for(program)
-    if binder.__defaults__ is not function.__defaults__:
-        binder.__defaults__ = function.__defaults__
-    if binder.__kwdefaults__ is not function.__kwdefaults__:
+    if (
+        binder.__defaults__ is not function.__defaults__
+        or binder.__kwdefaults__ is not function.__kwdefaults__
+        or binder.__qualname__ != function.__qualname__
+    ):
+        # a new one: another thread may be about to call this one
+        binder = FunctionType(binder.__code__, globals(), function.__name__, function.__defaults__)
         binder.__kwdefaults__ = function.__kwdefaults__
-    if binder.__qualname__ != function.__qualname__:
         binder.__qualname__ = function.__qualname__
+        program.binder = binder
     return binder(*args, **kwargs)

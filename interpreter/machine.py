@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import dis
 import sys
-from _thread import get_ident
+from _thread import RLock, get_ident
 from collections.abc import Callable, Mapping
 from operator import attrgetter
 from types import CellType, CodeType, FunctionType
@@ -514,6 +514,7 @@ class Room:
     def __init__(self) -> None:
         self.running = 0
         self.before = 0
+        self.lock = RLock()
 
     def make(self, depth: int) -> None:
         needed = depth * NATIVE_FRAMES_PER_CALL + 500
@@ -521,18 +522,20 @@ class Room:
             sys.setrecursionlimit(needed)
 
     def take(self, depth: int) -> None:
-        if self.running == 0:
-            self.before = sys.getrecursionlimit()
-        self.running += 1
-        self.make(depth)
+        with self.lock:
+            if self.running == 0:
+                self.before = sys.getrecursionlimit()
+            self.running += 1
+            self.make(depth)
 
     def give_back(self, wanted: int | None) -> None:
         """`wanted`: the limit that the program set itself."""
-        self.running -= 1
-        if wanted is not None:
-            self.before = wanted
-        if self.running == 0:
-            sys.setrecursionlimit(self.before)
+        with self.lock:
+            self.running -= 1
+            if wanted is not None:
+                self.before = wanted
+            if self.running == 0:
+                sys.setrecursionlimit(self.before)
 
 
 ROOM = Room()

@@ -16,7 +16,7 @@ from typing import Any
 from weakref import ref
 
 from ..sentinels import NULL
-from .core import HEAP_TYPE, MISSING, PLAIN, Core, lookup, special
+from .core import HEAP_TYPE, MISSING, PLAIN, Core, is_class, lookup, special
 
 GENERIC_GET = object.__getattribute__
 ATTRIBUTES_ARE_C = PLAIN | {list, tuple, dict, set, frozenset, bytearray, range, slice}
@@ -65,7 +65,7 @@ class Attributes(Core):
             if raw is MISSING or type(raw) in SIMPLE_KINDS:
                 if raw is not MISSING or lookup(tp, "__getattr__") is MISSING:
                     return getattr(obj, name)
-        elif isinstance(obj, type):
+        elif is_class(obj):
             if special(tp, "__getattribute__") is None and special(tp, "__getattr__") is None:
                 return self.get_class_attr(obj, name)
         return self.get_attr_by_protocol(obj, name, tp)
@@ -88,7 +88,7 @@ class Attributes(Core):
 
     def get_attr_plainly(self, obj: Any, name: str) -> Any:
         """What the type's own C __getattribute__ does, with Python descriptors interpreted."""
-        if isinstance(obj, type):
+        if is_class(obj):
             return self.get_class_attr(obj, name)
         native = lookup(type(obj), "__getattribute__")
         return self.get_attr_generic(obj, name) if native is GENERIC_GET else self.native(native, obj, name)
@@ -178,7 +178,7 @@ class Attributes(Core):
             if raw is not None:
                 self.call_special(raw, obj, [name, value])
                 return
-            if not isinstance(obj, type) or tp is not type:
+            if not is_class(obj) or tp is not type:
                 self.set_attr_plainly(obj, name, value)
                 return
         self.native(setattr, obj, name, value)

@@ -16,7 +16,7 @@ from typing import Any
 
 from ..natives import call_outside, watch_finalizer
 from .containers import function_text
-from .core import HEAP_TYPE, MISSING, Core, lookup, special
+from .core import HEAP_TYPE, MISSING, Core, is_class, lookup, special
 
 NATIVE_CALLABLES = frozenset({
     BuiltinFunctionType, MethodDescriptorType, WrapperDescriptorType, MethodWrapperType, ClassMethodDescriptorType,
@@ -36,7 +36,7 @@ class Calls(Core):
             return self.call(callee.__func__, [callee.__self__, *args], kwargs)
         if tp in NATIVE_CALLABLES:
             return self.call_native(callee, args, kwargs)
-        if isinstance(callee, type):
+        if is_class(callee):
             return self.call_class(callee, args, kwargs)
         if tp is functools.partial:
             return self.call(callee.func, [*callee.args, *args], {**callee.keywords, **kwargs})

@@ -8,7 +8,7 @@ from typing import Any
 from ..natives import watch_finalizer
 from ..sentinels import UNSET
 from ..type_parameters import run_intrinsic
-from .core import MISSING, Core, lookup, special
+from .core import MISSING, Core, is_class, lookup, special
 
 
 class Classes(Core):
@@ -25,12 +25,12 @@ class Classes(Core):
         resolved = self.resolve_bases(bases)
         kwargs = dict(kwargs)
         meta = kwargs.pop("metaclass", UNSET)
-        is_class = True
+        of_class = True
         if meta is UNSET:
             meta = type(resolved[0]) if resolved else type
         else:
-            is_class = isinstance(meta, type)
-        if is_class:
+            of_class = is_class(meta)
+        if of_class:
             meta = calculate_metaclass(meta, resolved)
         namespace: Any = {}
         prepare = UNSET
@@ -41,15 +41,15 @@ class Classes(Core):
         if prepare is not UNSET:
             namespace = self.call(prepare, [name, resolved], kwargs)
         if not is_mapping(namespace):
-            shown = meta.__name__ if is_class else "<metaclass>"
+            shown = meta.__name__ if of_class else "<metaclass>"
             raise TypeError(f"{shown}.__prepare__() must return a mapping, not {type(namespace).__name__}")
         cell = self.machine.run_class_body(body, namespace)
         if resolved is not bases:
             self.set_item(namespace, "__orig_bases__", bases)
         cls = self.call(meta, [name, resolved, namespace], kwargs)
-        if isinstance(cls, type):
+        if is_class(cls):
             watch_finalizer(cls)
-        if isinstance(cls, type) and isinstance(cell, types.CellType):
+        if is_class(cls) and isinstance(cell, types.CellType):
             try:
                 held = cell.cell_contents
             except ValueError:
@@ -66,7 +66,7 @@ class Classes(Core):
         changed = False
         for base in bases:
             entries = UNSET
-            if not isinstance(base, type):
+            if not is_class(base):
                 try:
                     entries = self.get_attr(base, "__mro_entries__")
                 except AttributeError as error:

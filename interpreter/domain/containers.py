@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from ..sentinels import STOP
-from .core import HEAP_TYPE, MISSING, PLAIN, Core, lookup, special
+from .core import HEAP_TYPE, MISSING, PLAIN, Core, is_class, lookup, special
 
 EXACT = frozenset({list, tuple, str, bytes, range})
 # Iterators that never lead into Python code; a dict's or set's goes on in order without looking keys up.
@@ -24,9 +24,9 @@ class Containers(Core):
         raw = special(tp, "__getitem__")
         if raw is not None:
             return self.call_special(raw, obj, [key])
-        if isinstance(obj, type):
+        if is_class(obj):
             return self.class_item(obj, key)
-        if tp.__flags__ & HEAP_TYPE and isinstance(obj, dict):
+        if tp.__flags__ & HEAP_TYPE and dict in tp.__mro__:
             missing = special(tp, "__missing__")
             if missing is not None:
                 found = self.native(dict.get, obj, key, MISSING)

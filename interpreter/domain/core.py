@@ -20,12 +20,18 @@ if TYPE_CHECKING:
 # Values of these types never lead from an operator back into Python code.
 PLAIN = frozenset({int, float, str, bytes, bool, complex, type(None)})
 HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: only such a type can hold Python code
+TYPE_SUBCLASS = 1 << 31  # Py_TPFLAGS_TYPE_SUBCLASS
 MISSING = object()
 # Found on a type, these run C code.
 NATIVE_KINDS = frozenset({
     WrapperDescriptorType, MethodDescriptorType, ClassMethodDescriptorType, BuiltinFunctionType, GetSetDescriptorType,
     MemberDescriptorType, type(None),
 })  # fmt: skip
+
+
+def is_class(value: Any) -> bool:
+    """Whether it is a class; unlike isinstance this never asks a program's object for its __class__."""
+    return bool(type(value).__flags__ & TYPE_SUBCLASS)
 
 
 def lookup(tp: type, name: str) -> Any:

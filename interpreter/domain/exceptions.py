@@ -4,7 +4,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from .core import MISSING, Core, lookup
+from .core import MISSING, Core, is_class, lookup
 
 NO_CAUSE = object()
 KEEPS_UNMATCHED = sys.version_info < (3, 12)  # a clause that matches nothing leaves the group itself, later a copy
@@ -32,14 +32,14 @@ class Exceptions(Core):
 
     def as_exception(self, value: Any) -> BaseException | None:
         """The exception, made by a call where `value` is a class; None where it is neither."""
-        if isinstance(value, type) and issubclass(value, BaseException):
+        if is_class(value) and BaseException in value.__mro__:
             made = self.call(value, [], {})
-            if not isinstance(made, BaseException):
+            if BaseException not in type(made).__mro__:
                 raise TypeError(
                     f"calling {value!r} should have returned an instance of BaseException, not {type(made)}"
                 )
             return made
-        return value if isinstance(value, BaseException) else None
+        return value if BaseException in type(value).__mro__ else None
 
     def reraise(self, frame: Any, exc: BaseException) -> None:
         """Raise again: neither the context nor this frame's traceback entry is added."""
@@ -56,7 +56,7 @@ class Exceptions(Core):
     def exc_match(self, exc: BaseException, kind: Any) -> bool:
         """`except kind`; kind is a class or a tuple of classes."""
         for cls in kind if isinstance(kind, tuple) else (kind,):
-            if not (isinstance(cls, type) and BaseException in cls.__mro__):
+            if not (is_class(cls) and BaseException in cls.__mro__):
                 raise TypeError("catching classes that do not inherit from BaseException is not allowed")
         mro = type(exc).__mro__
         return any(cls in mro for cls in (kind if isinstance(kind, tuple) else (kind,)))
@@ -64,7 +64,7 @@ class Exceptions(Core):
     def exc_group_match(self, exc: Any, kind: Any) -> tuple[Any, Any]:
         """`except* kind`: (rest, match), either may be None (Python/ceval.c exception_group_match)."""
         for cls in kind if isinstance(kind, tuple) else (kind,):
-            if not (isinstance(cls, type) and issubclass(cls, BaseException)):
+            if not (is_class(cls) and issubclass(cls, BaseException)):
                 raise TypeError("catching classes that do not inherit from BaseException is not allowed")
             if issubclass(cls, BaseExceptionGroup):
                 raise TypeError("catching ExceptionGroup with except* is not allowed. Use except instead.")

@@ -6,7 +6,7 @@ import sys
 from typing import Any
 
 from ..sentinels import UNSET
-from .core import Core
+from .core import Core, is_class
 
 CLASS_WORD = "class" if sys.version_info >= (3, 12) else "type"
 TPFLAGS_SEQUENCE, TPFLAGS_MAPPING, TPFLAGS_MATCH_SELF = 1 << 5, 1 << 6, 1 << 22
@@ -43,7 +43,7 @@ class Matching(Core):
 
     def match_class(self, subject: Any, cls: Any, count: int, names: tuple[str, ...]) -> tuple[Any, ...] | None:
         """The attributes that the sub-patterns match, or None."""
-        if not isinstance(cls, type):
+        if not is_class(cls):
             raise TypeError(f"called match pattern must be a {CLASS_WORD}")
         if not self.is_instance(subject, cls):
             return None

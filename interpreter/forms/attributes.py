@@ -4,6 +4,7 @@ from __future__ import annotations
 import builtins
 from typing import Any
 
+from ..domain.core import is_class
 from .registry import form, method_form
 
 
@@ -62,28 +63,28 @@ def issubclass_(domain: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
 
 @method_form(object, "__getattribute__")
 def object_getattribute(domain: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    if kwargs or len(args) != 2 or not isinstance(args[1], str) or isinstance(args[0], type):
+    if kwargs or len(args) != 2 or not isinstance(args[1], str) or is_class(args[0]):
         return domain.native(object.__getattribute__, *args, **kwargs)
     return domain.get_attr_generic(args[0], args[1])
 
 
 @method_form(object, "__setattr__")
 def object_setattr(domain: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    if kwargs or len(args) != 3 or not isinstance(args[1], str) or isinstance(args[0], type):
+    if kwargs or len(args) != 3 or not isinstance(args[1], str) or is_class(args[0]):
         return domain.native(object.__setattr__, *args, **kwargs)
     return domain.set_attr_plainly(*args)
 
 
 @method_form(object, "__delattr__")
 def object_delattr(domain: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    if kwargs or len(args) != 2 or not isinstance(args[1], str) or isinstance(args[0], type):
+    if kwargs or len(args) != 2 or not isinstance(args[1], str) or is_class(args[0]):
         return domain.native(object.__delattr__, *args, **kwargs)
     return domain.del_attr_plainly(*args)
 
 
 @method_form(type, "__call__")
 def type_call(domain: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    if not args or not isinstance(args[0], type) or args[0] is type:
+    if not args or not is_class(args[0]) or args[0] is type:
         return domain.native(type.__call__, *args, **kwargs)
     return domain.construct(args[0], args[1:], kwargs)
 

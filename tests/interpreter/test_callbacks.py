@@ -478,6 +478,29 @@ def threads():
         return log, sorted(pool.map(lambda x: x * x, range(5))), pool.submit(lambda: {Key(1): 2}[Key(1)]).result()
 
 
+@case
+def looking_at_an_object_asks_it_nothing():
+    log = []
+
+    class Watched:
+        def __getattribute__(self, name):
+            log.append(name)
+            return object.__getattribute__(self, name)
+
+        def __call__(self):
+            return 1
+
+        def __getitem__(self, key):
+            return key
+
+    made = Watched()
+    try:
+        raise made
+    except TypeError:
+        pass
+    return made(), made[2], hasattr(made, "x"), log
+
+
 @pytest.mark.parametrize("function", CASES, ids=lambda f: f.__name__)
 def test_callbacks_are_interpreted(function):
     expected = repr(function())
