@@ -200,7 +200,11 @@ class Containers(Parts):
         if kind in ROWS:
             return value.begin() if isinstance(value, TensorRows) else value
         self.refuse_alien(value)
-        if kind in (tuple, str, bytes, range, frozenset) or kind in natives.VIEWS or kind is torch.Size:
+        if kind is range:
+            iterator = self.objects.made(iter(value))
+            self.loops.note_range(iterator)
+            return iterator
+        if kind in (tuple, str, bytes, frozenset) or kind in natives.VIEWS or kind is torch.Size:
             return self.objects.made(iter(value))
         if isinstance(value, natives.ITERATORS):
             self.objects.writes += 1  # whoever asks for it may advance it: a break after that finds it changed

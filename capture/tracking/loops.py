@@ -92,6 +92,7 @@ class Loops:
         self.open: list[OpenLoop] = []
         self.decided: dict[tuple[int, int], list[int]] = {}
         self.unrolled: set[tuple[Any, int]] = set()  # range loops that an earlier attempt could not say as one node
+        self.fresh: Any = None  # the iterator of the range that a for statement met last
         self.ranges: set[tuple[Any, int]] = set()  # those that this attempt records as one node
 
     # ------------------------------------------------------------------------------------------------------------------
@@ -148,13 +149,21 @@ class Loops:
         if kind in ROWS and not frame.stack[-1].finished:
             self.begin(frame, frame.stack[-1], self.decided.get((id(frame.code), frame.pc), []))
 
+    def note_range(self, iterator: Any) -> None:
+        """A range's iterator was made. One that a for statement makes is on the frame's stack and nowhere else."""
+        frame = self.domain.machine.frame
+        if frame is not None and frame.program.instructions[frame.pc].opname == "GET_ITER":
+            self.fresh = iterator
+
     def take_range(self, frame: Frame) -> None:
         """``for e in range(n)`` over experts goes the way of a loop over rows; any other is left to be unrolled."""
         key = (frame.code, frame.pc)
         if self.open or not self.domain.tensors.whole_step or key in self.unrolled:
             return
         iterator = frame.stack[-1]
-        if self.domain.objects.is_new(iterator) and (count := length_of(iterator)) and goes_over_experts(frame):
+        if iterator is not self.fresh or any(local is iterator for local in frame.locals):
+            return
+        if (count := length_of(iterator)) and goes_over_experts(frame):
             frame.stack[-1] = self.domain.objects.made(RangeRows(count, key))
             self.ranges.add(key)
 
