@@ -205,6 +205,8 @@ class Attributes:
                 if isinstance(inner, types.FunctionType)
                 else inner.__get__(kind, type(kind))
             )
+        if descriptor is functools._lru_cache_wrapper:
+            return self.objects.made(types.MethodType(found, obj))
         if descriptor in (types.MethodDescriptorType, types.WrapperDescriptorType, types.ClassMethodDescriptorType):
             return self.objects.made(found.__get__(obj, kind))
         if isinstance(found, property):

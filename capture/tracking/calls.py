@@ -15,6 +15,7 @@ import torch
 import torch.utils.checkpoint
 
 from .. import torch_private
+from ..guards.recorder import can_die
 from ..hook import ABSENT
 from ..sources import Static
 from . import natives
@@ -25,7 +26,7 @@ from .functions import AutogradFunctions
 from .methods import Methods
 from .numbers import FUNCTIONS as NUMBER_FUNCTIONS
 from .numbers import Number
-from .objects import CONTAINERS, DICTS
+from .objects import CONTAINERS, DICTS, Record
 from .optimizers import is_state_maker, make_state
 from .stand_ins import StandIns
 from .substitutes import ANYWHERE, COPY_PROTOCOL, SUBSTITUTES, is_plain_object
@@ -285,15 +286,40 @@ class Calls(Methods, Construction, StandIns):
         return self.call(inner, [*first, *args], {**self.objects.contents(keywords), **kwargs})
 
     def cached(self, function: Any, args: list, kwargs: dict[str, Any]) -> Any:
-        """``functools.lru_cache``: a cached pure function of plain arguments gives what the function gives."""
-        if not all(natives.is_plain(a, self.known) for a in (*args, *kwargs.values())):
+        """``functools.lru_cache``: what the cache gives, or the function's first answer, which it keeps."""
+        if not all(natives.is_plain(a, self.known) or self.is_key(a) for a in (*args, *kwargs.values())):
             raise Break(
                 "cached function",
                 f"{function.__qualname__} is called with arguments that are not plain",
                 "call it outside of the step",
             )
-        inner = function.__wrapped__
-        return self.call(self.objects.enter(inner, Static(inner.__qualname__, inner)), args, kwargs)
+        if any(record.changed for record in self.objects.every_record()):
+            self.refuse_to_look_back(function.__wrapped__, args, kwargs)
+        return self.from_cache(functools.partial(function, *args, **kwargs), function.__qualname__)
+
+    def is_key(self, value: Any) -> bool:
+        """Whether a cache tells the object apart by identity alone. One that may die is not to be kept in a guard."""
+        kind = type(value)
+        by_identity = kind.__hash__ is object.__hash__ and kind.__eq__ is object.__eq__
+        return self.known(value) and by_identity and not can_die(value) and not isinstance(value, TensorProxy)
+
+    def refuse_to_look_back(self, inner: Any, args: list, kwargs: dict[str, Any]) -> None:
+        """The step has changed objects, which a function that runs natively sees as they were: a graph break if a
+        cached function looks at one of them. It is interpreted once to find out."""
+        log = self.objects.log
+        assert log is not None
+        begin = len(log)
+        self.call(self.objects.enter(inner, Static(inner.__qualname__, inner)), args, kwargs)
+        for what, *parts in log[begin:]:
+            if what == "changed" or any(isinstance(p, Record) and p.changed for p in parts):
+                detail = f"{inner.__qualname__} depends on what the step changed"
+                raise Break("cached function", detail, "call it before the step changes that")
+
+    def from_cache(self, ask: functools.partial, name: str) -> Any:
+        value = ask()
+        self.domain.objects.note("cache")
+        self.objects.guards.answers(f"{name}()", "gives what it gave", (ask, value))
+        return self.objects.enter(value, Static(f"{name}()", value))
 
     def instance_call(self, function: Any, args: list, kwargs: dict[str, Any]) -> Any:
         kind = type(function)

@@ -371,10 +371,13 @@ class Objects:
             return ABSENT
         return self.enter(value, part(source, "dict_item", key))
 
+    def every_record(self) -> Iterable[Record]:
+        return {id(r): r for r in self.records.values()}.values()
+
     def counted(self) -> set[str]:
         """Names of the places whose int the step read and wrote another over: what a step counts in."""
         found = set()
-        for record in {id(r): r for r in self.records.values()}.values():
+        for record in self.every_record():
             for key, value in record.writes.items():
                 before = record.reads.get(key)
                 if type(before) is int and type_of(value) is int and value is not before:

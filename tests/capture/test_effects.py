@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import contextvars
 import copy
+import functools
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -416,3 +417,62 @@ def test_a_view_that_native_code_made_is_not_taken_for_constant():
     for n in range(4):
         table["b"] = float(n)
         assert captured(table, torch.zeros(1)).item() == 1.0 + n
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# functools.lru_cache
+# ----------------------------------------------------------------------------------------------------------------------
+
+FACTOR = {"now": 2.0}
+ASKED: list = []
+
+
+@functools.lru_cache
+def factor(power):
+    ASKED.append(power)
+    return FACTOR["now"] ** power
+
+
+@functools.cache
+def table(size):
+    return {"size": size}
+
+
+def test_a_cached_function_is_asked_once_and_keeps_its_answer(monkeypatch):
+    def step(x):
+        return x * factor(3)
+
+    factor.cache_clear()
+    ASKED.clear()
+    captured, x = capture(step, backend="eager"), torch.ones(2)
+    assert torch.equal(captured(x), x * 8) and ASKED == [3]
+    monkeypatch.setitem(FACTOR, "now", 3.0)
+    assert torch.equal(captured(x), x * 8) and ASKED == [3]  # as in plain Python, until the cache is cleared
+    factor.cache_clear()
+    assert torch.equal(captured(x), x * 27) and ASKED == [3, 3]
+    assert torch.equal(captured(x), x * 27) and ASKED == [3, 3]
+    assert stats(captured).breaks == 0
+
+
+def test_a_cached_function_that_looks_at_what_the_step_changed(monkeypatch):
+    def step(x, value):
+        FACTOR["now"] = value
+        return x * factor(2)
+
+    captured, x = capture(step, backend="eager"), torch.ones(2)
+    monkeypatch.setitem(FACTOR, "now", 2.0)
+    for value in (5.0, 7.0):
+        factor.cache_clear()
+        assert torch.equal(captured(x, value), x * value**2)
+    assert torch.equal(captured(x, 9.0), x * 49)
+
+
+def test_a_cached_object_is_the_same_object():
+    def step(x):
+        made = table(2)
+        made["size"] += 1
+        return x * made["size"]
+
+    table.cache_clear()
+    captured, x = capture(step, backend="eager"), torch.ones(2)
+    assert [captured(x)[0].item() for _ in range(3)] == [3.0, 4.0, 5.0] and table(2) == {"size": 5}
