@@ -103,6 +103,8 @@ class StandIns(CallParts):
         return value
 
     def is_callable(self, value: Any) -> bool:
+        if isinstance(value, TensorMethod):
+            return True
         return not isinstance(value, (TensorProxy, *SYMBOLIC)) and callable(value)
 
     def variables(self, obj: Any) -> Any:
