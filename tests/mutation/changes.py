@@ -380,6 +380,12 @@ def alias_changes(world: World, paths: list[ThePath]) -> Iterator[Change]:
                 write(world, second, follow(world, first))
 
             yield Change(f"alias: two {name}s become one", f"{spell(second)} = {spell(first)}", apply)
+            if first[-1][0] == "arg":
+
+                def back(world: World, first: ThePath = first, second: ThePath = second) -> None:
+                    write(world, first, follow(world, second))
+
+                yield Change(f"alias: two {name}s become one", f"{spell(first)} = {spell(second)}", back)
 
 
 # ----------------------------------------------------------------------------------------------------------------------

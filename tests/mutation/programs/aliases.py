@@ -11,32 +11,42 @@ class Pair:
         self.weights = {"a": 2.0}
 
 
+class Mark(nn.Module):
+    """Nothing but itself."""
+
+
 class Tied(nn.Module):
     def __init__(self):
         super().__init__()
         self.encode = nn.Linear(3, 3, bias=False)
         self.decode = nn.Linear(3, 3, bias=False)
         self.decode.weight = self.encode.weight
+        self.register_buffer("table", torch.ones(2, 3))
 
     def forward(self, x):
         return self.decode(self.encode(x)) * (2.0 if self.encode.weight is self.decode.weight else 3.0)
 
 
-def f(first, second, pair, table, tied, x, y):
+def f(first, second, pair, table, tied, other, one, two, x, y, z):
     first.append(3.0)
     total = x * len(second)
     pair.left[0] = 5.0
     total = total + pair.right[0] * sum(pair.right)
     table["a"] = 4.0
     total = total * pair.weights["a"]
+    if one is two:
+        total = total * 7.0
     if x is y:
         total = total - 1.0
+    z.t_()  # in place: another size under each name of it
+    total = total * tied.table.shape[0] + tied.table.shape[1]
+    z.t_()
     first.pop()
     pair.left[0] = 1.0
     table["a"] = 2.0
-    return tied(total + y), [first, second]
+    return tied(total + y) - other(x), [first, second]
 
 
 def make():
     shared, pair, x = [0.5], Pair(), torch.randn(2, 3)
-    return f, [shared, shared, pair, pair.weights, Tied(), x, x], {}
+    return f, [shared, shared, pair, pair.weights, Tied(), Tied(), Mark(), Mark(), x, x, torch.randn(2, 3)], {}

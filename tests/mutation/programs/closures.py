@@ -12,7 +12,7 @@ def make_step(scale, table):
         return x * scale + extra * slope + count
 
     def step(x, callback, power=2, *, flag=True, config={"gain": 2.0}):  # noqa: B006
-        y = inner(x) + table["a"]
+        y = inner(x) + table["a"] * 1.5
         y = callback(y) ** power
         return y * config["gain"] if flag else y
 

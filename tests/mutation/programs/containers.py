@@ -18,7 +18,7 @@ def f(numbers, table, ordered, queue, chosen, pair, point, log, *, options):
     y = y + sum(queue) + (1 if 3.0 in chosen else 2) + len(chosen)
     a, b = pair
     y = y * a + len(b) + point.x * 2 + point.y
-    y = y + options.get("missing", 0.5) + (options["scale"] if "scale" in options else 1.0)
+    y = y + options.get("added", 0.5) + (options["scale"] if "scale" in options else 1.0)
     log.append(len(numbers) * 1.0)
     numbers[-1] = numbers[0] + 1.0
     table["calls"] = table.get("calls", 0.0) + 1.0

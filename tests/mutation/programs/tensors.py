@@ -20,6 +20,7 @@ def f(x, y, items, named, *, mask=None):
     for item in items:
         total = total + item.mean() * items[0].mean()
     total = total + named["a"].sum() + (0 if named["b"].grad is None else named["b"].grad.sum())
+    total = total * WEIGHT.shape[0] + (1 if torch.is_grad_enabled() else 2)
     if x is y:
         total = total * 5
     return total if mask is None else total.masked_fill(mask, 0.0)
