@@ -6,6 +6,7 @@ import functools
 import os
 import sys
 import types
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -15,7 +16,7 @@ from . import torch_private
 from .captured import ALL, MARKED, Captured, install_frame_callback
 from .errors import NotCapturableError, OptionError
 from .generators import driven, is_driven
-from .hook import call_unhooked, is_disabled, mark_skip
+from .hook import Entry, call_unhooked, is_disabled, mark_skip
 from .options import Options, make_options
 from .report import Report
 from .report.records import Stats
@@ -25,7 +26,8 @@ from .versions import check_versions
 check_versions(sys.version_info[:3], torch.__version__, is_disabled())
 install_frame_callback()
 torch_private.calibrate_tensor_guards()
-OWNERS: dict[int, Captured] = {}
+ROOTS: weakref.WeakSet[Captured] = weakref.WeakSet()  # what users captured, in no order
+KEPT: list[Captured] | None = None  # for the command line: what a script captured in functions that have returned
 
 
 def capture(target: Any = None, **options: Any) -> Any:
@@ -73,7 +75,8 @@ def capture_function(function: Any, options: Options) -> Any:
     if is_driven(function):
         captured = Captured(function, options)
         run = driven(function, captured.below)
-        OWNERS[id(run)] = run.__dict__["moebius_captured"] = captured
+        run.__dict__["moebius_captured"] = captured
+        remember(captured)
         return run
     why = traceable(function)
     if why is not None:
@@ -83,8 +86,20 @@ def capture_function(function: Any, options: Options) -> Any:
     captured = Captured(function, options)
     functools.update_wrapper(captured.entry, function)
     vars(captured.entry)["export"] = captured.export
-    OWNERS[id(captured.entry)] = captured
+    remember(captured)
     return captured.entry
+
+
+def remember(captured: Captured) -> None:
+    ROOTS.add(captured)
+    if KEPT is not None:
+        KEPT.append(captured)
+
+
+def keep_captured() -> None:
+    """From now on what is captured stays alive with the process, for a report at its end."""
+    global KEPT
+    KEPT = KEPT or []
 
 
 class CapturedModule:
@@ -125,8 +140,10 @@ def captured_of(target: Any) -> Captured | None:
         target = target.__func__
     if isinstance(target, types.FunctionType):
         return target.__dict__.get("moebius_captured")
-    found = OWNERS.get(id(target))
-    return found if found is not None and found.entry is target else None
+    if not isinstance(target, Entry):
+        return None
+    owner = getattr(target.cold, "__self__", None)
+    return owner if isinstance(owner, Captured) and owner in ROOTS else None
 
 
 def explain(target: Any, **options: Any) -> Callable[..., Report]:
@@ -182,7 +199,7 @@ def stats(target: Any) -> Stats:
 
 def captured_functions() -> list[Any]:
     """Everything that ``capture`` returned and that is alive, in no order; each has ``.report()``."""
-    return [Reporter(c) for c in OWNERS.values() if c in ALL]
+    return [Reporter(c) for c in list(ROOTS)]
 
 
 class Reporter:

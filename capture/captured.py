@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import dis
 import functools
 import gc
+import io
 import os
 import sys
 import sysconfig
+import tempfile
 import threading
 import time
 import traceback
@@ -24,6 +27,8 @@ from torch.utils.weak import WeakIdKeyDictionary
 import moebius.interpreter
 import moebius.kernels
 import moebius.lowering
+from moebius.interpreter import decode
+from moebius.interpreter.binding import bind_arguments
 
 from .errors import CaptureInternalError, GraphBreakError, MoebiusError
 from .export.write import export
@@ -82,11 +87,13 @@ class Captured:
         native = run_cells_natively(self.function, self.n_cells)
         if getattr(TRACING, "where", None) is not None or self.given_up:
             return native(*args, **kwargs)
-        if entry.targets and not self.learn(args, kwargs):
-            return native(*args, **kwargs)
+        if not self.binds(args, kwargs):
+            return native(*args, **kwargs)  # raises the TypeError that says so
         try:
-            with paused_collector():
-                segment = call_unhooked(self.capture, args, kwargs)  # what capture itself runs is not to be captured
+            worth_it = not entry.targets or self.learn(args, kwargs)
+            if worth_it:
+                with paused_collector():
+                    segment = call_unhooked(self.capture, args, kwargs)  # what capture itself runs is not captured
         except CaptureInternalError as error:
             self.report_failure(error)
             return native(*args, **kwargs)
@@ -95,9 +102,20 @@ class Captured:
         except Exception as error:
             self.report_failure(error)
             return native(*args, **kwargs)
+        if not worth_it:
+            return native(*args, **kwargs)
         if segment.graph_break is not None and self.options.fullgraph:
             raise GraphBreakError(segment.graph_break)
         return self.runner(segment)(*args, **kwargs)
+
+    def binds(self, args: tuple, kwargs: dict[str, Any]) -> bool:
+        """Whether these arguments fit the function's parameters."""
+        try:
+            if not self.n_cells:
+                bind_arguments(decode(self.function.__code__), self.function, [*args], kwargs)
+        except TypeError:
+            return False
+        return True
 
     def runner(self, segment: Segment) -> Callable[..., Any]:
         """What runs when the segment's guards hold; in shadow mode it is compared with plain Python now and then."""
@@ -252,10 +270,14 @@ class Captured:
         """An internal error: say so once, with the place, and let the native call go on."""
         place = traceback.extract_tb(error.__traceback__)[-1]
         self.given_up = True
+        self.segments.clear()  # half of what was captured is worth nothing, and holds on to the user's objects
+        self.entry.clear()
+        written = failure_file(self.function, error)
         warnings.warn(
             f"moebius could not capture {self.function.__qualname__} and runs it natively: "
             f"{type(error).__name__}: {error} "
-            f"(in {place.name}, {place.filename}:{place.lineno}); please report this",
+            f"(in {place.name}, {place.filename}:{place.lineno}); please report this"
+            + (f", with {written}" if written else ""),
             stacklevel=5,
         )
         if DEBUG:
@@ -367,6 +389,25 @@ class Placement:
             place_parameters(self.parameters, self.others, options.mesh, self.plan)
         except PlacementError as error:
             warnings.warn(f"moebius: experts stay whole on each rank: {error}", stacklevel=6)
+
+
+def failure_file(function: types.FunctionType, error: Exception) -> str | None:
+    """A file to attach to a report: versions, the function's place and code, the traceback. None: cannot be written."""
+    code = function.__code__
+    text = io.StringIO()
+    print(f"moebius {moebius.__version__}, torch {torch.__version__}, Python {sys.version}", file=text)
+    print(f"while capturing {code.co_qualname}, {code.co_filename}:{code.co_firstlineno}\n", file=text)
+    traceback.print_exception(error, file=text)
+    print("\nIts instructions:", file=text)
+    dis.dis(code, file=text, depth=0)
+    try:
+        with tempfile.NamedTemporaryFile(
+            "w", prefix="moebius-failure-", suffix=".txt", delete=False, encoding="utf-8"
+        ) as file:
+            file.write(text.getvalue())
+        return file.name
+    except OSError:
+        return None
 
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -117,8 +117,9 @@ def explain_script(script: str, args: list[str], html: str | None, json_file: st
     path = Path(script)
     if not path.is_file():
         raise UsageError(f"there is no file {script}")
-    from .api import captured_functions
+    from .api import captured_functions, keep_captured
 
+    keep_captured()
     status, captured = run_script(path, args, captured_functions)
     reports = [item.report() for item in captured]
     for report in reports:

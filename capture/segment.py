@@ -197,6 +197,8 @@ def make_graph(
     captured = CapturedGraph(gm, code.co_filename, line, time.perf_counter() - started, examples, code.co_qualname)
     with torch_private.tracing(attempt.world):
         lowered = lower(captured, LoweringOptions(options.backend, options.mesh, options.plan, options.precision))
+    for graph_module in {captured.gm, lowered.gm}:
+        torch_private.forget_source_with(graph_module)
     return captured, lowered
 
 

@@ -7,6 +7,7 @@ spell differently is to be answered here, once.
 from __future__ import annotations
 
 import contextlib
+import linecache
 import os
 import sys
 import weakref
@@ -38,6 +39,7 @@ from torch.fx.experimental.symbolic_shapes import (
     StatelessSymbolicContext,
     free_unbacked_symbols,
 )
+from torch.fx.graph_module import _loader as fx_sources
 from torch.fx.node import _get_qualified_name as qualified_name
 from torch.utils import _pytree as pytree
 from torch.utils._foreach_utils import _group_tensors_by_device_and_dtype as group_tensors_by_device_and_dtype
@@ -105,6 +107,18 @@ STATE_WRITERS = (
 
 
 health_check = torch.optim.Optimizer._accelerator_graph_capture_health_check
+
+
+def forget_source_with(gm: torch.fx.GraphModule) -> None:
+    """fx keeps the text of each graph's code for as long as the process lives: let it go with the graph."""
+    name = gm.forward.__code__.co_filename
+    if name.startswith("<eval_with_key>"):
+        weakref.finalize(gm, forget_source, name)
+
+
+def forget_source(name: str) -> None:
+    linecache.cache.pop(name, None)
+    fx_sources.eval_cache.pop(name, None)
 
 
 def unwrapped(function: Any) -> Any:

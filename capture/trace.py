@@ -162,6 +162,8 @@ class Trace:
         TRACING.where = self.where
         try:
             self.interpret()
+        except OwnError as error:  # from the last resort, which asks whose error it is
+            raise CaptureInternalError(str(error)) from error
         finally:
             TRACING.where = outer
         self.world.forget_pending()

@@ -204,10 +204,10 @@ INTRODUCTION = """# One thing changed between two calls
 
 Written by `make mutate` (Python {python}, torch {torch}; {minutes} minutes of CPU); not edited by hand. For {programs}
 programs (`tests/mutation/programs/`), one reachable thing at a time was changed after a captured call, {changes}
-changes in all (of Mixtral, one in 40), and the call was made again, twice, next to plain Python with the same change. Compared bit for bit: the
-result or the exception, everything reachable from the arguments, the function and its globals, which objects are one
-object, gradients and random state. Only a program that says why (Mixtral: the order in which autograd adds) may round
-differently. Differences: {wrong}.
+changes in all (of Mixtral, one in 40), and the call was made again, twice, next to plain Python with the same change.
+Compared bit for bit: the result or the exception, everything reachable from the arguments, the function and its
+globals, which objects are one object, gradients and random state. Only a program that says why (Mixtral: the order in
+which autograd adds) may round differently. Differences: {wrong}. With any one kind of guard switched off, there are.
 
 - *hit*: the captured call still held, and was right: the change was of something that the program does not depend on,
   or that the graph reads each time.

@@ -1,0 +1,157 @@
+"""What goes wrong inside capture changes nothing for the user, and nothing is kept of what has died."""
+
+from __future__ import annotations
+
+import gc
+import re
+import tracemalloc
+import warnings
+import weakref
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import moebius
+import moebius.segment
+from moebius import capture, stats
+from moebius.captured import Captured
+from moebius.guards.program import CompiledGuards
+from moebius.hook import Entry
+from moebius.residual import Emitter
+from moebius.tracking.graphs import GraphWriter
+from moebius.tracking.objects import Objects
+
+STAGES = {
+    "tracing": ("moebius.captured", "trace"),
+    "an operator": (GraphWriter, "node"),
+    "entering an argument": (Objects, "enter"),
+    "the graph": ("moebius.segment", "make_graph"),
+    "lowering": ("moebius.segment", "lower"),
+    "residual code": (Emitter, "function"),
+    "effects": (Emitter, "effects"),
+    "guards of sizes": ("moebius.segment", "guard_sizes"),
+    "guards": (CompiledGuards, "__init__"),
+    "checking the guards": (CompiledGuards, "failure"),
+    "segments": ("moebius.captured", "build"),
+    "learning": (Captured, "learn"),
+}
+
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear, self.calls, self.log = torch.nn.Linear(3, 3), 0, []
+
+    def forward(self, x):
+        self.calls += 1
+        self.log.append(self.calls)
+        x.add_(1)
+        return torch.nn.functional.dropout(self.linear(x), 0.5) + torch.rand(3)
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_an_internal_error_leaves_a_plain_call_and_one_warning_with_a_file(stage, monkeypatch):
+    owner, name = STAGES[stage]
+
+    namespace: dict[str, Any] = {
+        "__name__": "moebius.segment"
+    }  # (an error in a frame of the user's own would be the user's)
+    text = f"def fail(*args, **kwargs): raise AssertionError('planted in {stage}')"
+    exec(compile(text, moebius.segment.__file__, "exec"), namespace)
+    fail = namespace["fail"]
+    if isinstance(owner, str):
+        monkeypatch.setattr(f"{owner}.{name}", fail)
+    else:
+        monkeypatch.setattr(owner, name, fail)
+    plain, model = Model(), Model()
+    captured = capture(model)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for rows in (2, 2, 4, 4):
+            x, y = torch.zeros(rows, 3), torch.zeros(rows, 3)
+            torch.manual_seed(1)
+            want, state = plain(x), torch.get_rng_state()
+            torch.manual_seed(1)
+            assert torch.equal(captured(y), want) and torch.equal(x, y)
+            assert torch.equal(torch.get_rng_state(), state)
+    assert (model.calls, model.log) == (plain.calls, plain.log)
+    said = [str(w.message) for w in caught if "moebius" in str(w.message)]
+    assert len(said) == 1 and "runs it natively" in said[0], said
+    written = Path(re.search(r"with (\S+\.txt)$", said[0]).group(1))
+    text = written.read_text()
+    written.unlink()
+    assert f"planted in {stage}" in text and "Traceback" in text and "torch" in text
+
+
+def test_wrong_arguments_are_the_users_error_and_capture_goes_on():
+    captured = capture(lambda x, y: x + y)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(TypeError, match="missing 1 required positional argument: 'y'"):
+            captured(torch.ones(1))
+    for _ in range(2):
+        assert captured(torch.ones(1), torch.ones(1)).item() == 2
+    assert stats(captured).hits == 1
+
+
+def test_nothing_keeps_tensors_modules_or_functions_alive():
+    def build():
+        model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.ReLU())
+        x = torch.ones(2, 3)
+        captured = capture(lambda x: model(x).sum())
+        other = capture(model)
+        for _ in range(2):
+            captured(x).backward()
+            other(x)
+        watched = [model, model[0], x]
+        return [weakref.ref(o) for o in watched] + [weakref.ref(captured), weakref.ref(model[0].weight)]
+
+    alive = build()
+    gc.collect()
+    assert [r() for r in alive] == [None] * len(alive)
+
+
+def growth(work, rounds):
+    """Bytes by which Python's memory and the number of objects grow over ``rounds`` calls, after as many to warm up."""
+    for i in range(rounds):
+        work(i)
+    gc.collect()
+    tracemalloc.start()
+    objects, (before, _) = len(gc.get_objects()), tracemalloc.get_traced_memory()
+    for i in range(rounds):
+        work(i)
+    gc.collect()
+    after, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    return after - before, len(gc.get_objects()) - objects
+
+
+def test_calls_with_changing_inputs_do_not_grow():
+    model = Model()
+    captured = capture(lambda x, log: (model.linear(x).sum(), log.append(1)))
+    size, objects = growth(lambda i: captured(torch.ones(2 + i % 7, 3), []), 500)
+    assert size < 50_000 and objects < 100, (size, objects)
+
+
+def test_captures_and_resets_do_not_grow():
+    def work(i):
+        model = torch.nn.Linear(2, 2)
+        captured = capture(model, backend="eager")
+        captured(torch.ones(1, 2))
+        if i % 2:
+            moebius.reset()
+
+    size, objects = growth(work, 30)
+    # 2 KB a capture are torch's: the cache of FakeTensorMode, which is one for the whole process
+    assert size < 30 * 3_000 and objects < 40, (size, objects)
+
+
+def test_an_entry_whose_function_died_is_gone():
+    before = len([o for o in gc.get_objects() if isinstance(o, Entry)])
+    for _ in range(20):
+        capture(lambda x: x * 2)(torch.ones(1))
+    gc.collect()
+    assert len([o for o in gc.get_objects() if isinstance(o, Entry)]) <= before + 1
