@@ -106,7 +106,7 @@ step; with the default backend, each step begun with eager's weights and optimiz
 of eager's, and the gradients, taken as one vector, within {gradient:g}, both relative. *Error*: the larger of these
 two. *Memory*: the most bytes of tensors that a warm step holds above what there was when it began, default backend,
 over eager's. *Cold*: CPU seconds of the first step with backend "eager". *Peer*: `torch.compile(backend="eager")`, the
-same step in the same run.
+same step on the same machine.
 """
 
 HEADS = [
@@ -163,7 +163,7 @@ def totals(results: dict[str, Result], whole: dict[str, Result]) -> list[str]:
         one = sum(p["graphs"] == 1 and not p["breaks"] for p in peers)
         apart = sum(p["differs"] is not None for p in peers)
         told.append(
-            f'`torch.compile(backend="eager")` in the same run, {len(peers)} families: one graph in {one}, '
+            f'`torch.compile(backend="eager")` on the same machine, {len(peers)} families: one graph in {one}, '
             f"beyond the tolerance in {apart}, "
             f"median {statistics.median(p['graphs'] for p in peers):.0f} graphs, median "
             f"{cold:.1f} CPU seconds for the first step."
