@@ -7,11 +7,7 @@ PIP := $(BIN)/pip --disable-pip-version-check
 TYPES := build/types
 ARGS ?=
 
-<<<<<<< HEAD
-.PHONY: demo test zoo lint setup clean
-=======
-.PHONY: demo test mutate lint setup clean
->>>>>>> e12082e (Mutation fuzzer: a sample in the tests, make mutate, the table's text)
+.PHONY: demo test zoo mutate lint setup clean
 .DELETE_ON_ERROR:
 
 demo: $(STAMP)  ## trains a small Mixtral with and without capture; ARGS="--steps 20 --ranks 2" go to the script
@@ -20,13 +16,11 @@ demo: $(STAMP)  ## trains a small Mixtral with and without capture; ARGS="--step
 test: $(STAMP)  ## the whole test suite; ARGS="-k report -x" go to pytest
 	$(BIN)/python -m pytest tests $(ARGS)
 
-<<<<<<< HEAD
 zoo: $(STAMP)  ## trains every MoE family of transformers, tiny, and writes docs/zoo.md; ARGS="--peer --resume mixtral"
 	PYTHONPATH=bench OMP_NUM_THREADS=1 $(BIN)/python -m zoo $(ARGS)
-=======
+
 mutate: $(STAMP)  ## changes one thing at a time between two calls, thousands of times; writes docs/guards.md
 	OMP_NUM_THREADS=1 $(BIN)/python tests/mutation/fuzzer.py --docs docs/guards.md $(ARGS)
->>>>>>> e12082e (Mutation fuzzer: a sample in the tests, make mutate, the table's text)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
