@@ -123,12 +123,14 @@ class Contender:
         """Raise SystemExit where result or a gradient differs from the plain loop's: a fast wrong answer is no
         result."""
         self.forward()
-        got = [self.out.detach() if self.out is not None else None]
+        assert self.out is not None
+        got = [self.out.detach()]
         self.backward()
         if not self.check:
             return
         for name, a, b in zip(("result", "dx", "d gate_up", "d down", "d weight"), [*got, *self.grads], want,
                               strict=True):
+            assert a is not None
             if not error(a, b) < LOOSEST[b.dtype]:
                 raise SystemExit(f"{self.name}, {self.problem.shape}: {name} is {error(a, b):.1e} off")
 

@@ -53,7 +53,7 @@ def pipeline(n: int) -> int:
 
 def nbody(steps: int) -> float:
     """The planets of the Computer Language Benchmarks Game: floats in lists, and loops over pairs."""
-    bodies = [
+    bodies: list[Any] = [
         [[0.0, 0.0, 0.0], [0.0, 0.0, 0.0], 39.478],
         [[4.84, -1.16, -0.10], [0.606, 2.81, -0.02], 0.037],
         [[8.34, 4.12, -0.4], [-1.01, 1.82, 0.008], 0.011],

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from stdlib_text import batches
@@ -101,6 +102,7 @@ class MoE(nn.Module):
         self.w13 = nn.Parameter(torch.empty(E, 2 * M, D).normal_(std=0.02))
         self.w2 = nn.Parameter(torch.empty(E, D, M).normal_(std=0.02))
         self.shared_experts = FeedForward(D, M * args.num_shared_experts)
+        self.tokens_per_expert: torch.Tensor
         self.register_buffer("tokens_per_expert", torch.zeros(E))
 
     def forward(self, x_BLD):
@@ -177,7 +179,7 @@ class Trainer:
         self.optimizer.step()
         return loss.detach(), grad_norm
 
-    def train(self, captured: bool) -> tuple[list[float], object]:
+    def train(self, captured: bool) -> tuple[list[float], Any]:
         """(losses, statistics of the capture). The schedule is stepped outside of the step, where its Python runs."""
         step = capture(self.train_step) if captured else self.train_step
         losses = []
