@@ -81,7 +81,7 @@ def describe(error: Any, seen: tuple[int, ...] = ()) -> Any:
             places.append(f"<{code.co_name} {trace.tb_lineno} {trace.tb_lasti} {code.co_firstlineno}>")
         trace = trace.tb_next
     if superinstructions and isinstance(error, UnboundLocalError):
-        places = [place.split(" ")[0] for place in places]
+        places = [place.split(" ")[0].strip("<") for place in places]
     group = [describe(inner, seen) for inner in error.exceptions] if isinstance(error, BaseExceptionGroup) else []
     return (
         type(error).__name__,
@@ -122,10 +122,12 @@ def cpu_limit(seconds: float) -> Iterator[None]:
         signal.signal(signal.SIGVTALRM, before)
 
 
-def outcome(run: Callable[[CodeType, dict[str, Any]], Any], code: CodeType) -> Outcome:
-    """Run `run(code, namespace)`, which drives the program, and put down what it did."""
+def outcome(
+    run: Callable[[CodeType, dict[str, Any]], Any], code: CodeType, names: dict[str, Any] | None = None
+) -> Outcome:
+    """Run `run(code, namespace)`, which drives the program, and put down what it did. `names`: more that it may use."""
     log: list[Any] = []
-    namespace: dict[str, Any] = {"__name__": "program", "log": log, "describe": describe}
+    namespace: dict[str, Any] = {"__name__": "program", "log": log, "describe": describe, **(names or {})}
     printed, warned = io.StringIO(), io.StringIO()
     result, error = None, None
     collects = gc.isenabled()
@@ -191,11 +193,11 @@ def compiled(source: str) -> CodeType:
         return compile(source, PROGRAM, "exec", dont_inherit=True)
 
 
-def native_outcome(code: CodeType) -> Outcome | None:
+def native_outcome(code: CodeType, names: dict[str, Any] | None = None) -> Outcome | None:
     """What the program does natively; None where it took too long or went to the recursion limit."""
     try:
         with cpu_limit(NATIVE_SECONDS):
-            found = outcome(drive, code)
+            found = outcome(drive, code, names)
     except TooLong:
         return None
     deep = "RecursionError" in str(found.error) or any("RecursionError" in entry for entry in found.log)

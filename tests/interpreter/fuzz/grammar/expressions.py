@@ -16,6 +16,15 @@ ITERATED = ("list", "list", "any")
 LAMBDA_ARGUMENTS = ("1", "1, 2", "q=2", "w=3", "", "1, 2, v=3")
 
 
+TENSORS = {
+    "int": ("tensor(2)", "tensor(0)", "tensor(-1)"),
+    "list": ("[tensor(1), 2]", "[tensor([1, 2]), tensor(3)]", "tensor([1, 2, 3])", "tensor([[1, 2], [3, 4]])"),
+    "dict": ("{'k': tensor(3)}",),
+    "obj": ("Num(tensor(4))", "Box(tensor([1, 2]))", "tensor([1, 2, 3])"),
+    "any": ("tensor(1.5)", "tensor([0.5, -2.0])", "(tensor(1), 2)", "tensor([True, False])"),
+}
+
+
 class Expressions(Core):
     """`expr(kind, depth)` gives an expression in parentheses where it needs them."""
 
@@ -53,6 +62,8 @@ class Expressions(Core):
             "obj": ("Num(1)", "Num(2)", "Box(1)", "Seq(2)", "Row(3)"),
             "any": ("None", "1.5", "(1, 2)", "{1, 2}", "b'y'", "...", "range(3)", "'k'", "2j", "frozenset()"),
         }
+        if self.tensors and self.chance(30):
+            return self.pick(TENSORS.get(kind, literals[kind]))
         return self.pick(literals[kind])
 
     def any_expr(self, depth: int) -> str:
@@ -209,7 +220,7 @@ class Expressions(Core):
         return f"({self.star_items(depth)},)"
 
     def slice_text(self, depth: int) -> str:
-        parts = [self.pick(("", self.expr("int", depth - 2), "1", "-1")) for _ in range(self.pick((2, 2, 3)))]
+        parts = [self.pick(("", self.expr("int", depth - 2), "1", "-1")) for _ in range(self.pick((2, 3)))]
         if len(parts) == 3 and parts[2] not in ("", "1", "-1"):
             parts[2] = f"({parts[2]} or 1)"
         return ":".join(parts)

@@ -89,8 +89,18 @@ def chosen_families(choices: Choices) -> frozenset[str]:
     return frozenset(family for family in FAMILIES if choices.below(2) == 0)
 
 
-def generate(choices: Choices, version: tuple[int, int] = sys.version_info[:2], size: int = 80, fuel: int = 120) -> str:
-    """The text of a program. It binds `main`, and expects `log` (a list) and `describe` in its namespace."""
+def generate(
+    choices: Choices,
+    version: tuple[int, int] = sys.version_info[:2],
+    size: int = 80,
+    fuel: int = 120,
+    tensors: bool = False,
+) -> str:
+    """The text of a program. It binds `main`, and expects `log` (a list) and `describe` in its namespace.
+
+    With `tensors` some of its values are small tensors, made by a function `tensor` that it expects there as well.
+    """
     grammar = Grammar(choices, chosen_families(choices), version, 6 + choices.below(size))
+    grammar.tensors = tensors
     body = grammar.program()
     return prelude_for(body, fuel) + body

@@ -223,6 +223,8 @@ class Statements(Core):
     def import_(self, depth: int) -> Lines:
         if not self.on("imports"):
             return self.log_value(depth)
+        if self.scope.outer is None and self.chance(50):
+            return ["from math import *", "note('star', floor(1.5))"]
         return self.pick(IMPORTS).split("\n")
 
     def look_around(self, depth: int) -> Lines:
@@ -314,7 +316,14 @@ class Statements(Core):
     def while_(self, depth: int) -> Lines:
         counter = self.fresh("c")
         test = self.pick(
-            (f"{counter} < 3", f"{counter} < 3 and {self.expr('int', 1)}", "True", f"({self.expr('int', 1)})")
+            (
+                f"{counter} < 3",
+                f"{counter} < 3 and {self.expr('int', 1)}",
+                "True",
+                f"({self.expr('int', 1)})",
+                f"{self.name('any')} is None",
+                f"{self.name('obj')} is not None",
+            )
         )
         body = [*self.loop_body(depth)]
         lines = [f"{counter} = 0", f"while {test}:", "    if spent(): break", f"    {counter} += 1"]
