@@ -196,6 +196,9 @@ class Captured:
             finally:
                 FRAMES.local.owner = outer
 
+        for name in ("__module__", "__name__", "__qualname__"):  # errors of the call name what the user called
+            if isinstance(given := getattr(callee, name, None), str):
+                setattr(run, name, given)
         return run
 
     # ------------------------------------------------------------------------------------------------------------------

@@ -22,8 +22,8 @@ ALLOCATED = (object, dict, collections.OrderedDict, collections.defaultdict, lis
 class Construction(CallParts):
     """Calls that make objects."""
 
-    def construct(self, cls: type, args: list, kwargs: dict[str, Any]) -> Any:
-        """``cls(*args, **kwargs)``."""
+    def construct(self, cls: type, args: list, kwargs: dict[str, Any], asks_metaclass: bool = True) -> Any:
+        """``cls(*args, **kwargs)``; without asking a ``__call__`` of the metaclass, what ``type.__call__`` does."""
         if cls is type and len(args) == 1:
             return self.kind_of(args[0])
         if cls in natives.PLAIN_TYPES:
@@ -52,7 +52,7 @@ class Construction(CallParts):
         if issubclass(cls, torch.autograd.Function | torch.nn.Module) and issubclass(cls, torch.autograd.Function):
             raise Break("autograd.Function instance", cls.__name__, "call .apply")
         meta_call = self.domain.attributes.on_type(type(cls), "__call__")
-        if isinstance(meta_call, types.FunctionType):
+        if asks_metaclass and isinstance(meta_call, types.FunctionType):
             return self.call(meta_call, [cls, *args], kwargs)
         return self.type_call(cls, args, kwargs)
 

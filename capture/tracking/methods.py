@@ -277,7 +277,7 @@ class Methods(CallParts):
         if name == "from_iterable":
             return self.shallow(bound, args, kwargs)
         if name == "__call__":
-            return self.construct(cls, args, kwargs)
+            return self.construct(cls, args, kwargs, asks_metaclass=False)
         if name in ("maketrans", "fromhex", "from_bytes"):
             return bound(*args, **kwargs)
         if name in ("__instancecheck__", "__subclasscheck__"):
