@@ -196,9 +196,8 @@ class Captured:
             finally:
                 FRAMES.local.owner = outer
 
-        for name in ("__module__", "__name__", "__qualname__"):  # errors of the call name what the user called
-            if isinstance(given := getattr(callee, name, None), str):
-                setattr(run, name, given)
+        if isinstance(callee, types.FunctionType | types.MethodType):  # errors of the call name what the user called
+            functools.update_wrapper(run, callee, ("__module__", "__name__", "__qualname__"), ())
         return run
 
     # ------------------------------------------------------------------------------------------------------------------

@@ -38,6 +38,22 @@ LITERALS = frozenset({type(None), bool, int, str, bytes, type(Ellipsis)})
 HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: classes of Python code
 
 
+def hidden_descriptor(method: Any) -> Any:
+    """What a bound method of C's was made from, where its owner's own attribute of that name is another (see super())."""
+    for base in type(method.__self__).__mro__:
+        found = base.__dict__.get(method.__name__)
+        made_by_c = isinstance(found, types.MethodDescriptorType | types.WrapperDescriptorType)
+        if made_by_c and found.__get__(method.__self__) == method:
+            return None if lookup_on_type(method) is found else found
+    return None
+
+
+def lookup_on_type(method: Any) -> Any:
+    kind, name = type(method.__self__), method.__name__
+    places = [*method.__self__.__mro__, *kind.__mro__] if issubclass(kind, type) else [*kind.__mro__]
+    return next((place.__dict__[name] for place in places if name in place.__dict__), None)
+
+
 class CannotRebuild(Exception):
     """A value lives on that residual code has no way to make again."""
 
@@ -231,7 +247,10 @@ class Emitter:
         if kind is super:
             return self.assign(value, f"super({self.value(value.__thisclass__)}, {self.value(value.__self__)})")
         if kind in (types.BuiltinMethodType, types.MethodWrapperType) and natives.owner_of(value) is not None:
-            return self.assign(value, f"{self.value(value.__self__)}.{value.__name__}")
+            owner = self.value(value.__self__)
+            if (descriptor := hidden_descriptor(value)) is not None:
+                return self.assign(value, f"{self.constant(descriptor)}.__get__({owner})")
+            return self.assign(value, f"{owner}.{value.__name__}")
         if kind is slice:
             return self.slice_value(value)
         if kind in REDUCIBLE:

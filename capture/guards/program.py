@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from ..hook import ABSENT, GuardProgram
 from ..report.records import Guard
 from ..sources import Source
@@ -96,7 +98,7 @@ def changed_key(the_dict: dict, entries: dict[Any, Any]) -> Any:
 
 def describe_object(obj: Any) -> str:
     """What a recompile line says of the object that it met."""
-    if hasattr(obj, "shape") and hasattr(obj, "dtype"):
+    if issubclass(type(obj), torch.Tensor):  # no attribute is asked for: a user's object may notice
         return f"{str(obj.dtype).removeprefix('torch.')}{list(obj.shape)} on {obj.device}"
     return describe(obj)
 

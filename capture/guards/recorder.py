@@ -27,8 +27,8 @@ def describe(value: object, limit: int = 60) -> str:
         return "absent"
     if isinstance(value, bool | int | float | complex | str | bytes | type(None) | torch.dtype | torch.device):
         text = repr(value)
-    elif isinstance(value, type) or callable(value):
-        text = getattr(value, "__qualname__", type(value).__name__)
+    elif isinstance(value, type | types.FunctionType | types.BuiltinFunctionType | types.MethodType):
+        text = value.__qualname__  # of another callable it could be user code that makes it
     else:
         text = f"the same {type(value).__name__}"
     return text if len(text) <= limit else text[: limit - 1] + "…"

@@ -67,6 +67,8 @@ class Construction(CallParts):
             made = self.allocate(cls, maker, args, kwargs)
         if not issubclass(type_of(made), cls):
             return made
+        if args or kwargs:
+            check_object_arguments(cls)
         init = self.domain.attributes.on_type(type(made), "__init__")
         if isinstance(init, types.FunctionType):
             self.call(init, [made, *args], kwargs)
@@ -145,3 +147,9 @@ def owned_by(cls: type) -> bool:
     """Whether all classes of C code in the MRO are ones whose layout we can follow."""
     solid = [b for b in cls.__mro__ if not b.__flags__ & (1 << 9)]  # not a heap type
     return all(b in ALLOCATED or b is typing.Generic for b in solid)
+
+
+def check_object_arguments(cls: type) -> None:
+    """Objects/typeobject.c object_new: arguments that neither __new__ nor __init__ takes are an error."""
+    if cls.__new__ is object.__new__ and cls.__init__ is object.__init__:
+        raise TypeError(f"{cls.__name__}() takes no arguments")

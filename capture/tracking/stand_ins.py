@@ -235,6 +235,12 @@ class StandIns(CallParts):
             self.init_container(owner, base, list(args), kwargs)
         elif isinstance(owner, BaseException):
             owner.args = tuple(self.domain.plain_contents(a) for a in args)
+        elif args or kwargs:  # Objects/typeobject.c object_init
+            kind = type_of(owner)
+            if kind.__init__ is not object.__init__:
+                raise TypeError("object.__init__() takes exactly one argument (the instance to initialize)")
+            if kind.__new__ is object.__new__:
+                raise TypeError(f"{kind.__name__}.__init__() takes exactly one argument (the instance to initialize)")
 
     def object_reduce(self, owner: Any, *_: Any) -> Any:
         raise Break("pickling in the step", type_of(owner).__name__, "copy or pickle outside of the step")

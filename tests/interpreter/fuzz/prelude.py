@@ -97,6 +97,7 @@ class Box:
     total = Loud(1)
     def __init__(self, n, link=None): self.n, self.link = n, link
     def __repr__(self): return f'Box({self.n!r})' if type(self.n) is int else 'Box'
+    def __hash__(self): return 11
     def __getattr__(self, name):
         note('getattr', name)
         if name.startswith('m'): return 5
