@@ -331,6 +331,11 @@ class Emitter:
             args = "".join(f", {self.value(a)}" for a in value.args)
             name = self.assign(value, f"{self.constant(cls)}.__new__({self.constant(cls)}{args})")
             self.lines.append(f"{name}.args = {self.value(tuple(value.args))}")
+            for part in ("__context__", "__cause__"):
+                if (reason := getattr(value, part)) is not None:
+                    self.lines.append(f"{name}.{part} = {self.value(reason)}")
+            if value.__suppress_context__ or value.__cause__ is not None:
+                self.lines.append(f"{name}.__suppress_context__ = {value.__suppress_context__}")
         else:
             if any(not b.__flags__ & HEAP_TYPE for b in cls.__mro__[: cls.__mro__.index(base)]):
                 raise CannotRebuild(f"a {cls.__name__}, which is made by C code,")

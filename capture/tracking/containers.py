@@ -117,6 +117,12 @@ class Containers(Parts):
         method = self.attributes.on_type(type(cls), "__getitem__")
         if isinstance(method, types.FunctionType):
             return self.call(method, [cls, key], {})
+        name = "__class_getitem__"
+        own = next((base.__dict__[name] for base in cls.__mro__ if name in base.__dict__), None)
+        if isinstance(own, classmethod | staticmethod | types.FunctionType):
+            return self.call(self.get_attr(cls, name), [key], {})
+        if own is None and any("__getattr__" in base.__dict__ for base in type(cls).__mro__):
+            raise Break("item of a class", f"{type(cls).__qualname__}.__getattr__ is asked for it", "it runs natively")
         return self.objects.made(cls[key])  # type: ignore[index]
 
     def set_item(self, obj: Any, key: Any, value: Any) -> None:

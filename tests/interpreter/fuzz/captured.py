@@ -1,9 +1,10 @@
 """The same programs through @capture: `main` is captured, what it calls is traced into.
 
-Compared are the result, the exception with its chain and the lines of its traceback, the printed output and the log.
-Left out, since capture does not promise them: columns; how many entries of one function stand in a row (a resume
-function has its own); when objects die (a graph, a guard or a resume function may hold them longer); and whether an
-unbound variable is a local or a free one (in a resume function a cell is a free variable).
+Compared are the result, the exception with its chain, the printed output and the log.
+Left out, since capture does not promise them: tracebacks (an exception that a graph break outlives shows the `def` of
+its function, and what was inlined has no entry); when objects die (a graph, a guard or a resume function may hold them
+longer); whether an unbound variable is a local or a free one (in a resume function a cell is a free variable); and the
+names that a resume function has for half-built expressions, where locals() shows them.
 """
 
 from __future__ import annotations
@@ -18,13 +19,16 @@ from .compare import Outcome, TooLong, compiled, cpu_limit, native_outcome, outc
 
 CAPTURED_SECONDS = 120.0  # of CPU time: tracing and compiling included
 NAMES = {"tensor": torch.tensor}
-ENTRY = r"'?<*\w+>?[: ](?:\d+|None)(?: \d+ \d+>')?(?: columns (?:\([^)]*\)|None))?"
-ENTRIES = re.compile(rf"\[({ENTRY}(?:, {ENTRY})*)\]")
-PLACE = re.compile(r"(<?\w+>?)[: ](\d+|None)(?: \d+ \d+>')?(?: columns (?:\([^)]*\)|None))?")
+ENTRY = r"'<*\w+>?'|'?<*\w+>?[: ](?:\d+|None)(?: \d+ \d+>')?(?: columns (?:\([^)]*\)|None))?"
+ENTRIES = re.compile(rf"\[(?:{ENTRY})(?:, (?:{ENTRY}))*\]")
+# what Guard logs of a traceback: the line where it is left
+EXIT_LINE = re.compile(r"^(exit:.*), (?:\d+|None)\)$", re.DOTALL)
 UNBOUND = re.compile(
-    r"\('(?:UnboundLocalError|NameError)', '\(\"cannot access (?:local|free) variable \\?'(\w+)\\?' where .*?"
-    r"\", ?\)', \[.*?\], None, (?:None|'\w+'),"
+    r"(?:UnboundLocalError|NameError)(\W.{,9})cannot access (?:local|free) variable (\\*)'(\w+)\\*' "
+    r"where it is not associated with a value(?: in enclosing scope)?"
 )
+UNBOUND_NAME = re.compile(r"(unbound (\w+).{,20}\[\], None, )(?:None|'\2')")
+HALF_BUILT = re.compile(r"'m_stack\d+', ")
 
 
 def drive_captured(code, namespace):  # type: ignore[no-untyped-def]
@@ -32,21 +36,11 @@ def drive_captured(code, namespace):  # type: ignore[no-untyped-def]
     return moebius.capture(namespace["main"])()
 
 
-def lines_only(entries: re.Match[str]) -> str:
-    """One entry for each run of entries of the same function: the line of the innermost."""
-    kept: list[list[str]] = []
-    for name, line in PLACE.findall(entries[1]):
-        if kept and kept[-1][0] == name:
-            if line != "None":
-                kept[-1][1] = line
-        else:
-            kept.append([name, line])
-    return "[" + ", ".join(f"{name}:{line}" for name, line in kept) + "]"
-
-
 def comparable(found: Outcome) -> Outcome:
     def text(entry: str) -> str:
-        return ENTRIES.sub(lines_only, UNBOUND.sub(r"unbound \1", entry))
+        entry = EXIT_LINE.sub(r"\1)", HALF_BUILT.sub("", ENTRIES.sub("[]", entry)))
+        plain = UNBOUND_NAME.sub(r"\1'\2'", UNBOUND.sub(r"UnboundError\1unbound \3", entry))
+        return re.sub("'(UnboundLocalError|NameError)'", "'UnboundError'", plain) if "UnboundError" in plain else plain
 
     found = found.without_deaths()
     return Outcome(found.result, found.error and text(found.error), [text(entry) for entry in found.log], found.printed)

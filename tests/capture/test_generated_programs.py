@@ -1,0 +1,124 @@
+"""The program fuzzer's programs through @capture: the same ones each time, fresh ones, and ones with tensors in them."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from fuzz.captured import difference_captured
+from fuzz.choices import SeededChoices
+from fuzz.grammar import generate
+from moebius import capture
+
+FRESH = random.SystemRandom().randrange(10**9)
+
+
+@pytest.mark.parametrize("tensors", [False, True], ids=["plain", "tensors"])
+@pytest.mark.parametrize("first, count", [(0, 25), (FRESH, 25)], ids=["fixed", "fresh"])
+def test_a_program_does_the_same_captured(first: int, count: int, tensors: bool) -> None:
+    said_nothing = 0
+    for number in range(first, first + count):
+        source = generate(SeededChoices(number), tensors=tensors)
+        different = difference_captured(source)
+        said_nothing += different is None
+        assert not different, f"seed {number}: {different}\n{source}"
+    assert said_nothing < count // 4
+
+
+def test_a_difference_is_seen() -> None:
+    """What a program can tell apart from a captured call, it does."""
+    assert difference_captured("def main(): log.append(__import__('torch').compiler.is_compiling())") == ""
+    seen = "import moebius\ndef main(): log.append(type(moebius.stats).__name__); return main.__name__"
+    assert difference_captured(seen) == ""
+    odd = "tick = [0]\ndef main():\n    tick[0] += 1\n    log.append(id(tick) % 7 * 0 + len(log) + hash(object()) % 1000003)"
+    assert difference_captured(odd)
+
+
+class Meta(type):
+    def __call__(cls, *args):
+        made.append(args)
+        return super().__call__(*args)
+
+
+class Needs(metaclass=Meta):
+    def __init__(self, n):
+        self.n = n
+
+
+made: list[object] = []
+
+
+def test_a_method_that_super_found_is_not_looked_up_again() -> None:
+    def step() -> str:
+        print(end="")  # a graph break: what follows is another segment
+        try:
+            Needs()
+        except TypeError as error:
+            return str(error)
+        return ""
+
+    made.clear()
+    expected = step()
+    assert made == [()]
+    assert capture(step)() == expected
+    assert made == [(), ()]
+
+
+class Plain:
+    pass
+
+
+def test_arguments_that_object_takes_not() -> None:
+    def step() -> list[str]:
+        found = []
+        for make in (lambda: Plain(3), lambda: object.__init__(Plain(), 3)):
+            try:
+                make()
+            except TypeError as error:
+                found.append(str(error))
+        return found
+
+    assert capture(step)() == step() and len(step()) == 2
+
+
+class Asked(type):
+    def __getattr__(cls, name):
+        made.append(name)
+        raise AttributeError(name)
+
+
+class Subscripted(metaclass=Asked):
+    pass
+
+
+class Item:
+    def __class_getitem__(cls, key):
+        made.append(key)
+        return key
+
+
+def test_an_item_of_a_class_is_asked_for_once() -> None:
+    def step() -> int:
+        try:
+            Subscripted[3]
+        except TypeError:
+            return Item[4]
+        return 0
+
+    made.clear()
+    assert capture(step)() == 4
+    assert made == ["__class_getitem__", 4]
+
+
+def test_an_exception_that_a_graph_break_outlives_keeps_its_chain() -> None:
+    def step() -> list[str]:
+        try:
+            try:
+                raise KeyError("first")
+            except KeyError as error:
+                raise ValueError("second") from error
+        except ValueError as error:
+            print(end="")
+            return [repr(error.__cause__), repr(error.__context__), repr(error.__suppress_context__)]
+
+    assert capture(step)() == step()
