@@ -39,7 +39,7 @@ HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: classes of Python code
 
 
 def hidden_descriptor(method: Any) -> Any:
-    """What a bound method of C's was made from, where its owner's own attribute of that name is another (see super())."""
+    """What a bound method of C's was made from, where its owner's attribute of that name is another (super() does)."""
     for base in type(method.__self__).__mro__:
         found = base.__dict__.get(method.__name__)
         made_by_c = isinstance(found, types.MethodDescriptorType | types.WrapperDescriptorType)
@@ -330,7 +330,12 @@ class Emitter:
         if base is BaseException:
             args = "".join(f", {self.value(a)}" for a in value.args)
             name = self.assign(value, f"{self.constant(cls)}.__new__({self.constant(cls)}{args})")
+            made_by_c = next(b for b in cls.__mro__ if not b.__flags__ & HEAP_TYPE)
+            if made_by_c.__init__ is not BaseException.__init__:  # StopIteration.value, SystemExit.code, …
+                self.lines.append(f"{self.constant(made_by_c)}.__init__({name}{args})")
             self.lines.append(f"{name}.args = {self.value(tuple(value.args))}")
+            if isinstance(value, AttributeError | NameError | ImportError) and value.name is not None:
+                self.lines.append(f"{name}.name = {self.value(value.name)}")
             for part in ("__context__", "__cause__"):
                 if (reason := getattr(value, part)) is not None:
                     self.lines.append(f"{name}.{part} = {self.value(reason)}")

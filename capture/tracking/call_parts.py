@@ -25,6 +25,7 @@ class CallParts:
     allocate: Callable[..., Any]
     construct: Callable[..., Any]
     is_instance: Callable[..., bool]
+    object_init: Callable[..., None]
     operands: Callable[[list, dict[str, Any]], tuple[list, dict[str, Any]]]
 
     def call(self, function: Any, args: list, kwargs: dict[str, Any]) -> Any:

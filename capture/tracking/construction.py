@@ -75,6 +75,8 @@ class Construction(CallParts):
         elif any(b in CONTAINERS for b in cls.__mro__):
             base = next(b for b in cls.__mro__ if b in CONTAINERS)
             self.init_container(made, base, args, kwargs)
+        elif isinstance(made, BaseException):
+            self.object_init(made, *args, **kwargs)
         return made
 
     def allocate(self, cls: type, maker: Any, args: list, kwargs: dict[str, Any]) -> Any:

@@ -13,7 +13,7 @@ from ..hook import ABSENT
 from . import natives
 from .call_parts import CallParts
 from .numbers import Number
-from .objects import CONTAINERS
+from .objects import CONTAINERS, HEAP_TYPE
 from .values import ATOMS, SYMBOLIC, Break, LoopLeftover, TensorMethod, TensorProxy, type_of
 
 TRUSTED_METACLASSES = frozenset({"abc", "typing", "enum", "torch.nn.parameter", "torch", "_py_abc"})
@@ -234,7 +234,8 @@ class StandIns(CallParts):
         if base is not None:
             self.init_container(owner, base, list(args), kwargs)
         elif isinstance(owner, BaseException):
-            owner.args = tuple(self.domain.plain_contents(a) for a in args)
+            made_by_c = next(base for base in type(owner).__mro__ if not base.__flags__ & HEAP_TYPE)
+            made_by_c.__init__(owner, *(self.domain.plain_contents(a) for a in args), **kwargs)
         elif args or kwargs:  # Objects/typeobject.c object_init
             kind = type_of(owner)
             if kind.__init__ is not object.__init__:

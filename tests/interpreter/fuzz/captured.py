@@ -12,8 +12,9 @@ from __future__ import annotations
 import re
 import traceback
 
-import moebius
 import torch
+
+import moebius
 
 from .compare import Outcome, TooLong, compiled, cpu_limit, native_outcome, outcome
 
