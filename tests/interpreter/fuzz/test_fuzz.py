@@ -10,10 +10,20 @@ import pytest
 
 from fuzz.choices import SeededChoices
 from fuzz.compare import compiled, difference, native_outcome
+from fuzz.faults import corpus, programs_until_found
 from fuzz.grammar import generate
+from fuzz.reach import Reach, recording
 from fuzz.search import search
 
 FIXED, FRESH = 300, 200
+CHEAP_FAULTS = (
+    "binary operands swapped",
+    "comparison operands swapped",
+    "SWAP does nothing",
+    "a jump is taken when it should not be",
+    "an item is stored twice",
+    "a for loop drops its first item",
+)
 KEPT = sorted((Path(__file__).parent / "kept").glob("*.txt"))
 
 
@@ -43,6 +53,27 @@ def test_programs_that_once_differed(path: Path) -> None:
 def test_a_seed_means_the_same_program_always() -> None:
     """On one version: what a version's grammar offers differs."""
     assert generate(SeededChoices(3)) == generate(SeededChoices(3)) != generate(SeededChoices(4))
+
+
+def test_every_opcode_that_the_compiler_emits_is_reached() -> None:
+    reach = Reach()
+    with recording(reach):
+        for number in range(1500):
+            if not number % 50 and not reach.unreached():
+                break
+            difference(generate(SeededChoices(number)))
+    assert reach.unreached() == []
+
+
+@pytest.fixture(scope="module")
+def programs() -> list[tuple[str, Any]]:
+    return corpus(60)
+
+
+@pytest.mark.parametrize("fault", CHEAP_FAULTS)
+def test_a_planted_fault_is_found(fault: str, programs: list[tuple[str, Any]]) -> None:
+    """A few; `make fuzz ARGS=--faults` plants them all."""
+    assert programs_until_found(fault, programs) is not None
 
 
 def test_programs_do_much() -> None:
