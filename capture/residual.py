@@ -41,7 +41,7 @@ HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: classes of Python code
 def hidden_descriptor(method: Any) -> Any:
     """What a bound method of C's was made from, where its owner's attribute of that name is another (super() does)."""
     for base in type(method.__self__).__mro__:
-        found = base.__dict__.get(method.__name__)
+        found: Any = base.__dict__.get(method.__name__)
         made_by_c = isinstance(found, types.MethodDescriptorType | types.WrapperDescriptorType)
         if made_by_c and found.__get__(method.__self__) == method:
             return None if lookup_on_type(method) is found else found
@@ -49,7 +49,8 @@ def hidden_descriptor(method: Any) -> Any:
 
 
 def lookup_on_type(method: Any) -> Any:
-    kind, name = type(method.__self__), method.__name__
+    name = method.__name__
+    kind: Any = type(method.__self__)
     places = [*method.__self__.__mro__, *kind.__mro__] if issubclass(kind, type) else [*kind.__mro__]
     return next((place.__dict__[name] for place in places if name in place.__dict__), None)
 
@@ -330,7 +331,7 @@ class Emitter:
         if base is BaseException:
             args = "".join(f", {self.value(a)}" for a in value.args)
             name = self.assign(value, f"{self.constant(cls)}.__new__({self.constant(cls)}{args})")
-            made_by_c = next(b for b in cls.__mro__ if not b.__flags__ & HEAP_TYPE)
+            made_by_c: Any = next(b for b in cls.__mro__ if not b.__flags__ & HEAP_TYPE)
             if made_by_c.__init__ is not BaseException.__init__:  # StopIteration.value, SystemExit.code, …
                 self.lines.append(f"{self.constant(made_by_c)}.__init__({name}{args})")
             self.lines.append(f"{name}.args = {self.value(tuple(value.args))}")

@@ -151,7 +151,7 @@ def owned_by(cls: type) -> bool:
     return all(b in ALLOCATED or b is typing.Generic for b in solid)
 
 
-def check_object_arguments(cls: type) -> None:
+def check_object_arguments(cls: Any) -> None:
     """Objects/typeobject.c object_new: arguments that neither __new__ nor __init__ takes are an error."""
     if cls.__new__ is object.__new__ and cls.__init__ is object.__init__:
         raise TypeError(f"{cls.__name__}() takes no arguments")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import inspect
 import types
 from collections.abc import Iterator
 from typing import Any, cast
@@ -121,7 +122,7 @@ class Containers(Parts):
         own = next((base.__dict__[name] for base in cls.__mro__ if name in base.__dict__), None)
         if isinstance(own, classmethod | staticmethod | types.FunctionType):
             return self.call(self.get_attr(cls, name), [key], {})
-        if own is None and any("__getattr__" in base.__dict__ for base in type(cls).__mro__):
+        if own is None and any("__getattr__" in base.__dict__ for base in inspect.getmro(type(cls))):
             raise Break("item of a class", f"{type(cls).__qualname__}.__getattr__ is asked for it", "it runs natively")
         return self.objects.made(cls[key])  # type: ignore[index]
 

@@ -234,10 +234,10 @@ class StandIns(CallParts):
         if base is not None:
             self.init_container(owner, base, list(args), kwargs)
         elif isinstance(owner, BaseException):
-            made_by_c = next(base for base in type(owner).__mro__ if not base.__flags__ & HEAP_TYPE)
+            made_by_c: Any = next(base for base in type(owner).__mro__ if not base.__flags__ & HEAP_TYPE)
             made_by_c.__init__(owner, *(self.domain.plain_contents(a) for a in args), **kwargs)
         elif args or kwargs:  # Objects/typeobject.c object_init
-            kind = type_of(owner)
+            kind: Any = type_of(owner)
             if kind.__init__ is not object.__init__:
                 raise TypeError("object.__init__() takes exactly one argument (the instance to initialize)")
             if kind.__new__ is object.__new__:
