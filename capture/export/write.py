@@ -57,6 +57,8 @@ def export(captured: Captured, path: str | os.PathLike) -> None:
     graphs = GraphWriter()
     graph = graphs.write(gm)
     guards = GuardWriter(world, state, residual).write()
+    # backward adds to what is there, whether or not the step reads it
+    state.gradients.update(dict.fromkeys(n for n in state.fixed if state.tensors[n].grad is not None))
     check_storages({**state.tensors, **graphs.tensors})
     tensors, described = stored(state, graphs.tensors)
     program = {"arguments": [{"name": world.names[i], "number": i} for i in world.open], **residual.program()}
