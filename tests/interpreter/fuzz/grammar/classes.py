@@ -94,7 +94,7 @@ class Classes(Core):
                             f"made = [say('in class', q) for q in {self.pick(('range(2)', self.name('list'), 'xs'))}]"
                         ],
                     ),
-                    (1, lambda depth: [f"i: say('annotation', int) = {self.expr('int', 1)}"]),
+                    (1, lambda depth: [f"{'i' if 'i' in self.scope.foreign else 'i: int'} = {self.expr('int', 1)}"]),
                 ],
                 depth,
             )
