@@ -332,7 +332,8 @@ def raw_symbol(value: Any) -> Any:
 
 def node_of_line(gm: torch.fx.GraphModule, line: int) -> int | None:
     """Which of the graph's nodes a line of its generated code is about, by position; None if it is about none."""
-    return gm._lineno_map.get(line - gm._prologue_start)
+    lines: dict[int, int | None] = gm._lineno_map or {}
+    return lines.get(line - gm._prologue_start)
 
 
 def uncompiled(owner: torch.nn.Module, graph: torch.fx.Graph) -> torch.fx.GraphModule:
