@@ -65,6 +65,8 @@ def outline(gm: fx.GraphModule) -> None:
     """What stands between two marks becomes the body of one ``checkpointed`` node."""
     nodes = list(gm.graph.nodes)
     marks = [i for i, n in enumerate(nodes) if n.target in MARKS]
+    if not marks:
+        return
     for count, (begin, end) in enumerate(zip(marks[::2], marks[1::2], strict=True)):
         inside = [n for n in nodes[begin + 1 : end] if n.op != "placeholder"]
         if inside:
