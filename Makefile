@@ -7,7 +7,7 @@ PIP := $(BIN)/pip --disable-pip-version-check
 TYPES := build/types
 ARGS ?=
 
-.PHONY: demo test zoo mutate fuzz lint setup clean
+.PHONY: demo test zoo mutate fuzz semantics lint setup clean
 .DELETE_ON_ERROR:
 
 demo: $(STAMP)  ## trains a small Mixtral with and without capture; ARGS="--steps 20 --ranks 2" go to the script
@@ -24,6 +24,18 @@ mutate: $(STAMP)  ## changes one thing at a time between two calls, thousands of
 
 fuzz: $(STAMP)  ## 20,000 generated programs, plain and interpreted; PYTHONS="python3.12 …", ARGS="--captured" or "--faults"
 	@for python in $(or $(PYTHONS),$(BIN)/python); do OMP_NUM_THREADS=1 $$python tests/interpreter/fuzz/run.py $(ARGS) || exit 1; done
+
+# Needs no torch: an environment with the C extension for each Python. The table of all of them goes to docs/semantics.md.
+TESTED = $(or $(PYTHONS),$(foreach v,3.11 3.12 3.13,$(if $(shell command -v python$(v) 2>/dev/null),$(v))))
+semantics:  ## CPython's own tests through the interpreter; PYTHONS="3.11 3.12 3.13", ARGS="--modules test_with --resume"
+	@set -e; for v in $(TESTED); do \
+	  test -x build/semantics/$$v/bin/python || python$$v -m venv build/semantics/$$v; \
+	  build/semantics/$$v/bin/pip --disable-pip-version-check install -q -c constraints.txt setuptools; \
+	  build/semantics/$$v/bin/python setup.py -q build_ext --inplace; \
+	  build/semantics/$$v/bin/python tests/interpreter/semantics/run.py --results build/semantics/$$v.json $(ARGS) || true; \
+	done
+	build/semantics/$(firstword $(TESTED))/bin/python tests/interpreter/semantics/run.py --docs docs/semantics.md \
+	  $(foreach v,$(TESTED),build/semantics/$(v).json)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -4,6 +4,7 @@ from __future__ import annotations
 from types import AsyncGeneratorType, CoroutineType, GeneratorType
 from typing import Any
 
+from ..errors import UNROUTED
 from ..shells import Wrapped, make_shell
 from .core import MISSING, Core, lookup, special
 
@@ -107,11 +108,13 @@ class Generators(Core):
         awaitable = self.call(self.bind_descriptor(raw, iterator, tp), [], {})
         try:
             return self.get_awaitable(awaitable, 0)
-        except TypeError as error:
+        except Exception as error:  # of any kind: CPython's _PyErr_FormatFromCause
+            if isinstance(error, UNROUTED):
+                raise
             reason = self.machine.swallow(error)
         message = f"'async for' received an invalid object from __anext__: {type(awaitable).__name__}"
         wrong = TypeError(message)
-        wrong.__cause__ = reason
+        wrong.__cause__ = wrong.__context__ = reason
         raise wrong
 
     def before_async_with(self, manager: Any) -> tuple[Any, Any]:

@@ -3,9 +3,10 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
-from types import WrapperDescriptorType
+from types import FunctionType, WrapperDescriptorType
 from typing import Any
 
+from ..errors import UNROUTED
 from ..sentinels import STOP
 from .core import HEAP_TYPE, MISSING, PLAIN, Core, lookup, special
 
@@ -156,8 +157,17 @@ class Operators(Core):
 
     def rich_compare(self, obj: Any, other: Any, dunder: str) -> Any:
         raw = special(type(obj), dunder)
+        if type(raw) is FunctionType:
+            return self.call_function(raw, [obj, other], {})
         if raw is not None:
-            return self.call_special(raw, obj, [other])
+            try:
+                bound = self.bind_descriptor(raw, obj, type(obj))
+            except Exception as error:  # Objects/typeobject.c slot_tp_richcompare clears what a descriptor raises
+                if isinstance(error, UNROUTED):
+                    raise
+                self.machine.swallow(error)
+                return NotImplemented
+            return self.call(bound, [other], {})
         if dunder == "__ne__":
             raw = self.inverted_eq(type(obj))
             if raw is not None:

@@ -6,6 +6,7 @@ import sys
 from types import CellType, CodeType
 from typing import Any
 
+from ..domain.core import is_class
 from ..errors import InterpreterError
 from ..sentinels import UNSET
 from .registry import form
@@ -63,7 +64,7 @@ def super_(domain: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     cls = domain.load_cell(cell)
     if cls is UNSET:
         raise RuntimeError("super(): empty __class__ cell")
-    if not isinstance(cls, type):
+    if not is_class(cls):
         raise RuntimeError(f"super(): __class__ is not a type ({type(cls).__name__})")
     return super(cls, first)
 

@@ -1,0 +1,168 @@
+"""`make semantics`: CPython's own tests natively and interpreted, compared test by test.
+
+    python run.py [--modules test_with test_raise] [--resume] [--results FILE]   this Python's figures, into FILE
+    python run.py --docs docs/semantics.md FILE...                               the table of all of them
+
+Exit status 1: below GOAL, or a difference without a reason in reasons.toml.
+"""
+from __future__ import annotations
+
+import argparse
+import fnmatch
+import importlib.util
+import json
+import subprocess
+import sys
+import tempfile
+import time
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from modules import EXCLUDED, MODULES
+
+HERE = Path(__file__).resolve().parent
+GOAL = 0.995  # of the tests that pass natively
+VERSION = "{}.{}".format(*sys.version_info)
+MODULE_SECONDS = 900  # wall clock of one process; a test that is not reached counts as different
+
+
+def run_module(name: str, mode: str, tests: list[str] | None, seconds: float) -> tuple[dict[str, list[str]], str]:
+    """Outcomes by test, and what went wrong outside of tests. A test that kills its process fails; the rest go on."""
+    outcomes: dict[str, list[str]] = {}
+    trouble = ""
+    end = time.monotonic() + seconds
+    while tests is None or tests:
+        with tempfile.TemporaryDirectory() as folder:
+            record = Path(folder, "record")
+            command = [sys.executable, str(HERE / "worker.py"), name, mode, str(record)]
+            if tests is not None:
+                Path(folder, "only").write_text("\n".join(tests))
+                command.append(str(Path(folder, "only")))
+            Path(folder, "cwd").mkdir()
+            try:
+                done = subprocess.run(
+                    command, cwd=Path(folder, "cwd"), stdin=subprocess.DEVNULL, capture_output=True, text=True,
+                    errors="replace", timeout=max(end - time.monotonic(), 1),
+                )  # fmt: skip
+                status, said = done.returncode, done.stderr[-3000:]
+            except subprocess.TimeoutExpired:
+                status, said = 124, "the module's time was up"
+            lines = record.read_text(encoding="utf-8").splitlines() if record.exists() else []
+        started = None
+        for line in lines:
+            test, outcome, *text = json.loads(line)
+            if outcome == "start":
+                started = test
+            elif outcome == "fixture":
+                trouble += test + "\n" + text[0]
+            else:
+                outcomes[test], started = [outcome, *text], None
+        if started is not None:
+            outcomes[started] = ["crashed", f"status {status}\n{said}"]
+        if tests is None or status in (0, 124) or not lines:
+            trouble += said if status else ""
+            break
+        tests = [test for test in tests if test not in outcomes]
+    return outcomes, trouble
+
+
+def measure(name: str, seconds: float = MODULE_SECONDS) -> dict[str, Any]:
+    """{"native": number passed, "different": {test: [outcome, text]}} of a module."""
+    native, trouble = run_module(name, "native", None, seconds)
+    passed = [test for test, outcome in native.items() if outcome[0] == "passed"]
+    interpreted, said = run_module(name, "interpreted", passed, seconds) if passed else ({}, trouble)
+    missed = ["not run", said]
+    different = {test: found for test in passed if (found := interpreted.get(test, missed))[0] != "passed"}
+    return {"native": len(passed), "different": different}
+
+
+def known_reasons() -> list[dict[str, Any]]:
+    return tomllib.loads((HERE / "reasons.toml").read_text(encoding="utf-8"))["reason"]
+
+
+def reason_for(name: str, test: str, version: str, reasons: list[dict[str, Any]]) -> str | None:
+    for entry in reasons:
+        if version in entry.get("pythons", [version]):
+            if any(fnmatch.fnmatchcase(f"{name}.{test}", pattern) for pattern in entry["tests"]):
+                return entry["why"]
+    return None
+
+
+def differences(result: dict[str, Any]) -> list[tuple[str, str, str]]:
+    return [
+        (name, test, found[0]) for name, part in result["modules"].items() for test, found in part["different"].items()
+    ]
+
+
+def document(results: list[dict[str, Any]]) -> str:
+    reasons = known_reasons()
+    lines = [
+        "# CPython's own tests through the interpreter", "",
+        "Written by `make semantics`; do not edit. The test methods of modules of the running Python's `Lib/test`,",
+        "with setUp, tearDown and cleanups, run natively and with `moebius.interpreter.interpret`, a process a module.",
+        "What passes natively must pass interpreted, and no Python code may run natively meanwhile. Class and module",
+        f"fixtures run natively. The goal is {GOAL:.1%} on each Python.", "",
+        "| Python | modules | pass natively | pass interpreted | share |", "|---|---|---|---|---|",
+    ]  # fmt: skip
+    for result in results:
+        parts = [part for part in result["modules"].values() if part["native"]]
+        total, wrong = sum(part["native"] for part in parts), len(differences(result))
+        share = (total - wrong) / max(total, 1)
+        lines.append(f"| {result['python']} | {len(parts)} | {total:,} | {total - wrong:,} | {share:.2%} |")
+    lines += ["", "Left out:", "", *(f"- {name}: {why}" for name, why in EXCLUDED.items()), "", "## Differences"]
+    lines += ["", '"native": the test passes, but Python code ran natively in it.', ""]
+    lines += ["| test | Python | outcome | reason |", "|---|---|---|---|"]
+    rows: dict[tuple[str, str, str, str], list[str]] = {}
+    for result in results:
+        for name, test, outcome in differences(result):
+            why = reason_for(name, test, result["version"], reasons) or "**not explained yet**"
+            rows.setdefault((name, test, outcome, why), []).append(result["version"])
+    for (name, test, outcome, why), versions in sorted(rows.items()):
+        lines.append(f"| {name}.{test} | {', '.join(versions)} | {outcome} | {why} |")
+    return "\n".join(lines) + "\n"
+
+
+def verdict(result: dict[str, Any]) -> int:
+    wrong = differences(result)
+    total = sum(part["native"] for part in result["modules"].values())
+    reasons = known_reasons()
+    bare = [(name, test) for name, test, _ in wrong if reason_for(name, test, result["version"], reasons) is None]
+    for name, test in bare:
+        print(f"no reason given: {name}.{test}")
+    share = (total - len(wrong)) / max(total, 1)
+    print(f"Python {result['python']}: {total - len(wrong)} of {total} tests pass interpreted, {share:.2%}")
+    return int(share < GOAL or bool(bare))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--modules", nargs="*", default=MODULES)
+    parser.add_argument("--results", type=Path)
+    parser.add_argument("--resume", action="store_true")
+    parser.add_argument("--seconds", type=float, default=MODULE_SECONDS, help="of one module, wall clock")
+    parser.add_argument("--docs", type=Path)
+    parser.add_argument("files", nargs="*", type=Path)
+    given = parser.parse_args()
+    if given.docs:
+        results = [json.loads(path.read_text()) for path in given.files]
+        given.docs.write_text(document(results), encoding="utf-8")
+        return max([verdict(result) for result in results], default=1)
+    result: dict[str, Any] = {"python": sys.version.split()[0], "version": VERSION, "modules": {}}
+    if given.resume and given.results and given.results.exists():
+        result = json.loads(given.results.read_text())
+    for name in given.modules:
+        if name in result["modules"] or importlib.util.find_spec(f"test.{name}") is None:
+            continue
+        start = time.monotonic()
+        part = result["modules"][name] = measure(name, given.seconds)
+        took = time.monotonic() - start
+        print(f"{name}: {part['native'] - len(part['different'])} of {part['native']}, {took:.0f} s", flush=True)
+        if given.results:
+            given.results.parent.mkdir(parents=True, exist_ok=True)
+            given.results.write_text(json.dumps(result, indent=1))
+    return verdict(result)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
