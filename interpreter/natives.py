@@ -6,6 +6,7 @@ is: sort keys, `__hash__` and `__eq__` of dict keys, `__set_name__`, replacement
 """
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -33,6 +34,7 @@ NATIVE_CALLBACKS: dict[str, str] = {
     "dict look-ups of names": "__eq__ of keys, put into a namespace, that are no strings but hash alike",
     "moebius, torch._dynamo": "functions of their modules, and all that they call",
 }
+OWN_FOLDER = os.path.dirname(__file__) + os.sep
 OPAQUE_PREFIXES = ("moebius.", "torch._dynamo.")  # torch.compile's wrappers switch a frame hook of their own
 TRANSPARENT = frozenset({"importlib._bootstrap", "importlib._bootstrap_external"})
 
@@ -61,4 +63,6 @@ def count_native_frames() -> Iterator[Counter[str]]:
     finally:
         reentry.set_counts(before)
         for code, number in counts.items():
+            if code.co_filename.startswith(OWN_FOLDER):  # ours, with the globals of the program's module
+                continue
             shown[f"{code.co_qualname} ({code.co_filename}:{code.co_firstlineno})"] += number

@@ -6,6 +6,7 @@ native function is patched to hold the one wanted. The evaluation functions are 
 from __future__ import annotations
 
 import dis
+import sys
 import typing
 from collections.abc import Callable
 from types import CodeType, FunctionType
@@ -37,19 +38,24 @@ def patched(template: CodeType, replaced: str, intrinsic: str, number: int) -> C
     return template.replace(co_code=bytes(code))
 
 
+# Made once, here: the machine may not run Python of its own while it interprets somebody's.
+CODES: dict[str, CodeType] = {}
+if sys.version_info >= (3, 12):
+    CODES |= {n: patched(one_operand.__code__, "UNARY_NEGATIVE", "CALL_INTRINSIC_1", i) for n, i in ONE.items()}
+    CODES |= {n: patched(two_operands.__code__, "BINARY_OP", "CALL_INTRINSIC_2", i) for n, i in TWO.items()}
+
+
 def run_intrinsic(domain: Any, frame: Any, name: str, first: Any, second: Any) -> Any:
     """Run a type-parameter intrinsic; its evaluation functions become interpreting ones."""
     if name == "subscript_generic":
         return subscript_generic(domain, first)
     if name in ONE:
-        code = patched(one_operand.__code__, "UNARY_NEGATIVE", "CALL_INTRINSIC_1", ONE[name])
         if name == "typealias":
             first = (first[0], first[1], lazy(domain, first[2]))
-        return FunctionType(code, frame.globals)(first)
-    code = patched(two_operands.__code__, "BINARY_OP", "CALL_INTRINSIC_2", TWO[name])
+        return FunctionType(CODES[name], frame.globals)(first)
     if name != "set_function_type_params":
         second = lazy(domain, second)
-    return FunctionType(code, frame.globals)(first, second)
+    return FunctionType(CODES[name], frame.globals)(first, second)
 
 
 def lazy(domain: Any, function: Any) -> Callable[[], Any]:
