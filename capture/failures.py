@@ -77,9 +77,10 @@ class FailureHandler:
         )
 
     def __call__(
-        self, error: BaseException, args: tuple, kwargs: dict[str, Any], inputs: tuple
+        self, failed: list[BaseException], args: tuple, kwargs: dict[str, Any], inputs: tuple
     ) -> list[Callable[[], Any]]:
         """Replay what came before the failed operator. Returns one callable, which goes on from there."""
+        error = failed.pop()
         reached = locate(error, self.gm, inputs)
         if isinstance(error, MissingGradientError) and self.missed is not None:
             self.missed(str(error))

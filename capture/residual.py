@@ -443,8 +443,8 @@ class Emitter:
     ) -> types.FunctionType:
         """Assemble: loads, the graph call, objects and effects, the result.
 
-        on_failure: called with what the graph raised and the call's and the graph's arguments; gives a list of one
-        callable, which goes on from there.
+        on_failure: called with a list of what the graph raised, which it empties, and the call's and the graph's
+        arguments; gives a list of one callable, which goes on from there.
         """
         positional = self.parameters[: self.n_positional]
         header = ", ".join([*positional, "/"] if positional else [])
@@ -459,11 +459,12 @@ class Emitter:
         if graph is not None and on_failure is not None:
             given = f"({''.join(f'{p}, ' for p in positional)})"
             named = f"{{{', '.join(f'{k!r}: m_key_{k}' for k in self.kwnames)}}}"
-            handler = f"{self.constant(on_failure)}(m_error, {given}, {named}, ({''.join(f'{i}, ' for i in inputs)}))"
+            handler = f"{self.constant(on_failure)}(m_failed, {given}, {named}, ({''.join(f'{i}, ' for i in inputs)}))"
             call = body.pop()
-            body += ["try:", f"    {call}", "except m_any_error as m_error:", f"    m_go_on = {handler}", "else:"]
+            body += ["try:", f"    {call}", "except m_any_error as m_error:", "    m_failed = [m_error]", "else:"]
             body += [f"    {line}" for line in [*self.lines, f"return {result}"]]
-            body.append("return m_go_on.pop()()")  # not in the handler: the exception is for the user's frames
+            # Outside the handler: the exception is for the user's frames, and must not be the context of theirs.
+            body.append(f"return {handler}.pop()()")
         else:
             body += [*self.lines, f"return {result}"]
         source = f"def {name}({header}):\n" + "".join(f"    {line}\n" for line in body)
