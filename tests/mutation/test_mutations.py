@@ -8,7 +8,7 @@ from fuzzer import NAMES, call, capture_world, noticed_without, run
 from world import make_world
 
 # How many changes of a program there are to one that is tried here: models have thousands, and each takes 0.4 s.
-SPARSE = {"mixtral": 600, "module_tree": 60, "buffers_and_effects": 80, "aliases": 40, "containers": 26}
+SPARSE = {"mixtral": 400, "module_tree": 60, "buffers_and_effects": 80, "aliases": 40, "containers": 26}
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -15,6 +15,9 @@ class Mark(nn.Module):
     """Nothing but itself."""
 
 
+KEPT: list[Mark] = []  # they outlive their places: with a module's death its captures go, whatever the guards say
+
+
 class Tied(nn.Module):
     def __init__(self):
         super().__init__()
@@ -49,4 +52,5 @@ def f(first, second, pair, table, tied, other, one, two, x, y, z):
 
 def make():
     shared, pair, x = [0.5], Pair(), torch.randn(2, 3)
-    return f, [shared, shared, pair, pair.weights, Tied(), Tied(), Mark(), Mark(), x, x, torch.randn(2, 3)], {}
+    KEPT.extend([Mark(), Mark()])
+    return f, [shared, shared, pair, pair.weights, Tied(), Tied(), *KEPT, x, x, torch.randn(2, 3)], {}
