@@ -6,55 +6,31 @@ from pathlib import Path
 
 import pytest
 import torch
-from spellings import BROKEN, CAPTURED, LOWERED, SPELLINGS, D, E, N, T
+from module_spellings import MODULES
+from spellings import BROKEN, SPELLINGS
+from table import SEEDS, Runner, tensors
 
 from moebius import capture, stats
-from moebius.api import captured_of, report_of
+
+EVERY = {**SPELLINGS, **MODULES}
 
 
-def inputs(seed):
-    generator = torch.Generator().manual_seed(seed)
-    shapes = ((T, D), (E, D), (E, 2 * N, D), (E, D, N))
-    return [torch.randn(s, dtype=torch.float64, generator=generator, requires_grad=True) for s in shapes]
-
-
-def compare(function, captured, seed):
-    mine, plain = inputs(seed), inputs(seed)
-    found, expected = captured(*mine), function(*plain)
-    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
-    for result in (found, expected):
-        result.square().sum().backward()
-    for a, b in zip(mine, plain, strict=True):
-        assert (a.grad is None) == (b.grad is None)
-        if a.grad is not None:
-            torch.testing.assert_close(a.grad, b.grad, rtol=1e-10, atol=1e-12)
-
-
-def outcome(captured):
-    report = report_of(captured_of(captured))
-    if report.breaks:
-        return BROKEN
-    assert len(report.graphs) == 1
-    regions = report.expert_regions
-    return LOWERED if regions and all(region.lowered for region in regions) else CAPTURED
-
-
-@pytest.mark.parametrize("name", SPELLINGS)
+@pytest.mark.parametrize("name", EVERY)
 def test_spelling(name):
-    spelling = SPELLINGS[name]
-    captured = capture(spelling.function)
-    for seed in range(4):
-        compare(spelling.function, captured, seed)
-    assert outcome(captured) == spelling.outcome, report_of(captured_of(captured)).expert_regions
+    runner = Runner(name)
+    for seed in SEEDS:
+        assert not runner.call(seed)
+    outcome, why = runner.report()
+    assert outcome == EVERY[name].outcome, why
+    assert (stats(runner.captured).graphs == 1) == (outcome != BROKEN)
 
 
-@pytest.mark.parametrize("name", [n for n, s in SPELLINGS.items() if s.outcome != BROKEN])
+@pytest.mark.parametrize("name", [name for name, spelling in EVERY.items() if spelling.outcome != BROKEN])
 def test_spelling_as_it_is_written(name):
     """Without lowering the same bits come out."""
-    captured = capture(SPELLINGS[name].function, backend="eager")
-    for seed in range(2):
-        mine, plain = inputs(seed), inputs(seed)
-        assert torch.equal(captured(*mine), SPELLINGS[name].function(*plain))
+    runner = Runner(name, backend="eager")
+    for seed in SEEDS[:2]:
+        assert not runner.call(seed, exact=True)
 
 
 def test_bins_of_an_index_that_was_written():
@@ -71,7 +47,7 @@ def test_bins_of_an_index_that_was_written():
     for copies in (0, 1):
         captured = capture(count)
         for shift in (0, 1, 5):
-            x = inputs(shift)[0]
+            x = tensors(shift)[0]
             torch.testing.assert_close(captured(x, shift, copies), count(x, shift, copies))
 
 
@@ -100,14 +76,12 @@ def test_numbers_of_a_vector_stay_open():
         assert torch.equal(captured(x, counts), negative(x, counts))
 
 
-def table():
-    return [f"| {spelling.says} | {spelling.outcome} |" for spelling in SPELLINGS.values()]
-
-
 def test_the_documentation_lists_them():
-    """docs/expert-loops.md has this very table."""
+    """docs/expert-loops.md has a row for each, and says of each what the tests above see."""
     page = (Path(__file__).resolve().parent.parent.parent / "docs" / "expert-loops.md").read_text()
-    assert [line for line in page.splitlines() if line.startswith("| ") and "becomes |" not in line] == table()
+    rows = [line.strip("| ").split(" | ") for line in page.splitlines() if line.startswith("| ")][1:]
+    listed = [(says, equal, becomes) for says, equal, _, becomes, *_ in rows]
+    assert listed == [(spelling.says, "yes", spelling.outcome) for spelling in EVERY.values()]
 
 
 def listed_twice(x, index):

@@ -1,0 +1,680 @@
+"""Expert layers whose experts are modules or parameters of their own, and other forms met in published code.
+
+Each function takes x [T, D] and a :class:`Layer`, and says in its docstring how it is spelled. What becomes of it is
+written beside it, as in spellings.py.
+"""
+
+from __future__ import annotations
+
+import torch
+from spellings import BROKEN, CAPTURED, LOWERED, D, E, K, N, Spelling
+from torch import nn
+from torch.nn.functional import gelu, linear, one_hot, relu, silu, softmax
+
+MODULES: dict[str, Spelling] = {}
+
+
+class SwiGLU(nn.Module):
+    """w2(silu(w1(x)) * w3(x)), as Mixtral names them."""
+
+    def __init__(self, bias=False):
+        super().__init__()
+        self.w1, self.w3 = nn.Linear(D, N, bias=bias), nn.Linear(D, N, bias=bias)
+        self.w2 = nn.Linear(N, D, bias=bias)
+        self.act = nn.SiLU()
+
+    def forward(self, x):
+        return self.w2(self.act(self.w1(x)) * self.w3(x))
+
+
+class MLP(nn.Module):
+    """fc2(gelu(fc1(x))), with biases."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(D, N), nn.GELU(), nn.Linear(N, D))
+
+    def forward(self, x):
+        return self.net(x)
+
+
+class Norm(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(D))
+
+    def forward(self, x):
+        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6) * self.weight
+
+
+class Layer(nn.Module):
+    """Everything that the spellings use; each uses a part of it, and the rest gets no gradients."""
+
+    def __init__(self):
+        super().__init__()
+        self.gate = nn.Linear(D, E, bias=False)
+        self.experts = nn.ModuleList(SwiGLU() for _ in range(E))
+        self.biased = nn.ModuleList(SwiGLU(bias=True) for _ in range(E))
+        self.mlps = nn.ModuleList(MLP() for _ in range(E))
+        self.named = nn.ModuleDict({f"expert_{e}": SwiGLU() for e in range(E)})
+        self.shared = SwiGLU()
+        self.norm = Norm()
+        self.norms = nn.ModuleList(Norm() for _ in range(E))
+        self.up = nn.ParameterList(torch.randn(2 * N, D) for _ in range(E))
+        self.down = nn.ParameterList(torch.randn(D, N) for _ in range(E))
+        self.w1 = nn.Parameter(torch.randn(E, D, N))
+        self.w3 = nn.Parameter(torch.randn(E, D, N))
+        self.w2 = nn.Parameter(torch.randn(E, N, D))
+        self.b1 = nn.Parameter(torch.randn(E, N))
+        self.b2 = nn.Parameter(torch.randn(E, D))
+        self.num_experts, self.top_k, self.capacity = E, K, 4
+
+    def route(self, x):
+        weight, index = torch.topk(softmax(self.gate(x), dim=-1), self.top_k, dim=-1)
+        return weight / weight.sum(-1, keepdim=True), index
+
+
+def spelled(outcome: str):
+    def add(function):
+        MODULES[function.__name__] = Spelling(function, outcome)
+        return function
+
+    return add
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# A list of modules
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+@spelled(CAPTURED)
+def mixtral_before_fusing(x, moe):
+    """ModuleList, `for e in range(E): layer = self.experts[e]`, `torch.where(mask[e])`, `index_add_`"""
+    weight, index = moe.route(x)
+    out = torch.zeros_like(x)
+    mask = one_hot(index, num_classes=moe.num_experts).permute(2, 1, 0)
+    for e in range(moe.num_experts):
+        layer = moe.experts[e]
+        slot, token = torch.where(mask[e])
+        state = x[None, token].reshape(-1, D)
+        out.index_add_(0, token, layer(state) * weight[token, slot, None])
+    return out
+
+
+@spelled(BROKEN)
+def mixtral_over_hits(x, moe):
+    """the same over `mask.sum(…).nonzero()`: `self.experts[e]` with the tensor e"""
+    weight, index = moe.route(x)
+    out = torch.zeros_like(x)
+    mask = one_hot(index, num_classes=moe.num_experts).permute(2, 1, 0)
+    for e in torch.greater(mask.sum(dim=(-1, -2)), 0).nonzero():
+        slot, token = torch.where(mask[e].squeeze(0))
+        out.index_add_(0, token, moe.experts[e](x[token]) * weight[token, slot, None])
+    return out
+
+
+@spelled(CAPTURED)
+def enumerate_modules(x, moe):
+    """`for i, expert in enumerate(self.experts)`, `out[token] += weight * expert(x[token])`"""
+    weight, index = moe.route(x)
+    out = torch.zeros_like(x)
+    for i, expert in enumerate(moe.experts):
+        token, slot = torch.where(index == i)
+        out[token] += weight[token, slot, None] * expert(x[token])
+    return out
+
+
+@spelled(BROKEN)
+def enumerate_and_any(x, moe):
+    """the same, `if mask.any():` around the turn"""
+    weight, index = moe.route(x)
+    out = torch.zeros_like(x)
+    for i, expert in enumerate(moe.experts):
+        mask = index == i
+        if mask.any():
+            token, slot = torch.where(mask)
+            out.index_add_(0, token, expert(x[token]) * weight[token, slot].unsqueeze(-1))
+    return out
+
+
+@spelled(BROKEN)
+def deepseek_with_a_test(x, moe):
+    """ModuleList, `if token_indices.numel() > 0:` around the turn (DeepSeek-V3 in transformers)"""
+    weight, index = moe.route(x)
+    out = torch.zeros_like(x)
+    mask = one_hot(index, num_classes=len(moe.experts)).permute(2, 0, 1)
+    for e in range(len(moe.experts)):
+        expert = moe.experts[e]
+        token, slot = torch.where(mask[e])
+        if token.numel() > 0:
+            out.index_add_(0, token, expert(x[token]) * weight[token, slot].unsqueeze(-1))
+    return out
+
+
+@spelled(CAPTURED)
+def biased_modules(x, moe):
+    """ModuleList of projections with biases"""
+    weight, index = moe.route(x)
+    out = torch.zeros_like(x)
+    for i, expert in enumerate(moe.biased):
+        token, slot = torch.where(index == i)
+        out.index_add_(0, token, expert(x[token]) * weight[token, slot, None])
+    return out
+
+
+@spelled(CAPTURED)
+def plain_mlps(x, moe):
+    """ModuleList of `nn.Sequential(Linear, GELU, Linear)`"""
+    weight, index = moe.route(x)
+    out = torch.zeros_like(x)
+    for i, expert in enumerate(moe.mlps):
+        token, slot = torch.where(index == i)
+        out.index_add_(0, token, expert(x[token]) * weight[token, slot, None])
+    return out
+
+
+@spelled(CAPTURED)
+def modules_by_name(x, moe):
+    """ModuleDict, `self.experts[f"expert_{e}"]` for e in range(E)"""
+    weight, index = moe.route(x)
+    out = torch.zeros_like(x)
+    for e in range(E):
+        token, slot = torch.where(index == e)
+        out.index_add_(0, token, moe.named[f"expert_{e}"](x[token]) * weight[token, slot, None])
+    return out
+
+
+@spelled(BROKEN)
+def modules_by_name_over_hits(x, moe):
+    """the same over hits, `f"expert_{e[0]}"` of a tensor (Switch Transformers, NLLB-MoE)"""
+    weight, index = moe.route(x)
+    out = torch.zeros_like(x)
+    mask = one_hot(index, num_classes=E).permute(2, 1, 0)
+    for e in torch.greater(mask.sum(dim=(-1, -2)), 0).nonzero():
+        slot, token = torch.where(mask[e].squeeze(0))
+        out.index_add_(0, token, moe.named[f"expert_{e[0]}"](x[token]) * weight[token, slot, None])
+    return out
+
+
+@spelled(CAPTURED)
+def parameter_lists(x, moe):
+    """ParameterList: `F.linear(x[token], self.up[e])`"""
+    weight, index = moe.route(x)
+    out = torch.zeros_like(x)
+    for e in range(E):
+        token, slot = torch.where(index == e)
+        gate, up = linear(x[token], moe.up[e]).chunk(2, dim=-1)
+        out.index_add_(0, token, linear(silu(gate) * up, moe.down[e]) * weight[token, slot, None])
+    return out
+
+
+@spelled(CAPTURED)
+def zipped_parameters(x, moe):
+    """`for e, (w_up, w_down) in enumerate(zip(self.up, self.down))`"""
+    weight, index = moe.route(x)
+    out = torch.zeros_like(x)
+    for e, (w_up, w_down) in enumerate(zip(moe.up, moe.down)):  # noqa: B905
+        token, slot = (index == e).nonzero(as_tuple=True)
+        gate, up = (x[token] @ w_up.T).chunk(2, dim=-1)
+        out.index_put_((token,), (silu(gate) * up) @ w_down.T * weight[token, slot, None], accumulate=True)
+    return out
+
+
+@spelled(CAPTURED)
+def replacing_modules(x, moe):
+    """ModuleList, `out = out.index_add(…)`"""
+    weight, index = moe.route(x)
+    out = torch.zeros_like(x)
+    for i, expert in enumerate(moe.experts):
+        token, slot = torch.where(index == i)
+        out = out.index_add(0, token, expert(x[token]) * weight[token, slot, None])
+    return out
+
+
+@spelled(CAPTURED)
+def while_over_modules(x, moe):
+    """a while loop over a ModuleList"""
+    weight, index = moe.route(x)
+    out, e = torch.zeros_like(x), 0
+    while e < len(moe.experts):
+        token, slot = torch.where(index == e)
+        out.index_add_(0, token, moe.experts[e](x[token]) * weight[token, slot, None])
+        e += 1
+    return out
+
+
+@spelled(CAPTURED)
+def one_expert_a_call(x, moe):
+    """a method for one expert, called in a loop"""
+    weight, index = moe.route(x)
+    out = torch.zeros_like(x)
+
+    def run(i, expert):
+        token, slot = torch.where(index == i)
+        out.index_add_(0, token, expert(x[token]) * weight[token, slot, None])
+
+    for i, expert in enumerate(moe.experts):
+        run(i, expert)
+    return out
+
+
+@spelled(CAPTURED)
+def generator_of_parts(x, moe):
+    """a generator of (token, rows), added up by its caller"""
+    weight, index = moe.route(x)
+    out = torch.zeros_like(x)
+
+    def parts():
+        for i, expert in enumerate(moe.experts):
+            token, slot = torch.where(index == i)
+            yield token, expert(x[token]) * weight[token, slot, None]
+
+    for token, rows in parts():
+        out.index_add_(0, token, rows)
+    return out
+
+
+@spelled(CAPTURED)
+def sum_of_a_comprehension(x, moe):
+    """`sum(expert(x) * gates[:, i, None] for i, expert in enumerate(self.experts))`"""
+    weight, index = moe.route(x)
+    gates = torch.zeros(len(x), E, dtype=x.dtype).scatter_(1, index, weight)
+    return sum(expert(x) * gates[:, i, None] for i, expert in enumerate(moe.experts))
+
+
+@spelled(CAPTURED)
+def stacked_outputs(x, moe):
+    """`torch.stack([expert(x) for expert in self.experts], 1)`, weighted and summed"""
+    weight, index = moe.route(x)
+    gates = torch.zeros(len(x), E, dtype=x.dtype).scatter(1, index, weight)
+    every = torch.stack([expert(x) for expert in moe.experts], dim=1)
+    return (every * gates.unsqueeze(-1)).sum(dim=1)
+
+
+@spelled(CAPTURED)
+def stacked_and_gathered(x, moe):
+    """the same, the chosen ones taken with `gather`"""
+    weight, index = moe.route(x)
+    every = torch.stack([expert(x) for expert in moe.experts], dim=1)
+    chosen = every.gather(1, index.unsqueeze(-1).expand(-1, -1, D))
+    return (chosen * weight.unsqueeze(-1)).sum(1)
+
+
+@spelled(CAPTURED)
+def masked_dense_modules(x, moe):
+    """all experts on all tokens, `out += expert(x) * (weight * (index == i)).sum(-1, keepdim=True)`"""
+    weight, index = moe.route(x)
+    out = torch.zeros_like(x)
+    for i, expert in enumerate(moe.experts):
+        out += expert(x) * (weight * (index == i)).sum(-1, keepdim=True)
+    return out
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Rows of repeated tokens, counts and slices
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+@spelled(CAPTURED)
+def repeat_interleave(x, moe):
+    """`x.repeat_interleave(K)`, `y[flat == i] = expert(rows[flat == i])`, weighted sum (DeepSeek-MoE training)"""
+    weight, index = moe.route(x)
+    flat = index.view(-1)
+    rows = x.repeat_interleave(K, dim=0)
+    y = torch.empty_like(rows)
+    for i, expert in enumerate(moe.experts):
+        y[flat == i] = expert(rows[flat == i])
+    return (y.view(*weight.shape, -1) * weight.unsqueeze(-1)).sum(dim=1)
+
+
+@spelled(BROKEN)
+def moe_infer(x, moe):
+    """`counts.cpu().numpy()`, slices of the sorted tokens, `if count == 0: continue` (DeepSeek-V2's moe_infer)"""
+    weight, index = moe.route(x)
+    counts = index.new_zeros((len(x), E)).scatter_(1, index, 1).sum(dim=0)
+    idxs = index.view(-1).argsort()
+    sorted_tokens = x[idxs // index.shape[1]]
+    outputs, start = [], 0
+    for i, count in enumerate(counts.cpu().numpy()):
+        end = start + count
+        if count == 0:
+            continue
+        outputs.append(moe.experts[i](sorted_tokens[start:end]))
+        start = end
+    outs = torch.cat(outputs, dim=0) if outputs else sorted_tokens.new_empty(0)
+    back = torch.empty_like(outs)
+    back[idxs] = outs
+    return (back.view(*index.shape, -1) * weight.unsqueeze(-1)).sum(dim=1)
+
+
+@spelled(BROKEN)
+def counts_and_where(x, moe):
+    """`counts = bincount(…).tolist()`, `if counts[i] == 0: continue`, `torch.where(indices == i)` (DeepSeek-V3)"""
+    weight, index = moe.route(x)
+    y = torch.zeros_like(x)
+    counts = torch.bincount(index.flatten(), minlength=E).tolist()
+    for i in range(E):
+        if counts[i] == 0:
+            continue
+        token, top = torch.where(index == i)
+        y[token] += moe.experts[i](x[token]) * weight[token, top, None]
+    return y
+
+
+@spelled(CAPTURED)
+def split_modules(x, moe):
+    """`torch.split(sorted, counts.tolist())`, `[expert(part) for …]`, `torch.cat`, un-sorted by `index_add_`"""
+    weight, index = moe.route(x)
+    order = torch.argsort(index.view(-1), stable=True)
+    counts = torch.bincount(index.view(-1), minlength=E)
+    parts = torch.split(x[order // K], counts.tolist(), dim=0)
+    y = torch.cat([expert(part) for expert, part in zip(moe.experts, parts)])  # noqa: B905
+    out = torch.zeros_like(x)
+    return out.index_add_(0, order // K, y * weight.view(-1)[order].unsqueeze(-1))
+
+
+@spelled(CAPTURED)
+def running_offsets(x, moe):
+    """slices by `cumsum(counts).tolist()`, written into an empty tensor, un-sorted by an inverse permutation"""
+    weight, index = moe.route(x)
+    order = index.view(-1).argsort(stable=True)
+    ends = torch.bincount(index.view(-1), minlength=E).cumsum(0).tolist()
+    rows = x[order // K]
+    y, start = torch.empty_like(rows), 0
+    for expert, end in zip(moe.experts, ends):  # noqa: B905
+        y[start:end] = expert(rows[start:end])
+        start = end
+    y = y[order.argsort()].view(len(x), K, D)
+    return (y * weight.unsqueeze(-1)).sum(1)
+
+
+@spelled(CAPTURED)
+def lists_of_rows(x, moe):
+    """a dictionary of index lists, `torch.cat` of the rows, one `index_add`"""
+    weight, index = moe.route(x)
+    chosen = {e: (index == e).nonzero(as_tuple=True) for e in range(E)}
+    rows, tokens = [], []
+    for e, (token, slot) in chosen.items():
+        rows.append(moe.experts[e](x[token]) * weight[token, slot, None])
+        tokens.append(token)
+    return torch.zeros_like(x).index_add(0, torch.cat(tokens), torch.cat(rows))
+
+
+@spelled(BROKEN)
+def python_lists(x, moe):
+    """lists of token numbers made in Python from `index.tolist()`"""
+    weight, index = moe.route(x)
+    tokens = {e: [] for e in range(E)}
+    for t, row in enumerate(index.tolist()):
+        for e in row:
+            tokens[e].append(t)
+    out = torch.zeros_like(x)
+    for e, chosen in tokens.items():
+        if chosen:
+            token = torch.tensor(chosen)
+            scale = weight[token][index[token] == e]
+            out.index_add_(0, token, moe.experts[e](x[token]) * scale[:, None])
+    return out
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Slots, gathers and batched products
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+@spelled(BROKEN)
+def slots_around_modules(x, moe):
+    """`for k in range(K): for i, expert in enumerate(self.experts)`, `mask = index[:, k] == i`, `if mask.any()`"""
+    weight, index = moe.route(x)
+    out = torch.zeros_like(x)
+    for k in range(K):
+        for i, expert in enumerate(moe.experts):
+            mask = index[:, k] == i
+            if mask.any():
+                out[mask] += weight[:, k][mask].unsqueeze(1) * expert(x[mask])
+    return out
+
+
+@spelled(CAPTURED)
+def boolean_masks(x, moe):
+    """`mask = (index == i).any(-1)`, `out[mask] += expert(x[mask]) * gates[mask, i, None]`"""
+    weight, index = moe.route(x)
+    gates = torch.zeros(len(x), E, dtype=x.dtype).scatter(1, index, weight)
+    out = torch.zeros_like(x)
+    for i, expert in enumerate(moe.experts):
+        mask = (index == i).any(dim=-1)
+        out[mask] += expert(x[mask]) * gates[mask, i].unsqueeze(-1)
+    return out
+
+
+@spelled(BROKEN)
+def boolean_masks_tested(x, moe):
+    """the same, `if mask.any():` around the turn (makeMoE)"""
+    weight, index = moe.route(x)
+    gates = torch.zeros(len(x), E, dtype=x.dtype).scatter(-1, index, weight)
+    out = torch.zeros_like(x)
+    for i, expert in enumerate(moe.experts):
+        mask = (index == i).any(dim=-1)
+        if mask.any():
+            rows = expert(x[mask]) * gates[mask, i].unsqueeze(1)
+            out[mask] += rows
+    return out
+
+
+@spelled(CAPTURED)
+def bmm_over_experts(x, moe):
+    """`torch.bmm(x.expand(E, …), w1)`, masked by gates: Llama-4's dense form"""
+    weight, index = moe.route(x)
+    gates = torch.zeros(len(x), E, dtype=x.dtype).scatter(1, index, weight)
+    rows = (x[None] * gates.T[..., None]).reshape(E, -1, D)
+    h = silu(torch.bmm(rows, moe.w1)) * torch.bmm(rows, moe.w3)
+    return torch.bmm(h, moe.w2).sum(0)
+
+
+@spelled(CAPTURED)
+def einsum_over_capacity(x, moe):
+    """einsum with dispatch and combine masks [T, E, C], a capacity (GShard)"""
+    weight, index = moe.route(x)
+    hot = one_hot(index, E)
+    place = (hot.flatten(0, 1).cumsum(0).view_as(hot) - 1).masked_fill(hot == 0, -1)
+    kept = (place >= 0) & (place < moe.capacity)
+    slots = one_hot(place.clamp(0, moe.capacity - 1), moe.capacity).to(x.dtype) * kept.unsqueeze(-1)
+    dispatch = slots.sum(1)
+    combine = (slots * weight[:, :, None, None]).sum(1)
+    rows = torch.einsum("tec,td->ecd", dispatch, x)
+    h = silu(torch.einsum("ecd,edn->ecn", rows, moe.w1)) * torch.einsum("ecd,edn->ecn", rows, moe.w3)
+    return torch.einsum("tec,ecd->td", combine, torch.einsum("ecn,end->ecd", h, moe.w2))
+
+
+@spelled(CAPTURED)
+def gathered_per_slot(x, moe):
+    """`for k in range(K)`: weights gathered with `w1[index[:, k]]`, `torch.bmm`"""
+    weight, index = moe.route(x)
+    out = torch.zeros_like(x)
+    for k in range(K):
+        e = index[:, k]
+        h = silu(torch.bmm(x[:, None], moe.w1[e])) * torch.bmm(x[:, None], moe.w3[e])
+        out = out + torch.bmm(h, moe.w2[e])[:, 0] * weight[:, k, None]
+    return out
+
+
+@spelled(LOWERED)
+def biases_of_one_tensor(x, moe):
+    """`x @ w1[e] + b1[e]`, relu, `@ w2[e] + b2[e]`: no gating"""
+    weight, index = moe.route(x)
+    out = torch.zeros_like(x)
+    for e in range(E):
+        token, slot = torch.where(index == e)
+        h = relu(x[token] @ moe.w1[e] + moe.b1[e])
+        out.index_add_(0, token, (h @ moe.w2[e] + moe.b2[e]) * weight[token, slot, None])
+    return out
+
+
+@spelled(LOWERED)
+def three_tensors(x, moe):
+    """`w1[e]`, `w3[e]`, `w2[e]` of three tensors, `(x @ w1) * gelu(x @ w3)`"""
+    weight, index = moe.route(x)
+    out = torch.zeros_like(x)
+    for e in range(E):
+        token, slot = torch.where(index == e)
+        rows = x[token]
+        out.index_add_(0, token, ((rows @ moe.w1[e]) * gelu(rows @ moe.w3[e])) @ moe.w2[e] * weight[token, slot, None])
+    return out
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Norms, shared experts, capacities, choices
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+@spelled(CAPTURED)
+def norm_after_the_expert(x, moe):
+    """a norm of each expert's rows, one for all experts, before the weight"""
+    weight, index = moe.route(x)
+    out = torch.zeros_like(x)
+    for e in range(E):
+        token, slot = torch.where(index == e)
+        rows = silu(x[token] @ moe.w1[e]) * (x[token] @ moe.w3[e]) @ moe.w2[e]
+        out.index_add_(0, token, moe.norm(rows) * weight[token, slot, None])
+    return out
+
+
+@spelled(CAPTURED)
+def norm_of_each_expert(x, moe):
+    """the same, a norm of its own for each expert"""
+    weight, index = moe.route(x)
+    out = torch.zeros_like(x)
+    for i, (expert, norm) in enumerate(zip(moe.experts, moe.norms)):  # noqa: B905
+        token, slot = torch.where(index == i)
+        out.index_add_(0, token, norm(expert(x[token])) * weight[token, slot, None])
+    return out
+
+
+@spelled(CAPTURED)
+def shared_module(x, moe):
+    """ModuleList and a shared expert besides, with the tokens flattened from [B, T, D]"""
+    batched = x.view(2, -1, D)
+    flat = batched.view(-1, D)
+    weight, index = moe.route(flat)
+    out = torch.zeros_like(flat)
+    for i, expert in enumerate(moe.experts):
+        token, slot = torch.where(index == i)
+        out[token] += expert(flat[token]) * weight[token, slot, None]
+    return out.view(batched.shape) + moe.shared(batched)
+
+
+@spelled(CAPTURED)
+def weight_on_the_input(x, moe):
+    """the routing weight on the expert's input (Llama 4)"""
+    weight, index = moe.route(x)
+    out = torch.zeros_like(x)
+    for i, expert in enumerate(moe.experts):
+        token, slot = torch.where(index == i)
+        out.index_add_(0, token, expert(x[token] * weight[token, slot, None]))
+    return out
+
+
+@spelled(CAPTURED)
+def switch_with_capacity(x, moe):
+    """top-1 with a capacity: `token = torch.where(index == i)[0][:capacity]`, the rest passes through"""
+    weight, index = softmax(moe.gate(x), -1).max(-1)
+    out = x.clone()
+    for i, expert in enumerate(moe.experts):
+        token = torch.where(index == i)[0][: moe.capacity]
+        out[token] = expert(x[token])
+    return out * weight[:, None]
+
+
+@spelled(CAPTURED)
+def expert_choice_of_modules(x, moe):
+    """expert choice: `token = scores[:, i].topk(C)`, ModuleList"""
+    scores = softmax(moe.gate(x), -1)
+    out = torch.zeros_like(x)
+    for i, expert in enumerate(moe.experts):
+        best, token = scores[:, i].topk(moe.capacity)
+        out.index_add_(0, token, expert(x[token]) * best[:, None])
+    return out
+
+
+@spelled(CAPTURED)
+def dropped_by_threshold(x, moe):
+    """experts whose weight is under a threshold are left out: `torch.where((index == i) & (weight > 0.3))`"""
+    weight, index = moe.route(x)
+    out = torch.zeros_like(x)
+    for i, expert in enumerate(moe.experts):
+        token, slot = torch.where((index == i) & (weight > 0.3))
+        out.index_add_(0, token, expert(x[token]) * weight[token, slot, None])
+    return out
+
+
+@spelled(BROKEN)
+def identity_experts(x, moe):
+    """zero-computation experts: the last numbers pass x on (LongCat)"""
+    weight, index = moe.route(x)
+    out = torch.zeros_like(x)
+    mask = one_hot(index, E).permute(2, 1, 0)
+    for hit in mask.sum((1, 2)).nonzero():
+        e = int(hit.item())
+        slot, token = torch.where(mask[e])
+        rows = x[token]
+        if e < E - 1:
+            rows = silu(rows @ moe.w1[e]) * (rows @ moe.w3[e]) @ moe.w2[e]
+        out.index_add_(0, token, rows * weight[token, slot, None])
+    return out
+
+
+@spelled(CAPTURED)
+def top_1_by_argmax(x, moe):
+    """top-1 by `argmax`, `out[chosen] = expert(x[chosen]) * p[chosen, i, None]`"""
+    p = softmax(moe.gate(x), -1)
+    index = p.argmax(-1)
+    out = torch.zeros_like(x)
+    for i, expert in enumerate(moe.experts):
+        chosen = index == i
+        out[chosen] = expert(x[chosen]) * p[chosen, i, None]
+    return out
+
+
+@spelled(BROKEN)
+def numpy_unique(x, moe):
+    """`for e in np.unique(index.numpy())`"""
+    import numpy
+
+    weight, index = moe.route(x)
+    out = torch.zeros_like(x)
+    for e in numpy.unique(index.numpy()):
+        token, slot = torch.where(index == int(e))
+        out.index_add_(0, token, moe.experts[int(e)](x[token]) * weight[token, slot, None])
+    return out
+
+
+@spelled(BROKEN)
+def only_hit_modules(x, moe):
+    """`for e in index.unique().tolist(): self.experts[e]`"""
+    weight, index = moe.route(x)
+    out = torch.zeros_like(x)
+    for e in index.unique().tolist():
+        token, slot = torch.where(index == e)
+        out.index_add_(0, token, moe.experts[e](x[token]) * weight[token, slot, None])
+    return out
+
+
+@spelled(BROKEN)
+def set_of_hit_modules(x, moe):
+    """`for e in {…index.view(-1).tolist()}`: a set of numbers, ModuleList"""
+    weight, index = moe.route(x)
+    out = torch.zeros_like(x)
+    for e in sorted(set(index.view(-1).tolist())):
+        token, slot = torch.where(index == e)
+        out[token] += moe.experts[e](x[token]) * weight[token, slot, None]
+    return out
+
+
+@spelled(BROKEN)
+def token_by_token(x, moe):
+    """a loop over tokens and slots: `self.experts[index[t, k]](x[t])`"""
+    weight, index = moe.route(x)
+    rows = []
+    for t in range(4):
+        rows.append(sum(weight[t, k] * moe.experts[int(index[t, k])](x[t]) for k in range(K)))
+    return torch.stack(rows)
