@@ -141,7 +141,7 @@ INTRODUCTION = """\
 # Expert loops
 
 How people write the loop over experts, and what becomes of each spelling. *One operator*: the loop became the grouped
-experts operator, with its own backward. *One graph*: captured as it was written, so nothing breaks, and nothing is saved.
+experts operator, with its own backward. *One graph*: captured as it was written; nothing breaks, and nothing is saved.
 *Graph breaks*: the answer is right, part of it runs natively.
 
 The proof decides, not the spelling: a loop of which it cannot be shown that every turn adds one expert's rows, and
