@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .errors import OptionError
+
+if TYPE_CHECKING:
+    from moebius.lowering import LoweringOptions
 
 
 @dataclass(frozen=True)
@@ -16,7 +19,9 @@ class Options:
     backend: "moebius", "eager", a torch.compile backend's name, or ``(gm, example_inputs) -> callable``.
     fullgraph: a graph break is a GraphBreakError. dynamic: None (a size becomes symbolic the second time it changes),
     True or False. verify: n > 0 also runs one in n calls as plain Python, on copies, and compares. mesh, plan: experts
-    over a ``torch.distributed.DeviceMesh``. precision: None, "fp8", "mxfp8".
+    over a ``torch.distributed.DeviceMesh``. precision, save: of the experts that
+    lowering makes, as ``moebius.kernels.experts`` takes them: "fp8", "fp8_block", "mxfp8", a Precision or a Budget;
+    "default", "fp8" or "recompute". Both are refused with backend="eager", which lowers nothing.
     """
 
     backend: str | Callable[..., Any] = "moebius"
@@ -24,8 +29,15 @@ class Options:
     dynamic: bool | None = None
     mesh: Any = None
     plan: Any = "auto"
-    precision: str | None = None
+    precision: Any = None
+    save: str = "default"
     verify: int = 0
+
+    def for_lowering(self) -> LoweringOptions:
+        """Those that reach down to lowering."""
+        from moebius.lowering import LoweringOptions
+
+        return LoweringOptions(self.backend, self.mesh, self.plan, self.precision, self.save)
 
 
 def make_options(given: dict[str, Any]) -> Options:
@@ -41,13 +53,11 @@ def make_options(given: dict[str, Any]) -> Options:
         raise OptionError(f"fullgraph={options.fullgraph!r}: use True (a graph break is an error) or False")
     if type(options.verify) is not int or options.verify < 0:
         raise OptionError(f"verify={options.verify!r}: use 0 (off) or n, to compare one in n calls with plain Python")
-    if options.precision not in (None, "fp8", "mxfp8"):
-        raise OptionError(f"precision={options.precision!r}: use None, 'fp8' or 'mxfp8'")
-    from moebius.lowering import LoweringError, LoweringOptions
+    from moebius.lowering import LoweringError
     from moebius.lowering import check_options as check_lowering
 
     try:
-        check_lowering(LoweringOptions(options.backend, options.mesh, options.plan, options.precision))
+        check_lowering(options.for_lowering())
     except LoweringError as error:
         raise OptionError(str(error)) from None
     return options

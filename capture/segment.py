@@ -12,7 +12,7 @@ import torch
 from torch import fx
 
 from moebius.interpreter import UNSET
-from moebius.lowering import CapturedGraph, ExpertRegion, Lowered, LoweringOptions, lower
+from moebius.lowering import CapturedGraph, ExpertRegion, Lowered, lower
 
 from . import torch_private
 from .failures import FailureHandler
@@ -164,7 +164,7 @@ def graph_inputs(attempt: Trace, emitter: Emitter, lowered: Lowered | None, opti
 
     convert = emitter.constant(to_graph_input)
     conversions = input_conversions(
-        lowered.gm, LoweringOptions(options.backend, options.mesh, options.plan, options.precision)
+        lowered.gm, options.for_lowering()
     )
     return [n if c == "as is" else f"{convert}({n}, {c!r})" for n, c in zip(names, conversions, strict=True)]
 
@@ -196,7 +196,7 @@ def make_graph(
     line = first and next((w[1] for w in [attempt_root(gm, code)] if w), None) or code.co_firstlineno
     captured = CapturedGraph(gm, code.co_filename, line, time.perf_counter() - started, examples, code.co_qualname)
     with torch_private.tracing(attempt.world):
-        lowered = lower(captured, LoweringOptions(options.backend, options.mesh, options.plan, options.precision))
+        lowered = lower(captured, options.for_lowering())
     for graph_module in {captured.gm, lowered.gm}:
         torch_private.forget_source_with(graph_module)
     return captured, lowered

@@ -3,12 +3,15 @@ operator: the contract (contract.py), the torch operators and their front door (
 run: reference.py (readable, float64), cpu.py (tuned torch) and triton_form/ (GPU). A file here knows tensors and
 nothing of capture, lowering or models; it imports nothing of ours but its neighbours."""
 from moebius.kernels.activations import ACTIVATIONS
+from moebius.kernels.calibrate import PrecisionReport, chosen_precisions, precision_report
 from moebius.kernels.contract import saved_elements
 from moebius.kernels.errors import BackendUnavailableError, ExpertsInputError, ExpertsTypeError
 from moebius.kernels.experts_op import experts, experts_rows
+from moebius.kernels.precision import Budget, Precision
 from moebius.kernels.rounding import round_tokens
 
 __all__ = [
-    "ACTIVATIONS", "BackendUnavailableError", "ExpertsInputError", "ExpertsTypeError", "experts", "experts_rows",
-    "round_tokens", "saved_elements",
+    "ACTIVATIONS", "BackendUnavailableError", "Budget", "ExpertsInputError", "ExpertsTypeError", "Precision",
+    "PrecisionReport", "chosen_precisions", "experts", "experts_rows", "precision_report", "round_tokens",
+    "saved_elements",
 ]

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from moebius.kernels.activations import GATES, find_activation
 from moebius.kernels.errors import ExpertsInputError, ExpertsTypeError
+from moebius.kernels.precision import Precision
 from moebius.kernels.quantize import packed_width
 
 SAVES = ("default", "fp8", "recompute")
@@ -34,12 +35,18 @@ class Weights(NamedTuple):
 @dataclass(frozen=True)
 class Options:
     """How the operator computes. activation and gate: activations.py; save: "default" (X and H), "fp8" (X,
-    and H in MXFP8) or "recompute" (X)."""
+    and H in MXFP8) or "recompute" (X). precision: of each GEMM (precision.py);
+    None: their own dtype."""
 
     activation: str = "silu"
     gate: str = "concat"
     save: str = "default"
     backend: str = "auto"
+    precision: Precision | None = None
+
+    def format(self, gemm: str) -> str | None:
+        """The format of a GEMM (precision.GEMMS), None for the tensors' own dtype."""
+        return None if self.precision is None else getattr(self.precision, gemm)
 
     def check(self) -> None:
         """Raise ExpertsInputError where an option has no such value."""

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from moebius.kernels.activations import activate, activate_backward, find_activation
 from moebius.kernels.contract import Gradients, Needs, Options, Weights, accumulate_dtype
+from moebius.kernels.quantize import round_gate_up, round_left, round_matrix, round_outer
 from moebius.kernels.reference import row_weight
 
 PANEL_ROWS = 1024
@@ -74,16 +75,27 @@ class Scratch:
         return torch.index_select(source, 0, token, out=self.take(name, token.shape[0], source.shape[1]))
 
 
-def multiply(rows: Tensor, matrix_EPQ: Tensor, segments: list[Segment], out: Tensor) -> Tensor:
-    """out[r] = rows[r] @ matrix[expert of r], for a panel's rows."""
+def multiply(rows: Tensor, matrix_EPQ: Tensor, segments: list[Segment], out: Tensor, name: str | None = None) -> Tensor:
+    """out[r] = rows[r] @ matrix[expert of r], for a panel's rows, in the format of that name."""
+    if name is not None:
+        left = round_left(rows, name)
+        for expert, low, high, _ in segments:
+            out[low:high] = left[low:high] @ round_matrix(matrix_EPQ[expert], name)
+        return out
     for expert, low, high, _ in segments:
         torch.mm(rows[low:high], matrix_EPQ[expert], out=out[low:high])
     return out
 
 
-def project_up(rows: Tensor, weights: Weights, segments: list[Segment], out: Tensor) -> Tensor:
+def project_up(rows: Tensor, weights: Weights, segments: list[Segment], out: Tensor, options: Options) -> Tensor:
     """H of a panel: rows [n, D] -> out [n, M]."""
-    multiply(rows, weights.gate_up_EMD.mT, segments, out)
+    name = options.format("up")
+    if name is None:
+        multiply(rows, weights.gate_up_EMD.mT, segments, out)
+    else:
+        left = round_left(rows, name)
+        for expert, low, high, _ in segments:
+            out[low:high] = left[low:high] @ round_gate_up(weights.gate_up_EMD[expert], options.gate, name).T
     if weights.gate_up_bias_EM is not None:
         for expert, low, high, _ in segments:
             out[low:high] += weights.gate_up_bias_EM[expert]
@@ -113,12 +125,16 @@ def forward(x_TD: Tensor, weights: Weights, order_S: Tensor, offsets: Tensor, we
     for start, stop, segments in panels(offsets):
         token, count = token_S[start:stop], stop - start
         h = h_SM[start:stop] if keep else scratch.take("h", count, width_h)
-        project_up(scratch.gather("x", x_TD, token), weights, segments, h)
+        project_up(scratch.gather("x", x_TD, token), weights, segments, h, options)
         a = activate(h.to(exact), activation, options.gate)
         scale = None if scale_S is None else scale_S[start:stop, None]
-        if scale is not None:
+        name = options.format("down")
+        if scale is not None and name is None:
             a.mul_(scale)
-        y = multiply(a.to(x_TD.dtype), weights.down_EDN.mT, segments, scratch.take("y", count, width))
+        y = multiply(a.to(x_TD.dtype), weights.down_EDN.mT, segments,
+                     scratch.take("y", count, width, None if name is None else exact), name)
+        if scale is not None and name is not None:
+            y.mul_(scale)  # A is what is rounded: with its weight it would round to something else
         if weights.down_bias_ED is not None:
             for expert, low, high, _ in segments:
                 bias = weights.down_bias_ED[expert]
@@ -127,10 +143,16 @@ def forward(x_TD: Tensor, weights: Weights, order_S: Tensor, offsets: Tensor, we
     return out_TD.to(x_TD.dtype), h_SM
 
 
-def accumulate_outer(total_EPQ: Tensor, left: Tensor, right: Tensor, segments: list[Segment]) -> None:
-    """total[e] (+)= left[rows of e].T @ right[rows of e], for a panel's rows."""
+def accumulate_outer(total_EPQ: Tensor, left: Tensor, right: Tensor, segments: list[Segment], name: str | None) -> None:
+    """total[e] (+)= left[rows of e].T @ right[rows of e], for a panel's rows, in the format of that name.
+
+    An expert is cut at multiples of PANEL_ROWS of its rows, and so never within a format's block.
+    """
     for expert, low, high, first in segments:
-        if first:
+        if name is not None:
+            part = round_outer(left[low:high], name).T @ round_outer(right[low:high], name)
+            total_EPQ[expert].copy_(part) if first else total_EPQ[expert].add_(part)
+        elif first:
             torch.mm(left[low:high].T, right[low:high], out=total_EPQ[expert])
         else:
             total_EPQ[expert].addmm_(left[low:high].T, right[low:high])
@@ -175,10 +197,11 @@ def backward(grad_TD: Tensor, x_TD: Tensor, h_SM: Tensor, weights: Weights, orde
         if grad_gate_up is not None or options.save == "recompute":
             rows = scratch.gather("x", x_TD, token)
         h = h_SM[start:stop] if options.save == "default" else project_up(
-            rows, weights, segments, scratch.take("h", count, width_h))
+            rows, weights, segments, scratch.take("h", count, width_h), options)
 
         # dA' is before the routing weight, so that dS = <dA', A>
-        grad_a = multiply(grad_y, weights.down_EDN, segments, scratch.take("grad_a", count, narrow)).to(exact)
+        grad_a = multiply(grad_y, weights.down_EDN, segments, scratch.take("grad_a", count, narrow),
+                          options.format("grad_act")).to(exact)
         a, grad_h = activate_backward(
             grad_a if scale is None else grad_a * scale, h.to(exact), activation, options.gate)
         grad_h = grad_h.to(dtype)
@@ -190,15 +213,16 @@ def backward(grad_TD: Tensor, x_TD: Tensor, h_SM: Tensor, weights: Weights, orde
                     grad_s[low:high] += torch.mv(grad_y[low:high], weights.down_bias_ED[expert])
         if grad_down is not None:
             scaled_a = a if scale is None else a.mul_(scale)
-            accumulate_outer(grad_down, grad_y, scaled_a.to(dtype), segments)
+            accumulate_outer(grad_down, grad_y, scaled_a.to(dtype), segments, options.format("grad_down"))
         if grad_down_bias is not None:
             accumulate_sums(grad_down_bias, grad_y if scale is None else grad_y * scale, segments)
         if grad_gate_up is not None:
-            accumulate_outer(grad_gate_up, grad_h, rows, segments)
+            accumulate_outer(grad_gate_up, grad_h, rows, segments, options.format("grad_gate_up"))
         if grad_up_bias is not None:
             accumulate_sums(grad_up_bias, grad_h, segments)
         if grad_x is not None:
-            y = multiply(grad_h, weights.gate_up_EMD, segments, scratch.take("y", count, width))
+            y = multiply(grad_h, weights.gate_up_EMD, segments, scratch.take("y", count, width),
+                         options.format("grad_x"))
             add_rows(grad_x, token, y, scratch)
 
     grad_weight = None

@@ -14,6 +14,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from moebius.kernels.calibrate import Layer, Recorder, note, resolve
 from moebius.kernels.contract import (
     WEIGHTINGS,
     Needs,
@@ -26,6 +27,7 @@ from moebius.kernels.contract import (
 )
 from moebius.kernels.dispatch import find_form
 from moebius.kernels.errors import ExpertsInputError, ExpertsTypeError
+from moebius.kernels.precision import Budget, Precision, text_of
 from moebius.kernels.quantize import pack, packed_width, unpack
 from moebius.kernels.rounding import round_tokens
 from moebius.kernels.routing import ids_from_counts, sort_rows
@@ -34,12 +36,16 @@ from moebius.kernels.routing import ids_from_counts, sort_rows
 @torch.library.custom_op("moebius::experts", mutates_args=())
 def experts_forward(
     x: Tensor, gate_up: Tensor, down: Tensor, index: Tensor, weight: Tensor | None, gate_up_bias: Tensor | None,
-    down_bias: Tensor | None, activation: str, gate: str, save: str, backend: str,
+    down_bias: Tensor | None, activation: str, gate: str, save: str, backend: str, precision: str = "",
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """(out_TD, h_SM, order_S, offsets): routing.sort_rows' two, and what the form's ``forward`` returns."""
     weights, options = Weights(gate_up, down, gate_up_bias, down_bias), Options(activation, gate, save, backend)
     check_shapes(x, weights, index, weight, options)
     order_S, offsets = sort_rows(index, gate_up.shape[0])
+    if precision or Recorder.report is not None:
+        layer = Layer(x, weights, order_S, offsets, weight, index.shape[1])
+        options = replace(options, precision=resolve(precision, layer, options, forward=True))
+        note(layer, options)
     inside = replace(options, save="default") if save == "fp8" else options
     out_TD, h_SM = find_form(backend, x).forward(
         x, weights, order_S, offsets, weight, index.shape[1], inside)
@@ -51,7 +57,7 @@ def experts_forward(
 @experts_forward.register_fake
 def fake_forward(
     x: Tensor, gate_up: Tensor, down: Tensor, index: Tensor, weight: Tensor | None, gate_up_bias: Tensor | None,
-    down_bias: Tensor | None, activation: str, gate: str, save: str, backend: str,
+    down_bias: Tensor | None, activation: str, gate: str, save: str, backend: str, precision: str = "",
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     options = Options(activation, gate, save, backend)
     check_shapes(x, Weights(gate_up, down, gate_up_bias, down_bias), index, weight, options)
@@ -69,14 +75,18 @@ def fake_forward(
 def experts_backward(
     grad: Tensor, x: Tensor, h: Tensor, order: Tensor, offsets: Tensor, gate_up: Tensor, down: Tensor,
     weight: Tensor | None, gate_up_bias: Tensor | None, down_bias: Tensor | None, top_k: int,
-    activation: str, gate: str, save: str, backend: str, needs: list[bool],
+    activation: str, gate: str, save: str, backend: str, precision: str, needs: list[bool],
 ) -> list[Tensor]:
     """The gradients that ``needs`` (contract.Needs) asks for, in its order."""
+    weights, options = Weights(gate_up, down, gate_up_bias, down_bias), Options(activation, gate, save, backend)
+    if precision or Recorder.report is not None:
+        layer = Layer(x, weights, order, offsets, weight, top_k, grad)
+        options = replace(options, precision=resolve(precision, layer, options, forward=False))
+        note(layer, options)
     if save == "fp8":
-        h, save = unpack(h, gate_up.shape[1], x.dtype), "default"
+        h, options = unpack(h, gate_up.shape[1], x.dtype), replace(options, save="default")
     gradients = find_form(backend, x).backward(
-        grad, x, h, Weights(gate_up, down, gate_up_bias, down_bias), order, offsets, weight, top_k,
-        Options(activation, gate, save, backend), Needs(*needs))
+        grad, x, h, weights, order, offsets, weight, top_k, options, Needs(*needs))
     return [gradient for gradient, needed in zip(gradients, needs, strict=True) if needed]
 
 
@@ -84,7 +94,7 @@ def experts_backward(
 def fake_backward(
     grad: Tensor, x: Tensor, h: Tensor, order: Tensor, offsets: Tensor, gate_up: Tensor, down: Tensor,
     weight: Tensor | None, gate_up_bias: Tensor | None, down_bias: Tensor | None, top_k: int,
-    activation: str, gate: str, save: str, backend: str, needs: list[bool],
+    activation: str, gate: str, save: str, backend: str, precision: str, needs: list[bool],
 ) -> list[Tensor]:
     inputs = (x, gate_up, down, weight, gate_up_bias, down_bias)
     asked = [like for like, needed in zip(inputs, needs, strict=True) if needed]
@@ -106,10 +116,10 @@ def set_up_context(ctx, inputs, output) -> None:
 
 def differentiate(ctx, grad, *unused):
     if grad is None:
-        return (None,) * 11
+        return (None,) * 12
     needs = [bool(ctx.needs_input_grad[position]) for position in DIFFERENTIABLE]
     computed = iter(experts_backward(grad, *ctx.saved_tensors, ctx.top_k, *ctx.options, needs))
-    gradients: list[Tensor | None] = [None] * 11
+    gradients: list[Tensor | None] = [None] * 12
     for position, needed in zip(DIFFERENTIABLE, needs, strict=True):
         if needed:
             gradients[position] = next(computed)
@@ -133,6 +143,7 @@ def experts(
     weighting: str = "output",
     save: str = "default",
     token_rounding: int | None = None,
+    precision: str | Precision | Budget | None = None,
     backend: str = "auto",
 ) -> Tensor:
     """A layer of routed experts: ``out[t] = sum over k of weight[t, k] * expert[index[t, k]](x[t])``, shape [T, D].
@@ -153,6 +164,9 @@ def experts(
     X, and H in MXFP8 (quantize.py; T*K*M*33/32 bytes): the result is the same, gradients are off by a few per cent.
     token_rounding: drops slots, which changes the result: every expert keeps a multiple of this many rows, those with
     the largest weights (rounding.py); None drops nothing.
+    precision: of the GEMMs' operands (precision.py). None: x's dtype; "fp8": E4M3 with a scale a row, weight gradients
+    in x's dtype; "fp8_block": E4M3 in blocks of 128 and 128x128; "mxfp8": E4M3 in blocks of 32; a Precision says it for
+    each GEMM, a Budget(limit) chooses by measuring. All but None change the result, by a few per cent.
     backend: "auto", "reference", "cpu" or "triton".
 
     16-bit inputs: GEMMs accumulate in float32, H and A are rounded to the dtype, the sum over k is in float32.
@@ -162,6 +176,7 @@ def experts(
     """
     options = Options(activation, gate, save, backend)
     options.check()
+    precision_text = text_of(precision)
     if weighting not in WEIGHTINGS:
         raise ExpertsInputError(f"weighting={weighting!r} is not known; one of {', '.join(WEIGHTINGS)}")
     if token_rounding is not None:
@@ -171,7 +186,7 @@ def experts(
     if weight_TK is not None and weighting != "output":
         check_arguments(x_TD, gate_up_EMD, down_EDN, index_TK, weight_TK, down_bias)
         run = partial(experts, activation=activation, gate=gate, gate_up_bias=gate_up_bias, save=save,
-                      backend=backend)
+                      precision=precision_text, backend=backend)
         if weighting == "input":
             return scale_input(partial(run, down_bias=down_bias), x_TD, gate_up_EMD, down_EDN, index_TK, weight_TK)
         return scale_hidden(run, x_TD, gate_up_EMD, down_EDN, index_TK, weight_TK, down_bias)
@@ -188,7 +203,7 @@ def experts(
         save = "recompute"  # no backward: H is not kept
     out_TD = experts_forward(
         x_TD, weights.gate_up_EMD, weights.down_EDN, index_TK, weight_TK, weights.gate_up_bias_EM,
-        weights.down_bias_ED, activation, gate, save, backend)[0]
+        weights.down_bias_ED, activation, gate, save, backend, precision_text)[0]
     return out_TD if result_dtype is None else out_TD.to(result_dtype)
 
 
@@ -256,6 +271,7 @@ def experts_rows(
     gate_up_bias: Tensor | None = None,
     down_bias: Tensor | None = None,
     save: str = "default",
+    precision: str | Precision | Budget | None = None,
     backend: str = "auto",
 ) -> Tensor:
     """Experts over rows that are routed already, one expert a row: ``out[s] = weight[s] * expert[expert[s]](x[s])``,
@@ -280,4 +296,5 @@ def experts_rows(
         raise ExpertsInputError("expert_S and weight_S are one-dimensional: one entry a row")
     return experts(
         x_SD, gate_up_EMD, down_EDN, expert_S[:, None], None if weight_S is None else weight_S[:, None], activation,
-        gate=gate, gate_up_bias=gate_up_bias, down_bias=down_bias, save=save, backend=backend)
+        gate=gate, gate_up_bias=gate_up_bias, down_bias=down_bias, save=save, precision=precision,
+        backend=backend)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from moebius.kernels.activations import activate, activate_backward, find_activation
 from moebius.kernels.contract import Gradients, Needs, Options, Weights, accumulate_dtype
+from moebius.kernels.quantize import round_gate_up, round_left, round_matrix, round_outer
 
 
 def row_weight(weight_TK: Tensor | None, order_S: Tensor, dtype: torch.dtype) -> Tensor | None:
@@ -16,9 +17,23 @@ def row_weight(weight_TK: Tensor | None, order_S: Tensor, dtype: torch.dtype) ->
     return None if weight_TK is None else weight_TK.reshape(-1).index_select(0, order_S).to(dtype)
 
 
-def pre_activation(rows: Tensor, weights: Weights, expert: int) -> Tensor:
+def times(rows: Tensor, matrix: Tensor, name: str | None) -> Tensor:
+    """rows [n, K] @ matrix [K, N], in the format of that name."""
+    return rows @ matrix if name is None else (round_left(rows, name) @ round_matrix(matrix, name)).to(rows.dtype)
+
+
+def outer(left: Tensor, right: Tensor, name: str | None) -> Tensor:
+    """left.T @ right over one expert's rows, in the format of that name."""
+    if name is None:
+        return left.T @ right
+    return (round_outer(left, name).T @ round_outer(right, name)).to(left.dtype)
+
+
+def pre_activation(rows: Tensor, weights: Weights, expert: int, options: Options) -> Tensor:
     """H of one expert: rows [n, D] -> [n, M]."""
-    h = rows @ weights.gate_up_EMD[expert].T
+    gate_up_MD, name = weights.gate_up_EMD[expert], options.format("up")
+    h = rows @ gate_up_MD.T if name is None else (
+        round_left(rows, name) @ round_gate_up(gate_up_MD, options.gate, name).T).to(rows.dtype)
     return h if weights.gate_up_bias_EM is None else h + weights.gate_up_bias_EM[expert]
 
 
@@ -35,11 +50,11 @@ def forward(x_TD: Tensor, weights: Weights, order_S: Tensor, offsets: Tensor, we
     bounds = offsets.tolist()
     for expert, (start, stop) in enumerate(zip(bounds, bounds[1:], strict=False)):
         token = token_S[start:stop]
-        h = pre_activation(x_TD[token], weights, expert)
+        h = pre_activation(x_TD[token], weights, expert, options)
         if keep:
             h_SM[start:stop] = h
         a = activate(h.to(exact), activation, options.gate).to(x_TD.dtype)
-        y = (a @ weights.down_EDN[expert].T).to(exact)
+        y = times(a, weights.down_EDN[expert].T, options.format("down")).to(exact)
         if weights.down_bias_ED is not None:
             y = y + weights.down_bias_ED[expert]
         if scale_S is not None:
@@ -65,8 +80,9 @@ def backward(grad_TD: Tensor, x_TD: Tensor, h_SM: Tensor, weights: Weights, orde
     for expert, (start, stop) in enumerate(zip(bounds, bounds[1:], strict=False)):
         token = token_S[start:stop]
         rows, grad_y = x_TD[token], grad_TD[token]
-        h = h_SM[start:stop] if options.save == "default" else pre_activation(rows, weights, expert)
-        grad_a = (grad_y @ weights.down_EDN[expert]).to(exact)  # before the routing weight
+        h = h_SM[start:stop] if options.save == "default" else pre_activation(rows, weights, expert, options)
+        # before the routing weight
+        grad_a = times(grad_y, weights.down_EDN[expert], options.format("grad_act")).to(exact)
         scale = torch.ones_like(grad_a[:, :1]) if scale_S is None else scale_S[start:stop, None]
         a, grad_h = activate_backward(grad_a * scale, h.to(exact), activation, options.gate)
         grad_h = grad_h.to(dtype)
@@ -74,10 +90,11 @@ def backward(grad_TD: Tensor, x_TD: Tensor, h_SM: Tensor, weights: Weights, orde
         if weights.down_bias_ED is not None:
             grad_scale[start:stop] += (grad_y * weights.down_bias_ED[expert]).to(exact).sum(1)
             grad_down_bias[expert] = (grad_y * scale).sum(0)
-        grad_down[expert] = grad_y.T @ (a * scale).to(dtype)
-        grad_gate_up[expert] = grad_h.T @ rows
+        grad_down[expert] = outer(grad_y, (a * scale).to(dtype), options.format("grad_down"))
+        grad_gate_up[expert] = outer(grad_h, rows, options.format("grad_gate_up"))
         grad_up_bias[expert] = grad_h.sum(0)
-        grad_x.index_add_(0, token, (grad_h @ weights.gate_up_EMD[expert]).to(exact))
+        grad_rows = times(grad_h, weights.gate_up_EMD[expert], options.format("grad_x"))
+        grad_x.index_add_(0, token, grad_rows.to(exact))
     grad_weight = None
     if needs.weight and weight_TK is not None:
         flat = torch.zeros_like(grad_scale).index_copy_(0, order_S.long(), grad_scale)

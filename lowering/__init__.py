@@ -7,6 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from moebius.kernels import ExpertsInputError
+from moebius.kernels.contract import Options as KernelOptions
+from moebius.kernels.precision import parse
 from moebius.lowering.aliasing import writes_into
 from moebius.lowering.backends import OWN, check_backend, compile_graph, name_of, run_as_is
 from moebius.lowering.errors import ContractError, LoweringError, UnknownBackendError
@@ -67,9 +70,15 @@ def lower(graph: CapturedGraph, options: LoweringOptions) -> Lowered:
 def check_options(options: LoweringOptions) -> None:
     """Raise LoweringError for options that cannot be followed."""
     check_backend(options.backend)
-    if options.precision is not None:
+    try:
+        parse(options.precision)
+        KernelOptions(save=options.save).check()
+    except ExpertsInputError as error:
+        raise LoweringError(str(error)) from None
+    if options.backend == "eager" and (options.precision is not None or options.save != "default"):
         raise LoweringError(
-            f"precision={options.precision!r}: experts run in their own dtype only, so far; leave precision=None"
+            "backend='eager' runs the captured graph as it is, so precision and save, which are of lowered experts, "
+            "change nothing there; leave them out, or use backend='moebius'"
         )
     if options.mesh is not None and options.backend == "eager":
         raise LoweringError(

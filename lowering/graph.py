@@ -108,12 +108,16 @@ class ExpertRegion:
 
 @dataclass
 class LoweringOptions:
-    """What the user asked of lowering: the options of ``capture`` that reach down here."""
+    """What the user asked of lowering: the options of ``capture`` that reach down here.
+
+    precision, save: of every layer of experts, as ``moebius.kernels.experts`` takes them.
+    """
 
     backend: str | Callable = "moebius"
     mesh: Any = None
     plan: Any = "auto"
-    precision: str | None = None
+    precision: Any = None
+    save: str = "default"
 
 
 @dataclass

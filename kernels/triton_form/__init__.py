@@ -8,6 +8,7 @@ from torch import Tensor
 from triton.runtime.jit import JITFunction
 
 from moebius.kernels.contract import Gradients, Needs, Options, Weights
+from moebius.kernels.errors import BackendUnavailableError
 from moebius.kernels.triton_form.down import project_down
 from moebius.kernels.triton_form.grad_act import grad_activation
 from moebius.kernels.triton_form.up import project_up, up_kernel
@@ -18,9 +19,18 @@ INTERPRETED = not isinstance(up_kernel, JITFunction)  # TRITON_INTERPRET=1 was s
 __all__ = ["INTERPRETED", "backward", "forward"]
 
 
+def refuse_formats(options: Options) -> None:
+    """8-bit operands are not in these kernels."""
+    if options.precision:
+        raise BackendUnavailableError(
+            f"precision={str(options.precision)!r} with the Triton form, which has no 8-bit operands yet; use "
+            "backend='reference', or precision=None")
+
+
 def forward(x_TD: Tensor, weights: Weights, order_S: Tensor, offsets: Tensor, weight_TK: Tensor | None, top_k: int,
             options: Options) -> tuple[Tensor, Tensor]:
     """As reference.forward. Temporaries: A [S, N], and for K > 1 a panel of the experts' outputs, about S x D / 2."""
+    refuse_formats(options)
     keep = options.save == "default"
     slots = order_S.shape[0]
     if slots == 0 or weights.gate_up_EMD.shape[0] == 0 or weights.down_EDN.numel() == 0:
@@ -35,6 +45,7 @@ def forward(x_TD: Tensor, weights: Weights, order_S: Tensor, offsets: Tensor, we
 def backward(grad_TD: Tensor, x_TD: Tensor, h_SM: Tensor, weights: Weights, order_S: Tensor, offsets: Tensor,
              weight_TK: Tensor | None, top_k: int, options: Options, needs: Needs) -> Gradients:
     """As reference.backward; a gradient that is not needed is not computed."""
+    refuse_formats(options)
     inputs = (x_TD, weights.gate_up_EMD, weights.down_EDN, weight_TK, weights.gate_up_bias_EM, weights.down_bias_ED)
     if order_S.shape[0] == 0 or weights.gate_up_EMD.shape[0] == 0 or weights.down_EDN.numel() == 0:
         return Gradients(*(

@@ -10,13 +10,15 @@ from torch import fx
 
 from moebius.kernels import experts as experts_operator
 from moebius.kernels import saved_elements
+from moebius.kernels.contract import stored_width
+from moebius.kernels.precision import text_of
 from moebius.lowering.aliasing import Storage
 from moebius.lowering.contract import Contract, Work, well_formed
 from moebius.lowering.experts.facts import Invariant, Linear, RowWeight, Slice
 from moebius.lowering.experts.proof import Claim, Refused, prove, state_position, target_of
 from moebius.lowering.experts.reader import Reader
 from moebius.lowering.experts.routing import allowed_indices, proven_within
-from moebius.lowering.graph import ExpertRegion, expert_loop
+from moebius.lowering.graph import ExpertRegion, LoweringOptions, expert_loop
 from moebius.lowering.operators import loop_body, read_call, target_name
 from moebius.lowering.torch_private import assert_holds
 from moebius.lowering.values import add_call, describe_where, shape_of, tensor_of, where_of
@@ -49,13 +51,13 @@ def replace_loops(work: Work) -> None:
         before = set(work.gm.graph.nodes)
         try:
             claim = prove(Reader(loop), storage)
-            result = write_operator(claim)
+            result = write_operator(claim, work.options)
         except Refused as refusal:
             region.refusal = str(refusal)
         except Exception as error:  # the loop runs as a loop, whatever went wrong with its proof
             region.refusal = f"{DEFECT}: {type(error).__name__}: {error} ({describe_where(loop)})"
         else:
-            fill_region(region, claim)
+            fill_region(region, claim, work.options.save)
             work.loose += put_in_place(claim, result)
             continue
         for node in [node for node in reversed(work.gm.graph.nodes) if node not in before]:
@@ -83,7 +85,7 @@ def idiom_of(loop: fx.Node) -> str:
     return f"for row in {name}(…)"
 
 
-def fill_region(region: ExpertRegion, claim: Claim) -> None:
+def fill_region(region: ExpertRegion, claim: Claim, save: str) -> None:
     """Sizes, kernel and memory of a proven region."""
     x, index = tensor_of(claim.x.source.node), shape_of(claim.index)
     assert x is not None and index is not None
@@ -94,11 +96,12 @@ def fill_region(region: ExpertRegion, claim: Claim) -> None:
     region.kernel = kernel_for(x)
     narrow = len(claim.down.weight.range_of(3 - claim.down.out_axis))
     if isinstance(tokens, int) and isinstance(top_k, int):
-        gate = "none" if claim.up is None else "concat"
-        elements = saved_elements(tokens, width, narrow, top_k, gate, num_experts=claim.experts)
+        width_h, size = narrow if claim.up is None else 2 * narrow, claim.gate.dtype.itemsize
+        elements = saved_elements(tokens, width, narrow, top_k, save="recompute", num_experts=claim.experts)
         if claim.up is not None and is_whole(claim.gate, claim.up) is None:
             elements += claim.experts * 2 * narrow * width  # gate and up are put into one tensor, which is kept
-        region.saved_bytes = elements * claim.gate.dtype.itemsize
+        h_bytes = tokens * top_k * stored_width(width_h, save) * (1 if save == "fp8" else size)
+        region.saved_bytes = elements * size + h_bytes
 
 
 def kernel_for(x: torch.Tensor) -> str:
@@ -204,8 +207,11 @@ def is_whole(gate: Linear, up: Linear) -> str | None:
     return None
 
 
-def write_operator(claim: Claim) -> fx.Node:
+def write_operator(claim: Claim, options: LoweringOptions) -> fx.Node:
     """The nodes of the operator and of what it reads, before the loop. Returns its result, [T, D] in x's dtype."""
+    asked = {"save": options.save} if options.save != "default" else {}
+    if precision := text_of(options.precision):
+        asked["precision"] = precision
     writer = Writer(claim)
     index = writer.invariant(claim.selection.index)
     guard_routing(claim, writer, index)
@@ -246,6 +252,7 @@ def write_operator(claim: Claim) -> fx.Node:
         gate=layout,
         gate_up_bias=bias,
         down_bias=down_bias,
+        **asked,
     )
 
 

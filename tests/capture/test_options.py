@@ -152,7 +152,9 @@ def test_asynchronous_generators_are_refused():
         {"dynamic": "yes"},
         {"fullgraph": 1},
         {"precision": "fp7"},
-        {"precision": "fp8"},
+        {"precision": "fp8", "backend": "eager"},
+        {"precision": "grad_down=fp8"},
+        {"save": "all"},
     ],
     ids=str,
 )

@@ -46,7 +46,7 @@ def test_opcheck_backward() -> None:
         x, gate_up, down, layer.index, weight, None, None, "silu", "concat", "default", "auto")
     torch.library.opcheck(torch.ops.moebius.experts_backward.default, (
         torch.ones_like(out), x, h, order, offsets, gate_up, down, weight, None, None, 2, "silu", "concat", "default",
-        "auto", [True, False, True, True, False, False]))
+        "auto", "", [True, False, True, True, False, False]))
 
 
 @pytest.mark.parametrize("mode", ["real", "fake", "symbolic"])

@@ -151,8 +151,13 @@ def test_a_backend_that_returns_nothing_is_told_so():
 
 
 def test_options_that_cannot_be_followed():
-    with pytest.raises(LoweringError, match="precision='fp8'"):
-        lowered(layer, make_inputs(), precision="fp8")
+    with pytest.raises(LoweringError, match="precision='fp6' is not known"):
+        lowered(layer, make_inputs(), precision="fp6")
+    with pytest.raises(LoweringError, match="save='less' is not known"):
+        lowered(layer, make_inputs(), save="less")
+    for asked in ({"precision": "fp8"}, {"save": "fp8"}):
+        with pytest.raises(LoweringError, match="change nothing there"):
+            lowered(layer, make_inputs(), backend="eager", **asked)
     with pytest.raises(LoweringError, match="mesh"):
         lowered(layer, make_inputs(), backend="eager", mesh=object())
 
