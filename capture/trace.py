@@ -210,7 +210,7 @@ class Trace:
         if loops and loops[0].frame in frames:  # half a turn of an expert loop: before the loop
             del frames[frames.index(loops[0].frame) + 1 :]
             loops[0].frame.locals[:] = loops[0].before
-            stacks[loops[0].frame] = loops[0].stack, loops[0].head
+            stacks[loops[0].frame] = loops[0].begun_with, loops[0].start
         handled = self.machine.exc_item[0]
         for frame in reversed(frames):
             stack, pc = stacks[frame]

@@ -34,7 +34,9 @@ def drop_dead_code(work: Work) -> None:
         graph.erase_node(node)
     work.loose.clear()
     drop_idle_switches(graph)
-    work.gm.delete_all_unused_submodules()
+    used = {str(node.target).split(".")[0] for node in graph.nodes if node.op in ("get_attr", "call_module")}
+    for name in [name for name, _ in work.gm.named_children() if name not in used]:
+        delattr(work.gm, name)  # (fx's own sweep would take the bodies out of bodies, which capture's graph shares)
 
 
 def drop_idle_switches(graph: fx.Graph) -> None:

@@ -327,6 +327,8 @@ def is_pure(node: fx.Node) -> bool:
 
 def target_name(node: fx.Node) -> str:
     """How a person would call the node's operator."""
+    if node.op == "get_attr":
+        return "a branch on values, or a loop,"
     if node.op == "call_method":
         return f"Tensor.{node.target}"
     target: Any = node.target

@@ -4,7 +4,8 @@
 symbolic row, and ``for e in range(n)`` over experts for one symbolic e (range_loops.py). The body becomes a graph of
 its own; ``continue`` on a condition on values becomes ``skip_turn``. A local that a turn reads and replaces is
 *carried*; one that a turn only sets is a leftover that nobody may read afterwards. What such a node cannot express
-(leaving the loop early, changing Python objects) is a graph break.
+(leaving the loop early, changing Python objects) is a graph break. An ``if`` on values without ``else`` is a loop of
+one turn, which that condition skips (branches.py).
 """
 
 from __future__ import annotations
@@ -16,8 +17,10 @@ from torch import fx
 
 from moebius.interpreter import STOP, UNSET, Frame
 from moebius.lowering.graph import expert_loop, skip_turn
+from moebius.lowering.values import same_shape
 
 from .. import torch_private
+from .branches import BRANCHES, OneTurn, branch_at, is_read_from, past_jumps
 from .counts import INTEGERS
 from .graphs import GraphScope
 from .range_loops import RANGE_ITERATOR, RangeRows, goes_over_experts, length_of
@@ -25,18 +28,6 @@ from .values import SYMBOLIC, Break, LoopLeftover, TensorProxy
 
 if TYPE_CHECKING:
     from .domain import TrackingDomain
-
-BRANCHES = {
-    "POP_JUMP_IF_TRUE": True,
-    "POP_JUMP_IF_FALSE": False,
-    "POP_JUMP_FORWARD_IF_TRUE": True,
-    "POP_JUMP_FORWARD_IF_FALSE": False,
-    "POP_JUMP_BACKWARD_IF_TRUE": True,
-    "POP_JUMP_BACKWARD_IF_FALSE": False,
-}
-PASSING = frozenset(
-    {"NOP", "JUMP_FORWARD", "JUMP_BACKWARD", "JUMP_BACKWARD_NO_INTERRUPT", "RESUME", "JUMP", "NOT_TAKEN"}
-)
 
 
 class TensorRows:
@@ -63,18 +54,25 @@ ROWS = (TensorRows, RangeRows)
 class OpenLoop:
     """A loop whose body is being recorded.
 
-    head, exit: instruction indices of FOR_ITER and of where it jumps at the end. before: the frame's locals at the
-    head. carried: indices of the locals that turns pass on. root_step: the root frame's step at which it began.
-    lifted: outer nodes that the body uses, each with its placeholder; known once the loop is closed.
+    head: the instruction index where a turn ends: FOR_ITER, or where the sides of an ``if`` meet. inside: the indices
+    of a turn. start, begun_with: where the frame was at the loop's first instruction, and its stack; entry: where it
+    goes on from there. stack: that of a turn at its ends. before: the frame's locals at the start. carried: indices of
+    the locals that turns pass on. root_step: the root frame's step at which it began. lifted: outer nodes that the body
+    uses, each with its placeholder; known once the loop is closed.
     """
 
-    def __init__(self, frame: Frame, rows: TensorRows | RangeRows, carried: list[int]):
-        instruction = frame.program.instructions[frame.pc]
-        assert instruction.target is not None
+    def __init__(self, frame: Frame, rows: TensorRows | RangeRows | OneTurn, carried: list[int]):
         self.frame, self.rows, self.carried = frame, rows, carried
-        self.head, self.exit = frame.pc, instruction.target
+        self.start, self.begun_with = frame.pc, list(frame.stack)
+        if isinstance(rows, OneTurn):
+            self.head, self.entry, self.inside = rows.end, rows.entry, rows.inside
+            self.stack = self.begun_with[:-1]
+        else:
+            instruction = frame.program.instructions[frame.pc]
+            assert instruction.target is not None
+            self.head = self.entry = frame.pc
+            self.inside, self.stack = range(frame.pc, instruction.target), self.begun_with
         self.before = list(frame.locals)
-        self.stack = list(frame.stack)
         self.where: tuple = ()
         self.root_step = 0
         self.number = 0  # of the first node in it
@@ -134,13 +132,20 @@ class Loops:
             loop = self.open[-1]
             if frame.pc == loop.head:
                 self.end_turn(loop)
+                if isinstance(loop.rows, OneTurn):
+                    self.observe(frame)  # of what is around it, or of the turn that is recorded again
                 return
-            if not loop.head <= frame.pc < loop.exit:
+            if frame.pc not in loop.inside:
                 raise Break(
                     "expert loop left early", "break or return inside the loop", "let every turn run to its end"
                 )
-            self.skip_on_condition(loop)
-        if frame.program.instructions[frame.pc].opname != "FOR_ITER":
+            if self.skip_on_condition(loop):
+                return
+        opname = frame.program.instructions[frame.pc].opname
+        if opname in BRANCHES:
+            self.take_branch(frame)
+            return
+        if opname != "FOR_ITER":
             return
         kind = type(frame.stack[-1])
         if kind is RANGE_ITERATOR:
@@ -171,7 +176,7 @@ class Loops:
     # One recorded turn
     # ------------------------------------------------------------------------------------------------------------------
 
-    def begin(self, frame: Frame, rows: TensorRows | RangeRows, carried: list[int]) -> None:
+    def begin(self, frame: Frame, rows: TensorRows | RangeRows | OneTurn, carried: list[int]) -> None:
         loop = OpenLoop(frame, rows, carried)
         loop.root_step = self.domain.root_steps - 1
         writer, objects = self.domain.tensors.writer, self.domain.objects
@@ -180,7 +185,12 @@ class Loops:
         writer.scope = GraphScope(writer.scope)
         objects.depth += 1
         loop.row = writer.scope.placeholder("row")
-        loop.row_value = self.tensor_row(loop) if isinstance(rows, TensorRows) else self.number_row(loop, rows)
+        if isinstance(rows, OneTurn):
+            loop.row.meta.update(val=0, where=loop.where[-1] if loop.where else ("", 0, ""), stack=loop.where)
+        elif isinstance(rows, TensorRows):
+            loop.row_value = self.tensor_row(loop)
+        else:
+            loop.row_value = self.number_row(loop, rows)
         if isinstance(rows, TensorRows) and rows.numbers:
             loop.row_value = self.domain.tensors.method(loop.row_value, "item", (), {})
         for index in carried:
@@ -208,46 +218,53 @@ class Loops:
         loop.row.meta.update(where=loop.where[-1] if loop.where else ("", 0, ""), stack=loop.where)
         return tensors.wrap(number, loop.row)
 
-    def skip_on_condition(self, loop: OpenLoop) -> None:
+    def skip_on_condition(self, loop: OpenLoop) -> bool:
         """A branch on values of which one side goes straight to the next turn: that side becomes ``skip_turn``."""
         frame = loop.frame
         instruction = frame.program.instructions[frame.pc]
         jumps_if = BRANCHES.get(instruction.opname)
-        if jumps_if is None:
-            return
-        condition, tensors = frame.stack[-1], self.domain.tensors
-        if isinstance(condition, SYMBOLIC) and torch_private.depends_on_values(condition):
-            condition = condition != 0 if isinstance(condition, torch.SymInt) else condition
-        elif not isinstance(condition, TensorProxy):
-            return
+        if jumps_if is None or not on_values(frame.stack[-1]):
+            return False
         assert instruction.target is not None
-        if self.leads_to_head(loop, frame.pc + 1):
+        if past_jumps(frame, frame.pc + 1) == loop.head:
             skip_if, stay = not jumps_if, instruction.target
-        elif self.leads_to_head(loop, instruction.target):
+        elif past_jumps(frame, instruction.target) == loop.head:
             skip_if, stay = jumps_if, frame.pc + 1
         else:
-            return  # a branch between two bodies: truth() breaks the graph
+            return False  # a branch between two bodies
+        self.skip(frame.stack.pop(), skip_if)
+        frame.pc = stay
+        self.observe(frame)
+        return True
+
+    def skip(self, condition: Any, skip_if: bool) -> None:
+        """End the turn here where the truth of the condition is ``skip_if``."""
+        tensors = self.domain.tensors
+        if isinstance(condition, torch.SymInt):
+            condition = condition != 0
         if not skip_if:
             if isinstance(condition, TensorProxy):
                 condition = tensors.function(torch.logical_not, (condition,), {})
             else:
                 condition = torch.sym_not(condition)
         tensors.writer.node("call_function", skip_turn, (condition,), {}).meta["val"] = None
-        frame.stack.pop()
-        frame.pc = stay
-        self.observe(frame)
 
-    def leads_to_head(self, loop: OpenLoop, index: int) -> bool:
-        """Whether nothing but jumps lies between the instruction and the loop's head."""
-        instructions = loop.frame.program.instructions
-        for _ in range(len(instructions)):
-            if index == loop.head:
-                return True
-            instruction = instructions[index]
-            if instruction.opname not in PASSING:
-                return False
-            index = instruction.target if instruction.target is not None else index + 1
-        return False
+    def take_branch(self, frame: Frame) -> None:
+        """An ``if`` on values without ``else`` becomes a loop of one turn; other branches are left to ``truth``."""
+        if not self.domain.tensors.whole_step or not on_values(frame.stack[-1]):
+            return
+        rows = branch_at(frame)
+        if rows is not None:
+            self.begin(frame, rows, self.decided.get((id(frame.code), frame.pc), []))
+            self.enter_branch(self.open[-1])
+
+    def enter_branch(self, loop: OpenLoop) -> None:
+        """From the branch's start into its body."""
+        frame, rows = loop.frame, loop.rows
+        assert isinstance(rows, OneTurn)
+        frame.stack[:], frame.pc = loop.stack, loop.entry
+        self.skip(loop.begun_with[-1], rows.skip_if)
+        self.observe(frame)
 
     def end_turn(self, loop: OpenLoop) -> None:
         """The turn is recorded: write the loop node, and decide what the frame's locals are after the loop."""
@@ -263,10 +280,15 @@ class Loops:
             for i, (a, b) in enumerate(zip(loop.before, frame.locals, strict=True))
             if a is not b and i not in loop.carried
         ]
-        carried = [i for i in changed if loop.before[i] is not UNSET and self.reads_first(loop, i)]
+        if isinstance(loop.rows, OneTurn):
+            carried = [i for i in changed if alike(loop.before[i], frame.locals[i])]
+        else:
+            carried = [i for i in changed if loop.before[i] is not UNSET and self.reads_first(loop, i)]
         if carried:
             self.record_again(loop, carried)
             return
+        if isinstance(loop.rows, OneTurn):
+            self.refuse_open_locals(loop, [i for i in changed if i not in carried])
         body = self.close(loop)
         outcome = self.emit(loop, body)
         for index in changed:
@@ -274,11 +296,23 @@ class Loops:
                 frame.locals[index] = LoopLeftover(frame.program.localsplus[index])
         for index, value in zip(loop.carried, outcome, strict=True):
             frame.locals[index] = value
-        loop.rows.finished = True
+        if not isinstance(loop.rows, OneTurn):
+            loop.rows.finished = True
+
+    def refuse_open_locals(self, loop: OpenLoop, changed: list[int]) -> None:
+        """A local that only one side of a branch sets, to something that a graph cannot hand on, must be done with."""
+        frame = loop.frame
+        for name in (frame.program.localsplus[index] for index in changed):
+            if is_read_from(frame, loop.head, name):
+                raise Break(
+                    "data-dependent branch",
+                    f"what {name} is afterwards depends on a condition on values",
+                    "use torch.where, or move the branch out of the captured step",
+                )
 
     def reads_first(self, loop: OpenLoop, index: int) -> bool:
         """Whether the body, read from top to bottom, loads the local before it stores it."""
-        for instruction in loop.frame.program.instructions[loop.head + 1 : loop.exit]:
+        for instruction in loop.frame.program.instructions[loop.inside.start + 1 : loop.inside.stop]:
             names = instruction.argval if isinstance(instruction.argval, tuple) else (instruction.argval,)
             if loop.frame.program.localsplus[index] in names and "FAST" in instruction.opname:
                 return instruction.opname.startswith("LOAD")
@@ -309,9 +343,13 @@ class Loops:
         self.domain.tensors.writer.scope = parent
         frame.locals[:] = loop.before
         all_carried = sorted({*loop.carried, *carried})
-        self.decided[(id(frame.code), loop.head)] = all_carried
+        self.decided[(id(frame.code), loop.start)] = all_carried
         self.domain.tensors.writer.count = loop.number - 1  # nodes are numbered as if it had been known at once
+        frame.stack[:], frame.pc = loop.begun_with, loop.start
         self.begin(frame, loop.rows, all_carried)
+        self.open[-1].root_step = loop.root_step  # where the program came to the loop
+        if isinstance(loop.rows, OneTurn):
+            self.enter_branch(self.open[-1])
 
     def close(self, loop: OpenLoop) -> fx.GraphModule:
         """Finish the body graph and go back to the scope around it."""
@@ -337,7 +375,7 @@ class Loops:
         get_body.meta.update(val=None, where=loop.where[-1] if loop.where else ("", 0, ""), stack=loop.where)
         before, after = [loop.before[i] for i in loop.carried], [loop.frame.locals[i] for i in loop.carried]
         rows = loop.rows
-        source = rows.count if isinstance(rows, RangeRows) else writer.argument(rows.proxy)
+        source = writer.argument(rows.proxy) if isinstance(rows, TensorRows) else rows.count
         node = writer.scope.graph.call_function(
             expert_loop,
             (get_body, source, tuple(writer.argument(b) for b in before), tuple(outer)),
@@ -351,6 +389,23 @@ class Loops:
         node.meta["val"] = fakes
         reorder_placeholders(body, loop)
         return [tensors.wrap(fake, tensors.writer_item(node, i)) for i, fake in enumerate(fakes)]
+
+
+def on_values(condition: Any) -> bool:
+    """Whether only the running step knows the truth of it."""
+    if isinstance(condition, TensorProxy):
+        return condition.fake.numel() == 1
+    return isinstance(condition, SYMBOLIC) and torch_private.depends_on_values(condition)
+
+
+def alike(before: Any, after: Any) -> bool:
+    """Whether the one may stand for the other in everything that is known of a tensor before the step runs."""
+    if not isinstance(before, TensorProxy) or not isinstance(after, TensorProxy):
+        return False
+    a, b = before.fake, after.fake
+    if (a.dtype, a.device, a.layout, before.cls) != (b.dtype, b.device, b.layout, after.cls):
+        return False
+    return same_shape(tuple(a.shape), tuple(b.shape)) and same_shape(tuple(a.stride()), tuple(b.stride()))
 
 
 class CarriedOn(torch.autograd.Function):

@@ -38,8 +38,8 @@ DEFECT = "defect of moebius, please report it"
 
 
 def find_loops(gm: fx.GraphModule) -> list[fx.Node]:
-    """The expert_loop nodes, in order."""
-    return [node for node in gm.graph.nodes if node.op == "call_function" and node.target is expert_loop]
+    """The expert_loop nodes, in order. One of a single turn is a branch, not a loop over experts."""
+    return [n for n in gm.graph.nodes if n.op == "call_function" and n.target is expert_loop and n.args[1] != 1]
 
 
 def replace_loops(work: Work) -> None:

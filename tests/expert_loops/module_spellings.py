@@ -124,7 +124,7 @@ def enumerate_modules(x, moe):
     return out
 
 
-@spelled(BROKEN)
+@spelled(CAPTURED)
 def enumerate_and_any(x, moe):
     """the same, `if mask.any():` around the turn"""
     weight, index = moe.route(x)
@@ -137,7 +137,7 @@ def enumerate_and_any(x, moe):
     return out
 
 
-@spelled(BROKEN)
+@spelled(CAPTURED)
 def deepseek_with_a_test(x, moe):
     """ModuleList, `if token_indices.numel() > 0:` around the turn (DeepSeek-V3 in transformers)"""
     weight, index = moe.route(x)
@@ -347,7 +347,7 @@ def moe_infer(x, moe):
     return (back.view(*index.shape, -1) * weight.unsqueeze(-1)).sum(dim=1)
 
 
-@spelled(BROKEN)
+@spelled(CAPTURED)
 def counts_and_where(x, moe):
     """`counts = bincount(…).tolist()`, `if counts[i] == 0: continue`, `torch.where(indices == i)` (DeepSeek-V3)"""
     weight, index = moe.route(x)
@@ -422,7 +422,7 @@ def python_lists(x, moe):
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-@spelled(BROKEN)
+@spelled(CAPTURED)
 def slots_around_modules(x, moe):
     """`for k in range(K): for i, expert in enumerate(self.experts)`, `mask = index[:, k] == i`, `if mask.any()`"""
     weight, index = moe.route(x)
@@ -447,7 +447,7 @@ def boolean_masks(x, moe):
     return out
 
 
-@spelled(BROKEN)
+@spelled(CAPTURED)
 def boolean_masks_tested(x, moe):
     """the same, `if mask.any():` around the turn (makeMoE)"""
     weight, index = moe.route(x)
@@ -607,7 +607,7 @@ def dropped_by_threshold(x, moe):
     return out
 
 
-@spelled(BROKEN)
+@spelled(CAPTURED)
 def identity_experts(x, moe):
     """zero-computation experts: the last numbers pass x on (LongCat)"""
     weight, index = moe.route(x)

@@ -161,7 +161,7 @@ def range_and_scatter_add(x, router, gate_up, down):
 
 @spelled(CAPTURED)
 def range_with_a_number_of_its_own(x, router, gate_up, down):
-    """a turn that asks Python what e is (`if e % 3 == 2:`): unrolled"""
+    """a turn with a branch of its own (`if e % 3 == 2:`)"""
     weight, index = route(x, router)
     out = torch.zeros_like(x)
     for e in range(E):

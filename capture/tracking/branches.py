@@ -1,0 +1,119 @@
+"""Which ``if`` on values is recorded as a loop of one turn: one without ``else``, whose body goes on behind it.
+
+``if mask.any(): …`` in the turn of an unrolled loop, or ``if count == 0: continue`` there. The test reads the bytecode
+only; that the body changes nothing but tensors and the function's locals is seen when it is interpreted.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from moebius.interpreter import Frame
+
+# Branches, and the truth of the condition on which they jump.
+BRANCHES = {
+    "POP_JUMP_IF_TRUE": True,
+    "POP_JUMP_IF_FALSE": False,
+    "POP_JUMP_FORWARD_IF_TRUE": True,
+    "POP_JUMP_FORWARD_IF_FALSE": False,
+    "POP_JUMP_BACKWARD_IF_TRUE": True,
+    "POP_JUMP_BACKWARD_IF_FALSE": False,
+}
+PASSING = frozenset(
+    {"NOP", "JUMP_FORWARD", "JUMP_BACKWARD", "JUMP_BACKWARD_NO_INTERRUPT", "RESUME", "JUMP", "NOT_TAKEN"}
+)
+ALWAYS = frozenset({"JUMP_FORWARD", "JUMP_BACKWARD", "JUMP_BACKWARD_NO_INTERRUPT", "JUMP"})
+LEAVING = ("RETURN_", "RAISE_", "RERAISE", "YIELD_", "SEND", "INTERPRETER_EXIT")
+
+
+class OneTurn:
+    """What stands for the rows of a recorded branch. entry, inside: where its body begins, and the indices of it.
+
+    end: where both sides meet. skip_if: for which truth of the condition the body does not run.
+    """
+
+    count = 1
+
+    def __init__(self, entry: int, inside: range, end: int, skip_if: bool):
+        self.entry, self.inside, self.end, self.skip_if = entry, inside, end, skip_if
+
+
+def past_jumps(frame: Frame, index: int) -> int:
+    """Where an instruction that does nothing but jump leads to; the index itself for any other."""
+    instructions = frame.program.instructions
+    for _ in range(len(instructions)):
+        instruction = instructions[index]
+        if instruction.opname not in PASSING:
+            break
+        index = instruction.target if instruction.target is not None else index + 1
+    return index
+
+
+def branch_at(frame: Frame) -> OneTurn | None:
+    """The branch at the frame's instruction, if it has one body and both sides meet behind it."""
+    instructions, here = frame.program.instructions, frame.pc
+    target = instructions[here].target
+    jumps_if = BRANCHES[instructions[here].opname]
+    assert target is not None
+    sides = ((here + 1, past_jumps(frame, target), jumps_if), (target, past_jumps(frame, here + 1), not jumps_if))
+    for entry, end, skip_if in sides:
+        if end == past_jumps(frame, entry):
+            continue  # an empty body
+        inside = range(entry, end) if end > entry else range(entry, loop_end(frame, end))
+        if len(inside) and all(stays(frame, index, inside, end) for index in inside):
+            return OneTurn(entry, inside, end, skip_if)
+    return None
+
+
+def loop_end(frame: Frame, head: int) -> int:
+    """Where a for loop's body ends whose FOR_ITER is at ``head``; ``head`` itself for anything else."""
+    instruction = frame.program.instructions[head]
+    if instruction.opname != "FOR_ITER" or instruction.target is None:
+        return head
+    return instruction.target
+
+
+def stays(frame: Frame, index: int, inside: range, end: int) -> bool:
+    """Whether the instruction leads on within the body, or to where the sides meet."""
+    instruction = frame.program.instructions[index]
+    if instruction.opname.startswith(LEAVING):
+        return False
+    target = instruction.target
+    return target is None or target in inside or past_jumps(frame, target) == end
+
+
+def is_read_from(frame: Frame, index: int, name: str) -> bool:
+    """Whether some way from the instruction reads (or deletes) the local before it is set."""
+    program = frame.program
+    seen: set[int] = set()
+    work = [index]
+    while work:
+        here = work.pop()
+        if here in seen or here >= len(program.instructions):
+            continue
+        seen.add(here)
+        instruction = program.instructions[here]
+        handler = program.handler_at(here)
+        if handler is not None:
+            work.append(handler[0])
+        if "FAST" in instruction.opname:
+            first = accesses(instruction).get(name)
+            if first == "read":
+                return True
+            if first == "set":
+                continue
+        if instruction.target is not None:
+            work.append(instruction.target)
+        if not instruction.opname.startswith(LEAVING) and instruction.opname not in ALWAYS:
+            work.append(here + 1)
+    return False
+
+
+def accesses(instruction: Any) -> dict[str, str]:
+    """What an instruction does first to each local: "set" or "read". 3.13 has instructions for two locals."""
+    names = instruction.argval if isinstance(instruction.argval, tuple) else (instruction.argval,)
+    kinds = ["set" if part.startswith("STORE") else "read" for part in instruction.opname.split("_FAST")[: len(names)]]
+    found: dict[str, str] = {}
+    for name, kind in zip(names, kinds * len(names), strict=False):
+        found.setdefault(name, kind.lstrip("_"))
+    return found
