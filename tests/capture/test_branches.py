@@ -1,4 +1,4 @@
-"""An ``if`` on values without ``else`` is a loop of one turn. What that cannot say is a graph break. Same bits always."""
+"""An ``if`` on values without ``else`` is a loop of one turn. What that cannot say is a graph break. Same bits."""
 
 from __future__ import annotations
 
@@ -94,10 +94,10 @@ def writes_what_is_perhaps_an_alias(x):
 
 @broken
 def appends(x):
-    l = []
+    found = []
     if x.sum() > 0:
-        l.append(x)
-    return x * len(l)
+        found.append(x)
+    return x * len(found)
 
 
 @one_graph
