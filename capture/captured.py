@@ -33,6 +33,7 @@ from moebius.interpreter.binding import bind_arguments
 from .errors import CaptureInternalError, GraphBreakError, MoebiusError
 from .export.write import export
 from .guards.recorder import Fact
+from .hidden import hidden
 from .hook import Entry, call_hooked, call_unhooked, mark_skip, set_frame_callback
 from .options import Options
 from .report.records import Recompile, Stats
@@ -82,6 +83,7 @@ class Captured:
     # The cold call
     # ------------------------------------------------------------------------------------------------------------------
 
+    @hidden
     def cold(self, entry: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
         """No guards held: capture this call, keep what came of it, and run it."""
         native = run_cells_natively(self.function, self.n_cells)
@@ -188,6 +190,7 @@ class Captured:
     def below(self, callee: Callable[..., Any]) -> Callable[..., Any]:
         """The callable, run with the frame hook on: user functions below it are captured as children of this one."""
 
+        @hidden
         def run(*args: Any, **kwargs: Any) -> Any:
             outer = getattr(FRAMES.local, "owner", None)
             FRAMES.local.owner = self
@@ -233,7 +236,7 @@ class Captured:
                 f"moebius: {self.function.__qualname__} was captured {len(self.segments)} times and runs natively now; "
                 + (f"{last.guard} keeps changing ({last.old} → {last.new}, {last.file}:{last.line}); " if last else "")
                 + "use mark_dynamic on sizes that vary, or keep the value out of the step",
-                stacklevel=4,
+                stacklevel=2,
             )
             return False
         return True
@@ -280,7 +283,7 @@ class Captured:
             f"{type(error).__name__}: {error} "
             f"(in {place.name}, {place.filename}:{place.lineno}); please report this"
             + (f", with {written}" if written else ""),
-            stacklevel=5,
+            stacklevel=2,
         )
         if DEBUG:
             traceback.print_exception(error, file=sys.stderr)

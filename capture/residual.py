@@ -21,6 +21,7 @@ import torch
 from moebius.interpreter import NULL, UNSET, Frame
 from moebius.interpreter.shells import frame_of
 
+from .hidden import residual_file
 from .hook import ABSENT
 from .resume import generator_code, suspended_state
 from .sources import Source, Static
@@ -469,7 +470,7 @@ class Emitter:
             body += [*self.lines, f"return {result}"]
         source = f"def {name}({header}):\n" + "".join(f"    {line}\n" for line in body)
         namespace: dict[str, Any] = {"__builtins__": BUILTINS, **self.constants}
-        exec(compile(source, f"<moebius residual of {name}>", "exec"), namespace)
+        exec(compile(source, residual_file(name), "exec"), namespace)
         function = namespace.pop(name)
         function.residual_source = source
         return function

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ..hidden import hidden
 from ..hook import call_unhooked
 from ..report.records import Difference
 from .compare import Comparison
@@ -31,6 +32,7 @@ class Shadow:
     def around(self, owner: Captured, run: Callable[..., Any]) -> Callable[..., Any]:
         """``run``, checked on every n-th call."""
 
+        @hidden
         def checked(*args: Any, **kwargs: Any) -> Any:
             self.count += 1
             if self.busy or (self.count - 1) % self.every:
@@ -53,7 +55,7 @@ class Shadow:
             warnings.warn(
                 f"moebius: a call of {owner.function.__qualname__} cannot be verified, its arguments cannot be copied: "
                 f"{type(error).__name__}: {error}",
-                stacklevel=4,
+                stacklevel=2,
             )
             return run(*args, **kwargs)
         before.restore()
@@ -83,7 +85,7 @@ class Shadow:
             warnings.warn(
                 f"moebius: call {self.count} of {owner.function.__qualname__} differs from plain Python: {found}; "
                 f"first node that differs: {node}",
-                stacklevel=4,
+                stacklevel=2,
             )
         if got_error is not None:
             raise got_error

@@ -6,6 +6,7 @@ import collections
 import functools
 import itertools
 import operator
+import sys
 import types
 import weakref
 from collections.abc import Callable
@@ -66,7 +67,7 @@ class Calls(Methods, Construction, StandIns):
             int: self.to_int,
             float: self.to_float,
             str: self.to_text,
-            print: self.tensors.texts.print,
+            print: self.print,
             format: self.format,
             repr: self.to_repr,
             sorted: self.sort,
@@ -203,6 +204,13 @@ class Calls(Methods, Construction, StandIns):
         if function.__name__ == "_init_group" and is_state_maker(function, args):
             make_state(args[0], args[1], self.objects, self.tensors.gradients)
         return self.domain.call_function(function, args, kwargs)
+
+    def print(self, *values: Any, **options: Any) -> None:
+        """``print``: to the stream that ``sys.stdout`` is when the graph runs."""
+        record = self.objects.records.get(id(vars(sys)))
+        if record is not None and record.changed:
+            raise Break("print", "after the step changed the sys module", "it runs natively")
+        self.tensors.texts.print(*values, **options)
 
     def apply_function(self, cls: type, *args: Any) -> Any:
         """``Function.apply``."""

@@ -1,0 +1,30 @@
+"""Frames of ours that stand between the user's, hidden from what counts frames.
+
+``warnings.warn(stacklevel=n)`` and logging's ``findCaller`` name the n-th caller's file and line. Both pass over frames
+of the import system, which they know by their file's name (``is_internal_frame`` in CPython's Python/_warnings.c and
+``_is_internal_frame`` in Lib/logging/__init__.py, 3.11 to 3.13). Ours take such a name, so that a warning has
+the place that plain Python gives it, and the same entry in the registry of those that were shown once.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable
+from typing import TypeVar
+
+MARK = "importlib._bootstrap"
+
+F = TypeVar("F", bound=Callable)
+
+
+def hidden(function: F) -> F:
+    """The function, its frames passed over when the user's callers are counted."""
+    assert isinstance(function, types.FunctionType)
+    code = function.__code__
+    function.__code__ = code.replace(co_filename=f"{code.co_filename} ({MARK})")
+    return function
+
+
+def residual_file(name: str) -> str:
+    """The file name of residual code made for a function of this name."""
+    return f"<moebius residual of {name}, {MARK}>"
