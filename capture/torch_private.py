@@ -296,6 +296,20 @@ def fakes_without_warning() -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def without_saved_tensor_hooks() -> Iterator[None]:
+    """The user's hooks on tensors saved for backward see the graph's tensors when it runs, and no fake ones before."""
+    autograd, hooks = torch._C._autograd, []
+    while (hook := autograd._top_saved_tensors_default_hooks(True)) is not None:
+        hooks.append(hook)
+        autograd._pop_saved_tensors_default_hooks()
+    try:
+        yield
+    finally:
+        for hook in reversed(hooks):
+            autograd._push_saved_tensors_default_hooks(*hook)
+
+
+@contextlib.contextmanager
 def preserved_state() -> Iterator[None]:
     """Whatever tracing does to torch's global switches and random state is undone at the end."""
     rng, before = torch.get_rng_state(), switches()
@@ -303,7 +317,7 @@ def preserved_state() -> Iterator[None]:
     torch.autocast_increment_nesting()
     nesting = torch.autocast_decrement_nesting()
     try:
-        with fakes_without_warning():
+        with fakes_without_warning(), without_saved_tensor_hooks():
             yield
     finally:
         throw_switches(before)

@@ -26,6 +26,7 @@ from moebius.lowering.graph import (
 from moebius.lowering.operators import is_pure
 from moebius.lowering.pipeline import copy_graph, run_passes
 from moebius.lowering.step import checkpoint
+from moebius.lowering.torch_private import may_write, returns_nothing
 
 __all__ = [
     "OWN",
@@ -41,6 +42,8 @@ __all__ = [
     "expert_loop",
     "is_pure",
     "lower",
+    "may_write",
+    "returns_nothing",
     "skip_turn",
     "writes_into",
 ]

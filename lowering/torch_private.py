@@ -25,6 +25,7 @@ __all__ = [
     "foreach_operators",
     "lookup_backend",
     "may_write",
+    "returns_nothing",
     "same_size",
     "set_grad_enabled",
     "split_module",
@@ -64,6 +65,16 @@ def may_write(target: Any) -> bool | None:
         # which overload runs is decided by the call; those with out= are told apart by their caller
         return any(o._schema.is_mutable for o in overloads if not any(a.is_out for a in o._schema.arguments))
     return None
+
+
+def returns_nothing(target: Any) -> bool:
+    """Whether an operator of torch.ops has no result."""
+    overloads = (
+        [getattr(target, name) for name in target.overloads()]
+        if isinstance(target, torch._ops.OpOverloadPacket)
+        else [target]
+    )
+    return any(not o._schema.returns for o in overloads)
 
 
 def same_size(a: Any, b: Any) -> bool:

@@ -81,6 +81,8 @@ class GraphWriter:
         self.world, self.where = world, where
         self.scope = GraphScope()
         self.submodules: dict[str, fx.GraphModule] = {}
+        self.generators: dict[int, tuple[torch.Generator, fx.Node]] = {}
+        self.holds_generators = True  # whether the backend takes a graph with random generators in it
         self.count = 0
         self.stop_number: int | None = None  # where the trace is to end, if it is not to go through
         self.recomputed = False  # in a checkpointed call, which backward runs once more
@@ -91,6 +93,8 @@ class GraphWriter:
         owner = torch.nn.Module()
         for name, body in self.submodules.items():
             owner.add_module(name, body)
+        for generator, node in self.generators.values():
+            setattr(owner, str(node.target), generator)
         return torch_private.uncompiled(owner, self.scope.graph)
 
     def node(self, op: str, target: Any, args: tuple, kwargs: dict[str, Any]) -> fx.Node:
@@ -137,6 +141,8 @@ class GraphWriter:
             return slice(self.argument(value.start), self.argument(value.stop), self.argument(value.step))
         if isinstance(value, type) and value in DTYPES_OF_TYPES:  # dtype=int
             return DTYPES_OF_TYPES[value]
+        if kind is torch.Generator:
+            return self.generator(value)
         if kind in ATOMS or isinstance(value, type | types.BuiltinFunctionType | types.FunctionType):
             return value
         raise Break(
@@ -144,6 +150,16 @@ class GraphWriter:
             f"an operator got a {kind.__name__}, which a graph cannot hold",
             "pass tensors and plain numbers to operators",
         )
+
+    def generator(self, generator: torch.Generator) -> fx.Node:
+        """A generator of random numbers as a constant that the graph's module holds."""
+        if self.scope.parent is not None or not self.holds_generators:
+            raise Break("random generator", "as an operator's argument", "it runs natively; draw before the step")
+        if id(generator) not in self.generators:
+            node = self.scope.graph.create_node("get_attr", f"generator_{len(self.generators)}")
+            node.meta.update(val=None, where=("", 0, ""), stack=())
+            self.generators[id(generator)] = (generator, node)
+        return self.generators[id(generator)][1]
 
     def size_argument(self, value: Any) -> Any:
         """A symbolic scalar as a node (or as the number that it certainly is)."""

@@ -16,6 +16,8 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
+from moebius.lowering import may_write, returns_nothing
+
 from .. import torch_private
 from ..guards.recorder import GuardRecorder, describe_tensor, tensor_meta
 from ..sources import Source, part
@@ -86,6 +88,7 @@ class TensorOperations:
         self.numbers = Numbers(self)
         self.texts = Texts(self)
         self.whole_step = whole_step
+        writer.holds_generators = whole_step
         self.unread: Callable[[Any], bool] = lambda value: False  # a container whose items no guard has seen
 
     # ------------------------------------------------------------------------------------------------------------------
@@ -466,7 +469,11 @@ def has_tensor(value: Any) -> bool:
 
 
 def changes_in_place(target: Any, kwargs: dict[str, Any]) -> bool:
-    """Whether an operator that returned no tensor still did something: in-place names (foreach too), ``out=``."""
+    """Whether an operator that returned no tensor still did something: in-place names (foreach too), ``out=``, and
+    operators of torch.ops whose schema says so (custom ones that return nothing are called for what they do)."""
+    written = may_write(target)
+    if written is not None:
+        return written or returns_nothing(target)
     name = target if isinstance(target, str) else getattr(target, "__name__", "")
     return (
         (name.endswith("_") and not name.endswith("__")) or "out" in kwargs or name in ("setitem", "_set_grad_enabled")
