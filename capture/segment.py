@@ -220,7 +220,7 @@ def continue_natively(attempt: Trace, emitter: Emitter, make_resume: MakeResume,
     """The expression that runs the broken instruction natively and goes on in the captured rest of the frame."""
     frame = attempt.frame
     if frame is None:
-        raise CannotResume("an argument is not understood")
+        raise CannotResume("it was not entered")
     going_on = Continuation(frame, attempt.domain.root_handled)
     globals_ = attempt.request.function.__globals__
     name = frame.code.co_name

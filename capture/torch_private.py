@@ -44,6 +44,7 @@ from torch.fx.experimental.symbolic_shapes import (
 from torch.fx.graph_module import _loader as fx_sources
 from torch.fx.node import _get_qualified_name as qualified_name
 from torch.utils import _pytree as pytree
+from torch.utils._device import DeviceContext
 from torch.utils._foreach_utils import _group_tensors_by_device_and_dtype as group_tensors_by_device_and_dtype
 from torch.utils._sympy.interp import sympy_interp
 from torch.utils._sympy.printers import PythonPrinter
@@ -329,6 +330,18 @@ def preserved_state() -> Iterator[None]:
         for _ in range(nesting, now):
             torch.autocast_decrement_nesting()
         torch.set_rng_state(rng)
+
+
+def user_mode() -> Any:
+    """The innermost mode that sees each operator and is not a default device, None if there is none."""
+    for count, at in (
+        (torch._C._len_torch_dispatch_stack(), torch._C._get_dispatch_stack_at),
+        (torch._C._len_torch_function_stack(), torch._C._get_function_stack_at),
+    ):
+        for position in reversed(range(count)):
+            if not isinstance(mode := at(position), DeviceContext):
+                return mode
+    return None
 
 
 def global_state() -> tuple[tuple[Callable[[], Any], Any], ...]:

@@ -169,6 +169,11 @@ class Trace:
         self.world.forget_pending()
 
     def interpret(self) -> None:
+        mode = torch_private.user_mode()
+        if mode is not None:
+            detail = f"a {type(mode).__name__} sees each operator"
+            self.not_entered(Break("mode", detail, "it runs natively, so that the mode sees what plain Python does"))
+            return
         with torch_private.preserved_state():
             try:
                 frame = self.frame = self.enter_frame()

@@ -87,7 +87,7 @@ class Construction(CallParts):
         if issubclass(cls, BaseException):
             values = [self.domain.plain_contents(a) for a in args]
             return self.objects.made(cls.__new__(cls, *values))
-        if base is None or not owned_by(cls):
+        if base is None or not owned_by(cls) or (base is object and not made_by_object(cls)):
             raise Break(
                 "object made in C",
                 f"{cls.__module__}.{cls.__qualname__}",
@@ -149,6 +149,15 @@ def owned_by(cls: type) -> bool:
     """Whether all classes of C code in the MRO are ones whose layout we can follow."""
     solid = [b for b in cls.__mro__ if not b.__flags__ & (1 << 9)]  # not a heap type
     return all(b in ALLOCATED or b is typing.Generic for b in solid)
+
+
+def made_by_object(cls: type) -> bool:
+    """Whether ``object.__new__`` may make it: it refuses classes whose memory C code lays out (pybind11's, say)."""
+    return all(b is object or isinstance(vars(b).get("__new__"), OWN_NEW) for b in cls.__mro__)
+
+
+# ``__new__`` written in Python, or object's own; a builtin bound to its class is C code's
+OWN_NEW = (types.NoneType, types.FunctionType, staticmethod, classmethod)
 
 
 def check_object_arguments(cls: Any) -> None:

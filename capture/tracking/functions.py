@@ -17,6 +17,7 @@ from torch import fx
 from moebius.lowering.step import autograd_function
 
 from ..sources import Static
+from . import natives
 from .graphs import GraphScope
 from .values import Break, TensorProxy
 
@@ -29,6 +30,8 @@ HINT = "it runs natively; nothing to do"
 class Context:
     """The ``ctx`` of a function whose calls are graphs."""
 
+    __module__ = torch.autograd.function.FunctionCtx.__module__  # an attribute that it lacks is the user's error
+
     def __init__(self, needs_input_grad: tuple[bool, ...]):
         self.needs_input_grad = needs_input_grad
         self.saved_tensors: tuple = ()
@@ -39,6 +42,18 @@ class Context:
 
     def mark_non_differentiable(self, *tensors: Any) -> None:
         self.constant = tensors
+
+    def set_materialize_grads(self, value: bool) -> None: ...
+
+    def mark_dirty(self, *tensors: Any) -> None: ...
+
+    def save_for_forward(self, *tensors: Any) -> None: ...
+
+
+@natives.replaced(Context.set_materialize_grads, Context.mark_dirty, Context.save_for_forward)
+def refuse_context(*_: Any) -> None:
+    """What a graph has no way to say of its outputs."""
+    raise Break("autograd.Function", "forward calls set_materialize_grads, mark_dirty or save_for_forward", HINT)
 
 
 class FunctionHistory(torch.autograd.Function):

@@ -281,7 +281,9 @@ class Methods(CallParts):
         if name in ("maketrans", "fromhex", "from_bytes"):
             return bound(*args, **kwargs)
         if name in ("__instancecheck__", "__subclasscheck__"):
-            return self.is_instance(args[0], cls) if name == "__instancecheck__" else issubclass(args[0], cls)
+            if name == "__subclasscheck__":
+                return type.__subclasscheck__(cls, args[0])
+            return self.is_instance(args[0], cls, asks_metaclass=False)
         raise Break("class method in C", f"{cls.__qualname__}.{name}", "it runs natively")
 
     def context_variable(self, variable: contextvars.ContextVar, name: str, args: list) -> Any:

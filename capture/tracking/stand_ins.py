@@ -27,7 +27,7 @@ class StandIns(CallParts):
         self.domain.attributes.type_guard(value)
         return kind
 
-    def is_instance(self, value: Any, classes: Any) -> bool:
+    def is_instance(self, value: Any, classes: Any, asks_metaclass: bool = True) -> bool:
         self.domain.attributes.on_type(self.kind_of(value), "__class__")  # guards the bases
         if isinstance(classes, tuple):
             return any(self.is_instance(value, c) for c in classes)
@@ -44,6 +44,8 @@ class StandIns(CallParts):
             return issubclass(type_of(value), classes)
         if isinstance(value, TensorMethod | LoopLeftover):
             return False
+        if not asks_metaclass:
+            return type.__instancecheck__(classes, value)
         if isinstance(check, types.FunctionType) and type(classes).__module__ not in TRUSTED_METACLASSES:
             return self.domain.truth(self.call(check, [classes, value], {}))
         return isinstance(value, classes)

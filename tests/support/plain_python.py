@@ -1,0 +1,148 @@
+"""Holds captured calls against plain Python: a model or a function made twice from one recipe, three calls of each.
+
+A recipe takes nothing and gives ``(step, reached)``: a function of one tensor, and the objects that it may change.
+After each call everything is compared: the result or the error, the gradients of what requires any, standard output and
+error, warnings with their category, file and line, what ``reached`` holds, random state and torch's switches.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import dataclasses
+import enum
+import io
+import random
+import sys
+import types
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from moebius import capture, stats
+from moebius.api import captured_of
+
+Step = Callable[[torch.Tensor], Any]
+Recipe = Callable[[], tuple[Step, Any]]
+ROWS = (3, 3, 4)
+NAMES = (type, types.FunctionType, types.ModuleType, types.BuiltinFunctionType, types.MethodType)
+
+
+def compare(recipe: Recipe, backend: str = "moebius") -> Any:
+    """Assert that capturing changes nothing, and that each break has a hint; gives ``stats`` of the captured step."""
+    step, reached = seeded(recipe)
+    want = list(calls(step, reached))
+    step, reached = seeded(recipe)
+    captured = capture(step, backend=backend)
+    for number, (ours, plain) in enumerate(zip(calls(captured, reached), want, strict=True)):
+        for key, expected in plain.items():
+            assert ours[key] == expected, f"call {number}: {key}"
+    owner = captured_of(captured)
+    assert owner is not None
+    breaks = [s.graph_break for member in owner.family() for s in member.segments if s.graph_break is not None]
+    assert all(b.hint for b in breaks)
+    return stats(captured)
+
+
+def seeded(recipe: Recipe) -> tuple[Step, Any]:
+    torch.manual_seed(7)
+    random.seed(7)
+    np.random.seed(7)
+    return recipe()
+
+
+def calls(step: Step, reached: Any) -> Iterator[dict[str, Any]]:
+    """What each call did."""
+    for module in list(sys.modules.values()):  # what was warned of once is new to this run
+        vars(module).get("__warningregistry__", {}).clear()
+    for number, rows in enumerate(ROWS):
+        x = torch.rand(rows, 4, generator=torch.Generator().manual_seed(number)).requires_grad_()
+        out, err = io.StringIO(), io.StringIO()
+        with (
+            warnings.catch_warnings(record=True) as warned,
+            contextlib.redirect_stdout(out),
+            contextlib.redirect_stderr(err),
+        ):
+            warnings.filterwarnings("default")
+            warnings.filterwarnings("error", message="moebius")
+            result, error = None, None
+            try:
+                result = step(x)
+                if parts := list(differentiable(result)):
+                    torch.stack([part.sum() for part in parts]).sum().backward()
+            except Exception as raised:
+                error = (type(raised).__name__, str(raised))
+        yield {
+            "result": shown(result),
+            "error": error,
+            "gradients": [None if t.grad is None else t.grad.tolist() for t in (x, *leaves(reached))],
+            "printed": (out.getvalue(), err.getvalue()),
+            "warnings": [(str(w.message), w.category, w.filename, w.lineno) for w in warned],
+            "reached": shown(reached),
+            "random": (torch.get_rng_state().tolist(), random.getstate(), str(np.random.get_state())),
+            "switches": (
+                torch.is_grad_enabled(),
+                torch.is_inference_mode_enabled(),
+                torch.is_autocast_enabled("cpu"),
+                torch.get_default_dtype(),
+            ),
+        }
+
+
+def differentiable(value: Any) -> Iterator[torch.Tensor]:
+    """Tensors in a result that backward can begin at."""
+    if isinstance(value, torch.Tensor):
+        if value.requires_grad:
+            yield value.as_subclass(torch.Tensor)
+    elif isinstance(value, dict | list | tuple):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from differentiable(item)
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        for f in dataclasses.fields(value):
+            yield from differentiable(getattr(value, f.name))
+
+
+def leaves(reached: Any) -> Iterator[torch.Tensor]:
+    for obj in reached:
+        if isinstance(obj, nn.Module):
+            yield from obj.parameters()
+        elif isinstance(obj, torch.Tensor) and obj.is_leaf:
+            yield obj
+
+
+def shown(value: Any, path: tuple[int, ...] = ()) -> Any:
+    """A value all the way down, as something that compares; what is met inside of itself is a mark."""
+    kind = type(value).__name__
+    if isinstance(value, torch.Tensor):
+        plain = value.detach().as_subclass(torch.Tensor)
+        return kind, plain.tolist(), value.dtype, value.requires_grad, value.stride(), value.is_inference()
+    if value is None or isinstance(
+        value, int | float | str | bytes | complex | enum.Enum | set | frozenset | BaseException
+    ):
+        return kind, repr(value)
+    if isinstance(value, NAMES):
+        return kind, getattr(value, "__qualname__", "")
+    if id(value) in path or isinstance(value, torch.Generator):
+        return kind
+    path = (*path, id(value))
+    if isinstance(value, dict):
+        # (hooks are numbered by a counter of the process)
+        inner: Any = [(k if isinstance(k, str) else shown(k, path), shown(v, path)) for k, v in value.items()]
+    elif isinstance(value, list | tuple | collections.deque):
+        inner = [shown(v, path) for v in value]
+    else:
+        inner = None
+    own = {k: v for k, v in getattr(value, "__dict__", {}).items() if "hooks" not in k}
+    if inner is not None and type(value).__module__ == "collections":
+        own = {}
+    slots = [n for c in type(value).__mro__ for n in slot_names(c)]
+    return kind, inner, shown(own, path) if own else None, [(n, shown(getattr(value, n, None), path)) for n in slots]
+
+
+def slot_names(cls: type) -> tuple[str, ...]:
+    names = vars(cls).get("__slots__", ())
+    return tuple(n for n in ((names,) if isinstance(names, str) else names) if not n.startswith("__"))
