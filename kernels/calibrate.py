@@ -270,14 +270,16 @@ MOST_CHOSEN = 4096  # entries; beyond it the oldest goes
 def resolve(text: str, layer: Layer, options: Options, forward: bool) -> Precision:
     """The precision that a text (precision.parse) stands for, on this layer.
 
-    A budget's choice is made in forward and held for its ``every`` calls; weights that have come to lie where another
-    layer's were have that one's choice until then. Backward takes what forward took, or nothing if it knows of none.
+    A budget's choice is made in forward and held for its ``every`` calls; weights without a name that have come to lie
+    where another layer's were have that one's choice until then. Backward takes what forward took, or nothing if it
+    knows of none.
     """
     given = parse(text)
     if isinstance(given, Precision):
         return given
     assert isinstance(given, Budget)
-    key = (str(given), *key_of(layer, options))
+    place, *rest = key_of(layer, options)
+    key = (str(given), 0 if given.layer else place, *rest)
     held, calls = CHOSEN.get(key, (None, 0))
     if not forward:
         return held or Precision()
@@ -300,4 +302,5 @@ def resolve(text: str, layer: Layer, options: Options, forward: bool) -> Precisi
 
 def chosen_precisions() -> list[tuple[str, Precision]]:
     """(layer, precision) of every choice that a budget has made in this process, oldest first."""
-    return [(f"E={key[2][0]} D={key[2][1]} N={key[2][2]} {key[3]} {key[0]}", held) for key, (held, _) in CHOSEN.items()]
+    return [(f"E={key[2][0]} D={key[2][1]} N={key[2][2]} {key[3]} {key[0]}", held)
+            for key, (held, _) in CHOSEN.items()]

@@ -177,6 +177,9 @@ def experts(
     options = Options(activation, gate, save, backend)
     options.check()
     precision_text = text_of(precision)
+    if precision_text.startswith("budget") and "@" not in precision_text and isinstance(down_EDN, Tensor) and (
+            not torch.compiler.is_compiling() and type(down_EDN) in (Tensor, torch.nn.Parameter)):
+        precision_text += f"@{down_EDN.data_ptr():x}"
     if weighting not in WEIGHTINGS:
         raise ExpertsInputError(f"weighting={weighting!r} is not known; one of {', '.join(WEIGHTINGS)}")
     if token_rounding is not None:

@@ -86,10 +86,13 @@ class Budget:
     The format of each GEMM is then chosen by measuring on the layer's own tensors (calibrate.py), at a layer's first
     call and again every ``every`` calls. What the layer's own dtype loses counts: bfloat16 alone is off by about 4e-3,
     and one GEMM with E4M3 operands by about 3e-2, so that a smaller budget than that keeps every GEMM as it is.
+    layer: a name for the layer whose choice it is, where the place of its weights in memory does not tell (under
+    autocast they are copied at each call); lowering and the front door fill it in.
     """
 
     limit: float
     every: int = 100
+    layer: str = ""
 
     def __post_init__(self) -> None:
         if isinstance(self.limit, bool) or not isinstance(self.limit, float | int) or not (
@@ -99,7 +102,7 @@ class Budget:
             raise ExpertsInputError(f"Budget(every={self.every!r}): it is a positive number of calls")
 
     def __str__(self) -> str:
-        return f"budget={float(self.limit)!r}/{self.every}"
+        return f"budget={float(self.limit)!r}/{self.every}" + (f"@{self.layer}" if self.layer else "")
 
 
 NAMED: dict[str, Precision] = {
@@ -135,9 +138,10 @@ def parse(given: object) -> Precision | Budget:
         if len(parts) == given.count(",") + 1:
             if set(parts) <= set(GEMMS):
                 return Precision(**parts)
-            limit, _, every = parts.get("budget", "").partition("/")
+            limit, _, rest = parts.get("budget", "").partition("/")
+            every, _, layer = rest.partition("@")
             try:
-                return Budget(float(limit), int(every or 100))
+                return Budget(float(limit), int(every or 100), layer)
             except ValueError as error:
                 if isinstance(error, ExpertsInputError):
                     raise

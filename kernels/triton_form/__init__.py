@@ -8,7 +8,6 @@ from torch import Tensor
 from triton.runtime.jit import JITFunction
 
 from moebius.kernels.contract import Gradients, Needs, Options, Weights
-from moebius.kernels.errors import BackendUnavailableError
 from moebius.kernels.triton_form.down import project_down
 from moebius.kernels.triton_form.grad_act import grad_activation
 from moebius.kernels.triton_form.up import project_up, up_kernel
@@ -19,18 +18,9 @@ INTERPRETED = not isinstance(up_kernel, JITFunction)  # TRITON_INTERPRET=1 was s
 __all__ = ["INTERPRETED", "backward", "forward"]
 
 
-def refuse_formats(options: Options) -> None:
-    """8-bit operands are not in these kernels."""
-    if options.precision:
-        raise BackendUnavailableError(
-            f"precision={str(options.precision)!r} with the Triton form, which has no 8-bit operands yet; use "
-            "backend='reference', or precision=None")
-
-
 def forward(x_TD: Tensor, weights: Weights, order_S: Tensor, offsets: Tensor, weight_TK: Tensor | None, top_k: int,
             options: Options) -> tuple[Tensor, Tensor]:
     """As reference.forward. Temporaries: A [S, N], and for K > 1 a panel of the experts' outputs, about S x D / 2."""
-    refuse_formats(options)
     keep = options.save == "default"
     slots = order_S.shape[0]
     if slots == 0 or weights.gate_up_EMD.shape[0] == 0 or weights.down_EDN.numel() == 0:
@@ -38,14 +28,14 @@ def forward(x_TD: Tensor, weights: Weights, order_S: Tensor, offsets: Tensor, we
             slots if keep else 0, weights.gate_up_EMD.shape[1])
     h_SM, a_SN = project_up(x_TD, weights, order_S, offsets, top_k, options, keep_h=keep, keep_a=True)
     out_TD = project_down(
-        a_SN, weights.down_EDN.transpose(1, 2), weights.down_bias_ED, weight_TK, order_S, offsets, top_k, "down")
+        a_SN, weights.down_EDN.transpose(1, 2), weights.down_bias_ED, weight_TK, order_S, offsets, top_k, "down",
+        options.format("down"))
     return out_TD, h_SM
 
 
 def backward(grad_TD: Tensor, x_TD: Tensor, h_SM: Tensor, weights: Weights, order_S: Tensor, offsets: Tensor,
              weight_TK: Tensor | None, top_k: int, options: Options, needs: Needs) -> Gradients:
     """As reference.backward; a gradient that is not needed is not computed."""
-    refuse_formats(options)
     inputs = (x_TD, weights.gate_up_EMD, weights.down_EDN, weight_TK, weights.gate_up_bias_EM, weights.down_bias_ED)
     if order_S.shape[0] == 0 or weights.gate_up_EMD.shape[0] == 0 or weights.down_EDN.numel() == 0:
         return Gradients(*(
@@ -59,9 +49,12 @@ def backward(grad_TD: Tensor, x_TD: Tensor, h_SM: Tensor, weights: Weights, orde
     if needs.weight and weight_TK is not None:
         grad_weight = grad_s.reshape(weight_TK.shape).to(weight_TK.dtype)
     return Gradients(
-        project_down(grad_h, weights.gate_up_EMD, None, None, order_S, offsets, top_k, "grad_x") if needs.x else None,
-        weight_grad(grad_h, x_TD, order_S, offsets, top_k, right_gathered=True) if needs.gate_up else None,
-        weight_grad(grad_TD, scaled_a, order_S, offsets, top_k, left_gathered=True) if needs.down else None,
+        project_down(grad_h, weights.gate_up_EMD, None, None, order_S, offsets, top_k, "grad_x",
+                     options.format("grad_x")) if needs.x else None,
+        weight_grad(grad_h, x_TD, order_S, offsets, top_k, right_gathered=True,
+                    name=options.format("grad_gate_up")) if needs.gate_up else None,
+        weight_grad(grad_TD, scaled_a, order_S, offsets, top_k, left_gathered=True,
+                    name=options.format("grad_down")) if needs.down else None,
         grad_weight,
         row_sum(grad_h, None, order_S, offsets, top_k) if needs.gate_up_bias else None,
         row_sum(grad_TD, weight_TK, order_S, offsets, top_k, gathered=True) if needs.down_bias else None,

@@ -31,9 +31,24 @@ EXACT: dict[str, tuple[Config, Config]] = {  # float32 without TF32: no tensor c
 }
 
 
-def choose(kernel: str, dtype: torch.dtype, slots: int, num_experts: int) -> Config:
-    """The default for a kernel, by dtype and mean rows an expert (known on the host; the counts are not)."""
-    table = HALF if dtype.itemsize == 2 else TF32 if dot_precision(dtype) == "tf32" else EXACT
+# 8-bit operands: a block of the format is a tile of the contraction, or a part of it.
+FORMATS: dict[str, dict[str, tuple[Config, Config]]] = {
+    "fp8": {name: (Config(64, 128, 64, 8, 3), Config(64, 128, 64, 8, 3))
+            for name in ("up", "up_ungated", "down", "grad_x", "grad_act")},
+    "fp8_block": {name: (Config(64, 128, 128, 8, 2), Config(64, 128, 128, 8, 2))
+                  for name in ("up", "up_ungated", "down", "grad_x", "grad_act", "weight_grad")},
+    "mxfp8": {name: (Config(64, 128, 64, 8, 3), Config(64, 128, 64, 8, 3))
+              for name in ("up", "up_ungated", "down", "grad_x", "grad_act", "weight_grad")},
+}
+
+
+def choose(kernel: str, dtype: torch.dtype, slots: int, num_experts: int, name: str | None = None) -> Config:
+    """The default for a kernel, by dtype, the format's name and mean rows an expert (known on the host; the counts
+    are not)."""
+    if name is not None:
+        table = FORMATS[name]
+    else:
+        table = HALF if dtype.itemsize == 2 else TF32 if dot_precision(dtype) == "tf32" else EXACT
     many, few = table[kernel]
     return many if slots >= MANY_ROWS * num_experts else few
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from moebius.kernels.routing import invert
 from moebius.kernels.triton_form.configs import GROUP, choose
+from moebius.kernels.triton_form.formats import exponents, format_constants, load_exponents, narrowest
 from moebius.kernels.triton_form.launch import Launch, describe, dot_precision, fit_block, submit
 from moebius.kernels.triton_form.product import product
 from moebius.kernels.triton_form.tiles import make_tiles, place
@@ -23,11 +24,12 @@ PANELS = 2  # the temporary of a sum is half of S x D; with four, `down` falls b
 
 @triton.jit
 def down_kernel(left, matrix, bias, weight, out, order, tile_expert, tile_row, offsets,
-                num_tiles, num_columns, num_experts, size_k, size_d,
-                left_row, left_col, w_e, w_k, w_d, bias_e, bias_d, weight_row, weight_col, top_k,
+                k_left, k_matrix, num_tiles, num_columns, num_experts, size_k, size_d,
+                left_row, left_col, w_e, w_k, w_d, bias_e, bias_d, weight_row, weight_col, k_e, k_d, top_k,
                 BIASED: tl.constexpr, WEIGHTED: tl.constexpr, SCATTER: tl.constexpr, K_LAST: tl.constexpr,
                 LEFT_DESCRIBED: tl.constexpr, DESCRIBED: tl.constexpr, EVEN_K: tl.constexpr,
-                PRECISION: tl.constexpr, GROUP: tl.constexpr,
+                PRECISION: tl.constexpr, FORMAT: tl.constexpr, NARROW: tl.constexpr, WIDE: tl.constexpr,
+                GROUP: tl.constexpr,
                 BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr):
     tile, column = place(num_tiles, num_columns, GROUP)
     expert = tl.load(tile_expert + tile)
@@ -36,11 +38,13 @@ def down_kernel(left, matrix, bias, weight, out, order, tile_expert, tile_row, o
         row = first_row + tl.arange(0, BLOCK_M)
         row_ok = row < tl.load(offsets + expert + 1)
         n0 = column * BLOCK_N
-        total = product(left, row, row_ok, left_row, left_col, first_row, matrix, expert, w_e, w_k, w_d, n0,
-                        size_k, size_d, LEFT_DESCRIBED, DESCRIBED, K_LAST, EVEN_K, PRECISION,
-                        BLOCK_M, BLOCK_N, BLOCK_K)
         n = n0 + tl.arange(0, BLOCK_N)
         n_ok = n < size_d
+        k_rows = load_exponents(k_left + row, row_ok, FORMAT)
+        k_columns = load_exponents(k_matrix + expert.to(tl.int64) * k_e + n * k_d, n_ok, FORMAT)
+        total = product(left, row, row_ok, left_row, left_col, first_row, matrix, expert, w_e, w_k, w_d, n0,
+                        size_k, size_d, k_rows, k_columns, LEFT_DESCRIBED, DESCRIBED, K_LAST, EVEN_K, FORMAT,
+                        NARROW, WIDE, PRECISION, BLOCK_M, BLOCK_N, BLOCK_K)
         if BIASED:
             at = bias + expert.to(tl.int64) * bias_e + n * bias_d
             total += tl.load(at, mask=n_ok, other=0.0).to(tl.float32)[None, :]
@@ -92,23 +96,26 @@ def panel_width(width: int, block_n: int) -> int:
 
 
 def project_down(left_SP: Tensor, matrix_EPD: Tensor, bias_ED: Tensor | None, weight_TK: Tensor | None,
-                 order_S: Tensor, offsets: Tensor, top_k: int, label: str) -> Tensor:
+                 order_S: Tensor, offsets: Tensor, top_k: int, label: str,
+                 name: str | None = None) -> Tensor:
     """out[t] = sum over t's rows r of weight * (left[r] @ matrix[e] + bias[e]); left is in sorted order. [T, D].
 
-    matrix_EPD: [E, P, D] with any strides (a transposed view of down, or gate_up as it is).
+    matrix_EPD: [E, P, D] with any strides (a transposed view of down, or gate_up as it is). name: of the format.
     """
     slots, inner = left_SP.shape
     num_experts, _, width = matrix_EPD.shape
-    config = choose(label, left_SP.dtype, slots, num_experts)
+    config = choose(label, left_SP.dtype, slots, num_experts, name)
     block_m = fit_block(slots, config.block_m)
-    block_n, block_k = fit_block(width, config.block_n), fit_block(inner, config.block_k)
+    block_n, block_k = fit_block(width, config.block_n), fit_block(inner, config.block_k, narrowest(name))
     tiles = make_tiles(offsets, slots, block_m)
     left_described = describe(left_SP, [block_m, block_k])
     scatter = top_k == 1
     bias = left_SP.new_empty(0, width) if bias_ED is None else bias_ED
     weight = left_SP.new_empty(0, 1) if weight_TK is None else weight_TK
 
-    def launch(matrix: Tensor, bias: Tensor, out: Tensor) -> None:
+    k_left, k_matrix_ED = exponents(left_SP, name), exponents(matrix_EPD.transpose(1, 2), name)
+
+    def launch(matrix: Tensor, bias: Tensor, k_matrix: Tensor, out: Tensor) -> None:
         k_last = matrix.stride(1) == 1
         described = describe(matrix.transpose(1, 2), [1, block_n, block_k]) if k_last else describe(
             matrix, [1, block_k, block_n])
@@ -116,21 +123,24 @@ def project_down(left_SP: Tensor, matrix_EPD: Tensor, bias_ED: Tensor | None, we
         submit(Launch(
             down_kernel, (tiles.limit * columns,),
             dict(left=left_described or left_SP, matrix=described or matrix, bias=bias, weight=weight, out=out,
-                 order=order_S, tile_expert=tiles.expert, tile_row=tiles.row, offsets=offsets, num_tiles=tiles.limit,
+                 order=order_S, tile_expert=tiles.expert, tile_row=tiles.row, offsets=offsets,
+                 k_left=k_left, k_matrix=k_matrix, num_tiles=tiles.limit,
                  num_columns=columns, num_experts=num_experts, size_k=inner, size_d=matrix.shape[2],
                  left_row=left_SP.stride(0), left_col=left_SP.stride(1), w_e=matrix.stride(0),
                  w_k=matrix.stride(1), w_d=matrix.stride(2), bias_e=bias.stride(0), bias_d=bias.stride(1),
-                 weight_row=weight.stride(0), weight_col=weight.stride(1), top_k=top_k),
+                 weight_row=weight.stride(0), weight_col=weight.stride(1), k_e=k_matrix.stride(0),
+                 k_d=k_matrix.stride(1), top_k=top_k),
             dict(BIASED=bias_ED is not None, WEIGHTED=weight_TK is not None, SCATTER=scatter, K_LAST=k_last,
                  LEFT_DESCRIBED=left_described is not None, DESCRIBED=described is not None,
                  EVEN_K=inner % block_k == 0, PRECISION=dot_precision(left_SP.dtype), GROUP=GROUP,
+                 **format_constants(name),
                  BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_K=block_k),
             config.warps, config.stages, flops=2 * slots * inner * matrix.shape[2], label=label))
 
     if scatter:
         # Sentinel slots are not written: where rows go straight to tokens, theirs must be zero.
         out_TD = left_SP.new_zeros(slots, width)
-        launch(matrix_EPD, bias, out_TD)
+        launch(matrix_EPD, bias, k_matrix_ED, out_TD)
         return out_TD
     out_TD = left_SP.new_empty(slots // top_k, width)
     inverse_S = invert(order_S)
@@ -139,6 +149,6 @@ def project_down(left_SP: Tensor, matrix_EPD: Tensor, bias_ED: Tensor | None, we
     for low in range(0, width, panel):
         high = min(low + panel, width)
         rows_SC = rows[: slots * (high - low)].view(slots, high - low)
-        launch(matrix_EPD[:, :, low:high], bias[:, low:high], rows_SC)
+        launch(matrix_EPD[:, :, low:high], bias[:, low:high], k_matrix_ED[:, low:high], rows_SC)
         combine(rows_SC, inverse_S, offsets, top_k, out_TD[:, low:high])
     return out_TD

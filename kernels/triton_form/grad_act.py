@@ -12,6 +12,7 @@ from torch import Tensor
 from moebius.kernels.contract import Needs, Options, Weights
 from moebius.kernels.triton_form.activations import gate_functions
 from moebius.kernels.triton_form.configs import GROUP, choose, epilogue_parts
+from moebius.kernels.triton_form.formats import exponents, format_constants, load_exponents, narrowest
 from moebius.kernels.triton_form.gating import cut, load_h, store_h
 from moebius.kernels.triton_form.launch import Launch, describe, dot_precision, fit_block, submit
 from moebius.kernels.triton_form.product import load_rows, product
@@ -57,11 +58,12 @@ def finish_halves(grad_a, scale, row, row_ok, n0, size_n, h, grad_h, a, GATE: tl
 
 @triton.jit
 def grad_act_kernel(grad, matrix, bias, weight, h, grad_h, a, grad_s, order, tile_expert, tile_row, offsets,
-                    num_tiles, num_columns, num_experts, top_k, size_d, size_n,
-                    grad_row, grad_col, w_e, w_d, w_n, bias_e, bias_d, weight_row, weight_col,
+                    k_grad, k_matrix, num_tiles, num_columns, num_experts, top_k, size_d, size_n,
+                    grad_row, grad_col, w_e, w_d, w_n, bias_e, bias_d, weight_row, weight_col, k_e, k_n,
                     GATE: tl.constexpr, BIASED: tl.constexpr, WEIGHTED: tl.constexpr, KEEP_S: tl.constexpr,
                     KEEP_A: tl.constexpr, KEEP_DH: tl.constexpr, GRADIENTS: tl.constexpr, K_LAST: tl.constexpr,
-                    DESCRIBED: tl.constexpr, EVEN_K: tl.constexpr, PRECISION: tl.constexpr, GROUP: tl.constexpr,
+                    DESCRIBED: tl.constexpr, EVEN_K: tl.constexpr, PRECISION: tl.constexpr, FORMAT: tl.constexpr,
+                    NARROW: tl.constexpr, WIDE: tl.constexpr, GROUP: tl.constexpr,
                     PARTS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr):
     tile, column = place(num_tiles, num_columns, GROUP)
     expert = tl.load(tile_expert + tile)
@@ -72,8 +74,12 @@ def grad_act_kernel(grad, matrix, bias, weight, h, grad_h, a, grad_s, order, til
         slot = tl.load(order + row, mask=row_ok, other=0)
         token = slot // top_k
         n0 = column * BLOCK_N
+        n = n0 + tl.arange(0, BLOCK_N)
+        k_rows = load_exponents(k_grad + token, row_ok, FORMAT)
+        k_columns = load_exponents(k_matrix + expert.to(tl.int64) * k_e + n * k_n, n < size_n, FORMAT)
         grad_a = product(grad, token, row_ok, grad_row, grad_col, first_row, matrix, expert, w_e, w_d, w_n, n0,
-                         size_d, size_n, False, DESCRIBED, K_LAST, EVEN_K, PRECISION, BLOCK_M, BLOCK_N, BLOCK_K)
+                         size_d, size_n, k_rows, k_columns, False, DESCRIBED, K_LAST, EVEN_K, FORMAT, NARROW, WIDE,
+                         PRECISION, BLOCK_M, BLOCK_N, BLOCK_K)
         scale = tl.full((BLOCK_M,), 1.0, tl.float32)
         if WEIGHTED:
             at = weight + token.to(tl.int64) * weight_row + (slot % top_k) * weight_col
@@ -118,9 +124,10 @@ def grad_activation(grad_TD: Tensor, h_SM: Tensor, weights: Weights, order_S: Te
     slots = order_S.shape[0]
     num_experts, width, narrow = weights.down_EDN.shape
     keep_dh = needs.x or needs.gate_up or needs.gate_up_bias
-    config = choose("grad_act", h_SM.dtype, slots, num_experts)
+    name = options.format("grad_act")
+    config = choose("grad_act", h_SM.dtype, slots, num_experts, name)
     block_m = fit_block(slots, config.block_m)
-    block_n, block_k = fit_block(narrow, config.block_n), fit_block(width, config.block_k)
+    block_n, block_k = fit_block(narrow, config.block_n), fit_block(width, config.block_k, narrowest(name))
     tiles = make_tiles(offsets, slots, block_m)
     columns = triton.cdiv(narrow, block_n)
     grad_h = h_SM.new_empty(slots if keep_dh else 0, h_SM.shape[1])
@@ -132,19 +139,22 @@ def grad_activation(grad_TD: Tensor, h_SM: Tensor, weights: Weights, order_S: Te
         matrix, [1, block_k, block_n])
     bias = h_SM.new_empty(0, width) if weights.down_bias_ED is None else weights.down_bias_ED
     weight = h_SM.new_empty(0, 1) if weight_TK is None else weight_TK
+    k_matrix = exponents(matrix.transpose(1, 2), name)
     submit(Launch(
         grad_act_kernel, (tiles.limit * columns,),
         dict(grad=grad_TD, matrix=described or matrix, bias=bias, weight=weight, h=h_SM, grad_h=grad_h,
              a=scaled_a, grad_s=partials, order=order_S, tile_expert=tiles.expert, tile_row=tiles.row,
-             offsets=offsets, num_tiles=tiles.limit, num_columns=columns, num_experts=num_experts, top_k=top_k,
+             offsets=offsets, k_grad=exponents(grad_TD, name), k_matrix=k_matrix,
+             num_tiles=tiles.limit, num_columns=columns, num_experts=num_experts, top_k=top_k,
              size_d=width, size_n=narrow, grad_row=grad_TD.stride(0), grad_col=grad_TD.stride(1),
              w_e=matrix.stride(0), w_d=matrix.stride(1), w_n=matrix.stride(2), bias_e=bias.stride(0),
-             bias_d=bias.stride(1), weight_row=weight.stride(0), weight_col=weight.stride(1)),
+             bias_d=bias.stride(1), weight_row=weight.stride(0), weight_col=weight.stride(1),
+             k_e=k_matrix.stride(0), k_n=k_matrix.stride(1)),
         dict(GATE=options.gate, BIASED=weights.down_bias_ED is not None, WEIGHTED=weight_TK is not None,
              KEEP_S=needs.weight, KEEP_A=needs.down, KEEP_DH=keep_dh, K_LAST=k_last,
              GRADIENTS=gate_functions(options.activation, options.gate)[1],
              DESCRIBED=described is not None, EVEN_K=width % block_k == 0, PRECISION=dot_precision(h_SM.dtype),
-             GROUP=GROUP, PARTS=epilogue_parts(block_n),
+             **format_constants(name), GROUP=GROUP, PARTS=epilogue_parts(block_n),
              BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_K=block_k),
         config.warps, config.stages, flops=2 * slots * width * narrow, label="grad_act"))
     return ActivationGradients(grad_h, scaled_a, partials.sum(1))

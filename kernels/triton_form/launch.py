@@ -46,6 +46,8 @@ class Launch:
     @property
     def tensor_cores(self) -> bool:
         """Whether it is to run on tensor cores: it multiplies matrices, and not in exact float32."""
+        if self.constants.get("FORMAT", "none") != "none":
+            return True
         first = next(iter(self.arguments.values()))
         dtype = first.base.dtype if isinstance(first, TensorDescriptor) else first.dtype
         return self.flops > 0 and not (dtype == torch.float32 and self.constants["PRECISION"] == "ieee")
@@ -82,9 +84,9 @@ def submit(launch: Launch) -> None:
         launches.append(launch)
 
 
-def fit_block(size: int, block: int) -> int:
+def fit_block(size: int, block: int, least: int = 16) -> int:
     """The block for an axis of this size: a power of two, at least tl.dot's 16, at most the configured block."""
-    return max(16, min(block, triton.next_power_of_2(size)))
+    return max(least, min(block, triton.next_power_of_2(size)))
 
 
 def can_describe(tensor: Tensor) -> bool:

@@ -11,6 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from moebius.kernels.triton_form.configs import choose
+from moebius.kernels.triton_form.formats import format_constants, multiply, narrowest
 from moebius.kernels.triton_form.launch import Launch, dot_precision, fit_block, submit
 from moebius.kernels.triton_form.product import load_rows
 
@@ -21,6 +22,7 @@ SUM_COLUMNS, SUM_ROWS = 64, 64
 def weight_grad_kernel(left, right, out, order, offsets, top_k, num_columns, num_blocks, size_p, size_q,
                        left_row, left_col, right_row, right_col,
                        LEFT_GATHERED: tl.constexpr, RIGHT_GATHERED: tl.constexpr, PRECISION: tl.constexpr,
+                       FORMAT: tl.constexpr, NARROW: tl.constexpr, WIDE: tl.constexpr,
                        BLOCK_P: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_S: tl.constexpr):
     pid = tl.program_id(0)
     expert = pid // num_blocks
@@ -38,7 +40,7 @@ def weight_grad_kernel(left, right, out, order, offsets, top_k, num_columns, num
             right_at = tl.load(order + row, mask=row_ok, other=0) // top_k
         a = load_rows(left, left_at, row_ok, left_row, left_col, 0, p0, size_p, False, False, BLOCK_S, BLOCK_P)
         b = load_rows(right, right_at, row_ok, right_row, right_col, 0, q0, size_q, False, False, BLOCK_S, BLOCK_Q)
-        total = tl.dot(a.T, b, total, input_precision=PRECISION)
+        total = multiply(a.T, b, total, 0, 0, FORMAT, False, NARROW, WIDE, PRECISION, BLOCK_P, BLOCK_Q, BLOCK_S)
     p, q = p0 + tl.arange(0, BLOCK_P), q0 + tl.arange(0, BLOCK_Q)
     at = out + expert.to(tl.int64) * size_p * size_q + p.to(tl.int64)[:, None] * size_q + q[None, :]
     tl.store(at, total.to(out.dtype.element_ty), mask=(p < size_p)[:, None] & (q < size_q)[None, :])
@@ -68,15 +70,15 @@ def row_sum_kernel(rows, weight, out, order, offsets, top_k, size_c, row_stride,
 
 
 def weight_grad(left: Tensor, right: Tensor, order_S: Tensor, offsets: Tensor, top_k: int, *,
-                left_gathered: bool = False, right_gathered: bool = False) -> Tensor:
+                left_gathered: bool = False, right_gathered: bool = False, name: str | None = None) -> Tensor:
     """out[e] = left[rows of e].T @ right[rows of e], [E, P, Q]. A gathered side is [T, ...], read at each row's
-    token."""
+    token. name: of the format."""
     num_experts = offsets.shape[0] - 1
     size_p, size_q = left.shape[1], right.shape[1]
     slots = order_S.shape[0]
-    config = choose("weight_grad", left.dtype, slots, num_experts)
+    config = choose("weight_grad", left.dtype, slots, num_experts, name)
     block_p, block_q = fit_block(size_p, config.block_m), fit_block(size_q, config.block_n)
-    block_s = fit_block(slots, config.block_k)
+    block_s = fit_block(slots, config.block_k, narrowest(name))
     out = left.new_empty(num_experts, size_p, size_q)
     columns = triton.cdiv(size_q, block_q)
     blocks = triton.cdiv(size_p, block_p) * columns
@@ -86,6 +88,7 @@ def weight_grad(left: Tensor, right: Tensor, order_S: Tensor, offsets: Tensor, t
              num_blocks=blocks, size_p=size_p, size_q=size_q, left_row=left.stride(0), left_col=left.stride(1),
              right_row=right.stride(0), right_col=right.stride(1)),
         dict(LEFT_GATHERED=left_gathered, RIGHT_GATHERED=right_gathered, PRECISION=dot_precision(left.dtype),
+             **format_constants(name),
              BLOCK_P=block_p, BLOCK_Q=block_q, BLOCK_S=block_s),
         config.warps, config.stages, flops=2 * slots * size_p * size_q,
         label="weight_grad_gathered_left" if left_gathered else "weight_grad_gathered_right"))

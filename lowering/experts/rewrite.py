@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import operator
 from typing import Any
 
@@ -34,6 +35,7 @@ CONTRACT = Contract(
 )
 
 
+LAYERS = itertools.count()
 DEFECT = "defect of moebius, please report it"
 
 
@@ -211,7 +213,8 @@ def write_operator(claim: Claim, options: LoweringOptions) -> fx.Node:
     """The nodes of the operator and of what it reads, before the loop. Returns its result, [T, D] in x's dtype."""
     asked = {"save": options.save} if options.save != "default" else {}
     if precision := text_of(options.precision):
-        asked["precision"] = precision
+        # a budget's choice is a layer's own: each has a name
+        asked["precision"] = precision + (f"@layer {next(LAYERS)}" if precision.startswith("budget") else "")
     writer = Writer(claim)
     index = writer.invariant(claim.selection.index)
     guard_routing(claim, writer, index)

@@ -199,7 +199,8 @@ def test_what_is_not_a_budget(limit: object) -> None:
 
 
 def test_texts_read_back() -> None:
-    for given_ in (Precision(), *NAMED.values(), Precision(up="mxfp8", grad_down="fp8_block"), Budget(1e-2, every=7)):
+    mixed = Precision(up="mxfp8", grad_down="fp8_block")
+    for given_ in (Precision(), *NAMED.values(), mixed, Budget(1e-2, every=7), Budget(1, layer="a 3")):
         assert parse(str(given_)) == given_
 
 
@@ -256,6 +257,19 @@ def test_a_budget_measures_again_after_its_calls(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(calibrate, "MOST_CHOSEN", 1)
     run(layer, precision=Budget(0.2))
     assert len(chosen_precisions()) == 1
+
+
+def test_a_choice_is_its_layers_under_autocast() -> None:
+    """autocast copies the weights at each call, to another place."""
+    calibrate.CHOSEN.clear()
+    layers = [make_layer(20, 32, 16, 3, 2, seed=seed) for seed in (1, 2)]
+    held = []
+    for _ in range(3):
+        for layer in layers:
+            with torch.autocast("cpu", torch.bfloat16):
+                run(layer, precision=Budget(0.1)).sum().backward()
+            held.append(torch.empty(3, 32, 16, dtype=torch.bfloat16))  # takes the place of a freed copy
+    assert len(chosen_precisions()) == 2
 
 
 def test_backward_takes_what_forward_took() -> None:

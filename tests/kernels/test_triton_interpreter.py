@@ -134,3 +134,47 @@ def test_nan_stays_in_its_row(ask: Callable[..., dict]) -> None:
 
 def test_opcheck(ask: Callable[..., dict]) -> None:
     assert ask(layer=layer(7, 16, 16, 3, 2, bias=True), check="opcheck")["same"]
+
+
+FORMATS = ["fp8", "fp8_block", "mxfp8"]
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("gemm", ["up", "grad_act"])
+def test_formats_of_given_operands(ask: Callable[..., dict], gemm: str, name: str) -> None:
+    """Both operands are arguments of the operator: nothing but sums may differ from the CPU's emulation."""
+    gate = {"fp8": "interleaved", "fp8_block": "concat", "mxfp8": "none"}[name]
+    case = dict(layer=layer(40, 150, 40, 2, 2, gate=gate), check="form", options=dict(precision=f"{gemm}={name}"))
+    assert ask(**case)["error"] < TOLERANCE["float32"]
+
+
+@pytest.mark.parametrize("gemm, name", [
+    (gemm, name) for gemm in ("down", "grad_x", "grad_gate_up", "grad_down") for name in FORMATS
+    if (gemm, name) not in (("grad_gate_up", "fp8"), ("grad_down", "fp8"))])
+def test_formats_of_computed_operands(ask: Callable[..., dict], gemm: str, name: str) -> None:
+    """A, dH or s*A is an operand. Computed with sums in another order, a few of its elements in a million round the
+    other way, by an eighth of themselves; a format that is not there would be off by 2e-2 or more."""
+    case = dict(layer=layer(70, 33, 40, 2, 2, bias=True), check="form", options=dict(precision=f"{gemm}={name}"))
+    assert ask(**case)["error"] < 2e-3
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_formats_over_odd_layers(ask: Callable[..., dict], name: str) -> None:
+    """Narrow axes, empty experts, strides that no descriptor reads, recomputation, sentinels."""
+    for tokens, width, narrow, index in ((1, 7, 3, None), (140, 20, 16, [2] * 140), (9, 33, 130, [-1, 0, 3] * 3)):
+        given = {} if index is None else dict(index=index)
+        case = dict(layer=layer(tokens, width, narrow, 3, 1), check="form", strided=True,
+                    options=dict(precision=name, save="recompute"), **given)
+        assert ask(**case)["error"] < 2e-3, case
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_formats_over_many_magnitudes(ask: Callable[..., dict], name: str) -> None:
+    """Blocks of tiny and of huge values, and zeros: every scale has its own block."""
+    case = dict(layer=layer(16, 260, 16, 1, 1), check="form", spread=True, options=dict(precision=f"up={name}"))
+    assert ask(**case)["error"] < TOLERANCE["float32"]
+
+
+def test_formats_keep_nan_in_its_row(ask: Callable[..., dict]) -> None:
+    for name in FORMATS:
+        assert ask(layer=layer(12, 32, 32, 3, 1), check="nan", options=dict(precision=name))["same"], name

@@ -28,6 +28,11 @@ def answer(case: dict) -> dict:
     if index is not None:
         index = index.reshape(case["layer"]["tokens"], case["layer"]["top_k"])
     layer = make_layer(**case["layer"], index=index, dtype=dtype)
+    if case.get("spread"):  # columns of x from 2**-40 to 2**40, the same down the weights the other way
+        with torch.no_grad():
+            powers = torch.exp2(torch.linspace(-40, 40, layer.x.shape[1]).round())
+            layer.x.mul_(powers)[:, 3:9] = 0
+            layer.gate_up.div_(powers)
     if case.get("strided"):
         restride(layer)
     shape = layer.x.shape
@@ -42,10 +47,17 @@ def answer(case: dict) -> dict:
             out = run(layer, **options)
             return [out, *torch.autograd.grad(out.square().sum(), layer.leaves())]
         return {"same": all(torch.equal(a, b) for a, b in zip(once(), once(), strict=True))}
+    if check == "form":  # against the CPU form: the same formats, emulated in torch
+        def both(backend: str) -> list[torch.Tensor]:
+            out = run(layer, **{**options, "backend": backend})
+            up = torch.randn(shape, generator=torch.Generator().manual_seed(7)).to(dtype)
+            return [out, *torch.autograd.grad(out, layer.leaves(), up)]
+        errors = [relative_error(a, b) for a, b in zip(both("triton"), both("cpu"), strict=True)]
+        return {"error": max(errors), "errors": errors}
     if check == "opcheck":
         torch.library.opcheck(torch.ops.moebius.experts.default, (
             layer.x, layer.gate_up, layer.down, layer.index, layer.weight, layer.up_bias, layer.down_bias,
-            layer.activation, layer.gate, "default", "triton"))
+            layer.activation, layer.gate, "default", "triton", case.get("precision", "")))
         return {"same": True}
     if check == "nan":  # one token is NaN: only its own row may be, whatever tile its neighbours share with it
         with torch.no_grad():
