@@ -113,7 +113,8 @@ class CompilerReport:
     """What the compiler said of one kernel.
 
     spill_bytes: local memory a thread. matrix_ops: HGMMA (sm_90), UTC*MMA (sm_100) or MFMA (AMD) instructions.
-    tensor_cores: whether it is to have them (it multiplies matrices, and not in exact float32).
+    tensor_cores: whether it is to have them (it multiplies matrices, and not in exact float32). matrix_kind: the
+    instruction, HGMMA for 16 bits, QGMMA for 8.
     """
 
     label: str
@@ -126,6 +127,7 @@ class CompilerReport:
     matrix_ops: int
     tensor_cores: bool
     notes: str = ""
+    matrix_kind: str = ""
 
     @property
     def sound(self) -> bool:
@@ -146,13 +148,13 @@ def compile_launch(launch: Launch, target: str = "sm_90") -> CompilerReport:
         compiled = triton.compile(specialise(launch), target=TARGETS[target], options=options)
     block = tuple(value for name, value in launch.constants.items() if name.startswith("BLOCK"))
     read = read_amd if target.startswith("gfx") else read_nvidia
-    registers, spills, matrix_ops, notes = read(compiled.asm)
+    registers, spills, matrix_ops, notes, kind = read(compiled.asm)
     return CompilerReport(launch.label, block, compiled.metadata.num_warps, launch.stages, registers, spills,
-                          compiled.metadata.shared, matrix_ops, launch.tensor_cores, notes)
+                          compiled.metadata.shared, matrix_ops, launch.tensor_cores, notes, kind)
 
 
-def read_nvidia(asm: dict[str, Any]) -> tuple[int, int, int, str]:
-    """(registers, local-memory bytes a thread, matrix instructions, older matrix instructions) of a cubin.
+def read_nvidia(asm: dict[str, Any]) -> tuple[int, int, int, str, str]:
+    """(registers, local-memory bytes a thread, matrix instructions, older ones, their kind) of a cubin.
 
     A kernel without arrays of its own has local memory for one reason: spilled registers.
     """
@@ -166,13 +168,14 @@ def read_nvidia(asm: dict[str, Any]) -> tuple[int, int, int, str]:
     found = re.search(r"REG:(\d+)", usage)
     local = re.search(r"STACK:(\d+)", usage)
     spills = int(local[1]) if local else 0
-    matrix = len(re.findall(r"\b(?:HGMMA|QGMMA|UTC\w*MMA)\b", sass))
+    matrix = re.findall(r"\b(?:HGMMA|QGMMA|UTC\w*MMA)\b", sass)
     other = len(re.findall(r"\b(?:HMMA)\b", sass))
-    return int(found[1]) if found else -1, spills, matrix, f"HMMA {other}" if other else ""
+    return (int(found[1]) if found else -1, spills, len(matrix), f"HMMA {other}" if other else "",
+            " ".join(sorted(set(matrix))))
 
 
-def read_amd(asm: dict[str, Any]) -> tuple[int, int, int, str]:
-    """(vector registers, spilled bytes, matrix instructions, accumulation registers) from the assembly's metadata."""
+def read_amd(asm: dict[str, Any]) -> tuple[int, int, int, str, str]:
+    """(vector registers, spilled bytes, matrix instructions, accumulation registers, kind) from the assembly."""
     text = asm["amdgcn"]
 
     def value(key: str) -> int:
@@ -180,7 +183,7 @@ def read_amd(asm: dict[str, Any]) -> tuple[int, int, int, str]:
         return int(found[1]) if found else 0
 
     return (value("vgpr_count"), 4 * (value("vgpr_spill_count") + value("sgpr_spill_count")),
-            len(re.findall(r"\bv_mfma", text)), f"agpr {value('agpr_count')}")
+            len(re.findall(r"\bv_mfma", text)), f"agpr {value('agpr_count')}", "MFMA")
 
 
 def table(reports: list[CompilerReport]) -> str:
@@ -189,7 +192,7 @@ def table(reports: list[CompilerReport]) -> str:
              "|---|---|---|---|---|---|---|---|---|"]
     lines += [
         f"| {r.label} | {'×'.join(map(str, r.block))} | {r.warps} | {r.stages} | {r.registers} | {r.spill_bytes} | "
-        f"{r.shared_bytes / 1024:.0f} | {r.matrix_ops} | {r.notes} |" for r in reports]
+        f"{r.shared_bytes / 1024:.0f} | {r.matrix_ops} {r.matrix_kind} | {r.notes} |" for r in reports]
     return "\n".join(lines)
 
 

@@ -12,6 +12,7 @@ from allocations import Allocations
 pytest.importorskip("triton")
 
 from moebius.kernels.contract import Options  # noqa: E402
+from moebius.kernels.precision import NAMED  # noqa: E402
 from moebius.kernels.triton_form import aot, configs  # noqa: E402
 from moebius.kernels.triton_form.launch import Config, Launch  # noqa: E402
 
@@ -57,6 +58,18 @@ def test_float32_defaults(shape: str, tf32: bool) -> None:
         check(compile_all(aot.plan(aot.SHAPES[shape], torch.float32)), tensor_cores=tf32)
     finally:
         torch.backends.cuda.matmul.allow_tf32 = before
+
+
+@pytest.mark.parametrize("name", ["fp8", "fp8_block", "mxfp8"])
+def test_formats(name: str) -> None:
+    """No spills; E4M3 operands are multiplied as such (QGMMA), those of MXFP8 in bfloat16 (HGMMA)."""
+    reports = compile_all(aot.plan(aot.SHAPES["moe"], options=Options(precision=NAMED[name])))
+    check(reports)
+    own = ("weight_grad_gathered_left", "weight_grad_gathered_right") if name == "fp8" else ()
+    for report in reports:
+        if report.label in MULTIPLIES:
+            want = "HGMMA" if name == "mxfp8" or report.label in own else "QGMMA"
+            assert report.matrix_kind == want, report.label
 
 
 def test_weights_travel_by_descriptor_at_every_benchmark_shape() -> None:
