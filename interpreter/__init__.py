@@ -7,14 +7,17 @@ code calls back; natives.py lists what still runs natively.
 """
 from __future__ import annotations
 
-from .decode import Instruction, Program, decode
-from .domain import Domain
-from .errors import InterpreterError, Signal
-from .frame import Frame
-from .interpret import interpret
-from .machine import Machine
-from .natives import count_native_frames
-from .sentinels import NULL, STOP, UNSET
+from .private_builtins import private_builtins
+
+with private_builtins(__name__):
+    from .decode import Instruction, Program, decode
+    from .domain import Domain
+    from .errors import InterpreterError, Signal
+    from .frame import Frame
+    from .interpret import interpret
+    from .machine import Machine
+    from .natives import count_native_frames
+    from .sentinels import NULL, STOP, UNSET
 
 __all__ = [
     "NULL", "STOP", "UNSET", "Domain", "Frame", "Instruction", "InterpreterError", "Machine", "Program", "Signal",

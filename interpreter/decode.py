@@ -17,7 +17,7 @@ from .tables import TABLE
 from .tables.caches import ends_within_an_instruction
 from .verify import refuse, verify
 
-CO_VARARGS, CO_VARKEYWORDS = 0x04, 0x08
+CO_OPTIMIZED, CO_VARARGS, CO_VARKEYWORDS = 0x01, 0x04, 0x08
 SKIPPED = frozenset({"EXTENDED_ARG"})
 JUMPS = frozenset(dis.hasjrel) | frozenset(dis.hasjabs)
 
@@ -46,7 +46,7 @@ class Program:
 
     __slots__ = (
         "code", "instructions", "steps", "handlers", "localsplus", "cell_indices", "n_args", "simple_call", "tail",
-        "n_bound", "binder", "stubs", "shell", "index_of", "opaque",
+        "n_bound", "binder", "stubs", "shell", "index_of", "opaque", "optimized",
     )  # fmt: skip
 
     def __init__(self, code: CodeType) -> None:
@@ -64,6 +64,7 @@ class Program:
             i for i, name in enumerate(self.localsplus) if i >= first_free or name in cells
         )
         flags = code.co_flags
+        self.optimized = bool(flags & CO_OPTIMIZED)  # a function's code; any other has its globals for namespace
         self.n_args = code.co_argcount
         self.n_bound = (
             code.co_argcount + code.co_kwonlyargcount + bool(flags & CO_VARARGS) + bool(flags & CO_VARKEYWORDS)

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from types import CodeType, FunctionType
+from types import CodeType, FrameType, FunctionType
 from typing import TYPE_CHECKING, Any
 
 from .sentinels import UNSET
@@ -27,7 +27,7 @@ class Frame:
 
     __slots__ = (
         "program", "code", "locals", "stack", "pc", "globals", "builtins", "names", "function", "closure", "back",
-        "domain", "value", "suspended", "kw_names", "reraise", "exc_item", "locals_dict", "thrown_args", "__weakref__",
+        "domain", "value", "suspended", "kw_names", "reraise", "exc_item", "locals_dict", "thrown_args", "native", "origin", "shell", "__weakref__",
     )  # fmt: skip
 
     def __init__(
@@ -56,10 +56,13 @@ class Frame:
         self.value: Any = None
         self.suspended = False
         self.kw_names: tuple[str, ...] = ()
-        self.reraise = False
+        self.reraise: int | None = None  # what is raised, is raised again: the pc that the frame is then shown at
         self.exc_item: list[Any] | None = None
         self.locals_dict: dict[str, Any] | None = None
         self.thrown_args: list[Any] | None = None
+        self.native: FrameType | None = None  # the frame object that stands for it, where one was made
+        self.origin: tuple[Any, ...] | None = None  # a coroutine's cr_origin
+        self.shell: Any = None  # a weak reference to the generator
 
     @property
     def instruction(self) -> Instruction:

@@ -6,7 +6,7 @@ import sys
 from _thread import RLock, get_ident
 from collections.abc import Callable, Mapping
 from operator import attrgetter
-from types import CellType, CodeType, FunctionType
+from types import CellType, CodeType, FrameType, FunctionType
 from typing import Any
 
 from . import opcodes  # noqa: F401  (registers the handlers)
@@ -18,8 +18,8 @@ from .errors import INTERNAL, UNROUTED, InterpreterError
 from .forms import form_of
 from .frame import Frame
 from .modules import import_interpreted
-from .natives import Native, call_inside, is_opaque
-from .sentinels import UNSET, Sentinel
+from .natives import DICT_GET, Native, call_inside, is_opaque, write_unraisable
+from .sentinels import UNSET, sentinel
 from .shells import frame_of, user_code
 from .tracebacks import (
     GET_CONTEXT,
@@ -29,6 +29,7 @@ from .tracebacks import (
     add_entry,
     chain_context,
     converted_by_shell,
+    is_machine_module,
     strip,
     stub_frame,
     thrown_into_fresh,
@@ -81,7 +82,7 @@ class Machine:
             BUILTINS_OF(function),
             self.domain,
             function,
-            None,
+            None if program.optimized else function.__globals__,
             function.__closure__ or (),
         )
 
@@ -124,6 +125,9 @@ class Machine:
                         else:
                             if frame.exc_item is None:
                                 self.drop_locals(frame)
+                            elif not pc and not frame.suspended:  # RETURN_GENERATOR: the generator must not hold itself
+                                value, frame.value = frame.value, None
+                                return value
                             return frame.value
                 except BaseException as error:
                     if not self.route(frame, error):
@@ -164,12 +168,12 @@ class Machine:
 
     def drop_locals(self, frame: Frame) -> None:
         """The variables of a frame that has returned go, the first one first; a list drops its last one first."""
-        if self.shown:
-            for key, (native, shown) in list(self.shown.items()):
-                if shown is frame:
-                    if sys.getrefcount(native) > 3:  # that is: here, in the table, and with the program
-                        return
-                    del self.shown[key], native
+        native = frame.native
+        if native is not None:
+            frame.native = None
+            if sys.getrefcount(native) > 2 + (id(native) in self.shown):  # that is: with the program
+                return
+            self.shown.pop(id(native), None)
         variables = frame.locals
         variables.reverse()
         variables.clear()
@@ -240,7 +244,7 @@ class Machine:
         closing = isinstance(thrown[0], GeneratorExit)
         try:
             if closing:
-                closer = getattr_or_unset(self.domain, receiver, "close")
+                closer = self.find_close(receiver)
                 if closer is not UNSET:
                     self.domain.call(closer, [], {})
                 return UNSET
@@ -259,6 +263,16 @@ class Machine:
                 SET_TRACEBACK(raised, without_first(strip(GET_TRACEBACK(raised), self.clean), self.entries))
             thrown[:] = [raised]
         return UNSET if closing else RETURNED
+
+    def find_close(self, receiver: Any) -> Any:
+        """Objects/genobject.c gen_close_iter: what looking `close` up raises is reported, and goes no further."""
+        try:
+            return getattr_or_unset(self.domain, receiver, "close")
+        except BaseException as error:
+            if isinstance(error, UNROUTED):
+                raise
+            self.native(write_unraisable, self.swallow(error), receiver)
+        return UNSET
 
     def leave_delegation(self, frame: Frame, value: Any) -> Any:
         """3.11: the delegate has returned; go on after the SEND loop with its value."""
@@ -301,20 +315,21 @@ class Machine:
             return False
         if exc is not self.propagating and type(exc) in INTERNAL and raised_by_handler(exc):
             self.fail(frame, f"the machine failed: {type(exc).__name__}: {exc}", exc)
-        again = frame.reraise
-        frame.reraise = False
+        again, frame.reraise = frame.reraise, None
         if exc is not self.propagating:
             self.entries = 0
-        if exc is not self.propagating and not again:
+        if exc is not self.propagating and again is None:
             if not converted_by_shell(exc) and not thrown_into_fresh(GET_TRACEBACK(exc), self.clean):
                 chain_context(exc, self.handled())
         trace = strip(GET_TRACEBACK(exc), self.clean)
         region = frame.program.handlers[frame.pc]
-        if not again:
+        if again is None:
             trace = add_entry(frame, trace, region is None)
             self.entries += 1
-        elif region is None and trace is not None:
-            trace = with_variables(frame, trace)
+        elif region is None:
+            frame.pc = again
+            if trace is not None:
+                trace = with_variables(frame, trace)
         SET_TRACEBACK(exc, trace)
         if region is None:
             self.propagating, self.clean = exc, trace
@@ -370,6 +385,8 @@ class Machine:
         frame = frame_of(generator)
         if frame is None:
             return native
+        if name == "cr_origin":
+            return frame.origin
         if name.endswith("_frame"):
             return None if native is None else self.show(frame)
         receiver = self.delegate(frame)
@@ -437,6 +454,10 @@ class Machine:
             self.native.failed = error  # the C code in between must not swallow it
             raise
 
+    def called_back(self, function: Any) -> Any:
+        """What C code gets that calls `function` only beneath a Native: there, its frames come to `take`."""
+        return function if self.domain.interprets_callbacks else self.callback(function)
+
     def callback(self, function: Any) -> Any:
         """A native callable that interprets `function`, for C code that calls back."""
         if type(function) in NATIVE_CALLABLES and self.interpreted_form(function) is None:
@@ -473,27 +494,65 @@ class Machine:
 
     def native_frame(self, depth: int) -> Any:
         """sys._getframe(depth): a frame object with the right code, globals and line's function."""
-        frame = self.frame_at(depth)
-        if frame is None:
+        frame = self.frame
+        while frame is not None and depth > 0:
+            frame, depth = frame.back, depth - 1
+        if frame is not None:
+            return self.show(frame)
+        native = self.caller()
+        while native is not None and depth > 0:
+            native, depth = native.f_back, depth - 1
+        if native is None:
             raise ValueError("call stack is not deep enough")
-        return self.show(frame)
+        return native
+
+    def caller(self) -> FrameType | None:
+        """The native frame that called the machine."""
+        native: FrameType | None = sys._getframe()
+        while native is not None and not (
+            native.f_code is ENTER_CODE and native.f_locals["self"] is self
+        ):
+            native = native.f_back
+        while native is not None and is_machine_module(native):
+            native = native.f_back
+        return native
 
     def show(self, frame: Frame) -> Any:
         """A native frame object for an interpreted frame; what changes with the frame is looked up in `shown`."""
-        native = stub_frame(frame, frame.variables() if frame.names is None else {})
-        if len(self.shown) >= SHOWN_FRAMES:
-            del self.shown[next(iter(self.shown))]
-        self.shown[id(native)] = native, frame
+        native = frame.native
+        if native is None or sys.getrefcount(native) <= 2 + (id(native) in self.shown):  # the program has none
+            native = frame.native = stub_frame(frame, frame.variables() if frame.names is None else {})
+        if id(native) not in self.shown:
+            if len(self.shown) >= SHOWN_FRAMES:
+                del self.shown[next(iter(self.shown))]
+            self.shown[id(native)] = native, frame
         return native
+
+    def frame_shown_as(self, native: FrameType) -> Frame | None:
+        """The interpreted frame that a frame object stands for."""
+        shown = self.shown.get(id(native))
+        if shown is not None:
+            return shown[1]
+        frame = self.frame
+        while frame is not None and frame.native is not native:
+            frame = frame.back
+        return frame
+
+    def is_running(self, frame: Frame) -> bool:
+        walk = self.frame
+        while walk is not None and walk is not frame:
+            walk = walk.back
+        return walk is not None
 
     def frame_part(self, native: Any, name: str) -> Any:
         """The parts of a frame object that change with the frame, of one that `show` made."""
-        shown = self.shown.get(id(native))
-        if shown is None:
+        frame = self.frame_shown_as(native)
+        if frame is None:
             return getattr(native, name)
-        frame = shown[1]
         if name == "f_back":
-            return None if frame.back is None else self.show(frame.back)
+            if frame.back is not None:
+                return self.show(frame.back)
+            return self.caller() if self.is_running(frame) else None
         if name == "f_lineno":
             return frame.line
         if name == "f_lasti":
@@ -501,7 +560,8 @@ class Machine:
         return frame.namespace()
 
 
-RETURNED = Sentinel("RETURNED")
+ENTER_CODE = Machine.enter.__code__
+RETURNED = sentinel("RETURNED")
 POPS_DELEGATE = sys.version_info < (3, 12)
 # 3.11 keeps the traceback of what propagates beside the exception, and stores it there when a handler catches it. What
 # is thrown into a frame that handles an exception (_PyErr_ChainStackItem) goes back to what was stored.
@@ -607,7 +667,7 @@ def getattr_or_unset(domain: Domain, obj: Any, name: str) -> Any:
 
 
 def builtins_of(globals_: Mapping[str, Any]) -> Any:
-    found = globals_.get("__builtins__", UNSET)
+    found = DICT_GET(globals_, "__builtins__", UNSET)  # type: ignore[call-overload]
     if found is UNSET:
         import builtins
 

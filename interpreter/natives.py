@@ -22,7 +22,7 @@ except ImportError as error:
     ) from error
 
 Native, call_inside, call_outside = reentry.Native, reentry.call_inside, reentry.call_outside
-watch_finalizer = reentry.watch_finalizer
+watch_finalizer, write_unraisable = reentry.watch_finalizer, reentry.write_unraisable
 
 # Python code -> why it runs natively
 NATIVE_CALLBACKS: dict[str, str] = {
@@ -34,6 +34,7 @@ NATIVE_CALLBACKS: dict[str, str] = {
     "dict look-ups of names": "__eq__ of keys, put into a namespace, that are no strings but hash alike",
     "moebius, torch._dynamo": "functions of their modules, and all that they call",
 }
+DICT_GET = dict.get  # globals may be of a subclass, whose own methods do not count
 OWN_FOLDER = os.path.dirname(__file__) + os.sep
 OPAQUE_PREFIXES = ("moebius.", "torch._dynamo.")  # torch.compile's wrappers switch a frame hook of their own
 TRANSPARENT = frozenset({"importlib._bootstrap", "importlib._bootstrap_external"})
@@ -43,7 +44,7 @@ reentry.set_modules(OPAQUE_PREFIXES, TRANSPARENT)
 
 def is_opaque(globals_: dict[str, Any]) -> bool:
     """Whether functions of the module with these globals run natively, and all that they call."""
-    name = globals_.get("__name__")
+    name = DICT_GET(globals_, "__name__", None)
     return type(name) is str and name.startswith(OPAQUE_PREFIXES)
 
 

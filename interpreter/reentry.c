@@ -411,14 +411,20 @@ is_on(PyObject *module, PyObject *unused)
 static destructor python_finalizer;    /* CPython's slot function for a Python __del__ */
 
 static void
-watched_finalizer(PyObject *self)
+finalize_taking(destructor finalizer, PyObject *self)
 {
     State before = here;
     here.taking = here.handler != NULL;
     follow();
-    python_finalizer(self);
+    finalizer(self);
     here.taking = before.taking;
     follow();
+}
+
+static void
+watched_finalizer(PyObject *self)
+{
+    finalize_taking(python_finalizer, self);
 }
 
 static PyObject *
@@ -429,6 +435,33 @@ watch_finalizer(PyObject *module, PyObject *type)
         ((PyTypeObject *)type)->tp_finalize = watched_finalizer;
     }
     Py_RETURN_NONE;
+}
+
+/* CPython's own finalizers of coroutines and of async generators call Python: warnings' and the event loop's hooks. */
+static destructor coroutine_finalizer, async_generator_finalizer;
+
+static void
+finalize_coroutine(PyObject *self)
+{
+    finalize_taking(coroutine_finalizer, self);
+}
+
+static void
+finalize_async_generator(PyObject *self)
+{
+    finalize_taking(async_generator_finalizer, self);
+}
+
+static void
+watch_generator_finalizers(void)
+{
+    if (coroutine_finalizer != NULL) {
+        return;
+    }
+    coroutine_finalizer = PyCoro_Type.tp_finalize;
+    async_generator_finalizer = PyAsyncGen_Type.tp_finalize;
+    PyCoro_Type.tp_finalize = finalize_coroutine;
+    PyAsyncGen_Type.tp_finalize = finalize_async_generator;
 }
 
 static int
@@ -451,6 +484,75 @@ find_python_finalizer(void)
     return 0;
 }
 
+/* ---- looking attributes up on types, where the machine must run no Python of the program's ---- */
+
+static PyObject *missing;         /* what `lookup` gives for nothing */
+static PyObject *native_kinds;    /* frozenset: types of attributes that run C code when a special method is wanted */
+
+static PyObject *
+set_lookup(PyObject *module, PyObject *args)
+{
+    PyObject *mark, *kinds;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "OO!:set_lookup", &mark, &PyFrozenSet_Type, &kinds)) {
+        return NULL;
+    }
+    Py_XSETREF(missing, Py_NewRef(mark));
+    Py_XSETREF(native_kinds, Py_NewRef(kinds));
+    Py_RETURN_NONE;
+}
+
+static int
+lookup_arguments(PyObject *const *args, Py_ssize_t n)
+{
+    if (n != 2 || !PyType_Check(args[0]) || !PyUnicode_Check(args[1])) {
+        PyErr_SetString(PyExc_TypeError, "a type and an attribute's name");
+        return -1;
+    }
+    return 0;
+}
+
+static PyObject *
+lookup(PyObject *module, PyObject *const *args, Py_ssize_t n)
+{
+    (void)module;
+    if (lookup_arguments(args, n) < 0) {
+        return NULL;
+    }
+    PyObject *found = _PyType_Lookup((PyTypeObject *)args[0], args[1]);
+    return Py_NewRef(found == NULL ? missing : found);
+}
+
+static PyObject *
+special(PyObject *module, PyObject *const *args, Py_ssize_t n)
+{
+    (void)module;
+    if (lookup_arguments(args, n) < 0) {
+        return NULL;
+    }
+    if (!PyType_HasFeature((PyTypeObject *)args[0], Py_TPFLAGS_HEAPTYPE)) {
+        Py_RETURN_NONE;
+    }
+    PyObject *found = _PyType_Lookup((PyTypeObject *)args[0], args[1]);
+    if (found == NULL || PySet_Contains(native_kinds, (PyObject *)Py_TYPE(found)) == 1) {
+        Py_RETURN_NONE;
+    }
+    return Py_NewRef(found);
+}
+
+static PyObject *
+write_unraisable(PyObject *module, PyObject *args)
+{
+    PyObject *error, *object;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "O!O:write_unraisable", (PyTypeObject *)PyExc_BaseException, &error, &object)) {
+        return NULL;
+    }
+    PyErr_SetObject((PyObject *)Py_TYPE(error), error);
+    PyErr_WriteUnraisable(object);
+    Py_RETURN_NONE;
+}
+
 static PyMethodDef methods[] = {
     {"call_inside", (PyCFunction)(void (*)(void))call_inside, METH_FASTCALL | METH_KEYWORDS,
      "call_inside(native, callable, /, *args, **kwargs): call the machine; user frames that then run natively count."},
@@ -462,6 +564,14 @@ static PyMethodDef methods[] = {
      "set_counts(dict | None) -> what was set: where this thread counts frames that run natively, code -> number."},
     {"set_modules", set_modules, METH_VARARGS,
      "set_modules(prefixes, names): __name__ prefixes of opaque modules, names of transparent ones."},
+    {"set_lookup", set_lookup, METH_VARARGS,
+     "set_lookup(missing, kinds): what lookup() gives for nothing, the types of attributes that special() leaves out."},
+    {"lookup", (PyCFunction)(void (*)(void))lookup, METH_FASTCALL,
+     "lookup(type, name): the raw attribute along the MRO, or the mark of set_lookup. Runs no __getattribute__."},
+    {"special", (PyCFunction)(void (*)(void))special, METH_FASTCALL,
+     "special(type, name): the raw attribute along the MRO where calling it would run Python code, else None."},
+    {"write_unraisable", write_unraisable, METH_VARARGS,
+     "write_unraisable(exception, object): PyErr_WriteUnraisable."},
     {"is_on", is_on, METH_NOARGS, "is_on() -> bool: whether the hook is on for this thread."},
     {NULL, NULL, 0, NULL},
 };
@@ -507,6 +617,7 @@ PyInit_reentry(void)
         return NULL;
     }
 #endif
+    watch_generator_finalizers();
     PyObject *module = PyModule_Create(&definition);
     if (module != NULL && PyModule_AddObjectRef(module, "Native", (PyObject *)&NativeType) < 0) {
         Py_CLEAR(module);

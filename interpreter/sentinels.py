@@ -3,18 +3,17 @@ from __future__ import annotations
 
 
 class Sentinel:
-    """A named, unique, falsy-free mark; compared by identity only."""
+    """A unique mark; compared by identity only. It holds nothing, so that gc.get_objects() does not list it."""
 
-    __slots__ = ("name",)
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    def __repr__(self) -> str:
-        return self.name
+    __slots__ = ()
 
 
-UNSET = Sentinel("UNSET")  # a local variable or cell without a value
-NULL = Sentinel("NULL")  # CPython's NULL on the value stack, around calls
-STOP = Sentinel("STOP")  # an iterator is exhausted
+def sentinel(name: str) -> Sentinel:
+    mark: Sentinel = type(name, (Sentinel,), {"__slots__": (), "__repr__": lambda self: name})()
+    return mark
+
+
+UNSET = sentinel("UNSET")  # a local variable or cell without a value
+NULL = sentinel("NULL")  # CPython's NULL on the value stack, around calls
+STOP = sentinel("STOP")  # an iterator is exhausted
 LEAVE = -1  # what a handler returns to leave the frame (a return or a yield)

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Generator
 from types import CodeType, FunctionType
+from sys import get_coroutine_origin_tracking_depth
 from typing import TYPE_CHECKING, Any
+from weakref import ref
 
 if TYPE_CHECKING:
     from .frame import Frame
@@ -145,5 +147,18 @@ def make_shell(machine: Machine, frame: Frame) -> Any:
     qualname = frame.function.__qualname__ if frame.function is not None else frame.code.co_qualname
     shell.__name__, shell.__qualname__ = name, qualname
     frame.exc_item = [None, None]
+    frame.shell = ref(shell)
+    depth = get_coroutine_origin_tracking_depth()
+    if depth and program.code.co_flags & CO_COROUTINE:
+        frame.origin = origin(frame.back, depth)
     frame.back = None
     return shell
+
+
+def origin(frame: Frame | None, depth: int) -> tuple[tuple[str, int | None, str], ...]:
+    """Objects/genobject.c compute_cr_origin: the places that made the coroutine, the innermost first."""
+    places = []
+    while frame is not None and len(places) < depth:
+        places.append((frame.code.co_filename, frame.line, frame.code.co_name))
+        frame = frame.back
+    return tuple(places)

@@ -12,7 +12,7 @@ from typing import Any
 
 from .decode import Program
 from .frame import Frame
-from .natives import call_outside
+from .natives import DICT_GET, call_outside
 from .shells import USER_CODES
 
 SET_TRACEBACK = BaseException.__dict__["__traceback__"].__set__
@@ -128,7 +128,7 @@ def converted_by_shell(exc: BaseException) -> bool:
 
 
 def is_machine_module(frame: FrameType) -> bool:
-    name = frame.f_globals.get("__name__")
+    name = DICT_GET(frame.f_globals, "__name__", None)
     return isinstance(name, str) and name.startswith(MACHINE_PREFIXES)
 
 
@@ -136,7 +136,10 @@ def add_entry(frame: Frame, following: TracebackType | None, ends: bool) -> Trac
     """A traceback entry for `frame` at its current instruction; a frame that ends keeps its locals in it."""
     instruction = frame.instruction
     line = instruction.line
-    native = stub_frame(frame, frame.variables() if ends else {})
+    if ends:
+        native = stub_frame(frame, frame.variables())
+    else:
+        native = frame.native = frame.native or stub_frame(frame, {})
     return TracebackType(following, native, instruction.offset, line if line is not None else frame.code.co_firstlineno)
 
 

@@ -19,6 +19,7 @@ from ..sentinels import NULL
 from .core import HEAP_TYPE, MISSING, PLAIN, Core, is_class, lookup, special
 
 GENERIC_GET = object.__getattribute__
+MRO_OF, DICT_OF = type.__dict__["__mro__"].__get__, type.__dict__["__dict__"].__get__  # they ask no metaclass
 ATTRIBUTES_ARE_C = PLAIN | {list, tuple, dict, set, frozenset, bytearray, range, slice}
 # Attributes that would show the machine's doings, name -> the types that have it: the machine reads them.
 GENERATOR_TYPES = {"gi": GeneratorType, "cr": CoroutineType, "ag": AsyncGeneratorType}
@@ -29,6 +30,7 @@ SHOWN_PARTS: dict[str, tuple[type, ...]] = {
 }
 SHOWN_PARTS |= dict.fromkeys(("f_back", "f_locals", "f_lineno", "f_lasti"), (FrameType,))
 SHOWN_PARTS["__callback__"] = (ref,)
+SHOWN_PARTS["cr_origin"] = (CoroutineType,)
 # Descriptors whose __get__ runs no Python code when read through an instance.
 SIMPLE_KINDS = frozenset({FunctionType, BuiltinFunctionType, staticmethod})
 
@@ -59,8 +61,7 @@ class Attributes(Core):
             raise
 
     def get_attr_interpreted(self, obj: Any, name: str, tp: type) -> Any:
-        getter = tp.__getattribute__
-        if getter is GENERIC_GET:
+        if lookup(tp, "__getattribute__") is GENERIC_GET:
             raw = lookup(tp, name)
             if raw is MISSING or type(raw) in SIMPLE_KINDS:
                 if raw is not MISSING or lookup(tp, "__getattr__") is MISSING:
@@ -100,11 +101,19 @@ class Attributes(Core):
         kind = type(raw)
         if raw is not MISSING and (kind is property or special(kind, "__get__") is not None):
             if not is_data_descriptor(kind):
-                found = instance_value(obj, name)
+                found = self.instance_value(obj, name)
                 if found is not MISSING:
                     return found
             return self.bind_descriptor(raw, obj, tp)
         return self.native(GENERIC_GET, obj, name)
+
+    def instance_value(self, obj: Any, name: str) -> Any:
+        """What the instance's own __dict__ holds for `name`, or MISSING."""
+        try:
+            namespace = GENERIC_GET(obj, "__dict__")
+        except AttributeError:
+            return MISSING
+        return self.native(dict.get, namespace, name, MISSING)
 
     def get_class_attr(self, cls: type, name: str) -> Any:
         """type.__getattribute__: the metaclass's data descriptors, the class's own MRO, the metaclass's others."""
@@ -145,10 +154,10 @@ class Attributes(Core):
         """super.__getattribute__ with Python descriptors interpreted."""
         start, obj, obj_type = bound.__thisclass__, bound.__self__, bound.__self_class__
         if name != "__class__" and obj_type is not None:
-            mro = obj_type.__mro__
-            position = mro.index(start) + 1 if start in mro else len(mro)
+            mro = MRO_OF(obj_type) or ()  # None while the class is being made
+            position = next((place for place, cls in enumerate(mro, 1) if cls is start), len(mro))
             for cls in mro[position:]:
-                raw = cls.__dict__.get(name, MISSING)
+                raw = DICT_OF(cls).get(name, MISSING)
                 if raw is not MISSING:
                     kind = type(raw)
                     if kind is property or special(kind, "__get__") is not None:
@@ -166,7 +175,7 @@ class Attributes(Core):
     def load_super_attr(self, frame: Any, callee: Any, cls: Any, obj: Any, name: str, two_arguments: bool) -> Any:
         """`super().name` and `super(cls, obj).name`; `callee` is what the name super stands for."""
         if callee is super:
-            bound = super(cls, obj)
+            bound = self.native(super, cls, obj)
         else:
             bound = self.call(callee, [cls, obj] if two_arguments else [], {})
         return self.get_attr(bound, name)
@@ -226,15 +235,6 @@ class Attributes(Core):
         if type(native) is FunctionType:
             native = object.__delattr__
         self.native(native, obj, name)
-
-
-def instance_value(obj: Any, name: str) -> Any:
-    """What the instance's own __dict__ holds for `name`, or MISSING."""
-    try:
-        namespace = GENERIC_GET(obj, "__dict__")
-    except AttributeError:
-        return MISSING
-    return namespace.get(name, MISSING)
 
 
 def name_missing(error: AttributeError, obj: Any, name: str) -> None:

@@ -272,27 +272,36 @@ class Containers(Core):
         if type(other) is dict:
             self.native(target.update, other)
             return
-        if not has_keys(other):
+        keys = self.keys_of(other)
+        if keys is MISSING:
             raise TypeError(f"'{type(other).__name__}' object is not a mapping")
-        for key, value in self.mapping_items(other):
+        for key, value in self.mapping_items(other, keys):
             self.map_add(target, key, value)
 
     def dict_merge(self, target: dict[Any, Any], other: Any, function: Any) -> None:
         """`f(**other)`: like dict_update, but no key twice."""
-        if not has_keys(other):
+        keys = MISSING if type(other) is dict else self.keys_of(other)
+        if keys is MISSING and type(other) is not dict:
             raise TypeError(
                 f"{function_text(function)} argument after ** must be a mapping, not {type(other).__name__}"
             )
-        for key, value in other.items() if type(other) is dict else self.mapping_items(other):
-            if key in target:
-                if not isinstance(key, str):
-                    raise TypeError(f"{function_text(function)} keywords must be strings")
-                raise TypeError(f"{function_text(function)} got multiple values for keyword argument '{key}'")
-            target[key] = value
+        for key, value in other.items() if type(other) is dict else self.mapping_items(other, keys):
+            if key in target if type(key) is str else self.native(operator.contains, target, key):
+                shown = self.to_str(key)
+                raise TypeError(f"{function_text(function)} got multiple values for keyword argument '{shown}'")
+            self.map_add(target, key, value)
 
-    def mapping_items(self, other: Any) -> Iterable[tuple[Any, Any]]:
+    def keys_of(self, other: Any) -> Any:
+        """The bound method `keys`, or MISSING."""
+        try:
+            return self.get_attr(other, "keys")
+        except AttributeError as error:
+            self.machine.swallow(error)
+        return MISSING
+
+    def mapping_items(self, other: Any, keys: Any) -> Iterable[tuple[Any, Any]]:
         """dict.update's protocol: keys(), then an item at a time."""
-        iterator = self.get_iter(self.call(self.get_attr(other, "keys"), [], {}))
+        iterator = self.get_iter(self.call(keys, [], {}))
         while (key := self.next_item(iterator)) is not STOP:
             yield key, self.get_item(other, key)
 
@@ -319,10 +328,6 @@ def is_iterable(tp: type) -> bool:
     if lookup(tp, "__iter__") not in (MISSING, None):
         return True
     return lookup(tp, "__iter__") is MISSING and lookup(tp, "__getitem__") is not MISSING
-
-
-def has_keys(value: Any) -> bool:
-    return hasattr(type(value), "keys") or hasattr(value, "keys")
 
 
 def checked_str(value: Any, message: str) -> str:

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable
 from types import (
     BuiltinFunctionType,
     ClassMethodDescriptorType,
@@ -12,6 +13,8 @@ from types import (
     WrapperDescriptorType,
 )
 from typing import TYPE_CHECKING, Any
+
+from ..natives import reentry
 
 if TYPE_CHECKING:
     from ..frame import Frame
@@ -34,24 +37,11 @@ def is_class(value: Any) -> bool:
     return bool(type(value).__flags__ & TYPE_SUBCLASS)
 
 
-def lookup(tp: type, name: str) -> Any:
-    """The raw attribute `name` along the MRO of `tp`, or MISSING. Runs no user code."""
-    for cls in tp.__mro__ or ():  # None while the class is being made
-        found = cls.__dict__.get(name, MISSING)
-        if found is not MISSING:
-            return found
-    return MISSING
-
-
-def special(tp: type, name: str) -> Any:
-    """The raw attribute `name` of `tp` where calling it would run Python code, else None."""
-    if not tp.__flags__ & HEAP_TYPE:
-        return None
-    for cls in tp.__mro__ or ():  # None while the class is being made
-        found = cls.__dict__.get(name, MISSING)
-        if found is not MISSING:
-            return None if type(found) in NATIVE_KINDS else found
-    return None
+reentry.set_lookup(MISSING, NATIVE_KINDS)
+# lookup(tp, name): the raw attribute `name` along the MRO of `tp`, or MISSING. Neither runs a metaclass's Python code.
+lookup: Callable[[type, str], Any] = reentry.lookup
+# special(tp, name): that attribute where `tp` is a heap type and calling it would run Python code, else None.
+special: Callable[[type, str], Any] = reentry.special
 
 
 class Core:

@@ -2,13 +2,16 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from typing import Any
 
+from ..tracebacks import GET_CONTEXT, GET_TRACEBACK, SET_CONTEXT, SET_TRACEBACK
 from .core import MISSING, Core, is_class, lookup
 
 NO_CAUSE = object()
 KEEPS_UNMATCHED = sys.version_info < (3, 12)  # a clause that matches nothing leaves the group itself, later a copy
-SET_CAUSE = BaseException.__dict__["__cause__"].__set__
+GET_CAUSE, SET_CAUSE = BaseException.__dict__["__cause__"].__get__, BaseException.__dict__["__cause__"].__set__
+EXCEPTIONS_OF = BaseExceptionGroup.__dict__["exceptions"].__get__
 
 
 class Exceptions(Core):
@@ -41,9 +44,9 @@ class Exceptions(Core):
             return made
         return value if BaseException in type(value).__mro__ else None
 
-    def reraise(self, frame: Any, exc: BaseException) -> None:
-        """Raise again: neither the context nor this frame's traceback entry is added."""
-        frame.reraise = True
+    def reraise(self, frame: Any, exc: BaseException, pc: int | None = None) -> None:
+        """Raise again: neither the context nor this frame's traceback entry is added. `pc`: where it was first raised."""
+        frame.reraise = frame.pc if pc is None else pc
         raise exc
 
     def reraise_handled(self, frame: Any) -> None:
@@ -97,12 +100,38 @@ class Exceptions(Core):
         for exc in raised:
             if exc is not None:
                 (again if same_metadata(exc, original) else anew).append(exc)
-        kept = project(original, again) if again else None
+        kept = self.project(original, again) if again else None
         if not anew:
             return kept
         if kept is not None:
             anew.append(kept)
         return anew[0] if len(anew) == 1 else BaseExceptionGroup("", anew)
+
+    def project(self, group: BaseException, kept: list[BaseException]) -> BaseException | None:
+        """The part of `group` whose leaves stand in the `kept` groups, in the group's own nesting."""
+        return self.split_by_leaf(group, {id(leaf) for exc in kept for leaf in iterate_leaves(exc)})
+
+    def split_by_leaf(self, group: Any, leaves: set[int]) -> BaseException | None:
+        parts = []
+        for exc in EXCEPTIONS_OF(group):
+            if isinstance(exc, BaseExceptionGroup):
+                inner = self.split_by_leaf(exc, leaves)
+                if inner is not None:
+                    parts.append(inner)
+            elif id(exc) in leaves:
+                parts.append(exc)
+        if not parts:
+            return None
+        made = self.call(self.get_attr(group, "derive"), [parts], {})
+        if not isinstance(made, BaseExceptionGroup):
+            raise TypeError("derive must return an instance of BaseExceptionGroup")
+        SET_TRACEBACK(made, GET_TRACEBACK(group))
+        SET_CAUSE(made, GET_CAUSE(group))
+        SET_CONTEXT(made, GET_CONTEXT(group))
+        notes = self.native(getattr, group, "__notes__", None)
+        if isinstance(notes, Sequence):  # Objects/exceptions.c copies a sequence, and leaves out anything else
+            made.__notes__ = list(notes)
+        return made
 
     def assertion_error(self) -> type[BaseException]:
         return AssertionError
@@ -139,38 +168,7 @@ def same_metadata(first: BaseException, second: BaseException) -> bool:
     )
 
 
-def project(group: BaseException, kept: list[BaseException]) -> BaseException | None:
-    """The part of `group` whose leaves stand in the `kept` groups, in the group's own nesting."""
-    leaves = {id(leaf) for exc in kept for leaf in iterate_leaves(exc)}
-
-    def within(exc: BaseException) -> bool:
-        return id(exc) in leaves
-
-    assert isinstance(group, BaseExceptionGroup)
-    return split_by_leaf(group, within)
-
-
 def iterate_leaves(exc: BaseException) -> list[BaseException]:
     if isinstance(exc, BaseExceptionGroup):
         return [leaf for inner in exc.exceptions for leaf in iterate_leaves(inner)]
     return [exc]
-
-
-def split_by_leaf(group: Any, within: Any) -> BaseException | None:
-    parts = []
-    for exc in group.exceptions:
-        if isinstance(exc, BaseExceptionGroup):
-            inner = split_by_leaf(exc, within)
-            if inner is not None:
-                parts.append(inner)
-        elif within(exc):
-            parts.append(exc)
-    if not parts:
-        return None
-    made = group.derive(parts)
-    made.__traceback__, made.__cause__, made.__context__ = group.__traceback__, group.__cause__, group.__context__
-    if hasattr(group, "__notes__"):
-        made.__notes__ = list(group.__notes__)
-    return made
-
-

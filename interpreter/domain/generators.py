@@ -101,7 +101,7 @@ class Generators(Core):
     def get_anext(self, iterator: Any) -> Any:
         tp = type(iterator)
         if tp is AsyncGeneratorType:
-            return iterator.__anext__()
+            return self.native(AsyncGeneratorType.__anext__, iterator)
         raw = lookup(tp, "__anext__")
         if raw is MISSING or raw is None:
             raise TypeError(f"'async for' requires an iterator with __anext__ method, got {tp.__name__}")

@@ -10,6 +10,9 @@ from ..sentinels import UNSET
 from .core import Core
 
 
+DICT_SET, DICT_DEL = dict.__setitem__, dict.__delitem__  # globals may be of a subclass, whose own methods do not count
+
+
 class Names(Core):
     """Everything that resolves a name."""
 
@@ -35,11 +38,11 @@ class Names(Core):
         return UNSET
 
     def store_global(self, frame: Any, name: str, value: Any) -> None:
-        frame.globals[name] = value
+        DICT_SET(frame.globals, name, value)
 
     def delete_global(self, frame: Any, name: str) -> None:
         try:
-            del frame.globals[name]
+            DICT_DEL(frame.globals, name)
             return
         except KeyError:
             pass

@@ -45,7 +45,7 @@ class Operators(Core):
             return not self.truth(value)
         operation, dunder = UNARIES[op]
         raw = special(type(value), dunder)
-        if type(value) in PLAIN:
+        if type(value) in PLAIN and type(value) is not bool:  # ~ of a bool warns
             return operation(value)
         return self.native(operation, value) if raw is None else self.call_special(raw, value, [])
 

@@ -1,4 +1,4 @@
-"""C callables that take a function and call it: they get a native function that interprets."""
+"""C callables that take a function and call it. Where it may be called later, they get a native one that interprets."""
 from __future__ import annotations
 
 import _thread
@@ -20,7 +20,7 @@ def sorted_(domain: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
 
 def with_key(domain: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
     if kwargs.get("key") is not None:
-        return {**kwargs, "key": domain.machine.callback(kwargs["key"])}
+        return {**kwargs, "key": domain.machine.called_back(kwargs["key"])}
     return kwargs
 
 
@@ -47,7 +47,7 @@ def mapping_form(native: Any) -> None:
     @form(native)
     def call(domain: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
         if len(args) >= 2:
-            function = args[0] if args[0] is None else domain.machine.callback(args[0])
+            function = args[0] if args[0] is None else domain.machine.called_back(args[0])
             args = [function, *(walked(domain, arg) for arg in args[1:])]
         return domain.native(native, *args, **kwargs)
 
@@ -92,5 +92,5 @@ for thread_starter in ("start_new_thread", "start_new", "start_joinable_thread")
 @form(functools.reduce)
 def reduce(domain: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     if len(args) >= 2:
-        args = [domain.machine.callback(args[0]), walked(domain, args[1]), *args[2:]]
+        args = [domain.machine.called_back(args[0]), walked(domain, args[1]), *args[2:]]
     return domain.native(functools.reduce, *args, **kwargs)

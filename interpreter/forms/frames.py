@@ -3,18 +3,59 @@ from __future__ import annotations
 
 import builtins
 import sys
-from types import CellType, CodeType
+from types import CellType, CodeType, FrameType, FunctionType
 from typing import Any
 
 from ..domain.core import is_class
 from ..errors import InterpreterError
+from ..natives import call_outside
 from ..sentinels import UNSET
-from .registry import form
+from ..shells import native_frame
+from .registry import form, method_form
 
 
 @form(builtins.__build_class__)
 def build_class(domain: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     return domain.build_class(args[0], args[1], tuple(args[2:]), kwargs)
+
+
+@form(type.__new__)
+def type_new(domain: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """A class gets its __module__ from the frame that makes it."""
+    frame = domain.machine.frame
+    if not kwargs and len(args) == 4 and isinstance(args[3], dict) and not dict.__contains__(args[3], "__module__"):
+        name = UNSET if frame is None else dict.get(frame.globals, "__name__", UNSET)
+        if name is not UNSET:
+            args = [*args[:3], {**args[3], "__module__": name}]
+    return domain.native(type.__new__, *args, **kwargs)
+
+
+@form(FunctionType)
+def function_type(domain: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """Where its globals have no __builtins__, a function gets the frame's."""
+    frame = domain.machine.frame
+    if frame is None or frame.builtins is builtins.__dict__:
+        return domain.native(FunctionType, *args, **kwargs)
+    made = FunctionType(MAKER, {"__builtins__": frame.builtins, "FunctionType": FunctionType})
+    return call_outside(made, *args, **kwargs)
+
+
+MAKER = (lambda *args, **kwargs: FunctionType(*args, **kwargs)).__code__
+
+
+@method_form(FrameType, "clear")
+def frame_clear(domain: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    machine = domain.machine
+    frame = machine.frame_shown_as(args[0]) if args and isinstance(args[0], FrameType) else None
+    if frame is None:
+        return domain.native(FrameType.clear, *args, **kwargs)
+    if machine.is_running(frame):
+        raise RuntimeError("cannot clear an executing frame")
+    shell = None if frame.shell is None else frame.shell()
+    native = native_frame(shell)
+    if native is not None:
+        domain.native(native.clear)
+    return None
 
 
 @form(builtins.locals)
@@ -42,13 +83,16 @@ def vars_(domain: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
 def dir_(domain: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     if args or kwargs:
         return domain.native(builtins.dir, *args, **kwargs)
-    return sorted(domain.machine.frame.namespace())
+    namespace = domain.machine.frame.namespace()
+    if type(namespace) is dict:
+        return sorted(namespace)
+    return domain.call(sorted, [domain.call(domain.get_attr(namespace, "keys"), [], {})], {})
 
 
 @form(super)
 def super_(domain: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     if args or kwargs:
-        return super(*args, **kwargs)
+        return domain.native(super, *args, **kwargs)
     frame = domain.machine.frame
     code = frame.code
     if code.co_argcount == 0:
@@ -82,13 +126,15 @@ def scope(domain: Any, what: str, globals_given: Any, locals_given: Any, kwargs:
         raise TypeError(f"{what}() globals must be a dict, not {type(globals_given).__name__}")
     if locals_given is None:
         locals_given = globals_given
-    if "__builtins__" not in globals_given:
-        globals_given["__builtins__"] = frame.builtins
+    if not dict.__contains__(globals_given, "__builtins__"):
+        dict.__setitem__(globals_given, "__builtins__", frame.builtins)
     return globals_given, locals_given
 
 
 @form(builtins.exec)
 def exec_(domain: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    if not 1 <= len(args) <= 3:
+        return domain.native(exec, *args, **kwargs)  # raises
     source, globals_given, locals_given = (*args, None, None)[:3]
     closure = kwargs.get("closure")
     globals_given, locals_given = scope(domain, "exec", globals_given, locals_given, kwargs)
@@ -112,6 +158,8 @@ def check_closure(code: CodeType, closure: Any) -> None:
 
 @form(builtins.eval)
 def eval_(domain: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    if not 1 <= len(args) <= 3:
+        return domain.native(eval, *args, **kwargs)  # raises
     source, globals_given, locals_given = (*args, None, None)[:3]
     globals_given, locals_given = scope(domain, "eval", globals_given, locals_given, kwargs)
     if isinstance(source, str):
@@ -126,7 +174,7 @@ def compile_source(domain: Any, source: Any, mode: str) -> CodeType:
     if not isinstance(source, (str, bytes, bytearray, memoryview)):
         raise TypeError(f"{mode}() arg 1 must be a string, bytes or code object")
     future = domain.machine.frame.code.co_flags & FUTURE_FLAGS if domain.machine.frame is not None else 0
-    return compile(source, "<string>", mode, future, True)
+    return domain.native(compile, source, "<string>", mode, future, True)
 
 
 FUTURE_FLAGS = 0x1000000 | 0x100000  # annotations and barry_as_FLUFL, the two that still change compilation
@@ -140,12 +188,15 @@ def compile_(domain: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
         if frame is not None and isinstance(flags, int):
             kwargs = {**kwargs, "flags": flags | frame.code.co_flags & FUTURE_FLAGS, "dont_inherit": True}
             args = args[:3]
-    return compile(*args, **kwargs)
+    return domain.native(compile, *args, **kwargs)
 
 
 @form(builtins.__import__)
 def import_(domain: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    given = dict(zip(("name", "globals", "locals", "fromlist", "level"), args, strict=False)) | kwargs
+    names = ("name", "globals", "locals", "fromlist", "level")
+    given = dict(zip(names, args, strict=False)) | kwargs
+    if len(args) > 5 or len(given) < len(args) + len(kwargs) or "name" not in given or not given.keys() <= set(names):
+        return domain.native(builtins.__import__, *args, **kwargs)  # raises
     return domain.import_module(
         given["name"], given.get("globals"), given.get("locals"), given.get("fromlist") or (), given.get("level", 0)
     )

@@ -22,7 +22,7 @@ def iter_(domain: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     if kwargs or not 1 <= len(args) <= 2:
         return domain.native(builtins.iter, *args, **kwargs)
     if len(args) == 2 and callable(args[0]):
-        return builtins.iter(domain.machine.callback(args[0]), args[1])
+        return domain.native(builtins.iter, domain.machine.called_back(args[0]), args[1])
     return domain.get_iter(*args)
 
 

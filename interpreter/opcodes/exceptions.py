@@ -17,7 +17,8 @@ def raise_varargs(frame: Frame, stack: list[Any], count: int) -> None:
 
 @opcode("RERAISE")
 def reraise(frame: Frame, stack: list[Any], depth: int) -> None:
-    frame.domain.reraise(frame, stack.pop())
+    pc = stack[-1 - depth] if depth else None
+    frame.domain.reraise(frame, stack.pop(), pc if type(pc) is int else None)
 
 
 @opcode("PUSH_EXC_INFO")

@@ -278,5 +278,5 @@ def test_mutated_code_never_crashes(seed):
         timeout=200,
     )
     assert done.returncode == 0, (seed, done.stderr[-3000:])
-    outcomes = eval(done.stdout)
+    outcomes = eval(done.stdout.splitlines()[-1])  # a mutant may print
     assert outcomes["refused"] > 500 and outcomes["returned"] > 50 and outcomes["raised"] > 20, (seed, outcomes)
