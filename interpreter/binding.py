@@ -5,6 +5,7 @@ natively binds, and raises what a call of the user's function raises.
 """
 from __future__ import annotations
 
+import operator
 from types import CodeType, FunctionType
 from typing import Any
 
@@ -41,8 +42,13 @@ def binder_code(code: CodeType) -> CodeType:
     return made.replace(co_varnames=code.co_varnames[:count], co_name=code.co_name, co_qualname=code.co_qualname)
 
 
-def bind_arguments(program: Program, function: FunctionType, args: list[Any], kwargs: dict[str, Any]) -> list[Any]:
-    """The parameters' values in varnames order. Raises the TypeError of a native call."""
+def bind_arguments(
+    program: Program, function: FunctionType, args: list[Any], kwargs: dict[str, Any], native: Any = operator.call
+) -> list[Any]:
+    """The parameters' values in varnames order. Raises the TypeError of a native call.
+
+    `native` calls C code that may run Python: the comparison of keywords of a str subclass.
+    """
     binder = binder_for(program)
     if (
         binder.__defaults__ is not function.__defaults__
@@ -54,4 +60,6 @@ def bind_arguments(program: Program, function: FunctionType, args: list[Any], kw
         binder.__kwdefaults__ = function.__kwdefaults__
         binder.__qualname__ = function.__qualname__
         program.binder = binder
+    if kwargs and not all(type(name) is str for name in kwargs):
+        return native(binder, *args, **kwargs)
     return binder(*args, **kwargs)

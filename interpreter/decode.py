@@ -11,12 +11,14 @@ from types import CodeType
 from typing import Any
 
 from .natives import call_outside
+from .private_builtins import private_copy
 from .registry import HANDLERS, Handler
 from .sentinels import UNSET
 from .tables import TABLE
 from .tables.caches import ends_within_an_instruction
 from .verify import refuse, verify
 
+READER = private_copy("dis")
 CO_OPTIMIZED, CO_VARARGS, CO_VARKEYWORDS = 0x01, 0x04, 0x08
 SKIPPED = frozenset({"EXTENDED_ARG"})
 JUMPS = frozenset(dis.hasjrel) | frozenset(dis.hasjabs)
@@ -141,7 +143,7 @@ def read_code(program: Program) -> tuple[list[dis.Instruction], list[Any]]:
     if ends_within_an_instruction(code):
         refuse(program, None, "it ends within an instruction")
     try:
-        bytecode = dis.Bytecode(code)
+        bytecode = READER.Bytecode(code)
         return list(bytecode), bytecode.exception_entries  # type: ignore[attr-defined]
     except Exception as error:
         refuse(program, None, f"dis cannot read it: {type(error).__name__}: {error}")

@@ -42,7 +42,7 @@ check_tables()
 NEW_LOCALS = 0x02  # CO_NEWLOCALS: the code of a function, as opposed to a class or module body
 SHOWN_FRAMES = 64
 BUILTINS_OF = attrgetter("__builtins__")  # typeshed does not know the attribute; and no Python call on the hot path
-NATIVE_FRAMES_PER_CALL = 6  # native Python frames that one interpreted call takes, at most, and some room
+NATIVE_FRAMES_PER_CALL = 16  # native Python frames that one interpreted call takes, at most, and some room
 
 
 class Machine:
@@ -74,7 +74,7 @@ class Machine:
         if program.simple_call and not kwargs and len(args) == program.n_args:
             locals_ = args + program.tail
         else:
-            locals_ = bind_arguments(program, function, args, kwargs) + program.tail
+            locals_ = bind_arguments(program, function, args, kwargs, self.native) + program.tail
         return Frame(
             program,
             locals_,
@@ -341,7 +341,7 @@ class Machine:
             self.fail(frame, f"the exception's handler keeps {depth} values of {len(stack)}", exc)
         del stack[depth:]
         if push_lasti:
-            stack.append(frame.pc)
+            stack.append(frame.pc if again is None else again)
         stack.append(exc)
         frame.pc = target
         return True

@@ -1,7 +1,7 @@
 """The machine's own builtins: a program may replace `builtins.len`, and the machine must not notice.
 
 A function looks builtins up in its module's `__builtins__`. While the package loads, each of its modules gets a copy
-of the builtins there before its body runs.
+of the builtins there before its body runs. A library module that the machine runs in Python has a copy of its own.
 """
 from __future__ import annotations
 
@@ -10,10 +10,21 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.machinery import ModuleSpec, PathFinder
+from importlib.util import find_spec, module_from_spec
 from types import ModuleType
 from typing import Any
 
 PRIVATE = dict(vars(builtins))
+
+
+def private_copy(name: str) -> Any:
+    """A second copy of a library module, with private builtins."""
+    spec = find_spec(name)
+    assert spec is not None and spec.loader is not None
+    module = module_from_spec(spec)
+    module.__dict__["__builtins__"] = PRIVATE
+    spec.loader.exec_module(module)
+    return module
 
 
 class PrivateLoader:

@@ -76,8 +76,8 @@ pass_on(PyThreadState *tstate, mb_Frame *frame, int throwing)
 
 static __thread char *stack_end;    /* the lowest address to use */
 
-static int
-has_room(void)
+static Py_ssize_t
+stack_left(void)
 {
     char marker;
     if (stack_end == NULL) {
@@ -92,11 +92,47 @@ has_room(void)
         size_t reserve = size / 4 < STACK_RESERVE ? size / 4 : STACK_RESERVE;
         stack_end = base == NULL ? (char *)1 : (char *)base + guard + reserve;
     }
-    if (&marker > stack_end) {
+    return (char *)&marker - stack_end;
+}
+
+static int
+has_room(void)
+{
+    if (stack_left() > 0) {
         return 1;
     }
     PyErr_SetString(PyExc_RecursionError, "maximum recursion depth exceeded: the C stack is nearly used up");
     return 0;
+}
+
+/* ---- levels of recursion ----
+ *
+ * From 3.12 CPython bounds the nesting of C code by a count of its own. What bounds the machine is the C stack, by
+ * `has_room`: called by C code, it gets as many levels as the stack has bytes for. */
+#define BYTES_A_LEVEL 1024
+
+static int
+begin_machine(void)
+{
+    int given = 0;
+#if PY_VERSION_HEX >= 0x030C0000
+    int *room = mb_c_recursion_room(PyThreadState_Get());
+    Py_ssize_t wanted = stack_left() / BYTES_A_LEVEL;
+    wanted = wanted > MB_C_RECURSION_LIMIT ? MB_C_RECURSION_LIMIT : wanted;
+    given = wanted > *room ? (int)wanted - *room : 0;
+    *room += given;
+#endif
+    return given;
+}
+
+static void
+end_machine(int given)
+{
+#if PY_VERSION_HEX >= 0x030C0000
+    *mb_c_recursion_room(PyThreadState_Get()) -= given;
+#else
+    (void)given;
+#endif
 }
 
 /* ---- the hook ---- */
@@ -181,10 +217,12 @@ take(mb_Frame *frame, PyCodeObject *code)
     PyObject *handler = Py_NewRef(here.handler);
     State before = here;
     here.taking = 0;
+    int given = begin_machine();
     follow();
     result = PyObject_Vectorcall(handler, args + 1, 4 | PY_VECTORCALL_ARGUMENTS_OFFSET, NULL);
     here.taking = before.taking;
     here.handler = before.handler;
+    end_machine(given);
     follow();
     Py_DECREF(handler);
     Py_DECREF(locals);
@@ -200,10 +238,12 @@ hook_eval(PyThreadState *tstate, mb_Frame *frame, int throwing)
     }
     Kind kind = kind_of(frame->f_globals);
     if (kind == OPAQUE && here.taking) {
+        int given = begin_machine();
         here.taking = 0;
         follow();
         PyObject *result = pass_on(tstate, frame, throwing);
         here.taking = 1;
+        end_machine(given);
         follow();
         return result;
     }

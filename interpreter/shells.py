@@ -150,15 +150,19 @@ def make_shell(machine: Machine, frame: Frame) -> Any:
     frame.shell = ref(shell)
     depth = get_coroutine_origin_tracking_depth()
     if depth and program.code.co_flags & CO_COROUTINE:
-        frame.origin = origin(frame.back, depth)
+        frame.origin = origin(machine, frame.back, depth)
     frame.back = None
     return shell
 
 
-def origin(frame: Frame | None, depth: int) -> tuple[tuple[str, int | None, str], ...]:
+def origin(machine: Machine, frame: Frame | None, depth: int) -> tuple[tuple[str, int | None, str], ...]:
     """Objects/genobject.c compute_cr_origin: the places that made the coroutine, the innermost first."""
     places = []
     while frame is not None and len(places) < depth:
         places.append((frame.code.co_filename, frame.line, frame.code.co_name))
         frame = frame.back
+    native = machine.caller()
+    while native is not None and len(places) < depth:
+        places.append((native.f_code.co_filename, native.f_lineno, native.f_code.co_name))
+        native = native.f_back
     return tuple(places)

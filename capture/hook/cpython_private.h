@@ -12,6 +12,7 @@
  *   next instruction                      prev_instr + 1  instr_ptr
  *   owner, frame_obj, stacktop, localsplus  yes     yes     yes
  * PyThreadState recursion counter         recursion_remaining     py_recursion_remaining (3.12, 3.13)
+ * PyThreadState counter of C recursion    -       c_recursion_remaining, its limit C_RECURSION_LIMIT or Py_C_…
  * _PyInterpreterState_{Get,Set}EvalFrameFunc  PEP 523, all three  the frame hook
  * _PyEval_EvalFrameDefault                yes     yes     yes     CPython's own evaluator
  * _PyEval_RequestCodeExtraIndex           yes     PyUnstable_Eval_RequestCodeExtraIndex
@@ -118,6 +119,20 @@ mb_recursion_room(PyThreadState *tstate)
 #else
     return tstate->recursion_remaining;
 #endif
+}
+#endif
+
+#if PY_VERSION_HEX >= 0x030D0000
+#define MB_C_RECURSION_LIMIT Py_C_RECURSION_LIMIT
+#elif PY_VERSION_HEX >= 0x030C0000
+#define MB_C_RECURSION_LIMIT C_RECURSION_LIMIT
+#endif
+#if PY_VERSION_HEX >= 0x030C0000
+/* Levels of C recursion that may still be nested. */
+static inline int *
+mb_c_recursion_room(PyThreadState *tstate)
+{
+    return &tstate->c_recursion_remaining;
 }
 #endif
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import sys
 import types
+from collections.abc import Callable
 from typing import Any
 
 from ..natives import watch_finalizer
@@ -88,7 +89,7 @@ class Classes(Core):
     def is_instance(self, value: Any, cls: Any) -> bool:
         """isinstance() with a Python __instancecheck__ interpreted."""
         if type(cls) is tuple:
-            return any(self.is_instance(value, item) for item in cls)
+            return self.any_of(self.is_instance, value, cls)
         if type(value) is cls:
             return True
         if type(cls) is not type:
@@ -99,11 +100,25 @@ class Classes(Core):
 
     def is_subclass(self, value: Any, cls: Any) -> bool:
         if type(cls) is tuple:
-            return any(self.is_subclass(value, item) for item in cls)
+            return self.any_of(self.is_subclass, value, cls)
         raw = special(type(cls), "__subclasscheck__")
         if raw is not None:
             return self.truth(self.call_special(raw, cls, [value]))
         return self.native(issubclass, value, cls)
+
+    def any_of(self, test: Callable[[Any, Any], bool], value: Any, classes: tuple[Any, ...]) -> bool:
+        """A nested tuple of classes takes a level of recursion, as in Objects/abstract.c object_recursive_isinstance."""
+        machine = self.machine
+        machine.depth += 1
+        try:
+            if machine.depth > machine.depth_limit:
+                raise RecursionError("maximum recursion depth exceeded in __instancecheck__")
+            for item in classes:
+                if test(value, item):
+                    return True
+            return False
+        finally:
+            machine.depth -= 1
 
     def print_expression(self, value: Any) -> None:
         """The interactive prompt's sys.displayhook."""

@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from typing import Any
 
 from ..tracebacks import GET_CONTEXT, GET_TRACEBACK, SET_CONTEXT, SET_TRACEBACK
@@ -129,8 +128,8 @@ class Exceptions(Core):
         SET_CAUSE(made, GET_CAUSE(group))
         SET_CONTEXT(made, GET_CONTEXT(group))
         notes = self.native(getattr, group, "__notes__", None)
-        if isinstance(notes, Sequence):  # Objects/exceptions.c copies a sequence, and leaves out anything else
-            made.__notes__ = list(notes)
+        if not isinstance(notes, dict) and lookup(type(notes), "__getitem__") is not MISSING:
+            made.__notes__ = self.drain(notes)  # Objects/exceptions.c copies a sequence, and leaves out anything else
         return made
 
     def assertion_error(self) -> type[BaseException]:

@@ -240,7 +240,7 @@ class _Length:
 
 def is_sequence_slot(tp: type, raw: Any) -> bool:
     """Whether a + or * method belongs to sq_concat or sq_repeat, which run after both operands' number slots."""
-    return getattr(raw, "__objclass__", None) in SEQUENCES and getattr(raw, "__name__", "") in SEQUENCE_DUNDERS
+    return type(raw) is WrapperDescriptorType and raw.__objclass__ in SEQUENCES and raw.__name__ in SEQUENCE_DUNDERS
 
 
 SEQUENCES = frozenset({list, tuple, str, bytes, bytearray})

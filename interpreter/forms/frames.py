@@ -98,7 +98,7 @@ def super_(domain: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     if code.co_argcount == 0:
         raise RuntimeError("super(): no arguments")
     first = frame.locals[0]
-    if isinstance(first, CellType) and 0 in frame.program.cell_indices:
+    if type(first) is CellType and 0 in frame.program.cell_indices:
         first = domain.load_cell(first)
     if first is UNSET:
         raise RuntimeError("super(): arg[0] deleted")
@@ -110,7 +110,7 @@ def super_(domain: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
         raise RuntimeError("super(): empty __class__ cell")
     if not is_class(cls):
         raise RuntimeError(f"super(): __class__ is not a type ({type(cls).__name__})")
-    return super(cls, first)
+    return domain.native(super, cls, first)
 
 
 def scope(domain: Any, what: str, globals_given: Any, locals_given: Any, kwargs: dict[str, Any]) -> tuple[Any, Any]:

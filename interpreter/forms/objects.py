@@ -44,7 +44,7 @@ def dunder_form(native: Any, dunder: str) -> None:
         raw = None if kwargs or not args else special(type(args[0]), dunder)
         if raw is None:
             return domain.native(native, *args, **kwargs)
-        return native(result_holder(dunder, domain.call_special(raw, args[0], args[1:])))
+        return domain.native(native, result_holder(dunder, domain.call_special(raw, args[0], args[1:])))
 
 
 def result_holder(dunder: str, value: Any) -> Any:
