@@ -144,7 +144,7 @@ def read_code(program: Program) -> tuple[list[dis.Instruction], list[Any]]:
         refuse(program, None, "it ends within an instruction")
     try:
         bytecode = READER.Bytecode(code)
-        return list(bytecode), bytecode.exception_entries  # type: ignore[attr-defined]
+        return list(bytecode), bytecode.exception_entries
     except Exception as error:
         refuse(program, None, f"dis cannot read it: {type(error).__name__}: {error}")
 

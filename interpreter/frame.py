@@ -27,7 +27,8 @@ class Frame:
 
     __slots__ = (
         "program", "code", "locals", "stack", "pc", "globals", "builtins", "names", "function", "closure", "back",
-        "domain", "value", "suspended", "kw_names", "reraise", "exc_item", "locals_dict", "thrown_args", "native", "origin", "shell", "__weakref__",
+        "domain", "value", "suspended", "kw_names", "reraise", "exc_item", "locals_dict", "thrown_args", "native",
+        "origin", "shell", "__weakref__",
     )  # fmt: skip
 
     def __init__(

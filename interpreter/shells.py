@@ -7,8 +7,8 @@ function's name, place and flags, so that warnings and repr read right.
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Generator
-from types import CodeType, FunctionType
 from sys import get_coroutine_origin_tracking_depth
+from types import CodeType, FunctionType
 from typing import TYPE_CHECKING, Any
 from weakref import ref
 
@@ -157,7 +157,7 @@ def make_shell(machine: Machine, frame: Frame) -> Any:
 
 def origin(machine: Machine, frame: Frame | None, depth: int) -> tuple[tuple[str, int | None, str], ...]:
     """Objects/genobject.c compute_cr_origin: the places that made the coroutine, the innermost first."""
-    places = []
+    places: list[tuple[str, int | None, str]] = []
     while frame is not None and len(places) < depth:
         places.append((frame.code.co_filename, frame.line, frame.code.co_name))
         frame = frame.back

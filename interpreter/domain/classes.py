@@ -107,7 +107,7 @@ class Classes(Core):
         return self.native(issubclass, value, cls)
 
     def any_of(self, test: Callable[[Any, Any], bool], value: Any, classes: tuple[Any, ...]) -> bool:
-        """A nested tuple of classes takes a level of recursion, as in Objects/abstract.c object_recursive_isinstance."""
+        """A tuple of classes takes a level of recursion, as in Objects/abstract.c object_recursive_isinstance."""
         machine = self.machine
         machine.depth += 1
         try:

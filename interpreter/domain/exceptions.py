@@ -44,7 +44,7 @@ class Exceptions(Core):
         return value if BaseException in type(value).__mro__ else None
 
     def reraise(self, frame: Any, exc: BaseException, pc: int | None = None) -> None:
-        """Raise again: neither the context nor this frame's traceback entry is added. `pc`: where it was first raised."""
+        """Raise again, without adding the context or this frame's traceback entry. `pc`: where it was first raised."""
         frame.reraise = frame.pc if pc is None else pc
         raise exc
 

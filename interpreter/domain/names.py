@@ -9,7 +9,6 @@ from typing import Any
 from ..sentinels import UNSET
 from .core import Core
 
-
 DICT_SET, DICT_DEL = dict.__setitem__, dict.__delitem__  # globals may be of a subclass, whose own methods do not count
 
 
