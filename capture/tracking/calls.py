@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import functools
 import itertools
+import json
 import operator
 import sys
 import types
@@ -79,6 +80,8 @@ class Calls(Methods, Construction, StandIns):
             functools.partial: self.make_partial,
             torch.is_tensor: lambda x: isinstance(x, TensorProxy),
             hash: self.hash_of,
+            sys.exception: self.handled_exception,
+            sys.exc_info: self.exception_details,
         }
         self.substitutes = SUBSTITUTES if self.tensors.whole_step else ANYWHERE
         self.functions: dict[Any, Callable[..., Any]] = {
@@ -89,6 +92,7 @@ class Calls(Methods, Construction, StandIns):
             torch.utils.checkpoint.checkpoint: self.checkpoint,
             torch.autograd.backward: self.backward,
             torch.autograd.grad: self.derive,
+            json.loads: self.parse_json,
         }
         o = operator
         self.builtins |= {

@@ -37,7 +37,11 @@ def make_state(optimizer: torch.optim.Optimizer, group: Any, objects: Objects, g
         proxy = gradients.tensors.proxies.get(id(p))
         if p in optimizer.state and optimizer.state[p]:
             continue
-        if isinstance(proxy, TensorProxy) and gradients.read(proxy, objects.enter) is not None:
+        if proxy is None:  # not met in this step: its gradient is as it was when the step began
+            has_gradient = p.grad is not None
+        else:
+            has_gradient = isinstance(proxy, TensorProxy) and gradients.read(proxy, objects.enter) is not None
+        if has_gradient:
             missing.append(p)
     if not missing:
         return

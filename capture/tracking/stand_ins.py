@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import json
+import sys
 import types
 from collections.abc import Callable
 from typing import Any
@@ -108,6 +110,29 @@ class StandIns(CallParts):
         if isinstance(value, TensorMethod):
             return True
         return not isinstance(value, (TensorProxy, *SYMBOLIC)) and callable(value)
+
+    def handled_exception(self) -> Any:
+        """``sys.exception()``: what an except clause of the step's handles, or the caller's own, which must be none."""
+        handled = self.domain.machine.handled()
+        if handled is not None:
+            return handled
+        if sys.exception() is not None:
+            raise Break("sys.exception()", "the step is called while an exception is handled", "it runs natively")
+        self.objects.note("handled exception")
+        self.objects.guards.answers("sys.exception()", "no exception is being handled", (sys.exception, None))
+        return None
+
+    def exception_details(self) -> Any:
+        """``sys.exc_info()`` outside of any except clause: three times None."""
+        if self.handled_exception() is not None:
+            raise Break("sys.exc_info()", "a traceback names frames that a graph does not have", "it runs natively")
+        return None, None, None
+
+    def parse_json(self, text: Any, **options: Any) -> Any:
+        """``json.loads`` of a known text runs natively: it scans the text in C."""
+        if options or type(text) is not str:
+            return self.domain.call_function(json.loads, [text], options)
+        return self.objects.made(json.loads(text))
 
     def variables(self, obj: Any) -> Any:
         return self.domain.attributes.get(obj, "__dict__")
