@@ -30,8 +30,10 @@ import moebius.lowering
 from moebius.interpreter import decode
 from moebius.interpreter.binding import bind_arguments
 
+from . import torch_private
 from .errors import CaptureInternalError, GraphBreakError, MoebiusError
 from .export.write import export
+from .guards.program import changed_key, fetch
 from .guards.recorder import Fact
 from .hidden import hidden
 from .hook import Entry, call_hooked, call_unhooked, mark_skip, set_frame_callback
@@ -43,6 +45,7 @@ from .trace import Policy, Request, trace, traceable
 from .tracking.values import TRACING
 
 MAX_SEGMENTS = 16  # per entry; past it the callable runs natively and the report names the guard that kept failing
+MAX_LOOKS = 3  # how often what broke is traced once more, in the second call, to see whether it still does
 
 ALL: weakref.WeakSet[Captured] = weakref.WeakSet()
 MARKED = WeakIdKeyDictionary()  # tensor -> dimensions that were marked dynamic
@@ -72,6 +75,8 @@ class Captured:
         self.recompiles: list[Recompile] = []
         self.cold_seconds = 0.0
         self.given_up = False
+        self.root = parent is None
+        self.looks = 0
         self.entry = Entry(run_cells_natively(function, n_cells), self.cold)
         self.watched: list[weakref.ref] = []
         self.shadow = Shadow(options.verify) if options.verify and parent is None else None
@@ -91,6 +96,8 @@ class Captured:
             return native(*args, **kwargs)
         if not self.binds(args, kwargs):
             return native(*args, **kwargs)  # raises the TypeError that says so
+        if torch_private.in_checkpoint():  # it compares what it saves twice: in both it must be the program's tensors
+            return native(*args, **kwargs)
         try:
             worth_it = not entry.targets or self.learn(args, kwargs)
             if worth_it:
@@ -148,13 +155,51 @@ class Captured:
             if segment.failures is not None:
                 segment.failures.missed = functools.partial(gradient_missed, weakref.ref(self))
             self.segments.append(segment)
-            self.entry.add(segment.guards.program, self.runner(segment))
+            again = segment.graph_break is not None and self.shadow is None
+            run = functools.partial(self.look_again, segment) if again else self.runner(segment)
+            self.entry.add(segment.guards.program, run)
             for root in segment.guards.roots:
                 self.forget_with(root, segment)
         return segment
 
+    def look_again(self, segment: Segment, *args: Any, **kwargs: Any) -> Any:
+        """The second call of what had a graph break. Much breaks a graph only once (hooks that are installed in the
+        first call, a cache that is filled, a warning that is given once); what was captured up to there does not depend
+        on it, so its guards go on to hold. Where the break is gone the call is captured anew."""
+        program, before = segment.guards.program, segment.graph_break
+        assert before is not None
+        if segment in self.segments:
+            self.entry.remove(program)
+            self.entry.add(program, self.runner(segment))
+        if getattr(TRACING, "where", None) is not None or self.looks == MAX_LOOKS or segment not in self.segments:
+            return segment.run(*args, **kwargs)
+        self.looks += 1
+        started = time.perf_counter()
+        request = Request(self.function, args, kwargs, self.n_cells, self.argument_names(args, kwargs))
+        try:
+            with paused_collector():
+                found = call_unhooked(trace, request, self.policy)
+        except Exception:  # the first capture stands
+            return segment.run(*args, **kwargs)
+        finally:
+            self.cold_seconds += time.perf_counter() - started
+        further = segment.whole and found.domain.instructions > segment.instructions
+        if found.graph_break is not None and not further:
+            return segment.run(*args, **kwargs)
+        self.entry.remove(program)
+        self.segments.remove(segment)
+        if not self.segments:
+            self.children.clear()
+        now = "none" if found.graph_break is None else found.graph_break.reason
+        self.recompiles.append(Recompile("graph break", before.reason, now, before.file, before.line))
+        return self.cold(self.entry, args, kwargs)
+
     def attempt(self, request: Request, started: float) -> Segment:
-        return build(trace(request, self.policy), self.options, self.make_resume, self.below, started)
+        found = trace(request, self.policy)
+        if not self.root:
+            text = "not in a checkpoint that runs natively"
+            found.guards.answers("torch.utils.checkpoint", text, (torch_private.in_checkpoint, False))
+        return build(found, self.options, self.make_resume, self.below, started)
 
     def forget_with(self, root: weakref.ref, segment: Segment) -> None:
         """When the model that a segment was captured for dies, the segment goes too."""
@@ -243,22 +288,10 @@ class Captured:
 
     def open(self, fact: Fact, segment: Segment, args: tuple, kwargs: dict[str, Any]) -> None:
         """A place that changed becomes a place that may change, where that can be expressed."""
-        from .guards.program import changed_key, fetch
-
         kind, *rest = fact.check
-        if kind == "tensor" and fact.source is not None:
-            meta = rest[1]
-            try:
-                tensor = fetch(fact.source, (*args, *kwargs.values()))
-            except Exception:  # the path is gone: nothing to learn from it
-                return
-            if isinstance(tensor, torch.Tensor) and len(tensor.shape) == len(meta["shape"]):
-                changed = {
-                    d
-                    for d, (a, b) in enumerate(zip(meta["shape"], tensor.shape, strict=True))
-                    if a is not None and a != b
-                }
-                self.policy.dynamic_dims.setdefault(fact.source.name, set()).update(changed)
+        if kind == "tensor":
+            for other in segment.guards.facts:  # one size often shows in several tensors: all of them at once
+                self.open_sizes(other, args, kwargs)
         elif kind in ("equal", "is", "is_weak") and fact.source is not None:
             self.policy.volatile.add(fact.source.name)
         elif kind == "dict":
@@ -270,6 +303,21 @@ class Captured:
             elif isinstance(then, tuple) and isinstance(now, tuple):  # an optimizer's betas
                 name = record_name(fact.record.source, key)
                 self.policy.volatile.update((name, *(f"{name}[{i}]" for i in range(len(now)))))
+
+    def open_sizes(self, fact: Fact, args: tuple, kwargs: dict[str, Any]) -> None:
+        """The axes along which an input tensor has another size than when the fact was noted."""
+        kind, *rest = fact.check
+        if kind != "tensor" or fact.source is None:
+            return
+        try:
+            tensor = fetch(fact.source, (*args, *kwargs.values()))
+        except Exception:  # the path is gone: nothing to learn from it
+            return
+        shape = rest[1]["shape"]
+        if isinstance(tensor, torch.Tensor) and len(tensor.shape) == len(shape):
+            changed = {d for d, (a, b) in enumerate(zip(shape, tensor.shape, strict=True)) if a is not None and a != b}
+            if changed:
+                self.policy.dynamic_dims.setdefault(fact.source.name, set()).update(changed)
 
     def report_failure(self, error: Exception) -> None:
         """An internal error: say so once, with the place, and let the native call go on."""

@@ -344,6 +344,12 @@ def user_mode() -> Any:
     return None
 
 
+def in_checkpoint() -> bool:
+    """Whether the hooks that are on for saved tensors are those of ``torch.utils.checkpoint``."""
+    hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)  # True: also where torch itself traces
+    return hooks is not None and hooks[0].__module__ == "torch.utils.checkpoint"
+
+
 def global_state() -> tuple[tuple[Callable[[], Any], Any], ...]:
     """Functions of torch's, and what they answer as long as torch's global switches are what they are now.
 

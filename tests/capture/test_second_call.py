@@ -1,0 +1,92 @@
+"""What the second call learns: a break that was met only once, and sizes that show in several tensors."""
+
+from __future__ import annotations
+
+import threading
+
+import torch
+from torch import nn
+
+from moebius import capture, stats
+
+LOCK = threading.Lock()
+
+
+class Lazy(nn.Module):
+    """Installs a hook in its first call, under a lock, as libraries do."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.seen = []
+        self.installed = False
+
+    def forward(self, x):
+        if not self.installed:
+            with LOCK:
+                self.linear.register_forward_hook(lambda module, args, output: output * 2)
+                self.installed = True
+        return self.linear(x) + 1
+
+
+def test_what_breaks_only_in_the_first_call_is_one_graph_from_the_second():
+    torch.manual_seed(0)
+    model, plain = Lazy(), Lazy()
+    plain.load_state_dict(model.state_dict())
+
+    @capture
+    def step(x):
+        return model(x).relu()
+
+    for _ in range(4):
+        x = torch.randn(3, 4)
+        assert torch.equal(step(x), plain(x).relu())
+    seen = stats(step)
+    assert (seen.graphs, seen.breaks) == (1, 0)
+    assert [(r.guard, r.new) for r in seen.recompiles] == [("graph break", "none")]
+
+
+def test_a_break_that_stays_is_captured_once():
+    @capture
+    def step(x):
+        y = x * 2
+        with LOCK:
+            y = y + 1
+        return y * 3
+
+    for _ in range(5):
+        assert step(torch.ones(2)).tolist() == [9.0, 9.0]
+    assert stats(step).breaks and not stats(step).recompiles
+    first = stats(step).entries
+    step(torch.ones(2))
+    assert stats(step).entries == first
+
+
+def test_a_break_that_comes_and_goes_is_looked_at_a_few_times_only():
+    often = {"traced": 0}
+
+    @capture
+    def step(x, flag):
+        if flag["on"]:
+            with LOCK:
+                x = x + 1
+        return x * 2
+
+    flag = {"on": True}
+    for i in range(30):
+        flag["on"] = i % 3 != 2
+        assert step(torch.ones(1), flag).item() == (4.0 if flag["on"] else 2.0)
+        often["traced"] = stats(step).misses
+    assert often["traced"] <= 8
+
+
+def test_one_size_in_several_tensors_is_one_recompile():
+    @capture
+    def step(ids, labels, mask):
+        return ((ids - labels) * mask).sum()
+
+    for n in (5, 7, 9, 6, 11):
+        ids, labels, mask = torch.randn(3, 2, n).unbind()
+        torch.testing.assert_close(step(ids, labels, mask), ((ids - labels) * mask).sum())
+    assert stats(step).graphs == 2
+    assert len(stats(step).recompiles) == 1
