@@ -78,6 +78,7 @@ class Calls(Methods, Construction, StandIns):
             all: self.all_of,
             super: self.make_super,
             functools.partial: self.make_partial,
+            types.MethodType: lambda function, owner: self.objects.made(types.MethodType(function, owner)),
             torch.is_tensor: lambda x: isinstance(x, TensorProxy),
             hash: self.hash_of,
             sys.exception: self.handled_exception,

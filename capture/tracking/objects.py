@@ -79,7 +79,7 @@ class Record:
 
 
 def is_bound_builtin(value: Any) -> bool:
-    """A method in C with the object that it belongs to, made anew each time that it is asked for. A function of a module
+    """A method in C with the object that it belongs to, made anew each time it is asked for. A function of a module
     has the module there, or nothing."""
     owner = value.__self__ if type(value) is types.BuiltinMethodType else None
     return owner is not None and not isinstance(owner, types.ModuleType | torch.Tensor)

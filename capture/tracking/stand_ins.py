@@ -132,7 +132,13 @@ class StandIns(CallParts):
         """``json.loads`` of a known text runs natively: it scans the text in C."""
         if options or type(text) is not str:
             return self.domain.call_function(json.loads, [text], options)
-        return self.objects.made(json.loads(text))
+        return self.made_throughout(json.loads(text))
+
+    def made_throughout(self, value: Any) -> Any:
+        """A new value of plain containers, with all that it holds."""
+        for part in value.values() if type(value) is dict else value if type(value) is list else ():
+            self.made_throughout(part)
+        return self.objects.made(value)
 
     def variables(self, obj: Any) -> Any:
         return self.domain.attributes.get(obj, "__dict__")

@@ -86,7 +86,23 @@ def test_one_size_in_several_tensors_is_one_recompile():
         return ((ids - labels) * mask).sum()
 
     for n in (5, 7, 9, 6, 11):
-        ids, labels, mask = torch.randn(3, 2, n).unbind()
+        ids, labels, mask = (torch.randn(2, n) for _ in range(3))
         torch.testing.assert_close(step(ids, labels, mask), ((ids - labels) * mask).sum())
     assert stats(step).graphs == 2
     assert len(stats(step).recompiles) == 1
+
+
+def test_an_optimizer_captured_alone_does_not_recompile_for_its_own_state():
+    models = [nn.Linear(4, 4), nn.Linear(4, 4)]
+    models[1].load_state_dict(models[0].state_dict())
+    optimizers = [torch.optim.AdamW(model.parameters(), lr=0.1) for model in models]
+    optimizers[0].step = update = capture(optimizers[0].step)
+    for _ in range(4):
+        x = torch.randn(3, 4)
+        for model, optimizer in zip(models, optimizers, strict=True):
+            model(x).square().sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert torch.equal(models[0].weight, models[1].weight)
+    seen = stats(update)
+    assert (seen.graphs, seen.breaks, seen.recompiles) == (1, 0, [])
