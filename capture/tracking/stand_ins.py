@@ -7,7 +7,7 @@ import json
 import sys
 import types
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -131,7 +131,7 @@ class StandIns(CallParts):
     def parse_json(self, text: Any, **options: Any) -> Any:
         """``json.loads`` of a known text runs natively: it scans the text in C."""
         if options or type(text) is not str:
-            return self.domain.call_function(json.loads, [text], options)
+            return self.domain.call_function(cast(types.FunctionType, json.loads), [text], options)
         return self.made_throughout(json.loads(text))
 
     def made_throughout(self, value: Any) -> Any:
