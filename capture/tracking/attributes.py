@@ -19,7 +19,7 @@ from moebius.interpreter import Signal
 from ..hook import ABSENT
 from ..sources import Static, part
 from .numbers import Number
-from .objects import Objects, Record, raw_dict
+from .objects import HEAP_TYPE, Objects, Record, raw_dict
 from .tensors import TensorOperations
 from .texts import Text
 from .values import ATOMS, SYMBOLIC, Break, LoopLeftover, TensorMethod, TensorProxy
@@ -171,6 +171,13 @@ class Attributes:
         record = self.objects.need(obj)
         if name in record.writes:
             return record.writes[name]
+        by_user = isinstance(self.on_type(kind, "__getattribute__"), types.FunctionType)
+        if by_user or kind.__flags__ & HEAP_TYPE and self.on_type(kind, name) is not descriptor:
+            raise Break(  # guards and the step read it by its name, which leads elsewhere
+                "hidden slot",
+                f"{kind.__qualname__}.{name} is read past a __getattribute__ or another descriptor of that name",
+                "read the attribute by its name, without a __getattribute__ of the class's own",
+            )
         return self.c_value(obj, descriptor.__get__(obj, kind), name)
 
     def c_value(self, obj: Any, value: Any, name: str) -> Any:

@@ -106,10 +106,14 @@ class AutogradFunctions:
             raise Break("autograd.Function", f"{name}: this backend takes a graph of operators alone", HINT)
         if self.writer.scope.parent is not None:
             raise Break("autograd.Function", f"{name}, in an expert loop or in another function", HINT)
-        for method in ("setup_context", "jvp", "vmap"):
+        for method in ("setup_context", "vjp", "jvp", "vmap"):
             self.domain.attributes.on_type(cls, method)
             if getattr(cls, method) is not getattr(torch.autograd.Function, method):
                 raise Break("autograd.Function", f"{name} has its own {method}", HINT)
+        # the class whose apply calls backward; torch's metaclass makes one for each function
+        self.domain.attributes.on_type(cls, "_backward_cls")
+        if getattr(getattr(cls, "_backward_cls", None), "_forward_cls", None) is not cls:
+            raise Break("autograd.Function", f"{name} has another function's _backward_cls", HINT)
 
     @contextmanager
     def scope(self) -> Iterator[GraphScope]:

@@ -20,10 +20,12 @@ from .. import torch_private
 def zero_grad(self: Any, set_to_none: bool = True) -> None:
     """``Optimizer.zero_grad``: the original asks for each gradient whether it is there, which differs between the first
     step and the second, and then drops it in either case."""
-    if set_to_none:
-        for group in self.param_groups:
-            for p in group["params"]:
-                p.grad = None
+    if set_to_none and hasattr(self, "_zero_grad_profile_name"):
+        self.defaults.get("foreach", False)  # as the original does
+        with torch.autograd.profiler.record_function(self._zero_grad_profile_name):
+            for group in self.param_groups:
+                for p in group["params"]:
+                    p.grad = None
     else:
         original_optimizer_zero_grad(self, set_to_none)
 
@@ -59,8 +61,10 @@ def group_tensors(lists: list[list[Any]], with_indices: bool = False) -> dict[An
     return groups
 
 
-def no_range(*_: Any, **__: Any) -> Any:
+def no_range(name: str, args: str | None = None) -> Any:
     """``record_function``: a name for the profiler around a part of the step; a graph has no such part."""
+    if not isinstance(name, str) or not isinstance(args, str | None):
+        raise RuntimeError("profiler::_record_function_enter_new(): the name of a range must be a str")
     return contextlib.nullcontext()
 
 

@@ -12,7 +12,7 @@ import numpy
 import pytest
 import torch
 
-from moebius import capture, stats
+from moebius import capture, explain, stats
 
 SCALE = 2.0
 TABLE: dict[str, Any] = {"factor": 3.0, "names": ["a", "b"]}
@@ -365,3 +365,49 @@ def test_values_that_c_objects_hold(function, values):
     for value in (*values, *values):
         x = torch.ones(3)
         assert torch.equal(captured(x, value), function(x, value))
+
+
+class Hidden:
+    __slots__ = ("gain",)
+
+
+class Hiding(Hidden):
+    __slots__ = ("gain",)
+
+    def behind(self):
+        return super().gain
+
+
+class Answering:
+    __slots__ = ("gain",)
+
+    def __getattribute__(self, name):
+        value = object.__getattribute__(self, name)
+        return value + 1.0 if name == "gain" else value
+
+
+def test_a_slot_that_its_name_does_not_lead_to_is_a_break():
+    def f(box, x):
+        return x * box.behind() * box.gain
+
+    box = Hiding()
+    box.gain = 3.0
+    Hidden.gain.__set__(box, 5.0)
+    step, x = capture(f), torch.ones(2)
+    assert torch.equal(step(box, x), torch.full((2,), 15.0))
+    Hidden.gain.__set__(box, 7.0)
+    assert torch.equal(step(box, x), torch.full((2,), 21.0))
+    assert explain(step)(box, x).breaks
+
+
+def test_a_slot_under_the_class_own_getattribute():
+    def f(box, x):
+        return x * box.gain
+
+    box = Answering()
+    box.gain = 1.0
+    step, x = capture(f), torch.ones(2)
+    assert torch.equal(step(box, x), torch.full((2,), 2.0))
+    box.gain = 4.0
+    assert torch.equal(step(box, x), torch.full((2,), 5.0))
+    assert "hidden slot" in {b.reason for b in explain(step)(box, x).breaks}

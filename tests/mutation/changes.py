@@ -357,6 +357,41 @@ def module_changes(module: torch.nn.Module) -> Iterator[tuple[str, Callable[...,
         yield "module: child removed", lambda m, n=name: m._modules.pop(n)
 
 
+def first_parameter(optimizer: torch.optim.Optimizer) -> torch.Tensor:
+    return optimizer.param_groups[0]["params"][0]
+
+
+def another_parameter(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    new = torch.nn.Parameter(first_parameter(optimizer).detach() * 2)
+    new.grad = torch.ones_like(new)
+    return {"params": [new]}
+
+
+def halve_rates(optimizer: Any, args: Any, kwargs: Any) -> None:
+    for group in optimizer.param_groups:
+        group["lr"] *= 0.5
+
+
+# What is done to an optimizer as a whole; its groups, state and hooks are reached as parts as well.
+OPTIMIZERS: dict[str, Callable[[Any], Any]] = {
+    "optimizer: state cleared": lambda o: o.state.clear(),
+    "optimizer: state of one parameter gone": lambda o: o.state.pop(first_parameter(o), None),
+    "optimizer: state loaded": lambda o: o.load_state_dict(copy.deepcopy(o.state_dict())),
+    "optimizer: group added": lambda o: o.add_param_group(another_parameter(o)),
+    "optimizer: group removed": lambda o: o.param_groups.pop(),
+    "optimizer: maximize": lambda o: o.param_groups[0].__setitem__("maximize", True),
+    "optimizer: foreach": lambda o: o.param_groups[0].__setitem__("foreach", True),
+    "optimizer: a tensor as rate": lambda o: o.param_groups[0].__setitem__("lr", torch.tensor(0.05)),
+    "optimizer: another default": lambda o: o.defaults.__setitem__("lr", 1.0),
+    "optimizer: step pre-hook": lambda o: o.register_step_pre_hook(halve_rates),
+    "optimizer: step post-hook": lambda o: o.register_step_post_hook(halve_rates),
+    "optimizer: step on the instance": lambda o: setattr(o, "step", lambda: None),
+    "optimizer: frozen parameter": lambda o: first_parameter(o).requires_grad_(False),
+    "optimizer: gradient removed": lambda o: setattr(first_parameter(o), "grad", None),
+    "optimizer: steps counted on": lambda o: [s["step"].add_(3) for s in o.state.values() if "step" in s],
+}
+
+
 # ----------------------------------------------------------------------------------------------------------------------
 # Aliases
 # ----------------------------------------------------------------------------------------------------------------------
@@ -464,7 +499,7 @@ def all_changes(world: World) -> list[Change]:
         where = spell(path)
         front = follow(world, path[:-1]) if path[:-1] else None
         settable = path[-1][0] not in ("function", "class", "base", "part") and not isinstance(front, types.MethodType)
-        foreign = path[-1][0] == "global" and getattr(front, "__module__", ours) != ours
+        foreign = path[-1][0] in ("global", "cell") and getattr(front, "__module__", ours) != ours
 
         def add(kind: str, apply: Apply, where: str = where) -> None:
             changes.append(Change(kind, where, apply))
@@ -505,6 +540,8 @@ def all_changes(world: World) -> list[Change]:
             actions = function_changes(value, ours)
         elif isinstance(value, torch.nn.Module):
             actions = module_changes(value)
+        elif isinstance(value, torch.optim.Optimizer):
+            actions = iter(OPTIMIZERS.items())
         for kind, action in actions:
             add(kind, on_object(path, action))
         if not isinstance(value, type | types.FunctionType):
