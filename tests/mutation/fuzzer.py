@@ -4,7 +4,7 @@ For each change two worlds are made from one program file. Both are called until
 get the same change, and both are called twice again. Result or exception, everything reachable, gradients and random
 state have to be equal after each call, aliases included.
 
-    python tests/mutation/fuzzer.py                     all changes of all programs, and of Mixtral one in 40
+    python tests/mutation/fuzzer.py                     all changes of all programs, of models one in 40
     python tests/mutation/fuzzer.py --program tensors   one program
     python tests/mutation/fuzzer.py --each 40           every 40th change
 """
@@ -15,6 +15,7 @@ import argparse
 import collections
 import contextlib
 import dataclasses
+import datetime
 import itertools
 import logging
 import sys
@@ -33,7 +34,8 @@ from moebius.api import captured_of
 from moebius.guards import program
 
 NAMES = sorted(p.stem for p in PROGRAMS.glob("*.py"))
-SPARSE = {"mixtral": 40}  # thousands of attributes of one model and its configuration: one in 40 is changed
+# Thousands of attributes of one model and its configuration: one in so many is changed.
+SPARSE = {"mixtral": 40, "qwen3_moe": 40, "deepseek": 40}
 WARM_UP = 9  # calls at most before the change; numbers that differ from call to call are learnt one by one
 OUTCOMES = ("hit", "recompiled", "break", "native", "both raise", "WRONG")
 
@@ -196,18 +198,20 @@ def table(outcomes: list[Outcome], seconds: float) -> str:
         python=sys.version.split()[0],
         torch=torch.__version__,
         wrong=total["WRONG"],
+        date=datetime.date.today(),
     )
     return head + "\n".join(lines) + "\n"
 
 
 INTRODUCTION = """# One thing changed between two calls
 
-Written by `make mutate` (Python {python}, torch {torch}; {minutes} minutes of CPU); not edited by hand. For {programs}
-programs (`tests/mutation/programs/`), one reachable thing at a time was changed after a captured call, {changes}
-changes in all (of Mixtral, one in 40), and the call was made again, twice, next to plain Python with the same change.
-Compared bit for bit: the result or the exception, everything reachable from the arguments, the function and its
-globals, which objects are one object, gradients and random state. Only a program that says why (Mixtral: the order in
-which autograd adds) may round differently. Differences: {wrong}. With any one kind of guard switched off, there are.
+Written by `make mutate` on {date} (Python {python}, torch {torch}; {minutes} minutes of CPU); not edited by hand. For
+{programs} programs (`tests/mutation/programs/`), one reachable thing at a time was changed after a captured call,
+{changes} changes in all (of transformers' models, one in 40), and the call was made again, twice, next to plain Python
+with the same change. Compared bit for bit: the result or the exception, everything reachable from the arguments, the
+function and its globals, which objects are one object, gradients and random state. Only programs that say why
+(transformers' models: the order in which autograd adds) may round differently. Differences: {wrong}. With any one kind
+of guard switched off, there are.
 
 - *hit*: the captured call still held, and was right: the change was of something that the program does not depend on,
   or that the graph reads each time.

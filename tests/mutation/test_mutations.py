@@ -8,7 +8,18 @@ from fuzzer import NAMES, call, capture_world, noticed_without, run
 from world import make_world
 
 # How many changes of a program there are to one that is tried here: models have thousands, and each takes 0.4 s.
-SPARSE = {"mixtral": 400, "module_tree": 60, "buffers_and_effects": 80, "aliases": 40, "containers": 26}
+SPARSE = {
+    "mixtral": 400,
+    "qwen3_moe": 400,
+    "deepseek": 500,
+    "training_step": 50,
+    "momentum_step": 40,
+    "custom_gradients": 30,
+    "module_tree": 60,
+    "buffers_and_effects": 80,
+    "aliases": 40,
+    "containers": 26,
+}
 
 
 @pytest.mark.parametrize("name", NAMES)

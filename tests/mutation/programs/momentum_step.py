@@ -9,7 +9,8 @@ class Trainer:
 
     def __init__(self):
         self.model = nn.Linear(3, 2)
-        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.01)
+        weights = self.model.parameters()
+        self.optimizer = torch.optim.SGD(weights, lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.01)
         self.every = 2
         self.count = 0
 
