@@ -89,7 +89,7 @@ class FailureHandler:
                 "moebius: this backend does not say which operator failed; what the step had done to Python "
                 "objects before it is not done"
             )
-            return [functools.partial(raise_again, error)]
+            return [functools.partial(self.raise_again, error)]
         try:
             return [call_unhooked(self.go_on, error, reached, args, kwargs)]
         except (CannotRebuild, CannotResume, Unavailable) as reason:
@@ -99,7 +99,12 @@ class FailureHandler:
                 "moebius: what the step had done to Python objects before this line is not done "
                 f"({type(fault).__name__}: {fault}); please report this"
             )
-        return [functools.partial(raise_again, error)]
+        return [functools.partial(self.raise_again, error)]
+
+    def raise_again(self, error: BaseException) -> Any:
+        """Raise it where the call stood: outside of the contexts that the graph has entered and nobody will leave."""
+        torch_private.throw_switches(self.switches)
+        raise error
 
     def go_on(self, error: BaseException, reached: Reached, args: tuple, kwargs: dict[str, Any]) -> Callable[[], Any]:
         request = Request(self.function, args, kwargs, self.n_cells, self.names)
@@ -138,6 +143,8 @@ class FailureHandler:
         lost = trace.stopped[count:]
         if any(s.frame.program.handler_at(s.pc) is not None for s in lost):
             error.add_note(HANDLERS.format(lost[0].frame.code.co_qualname))
+        if lost:  # their contexts, which the graph has entered, are never left
+            torch_private.throw_switches(self.switches)
         error.__traceback__ = reached.below
         return self.rest(emitter, reached, trace, native)(*args, **kwargs)
 

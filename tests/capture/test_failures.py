@@ -319,3 +319,35 @@ def test_nothing_is_kept_of_a_failed_call():
     del x
     gc.collect()
     assert alive() is None
+
+
+def one_hot_without_gradients(ids):
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        return torch.nn.functional.one_hot(ids, 3)
+
+
+def from_c(x, ids):
+    return (x * 2).sum() + sum(map(one_hot_without_gradients, [ids])).sum()
+
+
+def from_python(x, ids):
+    return (x * 2).sum() + one_hot_without_gradients(ids).sum()
+
+
+def interpreted(gm, example_inputs):
+    """A backend that runs the graph's operators, but not its code: nobody knows which one failed."""
+    return torch.fx.Interpreter(gm).run
+
+
+@pytest.mark.parametrize("function", [from_c, from_python])
+@pytest.mark.parametrize("backend", ["moebius", "eager", interpreted])
+def test_a_failure_inside_contexts_leaves_no_switch_thrown(function, backend):
+    step, x = capture(function, backend=backend), torch.ones(3, requires_grad=True)
+    step(x, torch.tensor([0, 1]))
+    with pytest.raises(RuntimeError, match="smaller than num_classes"):
+        step(x, torch.tensor([0, 7]))
+    try:
+        assert stats(step).graphs == 1 and torch.is_grad_enabled() and not torch.is_autocast_enabled("cpu")
+    finally:
+        torch.set_grad_enabled(True)
+        torch.set_autocast_enabled("cpu", False)

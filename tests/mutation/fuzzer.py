@@ -32,6 +32,7 @@ from world import PROGRAMS, Differ, World, make_world
 import moebius
 from moebius.api import captured_of
 from moebius.guards import program
+from moebius.torch_private import switches, throw_switches
 
 NAMES = sorted(p.stem for p in PROGRAMS.glob("*.py"))
 # Thousands of attributes of one model and its configuration: one in so many is changed.
@@ -75,11 +76,15 @@ def difference(
     """Call both, each within its surroundings; (the first difference or None, whether both raised)."""
     with surroundings(plain):
         want, want_error = call(plain)
+        want_switches = switches()
     want_random = torch.get_rng_state()
     with surroundings(captured):
         got, got_error = call(captured)
+        got_switches, _ = switches(), throw_switches(want_switches)
     if bool(want_error) != bool(got_error) or want_error.split(":")[0] != got_error.split(":")[0]:
         return f"{words}: plain {want_error or 'returns'}, captured {got_error or 'returns'}", False
+    if want_switches != got_switches:
+        return f"{words}: leaves {want_switches}, captured {got_switches}", False
     if not want_error and not torch.equal(want_random, torch.get_rng_state()):
         return f"{words}: other random state", False
     differ = Differ(plain, captured)
