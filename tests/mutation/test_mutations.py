@@ -8,10 +8,10 @@ from fuzzer import NAMES, call, capture_world, noticed_without, run
 from world import make_world
 
 # How many changes of a program there are to one that is tried here: models have thousands, and each takes 0.4 s.
-SPARSE = {
-    "mixtral": 400,
-    "qwen3_moe": 400,
-    "deepseek": 500,
+SPARSE = {  # primes, so that many kinds are among them
+    "mixtral": 353,
+    "qwen3_moe": 353,
+    "deepseek": 449,
     "training_step": 50,
     "momentum_step": 40,
     "custom_gradients": 30,
