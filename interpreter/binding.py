@@ -9,6 +9,7 @@ import operator
 from types import CodeType, FunctionType
 from typing import Any
 
+from .domain.core import PLAIN
 from .decode import CO_VARARGS, CO_VARKEYWORDS, Program
 
 
@@ -55,11 +56,13 @@ def bind_arguments(
         or binder.__kwdefaults__ is not function.__kwdefaults__
         or binder.__qualname__ != function.__qualname__
     ):
-        # a new one: another thread may be about to call this one
+        # a new one: another thread may be about to call this one. It is kept where its defaults are plain: others may
+        # have to die with their function
         binder = FunctionType(binder.__code__, globals(), function.__name__, function.__defaults__)
         binder.__kwdefaults__ = function.__kwdefaults__
         binder.__qualname__ = function.__qualname__
-        program.binder = binder
+        if all(type(v) in PLAIN for v in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())):
+            program.binder = binder
     if kwargs and not all(type(name) is str for name in kwargs):
         return native(binder, *args, **kwargs)
     return binder(*args, **kwargs)

@@ -40,6 +40,10 @@ class CallParts:
         """All items of an iterable."""
         raise NotImplementedError
 
+    def listed(self, value: Any) -> list:
+        """`list(value)`."""
+        raise NotImplementedError
+
     def mapping_or_items(self, value: Any, base: type) -> Any:
         """The argument of ``update``/``extend``: a native mapping or iterator."""
         raise NotImplementedError

@@ -420,13 +420,9 @@ class Calls(Methods, Construction, StandIns):
                     if type(values[i]) not in (*CONTAINERS, tuple, str, range, *natives.VIEWS):
                         raise Break("reversed()", f"of a {type_of(value).__name__}", "reverse a list")
                 elif function not in ITEM_ARGUMENTS or i == 0:
-                    values[i] = self.domain.get_iter(value)
-                    if isinstance(values[i], self.domain.row_types):
-                        raise Break(
-                            "iterating over a tensor of unknown length",
-                            f"{function.__name__}(tensor)",
-                            "iterate over it with a for loop",
-                        )
+                    values[i] = self.domain.native_iter(value)
+                    if function in (list, tuple):
+                        self.domain.length_hint(value)
         if function is functools.reduce and len(values) == 3:
             values[2] = args[2]
         return self.objects.made(function(*values, **kwargs))

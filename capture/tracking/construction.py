@@ -29,7 +29,7 @@ class Construction(CallParts):
         if cls in natives.PLAIN_TYPES:
             values = [self.domain.plain_contents(a) for a in args]
             if cls in (frozenset, torch.Size) and values:
-                values = [list(self.drain(values[0]))]
+                values = [self.drain(values[0])]
             if cls is torch.Size and all(type(v) in (int, torch.SymInt) for value in values for v in value):
                 return torch.Size(*values)
             if cls is not slice:
@@ -94,7 +94,7 @@ class Construction(CallParts):
                 "it is made natively; make it outside of the step",
             )
         if base is tuple:
-            return self.objects.made(tuple.__new__(cast(Any, cls), self.drain(args[0]) if args else ()))
+            return self.objects.made(tuple.__new__(cast(Any, cls), self.listed(args[0]) if args else ()))
         if base in (int, str, float):
             return self.objects.made(base.__new__(cls, *args, **kwargs))
         if base is object:
@@ -114,7 +114,7 @@ class Construction(CallParts):
             base.update(owner, **kwargs)
         elif args:
             target = getattr(base, "update", None) or base.extend
-            target(owner, self.drain(args[0]))
+            target(owner, self.listed(args[0]) if base is list else self.drain(args[0]))
 
     def make_dict(self, *args: Any, **kwargs: Any) -> dict:
         made = dict(self.mapping_or_items(args[0], dict)) if args else {}
@@ -130,7 +130,7 @@ class Construction(CallParts):
         )
 
     def make_set(self, *args: Any) -> set:
-        return self.objects.made({self.objects.real_key(k) for k in (self.drain(args[0]) if args else ())})
+        return self.objects.made({self.objects.real_key(k) for k in (self.domain.native_iter(args[0]) if args else ())})
 
     def make_partial(self, function: Any, *args: Any, **kwargs: Any) -> Any:
         return self.objects.made(

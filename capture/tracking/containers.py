@@ -21,6 +21,22 @@ from .texts import Text, Texts, texts
 from .values import ATOMS, Break, LoopLeftover, TensorMethod, TensorProxy, type_of
 
 
+class Pulled:
+    """An iterator whose every item the trace computes."""
+
+    def __init__(self, domain: Containers, iterator: Any):
+        self.domain, self.iterator = domain, iterator
+
+    def __iter__(self) -> Pulled:
+        return self
+
+    def __next__(self) -> Any:
+        item = self.domain.next_item(self.iterator)
+        if item is STOP:
+            raise StopIteration
+        return item
+
+
 class Containers(Parts):
     """Reading, writing, walking and building containers; texts of values."""
 
@@ -150,7 +166,7 @@ class Containers(Parts):
             base.__setitem__(target, self.objects.real_key(key), value)
         else:
             if isinstance(key, slice):
-                value = self.calls.drain(value)
+                value = self.calls.listed(value)
             base.__setitem__(target, key, value)
 
     def del_item(self, obj: Any, key: Any) -> None:
@@ -235,6 +251,13 @@ class Containers(Parts):
         if method is ABSENT and self.attributes.on_type(kind, "__getitem__") is ABSENT:
             raise TypeError(f"{kind.__name__!r} object is not iterable")
         raise Break("iteration over a C object", kind.__name__, "iterate over a list of it")
+
+    def native_iter(self, value: Any) -> Any:
+        """An iterator over `value` that C code may be given: one in Python is advanced in the trace."""
+        iterator = self.get_iter(value)
+        if isinstance(iterator, self.row_types):
+            raise Break("iterating over a tensor of unknown length", "in a builtin", "iterate over it with a for loop")
+        return iterator if isinstance(iterator, natives.ITERATORS) else Pulled(self, iterator)
 
     def next_item(self, iterator: Any) -> Any:
         if type(iterator) in ROWS:

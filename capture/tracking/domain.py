@@ -158,7 +158,7 @@ class TrackingDomain(Operators, Containers):
         return self.calls.call(callee, args, kwargs)
 
     def call_spread(self, callee: Any, args: Any, kwargs: Any) -> Any:
-        positional = list(args) if type(args) is tuple else self.calls.drain(args)
+        positional = list(args) if type(args) is tuple else self.calls.listed(args)
         keywords = dict(self.mapping(kwargs)) if kwargs else {}
         return self.call(callee, positional, keywords)
 

@@ -140,7 +140,7 @@ class Methods(CallParts):
         if isinstance(owner, torch.Generator):
             raise Break("random generator", f"torch.Generator.{name}", "seed outside of the step")
         if name == "join" and args and isinstance(owner, str):
-            args = [list(self.drain(args[0]))]
+            args = [self.listed(args[0])]
             if self.tensors.texts.is_open(*args[0]) and all(isinstance(v, str | Text) for v in args[0]):
                 between = [v for part in args[0] for v in (owner, part)][1:]
                 return self.tensors.texts.make(texts.joined, *between)
@@ -148,7 +148,7 @@ class Methods(CallParts):
             return self.tensors.texts.make(texts.filled, owner, tuple(kwargs), *args, *kwargs.values())
         values = [natives.specialised(self.domain.plain_contents(a)) for a in args]
         if name == "join" and args:
-            values = [list(self.drain(args[0]))]
+            values = [self.listed(args[0])]
         if name == "format":
             values = [self.domain.text_of(v) if not natives.is_plain(v, self.known) else v for v in values]
             kwargs = {
@@ -178,11 +178,11 @@ class Methods(CallParts):
             if (done := self.single_key(record, name, args)) is not ABSENT:
                 return done
         if record is not None and name in ("append", "extend") and record.shadow is None and base is list:
-            record.appends.extend(args if name == "append" else self.drain(args[0]))
+            record.appends.extend(args if name == "append" else self.listed(args[0]))
             return None
         target = self.objects.contents(owner)
         if base in SETS and name == "update":
-            args = [[self.objects.real_key(v) for v in self.drain(a)] for a in args]
+            args = [[self.objects.real_key(v) for v in self.domain.native_iter(a)] for a in args]
         if base in DICTS or base in SETS:
             if name in KEYED and args:
                 args = [self.objects.real_key(args[0]), *args[1:]]
@@ -255,14 +255,17 @@ class Methods(CallParts):
             if self.domain.attributes.has(value, "keys"):
                 keys = self.drain(self.call(self.domain.attributes.get(value, "keys"), [], {}))
                 return {k: self.domain.get_item(value, k) for k in keys}
-            return [tuple(self.drain(pair)) for pair in self.drain(value)]
-        return self.domain.get_iter(value)
+            return [tuple(self.listed(pair)) for pair in self.drain(value)]
+        return self.listed(value) if base is list else self.domain.native_iter(value)
 
     def drain(self, value: Any) -> list:
         """All items of an iterable."""
-        iterator = self.domain.get_iter(value)
-        if isinstance(iterator, self.domain.row_types):
-            raise Break("iterating over a tensor of unknown length", "in a builtin", "iterate over it with a for loop")
+        return list(self.domain.native_iter(value))
+
+    def listed(self, value: Any) -> list:
+        """`list(value)`: first the iterator is asked for, then for how many items there may be (PySequence_List)."""
+        iterator = self.domain.native_iter(value)
+        self.domain.length_hint(value)
         return list(iterator)
 
     def class_method(self, cls: type, name: str, bound: Any, args: list, kwargs: dict[str, Any]) -> Any:

@@ -252,7 +252,7 @@ class Operators(Parts):
             )
         if method is ABSENT and not hasattr(kind, "__contains__"):
             return any(
-                self.is_same(x, item) or self.truth(self.compare("==", x, item)) for x in self.get_iter(container)
+                self.is_same(x, item) or self.truth(self.compare("==", x, item)) for x in self.native_iter(container)
             )
         if isinstance(container, type) and issubclass(type(container), __import__("enum").EnumMeta):
             return item in cast(Any, container)

@@ -167,23 +167,25 @@ class StandIns(CallParts):
         return self.domain.truth(value[0])
 
     def any_of(self, values: Any) -> bool:
-        return any(self.domain.truth(v) for v in self.domain.get_iter(values))
+        return any(self.domain.truth(v) for v in self.domain.native_iter(values))
 
     def all_of(self, values: Any) -> bool:
-        return all(self.domain.truth(v) for v in self.domain.get_iter(values))
+        return all(self.domain.truth(v) for v in self.domain.native_iter(values))
 
     def add_up(self, values: Any, start: Any = 0) -> Any:
         total = start
-        for value in self.drain(values):
+        for value in self.domain.native_iter(values):
             total = self.domain.binary("+", total, value)
         return total
 
     def extreme(self, function: Callable[..., Any]) -> Callable[..., Any]:
         def run(*args: Any, key: Any = None, **kwargs: Any) -> Any:
-            values = self.drain(args[0]) if len(args) == 1 else list(args)
+            values, keys = [], []
+            for value in self.domain.native_iter(args[0]) if len(args) == 1 else args:
+                values.append(value)
+                keys.append(value if key is None else self.call(key, [value], {}))
             if key is None and any(type(v) is Number for v in values) and len(values) > 1:
                 return self.tensors.numbers.apply(function, *values)
-            keys = [self.call(key, [v], {}) for v in values] if key is not None else values
             if not all(natives.is_plain(k, self.known) or isinstance(k, torch.SymInt) for k in keys):
                 raise Break(
                     f"{function.__name__}() of values that are not plain",
@@ -200,7 +202,7 @@ class StandIns(CallParts):
         return run
 
     def sort(self, values: Any, *, key: Any = None, reverse: Any = False) -> list:
-        items = self.drain(values)
+        items = self.listed(values)
         keys = [self.call(key, [v], {}) for v in items] if key is not None else items
         keys = [natives.specialised(k) for k in keys]
         if not all(natives.is_plain(k, self.known) for k in keys):

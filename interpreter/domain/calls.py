@@ -33,7 +33,8 @@ class Calls(Core):
         if tp is FunctionType:
             return self.call_function(callee, args, kwargs)
         if tp is MethodType:
-            return self.call(callee.__func__, [callee.__self__, *args], kwargs)
+            args.insert(0, callee.__self__)
+            return self.call(callee.__func__, args, kwargs)
         if tp in NATIVE_CALLABLES:
             return self.call_native(callee, args, kwargs)
         if is_class(callee):
@@ -68,14 +69,21 @@ class Calls(Core):
             merged: dict[Any, Any] = {}
             self.dict_merge(merged, kwargs, callee)
             kwargs = merged
-        return self.call(callee, list(args), dict(kwargs))
+        args, kwargs = list(args), dict(kwargs)
+        return self.call(callee, args, kwargs)
 
     def call_function(self, function: FunctionType, args: list[Any], kwargs: dict[str, Any]) -> Any:
-        """Bind the arguments, run the frame; a generator function gives its generator."""
+        """Bind the arguments, run the frame; a generator function gives its generator.
+
+        The arguments become the frame's alone, `args` and `kwargs` empty: an argument may die before the call returns.
+        """
         machine = self.machine
         frame = machine.bind(function, args, kwargs)
         if frame.program.opaque and self.interprets_callbacks:
             return call_outside(function, *args, **kwargs)
+        args.clear()
+        if kwargs:
+            kwargs.clear()
         return machine.run(frame)
 
     def call_class(self, cls: type, args: list[Any], kwargs: dict[str, Any]) -> Any:
@@ -104,7 +112,7 @@ class Calls(Core):
             return self.native(type.__call__, cls, *args, **kwargs)
         if python_new:
             bound = new.__func__ if type(new) is staticmethod else self.bind_descriptor(new, None, cls)
-            made = self.call(bound, [cls, *args], kwargs)
+            made = self.call(bound, [cls, *args], dict(kwargs))
         else:
             made = self.call_native(new, [cls, *args], kwargs)
         watch_finalizer(cls)

@@ -269,7 +269,7 @@ class Containers(Core):
 
     def dict_update(self, target: dict[Any, Any], other: Any) -> None:
         """`{**other}`."""
-        if type(other) is dict:
+        if by_entries(other):
             self.native(target.update, other)
             return
         keys = self.keys_of(other)
@@ -285,11 +285,38 @@ class Containers(Core):
             raise TypeError(
                 f"{function_text(function)} argument after ** must be a mapping, not {type(other).__name__}"
             )
-        for key, value in other.items() if type(other) is dict else self.mapping_items(other, keys):
+        if not by_entries(other):
+            self.merge_unique(target, self.mapping_items(other, keys), function)
+        elif all(type(key) is str for key in dict.keys(other)):
+            self.merge_unique(target, dict.items(other), function)
+        else:
+            self.merge_entries(target, other, function)
+
+    def merge_unique(self, target: dict[Any, Any], pairs: Iterable[tuple[Any, Any]], function: Any) -> None:
+        for key, value in pairs:
             if key in target if type(key) is str else self.native(operator.contains, target, key):
                 shown = self.to_str(key)
                 raise TypeError(f"{function_text(function)} got multiple values for keyword argument '{shown}'")
             self.map_add(target, key, value)
+
+    def merge_entries(self, target: dict[Any, Any], other: dict[Any, Any], function: Any) -> None:
+        """A dict with keys that are no plain strings: merged natively, by the hashes that it holds, for their __eq__.
+
+        The call that follows refuses such keys, whichever they are.
+        """
+        if not target:
+            target.update(other)
+            return
+        try:
+            self.native(keywords_of_both, target, other)
+        except TypeError as error:
+            text = str(error)
+            if text != KEYWORDS and not text.startswith(MERGE_PREFIX):
+                raise
+            self.machine.swallow(error)
+        if text != KEYWORDS:
+            raise TypeError(function_text(function) + text.removeprefix(MERGE_PREFIX))
+        target[object()] = None
 
     def keys_of(self, other: Any) -> Any:
         """The bound method `keys`, or MISSING."""
@@ -304,6 +331,19 @@ class Containers(Core):
         iterator = self.get_iter(self.call(keys, [], {}))
         while (key := self.next_item(iterator)) is not STOP:
             yield key, self.get_item(other, key)
+
+
+MERGE_PREFIX = "dict()"
+KEYWORDS = "keywords must be strings"
+
+
+def keywords_of_both(first: dict[Any, Any], second: dict[Any, Any]) -> dict[Any, Any]:
+    return dict(**first, **second)
+
+
+def by_entries(other: Any) -> bool:
+    """Objects/dictobject.c dict_merge: of a dict that is iterated as one, entries are taken, and keys() is not asked."""
+    return isinstance(other, dict) and lookup(type(other), "__iter__") is dict.__iter__
 
 
 def iterate_items(domain: Containers, obj: Any) -> Iterator[Any]:

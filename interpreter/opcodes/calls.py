@@ -1,12 +1,23 @@
 """Calls and function objects."""
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 from ..frame import Frame
 from ..registry import opcode
 from ..sentinels import NULL
 from .containers import take
+
+SPREAD_OUTLIVES_CALL = sys.version_info < (3, 12)
+
+
+def named(args: list[Any], names: tuple[str, ...]) -> dict[str, Any]:
+    """Take the keyword arguments off the end of `args`."""
+    split = len(args) - len(names)
+    kwargs = dict(zip(names, args[split:], strict=True))
+    del args[split:]
+    return kwargs
 
 
 @opcode("KW_NAMES")
@@ -29,9 +40,8 @@ def call_null_first(frame: Frame, stack: list[Any], count: int) -> None:
     names = frame.kw_names
     if names:
         frame.kw_names = ()
-        split = len(args) - len(names)
-        kwargs = dict(zip(names, args[split:], strict=True))
-        stack[-1] = frame.domain.call(callee, args[:split], kwargs)
+        kwargs = named(args, names)
+        stack[-1] = frame.domain.call(callee, args, kwargs)
     else:
         stack[-1] = frame.domain.call(callee, args, {})
 
@@ -52,24 +62,31 @@ def call_kw(frame: Frame, stack: list[Any], count: int) -> None:
     owner = stack.pop()
     if owner is not NULL:
         args.insert(0, owner)
-    split = len(args) - len(names)
-    stack[-1] = frame.domain.call(stack[-1], args[:split], dict(zip(names, args[split:], strict=True)))
+    kwargs = named(args, names)
+    stack[-1] = frame.domain.call(stack[-1], args, kwargs)
+
+
+def spread(frame: Frame, stack: list[Any], callee: Any, has_kwargs: bool) -> None:
+    """`callee(*stack[-2], **stack[-1])`: from 3.12 on the tuple and the dict are the call's alone, and die in it."""
+    held = stack[-1 - has_kwargs :] if SPREAD_OUTLIVES_CALL else None
+    if has_kwargs:
+        result = frame.domain.call_spread(callee, stack.pop(-2), stack.pop())
+    else:
+        result = frame.domain.call_spread(callee, stack.pop(), {})
+    stack[-1] = result
+    del held
 
 
 @opcode("CALL_FUNCTION_EX:NULL_FIRST")
 def call_function_ex_null_first(frame: Frame, stack: list[Any], has_kwargs: bool) -> None:
-    kwargs = stack.pop() if has_kwargs else {}
-    args = stack.pop()
-    callee = stack.pop()
-    stack[-1] = frame.domain.call_spread(callee, args, kwargs)
+    callee = stack.pop(-2 - has_kwargs)
+    spread(frame, stack, callee, has_kwargs)
 
 
 @opcode("CALL_FUNCTION_EX:NULL_AFTER")
 def call_function_ex_null_after(frame: Frame, stack: list[Any], has_kwargs: bool) -> None:
-    kwargs = stack.pop() if has_kwargs else {}
-    args = stack.pop()
-    stack.pop()
-    stack[-1] = frame.domain.call_spread(stack[-1], args, kwargs)
+    stack.pop(-2 - has_kwargs)
+    spread(frame, stack, stack[-2 - has_kwargs], has_kwargs)
 
 
 @opcode("MAKE_FUNCTION")
