@@ -99,6 +99,7 @@ def handled_places(code: types.CodeType) -> list[tuple[int, ...]]:
     program = decode(code)
     instructions = program.instructions
     found: list[tuple[int, ...] | None] = [None] * len(instructions)
+    begun = begun_in_prologue(instructions)
     work: list[tuple[int, tuple[int, ...]]] = [(0, ())]
     while work:
         index, places = work.pop()
@@ -116,6 +117,8 @@ def handled_places(code: types.CodeType) -> list[tuple[int, ...]]:
                 work.append((target + 1, (*outer, depth + lasti)))
             elif not pushed:
                 work.append((target, outer))
+        if index in begun:
+            places = (*places, begun[index])
         if instruction.opname == "POP_EXCEPT":
             places = places[:-1]
         if instruction.target is not None:
@@ -123,6 +126,18 @@ def handled_places(code: types.CodeType) -> list[tuple[int, ...]]:
         if falls_through(instruction):
             work.append((index + 1, places))
     return [places or () for places in found]
+
+
+def begun_in_prologue(instructions: Any) -> dict[int, int]:
+    """The handlers that a resume function begins with (`handle_again`): instruction and place on the stack."""
+    found, depth = {}, 0
+    for index, instruction in enumerate(instructions):
+        if instruction.target is not None or not falls_through(instruction):
+            break
+        if instruction.opname == "PUSH_EXC_INFO":
+            found[index] = depth - 1
+        depth = max(0, depth + dis.stack_effect(instruction.opcode, instruction.arg, jump=False))
+    return found
 
 
 def handled_exceptions(frame: Frame, places: tuple[int, ...], innermost: BaseException | None) -> dict[int, Any]:
@@ -322,7 +337,7 @@ def rebuild(
         if i in state.nulls:
             prologue.append(Instr("PUSH_NULL", location=first_line))
         elif i in state.handled:
-            prologue += handle_again(f"m_stack{i}", i, first_line)
+            prologue += handle_again(f"m_stack{i}", first_line)
         else:
             prologue.append(Instr("LOAD_FAST", f"m_stack{i}", location=first_line))
     prologue.append(Instr("JUMP_FORWARD", entry, location=first_line))
@@ -443,19 +458,14 @@ def call_constant(function: Any, at: Any) -> list[Instr]:
     return call_sequence(Instr("LOAD_CONST", function, location=at), [], at)
 
 
-def handle_again(name: str, depth: int, at: Any) -> list[Any]:
-    """Instructions that begin to handle the exception in a local as a handler does: raise it, and catch it here."""
-    caught = Label()
-    begin = TryBegin(caught, push_lasti=False, stack_depth=depth)
-    return [
-        begin,
-        Instr("LOAD_FAST", name, location=at),
-        Instr("RAISE_VARARGS", 1, location=at),
-        TryEnd(begin),
-        caught,
-        Instr("PUSH_EXC_INFO", location=at),
-        Instr("POP_TOP", location=at),
-    ]
+def handle_again(name: str, at: Any) -> list[Any]:
+    """Instructions that begin to handle the exception in a local as a handler does.
+
+    Nothing is raised: that would change the exception's traceback and context. PUSH_EXC_INFO may stand anywhere
+    (Python/bytecodes.c): it makes the value on the stack the handled exception.
+    """
+    load = Instr("LOAD_FAST", name, location=at)
+    return [load, Instr("PUSH_EXC_INFO", location=at), Instr("POP_TOP", location=at)]
 
 
 def shared_cells(item: Instr, cells: set[str]) -> Instr:

@@ -150,6 +150,11 @@ class TrackingDomain(Operators, Containers):
         refuse_own(exc)
         return super().exc_match(exc, kind)
 
+    def prep_reraise_star(self, original: BaseException, raised: Any) -> Any:
+        left = super().prep_reraise_star(original, self.objects.contents(raised))
+        known = left is None or self.objects.record_of(left) is not None or self.objects.is_new(left)
+        return left if known else self.objects.made(left)
+
     # ------------------------------------------------------------------------------------------------------------------
     # Calls, functions, classes
     # ------------------------------------------------------------------------------------------------------------------
