@@ -191,7 +191,9 @@ class Trace:
                 self.broke(stop)
             except InterpreterError as error:
                 self.broke(Break("interpreter", str(error.reason), "please report this"))
-            except Exception as error:
+            except BaseException as error:
+                if not isinstance(error, Exception) and not self.domain.objects.is_known(error):
+                    raise  # a signal handler's: KeyboardInterrupt and the like end the call
                 if os.environ.get("MOEBIUS_DEBUG"):
                     traceback.print_exception(error)
                 refuse_own(error)

@@ -150,10 +150,22 @@ class TrackingDomain(Operators, Containers):
         refuse_own(exc)
         return super().exc_match(exc, kind)
 
+    def raise_(self, frame: Frame, exc: Any, cause: Any) -> None:
+        self.refuse_raising(exc)
+        super().raise_(frame, exc, cause)
+
+    def reraise(self, frame: Frame, exc: BaseException) -> None:
+        self.refuse_raising(exc)
+        super().reraise(frame, exc)
+
+    def refuse_raising(self, exc: Any) -> None:
+        """Raising changes the traceback and the context of the exception itself: of one from outside that is an effect."""
+        if isinstance(exc, BaseException) and self.objects.record_of(exc) is not None:
+            raise Break("exception from outside is raised", type(exc).__name__, "raise a new one")
+
     def prep_reraise_star(self, original: BaseException, raised: Any) -> Any:
         left = super().prep_reraise_star(original, self.objects.contents(raised))
-        known = left is None or self.objects.record_of(left) is not None or self.objects.is_new(left)
-        return left if known else self.objects.made(left)
+        return left if left is None or self.objects.is_known(left) else self.objects.made(left)
 
     # ------------------------------------------------------------------------------------------------------------------
     # Calls, functions, classes

@@ -133,6 +133,9 @@ class Objects:
     def is_new(self, obj: Any) -> bool:
         return id(obj) in self.new
 
+    def is_known(self, obj: Any) -> bool:
+        return id(obj) in self.new or id(obj) in self.records
+
     def touch(self, obj: Any) -> None:
         """Before anything is changed: inside an expert loop only what this turn made may change."""
         self.writes += 1

@@ -9,6 +9,8 @@ from typing import Any, cast
 
 import torch
 
+from moebius.interpreter.domain.core import special
+from moebius.interpreter.domain.operators import COMPARE_DUNDERS
 from moebius.interpreter.domain.operators import OPERATIONS as OPERATORS
 
 from ..hook import ABSENT
@@ -180,6 +182,8 @@ class Operators(Parts):
         if left_kind in (tuple, list) and right_kind is left_kind:
             return self.compare_sequences(op, self.operand(left), self.operand(right))
         a, b = self.operand(left), self.operand(right)
+        if self.compares_in_python(left, op) or self.compares_in_python(right, op):
+            return super().compare(op, a, b)
         if any(k in CONTAINERS or k in natives.VIEWS for k in (type(a), type(b))):
             if not (natives.is_plain(a, self.calls.known) and natives.is_plain(b, self.calls.known)):
                 if type(a) is not type(b) and op in ("==", "!="):
@@ -190,6 +194,11 @@ class Operators(Parts):
                     "compare plain values",
                 )
         return super().compare(op, a, b)
+
+    def compares_in_python(self, value: Any, op: str) -> bool:
+        """Whether the value's class may answer `op`, from either side, with a method in Python."""
+        names = ("__eq__", "__ne__") if op in ("==", "!=") else ("__lt__", "__gt__", "__le__", "__ge__")
+        return any(special(type(value), name) is not None for name in names)
 
     def identity_compared(self, value: Any) -> bool:
         """Whether ``==`` on the value is identity or the plain meaning of an atom."""
@@ -212,6 +221,12 @@ class Operators(Parts):
                 and type(value) not in SIMPLE
                 and type(value) not in SYMBOLIC
             ):
+                if self.compares_in_python(value, op):  # a tensor answers NotImplemented, before it or after it
+                    forward, reflected = COMPARE_DUNDERS[op]
+                    other = right if value is left else left
+                    result = self.rich_compare(value, other, forward if value is left else reflected)
+                    if result is not NotImplemented:
+                        return result
                 if op in ("==", "!="):
                     return op == "!="
                 raise Break(
