@@ -256,7 +256,8 @@ class Continuation:
 
     def native_code(self, resumes: list[Any]) -> types.CodeType:
         """Code that takes ``state`` as arguments, runs the broken instruction, and hands over at the exits."""
-        return rebuild(self.code, self.state, [(e, r) for e, r in zip(self.exits, resumes, strict=True)])
+        lines = {place: line_in(self.code, exc) for place, exc in self.exceptions.items()}
+        return rebuild(self.code, self.state, [(e, r) for e, r in zip(self.exits, resumes, strict=True)], lines=lines)
 
     def resume_code(self, state: State) -> types.CodeType:
         """Code that takes ``state`` as arguments and goes on from there."""
@@ -269,11 +270,16 @@ def argument_names(state: State) -> list[str]:
 
 
 def rebuild(
-    code: types.CodeType, state: State, exits: list[tuple[State, Any]], instead: tuple[str, int] | None = None
+    code: types.CodeType,
+    state: State,
+    exits: list[tuple[State, Any]],
+    instead: tuple[str, int] | None = None,
+    lines: dict[int, int] | None = None,
 ) -> types.CodeType:
     """The user's code with another beginning (restore ``state``, jump to it); at each exit, a call that hands over.
     instead: what is done where the code begins, the first time, in place of the instructions up to an index:
     ("raise", _) raises the argument ``m_inner``; ("call", index) calls it and goes on at the index with its result.
+    lines: where handled exceptions, by their place on the stack, were raised, for those that have no traceback.
     """
     source = Bytecode.from_code(code, conserve_exception_block_stackdepth=True)
     cells = set(code.co_cellvars)
@@ -337,7 +343,7 @@ def rebuild(
         if i in state.nulls:
             prologue.append(Instr("PUSH_NULL", location=first_line))
         elif i in state.handled:
-            prologue += handle_again(f"m_stack{i}", first_line)
+            prologue += handle_again(f"m_stack{i}", first_line, (lines or {}).get(i))
         else:
             prologue.append(Instr("LOAD_FAST", f"m_stack{i}", location=first_line))
     prologue.append(Instr("JUMP_FORWARD", entry, location=first_line))
@@ -458,14 +464,42 @@ def call_constant(function: Any, at: Any) -> list[Instr]:
     return call_sequence(Instr("LOAD_CONST", function, location=at), [], at)
 
 
-def handle_again(name: str, at: Any) -> list[Any]:
+def handle_again(name: str, at: Any, line: int | None) -> list[Any]:
     """Instructions that begin to handle the exception in a local as a handler does.
 
     Nothing is raised: that would change the exception's traceback and context. PUSH_EXC_INFO may stand anywhere
     (Python/bytecodes.c): it makes the value on the stack the handled exception.
     """
     load = Instr("LOAD_FAST", name, location=at)
-    return [load, Instr("PUSH_EXC_INFO", location=at), Instr("POP_TOP", location=at)]
+    drop = Instr("POP_TOP", location=at)
+    placed: list[Any] = []
+    if line is not None:
+        arguments = [load, Instr("LOAD_CONST", line, location=at)]
+        placed = [*call_sequence(Instr("LOAD_CONST", give_place, location=at), arguments, at), drop]
+    return [*placed, load, Instr("PUSH_EXC_INFO", location=at), drop]
+
+
+def give_place(exc: BaseException, line: int) -> None:
+    """An exception that was raised in a graph, and made again, gets the traceback's entry for the calling frame."""
+    if exc.__traceback__ is None:
+        frame = sys._getframe(1)
+        here = (2 * i for i, place in enumerate(frame.f_code.co_positions()) if place[0] == line and i)
+        exc.__traceback__ = types.TracebackType(None, frame, next(here, -1), line)
+
+
+def line_in(code: types.CodeType, exc: BaseException | None) -> int:
+    """The line of a function's code at which an exception was raised in it, while tracing; its `def` where unknown."""
+    place = exc.__traceback__ if exc is not None else None
+    while place is not None:
+        found = place.tb_frame.f_code
+        if (found.co_filename, found.co_firstlineno, found.co_name) == (
+            code.co_filename,
+            code.co_firstlineno,
+            code.co_name,
+        ):
+            return place.tb_lineno
+        place = place.tb_next
+    return code.co_firstlineno
 
 
 def shared_cells(item: Instr, cells: set[str]) -> Instr:

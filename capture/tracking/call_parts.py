@@ -40,6 +40,10 @@ class CallParts:
         """All items of an iterable."""
         raise NotImplementedError
 
+    def fast(self, value: Any) -> list:
+        """What C code reads a sequence or an iterable as."""
+        raise NotImplementedError
+
     def listed(self, value: Any) -> list:
         """`list(value)`."""
         raise NotImplementedError

@@ -166,7 +166,7 @@ class Containers(Parts):
             base.__setitem__(target, self.objects.real_key(key), value)
         else:
             if isinstance(key, slice):
-                value = self.calls.listed(value)
+                value = self.calls.fast(value)
             base.__setitem__(target, key, value)
 
     def del_item(self, obj: Any, key: Any) -> None:

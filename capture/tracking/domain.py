@@ -150,16 +150,17 @@ class TrackingDomain(Operators, Containers):
         refuse_own(exc)
         return super().exc_match(exc, kind)
 
-    def raise_(self, frame: Frame, exc: Any, cause: Any) -> None:
-        self.refuse_raising(exc)
-        super().raise_(frame, exc, cause)
+    def as_exception(self, value: Any) -> BaseException | None:
+        self.refuse_raising(value)
+        return super().as_exception(value)
 
     def reraise(self, frame: Frame, exc: BaseException) -> None:
         self.refuse_raising(exc)
-        super().reraise(frame, exc)
+        frame.reraise = True
+        raise exc  # here, where refuse_own sees that it is on purpose
 
     def refuse_raising(self, exc: Any) -> None:
-        """Raising changes the traceback and the context of the exception itself: of one from outside that is an effect."""
+        """Raising changes an exception's own traceback and context, which is an effect on one from outside."""
         if isinstance(exc, BaseException) and self.objects.record_of(exc) is not None:
             raise Break("exception from outside is raised", type(exc).__name__, "raise a new one")
 

@@ -140,7 +140,7 @@ class Methods(CallParts):
         if isinstance(owner, torch.Generator):
             raise Break("random generator", f"torch.Generator.{name}", "seed outside of the step")
         if name == "join" and args and isinstance(owner, str):
-            args = [self.listed(args[0])]
+            args = [self.fast(args[0])]
             if self.tensors.texts.is_open(*args[0]) and all(isinstance(v, str | Text) for v in args[0]):
                 between = [v for part in args[0] for v in (owner, part)][1:]
                 return self.tensors.texts.make(texts.joined, *between)
@@ -148,7 +148,7 @@ class Methods(CallParts):
             return self.tensors.texts.make(texts.filled, owner, tuple(kwargs), *args, *kwargs.values())
         values = [natives.specialised(self.domain.plain_contents(a)) for a in args]
         if name == "join" and args:
-            values = [self.listed(args[0])]
+            values = [self.fast(args[0])]
         if name == "format":
             values = [self.domain.text_of(v) if not natives.is_plain(v, self.known) else v for v in values]
             kwargs = {
@@ -255,12 +255,16 @@ class Methods(CallParts):
             if self.domain.attributes.has(value, "keys"):
                 keys = self.drain(self.call(self.domain.attributes.get(value, "keys"), [], {}))
                 return {k: self.domain.get_item(value, k) for k in keys}
-            return [tuple(self.listed(pair)) for pair in self.drain(value)]
+            return [tuple(self.fast(pair)) for pair in self.drain(value)]
         return self.listed(value) if base is list else self.domain.native_iter(value)
 
     def drain(self, value: Any) -> list:
         """All items of an iterable."""
         return list(self.domain.native_iter(value))
+
+    def fast(self, value: Any) -> list:
+        """Objects/abstract.c PySequence_Fast: a list of what iterating gives, whose iterator is asked for its own."""
+        return self.listed(value if isinstance(value, list | tuple) else self.domain.get_iter(value))
 
     def listed(self, value: Any) -> list:
         """`list(value)`: first the iterator is asked for, then for how many items there may be (PySequence_List)."""

@@ -40,7 +40,7 @@ class Classes(Core):
         except AttributeError as error:
             self.machine.swallow(error)
         if prepare is not UNSET:
-            namespace = self.call(prepare, [name, resolved], kwargs)
+            namespace = self.call(prepare, [name, resolved], dict(kwargs))
         if not is_mapping(namespace):
             shown = meta.__name__ if of_class else "<metaclass>"
             raise TypeError(f"{shown}.__prepare__() must return a mapping, not {type(namespace).__name__}")

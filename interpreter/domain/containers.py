@@ -280,12 +280,13 @@ class Containers(Core):
 
     def dict_merge(self, target: dict[Any, Any], other: Any, function: Any) -> None:
         """`f(**other)`: like dict_update, but no key twice."""
-        keys = MISSING if type(other) is dict else self.keys_of(other)
-        if keys is MISSING and type(other) is not dict:
+        entries = by_entries(other)
+        keys = MISSING if entries else self.keys_of(other)
+        if keys is MISSING and not entries:
             raise TypeError(
                 f"{function_text(function)} argument after ** must be a mapping, not {type(other).__name__}"
             )
-        if not by_entries(other):
+        if not entries:
             self.merge_unique(target, self.mapping_items(other, keys), function)
         elif all(type(key) is str for key in dict.keys(other)):
             self.merge_unique(target, dict.items(other), function)

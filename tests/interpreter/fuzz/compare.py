@@ -151,14 +151,14 @@ def outcome(
     def place(found: re.Match[str]) -> str:
         name, line, offset, first = found[1], int(found[2]), int(found[3]), int(found[4])
         codes = places.get((name, first), [])
-        known = len(codes) == 1 and offset // 2 < len(codes[0])  # a resume function is longer than its function
+        known = len(codes) == 1 and 0 <= offset // 2 < len(codes[0])  # a resume function is longer than its function
         return f"{name}:{line}" + (f" columns {codes[0][offset // 2]}" if known else "")
 
     positioned = [PLACE.sub(place, entry) for entry in entries]
     return Outcome(result, error and PLACE.sub(place, error), positioned, printed.getvalue())
 
 
-PLACE = re.compile(r"'<(<?\w+>?) (\d+) (\d+) (\d+)>'")
+PLACE = re.compile(r"'<(<?\w+>?) (\d+) (-?\d+) (\d+)>'")
 
 
 def places_of(code: CodeType) -> dict[tuple[str, int], list[list[Any]]]:
