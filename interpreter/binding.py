@@ -9,8 +9,8 @@ import operator
 from types import CodeType, FunctionType
 from typing import Any
 
-from .domain.core import PLAIN
 from .decode import CO_VARARGS, CO_VARKEYWORDS, Program
+from .domain.core import PLAIN
 
 
 def binder_for(program: Program) -> FunctionType:

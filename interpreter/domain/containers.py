@@ -343,7 +343,7 @@ def keywords_of_both(first: dict[Any, Any], second: dict[Any, Any]) -> dict[Any,
 
 
 def by_entries(other: Any) -> bool:
-    """Objects/dictobject.c dict_merge: of a dict that is iterated as one, entries are taken, and keys() is not asked."""
+    """Objects/dictobject.c dict_merge: of a dict that is iterated as one, entries are taken; keys() is not asked."""
     return isinstance(other, dict) and lookup(type(other), "__iter__") is dict.__iter__
 
 
