@@ -475,7 +475,8 @@ def handle_again(name: str, at: Any, line: int | None) -> list[Any]:
     placed: list[Any] = []
     if line is not None:
         arguments = [load, Instr("LOAD_CONST", line, location=at)]
-        placed = [*call_sequence(Instr("LOAD_CONST", give_place, location=at), arguments, at), drop]
+        helper: Any = give_place
+        placed = [*call_sequence(Instr("LOAD_CONST", helper, location=at), arguments, at), drop]
     return [*placed, load, Instr("PUSH_EXC_INFO", location=at), drop]
 
 

@@ -255,7 +255,7 @@ class Containers(Parts):
     def native_iter(self, value: Any) -> Any:
         """An iterator over `value` that C code may be given: one in Python is advanced in the trace."""
         iterator = self.get_iter(value)
-        if isinstance(iterator, self.row_types):
+        if type(iterator) in ROWS:
             raise Break("iterating over a tensor of unknown length", "in a builtin", "iterate over it with a for loop")
         return iterator if isinstance(iterator, natives.ITERATORS) else Pulled(self, iterator)
 

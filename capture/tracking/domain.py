@@ -154,9 +154,9 @@ class TrackingDomain(Operators, Containers):
         self.refuse_raising(value)
         return super().as_exception(value)
 
-    def reraise(self, frame: Frame, exc: BaseException) -> None:
+    def reraise(self, frame: Frame, exc: BaseException, pc: int | None = None) -> None:
         self.refuse_raising(exc)
-        frame.reraise = True
+        frame.reraise = frame.pc if pc is None else pc
         raise exc  # here, where refuse_own sees that it is on purpose
 
     def refuse_raising(self, exc: Any) -> None:

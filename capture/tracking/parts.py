@@ -23,6 +23,10 @@ class Parts(Domain):
     calls: Calls
     loops: Loops
 
+    def native_iter(self, value: Any) -> Any:
+        """An iterator over `value` that C code may be given."""
+        raise NotImplementedError
+
     def refuse_alien(self, value: Any) -> None:
         """A graph break for values that have no meaning outside of the trace's own machinery."""
         raise NotImplementedError
