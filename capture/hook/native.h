@@ -31,7 +31,7 @@ extern PyMethodDef mb_tensor_methods[];
 const char *mb_tensor_reading(void);    /* "memory" or "attributes" */
 Py_ssize_t mb_tensor_block(void);       /* words that one comparison takes, 0: field by field */
 
-/* program.c builds, guards.c runs, inspect.c explains and times */
+/* program.c builds, guards.c runs, watched.c its part that is known from the start, inspect.c explains and times */
 typedef enum {
     SLOT_ARG, SLOT_CONST, SLOT_WEAK, SLOT_DICT_ITEM, SLOT_INSTANCE_DICT, SLOT_LIST_ITEM, SLOT_TUPLE_ITEM, SLOT_ATTR,
     SLOT_CELL, SLOT_TYPE, SLOT_PYTHON
@@ -127,6 +127,9 @@ int mb_program_check(GuardProgram *p, PyObject *const *args, size_t nargsf, PyOb
 int mb_program_arity(GuardProgram *p, PyObject *const *args, size_t nargsf, PyObject *kwnames);
 int mb_reach(GuardProgram *p, int slot, PyObject *const *args, PyObject **values);   /* 1, 0, -1 */
 int mb_run_check(Check *check, PyObject **values);                                   /* 1, 0, -1 */
+int mb_same_keys(PyObject *dict, PyObject *expected);    /* exactly these, in this order; 1, 0, -1 */
+int mb_sweep(GuardProgram *p, CheckKind kind);      /* all of one kind of objects known from the start; 1, 0, -1 */
+int mb_run_dynamic(GuardProgram *p, PyObject *const *args);                          /* 1, 0, -1 */
 int mb_run_watch(GuardProgram *p, Check *check);    /* of an object known from the start; 1, 0, -1 */
 int mb_by_address(const void *a, const void *b);    /* for qsort and bsearch of addresses */
 int mb_watched(CheckKind kind);

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from moebius import MoebiusError, capture, disable, explain, mark_dynamic, reset, stats
+from moebius.api import captured_of
 from moebius.errors import NotCapturableError, OptionError, UnsupportedVersionError
 from moebius.versions import check_versions
 
@@ -203,6 +204,22 @@ def test_explain_reports_the_call():
     assert len(report.graphs) == 1 and not report.breaks
     assert report.coverage["captured"] > 50
     assert any(g.source == "L['x']" and g.cost_ns for g in report.guards)
+
+
+def test_costs_of_guards_sum_to_what_all_of_them_take():
+    model, (x, labels), step = Model(), data(), capture(train, backend="eager")
+    step(model, x, labels)
+    ratios = []
+    for _ in range(5):  # what else the machine does shows in one of the two
+        report = explain(step)(model, x, labels)
+        owner = captured_of(step)
+        assert owner is not None and report.guards and all(g.cost_ns is not None for g in report.guards)
+        calls = [s.guards.program.time_call((model, x, labels)) for s in owner.segments]
+        ratios.append(sum(g.cost_ns or 0.0 for g in report.guards) / sum(calls))
+        if abs(ratios[-1] - 1) < 0.2:
+            break
+    else:
+        raise AssertionError(ratios)
 
 
 def test_explain_reports_a_break():

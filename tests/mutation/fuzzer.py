@@ -184,7 +184,7 @@ def noticed_without(kind: str, names: list[str], each: int = 1, kinds: str = "")
         return next((o for o in run(names, each, 0, kinds) if o.what == "WRONG"), None)
 
 
-def table(outcomes: list[Outcome], seconds: float) -> str:
+def table(outcomes: list[Outcome], seconds: float, each: int = 1) -> str:
     """docs/guards.md: kinds of change × outcomes."""
     rows: dict[str, collections.Counter[str]] = {}
     total: collections.Counter[str] = collections.Counter()
@@ -203,6 +203,8 @@ def table(outcomes: list[Outcome], seconds: float) -> str:
         python=sys.version.split()[0],
         torch=torch.__version__,
         wrong=total["WRONG"],
+        of_all="all" if each == 1 else f"one in {each}",
+        of_models=each * SPARSE["mixtral"],
         date=datetime.date.today(),
     )
     return head + "\n".join(lines) + "\n"
@@ -212,11 +214,11 @@ INTRODUCTION = """# One thing changed between two calls
 
 Written by `make mutate` on {date} (Python {python}, torch {torch}; {minutes} minutes of CPU); not edited by hand. For
 {programs} programs (`tests/mutation/programs/`), one reachable thing at a time was changed after a captured call,
-{changes} changes in all (of transformers' models, one in 40), and the call was made again, twice, next to plain Python
-with the same change. Compared bit for bit: the result or the exception, everything reachable from the arguments, the
-function and its globals, which objects are one object, gradients and random state. Only programs that say why
-(transformers' models: the order in which autograd adds) may round differently. Differences: {wrong}. With any one kind
-of guard switched off, there are.
+{changes} changes ({of_all} of those that there are; of transformers' models, one in {of_models}), and the call was made
+again, twice, next to plain Python with the same change. Compared bit for bit: the result or the exception, everything
+reachable from the arguments, the function and its globals, which objects are one object, gradients, random state and
+torch's switches. Only programs that say why (transformers' models: the order in which autograd adds) may round
+differently. Differences: {wrong}. With any one kind of guard switched off, there are.
 
 - *hit*: the captured call still held, and was right: the change was of something that the program does not depend on,
   or that the graph reads each time.
@@ -245,7 +247,7 @@ def main() -> None:
             print(f"WRONG {outcome.program}: {outcome.change.kind}: {outcome.change.where}: {outcome.detail}")
             sys.stdout.flush()
     seconds = time.process_time() - started
-    text = table(outcomes, seconds)
+    text = table(outcomes, seconds, args.each)
     if args.docs:
         args.docs.write_text(text)
     else:

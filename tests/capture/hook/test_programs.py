@@ -81,6 +81,29 @@ def test_time_gives_nanoseconds_for_each_check():
         p.time(())
 
 
+def test_costs_of_checks_sum_to_the_cost_of_a_call():
+    class Some:
+        pass
+
+    dicts = [{"k": i} for i in range(60)]
+    objects = [Plain(x=i) for i in range(40)]
+    checks = [("dict", d, {"k": i}, None) for i, d in enumerate(dicts)]
+    checks += [("instance", o, Plain, o.__dict__) for o in objects]
+    checks += [("class", Some, {"a": ABSENT}, Some.__mro__)]
+    checks += [("type", 0, Plain), ("equal", 1, 5), ("contents", 2, (1, 2))]
+    p = program([("arg", 0), ("attr", 0, "x"), ("attr", 0, "items")], checks)
+    arguments = (Plain(x=5, items=[1, 2]),)
+    ratios = []
+    for _ in range(5):  # what else the machine does shows in one of the two
+        ratios.append(sum(p.time(arguments)) / p.time_call(arguments))
+        if abs(ratios[-1] - 1) < 0.2:
+            break
+    else:
+        raise AssertionError(ratios)
+    with pytest.raises(ValueError, match="do not hold"):
+        p.time_call((Plain(x=6, items=[1, 2]),))
+
+
 @pytest.mark.parametrize(
     ("slots", "checks", "message"),
     [
