@@ -45,7 +45,7 @@ def capture(target: Any = None, **options: Any) -> Any:
 
 def capture_with(options: Options, target: Any) -> Any:
     """``capture`` with options that are checked already."""
-    if isinstance(target, torch.nn.Module):
+    if isinstance(target, torch.nn.Module) and type(target) is not CapturedModule:
         return CapturedModule(target, options)
     if isinstance(target, types.MethodType):
         return types.MethodType(capture_function(target.__func__, options), target.__self__)
@@ -103,13 +103,18 @@ def keep_captured() -> None:
 
 
 class CapturedModule:
-    """A captured ``nn.Module``: calls are captured, everything else is the module's."""
+    """A captured ``nn.Module``: calls are captured, everything else is the module's, its class for ``isinstance`` too.
+
+    Methods that return the module (``to``, ``train``, ``eval``, ``requires_grad_``, …) return the captured one. A copy,
+    and what was pickled, is captured with the same options.
+    """
 
     def __init__(self, module: torch.nn.Module, options: Options):
         def call(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
             return module(*args, **kwargs)
 
         self.__dict__["__wrapped__"] = module
+        self.__dict__["moebius_options"] = options
         self.__dict__["moebius_entry"] = capture_function(call, options)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -119,8 +124,30 @@ class CapturedModule:
         """Write the captured forward pass to one file for ``moebius.load``. Raises ExportError."""
         self.__dict__["moebius_entry"].export(path)
 
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        """The module's class: libraries ask for it (``isinstance(model, nn.Module)``, its signature)."""
+        return type(self.__dict__["__wrapped__"])
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return capture_with, (self.__dict__["moebius_options"], self.__dict__["__wrapped__"])
+
     def __getattr__(self, name: str) -> Any:
-        return getattr(self.__dict__["__wrapped__"], name)
+        module = self.__dict__["__wrapped__"]
+        value = getattr(module, name)
+        if isinstance(value, types.MethodType) and value.__self__ is module:
+            return self.chained(value)
+        return value
+
+    def chained(self, method: types.MethodType) -> Any:
+        """The module's method; where it returns the module, the captured one."""
+
+        @functools.wraps(method)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            result = method(*args, **kwargs)
+            return self if result is method.__self__ else result
+
+        return call
 
     def __setattr__(self, name: str, value: Any) -> None:
         setattr(self.__dict__["__wrapped__"], name, value)
@@ -134,7 +161,7 @@ class CapturedModule:
 
 def captured_of(target: Any) -> Captured | None:
     """The capture behind a callable that ``capture`` returned."""
-    if isinstance(target, CapturedModule):
+    if type(target) is CapturedModule:
         target = target.__dict__["moebius_entry"]
     if isinstance(target, types.MethodType):
         target = target.__func__
@@ -160,7 +187,7 @@ def explain(target: Any, **options: Any) -> Callable[..., Report]:
     def run(*args: Any, **kwargs: Any) -> Report:
         result = target(*args, **kwargs)
         bound = (target.__self__, *args) if isinstance(target, types.MethodType) else args
-        if isinstance(target, CapturedModule):
+        if type(target) is CapturedModule:
             bound = (target.__dict__["__wrapped__"], *args)
         return report_of(captured, result, bound, kwargs)
 

@@ -25,3 +25,16 @@ def test_losses_agree_with_plain_pytorch(command):
     assert len(set(said["captured"])) == 6
     assert said["breaks"] == 0, said  # the whole step is one graph
     assert 1 <= said["graphs"] <= 1 + said["recompiles"] and said["recompiles"] <= 3, said
+
+
+def test_the_trainer_of_transformers_runs_a_captured_step():
+    pytest.importorskip("accelerate", reason="transformers' Trainer needs it; the extra `examples` has it")
+    words = [sys.executable, str(EXAMPLES / "train_hf_trainer.py"), "--steps", "5", "--compare"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stderr
+    said = json.loads(done.stdout.splitlines()[-1])
+    assert said["captured"] == pytest.approx(said["plain"], rel=1e-5)  # float32 rounding, as above
+    assert len(set(said["captured"])) == 5
+    # The first micro-batch breaks where transformers installs its hooks; from the second on the step is one graph.
+    assert said["step"] == {"graphs": 1, "breaks": 0, "hits": 9}, said
+    assert said["update"] == {"graphs": 1, "breaks": 0, "hits": 4}, said
