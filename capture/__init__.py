@@ -20,6 +20,8 @@ if TYPE_CHECKING:  # for type checkers; at run time names are resolved below
     from .errors import GuardError as GuardError
     from .errors import LoadError as LoadError
     from .errors import MoebiusError as MoebiusError
+    from .errors import NotCapturableError as NotCapturableError
+    from .errors import OptionError as OptionError
     from .export.load import load as load
 
 __version__ = "0.1.0"
@@ -38,6 +40,8 @@ EXPORTS = {
     "GuardError": "moebius.errors",
     "LoadError": "moebius.errors",
     "GraphBreakError": "moebius.errors",
+    "NotCapturableError": "moebius.errors",
+    "OptionError": "moebius.errors",
 }
 __all__ = [*EXPORTS, "__version__"]
 

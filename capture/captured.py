@@ -68,7 +68,7 @@ class Captured:
     ):
         self.function, self.options, self.n_cells, self.names = function, options, n_cells, names
         whole_step = options.backend in moebius.lowering.OWN and options.mesh is None
-        self.policy = Policy(dynamic=options.dynamic, whole_step=whole_step)
+        self.policy = Policy(dynamic=options.dynamic, whole_step=whole_step, options=options)
         self.policy.marked = lambda t: frozenset(MARKED.get(t, ()))
         self.segments: list[Segment] = []
         self.children: list[Captured] = []

@@ -33,6 +33,10 @@ class Options:
     save: str = "default"
     verify: int = 0
 
+    def run_alike(self, other: Options) -> bool:
+        """Whether a graph captured with these options is run as one that was captured with the others."""
+        return all(getattr(self, name) == getattr(other, name) for name in ("backend", "mesh", "plan", "precision"))
+
     def for_lowering(self) -> LoweringOptions:
         """Those that reach down to lowering."""
         from moebius.lowering import LoweringOptions

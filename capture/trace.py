@@ -22,6 +22,7 @@ from moebius.interpreter import UNSET, Frame, InterpreterError, Machine, decode
 from . import torch_private
 from .errors import CaptureInternalError
 from .guards.recorder import GuardRecorder
+from .options import Options
 from .report.records import GraphBreak
 from .resume import callee_position, handled_places
 from .sources import Arg, Source
@@ -39,7 +40,7 @@ class Policy:
     volatile: names of places that hold another number each call. counters: those that the step itself writes.
     whole_step: whether backward and numbers read from tensors may be in the graph (our own backends run them).
     told_compiling: file and name of the functions to which ``is_compiling()`` answers True.
-    unrolled: loops over ranges that cannot be recorded as one node.
+    unrolled: loops over ranges that cannot be recorded as one node. options: what the callable was captured with.
     """
 
     volatile: set[str] = field(default_factory=set)
@@ -49,6 +50,7 @@ class Policy:
     whole_step: bool = True
     told_compiling: frozenset[tuple[str, str]] = frozenset()
     unrolled: set[tuple[types.CodeType, int]] = field(default_factory=set)
+    options: Options | None = None
     marked: Callable[[torch.Tensor], frozenset[int]] | None = None
 
     def dims(self, name: str, tensor: torch.Tensor) -> tuple[int, ...]:
@@ -119,6 +121,7 @@ class Trace:
         self.domain = TrackingDomain(self.objects, self.tensors)
         self.domain.stop_at = stop_at
         self.domain.told_compiling = policy.told_compiling
+        self.domain.options = policy.options
         self.domain.loops.unrolled = policy.unrolled
         self.machine = Machine(self.domain)
         self.state = torch_private.global_state()

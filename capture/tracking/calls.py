@@ -18,7 +18,7 @@ import torch.utils.checkpoint
 
 from .. import torch_private
 from ..guards.recorder import can_die
-from ..hook import ABSENT
+from ..hook import ABSENT, Entry
 from ..sources import Static
 from . import natives
 from .call_parts import holds_proxy
@@ -334,8 +334,19 @@ class Calls(Methods, Construction, StandIns):
         self.objects.guards.answers(f"{name}()", "gives what it gave", (ask, value))
         return self.objects.enter(value, Static(f"{name}()", value))
 
+    def captured(self, entry: Entry, args: list, kwargs: dict[str, Any]) -> Any:
+        """What ``capture`` returned, called inside of a captured step: part of the same graph, if run the same way."""
+        owner = getattr(entry.cold, "__self__", None)
+        options = getattr(owner, "options", None)
+        if options is None or self.domain.options is None or not options.run_alike(self.domain.options):
+            raise Break("captured function", "it was captured with other options", "capture both with the same options")
+        inner = owner.function  # type: ignore[union-attr]
+        return self.call(self.objects.enter(inner, Static(inner.__qualname__, inner)), args, kwargs)
+
     def instance_call(self, function: Any, args: list, kwargs: dict[str, Any]) -> Any:
         kind = type(function)
+        if kind is Entry:
+            return self.captured(function, args, kwargs)
         if isinstance(function, classmethod | staticmethod):
             return self.call(self.domain.attributes.inside(function, function.__func__), args, kwargs)
         method = self.domain.attributes.on_type(kind, "__call__")

@@ -19,6 +19,7 @@ import torch
 from moebius.interpreter import UNSET, Frame, Signal
 
 from ..hook import ABSENT
+from ..options import Options
 from ..sources import Static
 from .attributes import Attributes
 from .blocks import Blocks
@@ -50,6 +51,7 @@ class TrackingDomain(Operators, Containers):
         self.stop_at: int | None = None
         self.asked_compiling: set[tuple[str, str]] = set()  # file and name of functions that asked ``is_compiling()``
         self.told_compiling: frozenset[tuple[str, str]] = frozenset()  # those of them that get True
+        self.options: Options | None = None  # what the callable being traced was captured with
         self.instructions = 0
         self.guarded_functions: set[types.FunctionType] = set()
         self.root_stack: list[Any] = []

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..guards.recorder import describe
-from ..hook import ABSENT
+from ..hook import ABSENT, Entry
 from ..sources import Part, Source, Static, part, part_name
 from .values import ATOMS, IDENTITIES, SYMBOLIC, Break, RuntimeNumber, TensorProxy, type_of
 
@@ -645,7 +645,8 @@ def identified(value: Any) -> bool:
         | torch.optim.lr_scheduler.LRScheduler
         | contextvars.ContextVar
         | types.CellType
-        | weakref.ref,
+        | weakref.ref
+        | Entry,
     )
 
 
