@@ -85,7 +85,7 @@ def test_modules_and_methods_stay_what_they_are():
     torch.testing.assert_close(captured(x, labels=labels), model(x, labels=labels))
     assert captured.__wrapped__ is model
     assert list(captured.state_dict()) == list(model.state_dict())
-    assert captured.eval() is model and not model.training
+    assert captured.eval() is captured and not model.training
     captured.extra = 3
     assert model.extra == 3
     method = capture(model.forward)
