@@ -66,6 +66,8 @@ class TrackingDomain(Operators, Containers):
 
     def observe(self, frame: Frame) -> None:
         self.instructions += 1
+        if self.loops.open:
+            self.loops.settle(frame)
         if frame is self.root:
             if self.root_steps == self.stop_at:
                 raise StopHere

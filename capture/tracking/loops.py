@@ -126,14 +126,20 @@ class Loops:
             )
         return loop.row_value
 
+    def settle(self, frame: Frame) -> None:
+        """Close the branches whose sides meet at the frame's instruction, which then begins outside of them."""
+        while self.open and self.open[-1].frame is frame:
+            loop = self.open[-1]
+            if not isinstance(loop.rows, OneTurn) or frame.pc != loop.head:
+                return
+            self.end_turn(loop)
+
     def observe(self, frame: Frame) -> None:
         """Before each instruction: open a loop, close it, or leave a turn."""
         if self.open and self.open[-1].frame is frame:
             loop = self.open[-1]
             if frame.pc == loop.head:
                 self.end_turn(loop)
-                if isinstance(loop.rows, OneTurn):
-                    self.observe(frame)  # of what is around it, or of the turn that is recorded again
                 return
             if frame.pc not in loop.inside:
                 raise Break(
@@ -257,6 +263,7 @@ class Loops:
         if rows is not None:
             self.begin(frame, rows, self.decided.get((id(frame.code), frame.pc), []))
             self.enter_branch(self.open[-1])
+            self.observe(frame)
 
     def enter_branch(self, loop: OpenLoop) -> None:
         """From the branch's start into its body."""
@@ -264,7 +271,6 @@ class Loops:
         assert isinstance(rows, OneTurn)
         frame.stack[:], frame.pc = loop.stack, loop.entry
         self.skip(loop.begun_with[-1], rows.skip_if)
-        self.observe(frame)
 
     def end_turn(self, loop: OpenLoop) -> None:
         """The turn is recorded: write the loop node, and decide what the frame's locals are after the loop."""
