@@ -16,6 +16,7 @@ import torch
 from torch import fx
 from torch.nn import functional
 
+from moebius.lowering.experts.stacking import pick, stack_experts
 from moebius.lowering.graph import expert_loop, skip_turn
 from moebius.lowering.torch_private import set_grad_enabled
 
@@ -285,6 +286,8 @@ declare("setitem", "input, index, value", inplace=[operator.setitem])
 # Not operators on tensors
 declare("set_grad_enabled", "mode", [set_grad_enabled])
 declare("skip_turn", "condition", [skip_turn])
+declare("stack_experts", "index, *parameters", [stack_experts])
+declare("pick", "input, index", [pick], alias=True)
 declare("expert_loop", "body, source, carried=(), captures=()", [expert_loop], alias=True)
 
 ELEMENTWISE = frozenset(

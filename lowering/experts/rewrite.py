@@ -19,6 +19,7 @@ from moebius.lowering.experts.facts import Invariant, Linear, RowWeight, Slice
 from moebius.lowering.experts.proof import Claim, Refused, prove, state_position, target_of
 from moebius.lowering.experts.reader import Reader
 from moebius.lowering.experts.routing import allowed_indices, proven_within
+from moebius.lowering.experts.turns import Differ, Turns, build_loop, groups, remove
 from moebius.lowering.graph import ExpertRegion, LoweringOptions, expert_loop
 from moebius.lowering.operators import loop_body, read_call, target_name
 from moebius.lowering.torch_private import assert_holds
@@ -36,6 +37,7 @@ CONTRACT = Contract(
 
 
 LAYERS = itertools.count()
+DIFFERENT = "turns alike"  # the first step of the proof for turns that stand one after another
 DEFECT = "defect of moebius, please report it"
 
 
@@ -50,20 +52,71 @@ def replace_loops(work: Work) -> None:
     for loop in find_loops(work.gm):
         region = unlowered_region(loop, None)
         work.regions.append(region)
-        before = set(work.gm.graph.nodes)
-        try:
-            claim = prove(Reader(loop), storage)
-            result = write_operator(claim, work.options)
-        except Refused as refusal:
-            region.refusal = str(refusal)
-        except Exception as error:  # the loop runs as a loop, whatever went wrong with its proof
-            region.refusal = f"{DEFECT}: {type(error).__name__}: {error} ({describe_where(loop)})"
+        replace_loop(work, loop, storage, region)
+    replace_turns(work, storage)
+
+
+def replace_loop(work: Work, loop: fx.Node, storage: Storage, region: ExpertRegion, turns: Turns | None = None) -> bool:
+    """Prove one loop and put the operator in its place; or the graph stays as it was, and the region says why."""
+    before = set(work.gm.graph.nodes)
+    try:
+        claim = prove(Reader(loop), storage)
+        result = write_operator(claim, work.options)
+    except Refused as refusal:
+        region.refusal = str(refusal)
+    except Exception as error:  # the loop runs as a loop, whatever went wrong with its proof
+        region.refusal = f"{DEFECT}: {type(error).__name__}: {error} ({describe_where(loop)})"
+    else:
+        fill_region(region, claim, work.options.save)
+        if turns is not None:
+            turns.skip_unused(claim.index)
+            work.loose += remove(turns, storage)
+        work.loose += put_in_place(claim, result)
+        return True
+    erase_new(work.gm, before)
+    return False
+
+
+def replace_turns(work: Work, storage: Storage) -> None:
+    """The same for turns that stand one after another: all of them as one loop, or as loops of equal length."""
+    for anchors in groups(work.gm.graph):
+        count = len(anchors)
+        lengths = [count // parts for parts in range(1, count // 2 + 1) if count % parts == 0]
+        refusals: list[ExpertRegion] = []
+        for length in lengths:
+            parts = [anchors[i : i + length] for i in range(0, count, length)]
+            made = [replace_part(work, part, storage) for part in parts[:1]]
+            if made[0].lowered:
+                made += [replace_part(work, part, storage) for part in parts[1:]]
+                work.regions += made
+                break
+            refusals += made
         else:
-            fill_region(region, claim, work.options.save)
-            work.loose += put_in_place(claim, result)
-            continue
-        for node in [node for node in reversed(work.gm.graph.nodes) if node not in before]:
-            work.gm.graph.erase_node(node)
+            work.regions += [max(refusals, key=lambda region: DIFFERENT not in (region.refusal or ""))]
+
+
+def replace_part(work: Work, anchors: list[fx.Node], storage: Storage) -> ExpertRegion:
+    """Some accumulations as the turns of one loop."""
+    before, modules = set(work.gm.graph.nodes), set(work.gm._modules)
+    file, line, _ = where_of(anchors[0])
+    region = ExpertRegion(file, line, f"{len(anchors)} turns, one after another")
+    try:
+        turns = build_loop(work.gm, anchors, storage)
+    except Differ as difference:
+        region.refusal = f"{DIFFERENT}: {difference.reason} ({describe_where(difference.node)})"
+    else:
+        replace_loop(work, turns.loop, storage, region, turns)
+    if not region.lowered:
+        erase_new(work.gm, before)
+        for name in set(work.gm._modules) - modules:
+            delattr(work.gm, name)
+    return region
+
+
+def erase_new(gm: fx.GraphModule, before: set[fx.Node]) -> None:
+    """Take out again what a failed attempt wrote."""
+    for node in [node for node in reversed(gm.graph.nodes) if node not in before]:
+        gm.graph.erase_node(node)
 
 
 def unlowered_region(loop: fx.Node, reason: str | None) -> ExpertRegion:

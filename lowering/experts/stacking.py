@@ -1,0 +1,36 @@
+"""The parameters of E experts, each with its own, as one tensor for the experts operator."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+
+class StackOfExperts(torch.autograd.Function):
+    """``torch.stack``; an expert that no slot of ``index`` goes to gets no gradient, as if its turn had not run."""
+
+    @staticmethod
+    def forward(ctx: Any, index: torch.Tensor, *parameters: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(index)
+        return torch.stack(parameters)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        (index,) = ctx.saved_tensors
+        (gradient,) = gradients
+        hit = set(index.unique().tolist())
+        return None, *(part if e in hit else None for e, part in enumerate(gradient.unbind(0)))
+
+
+def stack_experts(index: torch.Tensor | None, *parameters: torch.Tensor) -> torch.Tensor:
+    """[E, …]: the parameters stacked. index: the routing index, integers of any shape, where the turns of experts
+    without rows do not run: these then get no gradient rather than one of zeros."""
+    if index is None:
+        return torch.stack(parameters)
+    return StackOfExperts.apply(index, *parameters)
+
+
+def pick(stacked: torch.Tensor, e: Any) -> torch.Tensor:
+    """One expert's own parameter."""
+    return stacked[e]

@@ -1,0 +1,449 @@
+"""Turns that stand one after another in a graph, as one loop: what an unrolled loop over experts leaves.
+
+``for expert in self.experts`` and every other loop that Python ran by itself (while loops, generators, dictionaries of
+rows) leaves E accumulations into one sum. If the graphs behind them are alike, but for the number of the expert and for
+the expert's own parameters, they are the turns of ``for e in range(E)`` over those parameters stacked. The loop that
+:func:`find_turns` builds is only there to be proven: it runs nowhere. Where the proof fails, the graph stays as it was.
+"""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx
+
+from moebius.lowering.aliasing import Storage
+from moebius.lowering.experts.stacking import pick, stack_experts
+from moebius.lowering.graph import expert_loop, skip_turn
+from moebius.lowering.operators import FUNCTIONS, METHODS, call_operands, is_pure, loop_body, read_call, target_name
+from moebius.lowering.values import add_call, tensor_of, value_of
+
+SUMS = frozenset({"index_add", "index_put", "scatter_add", "setitem"})
+SETS = frozenset({operator.setitem})
+MOST = 4096  # turns looked at together
+
+
+class Differ(Exception):
+    """The turns are not alike. ``node``: of the first turn, where."""
+
+    def __init__(self, reason: str, node: fx.Node):
+        self.reason, self.node = reason, node
+        super().__init__(reason)
+
+
+@dataclass
+class Place:
+    """One accumulation: ``anchor`` in the graph, and the operator that accumulates, which a branch may hold inside.
+
+    base: the tensor that is added to, as a node of the graph. skips: conditions of the branch around it.
+    """
+
+    anchor: fx.Node
+    inner: fx.Node
+    base: fx.Node
+    inside: dict[fx.Node, Any] = field(default_factory=dict)  # a branch's placeholders -> what the graph passes
+    skips: list[fx.Node] = field(default_factory=list)
+
+    @property
+    def carried(self) -> bool:
+        call = read_call(self.inner)
+        return call is not None and not call.op.inplace
+
+    def resolve(self, node: fx.Node) -> Any:
+        """A branch's placeholder as what stands for it in the graph."""
+        return self.inside.get(node, node)
+
+
+@dataclass
+class Turns:
+    """E places as one loop. loop, total: the nodes that stand for it and for its carried result.
+
+    stacked: the experts' own parameters. skipping: whether turns of experts without rows do not run.
+    """
+
+    places: list[Place]
+    loop: fx.Node
+    total: fx.Node | None
+    stacked: list[fx.Node]
+    skipping: bool
+
+    def skip_unused(self, index: fx.Node) -> None:
+        """Once it is proven that turns are skipped for experts without rows only: those get no gradients."""
+        for node in self.stacked if self.skipping else ():
+            node.args = (index, *node.args[1:])
+
+
+def is_branch(node: fx.Node) -> bool:
+    return node.op == "call_function" and node.target is expert_loop and node.args[1] == 1
+
+
+def place_of(node: fx.Node) -> Place | None:
+    """The accumulation that a node is, if it is one."""
+    call = read_call(node)
+    if call is None:
+        return None
+    if call.name in SUMS:
+        base = node.args[0] if node.args else None
+        return Place(node, node, base) if isinstance(base, fx.Node) else None
+    return place_in_branch(node) if is_branch(node) else None
+
+
+def place_in_branch(node: fx.Node) -> Place | None:
+    """A branch that does nothing but accumulate once, in place or as its only carried value."""
+    call = read_call(node)
+    assert call is not None
+    body = loop_body(node).graph
+    inner: list[fx.Node] = []
+    skips: list[fx.Node] = []
+    for inside in body.nodes:
+        if inside.op in ("placeholder", "output", "get_attr"):
+            continue
+        made = read_call(inside)
+        if made is not None and made.name == "skip_turn":
+            if inner:
+                return None
+            skips.append(inside)
+        elif made is not None and made.name in SUMS:
+            inner.append(inside)
+        elif not is_pure(inside) and not adds_to_rows(inside):
+            return None
+    if len(inner) != 1 or len(call["carried"]) > 1:
+        return None
+    place = Place(node, inner[0], node, dict(zip(body.find_nodes(op="placeholder"), call_operands(call), strict=True)))
+    place.skips = skips
+    first = inner[0].args[0] if inner[0].args else None
+    base = place.resolve(first) if isinstance(first, fx.Node) else None
+    if not isinstance(base, fx.Node) or base.graph is not node.graph:
+        return None
+    results = body.output_node().args[0]
+    if place.carried != (tuple(results) == (inner[0],)):  # type: ignore[arg-type]
+        return None
+    place.base = base
+    return place
+
+
+def adds_to_rows(node: fx.Node) -> bool:
+    """``out[token] += rows`` adds in place to the copy that it took."""
+    call = read_call(node)
+    if call is None or call.name != "add" or not call.op.inplace or not isinstance(call["input"], fx.Node):
+        return False
+    taken = read_call(call["input"])
+    return taken is not None and taken.name == "getitem" and len(call["input"].users) == 1
+
+
+def groups(graph: fx.Graph) -> list[list[fx.Node]]:
+    """Accumulations into one sum, in order, two or more; each of the same line of the program."""
+    chains: dict[Any, list[fx.Node]] = {}
+    found: list[list[fx.Node]] = []
+    for node in graph.nodes:
+        if not (may_add(node.target) or is_branch(node)):
+            continue
+        place = place_of(node)
+        if place is None or (place.inner.target in SETS and not writes_back(place.inner)):
+            continue
+        line = place.inner.meta.get("where"), place.inner.target
+        key = (place.base, line) if place.carried else (chased(place.base), line)
+        chain = chains.pop(key, None) if place.carried else chains.get(key)
+        if chain is None:
+            chain = []
+            found.append(chain)
+        chain.append(node)
+        if not place.carried:
+            chains[key] = chain
+        elif (result := result_of(place)) is not None:
+            chains[result, line] = chain
+    return [chain for chain in found if 2 <= len(chain) <= MOST]
+
+
+def may_add(target: Any) -> bool:
+    """Whether an operator of this spelling may accumulate; cheap."""
+    op = METHODS.get(target) if isinstance(target, str) else FUNCTIONS.get(target)
+    return op is not None and op.name in SUMS
+
+
+def writes_back(node: fx.Node) -> bool:
+    """``out[token] = out[token] + rows``, whichever way it is spelled."""
+    value = node.args[2] if len(node.args) > 2 else None
+    added = read_call(value) if isinstance(value, fx.Node) else None
+    if added is None or added.name != "add" or not isinstance(added["input"], fx.Node):
+        return False
+    taken = read_call(added["input"])
+    return taken is not None and taken.name == "getitem" and taken["input"] is node.args[0]
+
+
+def chased(node: fx.Node) -> fx.Node:
+    """The tensor that in-place operators wrote into and handed on."""
+    while (call := read_call(node)) is not None and call.name in SUMS and call.op.inplace:
+        if not isinstance(node.args[0], fx.Node):
+            break
+        node = node.args[0]
+    return node
+
+
+def result_of(place: Place) -> fx.Node | None:
+    """The node that holds a functional accumulation's result in the graph."""
+    if place.anchor is place.inner:
+        return place.anchor
+    users = [u for u in place.anchor.users if u.target is operator.getitem and u.args[1] == 0]
+    return users[0] if len(users) == 1 and len(place.anchor.users) == 1 else None
+
+
+class Builder:
+    """Builds the body of one loop out of the graphs behind its turns."""
+
+    def __init__(self, gm: fx.GraphModule, places: list[Place], storage: Storage):
+        self.gm, self.places, self.storage = gm, places, storage
+        self.count = len(places)
+        self.body = fx.Graph()
+        self.row = self.body.placeholder("row")
+        self.row.meta["val"] = self.row_value()
+        self.first = places[0].anchor
+        self.carried = places[0].carried
+        self.state = self.body.placeholder("sum")
+        self.state.meta["val"] = places[0].base.meta.get("val")
+        self.last_placeholder = self.state
+        self.captures: dict[fx.Node, fx.Node] = {}
+        self.known: dict[tuple[int, ...], Any] = {}
+        self.read: set[fx.Node] = set()  # nodes of the graph that turns compute, and what they read
+        self.uses_row = False
+        self.stacked: list[fx.Node] = []
+        self.skipping = any(place.skips for place in places)
+
+    def row_value(self) -> Any:
+        for node in self.places[0].anchor.graph.nodes:
+            value = node.meta.get("val")
+            if isinstance(value, torch.Tensor) and hasattr(value, "fake_mode"):
+                return value.fake_mode.shape_env.create_unbacked_symint() if value.fake_mode.shape_env else 0
+        return 0
+
+    # ------------------------------------------------------------------------------------------------------------------
+
+    def build(self) -> fx.GraphModule:
+        """The body. Raises Differ."""
+        if len({len(place.skips) for place in self.places}) != 1:
+            raise Differ("some turns are skipped on a condition and others are not", self.places[0].inner)
+        for conditions in zip(*(place.skips for place in self.places), strict=True):
+            condition = self.argument(tuple(node.args[0] for node in conditions), conditions[0])
+            skip = self.body.call_function(skip_turn, (condition,))
+            skip.meta.update(conditions[0].meta)
+        inner = [place.inner for place in self.places]
+        result = self.node(tuple(inner), sum_too=True)
+        self.body.output((result,) if self.carried else ())
+        if not self.uses_row:
+            raise Differ("nothing in the turns says which expert they are of", inner[0])
+        self.check_order()
+        return fx.GraphModule(torch.nn.Module(), self.body)
+
+    def argument(self, values: tuple[Any, ...], at: fx.Node) -> Any:
+        """One argument of the body from those of the turns."""
+        first = values[0]
+        if any(isinstance(v, fx.Node) for v in values):
+            if not all(isinstance(v, fx.Node) for v in values):
+                raise Differ(f"{target_name(at)} gets a tensor in some turns and a number in others", at)
+            return self.node(values)
+        if isinstance(first, tuple | list):
+            if not all(type(v) is type(first) and len(v) == len(first) for v in values):
+                raise Differ(f"{target_name(at)} gets {len(first)} arguments in one turn, and others in another", at)
+            return type(first)(self.argument(parts, at) for parts in zip(*values, strict=True))
+        if isinstance(first, slice):
+            if not all(isinstance(v, slice) for v in values):
+                raise Differ(f"{target_name(at)} gets a slice in some turns only", at)
+            return slice(*(self.argument(tuple(getattr(v, n) for v in values), at) for n in ("start", "stop", "step")))
+        if all(type(v) is type(first) and (v is first or v == first) for v in values):
+            return first
+        if values == tuple(range(self.count)) and all(type(v) is int for v in values):
+            self.uses_row = True
+            return self.row
+        raise Differ(f"{target_name(at)} gets {', '.join(map(str, values[:4]))}… in the turns", at)
+
+    def node(self, nodes: tuple[fx.Node, ...], sum_too: bool = False) -> Any:
+        """The body's node for what each turn has a node of its own for."""
+        resolved = tuple(place.resolve(node) for place, node in zip(self.places, nodes, strict=True))
+        if not all(isinstance(node, fx.Node) for node in resolved):
+            return self.argument(resolved, nodes[0])
+        key = tuple(map(id, resolved))
+        if key not in self.known:
+            self.known[key] = self.make(resolved, sum_too)
+        return self.known[key]
+
+    def make(self, nodes: tuple[fx.Node, ...], sum_too: bool) -> Any:
+        if not sum_too and self.is_sum(nodes):
+            return self.state
+        first = nodes[0]
+        if all(node is first for node in nodes):
+            return self.capture(first)
+        if any(node in self.anchors() for node in nodes) and not sum_too:
+            raise Differ("a turn reads what an earlier one added to", first)
+        if len(set(nodes)) == self.count and all(map(self.is_weight, nodes)):
+            return self.family(nodes)
+        if any(node.op != first.op or node.target != first.target or node.op == "placeholder" for node in nodes):
+            raise Differ(f"a turn uses {first.name} where another uses something else", first)
+        if not sum_too and not all(is_pure(node) or adds_to_rows(node) or is_plain(node) for node in nodes):
+            raise Differ(f"{target_name(first)} in the turns may have effects", first)
+        if any(node.kwargs.keys() != first.kwargs.keys() for node in nodes):
+            raise Differ(f"{target_name(first)} is called in different ways", first)
+        args = self.argument(tuple(node.args for node in nodes), first)
+        kwargs = {name: self.argument(tuple(node.kwargs[name] for node in nodes), first) for name in first.kwargs}
+        self.read.update(node for node in nodes if node.graph is self.gm.graph)
+        made = self.body.create_node(first.op, first.target, args, kwargs)
+        made.meta.update(first.meta)
+        return made
+
+    def anchors(self) -> set[fx.Node]:
+        return {place.anchor for place in self.places} | {place.inner for place in self.places}
+
+    def is_sum(self, nodes: tuple[fx.Node, ...]) -> bool:
+        if self.carried:
+            return all(node is place.base for node, place in zip(nodes, self.places, strict=True))
+        return all(chased(node) is chased(self.places[0].base) for node in nodes)
+
+    def is_weight(self, node: fx.Node) -> bool:
+        """A parameter of its own: an input of the graph."""
+        return node.op == "placeholder" and node.graph is self.gm.graph and tensor_of(node) is not None
+
+    def placeholder(self, name: str, value: Any) -> fx.Node:
+        with self.body.inserting_after(self.last_placeholder):
+            made = self.body.placeholder(name)
+        made.meta["val"] = value
+        self.last_placeholder = made
+        return made
+
+    def capture(self, outer: fx.Node) -> fx.Node:
+        """A tensor that is the same in every turn."""
+        if outer.graph is not self.gm.graph:
+            raise Differ("the turns share something that a branch computes", outer)
+        if outer not in self.captures:
+            if not outer < self.first and outer.op != "placeholder":
+                raise Differ(f"{outer.name} is computed after the first turn", outer)
+            made = self.captures[outer] = self.placeholder(f"{outer.name}_outer", outer.meta.get("val"))
+            made.meta.update(outer.meta)
+        return self.captures[outer]
+
+    def family(self, nodes: tuple[fx.Node, ...]) -> fx.Node:
+        """The expert's own parameter: row e of the parameters stacked."""
+        values = [tensor_of(node) for node in nodes]
+        alike = {(tuple(v.shape), v.dtype, v.device) for v in values if v is not None}
+        if len(alike) != 1 or not all(isinstance(size, int) for size in next(iter(alike))[0]):
+            raise Differ("the experts' parameters differ in shape or dtype", nodes[0])
+        self.uses_row = True
+        self.read.update(nodes)
+        with self.gm.graph.inserting_before(self.first):
+            stacked = add_call(self.gm.graph, self.first, stack_experts, None, *nodes)
+        self.storage.add(stacked)
+        self.stacked.append(stacked)
+        picked = self.body.call_function(pick, (self.capture(stacked), self.row))
+        picked.meta.update(nodes[0].meta)
+        return picked
+
+    # ------------------------------------------------------------------------------------------------------------------
+
+    def check_order(self) -> None:
+        """Computing all turns where the first one added its rows must read what they read where they stand."""
+        graph = self.gm.graph
+        order = {node: i for i, node in enumerate(graph.nodes)}
+        anchors = {place.anchor for place in self.places}
+        base = {place.base for place in self.places}
+        rows = {node for node in self.read if adds_to_rows(node)}
+        begin = min(order[node] for node in [*self.read, *anchors] if node.op != "placeholder")
+        end = max(order[anchor] for anchor in anchors)
+        for node in order:
+            if begin <= order[node] <= end and node not in anchors and has_effect(node):
+                raise Differ(f"{target_name(node)} stands between the turns", node)
+        touched = {*self.read, *(argument for node in self.read for argument in node.all_input_nodes)} - base - anchors
+        for writer, targets in self.storage.writers.items():
+            if writer not in order or not begin <= order[writer] <= end or writer in anchors or writer in rows:
+                continue
+            if any(self.storage.share(target, node) for target in targets for node in touched | base):
+                raise Differ(f"{target_name(writer)} changes between the turns what they use", writer)
+        self.check_sum(order, order[self.first], end, anchors | rows)
+
+    def check_sum(self, order: dict[fx.Node, int], begin: int, end: int, own: set[fx.Node]) -> None:
+        """Nobody but the turns' own accumulation reads the sum while it grows."""
+        chain = {place.base for place in self.places[1:]} if self.carried else {self.places[0].base}
+        names = chain if self.carried else self.storage.family(self.places[0].base)
+        for name in names:
+            for user in name.users:
+                if not begin <= order.get(user, -1) <= end or user in own or user in names & chain:
+                    continue
+                if user in self.read or (user.target is operator.getitem and self.carried):
+                    continue
+                raise Differ(f"{target_name(user)} reads the sum between the turns", user)
+
+
+def has_effect(node: fx.Node) -> bool:
+    """Whether a node is there for something else than its value: a switch of the grad mode, autocast, a mark."""
+    if node.op in ("placeholder", "get_attr", "output"):
+        return False
+    call = read_call(node)
+    if call is not None:
+        return call.name in ("set_grad_enabled", "skip_turn") or (call.name == "expert_loop" and not is_branch(node))
+    return not holds_values(value_of(node))
+
+
+def holds_values(value: Any) -> bool:
+    if isinstance(value, tuple | list):
+        return all(map(holds_values, value))
+    return isinstance(value, torch.Tensor | torch.SymInt | torch.SymBool | torch.SymFloat | int | float | bool)
+
+
+def is_plain(node: fx.Node) -> bool:
+    """Python's arithmetic on sizes."""
+    return node.op == "call_function" and not isinstance(value_of(node), torch.Tensor) and getattr(
+        node.target, "__module__", ""
+    ) in ("_operator", "math")
+
+
+def build_loop(gm: fx.GraphModule, anchors: list[fx.Node], storage: Storage) -> Turns:
+    """The loop node for these accumulations, before the first. Raises Differ; the graph may hold new nodes then."""
+    places = [place for place in map(place_of, anchors) if place is not None]
+    assert len(places) == len(anchors)
+    builder = Builder(gm, places, storage)
+    body = builder.build()
+    name = next(n for n in (f"turns_{i}" for i in range(len(gm._modules) + 1)) if n not in gm._modules)
+    gm.add_module(name, body)
+    base = places[0].base
+    carried = (base,) if builder.carried else ()
+    captures = (() if builder.carried else (chased(base),)) + tuple(builder.captures)
+    with gm.graph.inserting_before(builder.first):
+        get_body = gm.graph.get_attr(name)
+        loop = gm.graph.call_function(expert_loop, (get_body, len(places), carried, captures))
+        total = gm.graph.call_function(operator.getitem, (loop, 0)) if builder.carried else None
+    for node in [node for node in (get_body, loop, total) if node is not None]:
+        node.meta.update({k: places[0].inner.meta[k] for k in ("where", "stack") if k in places[0].inner.meta})
+    get_body.meta["val"] = None
+    loop.meta["val"] = tuple(value_of(c) for c in carried)
+    storage.add(get_body)
+    storage.add(loop)
+    if total is not None:
+        total.meta["val"] = value_of(base)
+        storage.add(total)
+    return Turns(places, loop, total, builder.stacked, builder.skipping)
+
+
+def remove(turns: Turns, storage: Storage) -> list[fx.Node]:
+    """Takes the turns themselves out of the graph, where the loop stands for them. Returns what they alone may use."""
+    loose: list[fx.Node] = []
+    for place in reversed(turns.places):
+        stand_in = turns.total if turns.total is not None else chased(place.base)
+        results = [place.anchor]
+        if place.carried and (result := result_of(place)) is not None and result is not place.anchor:
+            results.insert(0, result)
+        for node in results:
+            if node.users:
+                node.replace_all_uses_with(stand_in)
+            loose += erase(node, storage)
+        for node in [node for node in loose if not node.users and adds_to_rows(node)]:  # the copy's own addition
+            loose += erase(node, storage)
+            loose.remove(node)
+    return [node for node in dict.fromkeys(loose) if node.op != "placeholder"]
+
+
+def erase(node: fx.Node, storage: Storage) -> list[fx.Node]:
+    used = node.all_input_nodes
+    node.graph.erase_node(node)
+    storage.forget(node)
+    storage.roots.pop(node, None)
+    return used
