@@ -66,11 +66,11 @@ def branch_at(frame: Frame) -> OneTurn | None:
 
 
 def loop_end(frame: Frame, head: int) -> int:
-    """Where a for loop's body ends whose FOR_ITER is at ``head``; ``head`` itself for anything else."""
-    instruction = frame.program.instructions[head]
-    if instruction.opname != "FOR_ITER" or instruction.target is None:
-        return head
-    return instruction.target
+    """Where the body of the loop ends whose turns begin at ``head``: FOR_ITER, or a while loop's condition."""
+    instructions = frame.program.instructions
+    if instructions[head].opname == "FOR_ITER":
+        return instructions[head].target or head
+    return max((i + 1 for i in range(head, len(instructions)) if instructions[i].target == head), default=head)
 
 
 def stays(frame: Frame, index: int, inside: range, end: int) -> bool:

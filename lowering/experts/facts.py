@@ -188,6 +188,13 @@ class Rows(RowFunction):
 
 
 @dataclass(frozen=True)
+class Raised(Fact):
+    """[1, S, D]: rows with an axis of size one before them, as ``x[None, token]`` gives."""
+
+    rows: Rows
+
+
+@dataclass(frozen=True)
 class RowWeight(RowFunction):
     """source[token, slot]: one number a row, [S] or [S, 1] (column).
 

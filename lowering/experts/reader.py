@@ -38,7 +38,7 @@ RULES: dict[str, list[Rule]] = {}
 READ_OUTSIDE = frozenset(
     {"one_hot", "permute", "transpose", "t", "T", "mT", "sum", "any", "gt", "ge", "ne", "eq", "nonzero", "argwhere",
      "where", "unique", "squeeze", "unsqueeze", "reshape", "flatten", "getitem", "select", "unbind", "cast",
-     "contiguous", "arange", "clone"}
+     "contiguous", "arange", "clone", "bincount", "tolist"}
 )  # fmt: skip
 SIZES = frozenset({"size", "numel"})
 

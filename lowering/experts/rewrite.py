@@ -69,7 +69,9 @@ def replace_loop(work: Work, loop: fx.Node, storage: Storage, region: ExpertRegi
     else:
         fill_region(region, claim, work.options.save)
         if turns is not None:
-            turns.skip_unused(claim.index)
+            writer = Writer(claim)
+            index = writer.invariant(claim.selection.index)
+            turns.skip_unused(index, [made for node, made in writer.hoisted.items() if node.op != "placeholder"])
             work.loose += remove(turns, storage)
         work.loose += put_in_place(claim, result)
         return True
@@ -103,7 +105,8 @@ def replace_part(work: Work, anchors: list[fx.Node], storage: Storage) -> Expert
     try:
         turns = build_loop(work.gm, anchors, storage)
     except Differ as difference:
-        region.refusal = f"{DIFFERENT}: {difference.reason} ({describe_where(difference.node)})"
+        place = difference.node if where_of(difference.node)[0] else anchors[0]
+        region.refusal = f"{DIFFERENT}: {difference.reason} ({describe_where(place)})"
     else:
         replace_loop(work, turns.loop, storage, region, turns)
     if not region.lowered:

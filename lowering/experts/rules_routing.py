@@ -188,6 +188,32 @@ def unique(reader: Reader, call: Call) -> Fact | None:
     return HitList(Invariant(("outside", root), root), None, column=False) if root.graph is reader.loop.graph else None
 
 
+@rule("bincount")
+def bincount(reader: Reader, call: Call) -> Fact | None:
+    """How often each expert occurs; which axes the index has does not matter."""
+    fact, shape = reader.fact(call["input"]), reader.shape(call.node)
+    if not isinstance(fact, Invariant) or call["weights"] is not None or shape is None or not isinstance(shape[0], int):
+        return None
+    root = index_root(fact.node)
+    return Counts(Invariant(("outside", root), root), shape[0]) if root.graph is reader.loop.graph else None
+
+
+@rule("tolist")
+def numbers(reader: Reader, call: Call) -> Fact | None:
+    fact = reader.fact(call["input"])
+    return fact if isinstance(fact, Counts) else None
+
+
+@rule("getitem")
+def count_of_the_expert(reader: Reader, call: Call) -> Fact | None:
+    """``counts[e]``."""
+    fact, key = reader.fact(call["input"]), reader.fact(call["index"])
+    if not isinstance(fact, Counts) or not isinstance(key, ExpertId) or key.vector:
+        return None
+    whole = RowCount(Selection(fact.index, (), fact.classes))
+    return Test("empty", whole.selection, negated=True) if fact.boolean else whole
+
+
 @rule("arange")
 def arange(reader: Reader, call: Call) -> Fact | None:
     bounds = call["bounds"]

@@ -19,6 +19,7 @@ from moebius.lowering.experts.facts import (
     Mask,
     Pointwise,
     Product,
+    Raised,
     RowFunction,
     Rows,
     RowWeight,
@@ -58,17 +59,43 @@ def lookup(reader: Reader, call: Call) -> Fact | None:
         keys.pop()
     if isinstance(keys[0], ExpertId) and not keys[0].vector and len(keys) == 1 and rank in (2, 3) and not column:
         return expert_slice(reader, call, source, dtype)
-    if (
-        len(keys) == 1
-        and isinstance(keys[0], Mask)
-        and keys[0].boolean
-        and len(keys[0].axes) == 1
-        and rank == 2
-        and not column
-    ):
-        mask = keys[0]
-        return Rows(Selection(mask.index, mask.axes, mask.classes), dtype, source, mask.axes[0])
+    keys = masks_as_positions(keys)
+    if keys and keys[0] == NONE and rank == 2 and not column:
+        rows = positions_lookup(source, keys[1:], rank, dtype, False)
+        return Raised(rows) if isinstance(rows, Rows) else None
     return positions_lookup(source, keys, rank, dtype, column)
+
+
+def masks_as_positions(keys: list[Fact]) -> list[Fact]:
+    """``w[index == e]`` looks up at the positions where the mask holds."""
+    found: list[Fact] = []
+    for key in keys:
+        if isinstance(key, Mask) and key.boolean and "1" not in key.axes:
+            selection = Selection(key.index, key.axes, key.classes)
+            found += [Coordinate(selection, axis) for axis in key.axes]
+        else:
+            found.append(key)
+    return found
+
+
+def row_positions(key: Fact) -> Coordinate | None:
+    """The positions that ``out[key]`` reads or writes, along the first axis."""
+    if isinstance(key, Items) and key.items and all(rest in (FULL, DOTS) for rest in key.items[1:]):
+        key = key.items[0]
+    keys = masks_as_positions([key])
+    position = keys[0] if len(keys) == 1 else None
+    return position if isinstance(position, Coordinate) and not position.column else None
+
+
+@rule("reshape", "squeeze", "flatten", "getitem", "select")
+def lower_rows(reader: Reader, call: Call) -> Fact | None:
+    """``x[None, token].reshape(-1, D)``."""
+    fact, before, after = reader.fact(call["input"]), reader.shape(call["input"]), reader.shape(call.node)
+    if not isinstance(fact, Raised) or before is None or after is None:
+        return None
+    if call.name == "getitem" and reader.fact(call["index"]) != Constant(0):
+        return None
+    return fact.rows if same_shape(before[1:], after) else None
 
 
 def positions_lookup(source: Invariant, keys: list[Fact], rank: int, dtype: torch.dtype, column: bool) -> Fact | None:
@@ -474,10 +501,8 @@ def accumulate(reader: Reader, call: Call) -> Fact | None:
 @rule("getitem")
 def rows_of_the_sum(reader: Reader, call: Call) -> Fact | None:
     """``out[token]``, read in order to be added to and written back."""
-    state, key = reader.fact(call["input"]), reader.fact(call["index"])
-    if isinstance(key, Items) and key.items and all(rest in (FULL, DOTS) for rest in key.items[1:]):
-        key = key.items[0]
-    if not isinstance(state, State) or state.carried or not isinstance(key, Coordinate) or key.column:
+    state, key = reader.fact(call["input"]), row_positions(reader.fact(call["index"]))
+    if not isinstance(state, State) or state.carried or key is None:
         return None
     return StateRows(state, key)
 
@@ -497,9 +522,8 @@ def add_to_the_sums_rows(reader: Reader, call: Call) -> Fact | None:
 @rule("setitem")
 def write_the_sums_rows(reader: Reader, call: Call) -> Fact | None:
     """``out[token] = …``, of the same positions of the same sum."""
-    state, key, value = reader.fact(call["input"]), reader.fact(call["index"]), reader.fact(call["value"])
-    if isinstance(key, Items) and key.items and all(rest in (FULL, DOTS) for rest in key.items[1:]):
-        key = key.items[0]
+    state, value = reader.fact(call["input"]), reader.fact(call["value"])
+    key = row_positions(reader.fact(call["index"]))
     if not isinstance(value, StateRows) or value.rows is None or value.state != state or value.coordinate != key:
         return None
     return Accumulated(value.state, value.coordinate, value.rows, call.node, once=True)

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from moebius.lowering.aliasing import Storage
+from moebius.lowering.aliasing import Storage, makes_new
 from moebius.lowering.experts.stacking import pick, stack_experts
 from moebius.lowering.graph import expert_loop, skip_turn
 from moebius.lowering.operators import FUNCTIONS, METHODS, call_operands, is_pure, loop_body, read_call, target_name
@@ -70,9 +70,15 @@ class Turns:
     stacked: list[fx.Node]
     skipping: bool
 
-    def skip_unused(self, index: fx.Node) -> None:
-        """Once it is proven that turns are skipped for experts without rows only: those get no gradients."""
-        for node in self.stacked if self.skipping else ():
+    def skip_unused(self, index: fx.Node, made: list[fx.Node]) -> None:
+        """Once it is proven that turns are skipped for experts without rows only: those get no gradients.
+
+        made: the nodes that compute the routing index before the loop, if it is not an earlier one."""
+        if not self.skipping or not self.stacked:
+            return
+        for node in made:
+            self.stacked[0].prepend(node)
+        for node in self.stacked:
             node.args = (index, *node.args[1:])
 
 
@@ -126,12 +132,30 @@ def place_in_branch(node: fx.Node) -> Place | None:
 
 
 def adds_to_rows(node: fx.Node) -> bool:
-    """``out[token] += rows`` adds in place to the copy that it took."""
+    """``out[token] += rows`` adds in place to the copy that it took, and writes that back."""
     call = read_call(node)
     if call is None or call.name != "add" or not call.op.inplace or not isinstance(call["input"], fx.Node):
         return False
-    taken = read_call(call["input"])
-    return taken is not None and taken.name == "getitem" and len(call["input"].users) == 1
+    copied = call["input"]
+    taken = read_call(copied)
+    if taken is None or taken.name != "getitem":
+        return False
+    return all(user is node or (user.target in SETS and user.args[2] is copied) for user in copied.users)
+
+
+def added_rows(node: fx.Node) -> fx.Node | None:
+    """Of ``out[token] = out[token] + rows``, whichever way it is spelled: the node that adds."""
+    value = node.args[2] if node.target in SETS and len(node.args) > 2 else None
+    if not isinstance(value, fx.Node):
+        return None
+    adds = [user for user in value.users if user is not node]
+    if len(adds) == 1 and adds_to_rows(adds[0]) and adds[0].args[0] is value:
+        value = adds[0]
+    added = read_call(value)
+    if added is None or added.name != "add" or not isinstance(added["input"], fx.Node):
+        return None
+    taken = read_call(added["input"])
+    return value if taken is not None and taken.name == "getitem" and taken["input"] is node.args[0] else None
 
 
 def groups(graph: fx.Graph) -> list[list[fx.Node]]:
@@ -142,7 +166,7 @@ def groups(graph: fx.Graph) -> list[list[fx.Node]]:
         if not (may_add(node.target) or is_branch(node)):
             continue
         place = place_of(node)
-        if place is None or (place.inner.target in SETS and not writes_back(place.inner)):
+        if place is None or (place.inner.target in SETS and added_rows(place.inner) is None):
             continue
         line = place.inner.meta.get("where"), place.inner.target
         key = (place.base, line) if place.carried else (chased(place.base), line)
@@ -162,16 +186,6 @@ def may_add(target: Any) -> bool:
     """Whether an operator of this spelling may accumulate; cheap."""
     op = METHODS.get(target) if isinstance(target, str) else FUNCTIONS.get(target)
     return op is not None and op.name in SUMS
-
-
-def writes_back(node: fx.Node) -> bool:
-    """``out[token] = out[token] + rows``, whichever way it is spelled."""
-    value = node.args[2] if len(node.args) > 2 else None
-    added = read_call(value) if isinstance(value, fx.Node) else None
-    if added is None or added.name != "add" or not isinstance(added["input"], fx.Node):
-        return False
-    taken = read_call(added["input"])
-    return taken is not None and taken.name == "getitem" and taken["input"] is node.args[0]
 
 
 def chased(node: fx.Node) -> fx.Node:
@@ -281,11 +295,12 @@ class Builder:
             return self.family(nodes)
         if any(node.op != first.op or node.target != first.target or node.op == "placeholder" for node in nodes):
             raise Differ(f"a turn uses {first.name} where another uses something else", first)
-        if not sum_too and not all(is_pure(node) or adds_to_rows(node) or is_plain(node) for node in nodes):
+        if not sum_too and not all(is_known(node) for node in nodes):
             raise Differ(f"{target_name(first)} in the turns may have effects", first)
         if any(node.kwargs.keys() != first.kwargs.keys() for node in nodes):
             raise Differ(f"{target_name(first)} is called in different ways", first)
-        args = self.argument(tuple(node.args for node in nodes), first)
+        given = [(*node.args[:2], added_rows(node)) if sum_too and node.target in SETS else node.args for node in nodes]
+        args = self.argument(tuple(given), first)
         kwargs = {name: self.argument(tuple(node.kwargs[name] for node in nodes), first) for name in first.kwargs}
         self.read.update(node for node in nodes if node.graph is self.gm.graph)
         made = self.body.create_node(first.op, first.target, args, kwargs)
@@ -389,6 +404,11 @@ def holds_values(value: Any) -> bool:
     return isinstance(value, torch.Tensor | torch.SymInt | torch.SymBool | torch.SymFloat | int | float | bool)
 
 
+def is_known(node: fx.Node) -> bool:
+    """Whether the node is there for its value only (an operator that the proof does not know stops it later)."""
+    return is_pure(node) or adds_to_rows(node) or is_plain(node) or makes_new(node)
+
+
 def is_plain(node: fx.Node) -> bool:
     """Python's arithmetic on sizes."""
     return node.op == "call_function" and not isinstance(value_of(node), torch.Tensor) and getattr(
@@ -428,6 +448,7 @@ def remove(turns: Turns, storage: Storage) -> list[fx.Node]:
     loose: list[fx.Node] = []
     for place in reversed(turns.places):
         stand_in = turns.total if turns.total is not None else chased(place.base)
+        added = added_rows(place.anchor)
         results = [place.anchor]
         if place.carried and (result := result_of(place)) is not None and result is not place.anchor:
             results.insert(0, result)
@@ -435,10 +456,10 @@ def remove(turns: Turns, storage: Storage) -> list[fx.Node]:
             if node.users:
                 node.replace_all_uses_with(stand_in)
             loose += erase(node, storage)
-        for node in [node for node in loose if not node.users and adds_to_rows(node)]:  # the copy's own addition
-            loose += erase(node, storage)
-            loose.remove(node)
-    return [node for node in dict.fromkeys(loose) if node.op != "placeholder"]
+        if added is not None and not added.users:
+            loose += erase(added, storage)
+    gone = {node for node in loose if node not in storage.roots}
+    return [node for node in dict.fromkeys(loose) if node.op != "placeholder" and node not in gone]
 
 
 def erase(node: fx.Node, storage: Storage) -> list[fx.Node]:

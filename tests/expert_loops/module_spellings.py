@@ -87,7 +87,7 @@ def spelled(outcome: str):
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-@spelled(CAPTURED)
+@spelled(LOWERED)
 def mixtral_before_fusing(x, moe):
     """ModuleList, `for e in range(E): layer = self.experts[e]`, `torch.where(mask[e])`, `index_add_`"""
     weight, index = moe.route(x)
@@ -113,7 +113,7 @@ def mixtral_over_hits(x, moe):
     return out
 
 
-@spelled(CAPTURED)
+@spelled(LOWERED)
 def enumerate_modules(x, moe):
     """`for i, expert in enumerate(self.experts)`, `out[token] += weight * expert(x[token])`"""
     weight, index = moe.route(x)
@@ -124,7 +124,7 @@ def enumerate_modules(x, moe):
     return out
 
 
-@spelled(CAPTURED)
+@spelled(LOWERED)
 def enumerate_and_any(x, moe):
     """the same, `if mask.any():` around the turn"""
     weight, index = moe.route(x)
@@ -137,7 +137,7 @@ def enumerate_and_any(x, moe):
     return out
 
 
-@spelled(CAPTURED)
+@spelled(LOWERED)
 def deepseek_with_a_test(x, moe):
     """ModuleList, `if token_indices.numel() > 0:` around the turn (DeepSeek-V3 in transformers)"""
     weight, index = moe.route(x)
@@ -151,7 +151,7 @@ def deepseek_with_a_test(x, moe):
     return out
 
 
-@spelled(CAPTURED)
+@spelled(LOWERED)
 def biased_modules(x, moe):
     """ModuleList of projections with biases"""
     weight, index = moe.route(x)
@@ -162,7 +162,7 @@ def biased_modules(x, moe):
     return out
 
 
-@spelled(CAPTURED)
+@spelled(LOWERED)
 def plain_mlps(x, moe):
     """ModuleList of `nn.Sequential(Linear, GELU, Linear)`"""
     weight, index = moe.route(x)
@@ -173,7 +173,7 @@ def plain_mlps(x, moe):
     return out
 
 
-@spelled(CAPTURED)
+@spelled(LOWERED)
 def modules_by_name(x, moe):
     """ModuleDict, `self.experts[f"expert_{e}"]` for e in range(E)"""
     weight, index = moe.route(x)
@@ -196,7 +196,7 @@ def modules_by_name_over_hits(x, moe):
     return out
 
 
-@spelled(CAPTURED)
+@spelled(LOWERED)
 def parameter_lists(x, moe):
     """ParameterList: `F.linear(x[token], self.up[e])`"""
     weight, index = moe.route(x)
@@ -208,7 +208,7 @@ def parameter_lists(x, moe):
     return out
 
 
-@spelled(CAPTURED)
+@spelled(LOWERED)
 def zipped_parameters(x, moe):
     """`for e, (w_up, w_down) in enumerate(zip(self.up, self.down))`"""
     weight, index = moe.route(x)
@@ -220,7 +220,7 @@ def zipped_parameters(x, moe):
     return out
 
 
-@spelled(CAPTURED)
+@spelled(LOWERED)
 def replacing_modules(x, moe):
     """ModuleList, `out = out.index_add(…)`"""
     weight, index = moe.route(x)
@@ -231,7 +231,7 @@ def replacing_modules(x, moe):
     return out
 
 
-@spelled(CAPTURED)
+@spelled(LOWERED)
 def while_over_modules(x, moe):
     """a while loop over a ModuleList"""
     weight, index = moe.route(x)
@@ -243,7 +243,7 @@ def while_over_modules(x, moe):
     return out
 
 
-@spelled(CAPTURED)
+@spelled(LOWERED)
 def one_expert_a_call(x, moe):
     """a method for one expert, called in a loop"""
     weight, index = moe.route(x)
@@ -258,7 +258,7 @@ def one_expert_a_call(x, moe):
     return out
 
 
-@spelled(CAPTURED)
+@spelled(LOWERED)
 def generator_of_parts(x, moe):
     """a generator of (token, rows), added up by its caller"""
     weight, index = moe.route(x)
@@ -347,7 +347,7 @@ def moe_infer(x, moe):
     return (back.view(*index.shape, -1) * weight.unsqueeze(-1)).sum(dim=1)
 
 
-@spelled(CAPTURED)
+@spelled(LOWERED)
 def counts_and_where(x, moe):
     """`counts = bincount(…).tolist()`, `if counts[i] == 0: continue`, `torch.where(indices == i)` (DeepSeek-V3)"""
     weight, index = moe.route(x)
@@ -422,7 +422,7 @@ def python_lists(x, moe):
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-@spelled(CAPTURED)
+@spelled(LOWERED)
 def slots_around_modules(x, moe):
     """`for k in range(K): for i, expert in enumerate(self.experts)`, `mask = index[:, k] == i`, `if mask.any()`"""
     weight, index = moe.route(x)
@@ -550,7 +550,7 @@ def norm_of_each_expert(x, moe):
     return out
 
 
-@spelled(CAPTURED)
+@spelled(LOWERED)
 def shared_module(x, moe):
     """ModuleList and a shared expert besides, with the tokens flattened from [B, T, D]"""
     batched = x.view(2, -1, D)

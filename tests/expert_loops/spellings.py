@@ -231,7 +231,7 @@ def dense(x, router, gate_up, down):
     return out
 
 
-@spelled(CAPTURED)
+@spelled(LOWERED)
 def while_loop(x, router, gate_up, down):
     """`while e < E`: unrolled"""
     weight, index = route(x, router)
@@ -244,7 +244,7 @@ def while_loop(x, router, gate_up, down):
     return out
 
 
-@spelled(CAPTURED)
+@spelled(LOWERED)
 def generator(x, router, gate_up, down):
     """a generator of each expert's rows, a closure for the expert"""
     weight, index = route(x, router)
@@ -259,7 +259,7 @@ def generator(x, router, gate_up, down):
     return out
 
 
-@spelled(CAPTURED)
+@spelled(LOWERED)
 def dictionary_of_rows(x, router, gate_up, down):
     """a dictionary of index lists, made first"""
     weight, index = route(x, router)
@@ -352,7 +352,7 @@ def split_and_cat(x, router, gate_up, down):
     return torch.zeros_like(x).index_add(0, token, y)
 
 
-@spelled(CAPTURED)
+@spelled(LOWERED)
 def separate_weights(x, router, gate_up, down):
     """`for e, (w1, w2) in enumerate(zip(…))`, each expert with weights of its own: unrolled"""
     weight, index = route(x, router)
