@@ -83,7 +83,7 @@ class Turns:
 
 
 def is_branch(node: fx.Node) -> bool:
-    return node.op == "call_function" and node.target is expert_loop and node.args[1] == 1
+    return bool(node.op == "call_function" and node.target is expert_loop and node.args[1] == 1)
 
 
 def place_of(node: fx.Node) -> Place | None:
