@@ -117,6 +117,9 @@ def explain_script(script: str, args: list[str], html: str | None, json_file: st
     path = Path(script)
     if not path.is_file():
         raise UsageError(f"there is no file {script}")
+    for file in (html, json_file):
+        if file is not None and not Path(file).absolute().parent.is_dir():
+            raise UsageError(f"there is no folder {Path(file).absolute().parent} to write {file} to")
     from .api import captured_functions, keep_captured
 
     keep_captured()

@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import fx
 
+from moebius.lowering.step import texts
+from moebius.lowering.step.checkpoint import checkpointed
 from moebius.lowering.torch_private import custom_operator_name
 
 from ..errors import ExportError, LoadError
@@ -68,7 +70,7 @@ class GraphWriter:
             return {**written, "op": "attribute", "target": node.args[1], "args": written["args"][:1]}
         name = self.name(node.target) if node.op == "call_function" else None
         if name is None:
-            raise ExportError(f"{place(node)}{node.target} is not an operator that a file may name")
+            raise ExportError(f"{place(node)}{refusal(node.target)}")
         return {**written, "op": "call", "target": name}
 
     def name(self, target: Any) -> str | None:
@@ -210,3 +212,12 @@ def nesting(value: Any) -> int:
                 inner += item.values()
         level, depth = inner, depth + 1
     return depth
+
+
+def refusal(target: Any) -> str:
+    """Why a file cannot name what a node calls, and what to do."""
+    if target is checkpointed:
+        return "activation checkpointing is not written to files: capture the step without it for export"
+    if getattr(target, "__module__", None) == texts.__name__:
+        return "a text made of tensors' numbers (an f-string) is not written to files: return the tensors instead"
+    return f"{getattr(target, '__name__', target)} is not an operator that a file may name: keep it out of the step"

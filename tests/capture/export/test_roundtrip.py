@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 import moebius
 from moebius import ExportError, GuardError, capture, load
@@ -249,6 +250,14 @@ def test_refusals_say_why(tmp_path):
     refused(breaks, x, match="not one graph.*break|not one graph", path=path)
     refused(user_object, x, match="Bag", path=path)
     refused(changes_argument, x, {}, match="changes its argument", path=path)
+    refused(lambda x: f"{x.sum().item():.2f}", x, match=r"py:\d+: a text made of .*return the tensors", path=path)
+    weight = torch.ones(3, requires_grad=True)
+    refused(
+        lambda x: checkpoint(lambda t: (t * weight).sin(), x, use_reentrant=False),
+        x,
+        match=r"py:\d+: activation checkpointing .*without it",
+        path=path,
+    )
     base = torch.ones(6)
     a, b = base[:3], base[3:]
     refused(lambda x: x + a + b, x, match="views of one memory", path=path)
