@@ -73,6 +73,8 @@ def replace_loop(work: Work, loop: fx.Node, storage: Storage, region: ExpertRegi
             index = writer.invariant(claim.selection.index)
             turns.skip_unused(index, [made for node, made in writer.hoisted.items() if node.op != "placeholder"])
             work.loose += remove(turns, storage)
+            if region.saved_bytes is not None:
+                region.saved_bytes += turns.stacked_bytes()
         work.loose += put_in_place(claim, result)
         return True
     erase_new(work.gm, before)

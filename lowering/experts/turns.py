@@ -70,6 +70,11 @@ class Turns:
     stacked: list[fx.Node]
     skipping: bool
 
+    def stacked_bytes(self) -> int:
+        """The copy of the experts' own parameters, which is kept for backward."""
+        values = [tensor_of(node) for node in self.stacked]
+        return sum(value.numel() * value.itemsize for value in values if value is not None)
+
     def skip_unused(self, index: fx.Node, made: list[fx.Node]) -> None:
         """Once it is proven that turns are skipped for experts without rows only: those get no gradients.
 

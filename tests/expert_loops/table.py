@@ -147,6 +147,13 @@ experts operator, with its own backward. *One graph*: captured as it was written
 The proof decides, not the spelling: a loop of which it cannot be shown that every turn adds one expert's rows, and
 depends on no other turn, stays a loop, and the report says at which line the proof ended and why.
 
+A loop that Python runs by itself (over a ModuleList, a while loop, a generator, a dictionary of rows) leaves its turns
+one after another in the graph. Turns that are alike but for the expert's number and the expert's own parameters are put
+to the same proof. Parameters that each expert has of its own are stacked for the operator: a copy at each call, which
+is kept for backward and counted in the report. An expert whose turn would not have run gets no gradient, as in eager.
+An `if` on values without `else` is part of the graph; with `else`, or with a `return` or a changed list in it, it is a
+graph break.
+
 Made by `python tests/expert_loops/table.py --docs docs/expert-loops.md` on {date}, torch {torch}. Each spelling is
 written out in tests/expert_loops/spellings.py or module_spellings.py and runs with `@capture` and plainly, in float64.
 *Equal*: the result and every gradient, a missing one included, on {batches} batches.
