@@ -272,7 +272,8 @@ class Captured:
                 continue
             record = fact.record
             if segment is self.segments[-1]:
-                self.recompiles.append(Recompile(record.source, record.check, found, record.file, record.line))
+                hint = self.hint(fact, args, kwargs)
+                self.recompiles.append(Recompile(record.source, record.check, found, record.file, record.line, hint))
             self.open(fact, segment, args, kwargs)
         if len(self.segments) >= MAX_SEGMENTS:
             self.given_up = True
@@ -280,7 +281,7 @@ class Captured:
             warnings.warn(
                 f"moebius: {self.function.__qualname__} was captured {len(self.segments)} times and runs natively now; "
                 + (f"{last.guard} keeps changing ({last.old} → {last.new}, {last.file}:{last.line}); " if last else "")
-                + "use mark_dynamic on sizes that vary, or keep the value out of the step",
+                + (last.hint if last and last.hint else "keep what changes out of the step"),
                 stacklevel=2,
             )
             return False
@@ -304,20 +305,40 @@ class Captured:
                 name = record_name(fact.record.source, key)
                 self.policy.volatile.update((name, *(f"{name}[{i}]" for i in range(len(now)))))
 
+    def hint(self, fact: Fact, args: tuple, kwargs: dict[str, Any]) -> str:
+        """What the user can do, so that the next such call needs no capture."""
+        if (sizes := self.other_sizes(fact, args, kwargs)) is not None and sizes[1]:
+            name = fact.record.source.removeprefix("L['").replace("']", "", 1)
+            return f"moebius.mark_dynamic({name}, {tuple(sorted(sizes[1]))})"
+        if fact.check[0] in ("equal", "contents", "length", "keys"):
+            return "make it a tensor, or keep it out of the step"
+        return ""
+
     def open_sizes(self, fact: Fact, args: tuple, kwargs: dict[str, Any]) -> None:
-        """The axes along which an input tensor has another size than when the fact was noted."""
+        """The axes of an input tensor that has another size than when the fact was noted."""
+        found = self.other_sizes(fact, args, kwargs)
+        if found is not None and found[1]:
+            assert fact.source is not None
+            # where one size varies the others will: batch and sequence; the last of real numbers counts features
+            tensor, changed = found
+            leading = tensor.dim() - tensor.is_floating_point()
+            self.policy.dynamic_dims.setdefault(fact.source.name, set()).update(changed, range(leading))
+
+    @staticmethod
+    def other_sizes(fact: Fact, args: tuple, kwargs: dict[str, Any]) -> tuple[torch.Tensor, set[int]] | None:
+        """The input tensor of a fact and the axes along which it has another size; None: the fact is of no tensor."""
         kind, *rest = fact.check
         if kind != "tensor" or fact.source is None:
-            return
+            return None
         try:
             tensor = fetch(fact.source, (*args, *kwargs.values()))
         except Exception:  # the path is gone: nothing to learn from it
-            return
+            return None
         shape = rest[1]["shape"]
-        if isinstance(tensor, torch.Tensor) and len(tensor.shape) == len(shape):
-            changed = {d for d, (a, b) in enumerate(zip(shape, tensor.shape, strict=True)) if a is not None and a != b}
-            if changed:
-                self.policy.dynamic_dims.setdefault(fact.source.name, set()).update(changed)
+        if not isinstance(tensor, torch.Tensor) or len(tensor.shape) != len(shape):
+            return None
+        sizes = enumerate(zip(shape, tensor.shape, strict=True))
+        return tensor, {d for d, (a, b) in sizes if a is not None and a != b}
 
     def report_failure(self, error: Exception) -> None:
         """An internal error: say so once, with the place, and let the native call go on."""

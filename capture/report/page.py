@@ -265,10 +265,12 @@ def recompiles(report: Report) -> str:
             text_cell(item.old),
             text_cell(item.new),
             text_cell(place(item.file, item.line), "place"),
+            text_cell(item.hint),
         ]
         for item in report.recompiles
     ]
-    return table([("guard", False), ("was", False), ("became", False), ("asked at", False)], rows)
+    heads = ("guard", "was", "became", "asked at", "hint")
+    return table([(head, False) for head in heads], rows)
 
 
 def guards(report: Report) -> str:

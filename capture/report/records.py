@@ -47,13 +47,14 @@ class Guard:
 
 @dataclass
 class Recompile:
-    """Why a call was captured again: the guard that failed, what it expected, what it met."""
+    """Why a call was captured again: the guard that failed, what it expected, what it met. hint: what to do about it."""
 
     guard: str
     old: str
     new: str
     file: str
     line: int
+    hint: str = ""
 
 
 @dataclass

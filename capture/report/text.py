@@ -172,7 +172,7 @@ def shorten(text: str, length: int = 56) -> str:
 def recompiles(report: Report) -> Table | None:
     if not report.recompiles:
         return None
-    made = table("guard", "was", "became", "asked at")
+    made = table("guard", "was", "became", "asked at", "hint")
     for item in report.recompiles:
-        made.add_row(item.guard, item.old, item.new, place(item.file, item.line))
+        made.add_row(item.guard, item.old, item.new, place(item.file, item.line), item.hint)
     return made
