@@ -47,7 +47,7 @@ class Guard:
 
 @dataclass
 class Recompile:
-    """Why a call was captured again: the guard that failed, what it expected, what it met. hint: what to do about it."""
+    """Why a call was captured again: the guard that failed, what it expected, what it met. hint: what one can do."""
 
     guard: str
     old: str
