@@ -9,7 +9,6 @@ import gc
 import io
 import os
 import sys
-import sysconfig
 import tempfile
 import threading
 import time
@@ -33,19 +32,21 @@ from moebius.interpreter.binding import bind_arguments
 from . import torch_private
 from .errors import CaptureInternalError, GraphBreakError, MoebiusError
 from .export.write import export
+from .frames import with_plain_arguments, worth_capturing
 from .guards.program import changed_key, fetch
 from .guards.recorder import Fact
 from .hidden import hidden
-from .hook import Entry, call_hooked, call_unhooked, mark_skip, set_frame_callback
+from .hook import Entry, call_hooked, call_unhooked, set_frame_callback
 from .options import Options
 from .report.records import Recompile, Stats
 from .segment import Segment, build
 from .shadow import Shadow
-from .trace import Policy, Request, trace, traceable
+from .trace import Policy, Request, trace
 from .tracking.values import TRACING
 
 MAX_SEGMENTS = 16  # per entry; past it the callable runs natively and the report names the guard that kept failing
 MAX_LOOKS = 3  # how often what broke is traced once more, in the second call, to see whether it still does
+DEBUG = bool(os.environ.get("MOEBIUS_DEBUG"))
 
 ALL: weakref.WeakSet[Captured] = weakref.WeakSet()
 MARKED = WeakIdKeyDictionary()  # tensor -> dimensions that were marked dynamic
@@ -488,35 +489,6 @@ def failure_file(function: types.FunctionType, error: Exception) -> str | None:
 # Functions met below native calls
 # ----------------------------------------------------------------------------------------------------------------------
 
-import os as _os  # noqa: E402
-
-DEBUG = bool(_os.environ.get("MOEBIUS_DEBUG"))
-STDLIB = sysconfig.get_path("stdlib")
-OWN = (_os.path.dirname(str(m.__file__)) for m in (moebius, moebius.interpreter, moebius.lowering, moebius.kernels))
-SKIPPED = (_os.path.dirname(torch.__file__), *OWN, "<frozen", "<string>", "<moebius")
-
-
-def is_library(filename: str) -> bool:
-    """Files whose frames are never captured as roots: torch's, the standard library's and moebius's own."""
-    if filename.startswith(SKIPPED):
-        return True
-    return filename.startswith(STDLIB) and "site-packages" not in filename
-
-
-def uses_torch(namespace: dict[str, Any]) -> bool:
-    """Whether a module names torch, or something of torch's, among its globals."""
-    for value in list(namespace.values()):
-        name = value.__name__ if isinstance(value, types.ModuleType) else getattr(value, "__module__", None)
-        if isinstance(name, str) and name.split(".")[0] == "torch":
-            return True
-    return False
-
-
-# Special methods that are captured where a native part meets them.
-PROTOCOL = frozenset(
-    ("__call__", "__init__", "__post_init__", "__enter__", "__exit__", "__getitem__", "__setitem__", "__next__")
-) | {f"__{side}{name}__" for side in ("", "r", "i") for name in ("add", "sub", "mul", "truediv", "matmul", "pow")}
-
 
 class FrameCapture:
     """Asked by the frame hook once for each code object that is met below a native call."""
@@ -525,29 +497,13 @@ class FrameCapture:
         self.local = threading.local()
 
     def __call__(self, function: types.FunctionType) -> Any:
-        code = function.__code__
-        if code.co_name.startswith("__") and code.co_name not in PROTOCOL:
-            return None  # guards and native code go through the others themselves
-        if not uses_torch(function.__globals__):
-            return None  # import hooks, loggers and the like are below native calls too
-        if is_library(code.co_filename) or traceable(function) is not None or code.co_name in ("<module>", "<lambda>"):
+        if not worth_capturing(function):
             return None
         owner: Captured | None = getattr(self.local, "owner", None)
         options = owner.options if owner is not None else Options()
         flat = with_plain_arguments(function)
-        captured = Captured(
-            flat, replace(options, fullgraph=False), names=code.co_varnames[: flat.__code__.co_argcount], parent=owner
-        )
-        return captured.entry
-
-
-def with_plain_arguments(function: types.FunctionType) -> types.FunctionType:
-    """The function with *args and **kwargs as plain positionals (a tuple and a dict): how the hook hands them over."""
-    code = function.__code__
-    count = code.co_argcount + code.co_kwonlyargcount + bool(code.co_flags & 0x04) + bool(code.co_flags & 0x08)
-    flat = code.replace(co_argcount=count, co_posonlyargcount=0, co_kwonlyargcount=0, co_flags=code.co_flags & ~0x0C)
-    mark_skip(flat)
-    return types.FunctionType(flat, function.__globals__, function.__name__, None, function.__closure__)
+        names = function.__code__.co_varnames[: flat.__code__.co_argcount]
+        return Captured(flat, replace(options, fullgraph=False), names=names, parent=owner).entry
 
 
 FRAMES = FrameCapture()
