@@ -73,6 +73,7 @@ def build(
         else:
             result = continue_natively(attempt, emitter, make_resume, below)
         emitter.effects()
+        refuse_abandoned(attempt, emitter)
         captured, lowered = make_graph(attempt, emitter, options, started)
         inputs = graph_inputs(attempt, emitter, lowered, options)
         graph = None if lowered is None else lowered.fn
@@ -94,6 +95,22 @@ def build(
         failures=failures,
         call=(n_positional, kwnames),
     )
+
+
+def refuse_abandoned(attempt: Trace, emitter: Emitter) -> None:
+    """A generator that is left inside a try- or with-block is closed when it dies, which runs the rest of the block.
+
+    When that is, tracing does not see: the frame runs natively, unless the generator goes on living after the segment.
+    """
+    for frame in attempt.domain.generators:
+        if not frame.suspended or frame.shell is None:
+            continue
+        generator = frame.shell()
+        if generator is not None and id(generator) in emitter.built:
+            continue
+        handler = frame.program.handler_at(frame.pc)
+        if handler is not None and frame.program.instructions[handler[0]].opname == "PUSH_EXC_INFO":
+            raise CannotRebuild(f"{frame.code.co_qualname} is left inside a try- or with-block, and closed")
 
 
 def on_failure(attempt: Trace, lowered: Lowered | None) -> FailureHandler | None:

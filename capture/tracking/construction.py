@@ -10,6 +10,8 @@ from typing import Any, cast
 
 import torch
 
+from moebius.interpreter.domain.core import special
+
 from . import natives
 from .call_parts import CallParts
 from .objects import CONTAINERS, DICTS
@@ -83,6 +85,12 @@ class Construction(CallParts):
         """``__new__`` of a class whose allocation is C's."""
         if cls.__flags__ & (1 << 20):  # Py_TPFLAGS_IS_ABSTRACT
             raise TypeError(f"Can't instantiate abstract class {cls.__name__}")
+        if special(cls, "__del__") is not None:
+            raise Break(
+                "object with a finalizer",
+                f"{cls.__module__}.{cls.__qualname__}.__del__ runs when the object dies, which tracing does not see",
+                "make it outside of the step",
+            )
         base = next((b for b in cls.__mro__ if b in ALLOCATED), None)
         if issubclass(cls, BaseException):
             values = [self.domain.plain_contents(a) for a in args]

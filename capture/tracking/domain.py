@@ -59,6 +59,7 @@ class TrackingDomain(Operators, Containers):
         self.root_handled: BaseException | None = None
         self.stacks: dict[Frame, tuple[list[Any], int]] | None = None  # of all frames, where somebody needs them
         self.marks = (0, 0)
+        self.generators: list[Frame] = []  # of the generators that the step made
 
     # ------------------------------------------------------------------------------------------------------------------
     # The machine's steps
@@ -224,6 +225,7 @@ class TrackingDomain(Operators, Containers):
         )
 
     def make_generator(self, frame: Frame) -> Any:
+        self.generators.append(frame)
         return self.objects.made(super().make_generator(frame))
 
     def before_with(self, manager: Any) -> tuple[Any, Any]:

@@ -185,3 +185,22 @@ def test_an_exception_that_a_graph_break_outlives_shows_its_line() -> None:
         return found
 
     assert capture(step)() == step()
+
+
+class Finalized:
+    def __del__(self) -> None:
+        made.append("del")
+
+
+def test_an_object_with_a_finalizer_dies_in_each_call() -> None:
+    def step(x_T: torch.Tensor) -> torch.Tensor:
+        held = Finalized()
+        del held
+        made.append("after")
+        return x_T + 1
+
+    captured = capture(step)
+    for _ in range(3):
+        made.clear()
+        assert captured(torch.ones(2)).tolist() == [2, 2]
+        assert sorted(made) == ["after", "del"]  # a resume function may hold it until the call returns
