@@ -99,6 +99,7 @@ class Captured:
             return native(*args, **kwargs)  # raises the TypeError that says so
         if torch_private.in_checkpoint():  # it compares what it saves twice: in both it must be the program's tensors
             return native(*args, **kwargs)
+        worth_it = False
         try:
             worth_it = not entry.targets or self.learn(args, kwargs)
             if worth_it:
@@ -106,13 +107,13 @@ class Captured:
                     segment = call_unhooked(self.capture, args, kwargs)  # what capture itself runs is not captured
         except CaptureInternalError as error:
             self.report_failure(error)
-            return native(*args, **kwargs)
+            worth_it = False
         except MoebiusError:
             raise
         except Exception as error:
             self.report_failure(error)
-            return native(*args, **kwargs)
-        if not worth_it:
+            worth_it = False
+        if not worth_it:  # (outside of the handlers: capture's error is not the context of the program's)
             return native(*args, **kwargs)
         if segment.graph_break is not None and self.options.fullgraph:
             raise GraphBreakError(segment.graph_break)

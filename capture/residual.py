@@ -292,7 +292,10 @@ class Emitter:
 
     def iterator_value(self, iterator: Any) -> str:
         """Native iterators say themselves how they are made again (``__reduce__``, Objects/iterobject.c and kin)."""
-        reduced = iterator.__reduce__()
+        try:
+            reduced = iterator.__reduce__()
+        except RuntimeError as error:  # a dict or a set that has changed since
+            raise CannotRebuild(f"a {type(iterator).__name__} over a changed container") from error
         maker, arguments = reduced[0], reduced[1]
         for a in arguments:
             if type(a) in CONTAINERS or type(a) in REDUCIBLE:
