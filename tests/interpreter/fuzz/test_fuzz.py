@@ -58,9 +58,8 @@ def test_a_seed_means_the_same_program_always() -> None:
 
 
 def test_every_opcode_that_the_compiler_emits_is_reached() -> None:
-    """Of the programs only those run that have an opcode which none before them reached."""
     reach = Reach()
-    missing, ran = set(reach.unreached()), 0
+    missing, ran = set(reach.unreached()), 0  # only programs run that have an opcode which none before them reached
     with recording(reach):
         for number in range(1500):
             source = generate(SeededChoices(number))
