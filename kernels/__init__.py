@@ -8,10 +8,10 @@ from moebius.kernels.contract import saved_elements
 from moebius.kernels.errors import BackendUnavailableError, ExpertsInputError, ExpertsTypeError
 from moebius.kernels.experts_op import experts, experts_rows
 from moebius.kernels.precision import Budget, Precision
-from moebius.kernels.rounding import round_tokens
+from moebius.kernels.rounding import round_routing, round_tokens
 
 __all__ = [
     "ACTIVATIONS", "BackendUnavailableError", "Budget", "ExpertsInputError", "ExpertsTypeError", "Precision",
-    "PrecisionReport", "chosen_precisions", "experts", "experts_rows", "precision_report", "round_tokens",
-    "saved_elements",
+    "PrecisionReport", "chosen_precisions", "experts", "experts_rows", "precision_report", "round_routing",
+    "round_tokens", "saved_elements",
 ]

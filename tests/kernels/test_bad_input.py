@@ -8,7 +8,9 @@ from dataclasses import replace
 
 import pytest
 import torch
-from experts_oracle import make_layer, run
+from experts_oracle import Layer, loop, make_layer, relative_error, run
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from moebius.kernels import (
@@ -151,3 +153,101 @@ except kernels.BackendUnavailableError as error:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "error: backend='triton' needs the triton package" in done.stdout
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Anything at once: the right result, or an error of ours
+# ----------------------------------------------------------------------------------------------------------------------
+
+FLOATS = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
+INTEGERS = [torch.int64, torch.int32, torch.int16, torch.int8]
+LAYOUTS = {
+    "as it is": lambda t: t,
+    "transposed": lambda t: t.transpose(-1, -2).contiguous().transpose(-1, -2),
+    "every other": lambda t: torch.stack([t, torch.full_like(t, 77)], -1).flatten(-2)[..., ::2],
+    "one value": lambda t: t.flatten()[:1].expand(t.numel()).as_strided(t.shape, [0] * t.dim()) if t.numel() else t,
+    "first row": lambda t: t[:1].expand(t.shape) if t.numel() else t,
+    "shifted": lambda t: torch.cat([t.new_zeros(1), t.flatten()])[1:].view(t.shape),
+}
+ROUNDING = {torch.float64: 1e-12, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}
+
+
+@st.composite
+def layers(draw: st.DrawFn) -> tuple[Layer, bool]:
+    """(a layer with odd arguments, whether the operator takes their dtypes)."""
+    tokens, experts, top_k = draw(st.integers(0, 7)), draw(st.integers(0, 4)), draw(st.integers(0, 3))
+    ids = st.integers(-3, experts + 3) if draw(st.booleans()) else st.integers(0, max(experts - 1, 0))
+    index = torch.tensor(draw(st.lists(ids, min_size=tokens * top_k, max_size=tokens * top_k)), dtype=torch.int64)
+    dtype = draw(st.sampled_from(FLOATS))
+    layer = make_layer(tokens, draw(st.integers(1, 9)), draw(st.integers(1, 6)), experts, top_k,
+                       gate=draw(st.sampled_from(["concat", "interleaved", "none"])), bias=draw(st.booleans()),
+                       weighted=draw(st.booleans()), seed=draw(st.integers(0, 9)), dtype=dtype,
+                       index=index.view(tokens, top_k).to(draw(st.sampled_from(INTEGERS))))
+    mixed = draw(st.sampled_from(["", "", "", "gate_up", "down", "up_bias"]))
+    for name in ("x", "gate_up", "down", "weight", "up_bias", "down_bias"):
+        tensor = getattr(layer, name)
+        if tensor is None:
+            continue
+        with torch.no_grad():
+            tensor = LAYOUTS[draw(st.sampled_from(list(LAYOUTS)))](tensor.detach())
+            if tensor.numel() and draw(st.integers(0, 9)) == 0:
+                tensor = tensor.clone(memory_format=torch.contiguous_format)
+                tensor.view(-1)[draw(st.integers(0, tensor.numel() - 1))] = draw(
+                    st.sampled_from([float("nan"), float("inf")]))
+        if name == "weight" and draw(st.booleans()):
+            tensor = tensor.float()  # routing weights may be wider than the rows
+        if name == mixed:
+            tensor = tensor.to(torch.float16 if dtype == torch.float32 else torch.float32)
+        setattr(layer, name, tensor.requires_grad_(draw(st.booleans())))
+    given_ = {t.dtype for t in (layer.x, layer.gate_up, layer.down, layer.up_bias, layer.down_bias) if t is not None}
+    return layer, len(given_) == 1
+
+
+@settings(max_examples=300, deadline=None)
+@given(case=layers(), save=st.sampled_from(["default", "recompute"]), form=st.sampled_from(["auto", "reference"]))
+def test_the_right_result_or_an_error(case: tuple[Layer, bool], save: str, form: str) -> None:
+    """Odd strides, expanded tensors, indices outside of [0, E), NaN anywhere, no tokens, no experts, no slots."""
+    layer, taken = case
+    if not taken:
+        with pytest.raises(ExpertsTypeError, match="cast one to the other's"):
+            run(layer, save=save, backend=form)
+        return
+    out = run(layer, save=save, backend=form)
+    assert out.dtype == layer.x.dtype and out.shape == layer.x.shape
+    exact = layer.to(torch.float64)
+    want = loop(exact)
+    # what is not finite in the exact result is not finite here, and nothing else is (but for float16's range)
+    assert not (out.isfinite() & ~want.isfinite()).any()
+    if layer.x.dtype != torch.float16:
+        assert not (~out.isfinite() & want.isfinite()).any()
+    both = out.isfinite() & want.isfinite()
+    assert relative_error(out[both], want[both]) < ROUNDING[layer.x.dtype] or float(want[both].norm()) < 1e-3
+    leaves = [t for t in (layer.x, layer.gate_up, layer.down, layer.weight, layer.up_bias, layer.down_bias)
+              if t is not None and t.requires_grad]
+    if not leaves:
+        assert not out.requires_grad
+        return
+    got = torch.autograd.grad(out, leaves, torch.ones_like(out), allow_unused=True)
+    if not want.isfinite().all():
+        return  # a gradient of NaN is compared nowhere else either
+    if want.requires_grad:
+        wide = [t for t in (exact.x, exact.gate_up, exact.down, exact.weight, exact.up_bias, exact.down_bias)
+                if t is not None]
+        own = [t for t in (layer.x, layer.gate_up, layer.down, layer.weight, layer.up_bias, layer.down_bias)
+               if t is not None]
+        exact_grads = torch.autograd.grad(want, wide, torch.ones_like(want), allow_unused=True)
+        right = dict(zip(map(id, own), exact_grads, strict=True))
+    else:
+        right = {}
+    for leaf, grad in zip(leaves, got, strict=True):
+        assert grad is not None and grad.shape == leaf.shape and grad.dtype == leaf.dtype
+        exact_grad = right.get(id(leaf))
+        exact_grad = torch.zeros_like(leaf, dtype=torch.float64) if exact_grad is None else exact_grad
+        near = relative_error(grad, exact_grad) < ROUNDING[layer.x.dtype]
+        assert near or float((grad.double() - exact_grad).norm()) < 10 * ROUNDING[layer.x.dtype]
+
+
+def test_ids_that_require_gradients_cannot_be() -> None:
+    """An index that requires gradients is floating point, and those are no index."""
+    with pytest.raises(ExpertsTypeError, match="expert indices are integers"):
+        run(replace(LAYER, index=LAYER.index.double().requires_grad_()))
