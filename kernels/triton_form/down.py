@@ -16,7 +16,7 @@ from moebius.kernels.triton_form.configs import GROUP, choose
 from moebius.kernels.triton_form.formats import exponents, format_constants, load_exponents, narrowest
 from moebius.kernels.triton_form.launch import Launch, describe, dot_precision, fit_block, submit
 from moebius.kernels.triton_form.product import product
-from moebius.kernels.triton_form.tiles import make_tiles, place
+from moebius.kernels.triton_form.tiles import grid_of, make_tiles, place
 
 COMBINE_TOKENS, COMBINE_WIDTH = 16, 256
 PANELS = 2  # the temporary of a sum is half of S x D; with four, `down` falls below an H100's balance (roofline.py)
@@ -31,34 +31,35 @@ def down_kernel(left, matrix, bias, weight, out, order, tile_expert, tile_row, o
                 PRECISION: tl.constexpr, FORMAT: tl.constexpr, NARROW: tl.constexpr, WIDE: tl.constexpr,
                 GROUP: tl.constexpr,
                 BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr):
-    tile, column = place(num_tiles, num_columns, GROUP)
-    expert = tl.load(tile_expert + tile)
-    if expert < num_experts:
-        first_row = tl.load(tile_row + tile)
-        row = first_row + tl.arange(0, BLOCK_M)
-        row_ok = row < tl.load(offsets + expert + 1)
-        n0 = column * BLOCK_N
-        n = n0 + tl.arange(0, BLOCK_N)
-        n_ok = n < size_d
-        k_rows = load_exponents(k_left + row, row_ok, FORMAT)
-        k_columns = load_exponents(k_matrix + expert.to(tl.int64) * k_e + n * k_d, n_ok, FORMAT)
-        total = product(left, row, row_ok, left_row, left_col, first_row, matrix, expert, w_e, w_k, w_d, n0,
-                        size_k, size_d, k_rows, k_columns, LEFT_DESCRIBED, DESCRIBED, K_LAST, EVEN_K, FORMAT,
-                        NARROW, WIDE, PRECISION, BLOCK_M, BLOCK_N, BLOCK_K)
-        if BIASED:
-            at = bias + expert.to(tl.int64) * bias_e + n * bias_d
-            total += tl.load(at, mask=n_ok, other=0.0).to(tl.float32)[None, :]
-        slot = row
-        if SCATTER or WEIGHTED:
-            slot = tl.load(order + row, mask=row_ok, other=0)
-        if WEIGHTED:
-            at = weight + (slot // top_k).to(tl.int64) * weight_row + (slot % top_k) * weight_col
-            total *= tl.load(at, mask=row_ok, other=0.0).to(tl.float32)[:, None]
-        target = row
-        if SCATTER:
-            target = slot
-        tl.store(out + target.to(tl.int64)[:, None] * size_d + n[None, :], total.to(out.dtype.element_ty),
-                 mask=row_ok[:, None] & n_ok[None, :])
+    for work in range(tl.program_id(0), num_tiles * num_columns, tl.num_programs(0)):
+        tile, column = place(work, num_tiles, num_columns, GROUP)
+        expert = tl.load(tile_expert + tile)
+        if expert < num_experts:
+            first_row = tl.load(tile_row + tile)
+            row = first_row + tl.arange(0, BLOCK_M)
+            row_ok = row < tl.load(offsets + expert + 1)
+            n0 = column * BLOCK_N
+            n = n0 + tl.arange(0, BLOCK_N)
+            n_ok = n < size_d
+            k_rows = load_exponents(k_left + row, row_ok, FORMAT)
+            k_columns = load_exponents(k_matrix + expert.to(tl.int64) * k_e + n * k_d, n_ok, FORMAT)
+            total = product(left, row, row_ok, left_row, left_col, first_row, matrix, expert, w_e, w_k, w_d, n0,
+                            size_k, size_d, k_rows, k_columns, LEFT_DESCRIBED, DESCRIBED, K_LAST, EVEN_K, FORMAT,
+                            NARROW, WIDE, PRECISION, BLOCK_M, BLOCK_N, BLOCK_K)
+            if BIASED:
+                at = bias + expert.to(tl.int64) * bias_e + n * bias_d
+                total += tl.load(at, mask=n_ok, other=0.0).to(tl.float32)[None, :]
+            slot = row
+            if SCATTER or WEIGHTED:
+                slot = tl.load(order + row, mask=row_ok, other=0)
+            if WEIGHTED:
+                at = weight + (slot // top_k).to(tl.int64) * weight_row + (slot % top_k) * weight_col
+                total *= tl.load(at, mask=row_ok, other=0.0).to(tl.float32)[:, None]
+            target = row
+            if SCATTER:
+                target = slot
+            tl.store(out + target.to(tl.int64)[:, None] * size_d + n[None, :], total.to(out.dtype.element_ty),
+                     mask=row_ok[:, None] & n_ok[None, :])
 
 
 @triton.jit
@@ -121,7 +122,7 @@ def project_down(left_SP: Tensor, matrix_EPD: Tensor, bias_ED: Tensor | None, we
             matrix, [1, block_k, block_n])
         columns = triton.cdiv(matrix.shape[2], block_n)
         submit(Launch(
-            down_kernel, (tiles.limit * columns,),
+            down_kernel, grid_of(tiles, columns, config.waves),
             dict(left=left_described or left_SP, matrix=described or matrix, bias=bias, weight=weight, out=out,
                  order=order_S, tile_expert=tiles.expert, tile_row=tiles.row, offsets=offsets,
                  k_left=k_left, k_matrix=k_matrix, num_tiles=tiles.limit,

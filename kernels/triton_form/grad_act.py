@@ -16,7 +16,7 @@ from moebius.kernels.triton_form.formats import exponents, format_constants, loa
 from moebius.kernels.triton_form.gating import cut, load_h, store_h
 from moebius.kernels.triton_form.launch import Launch, describe, dot_precision, fit_block, submit
 from moebius.kernels.triton_form.product import load_rows, product
-from moebius.kernels.triton_form.tiles import make_tiles, place
+from moebius.kernels.triton_form.tiles import grid_of, make_tiles, place
 
 
 @triton.jit
@@ -65,49 +65,50 @@ def grad_act_kernel(grad, matrix, bias, weight, h, grad_h, a, grad_s, order, til
                     DESCRIBED: tl.constexpr, EVEN_K: tl.constexpr, PRECISION: tl.constexpr, FORMAT: tl.constexpr,
                     NARROW: tl.constexpr, WIDE: tl.constexpr, GROUP: tl.constexpr,
                     PARTS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr):
-    tile, column = place(num_tiles, num_columns, GROUP)
-    expert = tl.load(tile_expert + tile)
-    if expert < num_experts:
-        first_row = tl.load(tile_row + tile)
-        row = first_row + tl.arange(0, BLOCK_M)
-        row_ok = row < tl.load(offsets + expert + 1)
-        slot = tl.load(order + row, mask=row_ok, other=0)
-        token = slot // top_k
-        n0 = column * BLOCK_N
-        n = n0 + tl.arange(0, BLOCK_N)
-        k_rows = load_exponents(k_grad + token, row_ok, FORMAT)
-        k_columns = load_exponents(k_matrix + expert.to(tl.int64) * k_e + n * k_n, n < size_n, FORMAT)
-        grad_a = product(grad, token, row_ok, grad_row, grad_col, first_row, matrix, expert, w_e, w_d, w_n, n0,
-                         size_d, size_n, k_rows, k_columns, False, DESCRIBED, K_LAST, EVEN_K, FORMAT, NARROW, WIDE,
-                         PRECISION, BLOCK_M, BLOCK_N, BLOCK_K)
-        scale = tl.full((BLOCK_M,), 1.0, tl.float32)
-        if WEIGHTED:
-            at = weight + token.to(tl.int64) * weight_row + (slot % top_k) * weight_col
-            scale = tl.load(at, mask=row_ok, other=0.0).to(tl.float32)
-        partial = tl.zeros((BLOCK_M,), tl.float32)
-        if KEEP_S and BIASED:
-            if column == 0:
-                for d0 in range(0, size_d, BLOCK_K):
-                    d = d0 + tl.arange(0, BLOCK_K)
-                    g = load_rows(grad, token, row_ok, grad_row, grad_col, first_row, d0, size_d,
-                                  False, EVEN_K, BLOCK_M, BLOCK_K)
-                    b = tl.load(bias + expert.to(tl.int64) * bias_e + d * bias_d, mask=d < size_d, other=0.0)
-                    partial += tl.sum(g.to(tl.float32) * b.to(tl.float32)[None, :], 1)
-        if PARTS == 1:
-            partial += finish(grad_a, scale, row, row_ok, n0, size_n, h, grad_h, a, GATE, WEIGHTED, KEEP_S, KEEP_A,
-                              KEEP_DH, GRADIENTS, BLOCK_N)
-        elif PARTS == 2:
-            partial += finish_halves(grad_a, scale, row, row_ok, n0, size_n, h, grad_h, a, GATE, WEIGHTED, KEEP_S,
-                                     KEEP_A, KEEP_DH, GRADIENTS, BLOCK_M, BLOCK_N)
-        else:
-            HALF: tl.constexpr = BLOCK_N // 2
-            low, high = cut(grad_a, BLOCK_M, BLOCK_N)
-            partial += finish_halves(low, scale, row, row_ok, n0, size_n, h, grad_h, a, GATE, WEIGHTED, KEEP_S,
-                                     KEEP_A, KEEP_DH, GRADIENTS, BLOCK_M, HALF)
-            partial += finish_halves(high, scale, row, row_ok, n0 + HALF, size_n, h, grad_h, a, GATE, WEIGHTED, KEEP_S,
-                                     KEEP_A, KEEP_DH, GRADIENTS, BLOCK_M, HALF)
-        if KEEP_S:
-            tl.store(grad_s + slot.to(tl.int64) * num_columns + column, partial, mask=row_ok)
+    for work in range(tl.program_id(0), num_tiles * num_columns, tl.num_programs(0)):
+        tile, column = place(work, num_tiles, num_columns, GROUP)
+        expert = tl.load(tile_expert + tile)
+        if expert < num_experts:
+            first_row = tl.load(tile_row + tile)
+            row = first_row + tl.arange(0, BLOCK_M)
+            row_ok = row < tl.load(offsets + expert + 1)
+            slot = tl.load(order + row, mask=row_ok, other=0)
+            token = slot // top_k
+            n0 = column * BLOCK_N
+            n = n0 + tl.arange(0, BLOCK_N)
+            k_rows = load_exponents(k_grad + token, row_ok, FORMAT)
+            k_columns = load_exponents(k_matrix + expert.to(tl.int64) * k_e + n * k_n, n < size_n, FORMAT)
+            grad_a = product(grad, token, row_ok, grad_row, grad_col, first_row, matrix, expert, w_e, w_d, w_n, n0,
+                             size_d, size_n, k_rows, k_columns, False, DESCRIBED, K_LAST, EVEN_K, FORMAT, NARROW, WIDE,
+                             PRECISION, BLOCK_M, BLOCK_N, BLOCK_K)
+            scale = tl.full((BLOCK_M,), 1.0, tl.float32)
+            if WEIGHTED:
+                at = weight + token.to(tl.int64) * weight_row + (slot % top_k) * weight_col
+                scale = tl.load(at, mask=row_ok, other=0.0).to(tl.float32)
+            partial = tl.zeros((BLOCK_M,), tl.float32)
+            if KEEP_S and BIASED:
+                if column == 0:
+                    for d0 in range(0, size_d, BLOCK_K):
+                        d = d0 + tl.arange(0, BLOCK_K)
+                        g = load_rows(grad, token, row_ok, grad_row, grad_col, first_row, d0, size_d,
+                                      False, EVEN_K, BLOCK_M, BLOCK_K)
+                        b = tl.load(bias + expert.to(tl.int64) * bias_e + d * bias_d, mask=d < size_d, other=0.0)
+                        partial += tl.sum(g.to(tl.float32) * b.to(tl.float32)[None, :], 1)
+            if PARTS == 1:
+                partial += finish(grad_a, scale, row, row_ok, n0, size_n, h, grad_h, a, GATE, WEIGHTED, KEEP_S, KEEP_A,
+                                  KEEP_DH, GRADIENTS, BLOCK_N)
+            elif PARTS == 2:
+                partial += finish_halves(grad_a, scale, row, row_ok, n0, size_n, h, grad_h, a, GATE, WEIGHTED, KEEP_S,
+                                         KEEP_A, KEEP_DH, GRADIENTS, BLOCK_M, BLOCK_N)
+            else:
+                HALF: tl.constexpr = BLOCK_N // 2
+                low, high = cut(grad_a, BLOCK_M, BLOCK_N)
+                partial += finish_halves(low, scale, row, row_ok, n0, size_n, h, grad_h, a, GATE, WEIGHTED, KEEP_S,
+                                         KEEP_A, KEEP_DH, GRADIENTS, BLOCK_M, HALF)
+                partial += finish_halves(high, scale, row, row_ok, n0 + HALF, size_n, h, grad_h, a, GATE, WEIGHTED,
+                                         KEEP_S, KEEP_A, KEEP_DH, GRADIENTS, BLOCK_M, HALF)
+            if KEEP_S:
+                tl.store(grad_s + slot.to(tl.int64) * num_columns + column, partial, mask=row_ok)
 
 
 class ActivationGradients(NamedTuple):
@@ -141,7 +142,7 @@ def grad_activation(grad_TD: Tensor, h_SM: Tensor, weights: Weights, order_S: Te
     weight = h_SM.new_empty(0, 1) if weight_TK is None else weight_TK
     k_matrix = exponents(matrix.transpose(1, 2), name)
     submit(Launch(
-        grad_act_kernel, (tiles.limit * columns,),
+        grad_act_kernel, grid_of(tiles, columns, config.waves),
         dict(grad=grad_TD, matrix=described or matrix, bias=bias, weight=weight, h=h_SM, grad_h=grad_h,
              a=scaled_a, grad_s=partials, order=order_S, tile_expert=tiles.expert, tile_row=tiles.row,
              offsets=offsets, k_grad=exponents(grad_TD, name), k_matrix=k_matrix,

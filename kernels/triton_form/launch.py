@@ -18,13 +18,17 @@ ALIGNMENT = 16  # bytes, of a descriptor's base and strides
 
 @dataclass(frozen=True)
 class Config:
-    """Tile shape and resources of one kernel. block_m x block_n is a program's output tile, block_k its step."""
+    """Tile shape and resources of one kernel. block_m x block_n is a program's output tile, block_k its step.
+
+    waves: persistent programs a multiprocessor; 0: one program a tile.
+    """
 
     block_m: int
     block_n: int
     block_k: int
     warps: int
     stages: int
+    waves: int = 0
 
 
 @dataclass

@@ -44,12 +44,22 @@ def make_tiles(offsets: Tensor, rows: int, block_m: int) -> TileTable:
     return TileTable(expert, row.to(torch.int32), offsets, block_m)
 
 
+def grid_of(table: TileTable, columns: int, waves: int) -> tuple[int]:
+    """Programs of a launch: one for each piece of work or, persistent, ``waves`` a multiprocessor that go on to the
+    next piece (waves 0: not persistent)."""
+    pieces = table.limit * columns
+    if not waves or not table.expert.is_cuda:
+        return (pieces,)
+    processors = torch.cuda.get_device_properties(table.expert.device).multi_processor_count
+    return (min(pieces, waves * processors),)
+
+
 @triton.jit
-def place(num_tiles, num_columns, GROUP: tl.constexpr):
-    """(tile, column) of this program, walking GROUP tiles down before the next column, so that weights stay in L2."""
-    pid = tl.program_id(0)
+def place(work, num_tiles, num_columns, GROUP: tl.constexpr):
+    """(tile, column) of a piece of work, walking GROUP tiles down before the next column, so that weights stay in
+    L2."""
     span = GROUP * num_columns
-    first = pid // span * GROUP
+    first = work // span * GROUP
     size = min(num_tiles - first, GROUP)
-    within = pid % span
+    within = work % span
     return first + within % size, within // size

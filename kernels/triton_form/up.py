@@ -20,7 +20,7 @@ from moebius.kernels.triton_form.formats import (
 from moebius.kernels.triton_form.gating import cut, store_h
 from moebius.kernels.triton_form.launch import Launch, describe, dot_precision, fit_block, submit
 from moebius.kernels.triton_form.product import load_matrix, load_rows
-from moebius.kernels.triton_form.tiles import make_tiles, place
+from moebius.kernels.triton_form.tiles import grid_of, make_tiles, place
 
 
 @triton.jit
@@ -51,47 +51,48 @@ def up_kernel(x, w_gate, w_up, bias_gate, bias_up, h, a, order, tile_expert, til
               VALUE: tl.constexpr, DESCRIBED: tl.constexpr, EVEN_K: tl.constexpr, PRECISION: tl.constexpr,
               FORMAT: tl.constexpr, NARROW: tl.constexpr, WIDE: tl.constexpr, GROUP: tl.constexpr, PARTS: tl.constexpr,
               BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr):
-    tile, column = place(num_tiles, num_columns, GROUP)
-    expert = tl.load(tile_expert + tile)
-    if expert < num_experts:
-        first_row = tl.load(tile_row + tile)
-        row = first_row + tl.arange(0, BLOCK_M)
-        row_ok = row < tl.load(offsets + expert + 1)
-        token = tl.load(order + row, mask=row_ok, other=0) // top_k
-        n0 = column * BLOCK_N
-        gate = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-        up = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-        n = n0 + tl.arange(0, BLOCK_N)
-        at = expert.to(tl.int64) * k_e + n * k_n
-        k_rows = load_exponents(k_x + token, row_ok, FORMAT)
-        k_columns_gate = load_exponents(k_gate + at, n < size_n, FORMAT)
-        k_columns_up = load_exponents(k_up + at, n < size_n, FORMAT)
-        for k0 in range(0, size_d, BLOCK_K):
-            rows = load_rows(x, token, row_ok, x_row, x_col, first_row, k0, size_d, False, EVEN_K, BLOCK_M, BLOCK_K)
-            w = load_matrix(w_gate, expert, w_e, w_d, w_n, k0, n0, size_d, size_n,
-                            DESCRIBED, True, EVEN_K, BLOCK_K, BLOCK_N)
-            gate = multiply(rows, w, gate, k_rows, k_columns_gate, FORMAT, True, NARROW, WIDE, PRECISION,
-                            BLOCK_M, BLOCK_N, BLOCK_K)
-            if GATE != "none":
-                w = load_matrix(w_up, expert, w_e, w_d, w_n, k0, n0, size_d, size_n,
+    for work in range(tl.program_id(0), num_tiles * num_columns, tl.num_programs(0)):
+        tile, column = place(work, num_tiles, num_columns, GROUP)
+        expert = tl.load(tile_expert + tile)
+        if expert < num_experts:
+            first_row = tl.load(tile_row + tile)
+            row = first_row + tl.arange(0, BLOCK_M)
+            row_ok = row < tl.load(offsets + expert + 1)
+            token = tl.load(order + row, mask=row_ok, other=0) // top_k
+            n0 = column * BLOCK_N
+            gate = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+            up = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+            n = n0 + tl.arange(0, BLOCK_N)
+            at = expert.to(tl.int64) * k_e + n * k_n
+            k_rows = load_exponents(k_x + token, row_ok, FORMAT)
+            k_columns_gate = load_exponents(k_gate + at, n < size_n, FORMAT)
+            k_columns_up = load_exponents(k_up + at, n < size_n, FORMAT)
+            for k0 in range(0, size_d, BLOCK_K):
+                rows = load_rows(x, token, row_ok, x_row, x_col, first_row, k0, size_d, False, EVEN_K, BLOCK_M, BLOCK_K)
+                w = load_matrix(w_gate, expert, w_e, w_d, w_n, k0, n0, size_d, size_n,
                                 DESCRIBED, True, EVEN_K, BLOCK_K, BLOCK_N)
-                up = multiply(rows, w, up, k_rows, k_columns_up, FORMAT, True, NARROW, WIDE, PRECISION,
-                              BLOCK_M, BLOCK_N, BLOCK_K)
-        gate = finish_scales(gate, k_rows, k_columns_gate, FORMAT)
-        up = finish_scales(up, k_rows, k_columns_up, FORMAT)
-        b_gate = bias_gate + expert.to(tl.int64) * bias_e
-        b_up = bias_up + expert.to(tl.int64) * bias_e
-        if PARTS == 1:
-            finish(gate, up, row, row_ok, n0, size_n, b_gate, b_up, bias_n, h, a, GATE, BIASED, KEEP_H, KEEP_A,
-                   VALUE, BLOCK_N)
-        else:
-            HALF: tl.constexpr = BLOCK_N // 2
-            gate_low, gate_high = cut(gate, BLOCK_M, BLOCK_N)
-            up_low, up_high = cut(up, BLOCK_M, BLOCK_N)
-            finish(gate_low, up_low, row, row_ok, n0, size_n, b_gate, b_up, bias_n, h, a, GATE, BIASED, KEEP_H,
-                   KEEP_A, VALUE, HALF)
-            finish(gate_high, up_high, row, row_ok, n0 + HALF, size_n, b_gate, b_up, bias_n, h, a, GATE, BIASED,
-                   KEEP_H, KEEP_A, VALUE, HALF)
+                gate = multiply(rows, w, gate, k_rows, k_columns_gate, FORMAT, True, NARROW, WIDE, PRECISION,
+                                BLOCK_M, BLOCK_N, BLOCK_K)
+                if GATE != "none":
+                    w = load_matrix(w_up, expert, w_e, w_d, w_n, k0, n0, size_d, size_n,
+                                    DESCRIBED, True, EVEN_K, BLOCK_K, BLOCK_N)
+                    up = multiply(rows, w, up, k_rows, k_columns_up, FORMAT, True, NARROW, WIDE, PRECISION,
+                                  BLOCK_M, BLOCK_N, BLOCK_K)
+            gate = finish_scales(gate, k_rows, k_columns_gate, FORMAT)
+            up = finish_scales(up, k_rows, k_columns_up, FORMAT)
+            b_gate = bias_gate + expert.to(tl.int64) * bias_e
+            b_up = bias_up + expert.to(tl.int64) * bias_e
+            if PARTS == 1:
+                finish(gate, up, row, row_ok, n0, size_n, b_gate, b_up, bias_n, h, a, GATE, BIASED, KEEP_H, KEEP_A,
+                       VALUE, BLOCK_N)
+            else:
+                HALF: tl.constexpr = BLOCK_N // 2
+                gate_low, gate_high = cut(gate, BLOCK_M, BLOCK_N)
+                up_low, up_high = cut(up, BLOCK_M, BLOCK_N)
+                finish(gate_low, up_low, row, row_ok, n0, size_n, b_gate, b_up, bias_n, h, a, GATE, BIASED, KEEP_H,
+                       KEEP_A, VALUE, HALF)
+                finish(gate_high, up_high, row, row_ok, n0 + HALF, size_n, b_gate, b_up, bias_n, h, a, GATE, BIASED,
+                       KEEP_H, KEEP_A, VALUE, HALF)
 
 
 def project_up(x_TD: Tensor, weights: Weights, order_S: Tensor, offsets: Tensor, top_k: int, options: Options,
@@ -123,7 +124,7 @@ def project_up(x_TD: Tensor, weights: Weights, order_S: Tensor, offsets: Tensor,
     described = described_gate is not None and described_up is not None
     columns = triton.cdiv(narrow, block_n)
     submit(Launch(
-        up_kernel, (tiles.limit * columns,),
+        up_kernel, grid_of(tiles, columns, config.waves),
         dict(x=x_TD, w_gate=described_gate if described else w_gate, w_up=described_up if described else w_up,
              bias_gate=bias_gate, bias_up=bias_up, h=h_SM, a=a_SN, order=order_S,
              tile_expert=tiles.expert, tile_row=tiles.row, offsets=offsets, k_x=exponents(x_TD, name),
