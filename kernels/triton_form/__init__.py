@@ -3,6 +3,10 @@ atomics. One kernel a file, with the host code that launches it; launch.py lets 
 launch, and aot.py compiles exactly that without a GPU. Sources stay within what Triton 3.6, 3.7 and 3.9 share."""
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import Tensor
 from triton.runtime.jit import JITFunction
@@ -10,12 +14,43 @@ from triton.runtime.jit import JITFunction
 from moebius.kernels.contract import Gradients, Needs, Options, Weights
 from moebius.kernels.triton_form.down import project_down
 from moebius.kernels.triton_form.grad_act import grad_activation
+from moebius.kernels.triton_form.launch import Config, Launch, Problem, recorder, recording
+from moebius.kernels.triton_form.tuning import cache_of, measure, seconds_on_gpu, trial
 from moebius.kernels.triton_form.up import project_up, up_kernel
 from moebius.kernels.triton_form.weight_grad import row_sum, weight_grad
 
 INTERPRETED = not isinstance(up_kernel, JITFunction)  # TRITON_INTERPRET=1 was set when this was imported
 
-__all__ = ["INTERPRETED", "backward", "forward"]
+__all__ = ["INTERPRETED", "backward", "forward", "tune"]
+
+
+def tune(x_TD: Tensor, weights: Weights, order_S: Tensor, offsets: Tensor, weight_TK: Tensor | None, top_k: int,
+         options: Options, seconds_of: Callable[[Launch], float] = seconds_on_gpu) -> dict[Problem, Config]:
+    """Measure the configurations of every kernel of a forward and a backward on these tensors, and keep the fastest
+    (tuning.py). On a GPU; the arguments are forward's. Returns what was chosen."""
+    grad_TD = torch.ones_like(x_TD)
+
+    def run() -> None:
+        _, h_SM = forward(x_TD, weights, order_S, offsets, weight_TK, top_k, options)
+        needs = Needs(*(True,) * 4, weights.gate_up_bias_EM is not None, weights.down_bias_ED is not None)
+        backward(grad_TD, x_TD, h_SM, weights, order_S, offsets, weight_TK, top_k, options, needs)
+
+    chosen = {each: config for each, (_, config) in measure(run, seconds_of).items()}
+    if x_TD.is_cuda:
+        cache_of(x_TD.device).store(chosen)
+    return chosen
+
+
+def tune_once(*arguments: Any) -> None:
+    """With MOEBIUS_TUNE=1: tune at the first call of a shape whose kernels are not all in the cache."""
+    x_TD = arguments[0]
+    if os.environ.get("MOEBIUS_TUNE") != "1" or not x_TD.is_cuda or trial.get() is not None:
+        return
+    with recording() as launches:
+        forward(*arguments)
+    found = cache_of(x_TD.device).found
+    if any(launch.problem is not None and str(launch.problem) not in found for launch in launches):
+        tune(*arguments)
 
 
 def forward(x_TD: Tensor, weights: Weights, order_S: Tensor, offsets: Tensor, weight_TK: Tensor | None, top_k: int,
@@ -26,6 +61,8 @@ def forward(x_TD: Tensor, weights: Weights, order_S: Tensor, offsets: Tensor, we
     if slots == 0 or weights.gate_up_EMD.shape[0] == 0 or weights.down_EDN.numel() == 0:
         return torch.zeros_like(x_TD, memory_format=torch.contiguous_format), x_TD.new_zeros(
             slots if keep else 0, weights.gate_up_EMD.shape[1])
+    if recorder.get() is None:
+        tune_once(x_TD, weights, order_S, offsets, weight_TK, top_k, options)
     h_SM, a_SN = project_up(x_TD, weights, order_S, offsets, top_k, options, keep_h=keep, keep_a=True)
     out_TD = project_down(
         a_SN, weights.down_EDN.transpose(1, 2), weights.down_bias_ED, weight_TK, order_S, offsets, top_k, "down",

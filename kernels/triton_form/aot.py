@@ -3,6 +3,7 @@
     python -m moebius.kernels.triton_form.aot              # the table for sm_90
     python -m moebius.kernels.triton_form.aot --target sm_100 --shape demo
     python -m moebius.kernels.triton_form.aot --target gfx942
+    python -m moebius.kernels.triton_form.aot --docs docs/kernels.md    # all tables there, minutes
 
 The launches are those of the host code itself, walked over tensors on the meta device, with the argument specialisation
 that a launch on a GPU would make (16-byte alignment, ones folded). For NVIDIA targets: registers, stack and spills from
@@ -30,6 +31,7 @@ from triton.compiler import ASTSource
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from moebius.kernels.contract import Needs, Options, Weights
+from moebius.kernels.precision import NAMED
 from moebius.kernels.triton_form import backward, forward
 from moebius.kernels.triton_form.launch import Launch, recording
 
@@ -196,6 +198,46 @@ def table(reports: list[CompilerReport]) -> str:
     return "\n".join(lines)
 
 
+BENCHED = ("moe", "fine", "finest", "wide", "mixtral")
+BEGIN, END = "<!-- compiler's report: written by python -m moebius.kernels.triton_form.aot --docs -->", "<!-- end -->"
+
+
+def reports_of(shape: str, target: str, dtype: torch.dtype = torch.bfloat16, options: Options | None = None,
+               bias: bool = False) -> list[CompilerReport]:
+    """Of every kernel of a forward and a backward, once each (panels and sums come several times)."""
+    once = {launch.label: launch for launch in plan(SHAPES[shape], dtype, options, bias)}
+    return [compile_launch(launch, target) for launch in once.values()]
+
+
+def documentation() -> str:
+    """Markdown: every kernel at the first shape on every target, the other shapes and the 8-bit formats in short."""
+    first = SHAPES["moe"]
+    parts = [f"Triton {triton.__version__}, bfloat16, T={first.tokens} D={first.width} N={first.narrow} E={first.experts} "
+             f"K={first.top_k}."]
+    for target in TARGETS:
+        parts += [f"**{target}**", table(reports_of("moe", target))]
+    short = ["| shape | precision | kernels | most registers | spill bytes | most shared KiB | matrix instructions |",
+             "|---|---|---|---|---|---|---|"]
+    cases = [(shape, None) for shape in BENCHED[1:]] + [("moe", name) for name in NAMED]
+    for shape, name in cases:
+        found = reports_of(shape, "sm_90", options=Options(precision=None if name is None else NAMED[name]))
+        kinds = sorted({report.matrix_kind for report in found if report.tensor_cores})
+        sizes = SHAPES[shape]
+        short.append(
+            f"| T={sizes.tokens} D={sizes.width} N={sizes.narrow} E={sizes.experts} K={sizes.top_k} | "
+            f"{name or 'bfloat16'} | {len(found)} | {max(r.registers for r in found)} | "
+            f"{sum(r.spill_bytes for r in found)} | {max(r.shared_bytes for r in found) / 1024:.0f} | "
+            f"{', '.join(kinds) if all(r.sound for r in found) else 'MISSING'} |")
+    return "\n\n".join([*parts, "**sm_90, other shapes and formats**", "\n".join(short)])
+
+
+def write_documentation(path: Path) -> None:
+    """Put the tables between their marks in a Markdown file."""
+    text = path.read_text()
+    head, rest = text.split(BEGIN)
+    path.write_text(f"{head}{BEGIN}\n\n{documentation()}\n\n{END}{rest.split(END, 1)[1]}")
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
     parser.add_argument("--target", choices=list(TARGETS), default="sm_90")
@@ -203,16 +245,18 @@ def main() -> int:
     parser.add_argument("--gate", default="concat")
     parser.add_argument("--dtype", choices=["bfloat16", "float16", "float32"], default="bfloat16")
     parser.add_argument("--bias", action="store_true")
+    parser.add_argument("--docs", type=Path, metavar="FILE", help="write the tables of docs/kernels.md, all targets")
     given = parser.parse_args()
     if os.environ.get("TRITON_INTERPRET") == "1":
         parser.error("TRITON_INTERPRET=1 is set; unset it to compile")
+    if given.docs:
+        write_documentation(given.docs)
+        return 0
     print(f"Triton {triton.__version__}, {given.target}, {given.dtype}, gate {given.gate}{', biases' * given.bias}\n")
     sound = True
     for name in given.shape or ["moe"]:
         shape = SHAPES[name]
-        launches = plan(shape, getattr(torch, given.dtype), Options(gate=given.gate), given.bias)
-        once = {launch.label: launch for launch in launches}  # panels and sums come several times
-        reports = [compile_launch(launch, given.target) for launch in once.values()]
+        reports = reports_of(name, given.target, getattr(torch, given.dtype), Options(gate=given.gate), given.bias)
         sound = sound and all(report.sound for report in reports)
         print(f"{name}: T={shape.tokens} D={shape.width} N={shape.narrow} E={shape.experts} K={shape.top_k}\n")
         print(table(reports) + "\n")

@@ -3,7 +3,8 @@ from __future__ import annotations
 
 import torch
 
-from moebius.kernels.triton_form.launch import Config, dot_precision
+from moebius.kernels.triton_form.launch import Config, Problem, dot_precision
+from moebius.kernels.triton_form.tuning import configured, problem
 
 GROUP = 8  # tiles walked down before the next column
 MANY_ROWS = 96  # mean rows an expert from which the larger tiles are taken
@@ -42,15 +43,21 @@ FORMATS: dict[str, dict[str, tuple[Config, Config]]] = {
 }
 
 
-def choose(kernel: str, dtype: torch.dtype, slots: int, num_experts: int, name: str | None = None) -> Config:
-    """The default for a kernel, by dtype, the format's name and mean rows an expert (known on the host; the counts
-    are not)."""
+def choose(kernel: str, dtype: torch.dtype, slots: int, num_experts: int, inner: int, outer: int, name: str | None,
+           device: torch.device) -> tuple[Config, Problem]:
+    """What was measured for a kernel at these sizes (tuning.py), else the default.
+
+    inner: of the contraction, outer: columns of the result. name: of the format. The default goes by dtype, format and
+    mean rows an expert (known on the host; the counts are not).
+    """
     if name is not None:
         table = FORMATS[name]
     else:
         table = HALF if dtype.itemsize == 2 else TF32 if dot_precision(dtype) == "tf32" else EXACT
     many, few = table[kernel]
-    return many if slots >= MANY_ROWS * num_experts else few
+    default = many if slots >= MANY_ROWS * num_experts else few
+    each = problem(kernel, dtype, name, slots, num_experts, inner, outer)
+    return configured(each, default, device), each
 
 
 def epilogue_parts(block_n: int) -> int:

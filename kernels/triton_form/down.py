@@ -105,7 +105,7 @@ def project_down(left_SP: Tensor, matrix_EPD: Tensor, bias_ED: Tensor | None, we
     """
     slots, inner = left_SP.shape
     num_experts, _, width = matrix_EPD.shape
-    config = choose(label, left_SP.dtype, slots, num_experts, name)
+    config, problem = choose(label, left_SP.dtype, slots, num_experts, inner, width, name, left_SP.device)
     block_m = fit_block(slots, config.block_m)
     block_n, block_k = fit_block(width, config.block_n), fit_block(inner, config.block_k, narrowest(name))
     tiles = make_tiles(offsets, slots, block_m)
@@ -136,7 +136,8 @@ def project_down(left_SP: Tensor, matrix_EPD: Tensor, bias_ED: Tensor | None, we
                  EVEN_K=inner % block_k == 0, PRECISION=dot_precision(left_SP.dtype), GROUP=GROUP,
                  **format_constants(name),
                  BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_K=block_k),
-            config.warps, config.stages, flops=2 * slots * inner * matrix.shape[2], label=label))
+            config.warps, config.stages, flops=2 * slots * inner * matrix.shape[2], label=label,
+            problem=problem))
 
     if scatter:
         # Sentinel slots are not written: where rows go straight to tokens, theirs must be zero.

@@ -126,7 +126,7 @@ def grad_activation(grad_TD: Tensor, h_SM: Tensor, weights: Weights, order_S: Te
     num_experts, width, narrow = weights.down_EDN.shape
     keep_dh = needs.x or needs.gate_up or needs.gate_up_bias
     name = options.format("grad_act")
-    config = choose("grad_act", h_SM.dtype, slots, num_experts, name)
+    config, problem = choose("grad_act", h_SM.dtype, slots, num_experts, width, narrow, name, h_SM.device)
     block_m = fit_block(slots, config.block_m)
     block_n, block_k = fit_block(narrow, config.block_n), fit_block(width, config.block_k, narrowest(name))
     tiles = make_tiles(offsets, slots, block_m)
@@ -157,5 +157,5 @@ def grad_activation(grad_TD: Tensor, h_SM: Tensor, weights: Weights, order_S: Te
              DESCRIBED=described is not None, EVEN_K=width % block_k == 0, PRECISION=dot_precision(h_SM.dtype),
              **format_constants(name), GROUP=GROUP, PARTS=epilogue_parts(block_n),
              BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_K=block_k),
-        config.warps, config.stages, flops=2 * slots * width * narrow, label="grad_act"))
+        config.warps, config.stages, flops=2 * slots * width * narrow, label="grad_act", problem=problem))
     return ActivationGradients(grad_h, scaled_a, partials.sum(1))

@@ -2,10 +2,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import torch
@@ -31,11 +31,28 @@ class Config:
     waves: int = 0
 
 
+@dataclass(frozen=True)
+class Problem:
+    """What a configuration is chosen for: a kernel (configs.py) and its sizes. rows: slots an expert in the mean,
+    rounded down to a power of two."""
+
+    kernel: str
+    dtype: str
+    format: str
+    rows: int
+    inner: int
+    outer: int
+
+    def __str__(self) -> str:
+        return "/".join(str(getattr(self, each.name)) for each in fields(self))
+
+
 @dataclass
 class Launch:
     """One kernel call. Everything goes by name; the first argument is the tensor that the kernel reads rows of.
 
-    flops: multiply-adds counted twice, for kernels that multiply matrices; 0 for the others.
+    flops: multiply-adds counted twice, for kernels that multiply matrices; 0 for the others. problem: what its
+    configuration was chosen for.
     """
 
     kernel: Any
@@ -46,6 +63,7 @@ class Launch:
     stages: int
     flops: int = 0
     label: str = field(default="")
+    problem: Problem | None = None
 
     @property
     def tensor_cores(self) -> bool:
@@ -62,6 +80,7 @@ class Launch:
                                enable_fp_fusion=True)
 
 
+timer: ContextVar[Callable[[Launch], None] | None] = ContextVar("timer", default=None)
 recorder: ContextVar[list[Launch] | None] = ContextVar("recorder", default=None)
 
 
@@ -77,12 +96,24 @@ def recording() -> Iterator[list[Launch]]:
         recorder.reset(token)
 
 
+@contextmanager
+def timing(run: Callable[[Launch], None]) -> Iterator[None]:
+    """Launches inside are run by ``run``."""
+    token = timer.set(run)
+    try:
+        yield
+    finally:
+        timer.reset(token)
+
+
 def submit(launch: Launch) -> None:
     """Run the launch, or collect it. An empty grid is nothing to do."""
     if math.prod(launch.grid) == 0:
         return
-    launches = recorder.get()
-    if launches is None:
+    launches, timed = recorder.get(), timer.get()
+    if timed is not None:
+        timed(launch)
+    elif launches is None:
         launch.run()
     else:
         launches.append(launch)

@@ -105,7 +105,8 @@ def project_up(x_TD: Tensor, weights: Weights, order_S: Tensor, offsets: Tensor,
     h_SM = x_TD.new_empty(slots if keep_h else 0, width_h)
     a_SN = x_TD.new_empty(slots if keep_a else 0, narrow)
     name = options.format("up")
-    config = choose("up" if gated else "up_ungated", x_TD.dtype, slots, num_experts, name)
+    config, problem = choose("up" if gated else "up_ungated", x_TD.dtype, slots, num_experts, width, narrow, name,
+                             x_TD.device)
     block_m = fit_block(slots, config.block_m)
     block_n, block_k = fit_block(narrow, config.block_n), fit_block(width, config.block_k, narrowest(name))
     tiles = make_tiles(offsets, slots, block_m)
@@ -138,5 +139,5 @@ def project_up(x_TD: Tensor, weights: Weights, order_S: Tensor, offsets: Tensor,
              DESCRIBED=described, EVEN_K=width % block_k == 0, PRECISION=dot_precision(x_TD.dtype), GROUP=GROUP,
              **format_constants(name),
              PARTS=min(2, epilogue_parts(block_n)), BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_K=block_k),
-        config.warps, config.stages, flops=2 * slots * width * width_h, label="up"))
+        config.warps, config.stages, flops=2 * slots * width * width_h, label="up", problem=problem))
     return h_SM, a_SN

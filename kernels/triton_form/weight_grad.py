@@ -76,7 +76,7 @@ def weight_grad(left: Tensor, right: Tensor, order_S: Tensor, offsets: Tensor, t
     num_experts = offsets.shape[0] - 1
     size_p, size_q = left.shape[1], right.shape[1]
     slots = order_S.shape[0]
-    config = choose("weight_grad", left.dtype, slots, num_experts, name)
+    config, problem = choose("weight_grad", left.dtype, slots, num_experts, size_p, size_q, name, left.device)
     block_p, block_q = fit_block(size_p, config.block_m), fit_block(size_q, config.block_n)
     block_s = fit_block(slots, config.block_k, narrowest(name))
     out = left.new_empty(num_experts, size_p, size_q)
@@ -91,7 +91,7 @@ def weight_grad(left: Tensor, right: Tensor, order_S: Tensor, offsets: Tensor, t
              **format_constants(name),
              BLOCK_P=block_p, BLOCK_Q=block_q, BLOCK_S=block_s),
         config.warps, config.stages, flops=2 * slots * size_p * size_q,
-        label="weight_grad_gathered_left" if left_gathered else "weight_grad_gathered_right"))
+        label="weight_grad_gathered_left" if left_gathered else "weight_grad_gathered_right", problem=problem))
     return out
 
 

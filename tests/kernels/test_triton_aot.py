@@ -4,6 +4,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -111,6 +112,26 @@ def test_the_check_notices_lost_wgmma() -> None:
     launch.constants = {**launch.constants, "BLOCK_M": 16}
     report = aot.compile_launch(launch)
     assert report.matrix_ops == 0 and "HMMA" in report.notes and not report.sound
+
+
+def test_the_documented_tables_are_of_these_kernels() -> None:
+    """docs/kernels.md: its configurations are today's, its sm_90 rows are sound. The registers are the compiler's."""
+    text = (Path(__file__).parent.parent.parent / "docs" / "kernels.md").read_text()
+    made = text.split(aot.BEGIN)[1].split(aot.END)[0]
+    tables = {part.split("**")[0]: part.split("**")[1] for part in made.split("\n**")[1:]}
+    assert [name for name in tables if name in aot.TARGETS] == list(aot.TARGETS)
+    once = {launch.label: launch for launch in aot.plan(aot.SHAPES["moe"])}
+    for target in aot.TARGETS:
+        rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in tables[target].splitlines()
+                if line.startswith("| ")][1:]
+        assert [row[0] for row in rows] == list(once)
+        for row, launch in zip(rows, once.values(), strict=True):
+            block = [str(value) for name, value in launch.constants.items() if name.startswith("BLOCK")]
+            assert row[1] == "×".join(block) and row[3] == str(launch.stages)
+            if target != "gfx942":
+                assert row[5] == "0", (target, row)
+            assert (row[7].split()[0] != "0") == launch.tensor_cores, (target, row)
+    assert "MISSING" not in made and made.count("T=32768 D=4096") == 2
 
 
 def test_command() -> None:
