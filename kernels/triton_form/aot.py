@@ -212,8 +212,8 @@ def reports_of(shape: str, target: str, dtype: torch.dtype = torch.bfloat16, opt
 def documentation() -> str:
     """Markdown: every kernel at the first shape on every target, the other shapes and the 8-bit formats in short."""
     first = SHAPES["moe"]
-    parts = [f"Triton {triton.__version__}, bfloat16, T={first.tokens} D={first.width} N={first.narrow} E={first.experts} "
-             f"K={first.top_k}."]
+    parts = [f"Triton {triton.__version__}, bfloat16, T={first.tokens} D={first.width} N={first.narrow} "
+             f"E={first.experts} K={first.top_k}."]
     for target in TARGETS:
         parts += [f"**{target}**", table(reports_of("moe", target))]
     short = ["| shape | precision | kernels | most registers | spill bytes | most shared KiB | matrix instructions |",
