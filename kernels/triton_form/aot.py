@@ -233,9 +233,9 @@ def documentation() -> str:
 
 def write_documentation(path: Path) -> None:
     """Put the tables between their marks in a Markdown file."""
-    text = path.read_text()
-    head, rest = text.split(BEGIN)
-    path.write_text(f"{head}{BEGIN}\n\n{documentation()}\n\n{END}{rest.split(END, 1)[1]}")
+    tables = documentation()
+    head, rest = path.read_text().split(BEGIN)
+    path.write_text(f"{head}{BEGIN}\n\n{tables}\n\n{END}{rest.split(END, 1)[1]}")
 
 
 def main() -> int:
