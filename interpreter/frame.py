@@ -76,6 +76,8 @@ class Frame:
     def variables(self) -> dict[str, Any]:
         """Name -> value of the local variables that are set, cells read through (what `locals()` reports)."""
         found: dict[str, Any] = {}
+        if not self.locals:  # it has returned
+            return found
         for index, name in enumerate(self.program.localsplus):
             value = self.locals[index]
             if index in self.program.cell_indices and value is not UNSET:
@@ -89,10 +91,18 @@ class Frame:
                 found[name] = value
         return found
 
+    def hidden(self) -> dict[str, Any]:
+        """The variables of comprehensions that are inlined in a class or module body (PEP 709), where one runs."""
+        if self.program.optimized or not self.code.co_varnames:
+            return {}
+        found = self.variables()
+        return {name: found[name] for name in self.code.co_varnames if name in found}
+
     def namespace(self) -> Any:
         """What locals() gives here: the body's namespace, or the variables (up to 3.12 always in the same dict)."""
         if self.names is not None:
-            return self.names
+            hidden = self.hidden()
+            return {**self.names, **hidden} if hidden else self.names
         found = self.variables()
         if FRESH_LOCALS:
             return found

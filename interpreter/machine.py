@@ -6,7 +6,7 @@ import sys
 from _thread import RLock, get_ident
 from collections.abc import Callable, Mapping
 from operator import attrgetter
-from types import CellType, CodeType, FrameType, FunctionType
+from types import CellType, CodeType, FrameType, FunctionType, TracebackType
 from typing import Any
 
 from . import opcodes  # noqa: F401  (registers the handlers)
@@ -57,14 +57,30 @@ class Machine:
         self.thread = get_ident()
         self.frame: Frame | None = None  # the innermost frame that runs
         self.exc_item: list[Any] = [None, None]  # [handled exception, the item outside the running generator]
-        self.propagating: BaseException | None = None
-        self.clean: Any = None  # the propagating exception's traceback, the machine's own entries taken out
         self.entries = 0  # of that traceback, since the exception was raised or last left a handler
         self.depth = 0
         self.depth_limit = ROOM.before if ROOM.running else sys.getrecursionlimit()
         self.limit_changed = False
         self.checks = CHECKS.on
         self.shown: dict[int, tuple[Any, Frame]] = {}  # frame objects handed out, with the frames they show
+
+    @property
+    def propagating(self) -> BaseException | None:
+        """The exception that left a frame last, until it is handled or C code swallows it."""
+        return self.native.propagating
+
+    @propagating.setter
+    def propagating(self, exc: BaseException | None) -> None:
+        self.native.propagating = exc
+
+    @property
+    def clean(self) -> TracebackType | None:
+        """The propagating exception's traceback, the machine's own entries taken out."""
+        return self.native.clean
+
+    @clean.setter
+    def clean(self, trace: TracebackType | None) -> None:
+        self.native.clean = trace
 
     # --- entering frames
 
@@ -187,6 +203,7 @@ class Machine:
 
     def throw(self, frame: Frame, error: BaseException) -> Any:
         """Continue a suspended generator frame by raising at its yield, or in what it delegates to."""
+        closing = isinstance(error, GeneratorExit) and frame.thrown_args is None
         thrown = [error]  # a list, emptied as it is used: a traceback through here must not lead back to its exception
         del error
         receiver = self.delegate(frame)
@@ -204,7 +221,12 @@ class Machine:
                 value = thrown[0].value
                 self.swallow(thrown.pop())
                 return self.leave_delegation(frame, value)
-        return self.reenter(frame, thrown)
+        try:
+            return self.reenter(frame, thrown)
+        except GeneratorExit:
+            if closing:  # close() swallows it, perhaps where no Native sees that
+                self.propagating = self.clean = None
+            raise
 
     def reenter(self, frame: Frame, thrown: list[BaseException] | None) -> Any:
         frame.suspended = False
@@ -448,8 +470,11 @@ class Machine:
             names,
             function.__closure__ or (),
         )
+        propagating, clean = self.propagating, self.clean
         try:
-            return self.run(frame)
+            value = self.run(frame)
+            self.propagating, self.clean = propagating, clean
+            return value
         except UNROUTED as error:
             self.native.failed = error  # the C code in between must not swallow it
             raise

@@ -4,6 +4,7 @@ from __future__ import annotations
 import builtins
 import importlib
 import sys
+from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -33,8 +34,6 @@ def import_interpreted(machine: Machine, name: str, globals_: Any, locals_: Any,
 
 def trim(error: BaseException) -> None:
     """Leave importlib's own frames out of the traceback (Python/import.c remove_importlib_frames)."""
-    from types import TracebackType
-
     from .tracebacks import GET_TRACEBACK, SET_TRACEBACK
 
     entries = []

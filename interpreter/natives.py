@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
-from types import CodeType
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import contextmanager, suppress
+from types import AsyncGeneratorType, CodeType, CoroutineType
 from typing import Any
 
 try:
@@ -37,8 +37,27 @@ NATIVE_CALLBACKS: dict[str, str] = {
 DICT_GET = dict.get  # globals may be of a subclass, whose own methods do not count
 OWN_FOLDER = os.path.dirname(__file__) + os.sep
 OPAQUE_PREFIXES = ("moebius.", "torch._dynamo.")  # torch.compile's wrappers switch a frame hook of their own
-TRANSPARENT = frozenset({"importlib._bootstrap", "importlib._bootstrap_external"})
+IN_BETWEEN = "a native frame of the machine's"  # the module of frames that it puts between its own and C code
+TRANSPARENT = frozenset({"importlib._bootstrap", "importlib._bootstrap_external", IN_BETWEEN})
 
+async def never_awaited() -> AsyncGenerator[None, None]:
+    yield
+
+
+def finalized_by_c() -> list[type]:
+    """Types of C whose finalizers call Python."""
+    made = never_awaited()
+    steps = made.asend(None), made.athrow(GeneratorExit), made.aclose()
+    kinds = [CoroutineType, AsyncGeneratorType, *{type(step) for step in steps}]
+    with suppress(StopIteration):  # they are over: nothing warns
+        steps[0].close()
+    for step in steps[1:]:
+        step.close()
+    return kinds
+
+
+for finalized in finalized_by_c():
+    reentry.watch_native_finalizer(finalized)
 reentry.set_modules(OPAQUE_PREFIXES, TRANSPARENT)
 
 

@@ -270,6 +270,7 @@ typedef struct {
     vectorcallfunc vectorcall;
     PyObject *handler;
     PyObject *failed;
+    PyObject *propagating, *clean;
 } Native;
 
 static PyObject *
@@ -303,6 +304,12 @@ native_call(PyObject *self, PyObject *const *args, size_t nargsf, PyObject *kwna
     here.handler = before.handler;
     here.taking = before.taking;
     follow();
+    if (result != NULL && native->propagating != NULL) {    /* C code has swallowed it */
+        PyObject *propagating = native->propagating, *clean = native->clean;
+        native->propagating = native->clean = NULL;
+        Py_DECREF(propagating);
+        Py_XDECREF(clean);
+    }
     return native->failed == NULL ? result : raise_failed(native, result);
 }
 
@@ -327,6 +334,8 @@ native_traverse(PyObject *self, visitproc visit, void *arg)
 {
     Py_VISIT(((Native *)self)->handler);
     Py_VISIT(((Native *)self)->failed);
+    Py_VISIT(((Native *)self)->propagating);
+    Py_VISIT(((Native *)self)->clean);
     return 0;
 }
 
@@ -335,6 +344,8 @@ native_clear(PyObject *self)
 {
     Py_CLEAR(((Native *)self)->handler);
     Py_CLEAR(((Native *)self)->failed);
+    Py_CLEAR(((Native *)self)->propagating);
+    Py_CLEAR(((Native *)self)->clean);
     return 0;
 }
 
@@ -349,6 +360,9 @@ native_dealloc(PyObject *self)
 static PyMemberDef native_members[] = {
     {"failed", T_OBJECT, offsetof(Native, failed), 0,
      "what the handler raised that C code must not swallow: raised when the call ends, whatever it gave"},
+    {"propagating", T_OBJECT, offsetof(Native, propagating), 0,
+     "the exception that left the machine's last frame; None again when a call ends without an exception"},
+    {"clean", T_OBJECT, offsetof(Native, clean), 0, "its traceback, the machine's own entries taken out"},
     {NULL, 0, 0, 0, NULL},
 };
 
@@ -477,31 +491,38 @@ watch_finalizer(PyObject *module, PyObject *type)
     Py_RETURN_NONE;
 }
 
-/* CPython's own finalizers of coroutines and of async generators call Python: warnings' and the event loop's hooks. */
-static destructor coroutine_finalizer, async_generator_finalizer;
+/* CPython's own finalizers that call Python: warnings about what was never awaited, the event loop's hooks. */
+#define NATIVE_FINALIZERS 8
+static struct {
+    PyTypeObject *type;
+    destructor finalizer;
+} native_finalizers[NATIVE_FINALIZERS];
 
 static void
-finalize_coroutine(PyObject *self)
+finalize_native(PyObject *self)
 {
-    finalize_taking(coroutine_finalizer, self);
-}
-
-static void
-finalize_async_generator(PyObject *self)
-{
-    finalize_taking(async_generator_finalizer, self);
-}
-
-static void
-watch_generator_finalizers(void)
-{
-    if (coroutine_finalizer != NULL) {
-        return;
+    for (int i = 0; i < NATIVE_FINALIZERS; i++) {
+        if (native_finalizers[i].type == Py_TYPE(self)) {
+            finalize_taking(native_finalizers[i].finalizer, self);
+            return;
+        }
     }
-    coroutine_finalizer = PyCoro_Type.tp_finalize;
-    async_generator_finalizer = PyAsyncGen_Type.tp_finalize;
-    PyCoro_Type.tp_finalize = finalize_coroutine;
-    PyAsyncGen_Type.tp_finalize = finalize_async_generator;
+}
+
+static PyObject *
+watch_native_finalizer(PyObject *module, PyObject *type)
+{
+    (void)module;
+    destructor finalizer = PyType_Check(type) ? ((PyTypeObject *)type)->tp_finalize : NULL;
+    for (int i = 0; i < NATIVE_FINALIZERS && finalizer != NULL && finalizer != finalize_native; i++) {
+        if (native_finalizers[i].type == NULL) {
+            native_finalizers[i].type = (PyTypeObject *)Py_NewRef(type);
+            native_finalizers[i].finalizer = finalizer;
+            ((PyTypeObject *)type)->tp_finalize = finalize_native;
+            break;
+        }
+    }
+    Py_RETURN_NONE;
 }
 
 static int
@@ -600,6 +621,8 @@ static PyMethodDef methods[] = {
      "call_outside(callable, /, *args, **kwargs): call for the machine's own needs; nothing is taken or counted."},
     {"watch_finalizer", watch_finalizer, METH_O,
      "watch_finalizer(class): its Python __del__, if it has one, is interpreted wherever the last reference goes."},
+    {"watch_native_finalizer", watch_native_finalizer, METH_O,
+     "watch_native_finalizer(class of C): Python that its finalizer calls is interpreted wherever the last reference goes."},
     {"set_counts", set_counts, METH_O,
      "set_counts(dict | None) -> what was set: where this thread counts frames that run natively, code -> number."},
     {"set_modules", set_modules, METH_VARARGS,
@@ -657,7 +680,6 @@ PyInit_reentry(void)
         return NULL;
     }
 #endif
-    watch_generator_finalizers();
     PyObject *module = PyModule_Create(&definition);
     if (module != NULL && PyModule_AddObjectRef(module, "Native", (PyObject *)&NativeType) < 0) {
         Py_CLEAR(module);

@@ -12,6 +12,9 @@ from collections.abc import Callable
 from types import CodeType, FunctionType
 from typing import Any
 
+from .forms.registry import form
+from .natives import DICT_GET, IN_BETWEEN
+
 # the argument of CALL_INTRINSIC_1 or CALL_INTRINSIC_2, as in tables/v312.py and v313.py
 ONE = {"typevar": 7, "paramspec": 8, "typevartuple": 9, "typealias": 11}
 TWO = {
@@ -52,10 +55,38 @@ def run_intrinsic(domain: Any, frame: Any, name: str, first: Any, second: Any) -
     if name in ONE:
         if name == "typealias":
             first = (first[0], first[1], lazy(domain, first[2]))
-        return FunctionType(CODES[name], frame.globals)(first)
+        return in_between(domain, frame, CODES[name])(first)
     if name != "set_function_type_params":
         second = lazy(domain, second)
-    return FunctionType(CODES[name], frame.globals)(first, second)
+    return in_between(domain, frame, CODES[name])(first, second)
+
+
+def in_between(domain: Any, frame: Any, code: CodeType) -> Callable[..., Any]:
+    """The native code as a function of the frame's module, which CPython asks for its __module__."""
+    function = FunctionType(code, {"__name__": IN_BETWEEN})
+    of_frame = frame.function if frame.function is not None else None
+    function.__module__ = of_frame.__module__ if of_frame is not None else DICT_GET(frame.globals, "__name__", None)
+    return lambda *args, **kwargs: domain.native(function, *args, **kwargs)
+
+
+def call_within(callee: Any, *args: Any, **kwargs: Any) -> Any:
+    return callee(*args, **kwargs)
+
+
+def making_form(native: Any) -> None:
+    """TypeVar and its kin, called: they take their __module__ from the calling function."""
+
+    @form(native)
+    def make(domain: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        frame = domain.machine.frame
+        if frame is None:
+            return domain.native(native, *args, **kwargs)
+        return in_between(domain, frame, call_within.__code__)(native, *args, **kwargs)
+
+
+for kind in ("TypeVar", "ParamSpec", "TypeVarTuple", "TypeAliasType"):
+    if sys.version_info >= (3, 12):
+        making_form(getattr(typing, kind))
 
 
 def lazy(domain: Any, function: Any) -> Callable[[], Any]:

@@ -134,7 +134,10 @@ class Names(Core):
         shown = package if isinstance(package, str) else "<unknown module name>"
         path = getattr(module, "__file__", None) if isinstance(package, str) else None
         if not isinstance(path, str):
-            raise ImportError(f"cannot import name '{name}' from '{shown}' (unknown location)", name=shown, path=None)
+            wrong = ImportError(f"cannot import name '{name}' from '{shown}' (unknown location)", name=shown)
+            if sys.version_info >= (3, 12):
+                wrong.name_from = name
+            raise wrong
         if still_importing(module):
             message = (
                 f"cannot import name '{name}' from partially initialized module '{shown}' "
@@ -142,7 +145,10 @@ class Names(Core):
             )
         else:
             message = f"cannot import name '{name}' from '{shown}' ({path})"
-        raise ImportError(message, name=shown, path=path)
+        wrong = ImportError(message, name=shown, path=path)
+        if sys.version_info >= (3, 12):
+            wrong.name_from = name
+        raise wrong
 
     def import_star(self, frame: Any, module: Any) -> None:
         public = getattr(module, "__all__", None)

@@ -11,6 +11,7 @@ import argparse
 import fnmatch
 import importlib.util
 import json
+import resource
 import subprocess
 import sys
 import tempfile
@@ -24,7 +25,14 @@ from modules import EXCLUDED, MODULES
 HERE = Path(__file__).resolve().parent
 GOAL = 0.995  # of the tests that pass natively
 VERSION = "{}.{}".format(*sys.version_info)
+STACK = 256 << 20  # bytes of C stack of the processes, native and interpreted ones
 MODULE_SECONDS = 900  # wall clock of one process; a test that is not reached counts as different
+
+
+def widen_stack() -> None:
+    """In the child: an interpreted call takes more C stack than a native one."""
+    limit = resource.getrlimit(resource.RLIMIT_STACK)[1]
+    resource.setrlimit(resource.RLIMIT_STACK, (STACK if limit == resource.RLIM_INFINITY else min(STACK, limit), limit))
 
 
 def run_module(name: str, mode: str, tests: list[str] | None, seconds: float) -> tuple[dict[str, list[str]], str]:
@@ -43,7 +51,7 @@ def run_module(name: str, mode: str, tests: list[str] | None, seconds: float) ->
             try:
                 done = subprocess.run(
                     command, cwd=Path(folder, "cwd"), stdin=subprocess.DEVNULL, capture_output=True, text=True,
-                    errors="replace", timeout=max(end - time.monotonic(), 1),
+                    errors="replace", timeout=max(end - time.monotonic(), 1), preexec_fn=widen_stack,
                 )  # fmt: skip
                 status, said = done.returncode, done.stderr[-3000:]
             except subprocess.TimeoutExpired:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import faulthandler
+import gc
 import importlib
 import json
 import os
@@ -82,6 +83,8 @@ class Recorder(unittest.TestResult):
         super().startTest(test)
         self.outcome = ["none", ""]
         COUNTERS.clear()
+        if isinstance(test, unittest.IsolatedAsyncioTestCase):
+            gc.collect()  # the event loop of the test before is not this test's garbage
         self.write(self.names[id(test)], "start")
         faulthandler.dump_traceback_later(SECONDS, exit=True)
 
