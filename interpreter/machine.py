@@ -1,9 +1,8 @@
 """The machine: runs frames, routes exceptions, keeps the stack of frames and of handled exceptions."""
 from __future__ import annotations
 
-import dis
 import sys
-from _thread import RLock, get_ident
+from _thread import get_ident
 from collections.abc import Callable, Mapping
 from operator import attrgetter
 from types import CellType, CodeType, FrameType, FunctionType, TracebackType
@@ -11,6 +10,7 @@ from typing import Any
 
 from . import opcodes  # noqa: F401  (registers the handlers)
 from .binding import bind_arguments
+from .checks import CHECKS, check_step
 from .decode import PROGRAMS, Program, check_tables, decode
 from .domain import Domain
 from .domain.calls import NATIVE_CALLABLES
@@ -19,6 +19,7 @@ from .forms import form_of
 from .frame import Frame
 from .modules import import_interpreted
 from .natives import DICT_GET, Native, call_inside, is_opaque, write_unraisable
+from .room import ROOM
 from .sentinels import UNSET, sentinel
 from .shells import frame_of, user_code
 from .tracebacks import (
@@ -36,13 +37,13 @@ from .tracebacks import (
     with_variables,
     without_first,
 )
+from .tracing import trace_of
 
 check_tables()
 
 NEW_LOCALS = 0x02  # CO_NEWLOCALS: the code of a function, as opposed to a class or module body
 SHOWN_FRAMES = 64
 BUILTINS_OF = attrgetter("__builtins__")  # typeshed does not know the attribute; and no Python call on the hot path
-NATIVE_FRAMES_PER_CALL = 16  # native Python frames that one interpreted call takes, at most, and some room
 
 
 class Machine:
@@ -62,6 +63,9 @@ class Machine:
         self.depth_limit = ROOM.before if ROOM.running else sys.getrecursionlimit()
         self.limit_changed = False
         self.checks = CHECKS.on
+        self.slow = self.checks  # each instruction is looked at: by the checks, or by the program's trace function
+        self.tracer: Any = None  # what the program gave to sys.settrace
+        self.in_trace = False  # it runs at the moment, and is not traced itself
         self.shown: dict[int, tuple[Any, Frame]] = {}  # frame objects handed out, with the frames they show
 
     @property
@@ -118,7 +122,7 @@ class Machine:
         item = self.exc_item
         handled = item[0]
         try:
-            if self.domain.observes or self.checks:
+            if self.domain.observes or self.slow:
                 value = self.run_observed(frame, thrown)
                 if frame.exc_item is None and not self.domain.observes:
                     self.drop_locals(frame)
@@ -158,14 +162,17 @@ class Machine:
             self.depth -= 1
 
     def run_observed(self, frame: Frame, thrown: list[BaseException] | None) -> Any:
-        """The same loop for a domain that watches each instruction and may move the frame."""
+        """The same loop where each instruction is looked at; a domain that observes may move the frame."""
         observe = self.domain.observe
+        trace = trace_of(self, frame)
         while True:
             try:
                 if thrown:
                     rethrow(thrown)
                 while True:
                     observe(frame)
+                    if trace is not None:
+                        trace.before()
                     pc = frame.pc
                     handler, operand = frame.program.steps[pc]
                     height = len(frame.stack)
@@ -177,9 +184,22 @@ class Machine:
                     elif jump >= 0:
                         frame.pc = jump
                     else:
-                        return frame.value
+                        break
+                if trace is not None:
+                    trace.left(frame.value)
+                if frame.exc_item is not None and not pc and not frame.suspended:  # as in `run`
+                    value, frame.value = frame.value, None
+                    return value
+                return frame.value
             except BaseException as error:
-                if not self.route(frame, error):
+                pc, again = frame.pc, frame.reraise
+                caught = self.route(frame, error)
+                if trace is not None and not isinstance(error, UNROUTED):
+                    if again is None:
+                        trace.raised(error, pc)
+                    if not caught:
+                        trace.left(None)
+                if not caught:
                     raise
 
     def drop_locals(self, frame: Frame) -> None:
@@ -456,6 +476,8 @@ class Machine:
             self.shown.clear()
             self.propagating = self.clean = None  # no cycle through the traceback of what leaves
             ROOM.give_back(self.depth_limit if self.limit_changed else None)
+            if self.tracer is not None:
+                sys.settrace(self.tracer)  # from here on natively
 
     def take(self, function: FunctionType, code: CodeType, args: list[Any], names: Any) -> Any:
         """Run what C code called: reentry.c hands over a function's bound arguments, or a body and its namespace."""
@@ -591,66 +613,6 @@ POPS_DELEGATE = sys.version_info < (3, 12)
 # 3.11 keeps the traceback of what propagates beside the exception, and stores it there when a handler catches it. What
 # is thrown into a frame that handles an exception (_PyErr_ChainStackItem) goes back to what was stored.
 TRACEBACK_APART = sys.version_info < (3, 12)
-
-
-class Room:
-    """Python's recursion limit, raised while machines run, for their own frames: one setting for all threads."""
-
-    def __init__(self) -> None:
-        self.running = 0
-        self.before = 0
-        self.lock = RLock()
-
-    def make(self, depth: int) -> None:
-        needed = depth * NATIVE_FRAMES_PER_CALL + 500
-        if sys.getrecursionlimit() < needed:
-            sys.setrecursionlimit(needed)
-
-    def take(self, depth: int) -> None:
-        with self.lock:
-            if self.running == 0:
-                self.before = sys.getrecursionlimit()
-            self.running += 1
-            self.make(depth)
-
-    def give_back(self, wanted: int | None) -> None:
-        """`wanted`: the limit that the program set itself."""
-        with self.lock:
-            self.running -= 1
-            if wanted is not None:
-                self.before = wanted
-            if self.running == 0:
-                sys.setrecursionlimit(self.before)
-
-
-ROOM = Room()
-
-
-class Checks:
-    """The debug switch: machines made while it is on compare each step's stack effect with `dis.stack_effect`."""
-
-    on = False
-
-
-CHECKS = Checks()
-
-
-def check_step(frame: Frame, height: int, jump: int | None) -> None:
-    """InterpreterError where the instruction moved the stack by another count than CPython's compiler reckons with."""
-    if jump is not None and jump < 0:
-        return
-    instruction = frame.instruction
-    argument = instruction.arg if instruction.opcode >= dis.HAVE_ARGUMENT else None
-    expected = dis.stack_effect(instruction.opcode, argument, jump=jump is not None)
-    if "PRECALL" in dis.opmap:  # 3.11's compiler counts a call's arguments there, before CALL takes them
-        if instruction.opname == "PRECALL":
-            expected = 0
-        elif instruction.opname == "CALL":
-            expected += dis.stack_effect(dis.opmap["PRECALL"], argument)
-    if len(frame.stack) - height != expected:
-        error = InterpreterError(f"stack effect {len(frame.stack) - height}, expected {expected}")
-        error.locate(frame)
-        raise error
 
 
 def raised_by_handler(exc: BaseException) -> bool:

@@ -2,7 +2,7 @@
 
 A Python function that C code calls while the machine runs that C code is interpreted (reentry.c), whatever the C code
 is: sort keys, `__hash__` and `__eq__` of dict keys, `__set_name__`, replacement functions, … The program's own
-`sys.settrace` and `sys.setprofile` are refused with InterpreterError. NATIVE_CALLBACKS names the rest.
+`sys.setprofile` is refused with InterpreterError. NATIVE_CALLBACKS names the rest.
 """
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def finalized_by_c() -> list[type]:
     """Types of C whose finalizers call Python."""
     made = never_awaited()
     steps = made.asend(None), made.athrow(GeneratorExit), made.aclose()
-    kinds = [CoroutineType, AsyncGeneratorType, *{type(step) for step in steps}]
+    kinds: list[type] = [CoroutineType, AsyncGeneratorType, *{type(step) for step in steps}]
     with suppress(StopIteration):  # they are over: nothing warns
         steps[0].close()
     for step in steps[1:]:

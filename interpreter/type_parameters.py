@@ -90,7 +90,11 @@ for kind in ("TypeVar", "ParamSpec", "TypeVarTuple", "TypeAliasType"):
 
 
 def lazy(domain: Any, function: Any) -> Callable[[], Any]:
-    return lambda: domain.call(function, [], {})
+    def evaluate() -> Any:
+        return domain.call(function, [], {})
+
+    evaluate.__module__ = function.__module__  # an alias takes its own from here
+    return evaluate
 
 
 def subscript_generic(domain: Any, params: Any) -> Any:

@@ -8,6 +8,7 @@ from typing import Any
 from ..sentinels import STOP
 from .core import HEAP_TYPE, MISSING, PLAIN, Core, is_class, lookup, special
 
+PLAIN_TEXT = PLAIN - {int}  # from 3.12 on C code calls Lib/_pylong.py for long ones
 EXACT = frozenset({list, tuple, str, bytes, range})
 # Iterators that never lead into Python code; a dict's or set's goes on in order without looking keys up.
 SAMPLES: tuple[Any, ...] = ([], (), "", "é", b"", range(0), range(1 << 70), {}, {}.values(), {}.items(), set())
@@ -200,7 +201,7 @@ class Containers(Core):
         if raw is None and lookup(type(value), "__str__") is object.__str__:
             return self.to_repr(value)
         if raw is None:
-            return str(value) if type(value) in PLAIN else self.native(str, value)
+            return str(value) if type(value) in PLAIN_TEXT else self.native(str, value)
         return checked_str(self.call_special(raw, value, []), "__str__ returned non-string (type {})")
 
     def to_repr(self, value: Any) -> str:
@@ -220,7 +221,7 @@ class Containers(Core):
         if raw is None:
             if lookup(tp, "__format__") is object.__format__ and spec == "":
                 return self.to_str(value)
-            return format(value, spec) if tp in PLAIN else self.native(format, value, spec)
+            return format(value, spec) if tp in PLAIN_TEXT else self.native(format, value, spec)
         return checked_str(self.call_special(raw, value, [spec]), "__format__ must return a str, not {}")
 
     def list_append(self, target: list[Any], value: Any) -> None:

@@ -224,8 +224,24 @@ def observer_form(native: Any) -> None:
         return domain.native(native, *args, **kwargs)
 
 
-observer_form(sys.settrace)
 observer_form(sys.setprofile)
+
+
+@form(sys.settrace)
+def settrace(domain: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """See tracing.py."""
+    if kwargs or len(args) != 1:
+        return domain.native(sys.settrace, *args, **kwargs)  # raises
+    machine = domain.machine
+    if domain.observes and args[0] is not None:
+        raise InterpreterError("sys.settrace would see the machine's frames, not the program's")
+    machine.tracer, machine.slow = args[0], machine.checks or args[0] is not None
+    return None
+
+
+@form(sys.gettrace)
+def gettrace(domain: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    return domain.native(sys.gettrace, *args, **kwargs) if args or kwargs else domain.machine.tracer
 
 
 @form(sys.getrecursionlimit)

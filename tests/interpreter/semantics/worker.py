@@ -20,7 +20,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-SECONDS = 30  # of one test, wall clock; some tests hang when a signal or a finalizer does not come
+SECONDS = 300  # of one test, wall clock; some tests hang when a signal or a finalizer does not come
 MEMORY = 4 << 30  # bytes; tests of MemoryError ask for more than any machine has
 
 
