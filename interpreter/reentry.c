@@ -614,6 +614,16 @@ write_unraisable(PyObject *module, PyObject *args)
     Py_RETURN_NONE;
 }
 
+static PyObject *
+untrack(PyObject *module, PyObject *object)
+{
+    (void)module;
+    if (PyObject_GC_IsTracked(object)) {
+        PyObject_GC_UnTrack(object);
+    }
+    Py_RETURN_NONE;
+}
+
 static PyMethodDef methods[] = {
     {"call_inside", (PyCFunction)(void (*)(void))call_inside, METH_FASTCALL | METH_KEYWORDS,
      "call_inside(native, callable, /, *args, **kwargs): call the machine; user frames that then run natively count."},
@@ -633,6 +643,7 @@ static PyMethodDef methods[] = {
      "lookup(type, name): the raw attribute along the MRO, or the mark of set_lookup. Runs no __getattribute__."},
     {"special", (PyCFunction)(void (*)(void))special, METH_FASTCALL,
      "special(type, name): the raw attribute along the MRO where calling it would run Python code, else None."},
+    {"untrack", untrack, METH_O, "untrack(object): gc.get_objects() does not list it."},
     {"write_unraisable", write_unraisable, METH_VARARGS,
      "write_unraisable(exception, object): PyErr_WriteUnraisable."},
     {"is_on", is_on, METH_NOARGS, "is_on() -> bool: whether the hook is on for this thread."},

@@ -1,15 +1,18 @@
 """Marks that stand in frames where there is no value."""
 from __future__ import annotations
 
+from .natives import reentry
+
 
 class Sentinel:
-    """A unique mark; compared by identity only. It holds nothing, so that gc.get_objects() does not list it."""
+    """A unique mark; compared by identity only. gc.get_objects() does not list it: a program must not come by it."""
 
     __slots__ = ()
 
 
 def sentinel(name: str) -> Sentinel:
     mark: Sentinel = type(name, (Sentinel,), {"__slots__": (), "__repr__": lambda self: name})()
+    reentry.untrack(mark)
     return mark
 
 

@@ -98,7 +98,7 @@ def reason_for(name: str, test: str, version: str, reasons: list[dict[str, Any]]
 
 
 def stale(result: dict[str, Any], reasons: list[dict[str, Any]]) -> list[str]:
-    """Patterns of reasons.toml, of modules that ran, that fit no difference. Those that say `sometimes` may be quiet."""
+    """Patterns of reasons.toml, of modules that ran, that fit no difference. A `sometimes` entry need not fit any."""
     found = [f"{name}.{test}" for name, test, _ in differences(result)]
     return [
         pattern
