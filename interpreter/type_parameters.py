@@ -63,7 +63,7 @@ def run_intrinsic(domain: Any, frame: Any, name: str, first: Any, second: Any) -
 
 def in_between(domain: Any, frame: Any, code: CodeType) -> Callable[..., Any]:
     """The native code as a function of the frame's module, which CPython asks for its __module__."""
-    function = FunctionType(code, {"__name__": IN_BETWEEN})
+    function = FunctionType(code, {"__name__": IN_BETWEEN, "__builtins__": frame.builtins})
     of_frame = frame.function if frame.function is not None else None
     function.__module__ = of_frame.__module__ if of_frame is not None else DICT_GET(frame.globals, "__name__", None)
     return lambda *args, **kwargs: domain.native(function, *args, **kwargs)

@@ -91,7 +91,7 @@ class Calls(Core):
         form = self.machine.interpreted_form(cls)
         if form is not None:
             return form(self, args, kwargs)
-        if not cls.__flags__ & HEAP_TYPE:
+        if not cls.__flags__ & HEAP_TYPE and not (cls is type and len(args) == 3):
             return self.native(cls, *args, **kwargs)
         meta = type(cls)
         if meta is not type:

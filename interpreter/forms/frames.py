@@ -34,7 +34,7 @@ def type_new(domain: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
 def function_type(domain: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     """Where its globals have no __builtins__, a function gets the frame's."""
     frame = domain.machine.frame
-    if frame is None or frame.builtins is builtins.__dict__:
+    if frame is None:
         return domain.native(FunctionType, *args, **kwargs)
     made = FunctionType(MAKER, {"__builtins__": frame.builtins, "FunctionType": FunctionType})
     return call_outside(made, *args, **kwargs)
