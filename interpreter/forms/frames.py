@@ -236,12 +236,16 @@ def settrace(domain: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     if domain.observes and args[0] is not None:
         raise InterpreterError("sys.settrace would see the machine's frames, not the program's")
     machine.tracer, machine.slow = args[0], machine.checks or args[0] is not None
+    if sys.gettrace() is not None:
+        sys.settrace(None)  # natively; `enter` sets it natively again at the end
     return None
 
 
 @form(sys.gettrace)
 def gettrace(domain: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    return domain.native(sys.gettrace, *args, **kwargs) if args or kwargs else domain.machine.tracer
+    if args or kwargs or domain.machine.tracer is None:
+        return domain.native(sys.gettrace, *args, **kwargs)
+    return domain.machine.tracer
 
 
 @form(sys.getrecursionlimit)

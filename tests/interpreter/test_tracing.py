@@ -147,3 +147,21 @@ def test_only_frames_that_begin_later_and_no_trace_function_are_traced() -> None
         return seen
 
     assert interpret(program)() == program() == ["loop call"]
+
+
+def test_what_is_left_on_is_on_natively_afterwards_and_can_be_switched_off() -> None:
+    seen: list[str] = []
+
+    def trace(frame: Any, event: str, argument: Any) -> None:
+        seen.append(frame.f_code.co_name)
+
+    old = sys.gettrace()
+    interpret(lambda: sys.settrace(trace))()
+    try:
+        loop()
+        assert interpret(sys.gettrace)() is sys.gettrace() is trace
+        interpret(sys.settrace)(None)
+        assert sys.gettrace() is None
+    finally:
+        sys.settrace(old)
+    assert "loop" in seen
