@@ -75,6 +75,7 @@ CONCRETE_IN_C = frozenset({"pad", "constant_pad_nd"})
 
 # Where torch's operators live at the Python level (torch.add, torch.nn.functional.linear, ...).
 variable_functions = torch._C._VariableFunctions
+OPERATOR_OBJECTS = (torch._ops.OpOverload, torch._ops.OpOverloadPacket)  # what torch.ops.x.y and its overloads are
 VARIABLE_FUNCTION_MODULES = frozenset(
     ("torch._C._nn", "torch._C._special", "torch._C._fft", "torch._C._linalg", "torch._C._sparse")
 )

@@ -390,7 +390,7 @@ def owner_of(function: Any) -> Any:
 
 def is_tensor_operator(function: Any) -> bool:
     """torch's operators as Python sees them: builtin functions of torch._C, operator packets and overloads."""
-    if isinstance(function, torch._ops.OpOverload | torch._ops.OpOverloadPacket):
+    if isinstance(function, torch_private.OPERATOR_OBJECTS):
         return True
     if not isinstance(function, types.BuiltinFunctionType):
         return False
