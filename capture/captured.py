@@ -28,6 +28,7 @@ import moebius.kernels
 import moebius.lowering
 from moebius.interpreter import decode
 from moebius.interpreter.binding import bind_arguments
+from moebius.lowering.step import BranchError
 
 from . import torch_private
 from .errors import CaptureInternalError, GraphBreakError, MoebiusError
@@ -44,6 +45,8 @@ from .shadow import Shadow
 from .trace import Policy, Request, trace
 from .tracking.values import TRACING
 
+MAX_MISSES = 2  # of one branch on data, before it becomes a graph break
+RARE = 20  # a branch on data that leaves its graph once in so many calls is let be
 MAX_SEGMENTS = 16  # per entry; past it the callable runs natively and the report names the guard that kept failing
 MAX_LOOKS = 3  # how often what broke is traced once more, in the second call, to see whether it still does
 DEBUG = bool(os.environ.get("MOEBIUS_DEBUG"))
@@ -74,6 +77,7 @@ class Captured:
         self.segments: list[Segment] = []
         self.children: list[Captured] = []
         self.recompiles: list[Recompile] = []
+        self.misses: dict[str, int] = {}  # of each branch on data, how often it left its graph
         self.cold_seconds = 0.0
         self.given_up = False
         self.root = parent is None
@@ -155,7 +159,8 @@ class Captured:
                     f"{failed.record.source} {failed.record.check} ({found})"
                 )
             if segment.failures is not None:
-                segment.failures.missed = functools.partial(gradient_missed, weakref.ref(self))
+                segment.failures.missed = functools.partial(missed, weakref.ref(self), segment.guards.program)
+            segment.hits_before = self.entry.hits
             self.segments.append(segment)
             again = segment.graph_break is not None and self.shadow is None
             run = functools.partial(self.look_again, segment) if again else self.runner(segment)
@@ -265,6 +270,26 @@ class Captured:
         for segment in self.segments:
             self.entry.remove(segment.guards.program)
         self.segments.clear()
+
+    def went_otherwise(self, error: BranchError, program: Any) -> None:
+        """A branch on data left its graph. A rare event changes nothing; else the step is captured again with the
+        branch as it went now, and with a graph break at a branch that keeps changing."""
+        segment = next((s for s in self.segments if s.guards.program is program), None)
+        if segment is None or segment.failures is None:
+            return
+        side_exit = segment.failures.exits[error.place]
+        branch = error.place.rpartition(", ")[0]
+        misses = self.misses[branch] = self.misses.get(branch, 0) + 1
+        if self.entry.hits - segment.hits_before >= RARE * misses:
+            return
+        self.recompiles.append(
+            Recompile("branch on data", f"goes {not error.taken}", str(error.taken), side_exit.file, side_exit.line)
+        )
+        self.policy.predictions[error.place] = error.taken
+        if misses > MAX_MISSES:
+            self.policy.unpredictable.add(branch)
+        self.segments.remove(segment)
+        self.entry.remove(program)
 
     def learn(self, args: tuple, kwargs: dict[str, Any]) -> bool:
         """Why the newest segments do not fit this call, and what to leave open next time. False: capture no more."""
@@ -397,6 +422,9 @@ class Captured:
         self.watched.clear()
         self.policy.volatile.clear()
         self.policy.dynamic_dims.clear()
+        self.policy.predictions.clear()
+        self.policy.unpredictable.clear()
+        self.misses.clear()
         self.given_up = False
         self.cold_seconds = 0.0
 
@@ -515,7 +543,12 @@ def install_frame_callback() -> None:
     set_frame_callback(cast(Any, FRAMES))
 
 
-def gradient_missed(captured: weakref.ref[Captured], found: str) -> None:
+def missed(captured: weakref.ref[Captured], program: Any, error: BaseException) -> None:
+    """The data of a call was not as the segment with these guards holds it to be."""
     owner = captured()
-    if owner is not None:
-        owner.keep_backward_outside(found)
+    if owner is None:
+        return
+    if isinstance(error, BranchError):
+        owner.went_otherwise(error, program)
+    else:
+        owner.keep_backward_outside(str(error))

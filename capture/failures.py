@@ -9,33 +9,25 @@ finally blocks and contexts run as they would have, and the traceback shows the 
 
 from __future__ import annotations
 
-import functools
 import types
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import fx
 
-from moebius.interpreter import NULL, UNSET, Frame
 from moebius.lowering import is_pure, writes_into
-from moebius.lowering.step import MissingGradientError
+from moebius.lowering.step import BranchError, MissingGradientError
 
 from . import torch_private
 from .hook import call_unhooked
 from .residual import CannotRebuild, Emitter
-from .resume import (
-    CannotResume,
-    State,
-    handled_exceptions,
-    handled_places,
-    live_names,
-    operands_popped,
-    rebuild,
-    without_call_prefix,
-)
-from .trace import Policy, Request, Stopped, Trace
+from .resume import CannotResume
+from .speculation import SideExit
+from .stopped import connected, continuation
+from .trace import Policy, Request, Trace
 from .tracking.graphs import GraphWriter
 
 HANDLERS = "moebius: no handler between the failed operator and {} has run: what called it cannot be resumed"
@@ -58,22 +50,24 @@ class Reached:
 class FailureHandler:
     """What the residual code of one captured segment asks when its graph raises.
 
-    gm: the graph that runs. gradients: which ``.grad`` the trace found set, by source.
+    gm: the graph that runs. gradients: which ``.grad`` the trace found set, by source. exits: of its branches on data.
     """
 
     def __init__(
         self, function: types.FunctionType, n_cells: int, names: tuple[str, ...], policy: Policy, gm: fx.GraphModule,
-        gradients: dict[str, bool],
+        gradients: dict[str, bool], exits: dict[str, SideExit],
     ) -> None:
         self.function, self.n_cells, self.names = function, n_cells, names
-        self.gm, self.gradients = gm, gradients
-        self.missed: Callable[[str], None] | None = None  # told of a batch that left parameters without a gradient
+        self.gm, self.gradients, self.exits = gm, gradients, exits
+        self.missed: Callable[[BaseException], None] = lambda error: None  # told where the data was not as captured
         self.switches = torch_private.switches()  # what the call begins with; the graph may have thrown some
         self.policy = replace(
             policy,
             volatile=set(policy.volatile),
             counters=set(policy.counters),
             dynamic_dims={k: set(v) for k, v in policy.dynamic_dims.items()},
+            predictions=dict(policy.predictions),
+            unpredictable=set(policy.unpredictable),
         )
 
     def __call__(
@@ -81,15 +75,18 @@ class FailureHandler:
     ) -> list[Callable[[], Any]]:
         """Replay what came before the failed operator. Returns one callable, which goes on from there."""
         error = failed.pop()
+        if isinstance(error, BranchError):
+            self.missed(error)
+            return [self.exits[error.place].go_on(error.live, args, kwargs)]
         reached = locate(error, self.gm, inputs)
-        if isinstance(error, MissingGradientError) and self.missed is not None:
-            self.missed(str(error))
+        if isinstance(error, MissingGradientError):
+            self.missed(error)
         if reached is None:
             error.add_note(
                 "moebius: this backend does not say which operator failed; what the step had done to Python "
                 "objects before it is not done"
             )
-            return [functools.partial(self.raise_again, error)]
+            return [partial(self.raise_again, error)]
         try:
             return [call_unhooked(self.go_on, error, reached, args, kwargs)]
         except (CannotRebuild, CannotResume, Unavailable) as reason:
@@ -99,7 +96,7 @@ class FailureHandler:
                 "moebius: what the step had done to Python objects before this line is not done "
                 f"({type(fault).__name__}: {fault}); please report this"
             )
-        return [functools.partial(self.raise_again, error)]
+        return [partial(self.raise_again, error)]
 
     def raise_again(self, error: BaseException) -> Any:
         """Raise it where the call stood: outside of the contexts that the graph has entered and nobody will leave."""
@@ -124,14 +121,14 @@ class FailureHandler:
             if len(chain) < len(trace.stopped):
                 raise CannotResume("backward() was called from a function that C code called")
             emitter = Emitter(trace.objects, len(args), tuple(kwargs))
-            native = continuation(emitter, chain, error, nothing)
+            native = continuation(emitter, chain, "call", nothing)
             emitter.effects()
             return self.rest(emitter, reached, trace, native)(*args, **kwargs)
         reason: Exception | None = None
         for count in range(len(chain), -1, -1):
             emitter = Emitter(trace.objects, len(args), tuple(kwargs))
             try:
-                native = continuation(emitter, chain[:count], error)
+                native = continuation(emitter, chain[:count], "raise", error if count else partial(raise_again, error))
                 emitter.effects()
             except (CannotRebuild, CannotResume) as why:
                 reason = why
@@ -156,6 +153,10 @@ class FailureHandler:
 
 def raise_again(error: BaseException) -> Any:
     raise error
+
+
+def nothing() -> None:
+    """What ``backward()`` gives."""
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -217,92 +218,3 @@ class Values:
                 return getattr(args[0], str(node.target))(*args[1:], **kwargs)
             assert callable(node.target)
             return node.target(*args, **kwargs)
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# The frames
-# ----------------------------------------------------------------------------------------------------------------------
-
-
-def connected(stopped: list[Stopped]) -> list[Stopped]:
-    """The outermost frames of which each was called by nothing but an instruction of the one before it."""
-    for count in range(1, len(stopped)):
-        if not calls(stopped[count - 1], stopped[count].frame):
-            return stopped[:count]
-    return stopped
-
-
-def calls(outer: Stopped, inner: Frame) -> bool:
-    """Whether the outer frame's instruction calls the inner frame's function, and gives what that returns."""
-    if inner.code.co_flags & 0x2A0:  # a generator or coroutine
-        return False
-    position = outer.callee_position()
-    if position is None:
-        return False
-    callee = outer.stack[position]
-    for _ in range(8):
-        if isinstance(callee, types.MethodType):
-            callee = callee.__func__
-        elif isinstance(callee, functools.partial):
-            callee = callee.func
-        elif isinstance(callee, types.FunctionType):
-            return callee.__code__ is inner.code
-        elif isinstance(callee, type):
-            return False
-        else:
-            callee = getattr(type(callee), "__call__", None)  # noqa: B004
-    return False
-
-
-def nothing() -> None:
-    """What the instruction gives that the innermost frame goes on after."""
-
-
-def continuation(
-    emitter: Emitter, chain: list[Stopped], error: BaseException, instead: Callable[[], Any] | None = None
-) -> str:
-    """An expression for a callable that goes on in these frames, the innermost of them raising the error.
-
-    instead: called in place of the instruction that the innermost is in, which then goes on after it.
-    """
-    text = emitter.constant(instead or (error if chain else functools.partial(raise_again, error)))
-    for depth, place in enumerate(reversed(chain)):
-        text = native_frame(emitter, place, text, raises=depth == 0 and instead is None)
-    return text
-
-
-def native_frame(emitter: Emitter, place: Stopped, inner: str, raises: bool) -> str:
-    """A callable that goes on in one frame. inner: what it raises, or calls in place of the call it was in."""
-    frame, program = place.frame, place.frame.program
-    index = without_call_prefix(program, place.pc)
-    handler = program.handler_at(place.pc)
-    live = live_names(frame.code, handler[0]) if handler else set()
-    if raises:
-        depth = handler[1] if handler else 0
-        instead = ("raise", 0)
-    else:
-        live |= live_names(frame.code, place.pc + 1)
-        depth = len(place.stack) - operands_popped(program, place.pc)
-        instead = ("call", place.pc + 1)
-    frame.stack[:] = place.stack
-    slots = [(i, name) for i, name in enumerate(program.localsplus) if frame.locals[i] is not UNSET]
-    bound = tuple(name for i, name in slots if i not in program.cell_indices and name in live)
-    cells = tuple(name for i, name in enumerate(program.localsplus) if i in program.cell_indices)
-    handled = tuple(p for p in handled_places(frame.code)[place.pc] if p < depth)
-    nulls = frozenset(i for i, v in enumerate(place.stack[:depth]) if v is NULL)
-    state = State(index, bound, cells, depth, nulls, handled)
-    every = handled_exceptions(frame, handled_places(frame.code)[place.pc], place.handled)
-    where = {name: i for i, name in slots}
-    values = [emitter.value(frame.locals[where[n]]) for n in bound]
-    values += [emitter.value(every.get(i, v)) for i, v in enumerate(place.stack[:depth]) if i not in nulls]
-    code = emitter.constant(rebuild(frame.code, state, [], instead))
-    if any(n not in where or not isinstance(frame.locals[where[n]], types.CellType) for n in cells if n in live):
-        raise CannotResume("a cell is not made yet")
-    closure = "".join(f"{emitter.value(frame.locals[where[n]]) if n in live else 'm_cell()'}, " for n in cells)
-    function = (
-        f"m_types.FunctionType({code}, {emitter.constant(frame.globals)}, {frame.code.co_name!r}, None, "
-        + (f"({closure})" if cells else "None")
-        + ")"
-    )
-    partial = emitter.constant(functools.partial)
-    return f"{partial}({', '.join([function, *values, inner])})"

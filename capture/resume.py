@@ -140,12 +140,12 @@ def begun_in_prologue(instructions: Any) -> dict[int, int]:
     return found
 
 
-def handled_exceptions(frame: Frame, places: tuple[int, ...], innermost: BaseException | None) -> dict[int, Any]:
+def handled_exceptions(stack: list[Any], places: tuple[int, ...], innermost: BaseException | None) -> dict[int, Any]:
     """The exception that each handler handles, by its place on the stack (see ``State.handled``)."""
     found = {}
     for place in reversed(places):
         found[place] = innermost
-        innermost = frame.stack[place]
+        innermost = stack[place]
     return found
 
 
@@ -166,9 +166,8 @@ def operands_popped(program: Any, index: int) -> int:
     return 1 - dis.stack_effect(instruction.opcode, instruction.arg, jump=False)
 
 
-def callee_position(frame: Frame) -> int | None:
-    """Where the callable of the call that the frame stands at is on the stack, or None."""
-    instruction, stack = frame.instruction, frame.stack
+def callee_position(instruction: Any, stack: list[Any]) -> int | None:
+    """Where the callable is on the stack that stands before a call, or None."""
     depth = len(stack)
     if instruction.opname == "CALL" or instruction.opname == "PRECALL":
         low = depth - (instruction.arg or 0) - 2
@@ -194,7 +193,7 @@ class Continuation:
             self.entry, len(frame.stack), frozenset(i for i, v in enumerate(frame.stack) if v is NULL)
         )
         self.exits = self.find_exits()
-        self.exceptions = handled_exceptions(frame, self.state.handled, handled)
+        self.exceptions = handled_exceptions(frame.stack, self.state.handled, handled)
 
     # ------------------------------------------------------------------------------------------------------------------
     # States

@@ -38,7 +38,7 @@ class Segment:
     run: called with the call's arguments in place of the function. guards: when it may be. captured: None without an
     operator in it.
     whole: False when the frame runs natively after all (``graph_break`` says why). call: how many positional arguments
-    it is for, and the names of the others.
+    it is for, and the names of the others. hits_before: the entry's count of warm calls when it was captured.
     """
 
     run: Callable[..., Any]
@@ -51,6 +51,7 @@ class Segment:
     whole: bool = True
     seconds: float = 0.0
     failures: FailureHandler | None = None
+    hits_before: int = 0
     call: tuple[int, tuple[str, ...]] = (0, ())
 
 
@@ -117,8 +118,8 @@ def on_failure(attempt: Trace, lowered: Lowered | None) -> FailureHandler | None
     if lowered is None:
         return None
     request, policy = attempt.request, attempt.policy
-    was_set = attempt.tensors.gradients.was_set
-    return FailureHandler(request.function, request.n_cells, request.names, policy, lowered.gm, was_set)
+    was_set, exits = attempt.tensors.gradients.was_set, attempt.speculation.exits
+    return FailureHandler(request.function, request.n_cells, request.names, policy, lowered.gm, was_set, exits)
 
 
 def finish_guards(attempt: Trace, n_positional: int, kwnames: tuple[str, ...]) -> CompiledGuards:
@@ -251,7 +252,7 @@ def continue_natively(attempt: Trace, emitter: Emitter, make_resume: MakeResume,
     mark_skip(native_code)
     native = with_cells(native_code, globals_, name, len(going_on.state.cells))
     index = {n: i for i, n in enumerate(frame.program.localsplus)}
-    callee = callee_position(frame)
+    callee = callee_position(frame.instruction, frame.stack)
     parts = [emitter.value(cell_of(frame, index[n])) for n in going_on.state.cells]
     # (a resume function's own arguments have the names that its continuations use again: go by position, not by name)
     parts += [emitter.value(frame.locals[index[n]]) for n in going_on.state.locals]

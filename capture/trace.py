@@ -24,13 +24,18 @@ from .errors import CaptureInternalError
 from .guards.recorder import GuardRecorder
 from .options import Options
 from .report.records import GraphBreak
-from .resume import callee_position, handled_places
+from .resume import handled_places
 from .sources import Arg, Source
+from .speculation import Speculation
+from .stopped import Stopped
 from .tracking.domain import OwnError, StopHere, TrackingDomain, refuse_own
 from .tracking.graphs import GraphWriter, Where
 from .tracking.objects import COUNTERS, Objects, Record
 from .tracking.tensors import TensorOperations
 from .tracking.values import TRACING, Break
+
+MAX_BRANCHES = 8  # that are tried with a side exit one after another
+DATA_BREAKS = ("data-dependent branch", "tensor read as a number")
 
 
 @dataclass
@@ -40,7 +45,10 @@ class Policy:
     volatile: names of places that hold another number each call. counters: those that the step itself writes.
     whole_step: whether backward and numbers read from tensors may be in the graph (our own backends run them).
     told_compiling: file and name of the functions to which ``is_compiling()`` answers True.
-    unrolled: loops over ranges that cannot be recorded as one node. options: what the callable was captured with.
+    unrolled: loops over ranges, and branches, that cannot be recorded as one node. options: what the callable was
+    captured with.
+    speculates: whether a branch on data may be in the graph, with a side exit. predictions: the way that each goes
+    (``speculation.SideExit.place``). unpredictable: branches that went both ways too often.
     """
 
     volatile: set[str] = field(default_factory=set)
@@ -51,6 +59,9 @@ class Policy:
     told_compiling: frozenset[tuple[str, str]] = frozenset()
     unrolled: set[tuple[types.CodeType, int]] = field(default_factory=set)
     options: Options | None = None
+    speculates: bool = False
+    predictions: dict[str, bool] = field(default_factory=dict)
+    unpredictable: set[str] = field(default_factory=set)
     marked: Callable[[torch.Tensor], frozenset[int]] | None = None
 
     def dims(self, name: str, tensor: torch.Tensor) -> tuple[int, ...]:
@@ -78,24 +89,6 @@ class Request:
     kwargs: dict[str, Any]
     n_cells: int = 0
     names: tuple[str, ...] = ()
-
-
-@dataclass
-class Stopped:
-    """One frame of a trace that was stopped: what stood on its stack before the instruction that it is in.
-
-    handled: the exception that its innermost handler handles, if it is in one.
-    """
-
-    frame: Frame
-    stack: list[Any]
-    pc: int
-    handled: BaseException | None = None
-
-    def callee_position(self) -> int | None:
-        """Where on the stack the callable of the call is that the frame is in, or None."""
-        self.frame.stack[:], self.frame.pc = self.stack, self.pc
-        return callee_position(self.frame)
 
 
 class Trace:
@@ -129,7 +122,12 @@ class Trace:
         self.frame: Frame | None = None
         self.graph_break: GraphBreak | None = None
         self.root_step = 0
+        self.in_branches: set[tuple[types.CodeType, int]] = set()  # one-turn loops that the break is in
         self.stopped: list[Stopped] = []  # outermost first, where ``stop_number`` was reached
+        self.speculation = Speculation(self)
+        if policy.speculates:
+            self.domain.stacks = {}
+            self.tensors.speculate = self.speculation.decide
         if stop_number is not None:
             self.domain.stacks = {}
             self.writer.stop_number = stop_number
@@ -205,11 +203,17 @@ class Trace:
                         "exception",
                         f"the step raises {type(error).__name__}: {error}"[:300],
                         "the exception is raised natively",
-                    )
+                    ),
+                    error,
                 )
 
     def stop(self) -> None:
-        """Leave the trace where it is, with the frames as they were before the instructions that they are in."""
+        """Leave the trace where it is."""
+        self.stopped = self.frames()
+        raise StopHere
+
+    def frames(self) -> list[Stopped]:
+        """The open frames, outermost first, as they were before the instructions that they are in."""
         stacks, loops = self.domain.stacks, self.domain.loops.open
         assert stacks is not None
         frames: list[Frame] = []
@@ -222,12 +226,13 @@ class Trace:
             loops[0].frame.locals[:] = loops[0].before
             stacks[loops[0].frame] = loops[0].begun_with, loops[0].start
         handled = self.machine.exc_item[0]
+        found: list[Stopped] = []
         for frame in reversed(frames):
             stack, pc = stacks[frame]
-            self.stopped.insert(0, Stopped(frame, stack, pc, handled))
+            found.insert(0, Stopped(frame, stack, pc, handled))
             if places := handled_places(frame.code)[pc]:
                 handled = stack[places[0]]
-        raise StopHere
+        return found
 
     def not_entered(self, stop: Break) -> None:
         """An argument is not understood: there is no frame to go on from, the call runs natively."""
@@ -237,16 +242,24 @@ class Trace:
         self.clean = True
         self.graph_break = GraphBreak(stop.reason, stop.detail, stop.hint, file, line, name, "the call", place)
 
-    def broke(self, stop: Break) -> None:
-        """Record the break; the frame is put back to the state before the root's running instruction."""
+    def broke(self, stop: Break, error: BaseException | None = None) -> None:
+        """Record the break; the frame is put back to the state before the root's running instruction.
+
+        error: what the step raises, if that is why.
+        """
         domain, frame = self.domain, self.frame
         assert frame is not None
+        raised = domain.raised.get(id(error))
         stack = self.where_of_break(stop)
         self.root_step = domain.root_steps - 1
+        self.in_branches = domain.loops.open_branches()
         outermost = next(iter(domain.loops.open), None)
         if outermost is not None and outermost.frame is frame:
             self.root_step = outermost.root_step  # half a loop is no graph: the whole loop runs natively
         self.clean = domain.marks == (self.objects.writes, self.writer.count) and not domain.loops.open
+        if raised is not None:  # Python raises it where the step does, for its handlers and its traceback
+            _, self.root_step, domain.root_pc = raised
+            self.clean = False
         frame.stack[:] = domain.root_stack
         frame.pc = domain.root_pc
         file, line, function = stack[-1] if stack else ("", 0, "")
@@ -261,6 +274,11 @@ class Trace:
             f"{instruction.opname} {instruction.argval!r:.60}",
             stack,
         )
+
+    @property
+    def asks_data(self) -> bool:
+        """Whether it was a branch on data that ended the graph."""
+        return self.graph_break is not None and self.graph_break.reason in DATA_BREAKS
 
     def asker(self) -> tuple[str, str] | None:
         """The innermost function running at the break that asked ``is_compiling()`` and was told no."""
@@ -347,6 +365,7 @@ def trace(request: Request, policy: Policy) -> Trace:
         if not other.went_on_from(attempt):
             break
         attempt = other
+    attempt = speculating(attempt, policy)
     attempt = counting(attempt)
     if attempt.graph_break is None or attempt.clean:
         return attempt
@@ -355,6 +374,24 @@ def trace(request: Request, policy: Policy) -> Trace:
     if again.graph_break is None:
         again.graph_break = attempt.graph_break
     return again
+
+
+def speculating(attempt: Trace, policy: Policy) -> Trace:
+    """The attempt once more with side exits for the branches on data that ended it; ``policy`` learns it.
+
+    A branch whose body a node cannot say (it changes a Python object) is one of these.
+    """
+    for _ in range(MAX_BRANCHES):
+        before = attempt.policy
+        if not policy.whole_step or not (attempt.in_branches or (attempt.asks_data and not before.speculates)):
+            break
+        unrolled = before.unrolled | attempt.in_branches
+        other = traced(attempt.request, replace(before, speculates=True, unrolled=unrolled))
+        if not other.went_on_from(attempt):
+            break
+        attempt, policy.speculates = other, True
+        policy.unrolled |= unrolled
+    return attempt
 
 
 def counting(attempt: Trace) -> Trace:

@@ -18,6 +18,7 @@ from torch.nn import functional
 
 from moebius.lowering.experts.stacking import pick, stack_experts
 from moebius.lowering.graph import expert_loop, skip_turn
+from moebius.lowering.step.branches import require_branch
 from moebius.lowering.torch_private import set_grad_enabled
 
 
@@ -291,6 +292,7 @@ declare("set_grad_enabled", "mode", [set_grad_enabled])
 declare("skip_turn", "condition", [skip_turn])
 declare("stack_experts", "index, *parameters", [stack_experts])
 declare("pick", "input, index", [pick], alias=True)
+declare("require_branch", "value, expected, place, *live", [require_branch])
 declare("expert_loop", "body, source, carried=(), captures=()", [expert_loop], alias=True)
 
 ELEMENTWISE = frozenset(
@@ -299,7 +301,7 @@ ELEMENTWISE = frozenset(
      "leaky_relu", "clamp"}
 )  # fmt: skip
 # Its result depends on nothing but its arguments, and it changes nothing, unless it is spelled in place.
-CONTROL = frozenset({"set_grad_enabled", "skip_turn", "expert_loop", "dropout"})
+CONTROL = frozenset({"set_grad_enabled", "skip_turn", "require_branch", "expert_loop", "dropout"})
 
 
 def read_call(node: fx.Node) -> Call | None:

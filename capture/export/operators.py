@@ -17,7 +17,7 @@ import torch
 
 from moebius.kernels import experts, experts_rows
 from moebius.lowering.graph import expert_loop, skip_turn
-from moebius.lowering.step import autograd_function, gradient_of, require_gradients, set_gradient
+from moebius.lowering.step import autograd_function, gradient_of, require_branch, require_gradients, set_gradient
 from moebius.lowering.torch_private import assert_holds, foreach_operators, set_grad_enabled
 
 from ..errors import LoadError
@@ -101,6 +101,7 @@ OURS: dict[str, Callable[..., Any]] = {
     "moebius.skip_turn": skip_turn,
     "moebius.autograd_function": autograd_function,
     "moebius.gradient_of": gradient_of,
+    "moebius.require_branch": require_branch,
     "moebius.require_gradients": require_gradients,
     "moebius.set_gradient": set_gradient,
     "moebius.experts": experts,

@@ -27,15 +27,16 @@ LEAVING = ("RETURN_", "RAISE_", "RERAISE", "YIELD_", "SEND", "INTERPRETER_EXIT")
 
 
 class OneTurn:
-    """What stands for the rows of a recorded branch. entry, inside: where its body begins, and the indices of it.
+    """What stands for the rows of a recorded branch. here: its index. entry, inside: where its body begins, and the
+    indices of it.
 
     end: where both sides meet. skip_if: for which truth of the condition the body does not run.
     """
 
     count = 1
 
-    def __init__(self, entry: int, inside: range, end: int, skip_if: bool):
-        self.entry, self.inside, self.end, self.skip_if = entry, inside, end, skip_if
+    def __init__(self, here: int, entry: int, inside: range, end: int, skip_if: bool):
+        self.here, self.entry, self.inside, self.end, self.skip_if = here, entry, inside, end, skip_if
 
 
 def past_jumps(frame: Frame, index: int) -> int:
@@ -60,8 +61,8 @@ def branch_at(frame: Frame) -> OneTurn | None:
         if end == past_jumps(frame, entry):
             continue  # an empty body
         inside = range(entry, end) if end > entry else range(entry, loop_end(frame, end))
-        if len(inside) and all(stays(frame, index, inside, end) for index in inside):
-            return OneTurn(entry, inside, end, skip_if)
+        if len(inside) and here not in inside and all(stays(frame, index, inside, end) for index in inside):
+            return OneTurn(here, entry, inside, end, skip_if)
     return None
 
 

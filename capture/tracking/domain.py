@@ -57,6 +57,7 @@ class TrackingDomain(Operators, Containers):
         self.root_stack: list[Any] = []
         self.root_pc = 0
         self.root_handled: BaseException | None = None
+        self.raised: dict[int, tuple[BaseException, int, int]] = {}  # by id: at which of the root's steps, and where
         self.stacks: dict[Frame, tuple[list[Any], int]] | None = None  # of all frames, where somebody needs them
         self.marks = (0, 0)
         self.generators: list[Frame] = []  # of the generators that the step made
@@ -72,6 +73,9 @@ class TrackingDomain(Operators, Containers):
         if frame is self.root:
             if self.root_steps == self.stop_at:
                 raise StopHere
+            handler = frame.program.handler_at(self.root_pc)
+            if handler is not None and handler[0] == frame.pc:  # (nothing falls into a handler: the last step raised)
+                self.raised.setdefault(id(frame.stack[-1]), (frame.stack[-1], self.root_steps - 1, self.root_pc))
             self.root_steps += 1
             self.root_stack = frame.stack.copy()
             self.root_pc = frame.pc

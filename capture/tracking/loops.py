@@ -89,7 +89,7 @@ class Loops:
         self.domain = domain
         self.open: list[OpenLoop] = []
         self.decided: dict[tuple[int, int], list[int]] = {}
-        self.unrolled: set[tuple[Any, int]] = set()  # range loops that an earlier attempt could not say as one node
+        self.unrolled: set[tuple[Any, int]] = set()  # loops, branches: no one node could say them
         self.fresh: Any = None  # the iterator of the range that a for statement met last
         self.ranges: set[tuple[Any, int]] = set()  # those that this attempt records as one node
 
@@ -238,6 +238,8 @@ class Loops:
             skip_if, stay = jumps_if, frame.pc + 1
         else:
             return False  # a branch between two bodies
+        if stay <= frame.pc:
+            return False  # the end of a while loop: its turns are not counted
         self.skip(frame.stack.pop(), skip_if)
         frame.pc = stay
         self.observe(frame)
@@ -259,11 +261,17 @@ class Loops:
         """An ``if`` on values without ``else`` becomes a loop of one turn; other branches are left to ``truth``."""
         if not self.domain.tensors.whole_step or not on_values(frame.stack[-1]):
             return
+        if (frame.code, frame.pc) in self.unrolled:
+            return
         rows = branch_at(frame)
         if rows is not None:
             self.begin(frame, rows, self.decided.get((id(frame.code), frame.pc), []))
             self.enter_branch(self.open[-1])
             self.observe(frame)
+
+    def open_branches(self) -> set[tuple[Any, int]]:
+        """Those that the trace is in: code and index."""
+        return {(loop.frame.code, loop.rows.here) for loop in self.open if isinstance(loop.rows, OneTurn)}
 
     def enter_branch(self, loop: OpenLoop) -> None:
         """From the branch's start into its body."""

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
+import torch
 from torch import fx
 
 from .values import SYMBOLIC, Break, RuntimeNumber
@@ -32,6 +33,13 @@ FUNCTIONS: dict[Any, Callable[..., Any]] = {
 }
 # Operators whose result's shape is made of the values of their float arguments.
 SHAPED_BY_FLOATS = frozenset({"arange", "range", "linspace", "logspace", "interpolate", "upsample"})
+
+
+# Functions of numbers that answer yes or no.
+QUESTIONS = frozenset(
+    (operator.lt, operator.le, operator.eq, operator.ne, operator.gt, operator.ge)
+    + (math.isnan, math.isinf, math.isfinite)
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,10 +138,10 @@ class Numbers:
         self.fixed: dict[int, Number] = {}
 
     def of_item(self, proxy: Any) -> Number:
-        """``tensor.item()`` of a floating tensor with one element."""
+        """``tensor.item()`` of a floating or boolean tensor with one element."""
         node = self.tensors.writer.node("call_method", "item", (proxy,), {})
         node.meta["val"] = None
-        return Number(self, 0.5, node)
+        return Number(self, proxy.fake.dtype is torch.bool or 0.5, node)
 
     def of_input(self, value: int | float, source: Source) -> Number:
         """A number that differs from call to call, as an input of the graph."""
@@ -166,7 +174,7 @@ class Numbers:
             raise Break("arithmetic that may fail", detail, "compute it after the step") from None
         if type(result) not in PLAIN_NUMBERS:
             raise Break("arithmetic on a number", f"gives a {type(result).__name__}", "compute it after the step")
-        if not known and type(result) is not float:
+        if not known and type(result) is not float and function not in QUESTIONS:
             for o in unknown:
                 o.refuse()  # an int or a bool of a value that nobody knows: too little can be said of it
         node = None
@@ -212,6 +220,8 @@ class Numbers:
     def truth(self, number: Number) -> bool:
         """``bool(number)``: a guard on that alone."""
         if number.evaluate is None:
+            if (known := self.tensors.speculate(number)) is not None:
+                return known
             number.refuse()
         found = number if number.kind is bool else self.apply(bool, number)
         return self.constant(found)

@@ -294,6 +294,8 @@ class Operators(Parts):
         if kind is TensorProxy:
             if value.fake.dim() and isinstance(n := value.fake.numel(), int) and n > 1:
                 raise RuntimeError("Boolean value of Tensor with more than one value is ambiguous")
+            if (known := self.tensors.speculate(value)) is not None:
+                return known
             raise Break(
                 "data-dependent branch",
                 f"Python branches on a tensor {value.describe()}",

@@ -90,6 +90,7 @@ class TensorOperations:
         self.whole_step = whole_step
         writer.holds_generators = whole_step
         self.unread: Callable[[Any], bool] = lambda value: False  # a container whose items no guard has seen
+        self.speculate: Callable[[Any], bool | None] = lambda value: None  # the way to take at a branch on data
 
     # ------------------------------------------------------------------------------------------------------------------
     # Inputs
@@ -227,10 +228,10 @@ class TensorOperations:
 
     def item(self, proxy: TensorProxy) -> Any:
         """``proxy.item()`` as a number of the graph, None where it is to be a graph break."""
-        if self.writer.scope.parent is not None and proxy.fake.dtype in INTEGERS and proxy.fake.numel() == 1:
+        if self.whole_step and proxy.fake.dtype in INTEGERS and proxy.fake.numel() == 1:
             number = self.world.unknown_number()
             return self.record("call_method", "item", (proxy,), {}, number)
-        if proxy.fake.dtype not in (torch.float32, torch.float64, torch.float16, torch.bfloat16):
+        if proxy.fake.dtype not in (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.bool):
             return None
         if self.writer.scope.parent is not None or proxy.fake.numel() != 1:
             return None
@@ -378,6 +379,8 @@ class TensorOperations:
         try:
             return bool(value)
         except torch_private.DATA_DEPENDENT:
+            if (known := self.speculate(value)) is not None:
+                return known
             raise Break(
                 "data-dependent branch",
                 f"Python branches on {value}, a size that depends on values",

@@ -279,7 +279,8 @@ def generator_alive(x):
 
 def conditional(x):
     y = x * 2
-    if y.sum() > 0:
+    y = y + unknown(y) if y.dim() > 1 else y
+    if unknown(y).dim() > 1:
         y = y + 10
     else:
         y = y - 10

@@ -1,0 +1,162 @@
+"""Branches on data inside a graph: the graph holds one way, and a side exit for the other.
+
+Whether Python takes ``if not found_inf:`` is known when the step runs. The trace goes on as if the answer were
+certain; a node in the graph holds the data to it, and raises where it is otherwise. What ran until then has run as
+plain Python would have. The side exit, made when the step was captured, then replays the effects on Python objects
+up to the branch and goes on natively in every open frame, the innermost at its branch. (This is what just-in-time
+compilers call deoptimization: Hölzle, Chambers, Ungar, "Debugging optimized code with dynamic deoptimization", 1992.)
+
+Only a branch that can be gone on from is speculated on; the others break the graph.
+"""
+
+from __future__ import annotations
+
+import threading
+import types
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import fx
+
+from moebius.interpreter import Frame
+from moebius.lowering import writes_into
+from moebius.lowering.step import require_branch
+
+from .residual import CannotRebuild, Emitter
+from .resume import CannotResume
+from .stopped import Stopped, connected, continuation
+from .tracking.numbers import Number
+from .tracking.values import ATOMS, TensorProxy
+
+if TYPE_CHECKING:
+    from .trace import Trace
+
+MAX_EXITS = 32  # in one graph; each costs a continuation at capture, and a read from the device when it runs
+MAX_PEEKED = 64  # operators that are run ahead to see which way a branch will go
+RANDOM = ("rand", "dropout", "bernoulli", "multinomial", "normal", "poisson", "attention", "backward", "grad")
+# Instructions that ask for the truth of the value on top of the stack and do nothing else before.
+ASK_TOP = frozenset({"UNARY_NOT", "TO_BOOL", "JUMP_IF_TRUE_OR_POP", "JUMP_IF_FALSE_OR_POP"})
+ASK_PREFIX = "POP_JUMP_"
+
+
+class Held(threading.local):
+    """The values that a side exit goes on with, in place of a graph that computes them."""
+
+    values: tuple[Any, ...] = ()
+
+    def __call__(self) -> tuple[Any, ...]:
+        values, self.values = self.values, ()
+        return values
+
+
+@dataclass
+class SideExit:
+    """Where a graph is left when a branch goes the other way. place: as the graph's node names it.
+
+    file, line: the user's. expected: the way that the graph holds.
+    """
+
+    place: str
+    file: str
+    line: int
+    expected: bool
+    run: Callable[..., Any]
+    held: Held
+
+    def go_on(self, live: tuple[Any, ...], args: tuple, kwargs: dict[str, Any]) -> Callable[[], Any]:
+        """Replay the effects before the branch; the result goes on from there."""
+        self.held.values = live
+        return self.run(*args, **kwargs)
+
+
+class Speculation:
+    """The branches on data of one trace."""
+
+    def __init__(self, trace: Trace):
+        self.trace = trace
+        self.exits: dict[str, SideExit] = {}
+        self.met: Counter[tuple[types.CodeType, int]] = Counter()
+
+    def decide(self, value: Any) -> bool | None:
+        """The way that the trace takes at a branch on ``value``; None: no graph can hold this branch."""
+        trace = self.trace
+        writer = trace.writer
+        if writer.scope.parent is not None or writer.recomputed or trace.domain.loops.open:
+            return None
+        if len(self.exits) >= MAX_EXITS or trace.objects.depth:
+            return None
+        frames = trace.frames()
+        innermost = frames[-1]
+        if not asks_alone(innermost, value) or len(connected(frames)) < len(frames):
+            return None
+        code, line = innermost.frame.code, line_of(innermost.frame, innermost.pc)
+        branch = f"{code.co_filename}:{line} in {code.co_qualname}, instruction {innermost.pc}"
+        if branch in trace.policy.unpredictable:
+            return None
+        self.met[code, innermost.pc] += 1
+        place = f"{branch}, {self.met[code, innermost.pc]}"
+        expected = trace.policy.predictions.get(place)
+        if expected is None:
+            expected = self.peek(value)
+        held = Held()
+        try:
+            emitter, run = self.side_exit(frames, held)
+        except (CannotRebuild, CannotResume):
+            return None
+        trace.objects.note("branch")
+        writer.node("call_function", require_branch, (value, expected, place, *emitter.outputs), {}).meta["val"] = None
+        self.exits[place] = SideExit(place, code.co_filename, line, expected, run, held)
+        return expected
+
+    def side_exit(self, frames: list[Stopped], held: Held) -> tuple[Emitter, Callable[..., Any]]:
+        request = self.trace.request
+        emitter = Emitter(self.trace.objects, len(request.args), tuple(request.kwargs))
+        native = continuation(emitter, frames, "run", None)
+        emitter.effects()
+        return emitter, emitter.function(request.function.__name__, held, [], native)
+
+    def peek(self, value: Any) -> bool:
+        """The way that this call's data will take, where few operators on the call's inputs decide it; else False:
+        branches on data mostly ask whether something went wrong. A wrong guess costs time, never the result."""
+        real = {p.node: p.real for p in self.trace.tensors.inputs}
+        done: dict[fx.Node, Any] = {}
+
+        def run(node: fx.Node) -> Any:
+            if node in real:
+                return real[node]
+            if node not in done:
+                if len(done) >= MAX_PEEKED or writes_into(node) or any(part in str(node.target) for part in RANDOM):
+                    raise LookupError(node.name)
+                done[node] = None
+                args, kwargs = fx.map_arg(node.args, run), fx.map_arg(node.kwargs, run)
+                target: Any = node.target
+                method = node.op == "call_method"
+                done[node] = getattr(args[0], target)(*args[1:], **kwargs) if method else target(*args, **kwargs)
+            return done[node]
+
+        try:
+            with torch.no_grad():
+                return bool(fx.map_arg(self.trace.writer.argument(value), run))
+        except Exception:  # whatever it is, the step itself will meet it
+            return False
+
+
+def asks_alone(place: Stopped, value: Any) -> bool:
+    """Whether the frame's instruction does nothing before it asks for the truth of ``value``: it can run once more."""
+    instruction, stack = place.frame.program.instructions[place.pc], place.stack
+    if not stack:
+        return False
+    if instruction.opname in ASK_TOP or instruction.opname.startswith(ASK_PREFIX):
+        return stack[-1] is value
+    if instruction.opname == "COMPARE_OP":  # 3.13 asks in the comparison itself
+        plain = (TensorProxy, Number, torch.SymInt, torch.SymFloat)
+        return all(isinstance(v, plain) or type(v) in ATOMS for v in stack[-2:])
+    position = place.callee_position()
+    return position is not None and stack[position] is bool and stack[-1] is value
+
+
+def line_of(frame: Frame, pc: int) -> int:
+    return frame.program.instructions[pc].line or frame.code.co_firstlineno

@@ -1,0 +1,129 @@
+"""Frames of a trace that was left in the middle, and native code in which they go on.
+
+Each frame but the innermost goes on after the call that it was in; the innermost raises, goes on after its instruction
+with something else's result, or runs its instruction natively.
+"""
+
+from __future__ import annotations
+
+import functools
+import types
+from dataclasses import dataclass
+from typing import Any
+
+from moebius.interpreter import NULL, UNSET, Frame
+
+from .residual import Emitter
+from .resume import (
+    CannotResume,
+    State,
+    callee_position,
+    handled_exceptions,
+    handled_places,
+    live_names,
+    operands_popped,
+    rebuild,
+    without_call_prefix,
+)
+
+
+@dataclass
+class Stopped:
+    """One frame of a trace that was stopped: what stood on its stack before the instruction that it is in.
+
+    handled: the exception that its innermost handler handles, if it is in one.
+    """
+
+    frame: Frame
+    stack: list[Any]
+    pc: int
+    handled: BaseException | None = None
+
+    def callee_position(self) -> int | None:
+        """Where on the stack the callable of the call is that the frame is in, or None."""
+        return callee_position(self.frame.program.instructions[self.pc], self.stack)
+
+
+def connected(stopped: list[Stopped]) -> list[Stopped]:
+    """The outermost frames of which each was called by nothing but an instruction of the one before it."""
+    for count in range(1, len(stopped)):
+        if not calls(stopped[count - 1], stopped[count].frame):
+            return stopped[:count]
+    return stopped
+
+
+def calls(outer: Stopped, inner: Frame) -> bool:
+    """Whether the outer frame's instruction calls the inner frame's function, and gives what that returns."""
+    if inner.code.co_flags & 0x2A0:  # a generator or coroutine
+        return False
+    position = outer.callee_position()
+    if position is None:
+        return False
+    callee = outer.stack[position]
+    for _ in range(8):
+        if isinstance(callee, types.MethodType):
+            callee = callee.__func__
+        elif isinstance(callee, functools.partial):
+            callee = callee.func
+        elif isinstance(callee, types.FunctionType):
+            return callee.__code__ is inner.code
+        elif isinstance(callee, type):
+            return False
+        else:
+            callee = getattr(type(callee), "__call__", None)  # noqa: B004
+    return False
+
+
+def continuation(emitter: Emitter, chain: list[Stopped], what: str, inner: Any) -> str:
+    """An expression for a callable that goes on in these frames. what: the innermost frame's ("native_frame").
+
+    inner: what the innermost raises or calls.
+    """
+    text = emitter.constant(inner)
+    for depth, place in enumerate(reversed(chain)):
+        text = native_frame(emitter, place, text, "call" if depth else what)
+    return text
+
+
+def native_frame(emitter: Emitter, place: Stopped, inner: str, what: str) -> str:
+    """A callable that goes on in one frame.
+
+    what: "raise" raises ``inner`` where the frame is; "call" calls it in place of the frame's instruction, and goes on
+    after that; "run" runs the instruction as it is, without ``inner``.
+    """
+    frame, program = place.frame, place.frame.program
+    index = without_call_prefix(program, place.pc)
+    handler = program.handler_at(place.pc)
+    live = live_names(frame.code, handler[0]) if handler else set()
+    instead: tuple[str, int] | None
+    if what == "raise":
+        depth = handler[1] if handler else 0
+        instead = ("raise", 0)
+    elif what == "call":
+        live |= live_names(frame.code, place.pc + 1)
+        depth = len(place.stack) - operands_popped(program, place.pc)
+        instead = ("call", place.pc + 1)
+    else:
+        live |= live_names(frame.code, index)
+        depth, instead = len(place.stack), None
+    slots = [(i, name) for i, name in enumerate(program.localsplus) if frame.locals[i] is not UNSET]
+    bound = tuple(name for i, name in slots if i not in program.cell_indices and name in live)
+    cells = tuple(name for i, name in enumerate(program.localsplus) if i in program.cell_indices)
+    handled = tuple(p for p in handled_places(frame.code)[place.pc] if p < depth)
+    nulls = frozenset(i for i, v in enumerate(place.stack[:depth]) if v is NULL)
+    state = State(index, bound, cells, depth, nulls, handled)
+    every = handled_exceptions(place.stack, handled_places(frame.code)[place.pc], place.handled)
+    where = {name: i for i, name in slots}
+    values = [emitter.value(frame.locals[where[n]]) for n in bound]
+    values += [emitter.value(every.get(i, v)) for i, v in enumerate(place.stack[:depth]) if i not in nulls]
+    code = emitter.constant(rebuild(frame.code, state, [], instead))
+    if any(n not in where or not isinstance(frame.locals[where[n]], types.CellType) for n in cells if n in live):
+        raise CannotResume("a cell is not made yet")
+    closure = "".join(f"{emitter.value(frame.locals[where[n]]) if n in live else 'm_cell()'}, " for n in cells)
+    function = (
+        f"m_types.FunctionType({code}, {emitter.constant(frame.globals)}, {frame.code.co_name!r}, None, "
+        + (f"({closure})" if cells else "None")
+        + ")"
+    )
+    partial = emitter.constant(functools.partial)
+    return f"{partial}({', '.join([function, *values, *([inner] if instead else [])])})"

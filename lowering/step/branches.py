@@ -1,0 +1,36 @@
+"""A node that holds a branch of the user's to the way that the graph was captured for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import fx
+
+from moebius.lowering.errors import LoweringError
+
+
+class BranchError(LoweringError):
+    """A branch on data went the other way than when the step was captured.
+
+    place: the branch's name. live: the values that Python needs to go on from the branch.
+    """
+
+    def __init__(self, place: str, taken: bool, live: tuple[Any, ...]):
+        super().__init__(
+            f"the branch at {place} is {taken} for this data, and the step was captured with {not taken}: "
+            "run it as captured by moebius, which goes on from there as Python"
+        )
+        self.place, self.taken, self.live = place, taken, live
+
+
+def require_branch(value: Any, expected: bool, place: str, *live: Any) -> None:
+    """What comes after in the graph holds for ``bool(value) is expected`` alone.
+
+    value: a tensor with one element, or a number. live: what Python needs to go on from here; it is kept until then.
+    Raises BranchError, which capture answers.
+    """
+    if bool(value) is not expected:
+        raise BranchError(place, not expected, live)
+
+
+fx.wrap("require_branch")
