@@ -11,6 +11,7 @@ Results are kept in out/zoo, one JSON file a family, under the versions they wer
 from __future__ import annotations
 
 import argparse
+import datetime
 import json
 import multiprocessing
 import os
@@ -82,6 +83,7 @@ def main() -> None:
         start = time.monotonic()
         if "ours" not in result or not args.resume:
             result["ours"] = in_process("ours", family, args.results)
+            result["measured"] = datetime.datetime.now(datetime.UTC).date().isoformat()
         if args.peer and "peer" not in result:
             result["peer"] = in_process("peer", family, args.results)
         file.write_text(json.dumps(result, indent=1))

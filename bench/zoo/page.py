@@ -97,7 +97,7 @@ INTRODUCTION = """
 Every MoE family of transformers ({known} modeling files), tiny and with random weights, its experts as the plain loop
 that transformers ships (`experts_implementation="eager"`), trained for {steps} whole steps: `zero_grad`, forward with
 loss, `backward`, `clip_grad_norm_`, `AdamW.step`. `make zoo` measures it and writes this page; each family runs in a
-process of its own, one thread, on a CPU. Made with {versions}.
+process of its own, one thread, on a CPU. Made with {versions}{days}.
 """
 
 COLUMNS = """
@@ -122,7 +122,9 @@ def write(results: dict[str, Result], known: int, versions: str) -> str:
     broken = [(f, clean(f"{b['reason']}: {b['detail']}, at {b['at']}")) for f, o in ours for b in o["breaks"]]
     kept = [(f, clean(f"{g['at']}: {g['refusal']}")) for f, o in ours for g in o["regions"] if not g["lowered"]]
     lines = ["# The model zoo", ""]
-    lines += [*paragraph(INTRODUCTION.format(known=known, steps=STEPS, versions=versions)), ""]
+    measured = sorted({r["measured"] for r in results.values() if "measured" in r})
+    days = f", on {' and '.join(dict.fromkeys((measured[0], measured[-1])))}" if measured else ""
+    lines += [*paragraph(INTRODUCTION.format(known=known, steps=STEPS, versions=versions, days=days)), ""]
     lines += [line for text in totals(results, whole) for line in paragraph(f"- {text}")]
     lines += ["", *paragraph(COLUMNS.format(loss=LOSS_TOLERANCE, gradient=GRADIENT_TOLERANCE)), ""]
     lines += ["| " + " | ".join(HEADS) + " |", "|" + "---|" * len(HEADS)]

@@ -67,7 +67,9 @@ def test_the_page_tells_a_difference():
         "wrong": {"ours": {"eager": bad, "moebius": good, "plain": plain}},
         "gone": {"ours": {"crash": "the process ended with exit status -11"}},
     }
+    results["fine"]["measured"] = "2001-02-03"
     text = page.write(results, 3, "versions")
+    assert "2001-02-03" in text
     assert "Equal to eager: **1 of 3**" in text
     assert "one graph: **2 of 3**" in text
     assert "became one operator: **2 of 2**" in text
