@@ -120,12 +120,14 @@ class Slotted:
     __slots__ = ('slot', 'n')
     def __init__(self, n): self.n = n
     def __repr__(self): return 'Slotted'
+    def __hash__(self): return 12
 """,
     "Row": '''
 class Row:
     """The old sequence protocol."""
     def __init__(self, n): self.n = n if type(n) is int and 0 <= n < 6 else 3
     def __repr__(self): return f'Row({self.n})'
+    def __hash__(self): return 12
     def __getitem__(self, key):
         note('getitem', key)
         if type(key) is slice: return [key.start, key.stop]
@@ -141,6 +143,7 @@ class Seq:
     """An iterator that counts, and raises at 4."""
     def __init__(self, n): self.n, self.at = n if type(n) is int and n < 8 else 2, 0
     def __repr__(self): return f'Seq({self.n})'
+    def __hash__(self): return 12
     def __iter__(self): note('iter', self); return self
     def __next__(self):
         self.at += 1
@@ -155,6 +158,7 @@ class Bag:
     """A mapping by keys() and __getitem__, for ** and dict()."""
     def __init__(self, n): self.n = n
     def __repr__(self): return 'Bag'
+    def __hash__(self): return 12
     def keys(self): note('keys'); return ['k', 'z'] if self.n != 3 else [3]
     def __getitem__(self, key): note('bag', key); return key
     def __missing__(self, key): return 0
@@ -164,6 +168,7 @@ class Dying:
     """Says when it is finalized."""
     def __init__(self, n): self.n, self.link = n, None
     def __repr__(self): return 'Dying'
+    def __hash__(self): return 12
     def __del__(self): log.append(f"del {self.__dict__.get('n')!r}"[:20])
 ''',
     "Echo": '''
@@ -295,6 +300,7 @@ class Point:
     __match_args__ = ('x', 'y')
     def __init__(self, x, y): self.x, self.y = x, y
     def __repr__(self): return 'Point'
+    def __hash__(self): return 12
 """,
     "around": '''
 def around(tag):

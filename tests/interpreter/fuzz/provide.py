@@ -12,6 +12,8 @@ INTERPRETER = Path(__file__).resolve().parents[3] / "interpreter"
 
 
 def provide_interpreter() -> None:
+    if "moebius.interpreter" in sys.modules:  # a process runs several batches
+        return
     alone = os.environ.get("MOEBIUS_INTERPRETER_ALONE")
     if not alone and importlib.util.find_spec("moebius") is not None and importlib.util.find_spec("torch") is not None:
         return

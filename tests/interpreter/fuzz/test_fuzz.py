@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import dis
+import pickle
 import random
+import subprocess
+import sys
 from pathlib import Path
 from types import CodeType
 from typing import Any
@@ -89,6 +92,20 @@ def programs() -> list[tuple[str, Any]]:
 def test_a_planted_fault_is_found(fault: str, programs: list[tuple[str, Any]]) -> None:
     """A few; `make fuzz ARGS=--faults` plants them all."""
     assert programs_until_found(fault, programs) is not None
+
+
+def test_make_fuzz_runs_batches_and_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    script = Path(__file__).parent / "run.py"
+    command = [sys.executable, str(script), "--count", "256", "--seed", "8", "--jobs", "1", "--out", str(tmp_path)]
+    first = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert first.returncode == 0, first.stdout + first.stderr
+    assert "256 programs, 0 differing ones" in first.stdout and "Pairs of opcodes" in first.stdout
+    (state,) = tmp_path.glob("state-*.pickle")
+    total, ran, failures, finished = pickle.loads(state.read_bytes())
+    assert ran == 256 and failures == 0 and finished == {8, 9}
+    state.write_bytes(pickle.dumps((total, 250, 0, {8})))  # as if it had been stopped before the second batch
+    again = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert again.returncode == 0 and "256 programs, 0 differing ones" in again.stdout, again.stdout + again.stderr
 
 
 def test_programs_do_much() -> None:
