@@ -207,6 +207,10 @@ def table(outcomes: list[Outcome], seconds: float, each: int = 1) -> str:
         of_models=each * SPARSE["mixtral"],
         date=datetime.date.today(),
     )
+    wrong = [o for o in outcomes if o.what == "WRONG"]
+    if wrong:
+        lines += ["", "## The differences", ""]
+        lines += [f"- {o.program}, {o.change.kind}, `{o.change.where}`: {o.detail}" for o in wrong]
     return head + "\n".join(lines) + "\n"
 
 
