@@ -9,7 +9,7 @@ import traceback
 import pytest
 import torch
 
-from moebius import capture, stats
+from moebius import capture, speculation, stats
 
 BACKENDS = ["moebius", "eager"]
 
@@ -253,6 +253,16 @@ def test_a_rare_way_does_not_cost_the_graph():
         values = [-1.0 if i % 40 == 0 else 1.0] * 3
         assert outcome(captured, values) == outcome(direct, values)
     assert stats(captured).recompiles == [] and stats(captured).misses == 1
+
+
+def test_with_the_check_switched_off_the_answer_is_wrong(monkeypatch):
+    def unchecked(value, expected, place, *live):
+        return None
+
+    monkeypatch.setattr(speculation, "require_branch", unchecked)
+    captured = capture(direct)
+    assert outcome(captured, [1.0, 2, 3]) == outcome(direct, [1.0, 2, 3])
+    assert outcome(captured, [-1.0, -2, -3]) != outcome(direct, [-1.0, -2, -3])
 
 
 # ----------------------------------------------------------------------------------------------------------------------
