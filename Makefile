@@ -7,7 +7,7 @@ PIP := $(BIN)/pip --disable-pip-version-check
 TYPES := build/types
 ARGS ?=
 
-.PHONY: demo test zoo mutate fuzz semantics lint setup clean
+.PHONY: demo test zoo mutate matrix fuzz semantics lint setup clean
 .DELETE_ON_ERROR:
 
 demo: $(STAMP)  ## trains a small Mixtral with and without capture; ARGS="--steps 20 --ranks 2" go to the script
@@ -21,6 +21,9 @@ zoo: $(STAMP)  ## trains every MoE family of transformers, tiny, and writes docs
 
 mutate: $(STAMP)  ## changes one thing at a time between two calls, thousands of times; writes docs/guards.md
 	OMP_NUM_THREADS=1 $(BIN)/python tests/mutation/fuzzer.py --docs docs/guards.md $(ARGS)
+
+matrix: $(STAMP)  ## a graph break in each construct of Python's inside each other one; ARGS="-k generator"
+	MOEBIUS_MATRIX=all OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/capture/test_break_matrix.py $(ARGS)
 
 fuzz: $(STAMP)  ## 20,000 generated programs, plain and interpreted; PYTHONS="python3.12 …", ARGS="--captured" or "--faults"
 	@for python in $(or $(PYTHONS),$(BIN)/python); do OMP_NUM_THREADS=1 $$python tests/interpreter/fuzz/run.py $(ARGS) || exit 1; done

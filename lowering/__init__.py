@@ -24,7 +24,7 @@ from moebius.lowering.graph import (
     skip_turn,
 )
 from moebius.lowering.operators import is_pure
-from moebius.lowering.pipeline import copy_graph, run_passes
+from moebius.lowering.pipeline import copy_graph, finish, run_passes
 from moebius.lowering.step import checkpoint
 from moebius.lowering.torch_private import may_write, returns_nothing
 
@@ -60,10 +60,13 @@ def lower(graph: CapturedGraph, options: LoweringOptions) -> Lowered:
     check_options(options)
     fn: Callable[..., tuple]
     if options.backend == "eager":
-        gm = copy_graph(graph.gm)
         reason = "backend='eager' runs the captured graph as it is"
-        regions = [unlowered_region(loop, reason) for loop in find_loops(gm)]
-        checkpoint.outline(gm)
+        regions = [unlowered_region(loop, reason) for loop in find_loops(graph.gm)]
+        gm = graph.gm
+        if checkpoint.is_marked(gm.graph):
+            gm = copy_graph(gm)
+            checkpoint.outline(gm)
+            finish(gm)
         return Lowered(run_as_is(gm), gm, regions)
     work = run_passes(graph, options)
     fn = run_as_is(work.gm) if options.backend in OWN else compile_graph(work.gm, options.backend)

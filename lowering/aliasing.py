@@ -93,21 +93,28 @@ class Storage:
     def __init__(self, graph: fx.Graph):
         self.graph = graph
         self.roots: dict[fx.Node, frozenset[fx.Node]] = {}
+        self.sharing: dict[fx.Node, list[fx.Node]] = {}  # by root: the nodes that may share its storage
         self.writers: dict[fx.Node, list[fx.Node]] = {}
         for node in graph.nodes:
             self.add(node)
 
     def add(self, node: fx.Node) -> None:
         """Take a node in whose arguments are known."""
-        self.roots[node] = self.find(node)
+        self.put(node, self.find(node))
         if node.op not in ("placeholder", "output", "get_attr"):
             written = writes_into(node)
             if written:
                 self.writers[node] = written
 
+    def put(self, node: fx.Node, roots: frozenset[fx.Node]) -> None:
+        self.roots[node] = roots
+        if node.op != "output":
+            for root in roots:
+                self.sharing.setdefault(root, []).append(node)
+
     def replace(self, old: fx.Node, new: fx.Node) -> None:
         """``new`` takes the place of ``old``: what shared with the one shares with the other."""
-        self.roots[new] = self.roots[old]
+        self.put(new, self.roots[old])
 
     def forget(self, node: fx.Node) -> None:
         """The node is gone, and its writes with it."""
@@ -128,7 +135,7 @@ class Storage:
 
     def family(self, node: fx.Node) -> set[fx.Node]:
         """All nodes that may share storage with this one, itself included."""
-        return {other for other in self.roots if other.op != "output" and self.share(node, other)}
+        return {other for root in self.roots[node] for other in self.sharing[root]}
 
     def is_fresh(self, node: fx.Node) -> bool:
         """Whether its storage was made in this graph, so that no input can share it."""

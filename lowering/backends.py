@@ -15,7 +15,7 @@ from torch import fx
 
 from moebius.lowering.errors import LoweringError, UnknownBackendError
 from moebius.lowering.graph import expert_loop
-from moebius.lowering.torch_private import backend_names, compiling_with, lookup_backend, split_module
+from moebius.lowering.torch_private import backend_names, compiling_with, lookup_backend, made_code, split_module
 from moebius.lowering.values import value_of
 
 OWN = ("moebius", "eager")  # backends that run the graph as it is: after lowering, and before it
@@ -45,7 +45,7 @@ def find_compiler(backend: Any) -> Compiler:
 
 def run_as_is(gm: fx.GraphModule) -> Callable[..., tuple]:
     """The graph itself as a function that returns a tuple."""
-    forward = gm.forward
+    forward = made_code(gm).forward
     if isinstance(gm.graph.output_node().args[0], tuple):
         return forward
     return lambda *inputs: tuple(forward(*inputs))

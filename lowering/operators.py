@@ -6,6 +6,7 @@ below. The proofs look at Calls only, so that ``torch.greater(m, 0)``, ``m.gt(0)
 
 from __future__ import annotations
 
+import functools
 import inspect
 import operator
 from collections.abc import Iterable
@@ -37,6 +38,9 @@ class Operator:
 
     def bind(self, args: tuple, kwargs: dict[str, Any]) -> dict[str, Any] | None:
         """The arguments by name with defaults filled in, or None where they do not fit."""
+        plain = plain_parameters(self.parameters)
+        if plain is not None:
+            return fill_in(plain, args, kwargs)
         try:
             bound = signature_of(self.parameters).bind(*args, **kwargs)
         except TypeError:
@@ -64,6 +68,26 @@ class Call:
 
     def __getitem__(self, parameter: str) -> Any:
         return self.args[parameter]
+
+
+@functools.cache
+def plain_parameters(parameters: str) -> dict[str, Any] | None:
+    """Names and defaults, where all parameters can be given by position and by name; None where some cannot."""
+    declared = signature_of(parameters).parameters.values()
+    if any(p.kind is not p.POSITIONAL_OR_KEYWORD for p in declared):
+        return None
+    return {p.name: p.default for p in declared}
+
+
+def fill_in(parameters: dict[str, Any], args: tuple, kwargs: dict[str, Any]) -> dict[str, Any] | None:
+    """What ``inspect.Signature.bind`` and ``apply_defaults`` give for such parameters, at a tenth of the time."""
+    if len(args) > len(parameters):
+        return None
+    given = dict(zip(parameters, args, strict=False))
+    if any(name in given or name not in parameters for name in kwargs):
+        return None
+    found = {name: given[name] if name in given else kwargs.get(name, default) for name, default in parameters.items()}
+    return None if any(value is inspect.Parameter.empty for value in found.values()) else found
 
 
 _signatures: dict[str, inspect.Signature] = {}

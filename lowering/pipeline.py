@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 from torch import fx
 
@@ -20,12 +21,28 @@ def run_passes(captured: CapturedGraph, options: LoweringOptions, passes: tuple[
     work = Work(copy_graph(captured.gm), captured, options)
     for contract in passes:
         contract.apply(work)
-    work.gm.recompile()
+    finish(work.gm)
     return work
 
 
-def copy_graph(gm: fx.GraphModule) -> fx.GraphModule:
-    """The same graph in new nodes; values in ``meta`` and submodules are shared."""
+class Draft(fx.GraphModule):
+    """A graph that passes work on: its Python code is made once, by ``finish``, and not for each change."""
+
+    drafting = True
+
+    def recompile(self) -> Any:
+        return None if self.drafting else super().recompile()
+
+
+def finish(gm: fx.GraphModule) -> None:
+    """The graph stays as it is: make its code."""
+    if isinstance(gm, Draft):
+        gm.drafting = False
+    gm.recompile()
+
+
+def copy_graph(gm: fx.GraphModule) -> Draft:
+    """The same graph in new nodes, for passes to work on; values in ``meta`` and submodules are shared."""
     graph = fx.Graph()
     copied: dict[fx.Node, fx.Node] = {}
     for node in gm.graph.nodes:
@@ -34,6 +51,6 @@ def copy_graph(gm: fx.GraphModule) -> fx.GraphModule:
         new.args = fx.map_arg(node.args, copied.__getitem__)
         new.kwargs = fx.map_arg(node.kwargs, copied.__getitem__)
         new.meta = copy.copy(node.meta)
-    made = fx.GraphModule(gm, graph, class_name=type(gm).__name__)
+    made = Draft(gm, graph, class_name=type(gm).__name__)
     made.meta = copy.copy(gm.meta)
     return made

@@ -12,6 +12,7 @@ from torch._dynamo import list_backends
 from torch._dynamo import lookup_backend as find_dynamo_backend
 from torch._guards import TracingContext, tracing
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.fx.passes.split_module import split_module
 
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "fake_mode_of",
     "foreach_operators",
     "lookup_backend",
+    "made_code",
     "may_write",
     "returns_nothing",
     "same_size",
@@ -54,6 +56,12 @@ def custom_operator_name(target: Any) -> str | None:
         return None
     namespace, _, rest = target.name().partition("::")
     return f"{namespace}::{rest}" if "." in rest else f"{namespace}::{rest}.default"
+
+
+def made_code(gm: torch.fx.GraphModule) -> torch.fx.GraphModule:
+    """The module, its Python code made now if it was to be made at its first call."""
+    _LazyGraphModule.force_recompile(gm)
+    return gm
 
 
 def may_write(target: Any) -> bool | None:

@@ -229,6 +229,8 @@ class TrackingDomain(Operators, Containers):
         )
 
     def make_generator(self, frame: Frame) -> Any:
+        if frame.code.co_flags & inspect.CO_COROUTINE:  # (one that is made and dropped warns that nobody awaited it)
+            raise Break("coroutine", frame.code.co_qualname, "await it outside of the step; what it calls is captured")
         self.generators.append(frame)
         return self.objects.made(super().make_generator(frame))
 

@@ -370,8 +370,7 @@ def put_in_place(claim: Claim, result: fx.Node) -> list[fx.Node]:
     else:
         give_back(claim, None)
         if zero and is_only_name(target, loop, storage):
-            after = nodes_after(loop)
-            target.replace_all_uses_with(result, delete_user_cb=lambda user: user in after)
+            target.replace_all_uses_with(result, delete_user_cb=lambda user: loop < user)
             storage.replace(target, result)
         else:
             storage.add(add_in_place(loop, claim.node, target, result))
@@ -403,16 +402,6 @@ def give_back(claim: Claim, total: fx.Node | None) -> None:
         loop.graph.erase_node(user)
 
 
-def nodes_after(loop: fx.Node) -> set[fx.Node]:
-    """The nodes that run after the loop, the output among them."""
-    found, after = set(), False
-    for node in loop.graph.nodes:
-        if after:
-            found.add(node)
-        after = after or node is loop
-    return found
-
-
 def is_zero(node: fx.Node, loop: fx.Node, storage: Storage) -> bool:
     """Whether the tensor certainly holds zeros when the loop begins."""
     made = node
@@ -425,8 +414,9 @@ def is_zero(node: fx.Node, loop: fx.Node, storage: Storage) -> bool:
 
 def is_only_name(node: fx.Node, loop: fx.Node, storage: Storage) -> bool:
     """Whether nothing after the loop reaches the tensor's storage but through this node."""
-    after = nodes_after(loop)
-    return not any(user in after for other in storage.family(node) - {node, *after} for user in other.users)
+    return not any(
+        loop < user for other in storage.family(node) if other is not node and not loop < other for user in other.users
+    )
 
 
 # ----------------------------------------------------------------------------------------------------------------------

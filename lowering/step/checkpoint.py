@@ -61,6 +61,11 @@ def unpaired(graph: fx.Graph) -> str | None:
     return None
 
 
+def is_marked(graph: fx.Graph) -> bool:
+    """Whether a checkpointed call stands in the graph."""
+    return any(n.target in MARKS for n in graph.nodes if n.op == "call_function")
+
+
 def outline(gm: fx.GraphModule) -> None:
     """What stands between two marks becomes the body of one ``checkpointed`` node."""
     nodes = list(gm.graph.nodes)
