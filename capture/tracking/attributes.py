@@ -65,7 +65,18 @@ class Attributes:
     # ------------------------------------------------------------------------------------------------------------------
 
     def get(self, obj: Any, name: str) -> Any:
-        """``obj.name``; AttributeError as Python would raise it."""
+        """``obj.name``; AttributeError as Python would raise it: one that the user's code raises is told the name too
+        (Objects/object.c set_attribute_error_context)."""
+        try:
+            return self.find(obj, name)
+        except AttributeError as error:
+            if error.name is None and error.obj is None:
+                error.name = name
+                if not type(obj).__module__.startswith("moebius."):
+                    error.obj = obj
+            raise
+
+    def find(self, obj: Any, name: str) -> Any:
         kind = type(obj)
         if kind is TensorProxy:
             return self.objects.made(self.tensors.attribute(obj, name, self.objects.enter))

@@ -476,3 +476,36 @@ def test_a_cached_object_is_the_same_object():
     table.cache_clear()
     captured, x = capture(step, backend="eager"), torch.ones(2)
     assert [captured(x)[0].item() for _ in range(3)] == [3.0, 4.0, 5.0] and table(2) == {"size": 5}
+
+
+class MetaAnswers(type):
+    def __getattr__(cls, name):
+        raise AttributeError("of the class")
+
+
+class Answers(metaclass=MetaAnswers):
+    def __getattr__(self, name):
+        raise AttributeError("of the object")
+
+    @property
+    def fails(self):
+        raise AttributeError("of the property")
+
+
+def test_attribute_errors_are_told_the_name():
+    def step(x, log):
+        for owner in (Answers, Answers(), x):
+            try:
+                _ = owner.missing
+            except AttributeError as error:
+                log.append((str(error), error.name))
+        try:
+            _ = Answers().fails
+        except AttributeError as error:
+            log.append((str(error), error.name))
+        return x + 1
+
+    plain, found = [], []
+    step(torch.ones(2), plain)
+    capture(step)(torch.ones(2), found)
+    assert found == plain and {name for _, name in plain} == {"missing", "fails"}
