@@ -247,6 +247,7 @@ def reset() -> None:
     forget_frames()
     for captured in list(ALL):
         captured.reset()
+    torch_private.forget_fakes()
 
 
 def disable(function: Any) -> Any:

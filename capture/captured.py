@@ -169,6 +169,7 @@ class Captured:
                 self.forget_with(root, segment)
         return segment
 
+    @hidden
     def look_again(self, segment: Segment, *args: Any, **kwargs: Any) -> Any:
         """The second call of what had a graph break. Much breaks a graph only once (hooks that are installed in the
         first call, a cache that is filled, a warning that is given once); what was captured up to there does not depend

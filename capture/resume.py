@@ -20,6 +20,8 @@ from bytecode import Bytecode, CellVar, FreeVar, Instr, Label, TryBegin, TryEnd
 
 from moebius.interpreter import NULL, UNSET, Frame, decode
 
+from .hidden import hidden
+
 ENTRY_OPCODES = frozenset({"COPY_FREE_VARS", "MAKE_CELL", "RETURN_GENERATOR"})
 LEAVES = frozenset({"RETURN_VALUE", "RETURN_CONST", "RAISE_VARARGS", "RERAISE"})
 JUMPS = frozenset({"JUMP_FORWARD", "JUMP_BACKWARD", "JUMP_BACKWARD_NO_INTERRUPT"})
@@ -525,6 +527,7 @@ def with_cells(code: types.CodeType, globals_: dict[str, Any], name: str, n_cell
     if not n_cells:
         return types.FunctionType(code, globals_, name)
 
+    @hidden
     def run(*args: Any) -> Any:
         return types.FunctionType(code, globals_, name, None, args[:n_cells])(*args[n_cells:])
 

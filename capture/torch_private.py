@@ -351,6 +351,15 @@ def in_checkpoint() -> bool:
     return hooks is not None and hooks[0].__module__ == "torch.utils.checkpoint"
 
 
+def forget_fakes() -> None:
+    """Empty what torch remembers of operators on fake tensors and of symbolic sizes, process-wide: such entries are good
+    for one capture alone, and keep its ShapeEnv alive."""
+    FakeTensorMode.cache_clear()
+    for method in vars(ShapeEnv).values():  # lru caches, whose keys hold the ShapeEnv
+        if callable(clear := getattr(method, "cache_clear", None)):
+            clear()
+
+
 def global_state() -> tuple[tuple[Callable[[], Any], Any], ...]:
     """Functions of torch's, and what they answer as long as torch's global switches are what they are now.
 

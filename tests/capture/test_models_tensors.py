@@ -488,6 +488,14 @@ def dtensor_module():
     return step, []
 
 
+@pytest.fixture(autouse=True)
+def no_group_stays():
+    """Other tests make process groups of their own."""
+    yield
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
 def one_rank():
     """A mesh of this process alone."""
     if not dist.is_initialized():

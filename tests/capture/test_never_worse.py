@@ -149,6 +149,27 @@ def test_captures_and_resets_do_not_grow():
     assert size < 30 * 3_000 and objects < 40, (size, objects)
 
 
+def test_what_torch_remembers_of_symbolic_sizes_goes_with_a_reset():
+    """By its entries, one for each operator on fakes, and by ShapeEnvs: they would stay for the life of the process."""
+
+    def kept():
+        gc.collect()
+        gc.collect()  # the second sees what finalizers of the first let go
+        return sum(type(o).__name__ in ("_DispatchCacheKey", "ShapeEnv") for o in gc.get_objects())
+
+    def work():
+        for _ in range(5):
+            capture(lambda x: x.view(-1, 2).sum(-1) * 2, dynamic=True)(torch.ones(6, 2))
+
+    moebius.reset()
+    before = kept()
+    work()
+    assert kept() > before
+    work()
+    moebius.reset()
+    assert kept() <= before
+
+
 def test_an_entry_whose_function_died_is_gone():
     before = len([o for o in gc.get_objects() if isinstance(o, Entry)])
     for _ in range(20):

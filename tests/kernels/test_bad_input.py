@@ -243,8 +243,10 @@ def test_the_right_result_or_an_error(case: tuple[Layer, bool], save: str, form:
         assert grad is not None and grad.shape == leaf.shape and grad.dtype == leaf.dtype
         exact_grad = right.get(id(leaf))
         exact_grad = torch.zeros_like(leaf, dtype=torch.float64) if exact_grad is None else exact_grad
-        near = relative_error(grad, exact_grad) < ROUNDING[layer.x.dtype]
-        assert near or float((grad.double() - exact_grad).norm()) < 10 * ROUNDING[layer.x.dtype]
+        # a routing weight's own gradient is rounded to its own dtype, which may be narrower than the rows'
+        rounding = max(ROUNDING[layer.x.dtype], ROUNDING[leaf.dtype])
+        near = relative_error(grad, exact_grad) < rounding
+        assert near or float((grad.double() - exact_grad).norm()) < 10 * rounding
 
 
 def test_ids_that_require_gradients_cannot_be() -> None:
