@@ -364,8 +364,11 @@ class Emitter:
             for key, item in namespace.items():
                 self.lines.append(f"{inner}[{key!r}] = {self.value(item)}")
         for slot in slots_of(cls):
-            if hasattr(value, slot):
-                self.lines.append(f"object.__setattr__({name}, {slot!r}, {self.value(getattr(value, slot))})")
+            try:
+                held = slot.__get__(value)
+            except AttributeError:  # empty
+                continue
+            self.lines.append(f"{self.constant(slot)}.__set__({name}, {self.value(held)})")
         return name
 
     # ------------------------------------------------------------------------------------------------------------------
@@ -526,13 +529,10 @@ def has_symbol(value: Any) -> bool:
     )
 
 
-def slots_of(cls: type) -> list[str]:
-    """Names of the slots that the classes of an instance define."""
-    found = []
-    for base in cls.__mro__:
-        slots = base.__dict__.get("__slots__", ())
-        found += [s for s in ((slots,) if isinstance(slots, str) else slots) if s not in ("__dict__", "__weakref__")]
-    return found
+def slots_of(cls: type) -> list[types.MemberDescriptorType]:
+    """The slots that the classes of an instance define. (By name, the user's ``__getattr__`` would be asked.)"""
+    classes = [base for base in cls.__mro__ if base.__flags__ & HEAP_TYPE]
+    return [d for base in classes for d in vars(base).values() if type(d) is types.MemberDescriptorType]
 
 
 __all__ = ["CannotRebuild", "Emitter", "contextvars"]

@@ -352,8 +352,8 @@ def in_checkpoint() -> bool:
 
 
 def forget_fakes() -> None:
-    """Empty what torch remembers of operators on fake tensors and of symbolic sizes, process-wide: such entries are good
-    for one capture alone, and keep its ShapeEnv alive."""
+    """Empty what torch remembers of operators on fake tensors and of symbolic sizes, process-wide: such entries are
+    good for one capture alone, and keep its ShapeEnv alive."""
     FakeTensorMode.cache_clear()
     for method in vars(ShapeEnv).values():  # lru caches, whose keys hold the ShapeEnv
         if callable(clear := getattr(method, "cache_clear", None)):

@@ -195,6 +195,11 @@ class Operators(Parts):
                 )
         return super().compare(op, a, b)
 
+    def asks_in_python(self, value: Any) -> bool:
+        """Whether looking for an attribute that is not there runs code of the value's class."""
+        methods = (self.attributes.on_type(type(value), name) for name in ("__getattr__", "__getattribute__"))
+        return any(isinstance(method, types.FunctionType) for method in methods)
+
     def compares_in_python(self, value: Any, op: str) -> bool:
         """Whether the value's class may answer `op`, from either side, with a method in Python."""
         names = ("__eq__", "__ne__") if op in ("==", "!=") else ("__lt__", "__gt__", "__le__", "__ge__")
@@ -221,6 +226,12 @@ class Operators(Parts):
                 and type(value) not in SIMPLE
                 and type(value) not in SYMBOLIC
             ):
+                if self.asks_in_python(value):
+                    raise Break(
+                        "comparison between a tensor and an object",
+                        f"torch asks a {type(value).__name__} for __torch_function__, which its class answers itself",
+                        "convert the object first",
+                    )
                 if self.compares_in_python(value, op):  # a tensor answers NotImplemented, before it or after it
                     forward, reflected = COMPARE_DUNDERS[op]
                     other = right if value is left else left

@@ -509,3 +509,42 @@ def test_attribute_errors_are_told_the_name():
     step(torch.ones(2), plain)
     capture(step)(torch.ones(2), found)
     assert found == plain and {name for _, name in plain} == {"missing", "fails"}
+
+
+ASKED_FOR: list[str] = []
+
+
+class AsksItself:
+    __slots__ = ("__hidden", "empty", "slot")
+
+    def __init__(self, value):
+        self.slot = self.__hidden = value
+
+    def __getattr__(self, name):
+        ASKED_FOR.append(name)
+        raise AttributeError(name)
+
+    def hidden(self):
+        return self.__hidden
+
+
+def test_slots_are_kept_without_asking_the_users_code():
+    captured = capture(lambda x: AsksItself(x + 1))
+    for _ in range(2):
+        made = captured(torch.ones(2))
+        assert made.slot is made.hidden() and torch.equal(made.slot, torch.full((2,), 2.0)) and ASKED_FOR == []
+    assert stats(captured).breaks == 0
+
+
+def test_a_tensor_compared_with_an_object_that_answers_for_every_attribute():
+    class Every:
+        def __getattr__(self, name):
+            asked.append(name)
+            raise AttributeError(name)
+
+    asked: list[str] = []
+    for step in (lambda x, o: x == o, lambda x, o: o != x, lambda x, o: o not in [x, 2]):
+        want = step(torch.ones(()), Every()), asked.copy()
+        asked.clear()
+        assert (capture(step)(torch.ones(()), Every()), asked) == want and asked
+        asked.clear()
