@@ -192,6 +192,7 @@ class Captured:
         finally:
             self.cold_seconds += time.perf_counter() - started
         further = segment.whole and found.domain.instructions > segment.instructions
+        found.release()
         if found.graph_break is not None and not further:
             return segment.run(*args, **kwargs)
         self.entry.remove(program)
@@ -207,7 +208,10 @@ class Captured:
         if not self.root:
             text = "not in a checkpoint that runs natively"
             found.guards.answers("torch.utils.checkpoint", text, (torch_private.in_checkpoint, False))
-        return build(found, self.options, self.make_resume, self.below, started)
+        try:
+            return build(found, self.options, self.make_resume, self.below, started)
+        finally:
+            found.release()
 
     def forget_with(self, root: weakref.ref, segment: Segment) -> None:
         """When the model that a segment was captured for dies, the segment goes too."""

@@ -133,6 +133,18 @@ class Trace:
             self.writer.stop_number = stop_number
             self.writer.before_node = lambda number: self.stop() if number == stop_number else None
 
+    def release(self) -> None:
+        """The end of an attempt, of which only ``graph_break`` stays: the user's objects are let go now.
+
+        The parts refer to one another: without this, the first batch would live until a garbage collection.
+        """
+        self.machine.frame, self.machine.exc_item = None, [None, None]  # generators that die now ask it
+        for part in (self.domain, self.objects, self.tensors):
+            vars(part).clear()
+        self.request = Request(self.request.function, (), {})
+        self.frame = self.result = None
+        self.stopped = []
+
     # ------------------------------------------------------------------------------------------------------------------
     # Where the user's program is
     # ------------------------------------------------------------------------------------------------------------------
@@ -355,6 +367,7 @@ def traced(request: Request, policy: Policy) -> Trace:
         if attempt.graph_break is None or not attempt.domain.loops.ranges:
             return attempt
         policy.unrolled |= attempt.domain.loops.ranges  # what stopped it may be what one node could not say
+        attempt.release()
 
 
 def trace(request: Request, policy: Policy) -> Trace:
@@ -362,9 +375,9 @@ def trace(request: Request, policy: Policy) -> Trace:
     attempt = traced(request, policy)
     while (asker := attempt.asker()) is not None:
         other = traced(request, replace(policy, told_compiling=attempt.policy.told_compiling | {asker}))
-        if not other.went_on_from(attempt):
+        attempt, better = better_of(attempt, other)
+        if not better:
             break
-        attempt = other
     attempt = speculating(attempt, policy)
     attempt = counting(attempt)
     if attempt.graph_break is None or attempt.clean:
@@ -373,7 +386,15 @@ def trace(request: Request, policy: Policy) -> Trace:
     again.run()
     if again.graph_break is None:
         again.graph_break = attempt.graph_break
+    attempt.release()
     return again
+
+
+def better_of(attempt: Trace, other: Trace) -> tuple[Trace, bool]:
+    """The one that got further, and whether that is the other one."""
+    better = other.went_on_from(attempt)
+    (attempt if better else other).release()
+    return (other, True) if better else (attempt, False)
 
 
 def speculating(attempt: Trace, policy: Policy) -> Trace:
@@ -387,9 +408,10 @@ def speculating(attempt: Trace, policy: Policy) -> Trace:
             break
         unrolled = before.unrolled | attempt.in_branches
         other = traced(attempt.request, replace(before, speculates=True, unrolled=unrolled))
-        if not other.went_on_from(attempt):
+        attempt, better = better_of(attempt, other)
+        if not better:
             break
-        attempt, policy.speculates = other, True
+        policy.speculates = True
         policy.unrolled |= unrolled
     return attempt
 
@@ -407,7 +429,9 @@ def counting(attempt: Trace) -> Trace:
     numbers = other.tensors.numbers.fixed.values()
     decides = any(number.kind is int for number in numbers)
     if decides or (other.graph_break is not None and not other.went_on_from(attempt)):
+        other.release()
         return attempt
+    attempt.release()
     policy.counters.update(names)
     return other
 

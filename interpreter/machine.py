@@ -226,6 +226,8 @@ class Machine:
         closing = isinstance(error, GeneratorExit) and frame.thrown_args is None
         thrown = [error]  # a list, emptied as it is used: a traceback through here must not lead back to its exception
         del error
+        if self.domain.observes and frame.shell is not None and frame.shell() is None:
+            raise thrown.pop()  # it dies, maybe not where it would natively: it stays suspended, the rest is not run
         receiver = self.delegate(frame)
         if receiver is not UNSET:
             frame.back = outer = self.frame

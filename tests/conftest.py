@@ -10,9 +10,13 @@ os.environ.setdefault("MPLBACKEND", "Agg")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import pytest
+from seeds import seed_of_the_code
 
 
+@pytest.hookimpl(tryfirst=True)  # before hypothesis reads its option
 def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("hypothesis_seed", None) is None:
+        config.option.hypothesis_seed = str(seed_of_the_code())
     config.addinivalue_line("markers", "distributed: starts several processes")
     config.addinivalue_line("markers", "slow: takes more than ten seconds")
 
@@ -24,3 +28,7 @@ def seed() -> int:
 
     torch.manual_seed(0)
     return 0
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    return f"seed of this code: {seed_of_the_code()} (MOEBIUS_SEED=... gives another)"

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from moebius.interpreter import UNSET, Frame, Signal
+from moebius.interpreter.domain.calls import require_iterable
 
 from ..hook import ABSENT
 from ..options import Options
@@ -185,7 +186,11 @@ class TrackingDomain(Operators, Containers):
         return self.calls.call(callee, args, kwargs)
 
     def call_spread(self, callee: Any, args: Any, kwargs: Any) -> Any:
-        positional = list(args) if type(args) is tuple else self.calls.listed(args)
+        if type(args) is tuple:
+            positional = list(args)
+        else:
+            require_iterable(callee, args)
+            positional = self.calls.listed(args)
         keywords = dict(self.mapping(kwargs)) if kwargs else {}
         return self.call(callee, positional, keywords)
 

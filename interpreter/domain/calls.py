@@ -60,10 +60,7 @@ class Calls(Core):
     def call_spread(self, callee: Any, args: Any, kwargs: Any) -> Any:
         """`callee(*args, **kwargs)` with args any iterable and kwargs any mapping (a fresh dict from the compiler)."""
         if type(args) is not tuple:
-            if lookup(type(args), "__iter__") is MISSING and lookup(type(args), "__getitem__") is MISSING:
-                raise TypeError(
-                    f"{function_text(callee)} argument after * must be an iterable, not {type(args).__name__}"
-                )
+            require_iterable(callee, args)
             args = self.drain(args)
         if type(kwargs) is not dict:
             merged: dict[Any, Any] = {}
@@ -165,6 +162,12 @@ class Calls(Core):
                 frame, function.__code__, function.__defaults__, kwdefaults, annotations or None, value
             )
         return function
+
+
+def require_iterable(callee: Any, args: Any) -> None:
+    """What follows the star in `callee(*args)` (check_args_iterable, ceval.c)."""
+    if lookup(type(args), "__iter__") is MISSING and lookup(type(args), "__getitem__") is MISSING:
+        raise TypeError(f"{function_text(callee)} argument after * must be an iterable, not {type(args).__name__}")
 
 
 def set_annotations(function: FunctionType, annotations: Any) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dis
 import pickle
-import random
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +11,7 @@ from types import CodeType
 from typing import Any
 
 import pytest
+from seeds import seed_of_the_code
 
 from fuzz.choices import SeededChoices
 from fuzz.compare import compiled, difference, native_outcome
@@ -39,7 +39,7 @@ def test_the_same_programs() -> None:
 
 
 def test_fresh_programs() -> None:
-    number = random.SystemRandom().randrange(10**9)
+    number = seed_of_the_code()
     found = search(number, FRESH)
     assert found.differing == [], f"hypothesis seed {number}:\n{found.differing[0][1]}\n{found.differing[0][0]}"
     assert found.ran >= FRESH and found.said_nothing < FRESH // 10
