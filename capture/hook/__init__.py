@@ -25,6 +25,7 @@ from moebius.hook.native import (
     mark_skip,
     read_tensors_by_attributes,
     set_frame_callback,
+    use_watchers,
 )
 
 __all__ = [
@@ -47,4 +48,5 @@ __all__ = [
     "mark_skip",
     "read_tensors_by_attributes",
     "set_frame_callback",
+    "use_watchers",
 ]

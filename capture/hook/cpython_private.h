@@ -5,6 +5,7 @@
  * PyDictObject.ma_version_tag             yes     deprec. deprec. a dict that was not written to since it was checked
  * PyDictObject.ma_values                  yes     yes     yes     3.13.0: instance dicts whose tag misses writes
  * PyTypeObject.tp_version_tag             yes     yes     yes     a class (and its bases) that was not written to
+ * PyUnstable_Type_AssignVersionTag         -       yes     yes     a watcher tells of a class that has one only
  * _PyType_Lookup                          yes     yes     yes     MRO look-up without descriptors; borrowed result
  * _PyObject_GetDictPtr                    yes     yes     yes     where an instance keeps its __dict__
  * struct _PyInterpreterFrame              f_func  f_funcobj       the frame that the evaluator is about to run
@@ -161,6 +162,15 @@ mb_type_tag(PyTypeObject *type)
 {
     return type->tp_version_tag;
 }
+
+#if PY_VERSION_HEX >= 0x030C0000
+/* 1 if the class has a version tag now; 0 when it had its share of them. */
+static inline int
+mb_assign_type_tag(PyTypeObject *type)
+{
+    return PyUnstable_Type_AssignVersionTag(type) == 1;
+}
+#endif
 
 /* The class attribute that an instance's attribute access would meet first; borrowed; NULL without an error if none. */
 static inline PyObject *

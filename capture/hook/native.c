@@ -5,7 +5,7 @@
 #include <string.h>
 
 PyObject *mb_absent;
-int mb_disabled, mb_dict_tags, mb_instance_tags, mb_class_tags;
+int mb_disabled;
 
 int
 mb_guard_error(void)
@@ -34,93 +34,6 @@ static PyTypeObject Absent_Type = {
     .tp_doc = "The type of ABSENT: a key or attribute that does not exist.",
     .tp_repr = absent_repr,
 };
-
-/* ---- self-tests: do version tags notice every way of writing? ---- */
-
-static const char self_test_source[] =
-    "class Base: attribute = 0\n"
-    "class Class(Base): pass\n"
-    "class Plain: pass\n"
-    "instance = Plain()\n"
-    "instance.value = 0\n"
-    "instance_dict = instance.__dict__\n"
-    "plain_dict = {'value': 0}\n"
-    "name = 0\n"
-    "def write_instance(i): instance.value = i\n"
-    "def write_setattr(i): setattr(instance, 'value', i)\n"
-    "def write_again(i):\n"
-    "    del instance.value\n"
-    "    instance.value = i\n"
-    "def write_dict(i): plain_dict['value'] = i\n"
-    "def write_global(i):\n"
-    "    global name\n"
-    "    name = i\n"
-    "def write_class(i): Class.attribute = i\n"
-    "def write_base(i): Base.attribute = i\n"
-    "Class.attribute\n";
-
-/* Calls namespace[writer] often enough for CPython to specialise it; 1 if the tag changed each time. */
-static int
-tag_follows(PyObject *namespace, const char *writer, PyObject *dict, PyTypeObject *type)
-{
-    static const int rounds = 200;
-    PyObject *function = PyDict_GetItemString(namespace, writer);
-    PyObject *attribute = PyUnicode_InternFromString("attribute");
-    int follows = function == NULL || attribute == NULL ? -1 : 1;
-    for (int i = 0; i < rounds && follows >= 0; i++) {
-        if (type != NULL) {
-            mb_type_lookup(type, attribute);    /* gives the class a tag again */
-        }
-        uint64_t before = type != NULL ? mb_type_tag(type) : mb_dict_tag(dict);
-        PyObject *result = PyObject_CallFunction(function, "i", i + 1000);
-        if (result == NULL) {
-            follows = -1;
-            break;
-        }
-        Py_DECREF(result);
-        /* No tag at all is also a notice: such a class is looked at each time. */
-        if (before != 0 && before == (type != NULL ? mb_type_tag(type) : mb_dict_tag(dict))) {
-            follows = 0;
-        }
-    }
-    Py_XDECREF(attribute);
-    return follows;
-}
-
-static int
-self_test(void)
-{
-    PyObject *namespace = PyDict_New();
-    if (namespace == NULL || PyDict_SetItemString(namespace, "__builtins__", PyEval_GetBuiltins()) < 0 ||
-        PyDict_SetItemString(namespace, "__name__", Py_None) < 0) {
-        Py_XDECREF(namespace);
-        return -1;
-    }
-    PyObject *done = PyRun_String(self_test_source, Py_file_input, namespace, namespace);
-    int result = -1;
-    if (done != NULL) {
-        Py_DECREF(done);
-        PyTypeObject *type = (PyTypeObject *)PyDict_GetItemString(namespace, "Class");
-        int dict = tag_follows(namespace, "write_dict", PyDict_GetItemString(namespace, "plain_dict"), NULL);
-        int global = dict < 0 ? -1 : tag_follows(namespace, "write_global", namespace, NULL);
-        int instance = global;
-        static const char *const writers[] = {"write_instance", "write_setattr", "write_again"};
-        for (size_t i = 0; i < Py_ARRAY_LENGTH(writers) && instance > 0; i++) {
-            instance = tag_follows(namespace, writers[i], PyDict_GetItemString(namespace, "instance_dict"), NULL);
-        }
-        int class = instance < 0 ? -1 : tag_follows(namespace, "write_class", NULL, type);
-        int base = class < 0 ? -1 : tag_follows(namespace, "write_base", NULL, type);
-        if (base >= 0) {
-            mb_dict_tags = dict && global;
-            mb_instance_tags = mb_dict_tags && instance;
-            mb_class_tags = class && base;
-            result = 0;
-        }
-    }
-    PyDict_Clear(namespace);    /* its functions refer to it */
-    Py_DECREF(namespace);
-    return result;
-}
 
 /* ---- the module ---- */
 
@@ -151,8 +64,10 @@ static PyObject *
 features(PyObject *module, PyObject *unused)
 {
     (void)module, (void)unused;
-    return Py_BuildValue("{s:N,s:N,s:N,s:s,s:n}", "dict_tags", PyBool_FromLong(mb_dict_tags), "instance_dict_tags",
+    return Py_BuildValue("{s:N,s:N,s:N,s:N,s:N,s:N,s:s,s:n}", "dict_tags", PyBool_FromLong(mb_dict_tags), "instance_dict_tags",
                          PyBool_FromLong(mb_instance_tags), "class_tags", PyBool_FromLong(mb_class_tags),
+                         "dict_watchers", PyBool_FromLong(mb_dict_watchers), "instance_dict_watchers",
+                         PyBool_FromLong(mb_instance_watchers), "class_watchers", PyBool_FromLong(mb_class_watchers),
                          "tensor_reading", mb_tensor_reading(), "tensor_block", mb_tensor_block());
 }
 
@@ -161,8 +76,8 @@ static PyMethodDef methods[] = {
     {"enable", enable, METH_NOARGS, "enable(): undo disable()."},
     {"is_disabled", is_disabled, METH_NOARGS, "is_disabled() -> bool"},
     {"features", features, METH_NOARGS,
-     "features() -> dict: what the self-tests found on this Python (dict_tags, instance_dict_tags, class_tags: bool) and "
-     "how tensors are read (tensor_reading: 'memory' or 'attributes'; tensor_block: words compared at once, 0: none)."},
+     "features() -> dict: what the self-tests found on this Python (dict_tags, instance_dict_tags, class_tags, and the "
+     "same of watchers: bool) and how tensors are read (tensor_reading: 'memory' or 'attributes'; tensor_block: words compared at once, 0: none)."},
     {NULL, NULL, 0, NULL},
 };
 
@@ -188,10 +103,13 @@ execute(PyObject *module)
         PyModule_AddFunctions(module, mb_frame_methods) < 0 || PyModule_AddFunctions(module, mb_tensor_methods) < 0) {
         return -1;
     }
+    if (PyModule_AddFunctions(module, mb_watcher_methods) < 0 || mb_watchers_init() < 0) {
+        return -1;
+    }
     if (mb_tensors_init(module) < 0 || mb_frames_init(module) < 0) {
         return -1;
     }
-    return self_test();
+    return mb_self_test();
 }
 
 static PyModuleDef_Slot slots[] = {

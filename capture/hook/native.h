@@ -7,10 +7,14 @@
 /* native.c */
 extern PyObject *mb_absent;       /* native.ABSENT: "this key or attribute does not exist" */
 extern int mb_disabled;           /* the global off switch */
-extern int mb_dict_tags;          /* self-test: a dict's tag changes with each write to it */
-extern int mb_instance_tags;      /* self-test: the same for `instance.attribute = value` (false on 3.13.0) */
-extern int mb_class_tags;         /* self-test: the same for classes and their bases */
 int mb_guard_error(void);         /* after an error in a guard: Exceptions are cleared (0); others stay raised (-1) */
+
+/* selftest.c */
+extern int mb_dict_tags;          /* a dict's version tag changes with each write to it */
+extern int mb_instance_tags;      /* the same for `instance.attribute = value` (false on 3.13.0) */
+extern int mb_class_tags;         /* the same for classes and their bases */
+extern int mb_dict_watchers, mb_instance_watchers, mb_class_watchers;    /* a watcher is told of each such write */
+int mb_self_test(void);
 
 /* values.c */
 int mb_same_value(PyObject *a, PyObject *b);    /* identical, or constants of one type and one value: 1, 0 or -1 */
@@ -92,9 +96,17 @@ typedef struct {
     PyObject *code, *defaults, *kwdefaults;    /* NULL: none */
 } FunctionWatch;
 
+typedef struct Subscription Subscription;
+enum { SETTLED, STALE, ALWAYS };
+
 typedef struct {
     int count;
     int *checks;            /* which check each one is */
+    /* Dicts and classes on CPython >= 3.12, by watchers.c. told: these are in use, and the version tags not. */
+    int told, n_stale, n_always;
+    int *stale, *always;    /* to be looked at next: written to since; and each time: nobody tells of their writes */
+    char *state;            /* SETTLED, STALE or ALWAYS, of each one */
+    uint64_t marks;         /* how often one was marked stale */
     union {
         TagWatch *tags;
         InstanceWatch *instances;
@@ -119,6 +131,8 @@ typedef struct {
     PyObject **scratch;     /* slot values of the check that is running, if `busy` is not set */
     int busy;
     int cleared;            /* by the garbage collector: never holds again */
+    Subscription *subscriptions;
+    int n_subscriptions;
 } GuardProgram;
 
 extern PyTypeObject mb_GuardProgram_Type;
@@ -134,6 +148,16 @@ int mb_run_watch(GuardProgram *p, Check *check);    /* of an object known from t
 int mb_by_address(const void *a, const void *b);    /* for qsort and bsearch of addresses */
 int mb_watched(CheckKind kind);
 void mb_release(GuardProgram *p, int first, int count, PyObject **values);
+
+/* watchers.c */
+extern PyMethodDef mb_watcher_methods[];
+int mb_watchers_init(void);
+int mb_subscribe(GuardProgram *p);      /* a built program: be told of writes to its dicts and classes. 0 or -1 */
+void mb_unsubscribe(GuardProgram *p);
+int mb_sweep_told(GuardProgram *p, CheckKind kind);     /* mb_sweep, where watches.told; 1, 0, -1 */
+int mb_compared(GuardProgram *p);
+uint64_t mb_watch_events(PyObject *unused);             /* how many writes were told of so far */
+int mb_watch_one(PyObject *object, int on);             /* a dict or class, for the self-tests */
 
 /* entry.c */
 extern PyTypeObject mb_Entry_Type;

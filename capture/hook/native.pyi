@@ -78,6 +78,10 @@ class GuardProgram:
     ) -> GuardProgram: ...
     @property
     def n_checks(self) -> int: ...
+    @property
+    def n_compared(self) -> int:
+        """How many dicts and classes the next check compares, of those known from the start ("dict" and "class" checks).
+        All of them by version tag on 3.11; later only those that were written to since."""
     def check(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> bool:
         """Whether all guards hold for a call with these arguments."""
     def explain(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> int | None:
@@ -131,7 +135,12 @@ def disable() -> None:
 def enable() -> None: ...
 def is_disabled() -> bool: ...
 def features() -> dict[str, Any]:
-    """What the self-tests found here: dict_tags, instance_dict_tags, class_tags (bool); tensor_reading (str)."""
+    """What the self-tests found here: dict_tags, instance_dict_tags, class_tags, dict_watchers,
+    instance_dict_watchers, class_watchers (bool); tensor_reading (str)."""
+
+def use_watchers(on: bool, /) -> bool:
+    """Whether programs built from now on use dict and class watchers, where CPython has them (3.12 and later), and not
+    version tags; what it was before."""
 
 def calibrate_tensors(
     library: str, samples: list[tuple[Any, int, int]], toggles: list[tuple[Any, int, int]]

@@ -376,7 +376,7 @@ build_watches(GuardProgram *p)
             watches->tags[check->watch] = (TagWatch){check->object, NO_TAG};
         }
     }
-    return 0;
+    return mb_subscribe(p);
 }
 
 static int
@@ -461,6 +461,7 @@ static int
 program_clear(GuardProgram *p)
 {
     p->cleared = 1;
+    mb_unsubscribe(p);
     int n_slots = p->n_slots, n_checks = p->n_checks;
     p->n_slots = p->n_checks = p->n_dynamic = p->n_order = 0;
     for (int k = 0; k < N_WATCHED; k++) {
@@ -549,8 +550,17 @@ program_n_checks(GuardProgram *p, void *closure)
     return PyLong_FromLong(p->n_checks);
 }
 
+static PyObject *
+program_n_compared(GuardProgram *p, void *closure)
+{
+    (void)closure;
+    return PyLong_FromLong(mb_compared(p));
+}
+
 static PyGetSetDef program_getset[] = {
     {"n_checks", (getter)program_n_checks, NULL, "Number of checks.", NULL},
+    {"n_compared", (getter)program_n_compared, NULL,
+     "How many dicts and classes the next check compares, of those known from the start.", NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
 

@@ -162,6 +162,9 @@ mb_sweep(GuardProgram *p, CheckKind kind)
     int holds = 1;
     Watches *watches = &p->watches[kind - CHECK_DICT];
     int n = watches->count;
+    if (watches->told) {
+        return mb_sweep_told(p, kind);
+    }
     switch (kind) {
     case CHECK_DICT:
         for (int i = 0; i < n && holds == 1; i++) {

@@ -5,7 +5,14 @@ import types
 
 import pytest
 
-from moebius.hook import ABSENT, GuardProgram
+from moebius.hook import ABSENT, GuardProgram, features, use_watchers
+
+
+@pytest.fixture(params=["watchers", "version tags"] if features()["dict_watchers"] else ["version tags"], autouse=True)
+def told_by(request):
+    before = use_watchers(request.param == "watchers")
+    yield
+    use_watchers(before)
 
 
 def program(slots, checks, n_positional=1, kwnames=()):
