@@ -80,7 +80,7 @@ class GuardProgram:
     def n_checks(self) -> int: ...
     @property
     def n_compared(self) -> int:
-        """How many dicts and classes the next check compares, of those known from the start ("dict" and "class" checks).
+        """How many dicts and classes the next check looks at, of those known from the start ("dict", "class").
         All of them by version tag on 3.11; later only those that were written to since."""
     def check(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> bool:
         """Whether all guards hold for a call with these arguments."""
