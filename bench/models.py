@@ -1,4 +1,4 @@
-"""What the benchmarks run: many small tensors, a tiny Mixtral, and an MoE of plain PyTorch with a loop over experts."""
+"""What the benchmarks run: many small modules, a tiny Mixtral, and an MoE of plain PyTorch with a loop over experts."""
 
 from __future__ import annotations
 
@@ -8,16 +8,29 @@ from torch.nn import functional as F
 from transformers import MixtralConfig, MixtralForCausalLM
 
 
-class Chain(nn.Module):
-    """``count`` parameters, each used once: a call has that many tensors to check and next to nothing to compute."""
+class Scale(nn.Module):
+    """One parameter, used once."""
 
-    def __init__(self, count: int) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.scales = nn.ParameterList(nn.Parameter(torch.ones(4)) for _ in range(count))
+        self.scale = nn.Parameter(torch.ones(4))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for scale in self.scales:
-            x = x * scale
+        return x * self.scale
+
+
+class Stack(nn.Module):
+    """``used`` modules of one parameter each that a call runs through, and ``unused`` ones that it does not touch: there
+    is much to check in a call, and next to nothing to compute."""
+
+    def __init__(self, used: int, unused: int = 0) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Scale() for _ in range(used))
+        self.others = nn.ModuleList(Scale() for _ in range(unused))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer(x)
         return x
 
 
