@@ -20,7 +20,7 @@ class Scale(nn.Module):
 
 
 class Stack(nn.Module):
-    """``used`` modules of one parameter each that a call runs through, and ``unused`` ones that it does not touch: there
+    """``used`` modules of one parameter each a call runs through, and ``unused`` ones it does not touch: there
     is much to check in a call, and next to nothing to compute."""
 
     def __init__(self, used: int, unused: int = 0) -> None:

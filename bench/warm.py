@@ -5,8 +5,8 @@
 2. The same 8 modules in a model with 256 and 1,024 more that the call does not touch.
 3. With backend "eager", which runs the captured graph as it is, on a tiny Mixtral whose experts are a Python loop.
 
-Each ratio is torch.compile's median over moebius', from rounds in which all contenders run one after the other. An empty
-Python function's time is taken from both in 1 and 2: the overhead of a call is what is left.
+Each ratio is torch.compile's median over moebius', from rounds in which all contenders run one after the other. An
+empty Python function's time is taken from both in 1 and 2: the overhead of a call is what is left.
 
     moebius bench warm --plot warm.png
 """
