@@ -106,6 +106,15 @@ class FailureHandler:
     def go_on(self, error: BaseException, reached: Reached, args: tuple, kwargs: dict[str, Any]) -> Callable[[], Any]:
         request = Request(self.function, args, kwargs, self.n_cells, self.names)
         trace = Trace(request, self.policy, stop_number=reached.number)
+        try:
+            return self.go_on_from(error, reached, trace, args, kwargs)
+        finally:
+            trace.release()
+
+    def go_on_from(
+        self, error: BaseException, reached: Reached, trace: Trace, args: tuple, kwargs: dict[str, Any]
+    ) -> Callable[[], Any]:
+        """The trace up to the operator, its effects replayed, and the frames that it is in going on as native code."""
         trace.tensors.gradients.found_before = {
             name: reached.inputs.get(name) if was_set else None
             for name, was_set in self.gradients.items()

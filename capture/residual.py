@@ -396,6 +396,8 @@ class Emitter:
         base = self.constant(next((b for b in kind.__mro__ if b in CONTAINERS), kind))
         if record.shadow is None:
             for key, item in record.writes.items():
+                if key in record.moved and item is not ABSENT:
+                    self.write_item(base, name, key, ABSENT)
                 self.write_item(base, name, key, item)
             if record.appends:
                 self.fill(f"{name}.extend", record.appends)
@@ -474,6 +476,8 @@ class Emitter:
             body.append(f"return {handler}.pop()()")
         else:
             body += [*self.lines, f"return {result}"]
+        if not name.isidentifier() or keyword.iskeyword(name):  # "<lambda>", "<genexpr>", what a __name__ was set to
+            name = "segment"
         source = f"def {name}({header}):\n" + "".join(f"    {line}\n" for line in body)
         namespace: dict[str, Any] = {"__builtins__": BUILTINS, **self.constants}
         exec(compile(source, residual_file(name), "exec"), namespace)

@@ -67,7 +67,7 @@ def build(
     n_positional, kwnames = len(request.args), tuple(request.kwargs)
     emitter = Emitter(attempt.objects, n_positional, kwnames)
     code = request.function.__code__
-    name = code.co_name if code.co_name.isidentifier() else "segment"
+    name = code.co_name
     try:
         if attempt.graph_break is None:
             result = emitter.value(attempt.result)

@@ -49,16 +49,18 @@ UNREAD = object()  # no value is this one: the place was not read, so nothing gu
 class Record:
     """What is known of an object that existed before the call.
 
-    reads: parts already entered, by key; writes: for a dict, keys written without the whole having been read;
+    reads: parts already entered, by key; writes: for a dict, keys written without the whole having been read, in the
+    order in which that made them; moved: those of them that were there, were deleted and came again, last;
     appends: the same for a list; shadow: stands for the container from the first whole read on.
     """
 
-    __slots__ = ("appends", "instance_dict", "obj", "original", "reads", "shadow", "source", "writes")
+    __slots__ = ("appends", "instance_dict", "moved", "obj", "original", "reads", "shadow", "source", "writes")
 
     def __init__(self, obj: Any, source: Source):
         self.obj, self.source = obj, source
         self.reads: dict[Any, Any] = {}
         self.writes: dict[Any, Any] = {}
+        self.moved: set[Any] = set()
         self.appends: list[Any] = []
         self.shadow: Any = None
         self.original: Any = None
@@ -68,7 +70,7 @@ class Record:
     def changed(self) -> bool:
         """Whether the residual code has something to replay here."""
         if self.shadow is None:
-            return bool(self.appends) or any(self.reads.get(k, UNREAD) is not v for k, v in self.writes.items())
+            return bool(self.appends or self.moved) or any(self.reads.get(k, UNREAD) is not v for k, v in self.writes.items())
         if type(self.shadow) in DICTS:
             return not same_items(self.original.items(), self.shadow.items())
         if type(self.shadow) in SETS:
@@ -401,6 +403,10 @@ class Objects:
         else:
             if type(value) in ATOMS and key not in record.writes and dict.get(record.obj, key, ABSENT) is value:
                 self.dict_get(record, key)  # a flag that is set already: a guard on that, and nothing to replay
+            if record.writes.get(key, UNREAD) is ABSENT:  # deleted before
+                del record.writes[key]
+                if dict.__contains__(record.obj, key):
+                    record.moved.add(key)
             record.writes[key] = value
 
     def dict_delete(self, record: Record, key: Any) -> bool:
@@ -472,9 +478,9 @@ class Objects:
                 record.original = self.whole_sequence(record)
             shadow = record.original.copy()
             for key, value in record.writes.items():
-                if value is ABSENT:
+                if value is ABSENT or key in record.moved:
                     shadow.pop(key, None)
-                else:
+                if value is not ABSENT:
                     shadow[key] = value
             if record.appends:
                 shadow.extend(record.appends)

@@ -190,8 +190,20 @@ def cells(model, h, x, i):
     return total
 
 
+nameless = lambda model, h, x, i: effects_before_and_after(model, h, x, i)  # noqa: E731 (its name is no identifier)
+
+
+def made_by_exec(model, h, x, i):
+    return effects_before_and_after(model, h, x, i)
+
+
+made_by_exec.__name__ = "two words"
+
+
 CASES = [
     effects_before_and_after,
+    nameless,
+    made_by_exec,
     replaced_later,
     writes_in_place,
     random_numbers,
@@ -319,6 +331,28 @@ def test_nothing_is_kept_of_a_failed_call():
     del x
     gc.collect()
     assert alive() is None
+
+
+def test_what_a_failed_call_was_given_dies_with_its_last_reference():
+    """Not at the next garbage collection: the trace up to the operator lets go of it."""
+    import gc
+    import weakref
+
+    for function in (handled, effects_before_and_after):
+        captured, model = capture(function), Layer()
+        for _ in range(2):
+            x, h = torch.ones(4, 3), Holder()
+            gc.collect()
+            gc.disable()
+            try:
+                with contextlib.suppress(IndexError):
+                    captured(model, h, x, torch.tensor([77]))
+                vars(h).clear()
+                dead = weakref.ref(x), weakref.ref(h)
+                del x, h
+                assert [ref() is None for ref in dead] == [True, True], function.__name__
+            finally:
+                gc.enable()
 
 
 def one_hot_without_gradients(ids):
