@@ -70,7 +70,8 @@ class Record:
     def changed(self) -> bool:
         """Whether the residual code has something to replay here."""
         if self.shadow is None:
-            return bool(self.appends or self.moved) or any(self.reads.get(k, UNREAD) is not v for k, v in self.writes.items())
+            written = any(self.reads.get(k, UNREAD) is not v for k, v in self.writes.items())
+            return written or bool(self.appends or self.moved)
         if type(self.shadow) in DICTS:
             return not same_items(self.original.items(), self.shadow.items())
         if type(self.shadow) in SETS:
