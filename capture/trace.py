@@ -45,7 +45,8 @@ class Policy:
     volatile: names of places that hold another number each call. counters: those that the step itself writes.
     whole_step: whether backward and numbers read from tensors may be in the graph (our own backends run them).
     told_compiling: file and name of the functions to which ``is_compiling()`` answers True.
-    unrolled: loops over ranges, and branches, that cannot be recorded as one node. options: what the callable was
+    unrolled: loops over ranges, and branches, that cannot be recorded as one node. by_number, not_by_number: loops over
+    hits that are taken as one turn for each expert, and those that this does not help. options: what the callable was
     captured with.
     speculates: whether a branch on data may be in the graph, with a side exit. predictions: the way that each goes
     (``speculation.SideExit.place``). unpredictable: branches that went both ways too often.
@@ -58,6 +59,8 @@ class Policy:
     whole_step: bool = True
     told_compiling: frozenset[tuple[str, str]] = frozenset()
     unrolled: set[tuple[types.CodeType, int]] = field(default_factory=set)
+    by_number: set[tuple[types.CodeType, int]] = field(default_factory=set)
+    not_by_number: set[tuple[types.CodeType, int]] = field(default_factory=set)
     options: Options | None = None
     speculates: bool = False
     predictions: dict[str, bool] = field(default_factory=dict)
@@ -116,6 +119,7 @@ class Trace:
         self.domain.told_compiling = policy.told_compiling
         self.domain.options = policy.options
         self.domain.loops.unrolled = policy.unrolled
+        self.domain.loops.by_number = policy.by_number - policy.not_by_number
         self.machine = Machine(self.domain)
         self.state = torch_private.global_state()
         self.result: Any = UNSET
@@ -123,6 +127,7 @@ class Trace:
         self.graph_break: GraphBreak | None = None
         self.root_step = 0
         self.in_branches: set[tuple[types.CodeType, int]] = set()  # one-turn loops that the break is in
+        self.in_hits: set[tuple[types.CodeType, int]] = set()  # loops over rows that the break is in
         self.stopped: list[Stopped] = []  # outermost first, where ``stop_number`` was reached
         self.speculation = Speculation(self)
         if policy.speculates:
@@ -265,6 +270,7 @@ class Trace:
         stack = self.where_of_break(stop)
         self.root_step = domain.root_steps - 1
         self.in_branches = domain.loops.open_branches()
+        self.in_hits = domain.loops.open_hits()
         outermost = next(iter(domain.loops.open), None)
         if outermost is not None and outermost.frame is frame:
             self.root_step = outermost.root_step  # half a loop is no graph: the whole loop runs natively
@@ -364,6 +370,11 @@ def traced(request: Request, policy: Policy) -> Trace:
     while True:
         attempt = Trace(request, policy)
         attempt.run()
+        if hits := attempt.in_hits - policy.not_by_number:
+            policy.not_by_number |= hits & policy.by_number
+            policy.by_number |= hits
+            attempt.release()
+            continue
         if attempt.graph_break is None or not attempt.domain.loops.ranges:
             return attempt
         policy.unrolled |= attempt.domain.loops.ranges  # what stopped it may be what one node could not say

@@ -14,6 +14,7 @@ from moebius.interpreter import NULL, STOP, Frame
 
 from ..hook import ABSENT
 from . import natives
+from .hit_loops import number_of
 from .loops import ROWS, TensorRows
 from .objects import CONTAINERS, DICTS, LISTS
 from .parts import Parts
@@ -97,6 +98,8 @@ class Containers(Parts):
         if isinstance(key, slice):
             key = slice(*(natives.specialised(p) for p in (key.start, key.stop, key.step)))
         key = natives.specialised(key)
+        if isinstance(key, TensorProxy) and (known := number_of(key)) is not None:
+            key = known
         if isinstance(key, TensorProxy):
             raise Break(
                 "tensor read as a number",
@@ -350,6 +353,9 @@ class Containers(Parts):
         return dict(self.calls.mapping_or_items(other, dict)) if hasattr(type(other), "keys") else other
 
     def format_value(self, value: Any, conversion: str, spec: Any) -> Any:
+        if isinstance(value, TensorProxy) and not conversion and not value.fake.dim():
+            known = number_of(value)  # a tensor without axes is formatted as its number is
+            value = value if known is None else known
         if self.texts.is_open(value) and type(spec) in ATOMS:
             return self.texts.formatted(value, conversion, spec)
         value = natives.specialised(value)

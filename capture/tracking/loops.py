@@ -23,6 +23,7 @@ from .. import torch_private
 from .branches import BRANCHES, OneTurn, branch_at, is_read_from, past_jumps
 from .counts import INTEGERS
 from .graphs import GraphScope
+from .hit_loops import HitTurns, hit_turns
 from .range_loops import RANGE_ITERATOR, RangeRows, goes_over_experts, length_of
 from .values import SYMBOLIC, Break, LoopLeftover, TensorProxy
 
@@ -48,7 +49,8 @@ class TensorRows:
         return self
 
 
-ROWS = (TensorRows, RangeRows)
+ROWS = (TensorRows, RangeRows, HitTurns)
+ONE = (OneTurn, HitTurns)  # recorded as loops of one turn
 
 
 class OpenLoop:
@@ -61,7 +63,7 @@ class OpenLoop:
     uses, each with its placeholder; known once the loop is closed.
     """
 
-    def __init__(self, frame: Frame, rows: TensorRows | RangeRows | OneTurn, carried: list[int]):
+    def __init__(self, frame: Frame, rows: TensorRows | RangeRows | HitTurns | OneTurn, carried: list[int]):
         self.frame, self.rows, self.carried = frame, rows, carried
         self.start, self.begun_with = frame.pc, list(frame.stack)
         if isinstance(rows, OneTurn):
@@ -92,6 +94,7 @@ class Loops:
         self.unrolled: set[tuple[Any, int]] = set()  # loops, branches: no one node could say them
         self.fresh: Any = None  # the iterator of the range that a for statement met last
         self.ranges: set[tuple[Any, int]] = set()  # those that this attempt records as one node
+        self.by_number: set[tuple[Any, int]] = set()  # loops over hits that are taken as a turn for each expert
 
     # ------------------------------------------------------------------------------------------------------------------
     # Called by the domain
@@ -115,7 +118,7 @@ class Loops:
         copied = self.domain.tensors.method(proxy, "clone", (), {})  # the list stays as it is, whatever the turns write
         return self.domain.objects.made(TensorRows(copied, numbers=True))
 
-    def next_row(self, rows: TensorRows | RangeRows) -> Any:
+    def next_row(self, rows: TensorRows | RangeRows | HitTurns) -> Any:
         """The row of the turn that begins, or STOP after the recorded turn."""
         if rows.finished:
             return STOP
@@ -157,6 +160,9 @@ class Loops:
         if kind is RANGE_ITERATOR:
             self.take_range(frame)
             kind = type(frame.stack[-1])
+        elif kind is TensorRows:
+            self.take_hits(frame)
+            kind = type(frame.stack[-1])
         if kind in ROWS and not frame.stack[-1].finished:
             self.begin(frame, frame.stack[-1], self.decided.get((id(frame.code), frame.pc), []))
 
@@ -178,11 +184,25 @@ class Loops:
             frame.stack[-1] = self.domain.objects.made(RangeRows(count, key))
             self.ranges.add(key)
 
+    def take_hits(self, frame: Frame) -> None:
+        """A loop over the experts that were hit whose turn, recorded once for all of them, broke the graph."""
+        key, rows = (frame.code, frame.pc), frame.stack[-1]
+        if self.open or key not in self.by_number or rows.finished:
+            return
+        turns = hit_turns(rows, key)
+        if turns is not None:
+            rows.finished = True
+            frame.stack[-1] = self.domain.objects.made(turns)
+
+    def open_hits(self) -> set[tuple[Any, int]]:
+        """The loops over rows of tensors that the trace is in, and those over hits by number."""
+        return {(loop.frame.code, loop.start) for loop in self.open if isinstance(loop.rows, TensorRows | HitTurns)}
+
     # ------------------------------------------------------------------------------------------------------------------
     # One recorded turn
     # ------------------------------------------------------------------------------------------------------------------
 
-    def begin(self, frame: Frame, rows: TensorRows | RangeRows | OneTurn, carried: list[int]) -> None:
+    def begin(self, frame: Frame, rows: TensorRows | RangeRows | HitTurns | OneTurn, carried: list[int]) -> None:
         loop = OpenLoop(frame, rows, carried)
         loop.root_step = self.domain.root_steps - 1
         writer, objects = self.domain.tensors.writer, self.domain.objects
@@ -191,7 +211,7 @@ class Loops:
         writer.scope = GraphScope(writer.scope)
         objects.depth += 1
         loop.row = writer.scope.placeholder("row")
-        if isinstance(rows, OneTurn):
+        if isinstance(rows, ONE):
             loop.row.meta.update(val=0, where=loop.where[-1] if loop.where else ("", 0, ""), stack=loop.where)
         elif isinstance(rows, TensorRows):
             loop.row_value = self.tensor_row(loop)
@@ -208,6 +228,15 @@ class Loops:
             node.meta.update(val=fake, where=loop.where[-1] if loop.where else ("", 0, ""), stack=loop.where)
             frame.locals[index] = self.domain.tensors.wrap(fake, node)
         self.open.append(loop)
+        if isinstance(rows, HitTurns):
+            self.begin_hit(loop, rows)
+
+    def begin_hit(self, loop: OpenLoop, rows: HitTurns) -> None:
+        """The turn of one expert: skipped unless it was hit."""
+        if not rows.unwritten():
+            raise Break("expert loop changes what it runs over", "a turn writes into the list of hits", "copy it first")
+        self.skip(rows.is_hit(self.domain.tensors), False)
+        loop.row_value = rows.row(self.domain.tensors)
 
     def tensor_row(self, loop: OpenLoop) -> TensorProxy:
         tensors = self.domain.tensors
@@ -294,14 +323,14 @@ class Loops:
             for i, (a, b) in enumerate(zip(loop.before, frame.locals, strict=True))
             if a is not b and i not in loop.carried
         ]
-        if isinstance(loop.rows, OneTurn):
+        if isinstance(loop.rows, ONE):
             carried = [i for i in changed if alike(loop.before[i], frame.locals[i])]
         else:
             carried = [i for i in changed if loop.before[i] is not UNSET and self.reads_first(loop, i)]
         if carried:
             self.record_again(loop, carried)
             return
-        if isinstance(loop.rows, OneTurn):
+        if isinstance(loop.rows, ONE):
             self.refuse_open_locals(loop, [i for i in changed if i not in carried])
         body = self.close(loop)
         outcome = self.emit(loop, body)
@@ -310,7 +339,11 @@ class Loops:
                 frame.locals[index] = LoopLeftover(frame.program.localsplus[index])
         for index, value in zip(loop.carried, outcome, strict=True):
             frame.locals[index] = value
-        if not isinstance(loop.rows, OneTurn):
+        if isinstance(loop.rows, HitTurns) and loop.rows.at + 1 < loop.rows.experts:
+            loop.rows.at += 1
+            frame.stack[:] = loop.begun_with
+            self.begin(frame, loop.rows, self.decided.get((id(frame.code), loop.start), []))
+        elif not isinstance(loop.rows, OneTurn):
             loop.rows.finished = True
 
     def refuse_open_locals(self, loop: OpenLoop, changed: list[int]) -> None:

@@ -14,6 +14,7 @@ import torch
 from ..hook import ABSENT
 from . import natives
 from .call_parts import CallParts
+from .hit_loops import number_of
 from .numbers import Number
 from .objects import CONTAINERS, HEAP_TYPE
 from .values import ATOMS, SYMBOLIC, Break, LoopLeftover, TensorMethod, TensorProxy, type_of
@@ -218,6 +219,8 @@ class StandIns(CallParts):
         if args and type(args[0]) is Number:
             return int(self.tensors.numbers.constant(args[0]))
         if args and isinstance(args[0], TensorProxy):
+            if len(args) == 1 and not kwargs and (known := number_of(args[0])) is not None:
+                return known
             raise Break("tensor read as a number", f"int() of a tensor {args[0].describe()}", "keep it in a tensor")
         if args and not natives.is_plain(args[0], self.known):
             return self.by_method(args[0], ("__int__", "__index__"), "int")

@@ -24,6 +24,7 @@ from ..sources import Source, part
 from .counts import BINCOUNTS, INTEGERS, bins, known_few, unknown_numbers
 from .gradients import Gradients
 from .graphs import GraphWriter
+from .hit_loops import number_of
 from .numbers import SHAPED_BY_FLOATS, Number, Numbers
 from .texts import Texts
 from .values import ATOMS, SYMBOLIC, Break, TensorMethod, TensorProxy
@@ -228,6 +229,8 @@ class TensorOperations:
 
     def item(self, proxy: TensorProxy) -> Any:
         """``proxy.item()`` as a number of the graph, None where it is to be a graph break."""
+        if (known := number_of(proxy)) is not None:
+            return known
         if self.whole_step and proxy.fake.dtype in INTEGERS and proxy.fake.numel() == 1:
             number = self.world.unknown_number()
             return self.record("call_method", "item", (proxy,), {}, number)

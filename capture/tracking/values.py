@@ -12,6 +12,8 @@ import torch
 
 from moebius.interpreter import Signal
 
+from .hit_loops import number_of
+
 if TYPE_CHECKING:
     from torch import fx
 
@@ -113,8 +115,14 @@ class TensorProxy:
         sizes = ", ".join(str(s) for s in self.fake.shape)
         return f"{str(self.fake.dtype).removeprefix('torch.')}[{sizes}]"
 
-    __bool__ = __int__ = __float__ = __index__ = __complex__ = __len__ = __iter__ = refuse_number
+    __bool__ = __float__ = __complex__ = __len__ = __iter__ = refuse_number
     __hash__ = object.__hash__
+
+    def __index__(self) -> int:
+        known = number_of(self)
+        return refuse_number(self) if known is None else known
+
+    __int__ = __index__
 
     def __getitem__(self, key: Any) -> Any:
         return self.operations.get_item(self, key)

@@ -24,7 +24,7 @@ from moebius.lowering.experts.facts import (
 from moebius.lowering.experts.reader import Reader, negate, rule
 from moebius.lowering.experts.routing import index_bounds, index_root
 from moebius.lowering.operators import MISSING, Call
-from moebius.lowering.values import tensor_of
+from moebius.lowering.values import same_shape, tensor_of
 
 FULL = slice(None)
 INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
@@ -222,6 +222,18 @@ def arange(reader: Reader, call: Call) -> Fact | None:
     return None
 
 
+@rule("full")
+def number_in_a_tensor(reader: Reader, call: Call) -> Fact | None:
+    """A row of a list of hits, where the turns were taken by number."""
+    size = call["size"]
+    if not isinstance(reader.fact(call["fill_value"]), ExpertId) or reader.dtype(call.node) not in (
+        torch.int64,
+        torch.int32,
+    ):
+        return None
+    return ExpertId(vector=len(size) == 1) if tuple(size) in ((), (1,)) else None
+
+
 @rule("item")
 def item(reader: Reader, call: Call) -> Fact | None:
     fact = reader.fact(call["input"])
@@ -237,7 +249,9 @@ def drop_unit_axes(reader: Reader, call: Call) -> Fact | None:
             return ExpertId()
         case HitList(column=True) if rank == 1 and not (call.name == "squeeze" and call["dim"] is None):
             return HitList(fact.index, fact.classes, column=False)
-        case Mask() if call.name == "squeeze" and isinstance(call["dim"], int) and fact.axes[call["dim"]] == "1":
+        case Mask() if call.name == "squeeze" and isinstance(call["dim"], int):
+            if fact.axes[call["dim"]] != "1":
+                return fact if same_shape(reader.shape(call["input"]), reader.shape(call.node)) else None
             axes = list(fact.axes)
             del axes[call["dim"]]
             return Mask(fact.index, tuple(axes), fact.classes, fact.boolean)

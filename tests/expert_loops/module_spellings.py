@@ -101,7 +101,7 @@ def mixtral_before_fusing(x, moe):
     return out
 
 
-@spelled(BROKEN)
+@spelled(LOWERED)
 def mixtral_over_hits(x, moe):
     """the same over `mask.sum(…).nonzero()`: `self.experts[e]` with the tensor e"""
     weight, index = moe.route(x)
@@ -184,7 +184,7 @@ def modules_by_name(x, moe):
     return out
 
 
-@spelled(BROKEN)
+@spelled(LOWERED)
 def modules_by_name_over_hits(x, moe):
     """the same over hits, `f"expert_{e[0]}"` of a tensor (Switch Transformers, NLLB-MoE)"""
     weight, index = moe.route(x)
@@ -648,7 +648,7 @@ def numpy_unique(x, moe):
     return out
 
 
-@spelled(BROKEN)
+@spelled(LOWERED)
 def only_hit_modules(x, moe):
     """`for e in index.unique().tolist(): self.experts[e]`"""
     weight, index = moe.route(x)
