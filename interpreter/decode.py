@@ -74,7 +74,7 @@ class Program:
         self.simple_call = self.n_bound == self.n_args
         self.tail: list[Any] = [UNSET] * (len(self.localsplus) - self.n_bound)
         self.binder: Any = None
-        self.stubs: dict[Any, CodeType] | None = None
+        self.stubs: dict[int, CodeType] | None = None
         self.shell: Any = None
         self.opaque = False  # see natives.py; a code object belongs to one module
 

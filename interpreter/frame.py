@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from types import CodeType, FrameType, FunctionType
+from types import CellType, CodeType, FrameType, FunctionType
 from typing import TYPE_CHECKING, Any
 
 from .sentinels import UNSET
@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from .domain import Domain
 
 
+# Whether locals() in a comprehension that is inlined in a class or module body leaves the body's names out (3.13.0)
+HIDDEN_ALONE = eval("[locals() for a in (1,)]", {"b": 1}) == [{"a": 1}]
 FRESH_LOCALS = sys.version_info >= (3, 13)  # PEP 667: each locals() of a function is a new dict
 
 
@@ -73,39 +75,44 @@ class Frame:
     def line(self) -> int | None:
         return self.program.instructions[self.pc].line
 
-    def variables(self) -> dict[str, Any]:
-        """Name -> value of the local variables that are set, cells read through (what `locals()` reports)."""
-        found: dict[str, Any] = {}
-        if not self.locals:  # it has returned
-            return found
-        for index, name in enumerate(self.program.localsplus):
-            value = self.locals[index]
-            if index in self.program.cell_indices and value is not UNSET:
+    def values(self) -> list[Any]:
+        """The local variables' values in localsplus order, cells read through, UNSET where there is none."""
+        found = []
+        for index, value in enumerate(self.locals):
+            if index in self.program.cell_indices and type(value) is CellType:
                 try:
                     value = value.cell_contents
                 except ValueError:
                     value = UNSET
-                except AttributeError:
-                    pass  # MAKE_CELL has not run yet: a plain argument
-            if value is not UNSET:
-                found[name] = value
+            found.append(value)
         return found
+
+    def variables(self) -> dict[str, Any]:
+        """Name -> value of the local variables that are set, cells read through (what `locals()` reports)."""
+        pairs = zip(self.program.localsplus, self.values(), strict=False)  # it has no values once it has returned
+        return {name: value for name, value in pairs if value is not UNSET}
 
     def hidden(self) -> dict[str, Any]:
         """The variables of comprehensions that are inlined in a class or module body (PEP 709), where one runs."""
         if self.program.optimized or not self.code.co_varnames:
             return {}
-        found = self.variables()
-        return {name: found[name] for name in self.code.co_varnames if name in found}
+        pairs = zip(self.code.co_varnames, self.values(), strict=False)  # free variables of like names follow
+        return {name: value for name, value in pairs if value is not UNSET}
 
     def namespace(self) -> Any:
         """What locals() gives here: the body's namespace, or the variables (up to 3.12 always in the same dict)."""
         if self.names is not None:
             hidden = self.hidden()
-            return {**self.names, **hidden} if hidden else self.names
+            if not hidden:
+                return self.names
+            if HIDDEN_ALONE:
+                return self.variables() | hidden
+            found: dict[str, Any] = {}
+            self.domain.dict_update(found, self.names)  # the namespace may be a mapping in Python
+            return found | hidden
         found = self.variables()
         if FRESH_LOCALS:
-            return found
+            return found | (self.locals_dict or {})  # what was stored through f_locals, see locals_proxy.py
         if self.locals_dict is None:
             self.locals_dict = {}
         for name in self.program.localsplus:

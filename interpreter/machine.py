@@ -5,7 +5,7 @@ import sys
 from _thread import get_ident
 from collections.abc import Callable, Mapping
 from operator import attrgetter
-from types import CellType, CodeType, FrameType, FunctionType, TracebackType
+from types import CellType, CodeType, FunctionType, TracebackType
 from typing import Any
 
 from . import opcodes  # noqa: F401  (registers the handlers)
@@ -18,10 +18,10 @@ from .errors import INTERNAL, UNROUTED, InterpreterError
 from .forms import form_of
 from .frame import Frame
 from .modules import import_interpreted
-from .natives import DICT_GET, Native, call_inside, is_opaque, write_unraisable
+from .natives import DICT_GET, Native, call_inside, fill_frame, is_opaque, write_unraisable
 from .room import ROOM
 from .sentinels import UNSET, sentinel
-from .shells import frame_of, user_code
+from .shown import Shown
 from .tracebacks import (
     GET_CONTEXT,
     GET_TRACEBACK,
@@ -30,9 +30,7 @@ from .tracebacks import (
     add_entry,
     chain_context,
     converted_by_shell,
-    is_machine_module,
     strip,
-    stub_frame,
     thrown_into_fresh,
     with_variables,
     without_first,
@@ -42,11 +40,10 @@ from .tracing import trace_of
 check_tables()
 
 NEW_LOCALS = 0x02  # CO_NEWLOCALS: the code of a function, as opposed to a class or module body
-SHOWN_FRAMES = 64
 BUILTINS_OF = attrgetter("__builtins__")  # typeshed does not know the attribute; and no Python call on the hot path
 
 
-class Machine:
+class Machine(Shown):
     """Runs frames over a domain. One thread at a time."""
 
     def __init__(self, domain: Domain) -> None:
@@ -202,18 +199,6 @@ class Machine:
                 if not caught:
                     raise
 
-    def drop_locals(self, frame: Frame) -> None:
-        """The variables of a frame that has returned go, the first one first; a list drops its last one first."""
-        native = frame.native
-        if native is not None:
-            frame.native = None
-            if sys.getrefcount(native) > 2 + (id(native) in self.shown):  # that is: with the program
-                return
-            self.shown.pop(id(native), None)
-        variables = frame.locals
-        variables.reverse()
-        variables.clear()
-
     def resume(self, frame: Frame, value: Any) -> Any:
         """Continue a suspended generator frame with a sent value, to its next yield (frame.suspended) or return."""
         frame.stack.append(value)
@@ -254,6 +239,8 @@ class Machine:
         frame.suspended = False
         own = frame.exc_item
         assert own is not None
+        if frame.native is not None:  # its variables may die, or change: they are the frame's alone again
+            fill_frame(frame.native, [UNSET] * len(frame.locals), UNSET)
         if thrown:
             frame.stack.append(None)  # what `throw` sends; the handler's stack depth counts it
             chain_context(thrown[0], own[0])  # with what the generator itself handles, nothing else
@@ -264,6 +251,8 @@ class Machine:
             value = self.run(frame, thrown)
             if not frame.suspended and not self.domain.observes:
                 self.drop_locals(frame)
+            elif frame.native is not None:
+                self.show_suspended(frame)
             return value
         finally:
             self.exc_item = outer
@@ -405,37 +394,6 @@ class Machine:
             self.propagating = self.clean = None
         return exc
 
-    def awaited_by(self, coroutine: Any) -> Any:
-        """What a coroutine is awaiting at the moment, or None."""
-        frame = frame_of(coroutine)
-        if frame is None:
-            return coroutine.cr_await
-        receiver = self.delegate(frame)
-        return None if receiver is UNSET else receiver
-
-    def shown_part(self, obj: Any, name: str) -> Any:
-        """An attribute of domain/attributes.py's SHOWN_PARTS."""
-        if name.startswith("f_"):
-            return self.frame_part(obj, name)
-        if name == "__callback__":
-            return getattr(obj.__callback__, "interprets", obj.__callback__)
-        return self.generator_part(obj, name)
-
-    def generator_part(self, generator: Any, name: str) -> Any:
-        """An attribute such as gi_code, cr_frame or gi_yieldfrom, of the interpreted frame instead of its shell."""
-        native = getattr(generator, name)
-        if name.endswith("_code"):
-            return user_code(native)
-        frame = frame_of(generator)
-        if frame is None:
-            return native
-        if name == "cr_origin":
-            return frame.origin
-        if name.endswith("_frame"):
-            return None if native is None else self.show(frame)
-        receiver = self.delegate(frame)
-        return None if receiver is UNSET else receiver
-
     # --- code that is not a function call
 
     def run_code(
@@ -533,83 +491,8 @@ class Machine:
         self.depth_limit = limit
         self.limit_changed = True
 
-    def frame_at(self, depth: int) -> Frame | None:
-        """The frame `depth` calls above the innermost one, or None."""
-        frame = self.frame
-        while depth > 0 and frame is not None:
-            frame = frame.back
-            depth -= 1
-        return frame
 
-    def native_frame(self, depth: int) -> Any:
-        """sys._getframe(depth): a frame object with the right code, globals and line's function."""
-        frame = self.frame
-        while frame is not None and depth > 0:
-            frame, depth = frame.back, depth - 1
-        if frame is not None:
-            return self.show(frame)
-        native = self.caller()
-        while native is not None and depth > 0:
-            native, depth = native.f_back, depth - 1
-        if native is None:
-            raise ValueError("call stack is not deep enough")
-        return native
-
-    def caller(self) -> FrameType | None:
-        """The native frame that called the machine."""
-        native: FrameType | None = sys._getframe()
-        while native is not None and not (
-            native.f_code is ENTER_CODE and native.f_locals["self"] is self
-        ):
-            native = native.f_back
-        while native is not None and is_machine_module(native):
-            native = native.f_back
-        return native
-
-    def show(self, frame: Frame) -> Any:
-        """A native frame object for an interpreted frame; what changes with the frame is looked up in `shown`."""
-        native = frame.native
-        if native is None or sys.getrefcount(native) <= 2 + (id(native) in self.shown):  # the program has none
-            native = frame.native = stub_frame(frame, frame.variables() if frame.names is None else {})
-        if id(native) not in self.shown:
-            if len(self.shown) >= SHOWN_FRAMES:
-                del self.shown[next(iter(self.shown))]
-            self.shown[id(native)] = native, frame
-        return native
-
-    def frame_shown_as(self, native: FrameType) -> Frame | None:
-        """The interpreted frame that a frame object stands for."""
-        shown = self.shown.get(id(native))
-        if shown is not None:
-            return shown[1]
-        frame = self.frame
-        while frame is not None and frame.native is not native:
-            frame = frame.back
-        return frame
-
-    def is_running(self, frame: Frame) -> bool:
-        walk = self.frame
-        while walk is not None and walk is not frame:
-            walk = walk.back
-        return walk is not None
-
-    def frame_part(self, native: Any, name: str) -> Any:
-        """The parts of a frame object that change with the frame, of one that `show` made."""
-        frame = self.frame_shown_as(native)
-        if frame is None:
-            return getattr(native, name)
-        if name == "f_back":
-            if frame.back is not None:
-                return self.show(frame.back)
-            return self.caller() if self.is_running(frame) else None
-        if name == "f_lineno":
-            return frame.line
-        if name == "f_lasti":
-            return frame.instruction.offset
-        return frame.namespace()
-
-
-ENTER_CODE = Machine.enter.__code__
+Machine.entry_code = Machine.enter.__code__
 RETURNED = sentinel("RETURNED")
 POPS_DELEGATE = sys.version_info < (3, 12)
 # 3.11 keeps the traceback of what propagates beside the exception, and stores it there when a handler catches it. What

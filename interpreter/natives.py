@@ -22,7 +22,7 @@ except ImportError as error:
     ) from error
 
 Native, call_inside, call_outside = reentry.Native, reentry.call_inside, reentry.call_outside
-watch_finalizer, write_unraisable = reentry.watch_finalizer, reentry.write_unraisable
+watch_finalizer, write_unraisable, fill_frame = reentry.watch_finalizer, reentry.write_unraisable, reentry.fill_frame
 
 # Python code -> why it runs natively
 NATIVE_CALLBACKS: dict[str, str] = {

@@ -247,7 +247,13 @@ hook_eval(PyThreadState *tstate, mb_Frame *frame, int throwing)
         follow();
         return result;
     }
-    if (kind != TAKEN) {
+    if (kind == OPAQUE) {    /* counting: the machine's own calls take C stack, which `has_room` bounds, and no levels */
+        int given = begin_machine();
+        PyObject *result = pass_on(tstate, frame, throwing);
+        end_machine(given);
+        return result;
+    }
+    if (kind == TRANSPARENT) {
         return pass_on(tstate, frame, throwing);
     }
     PyObject *function = mb_frame_function(frame);
@@ -602,6 +608,54 @@ special(PyObject *module, PyObject *const *args, Py_ssize_t n)
 }
 
 static PyObject *
+flags_of(PyObject *module, PyObject *type)
+{
+    (void)module;
+    if (!PyType_Check(type)) {
+        PyErr_SetString(PyExc_TypeError, "a type");
+        return NULL;
+    }
+    return PyLong_FromUnsignedLong(PyType_GetFlags((PyTypeObject *)type));
+}
+
+static PyObject *
+mro_of(PyObject *module, PyObject *type)
+{
+    (void)module;
+    if (!PyType_Check(type)) {
+        PyErr_SetString(PyExc_TypeError, "a type");
+        return NULL;
+    }
+    PyObject *mro = ((PyTypeObject *)type)->tp_mro;
+    return mro == NULL ? PyTuple_New(0) : Py_NewRef(mro);
+}
+
+static PyObject *
+type_name(PyObject *module, PyObject *type)
+{
+    (void)module;
+    if (!PyType_Check(type)) {
+        PyErr_SetString(PyExc_TypeError, "a type");
+        return NULL;
+    }
+    return PyUnicode_FromString(((PyTypeObject *)type)->tp_name);
+}
+
+static PyObject *
+is_heap(PyObject *module, PyObject *type)
+{
+    (void)module;
+    return PyBool_FromLong(PyType_Check(type) && PyType_HasFeature((PyTypeObject *)type, Py_TPFLAGS_HEAPTYPE));
+}
+
+static PyObject *
+is_class(PyObject *module, PyObject *object)
+{
+    (void)module;
+    return PyBool_FromLong(PyType_Check(object));
+}
+
+static PyObject *
 write_unraisable(PyObject *module, PyObject *args)
 {
     PyObject *error, *object;
@@ -611,6 +665,29 @@ write_unraisable(PyObject *module, PyObject *args)
     }
     PyErr_SetObject((PyObject *)Py_TYPE(error), error);
     PyErr_WriteUnraisable(object);
+    Py_RETURN_NONE;
+}
+
+static PyObject *
+fill_frame(PyObject *module, PyObject *const *args, Py_ssize_t n)
+{
+    (void)module;
+    if (n != 3 || !PyFrame_Check(args[0]) || !PyList_CheckExact(args[1])) {
+        PyErr_SetString(PyExc_TypeError, "fill_frame(frame, list, unset)");
+        return NULL;
+    }
+    PyCodeObject *code = PyFrame_GetCode((PyFrameObject *)args[0]);
+    int fits = code->co_nlocalsplus == PyList_GET_SIZE(args[1]);
+    Py_DECREF(code);
+    if (!fits) {
+        PyErr_SetString(PyExc_ValueError, "the frame has another number of variables");
+        return NULL;
+    }
+    PyObject **variables = mb_frame_variables((PyFrameObject *)args[0]);
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(args[1]); i++) {
+        PyObject *value = PyList_GET_ITEM(args[1], i);
+        Py_XSETREF(variables[i], value == args[2] ? NULL : Py_NewRef(value));
+    }
     Py_RETURN_NONE;
 }
 
@@ -643,6 +720,13 @@ static PyMethodDef methods[] = {
      "lookup(type, name): the raw attribute along the MRO, or the mark of set_lookup. Runs no __getattribute__."},
     {"special", (PyCFunction)(void (*)(void))special, METH_FASTCALL,
      "special(type, name): the raw attribute along the MRO where calling it would run Python code, else None."},
+    {"flags_of", flags_of, METH_O, "flags_of(type) -> int: its tp_flags."},
+    {"mro_of", mro_of, METH_O, "mro_of(type) -> tuple: its tp_mro, empty while it is being made."},
+    {"type_name", type_name, METH_O, "type_name(type) -> str: its tp_name."},
+    {"is_heap", is_heap, METH_O, "is_heap(type) -> bool: it can hold Python code."},
+    {"is_class", is_class, METH_O, "is_class(object) -> bool: PyType_Check."},
+    {"fill_frame", (PyCFunction)(void (*)(void))fill_frame, METH_FASTCALL,
+     "fill_frame(frame, list, unset): the frame's local variables become the list's values; those that are unset, unbound."},
     {"untrack", untrack, METH_O, "untrack(object): gc.get_objects() does not list it."},
     {"write_unraisable", write_unraisable, METH_VARARGS,
      "write_unraisable(exception, object): PyErr_WriteUnraisable."},

@@ -12,7 +12,8 @@ from typing import Any
 
 from .decode import Program
 from .frame import Frame
-from .natives import DICT_GET, call_outside
+from .natives import DICT_GET, call_outside, fill_frame
+from .sentinels import UNSET
 from .shells import USER_CODES
 
 SET_TRACEBACK = BaseException.__dict__["__traceback__"].__set__
@@ -36,8 +37,8 @@ GENERATOR_PROLOGUE = stub_template.__code__.co_code[:2]  # RETURN_GENERATOR
 PAST_RESUME = 2 if sys.version_info >= (3, 13) else 0  # from 3.13 a frame's position is the instruction after
 
 
-def stub_code(program: Program, pc: int, names: tuple[str, ...]) -> CodeType:
-    """The user's code object as a generator that stands at instruction `pc` and has the parameters `names`.
+def stub_code(program: Program, pc: int) -> CodeType:
+    """The user's code object as a generator that stands at instruction `pc`: no parameters, its cells plain variables.
 
     A generator that never ran reports the place of its first RESUME (Python/frame.c take_ownership): it goes there.
     """
@@ -54,21 +55,23 @@ def stub_code(program: Program, pc: int, names: tuple[str, ...]) -> CodeType:
         co_name=code.co_name,
         co_qualname=code.co_qualname,
         co_exceptiontable=b"",
-        co_argcount=len(names),
-        co_nlocals=len(names),
-        co_varnames=names,
+        co_nlocals=len(program.localsplus),
+        co_varnames=program.localsplus,
     )
 
 
-def stub_frame(frame: Frame, variables: dict[str, Any]) -> FrameType:
-    """A real frame object of the interpreted frame's code, at its current instruction, with the given locals."""
-    program, pc, names = frame.program, frame.pc, tuple(variables)
+def stub_frame(frame: Frame, filled: bool) -> FrameType:
+    """A real frame object of the interpreted frame's code, at its current instruction; `filled`: with its variables."""
+    program, pc = frame.program, frame.pc
     if program.stubs is None:
         program.stubs = {}
-    code = program.stubs.get((pc, names))
+    code = program.stubs.get(pc)
     if code is None:
-        code = program.stubs[pc, names] = stub_code(program, pc, names)
-    return call_outside(FunctionType(code, frame.globals), *variables.values()).gi_frame
+        code = program.stubs[pc] = stub_code(program, pc)
+    native = call_outside(FunctionType(code, frame.globals)).gi_frame
+    if filled:
+        fill_frame(native, frame.values(), UNSET)
+    return native
 
 
 def strip(trace: TracebackType | None, clean: TracebackType | None) -> TracebackType | None:
@@ -137,17 +140,17 @@ def add_entry(frame: Frame, following: TracebackType | None, ends: bool) -> Trac
     instruction = frame.instruction
     line = instruction.line
     if ends:
-        native = stub_frame(frame, frame.variables())
+        native = stub_frame(frame, True)
     else:
-        native = frame.native = frame.native or stub_frame(frame, {})
+        native = frame.native = frame.native or stub_frame(frame, False)
     return TracebackType(following, native, instruction.offset, line if line is not None else frame.code.co_firstlineno)
 
 
 def with_variables(frame: Frame, trace: TracebackType) -> TracebackType:
     """The traceback of what `frame` raises again as it ends: its entry, made when it went on, gets its locals."""
-    if trace.tb_frame.f_code not in (frame.program.stubs or {}).values():
-        return trace
-    return TracebackType(trace.tb_next, stub_frame(frame, frame.variables()), trace.tb_lasti, trace.tb_lineno)
+    if trace.tb_frame.f_code in (frame.program.stubs or {}).values():
+        fill_frame(trace.tb_frame, frame.values(), UNSET)
+    return trace
 
 
 def chain_context(exc: BaseException, handled: BaseException | None) -> None:

@@ -12,6 +12,7 @@
  *   code                                  f_code  f_code  f_executable
  *   next instruction                      prev_instr + 1  instr_ptr
  *   owner, frame_obj, stacktop, localsplus  yes     yes     yes
+ * PyFrameObject.f_frame                   yes     yes     yes     a frame object's variables
  * PyThreadState recursion counter         recursion_remaining     py_recursion_remaining (3.12, 3.13)
  * PyThreadState counter of C recursion    -       c_recursion_remaining, its limit C_RECURSION_LIMIT or Py_C_…
  * _PyInterpreterState_{Get,Set}EvalFrameFunc  PEP 523, all three  the frame hook
@@ -109,6 +110,13 @@ mb_frame_never_started(mb_Frame *frame)
 #else
     return frame->owner == FRAME_OWNED_BY_GENERATOR && _Py_OPCODE(*frame->prev_instr) == RETURN_GENERATOR;
 #endif
+}
+
+/* The variables of a frame that has a frame object. */
+static inline PyObject **
+mb_frame_variables(PyFrameObject *frame)
+{
+    return frame->f_frame->localsplus;
 }
 
 /* Calls of Python functions that may still be nested. */

@@ -17,7 +17,6 @@ from typing import Any
 import torch
 
 from moebius.interpreter import UNSET, Frame, Signal
-from moebius.interpreter.domain.calls import require_iterable
 
 from ..hook import ABSENT
 from ..options import Options
@@ -189,7 +188,7 @@ class TrackingDomain(Operators, Containers):
         if type(args) is tuple:
             positional = list(args)
         else:
-            require_iterable(callee, args)
+            self.require_iterable(callee, args)
             positional = self.calls.listed(args)
         keywords = dict(self.mapping(kwargs)) if kwargs else {}
         return self.call(callee, positional, keywords)

@@ -16,10 +16,10 @@ from typing import Any
 from weakref import ref
 
 from ..sentinels import NULL
-from .core import HEAP_TYPE, MISSING, PLAIN, Core, is_class, lookup, special
+from .core import MISSING, PLAIN, Core, is_class, is_heap, lookup, mro_of, special
 
 GENERIC_GET = object.__getattribute__
-MRO_OF, DICT_OF = type.__dict__["__mro__"].__get__, type.__dict__["__dict__"].__get__  # they ask no metaclass
+DICT_OF = type.__dict__["__dict__"].__get__  # asks no metaclass
 ATTRIBUTES_ARE_C = PLAIN | {list, tuple, dict, set, frozenset, bytearray, range, slice}
 # Attributes that would show the machine's doings, name -> the types that have it: the machine reads them.
 GENERATOR_TYPES = {"gi": GeneratorType, "cr": CoroutineType, "ag": AsyncGeneratorType}
@@ -40,7 +40,7 @@ class Attributes(Core):
 
     def get_attr(self, obj: Any, name: str) -> Any:
         tp = type(obj)
-        if not tp.__flags__ & HEAP_TYPE:
+        if not is_heap(tp):
             if tp is type:
                 try:
                     return self.get_class_attr(obj, name)
@@ -59,6 +59,13 @@ class Attributes(Core):
         except AttributeError as error:
             name_missing(error, obj, name)
             raise
+
+    def get_attr_or(self, obj: Any, name: str, default: Any) -> Any:
+        try:
+            return self.get_attr(obj, name)
+        except AttributeError as error:
+            self.machine.swallow(error)
+        return default
 
     def get_attr_interpreted(self, obj: Any, name: str, tp: type) -> Any:
         if lookup(tp, "__getattribute__") is GENERIC_GET:
@@ -126,7 +133,7 @@ class Attributes(Core):
         raw = lookup(cls, name)
         if raw is not MISSING:
             kind = type(raw)
-            if kind.__flags__ & HEAP_TYPE:
+            if is_heap(kind):
                 getter = special(kind, "__get__")
                 if getter is not None:
                     return self.call_special(getter, raw, [None, cls])
@@ -154,7 +161,7 @@ class Attributes(Core):
         """super.__getattribute__ with Python descriptors interpreted."""
         start, obj, obj_type = bound.__thisclass__, bound.__self__, bound.__self_class__
         if name != "__class__" and obj_type is not None:
-            mro = MRO_OF(obj_type) or ()  # None while the class is being made
+            mro = mro_of(obj_type)
             position = next((place for place, cls in enumerate(mro, 1) if cls is start), len(mro))
             for cls in mro[position:]:
                 raw = DICT_OF(cls).get(name, MISSING)
@@ -182,7 +189,7 @@ class Attributes(Core):
 
     def set_attr(self, obj: Any, name: str, value: Any) -> None:
         tp = type(obj)
-        if tp.__flags__ & HEAP_TYPE:
+        if is_heap(tp):
             raw = special(tp, "__setattr__")
             if raw is not None:
                 self.call_special(raw, obj, [name, value])
@@ -214,7 +221,7 @@ class Attributes(Core):
         raw = special(tp, "__delattr__")
         if raw is not None:
             self.call_special(raw, obj, [name])
-        elif tp.__flags__ & HEAP_TYPE:
+        elif is_heap(tp):
             self.del_attr_plainly(obj, name)
         else:
             self.native(delattr, obj, name)

@@ -15,8 +15,7 @@ from types import (
 from typing import Any
 
 from ..natives import call_outside, watch_finalizer
-from .containers import function_text
-from .core import HEAP_TYPE, MISSING, Core, is_class, lookup, special
+from .core import MISSING, Core, is_class, is_heap, lookup, mro_of, special, type_name
 
 NATIVE_CALLABLES = frozenset({
     BuiltinFunctionType, MethodDescriptorType, WrapperDescriptorType, MethodWrapperType, ClassMethodDescriptorType,
@@ -60,7 +59,7 @@ class Calls(Core):
     def call_spread(self, callee: Any, args: Any, kwargs: Any) -> Any:
         """`callee(*args, **kwargs)` with args any iterable and kwargs any mapping (a fresh dict from the compiler)."""
         if type(args) is not tuple:
-            require_iterable(callee, args)
+            self.require_iterable(callee, args)
             args = self.drain(args)
         if type(kwargs) is not dict:
             merged: dict[Any, Any] = {}
@@ -68,6 +67,13 @@ class Calls(Core):
             kwargs = merged
         args, kwargs = list(args), dict(kwargs)
         return self.call(callee, args, kwargs)
+
+    def require_iterable(self, callee: Any, args: Any) -> None:
+        """What follows the star in `callee(*args)` (check_args_iterable, ceval.c)."""
+        tp = type(args)
+        if lookup(tp, "__iter__") is MISSING and lookup(tp, "__getitem__") is MISSING:
+            text = self.function_text(callee)
+            raise TypeError(f"{text} argument after * must be an iterable, not {type_name(tp)}")
 
     def call_function(self, function: FunctionType, args: list[Any], kwargs: dict[str, Any]) -> Any:
         """Bind the arguments, run the frame; a generator function gives its generator.
@@ -88,7 +94,7 @@ class Calls(Core):
         form = self.machine.interpreted_form(cls)
         if form is not None:
             return form(self, args, kwargs)
-        if not cls.__flags__ & HEAP_TYPE and not (cls is type and len(args) == 3):
+        if not is_heap(cls) and not (cls is type and len(args) == 3):
             return self.native(cls, *args, **kwargs)
         meta = type(cls)
         if meta is not type:
@@ -104,7 +110,7 @@ class Calls(Core):
         new = lookup(cls, "__new__")
         init = special(cls, "__init__")
         python_new = type(new) is not BuiltinFunctionType
-        if not python_new and init is None and type not in cls.__mro__:
+        if not python_new and init is None and type not in mro_of(cls):
             watch_finalizer(cls)
             return self.native(type.__call__, cls, *args, **kwargs)
         if python_new:
@@ -113,7 +119,7 @@ class Calls(Core):
         else:
             made = self.call_native(new, [cls, *args], kwargs)
         watch_finalizer(cls)
-        if cls not in type(made).__mro__:  # PyObject_TypeCheck: no __subclasscheck__
+        if cls not in mro_of(type(made)):  # PyObject_TypeCheck: no __subclasscheck__
             return made
         made_type = type(made)
         init = special(made_type, "__init__")
@@ -125,7 +131,7 @@ class Calls(Core):
         else:
             result = self.call(self.bind_descriptor(init, made, made_type), args, kwargs)
         if result is not None:
-            raise TypeError(f"__init__() should return None, not '{type(result).__name__}'")
+            raise TypeError(f"__init__() should return None, not '{type_name(type(result))}'")
         return made
 
     def make_function(
@@ -162,12 +168,6 @@ class Calls(Core):
                 frame, function.__code__, function.__defaults__, kwdefaults, annotations or None, value
             )
         return function
-
-
-def require_iterable(callee: Any, args: Any) -> None:
-    """What follows the star in `callee(*args)` (check_args_iterable, ceval.c)."""
-    if lookup(type(args), "__iter__") is MISSING and lookup(type(args), "__getitem__") is MISSING:
-        raise TypeError(f"{function_text(callee)} argument after * must be an iterable, not {type(args).__name__}")
 
 
 def set_annotations(function: FunctionType, annotations: Any) -> None:

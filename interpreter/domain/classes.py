@@ -9,7 +9,7 @@ from typing import Any
 from ..natives import watch_finalizer
 from ..sentinels import UNSET
 from ..type_parameters import run_intrinsic
-from .core import MISSING, Core, is_class, lookup, special
+from .core import MISSING, Core, is_class, lookup, mro_of, special, type_name
 
 
 class Classes(Core):
@@ -42,8 +42,8 @@ class Classes(Core):
         if prepare is not UNSET:
             namespace = self.call(prepare, [name, resolved], dict(kwargs))
         if not is_mapping(namespace):
-            shown = meta.__name__ if of_class else "<metaclass>"
-            raise TypeError(f"{shown}.__prepare__() must return a mapping, not {type(namespace).__name__}")
+            shown = type_name(meta) if of_class else "<metaclass>"
+            raise TypeError(f"{shown}.__prepare__() must return a mapping, not {type_name(type(namespace))}")
         cell = self.machine.run_class_body(body, namespace)
         if resolved is not bases:
             self.set_item(namespace, "__orig_bases__", bases)
@@ -137,9 +137,9 @@ def calculate_metaclass(meta: type, bases: tuple[Any, ...]) -> type:
     winner = meta
     for base in bases:
         kind = type(base)
-        if kind in winner.__mro__:
+        if kind in mro_of(winner):
             continue
-        if winner in kind.__mro__:
+        if winner in mro_of(kind):
             winner = kind
             continue
         raise TypeError(

@@ -4,9 +4,10 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterable, Iterator
 from typing import Any
+from weakref import CallableProxyType, ProxyType
 
 from ..sentinels import STOP
-from .core import HEAP_TYPE, MISSING, PLAIN, Core, is_class, lookup, special
+from .core import MISSING, PLAIN, Core, is_class, is_heap, lookup, mro_of, special, type_name
 
 PLAIN_TEXT = PLAIN - {int}  # from 3.12 on C code calls Lib/_pylong.py for long ones
 EXACT = frozenset({list, tuple, str, bytes, range})
@@ -27,7 +28,7 @@ class Containers(Core):
             return self.call_special(raw, obj, [key])
         if is_class(obj):
             return self.class_item(obj, key)
-        if tp.__flags__ & HEAP_TYPE and dict in tp.__mro__:
+        if is_heap(tp) and dict in mro_of(tp):
             missing = special(tp, "__missing__")
             if missing is not None:
                 found = self.native(dict.get, obj, key, MISSING)
@@ -63,7 +64,7 @@ class Containers(Core):
         if raw is not None:
             iterator = self.call_special(raw, value, [])
             if lookup(type(iterator), "__next__") is MISSING:
-                raise TypeError(f"iter() returned non-iterator of type '{type(iterator).__name__}'")
+                raise TypeError(f"iter() returned non-iterator of type '{type_name(type(iterator))}'")
             return iterator
         if not self.interprets_callbacks and by_items(tp):
             return iterate_items(self, value)
@@ -74,7 +75,7 @@ class Containers(Core):
         tp = type(iterator)
         if tp in EXACT_ITERATORS:
             return next(iterator, STOP)
-        if tp.__flags__ & HEAP_TYPE:
+        if is_heap(tp):
             raw = special(tp, "__next__")
             if raw is not None:
                 try:
@@ -89,7 +90,7 @@ class Containers(Core):
         if (tp is tuple or tp is list) and len(value) == count:
             return list(value)
         if not is_iterable(tp):
-            raise TypeError(f"cannot unpack non-iterable {tp.__name__} object")
+            raise TypeError(f"cannot unpack non-iterable {type_name(tp)} object")
         iterator = self.get_iter(value)
         items: list[Any] = []
         while len(items) < count:
@@ -105,7 +106,7 @@ class Containers(Core):
         """`before` items, one list, `after` items."""
         tp = type(value)
         if not is_iterable(tp):
-            raise TypeError(f"cannot unpack non-iterable {tp.__name__} object")
+            raise TypeError(f"cannot unpack non-iterable {type_name(tp)} object")
         iterator = self.get_iter(value)
         items: list[Any] = []
         while len(items) < before:
@@ -144,7 +145,7 @@ class Containers(Core):
     def length_hint(self, value: Any) -> None:
         """Objects/abstract.c PyObject_LengthHint, for its effects: what it asks `value`, and the errors it lets out."""
         tp = type(value)
-        if not tp.__flags__ & HEAP_TYPE:
+        if not is_heap(tp):
             return
         if special(tp, "__len__") is not None:
             try:
@@ -163,7 +164,7 @@ class Containers(Core):
         if hint is NotImplemented:
             return
         if not isinstance(hint, int):
-            raise TypeError(f"__length_hint__ must be an integer, not {type(hint).__name__}")
+            raise TypeError(f"__length_hint__ must be an integer, not {type_name(type(hint))}")
         if hint < 0:
             raise ValueError("__length_hint__() should return >= 0")
 
@@ -233,14 +234,14 @@ class Containers(Core):
             target.extend(values)
             return
         if not is_iterable(tp):
-            raise TypeError(f"Value after * must be an iterable, not {tp.__name__}")
+            raise TypeError(f"Value after * must be an iterable, not {type_name(tp)}")
         if self.interprets_callbacks and by_items(tp):
             self.native(target.extend, values)
             return
         iterator = self.get_iter(values)
         self.length_hint(values)
         if special(type(iterator), "__next__") is None:
-            self.native(target.extend, iterator)
+            self.native(target.extend, for_c(iterator))
             return
         while (item := self.next_item(iterator)) is not STOP:
             target.append(item)
@@ -275,7 +276,7 @@ class Containers(Core):
             return
         keys = self.keys_of(other)
         if keys is MISSING:
-            raise TypeError(f"'{type(other).__name__}' object is not a mapping")
+            raise TypeError(f"'{type_name(type(other))}' object is not a mapping")
         for key, value in self.mapping_items(other, keys):
             self.map_add(target, key, value)
 
@@ -285,7 +286,7 @@ class Containers(Core):
         keys = MISSING if entries else self.keys_of(other)
         if keys is MISSING and not entries:
             raise TypeError(
-                f"{function_text(function)} argument after ** must be a mapping, not {type(other).__name__}"
+                f"{self.function_text(function)} argument after ** must be a mapping, not {type_name(type(other))}"
             )
         if not entries:
             self.merge_unique(target, self.mapping_items(other, keys), function)
@@ -294,11 +295,21 @@ class Containers(Core):
         else:
             self.merge_entries(target, other, function)
 
+    def function_text(self, function: Any) -> str:
+        """How CPython names a callable in errors about its arguments (_PyObject_FunctionStr)."""
+        name = self.get_attr_or(function, "__qualname__", None)
+        if not isinstance(name, str):
+            return self.to_str(function)
+        module = self.get_attr_or(function, "__module__", None)
+        if isinstance(module, str) and module != "builtins":
+            return f"{module}.{name}()"
+        return f"{name}()"
+
     def merge_unique(self, target: dict[Any, Any], pairs: Iterable[tuple[Any, Any]], function: Any) -> None:
         for key, value in pairs:
             if key in target if type(key) is str else self.native(operator.contains, target, key):
                 shown = self.to_str(key)
-                raise TypeError(f"{function_text(function)} got multiple values for keyword argument '{shown}'")
+                raise TypeError(f"{self.function_text(function)} got multiple values for keyword argument '{shown}'")
             self.map_add(target, key, value)
 
     def merge_entries(self, target: dict[Any, Any], other: dict[Any, Any], function: Any) -> None:
@@ -317,7 +328,7 @@ class Containers(Core):
                 raise
             self.machine.swallow(error)
         if text != KEYWORDS:
-            raise TypeError(function_text(function) + text.removeprefix(MERGE_PREFIX))
+            raise TypeError(self.function_text(function) + text.removeprefix(MERGE_PREFIX))
         target[object()] = None
 
     def keys_of(self, other: Any) -> Any:
@@ -361,6 +372,21 @@ def iterate_items(domain: Containers, obj: Any) -> Iterator[Any]:
         index += 1
 
 
+class Given:
+    """An iterable whose iterator is the given one."""
+
+    def __init__(self, iterator: Any) -> None:
+        self.iterator = iterator
+
+    def __iter__(self) -> Any:
+        return self.iterator
+
+
+def for_c(iterator: Any) -> Any:
+    """What C code walks that takes an iterable: iter() of a weak proxy would ask the object behind it."""
+    return Given(iterator) if type(iterator) in (ProxyType, CallableProxyType) else iterator
+
+
 def by_items(tp: type) -> bool:
     """Whether such an object is iterated by the old sequence protocol, with a __getitem__ in Python."""
     return special(tp, "__getitem__") is not None and lookup(tp, "__iter__") is MISSING
@@ -374,17 +400,6 @@ def is_iterable(tp: type) -> bool:
 
 def checked_str(value: Any, message: str) -> str:
     if not isinstance(value, str):
-        raise TypeError(message.format(type(value).__name__))
+        raise TypeError(message.format(type_name(type(value))))
     return value
-
-
-def function_text(function: Any) -> str:
-    """How CPython names a callable in errors about its arguments (_PyObject_FunctionStr)."""
-    name = getattr(function, "__qualname__", None)
-    if not isinstance(name, str):
-        return str(function)
-    module = getattr(function, "__module__", None)
-    if isinstance(module, str) and module != "builtins":
-        return f"{module}.{name}()"
-    return f"{name}()"
 

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
 # Values of these types never lead from an operator back into Python code.
 PLAIN = frozenset({int, float, str, bytes, bool, complex, type(None)})
-HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: only such a type can hold Python code
-TYPE_SUBCLASS = 1 << 31  # Py_TPFLAGS_TYPE_SUBCLASS
 MISSING = object()
 # Found on a type, these run C code.
 NATIVE_KINDS = frozenset({
@@ -32,16 +30,17 @@ NATIVE_KINDS = frozenset({
 })  # fmt: skip
 
 
-def is_class(value: Any) -> bool:
-    """Whether it is a class; unlike isinstance this never asks a program's object for its __class__."""
-    return bool(type(value).__flags__ & TYPE_SUBCLASS)
-
-
 reentry.set_lookup(MISSING, NATIVE_KINDS)
 # lookup(tp, name): the raw attribute `name` along the MRO of `tp`, or MISSING. Neither runs a metaclass's Python code.
 lookup: Callable[[type, str], Any] = reentry.lookup
 # special(tp, name): that attribute where `tp` is a heap type and calling it would run Python code, else None.
 special: Callable[[type, str], Any] = reentry.special
+# What a type's own fields say; reading `tp.__flags__` would ask the metaclass's __getattribute__.
+flags_of: Callable[[type], int] = reentry.flags_of
+mro_of: Callable[[type], tuple[type, ...]] = reentry.mro_of
+type_name: Callable[[type], str] = reentry.type_name  # as C code's messages have it: with the module of a static type
+is_heap: Callable[[type], bool] = reentry.is_heap  # only such a type can hold Python code
+is_class: Callable[[Any], bool] = reentry.is_class  # isinstance() would ask a program's object for its __class__
 
 
 class Core:
@@ -64,6 +63,9 @@ class Core:
     def get_attr(self, obj: Any, name: str) -> Any:
         raise NotImplementedError
 
+    def get_attr_or(self, obj: Any, name: str, default: Any) -> Any:
+        raise NotImplementedError
+
     def get_iter(self, value: Any) -> Any:
         raise NotImplementedError
 
@@ -77,6 +79,9 @@ class Core:
         raise NotImplementedError
 
     def drain(self, value: Any) -> list[Any]:
+        raise NotImplementedError
+
+    def function_text(self, function: Any) -> str:
         raise NotImplementedError
 
     def dict_merge(self, target: dict[Any, Any], other: Any, function: Any) -> None:

@@ -5,7 +5,7 @@ import sys
 from typing import Any
 
 from ..tracebacks import GET_CONTEXT, GET_TRACEBACK, SET_CONTEXT, SET_TRACEBACK
-from .core import MISSING, Core, is_class, lookup
+from .core import MISSING, Core, is_class, lookup, mro_of, type_name
 
 NO_CAUSE = object()
 KEEPS_UNMATCHED = sys.version_info < (3, 12)  # a clause that matches nothing leaves the group itself, later a copy
@@ -34,14 +34,14 @@ class Exceptions(Core):
 
     def as_exception(self, value: Any) -> BaseException | None:
         """The exception, made by a call where `value` is a class; None where it is neither."""
-        if is_class(value) and BaseException in value.__mro__:
+        if is_class(value) and BaseException in mro_of(value):
             made = self.call(value, [], {})
-            if BaseException not in type(made).__mro__:
+            if BaseException not in mro_of(type(made)):
                 raise TypeError(
                     f"calling {value!r} should have returned an instance of BaseException, not {type(made)}"
                 )
             return made
-        return value if BaseException in type(value).__mro__ else None
+        return value if BaseException in mro_of(type(value)) else None
 
     def reraise(self, frame: Any, exc: BaseException, pc: int | None = None) -> None:
         """Raise again, without adding the context or this frame's traceback entry. `pc`: where it was first raised."""
@@ -58,9 +58,9 @@ class Exceptions(Core):
     def exc_match(self, exc: BaseException, kind: Any) -> bool:
         """`except kind`; kind is a class or a tuple of classes."""
         for cls in kind if isinstance(kind, tuple) else (kind,):
-            if not (is_class(cls) and BaseException in cls.__mro__):
+            if not (is_class(cls) and BaseException in mro_of(cls)):
                 raise TypeError("catching classes that do not inherit from BaseException is not allowed")
-        mro = type(exc).__mro__
+        mro = mro_of(type(exc))
         return any(cls in mro for cls in (kind if isinstance(kind, tuple) else (kind,)))
 
     def exc_group_match(self, exc: Any, kind: Any) -> tuple[Any, Any]:
@@ -80,10 +80,10 @@ class Exceptions(Core):
         if isinstance(exc, BaseExceptionGroup):
             pair = self.call(self.get_attr(exc, "split"), [kind], {})
             if not isinstance(pair, tuple):
-                raise TypeError(f"{type(exc).__name__}.split must return a tuple, not {type(pair).__name__}")
+                raise TypeError(f"{type_name(type(exc))}.split must return a tuple, not {type_name(type(pair))}")
             if len(pair) < 2:
                 raise TypeError(
-                    f"{type(exc).__name__}.split must return a 2-tuple, got tuple of size {len(pair)}"
+                    f"{type_name(type(exc))}.split must return a 2-tuple, got tuple of size {len(pair)}"
                 )
             return (exc if KEEPS_UNMATCHED and pair[0] is None else pair[1]), pair[0]
         return exc, None
@@ -143,11 +143,11 @@ class Exceptions(Core):
         tp = type(manager)
         enter_raw = lookup(tp, enter)
         if enter_raw is MISSING:
-            raise TypeError(f"'{tp.__name__}' object does not support the {protocol} protocol")
+            raise TypeError(f"'{type_name(tp)}' object does not support the {protocol} protocol")
         leave_raw = lookup(tp, leave)
         if leave_raw is MISSING:
             raise TypeError(
-                f"'{tp.__name__}' object does not support the {protocol} protocol (missed {leave} method)"
+                f"'{type_name(tp)}' object does not support the {protocol} protocol (missed {leave} method)"
             )
         bound_enter = self.bind_descriptor(enter_raw, manager, tp)
         bound_leave = self.bind_descriptor(leave_raw, manager, tp)

@@ -6,7 +6,7 @@ from typing import Any
 
 from ..errors import UNROUTED
 from ..shells import Wrapped, make_shell
-from .core import MISSING, Core, lookup, special
+from .core import MISSING, Core, lookup, special, type_name
 
 CO_ITERABLE_COROUTINE = 0x100
 CO_COROUTINE = 0x80
@@ -74,27 +74,27 @@ class Generators(Core):
             if where:
                 name = "__aenter__" if where == 1 else "__aexit__"
                 raise TypeError(
-                    f"'async with' received an object from {name} that does not implement __await__: {tp.__name__}"
+                    f"'async with' received an object from {name} that does not implement __await__: {type_name(tp)}"
                 )
-            raise TypeError(f"object {tp.__name__} can't be used in 'await' expression")
+            raise TypeError(f"object {type_name(tp)} can't be used in 'await' expression")
         iterator = self.call(self.bind_descriptor(raw, value, tp), [], {})
         kind = type(iterator)
         if kind is CoroutineType or (kind is GeneratorType and iterator.gi_code.co_flags & CO_ITERABLE_COROUTINE):
             raise TypeError("__await__() returned a coroutine")
         if lookup(kind, "__next__") is MISSING:
-            raise TypeError(f"__await__() returned non-iterator of type '{kind.__name__}'")
+            raise TypeError(f"__await__() returned non-iterator of type '{type_name(kind)}'")
         return iterator
 
     def get_aiter(self, value: Any) -> Any:
         tp = type(value)
         raw = lookup(tp, "__aiter__")
         if raw is MISSING or raw is None:
-            raise TypeError(f"'async for' requires an object with __aiter__ method, got {tp.__name__}")
+            raise TypeError(f"'async for' requires an object with __aiter__ method, got {type_name(tp)}")
         iterator = self.call(self.bind_descriptor(raw, value, tp), [], {})
         kind = type(iterator)
         if lookup(kind, "__anext__") is MISSING:
             raise TypeError(
-                "'async for' received an object from __aiter__ that does not implement __anext__: " + kind.__name__
+                "'async for' received an object from __aiter__ that does not implement __anext__: " + type_name(kind)
             )
         return iterator
 
@@ -104,7 +104,7 @@ class Generators(Core):
             return self.native(AsyncGeneratorType.__anext__, iterator)
         raw = lookup(tp, "__anext__")
         if raw is MISSING or raw is None:
-            raise TypeError(f"'async for' requires an iterator with __anext__ method, got {tp.__name__}")
+            raise TypeError(f"'async for' requires an iterator with __anext__ method, got {type_name(tp)}")
         awaitable = self.call(self.bind_descriptor(raw, iterator, tp), [], {})
         try:
             return self.get_awaitable(awaitable, 0)
@@ -112,7 +112,7 @@ class Generators(Core):
             if isinstance(error, UNROUTED):
                 raise
             reason = self.machine.swallow(error)
-        message = f"'async for' received an invalid object from __anext__: {type(awaitable).__name__}"
+        message = f"'async for' received an invalid object from __anext__: {type_name(type(awaitable))}"
         wrong = TypeError(message)
         wrong.__cause__ = wrong.__context__ = reason
         raise wrong

@@ -6,7 +6,7 @@ import sys
 from typing import Any
 
 from ..sentinels import UNSET
-from .core import Core, is_class
+from .core import Core, flags_of, is_class, type_name
 
 CLASS_WORD = "class" if sys.version_info >= (3, 12) else "type"
 TPFLAGS_SEQUENCE, TPFLAGS_MAPPING, TPFLAGS_MATCH_SELF = 1 << 5, 1 << 6, 1 << 22
@@ -16,10 +16,10 @@ class Matching(Core):
     """What case patterns ask of their subject."""
 
     def match_mapping(self, subject: Any) -> bool:
-        return bool(type(subject).__flags__ & TPFLAGS_MAPPING)
+        return bool(flags_of(type(subject)) & TPFLAGS_MAPPING)
 
     def match_sequence(self, subject: Any) -> bool:
-        return bool(type(subject).__flags__ & TPFLAGS_SEQUENCE)
+        return bool(flags_of(type(subject)) & TPFLAGS_SEQUENCE)
 
     def match_keys(self, subject: Any, keys: tuple[Any, ...]) -> tuple[Any, ...] | None:
         """The values for all of `keys`, or None."""
@@ -66,23 +66,23 @@ class Matching(Core):
         except AttributeError as error:
             self.machine.swallow(error)
             match_args = UNSET
-        match_self = match_args is UNSET and bool(cls.__flags__ & TPFLAGS_MATCH_SELF)
+        match_self = match_args is UNSET and bool(flags_of(cls) & TPFLAGS_MATCH_SELF)
         if match_args is UNSET:
             match_args = ()
         elif type(match_args) is not tuple:
             raise TypeError(
-                f"{cls.__name__}.__match_args__ must be a tuple (got {type(match_args).__name__})"
+                f"{type_name(cls)}.__match_args__ must be a tuple (got {type_name(type(match_args))})"
             )
         allowed = 1 if match_self else len(match_args)
         if allowed < count:
             plural = "" if allowed == 1 else "s"
-            raise TypeError(f"{cls.__name__}() accepts {allowed} positional sub-pattern{plural} ({count} given)")
+            raise TypeError(f"{type_name(cls)}() accepts {allowed} positional sub-pattern{plural} ({count} given)")
         if match_self:
             found.append(subject)
             return
         for name in match_args[:count]:
             if type(name) is not str:
-                raise TypeError(f"__match_args__ elements must be strings (got {type(name).__name__})")
+                raise TypeError(f"__match_args__ elements must be strings (got {type_name(type(name))})")
             value = self.match_attr(subject, cls, name, seen)
             found.append(value)
             if value is UNSET:
@@ -90,7 +90,7 @@ class Matching(Core):
 
     def match_attr(self, subject: Any, cls: type, name: str, seen: set[str]) -> Any:
         if name in seen:
-            raise TypeError(f"{cls.__name__}() got multiple sub-patterns for attribute {name!r}")
+            raise TypeError(f"{type_name(cls)}() got multiple sub-patterns for attribute {name!r}")
         seen.add(name)
         try:
             return self.get_attr(subject, name)

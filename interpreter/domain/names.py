@@ -7,7 +7,7 @@ from types import CellType, ModuleType
 from typing import Any
 
 from ..sentinels import UNSET
-from .core import Core
+from .core import Core, type_name
 
 DICT_SET, DICT_DEL = dict.__setitem__, dict.__delitem__  # globals may be of a subclass, whose own methods do not count
 
@@ -126,7 +126,7 @@ class Names(Core):
             return self.get_attr(module, name)
         except AttributeError as error:
             self.machine.swallow(error)
-        package = getattr(module, "__name__", None)
+        package = self.get_attr_or(module, "__name__", None)
         if isinstance(package, str):
             found = sys.modules.get(f"{package}.{name}", UNSET)
             if found is not UNSET:
@@ -151,7 +151,7 @@ class Names(Core):
         raise wrong
 
     def import_star(self, frame: Any, module: Any) -> None:
-        public = getattr(module, "__all__", None)
+        public = self.get_attr_or(module, "__all__", None)
         skip_underscore = public is None
         if public is None:
             if not hasattr(module, "__dict__"):
@@ -159,9 +159,9 @@ class Names(Core):
             public = list(module.__dict__)
         for name in public:
             if not isinstance(name, str):
-                shown = getattr(module, "__name__", "?")
+                shown = self.get_attr_or(module, "__name__", "?")
                 where = f"Key in {shown}.__dict__" if skip_underscore else f"Item in {shown}.__all__"
-                raise TypeError(f"{where} must be str, not {type(name).__name__}")
+                raise TypeError(f"{where} must be str, not {type_name(type(name))}")
             if skip_underscore and name.startswith("_"):
                 continue
             self.store_name(frame, name, self.get_attr(module, name))

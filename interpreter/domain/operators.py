@@ -8,7 +8,7 @@ from typing import Any
 
 from ..errors import UNROUTED
 from ..sentinels import STOP
-from .core import HEAP_TYPE, MISSING, PLAIN, Core, lookup, special
+from .core import MISSING, PLAIN, Core, is_heap, lookup, mro_of, special, type_name
 
 OPERATIONS: dict[str, Callable[[Any, Any], Any]] = {
     "+": operator.add, "&": operator.and_, "//": operator.floordiv, "<<": operator.lshift, "@": operator.matmul,
@@ -18,6 +18,7 @@ OPERATIONS: dict[str, Callable[[Any, Any], Any]] = {
     "@=": operator.imatmul, "*=": operator.imul, "%=": operator.imod, "|=": operator.ior, "**=": operator.ipow,
     ">>=": operator.irshift, "-=": operator.isub, "/=": operator.itruediv, "^=": operator.ixor,
 }  # fmt: skip
+DIVIDING = frozenset({"//", "%", "//=", "%="})  # from 3.12 on C code calls Lib/_pylong.py for long integers
 STEMS = {
     "+": "add", "&": "and", "//": "floordiv", "<<": "lshift", "@": "matmul", "*": "mul", "%": "mod", "|": "or",
     "**": "pow", ">>": "rshift", "-": "sub", "/": "truediv", "^": "xor",
@@ -52,9 +53,9 @@ class Operators(Core):
     def binary(self, op: str, left: Any, right: Any) -> Any:
         """op as in `dis`: '+', '@', …; the in-place ones end in '='."""
         left_type, right_type = type(left), type(right)
-        if left_type in PLAIN and right_type in PLAIN:
+        if left_type in PLAIN and right_type in PLAIN and op not in DIVIDING:
             return OPERATIONS[op](left, right)
-        if not (left_type.__flags__ | right_type.__flags__) & HEAP_TYPE:
+        if not is_heap(left_type) and not is_heap(right_type):
             return self.native(OPERATIONS[op], left, right)
         return self.binary_by_dunder(op, left, right)
 
@@ -88,7 +89,7 @@ class Operators(Core):
             return self.native(OPERATIONS[op], left, right)
         name = "** or pow()" if plain_op == "**" and op is plain_op else op
         raise TypeError(
-            f"unsupported operand type(s) for {name}: '{left_type.__name__}' and '{right_type.__name__}'"
+            f"unsupported operand type(s) for {name}: '{type_name(left_type)}' and '{type_name(right_type)}'"
         )
 
     def binary_slots(self, left: Any, right: Any, forward: str, reflected: str) -> Any:
@@ -98,7 +99,7 @@ class Operators(Core):
         other = lookup(right_type, reflected) if right_type is not left_type else MISSING
         if own is not MISSING and own is not None and is_sequence_slot(left_type, own):
             own = MISSING  # sq_concat and sq_repeat come after the number slots
-        if other is not MISSING and left_type in right_type.__mro__:
+        if other is not MISSING and left_type in mro_of(right_type):
             inherited = lookup(left_type, reflected)
             if own is MISSING or inherited is MISSING or inherited is not other:
                 result = self.try_slot(other, right, left)
@@ -131,7 +132,7 @@ class Operators(Core):
         if own is None and other is None:
             return self.native(COMPARISONS[op], left, right)
         tried_reflected = False
-        if right_type is not left_type and left_type in right_type.__mro__:
+        if right_type is not left_type and left_type in mro_of(right_type):
             tried_reflected = True
             result = self.rich_compare(right, left, reflected)
             if result is not NotImplemented:
@@ -148,7 +149,7 @@ class Operators(Core):
         if op == "!=":
             return left is not right
         raise TypeError(
-            f"'{op}' not supported between instances of '{left_type.__name__}' and '{right_type.__name__}'"
+            f"'{op}' not supported between instances of '{type_name(left_type)}' and '{type_name(right_type)}'"
         )
 
     def inverted_eq(self, tp: type) -> Any:
@@ -184,13 +185,13 @@ class Operators(Core):
 
     def truth(self, value: Any) -> bool:
         tp = type(value)
-        if not tp.__flags__ & HEAP_TYPE:
+        if not is_heap(tp):
             return bool(value) if tp in LENGTH_IS_C else self.native(bool, value)
         raw = special(tp, "__bool__")
         if raw is not None:
             result = self.call_special(raw, value, [])
             if type(result) is not bool:
-                raise TypeError(f"__bool__ should return bool, returned {type(result).__name__}")
+                raise TypeError(f"__bool__ should return bool, returned {type_name(type(result))}")
             return result
         if lookup(tp, "__bool__") is MISSING and special(tp, "__len__") is not None:
             return self.length(value) != 0

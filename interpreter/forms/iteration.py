@@ -2,13 +2,17 @@
 from __future__ import annotations
 
 import builtins
+from array import array
+from collections import OrderedDict
 from collections.abc import Iterator
+from types import FunctionType
 from typing import Any
 
-from ..domain.containers import by_items
+from ..domain.containers import SAMPLES, by_items, for_c
 from ..domain.core import special
+from ..natives import IN_BETWEEN
 from ..sentinels import STOP
-from .registry import form
+from .registry import form, method_form
 
 
 def is_native_iterable(domain: Any, value: Any) -> bool:
@@ -56,7 +60,7 @@ def walked(domain: Any, value: Any, measured: bool = False) -> Any:
     iterator = domain.get_iter(value)
     if measured:
         domain.length_hint(value)
-    return iterator if special(type(iterator), "__next__") is None else walk(domain, iterator)
+    return for_c(iterator) if special(type(iterator), "__next__") is None else walk(domain, iterator)
 
 
 def walk(domain: Any, iterator: Any) -> Iterator[Any]:
@@ -77,6 +81,29 @@ def walking(native: Any) -> None:
 
 for native in (list, tuple, set, frozenset, enumerate, sum):
     walking(native)
+
+
+def reduce_form(kind: Any) -> None:
+    """An iterator's __reduce__ looks iter() or reversed() up in the builtins of the frame that calls it."""
+
+    @method_form(kind, "__reduce__")
+    def reduce(domain: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        frame = domain.machine.frame
+        if frame is None:
+            return domain.native(kind.__reduce__, *args, **kwargs)
+        caller = FunctionType(CALLER, {"__name__": IN_BETWEEN, "__builtins__": frame.builtins})
+        return domain.native(caller, kind.__reduce__, args, kwargs)
+
+
+CALLER = (lambda function, args, kwargs: function(*args, **kwargs)).__code__
+REVERSIBLE: tuple[Any, ...] = ([], {}, {}.values(), {}.items())
+BY_ITEMS: Any = type("", (), {"__getitem__": 0})
+ITERATORS = (
+    *map(iter, SAMPLES), *map(reversed, REVERSIBLE), iter(bytearray()), iter(array("b")), iter(OrderedDict()),
+    iter(lambda: 0, 0), iter(BY_ITEMS()),
+)  # fmt: skip
+for native in {type(iterator) for iterator in ITERATORS}:
+    reduce_form(native)
 
 
 @form(zip)

@@ -1,0 +1,156 @@
+"""What a program sees of the frames that the machine runs: frame objects, f_locals, parts of generators."""
+from __future__ import annotations
+
+import sys
+from types import CodeType, FrameType
+from typing import TYPE_CHECKING, Any
+
+from .frame import FRESH_LOCALS, Frame
+from .locals_proxy import FrameLocalsProxy
+from .natives import fill_frame
+from .sentinels import UNSET
+from .shells import frame_of, user_code
+from .tracebacks import is_machine_module, stub_frame
+
+SHOWN_FRAMES = 64
+
+
+class Shown:
+    """The machine's frames, as native frame objects."""
+
+    frame: Frame | None
+    shown: dict[int, tuple[Any, Frame]]
+    entry_code: CodeType  # of `enter`, which native code calls
+
+    if TYPE_CHECKING:
+
+        def delegate(self, frame: Frame) -> Any: ...
+
+    def drop_locals(self, frame: Frame) -> None:
+        """The variables of a frame that has returned go, the first one first; a list drops its last one first."""
+        native = frame.native
+        if native is not None:
+            shown = id(native) in self.shown
+            frame.native = None
+            if sys.getrefcount(native) > 2 + shown:  # that is: with the program
+                fill_frame(native, frame.values(), UNSET)
+                if shown:
+                    return
+            self.shown.pop(id(native), None)
+        variables = frame.locals
+        variables.reverse()
+        variables.clear()
+
+    def show_suspended(self, frame: Frame) -> None:
+        """A frame object of a suspended generator's that the program holds has its variables; see `reenter`."""
+        native = frame.native
+        if native is not None and sys.getrefcount(native) > 3 + (id(native) in self.shown):
+            fill_frame(native, frame.values(), UNSET)
+
+    def awaited_by(self, coroutine: Any) -> Any:
+        """What a coroutine is awaiting at the moment, or None."""
+        frame = frame_of(coroutine)
+        if frame is None:
+            return coroutine.cr_await
+        receiver = self.delegate(frame)
+        return None if receiver is UNSET else receiver
+
+    def shown_part(self, obj: Any, name: str) -> Any:
+        """An attribute of domain/attributes.py's SHOWN_PARTS."""
+        if name.startswith("f_"):
+            return self.frame_part(obj, name)
+        if name == "__callback__":
+            return getattr(obj.__callback__, "interprets", obj.__callback__)
+        return self.generator_part(obj, name)
+
+    def generator_part(self, generator: Any, name: str) -> Any:
+        """An attribute such as gi_code, cr_frame or gi_yieldfrom, of the interpreted frame instead of its shell."""
+        native = getattr(generator, name)
+        if name.endswith("_code"):
+            return user_code(native)
+        frame = frame_of(generator)
+        if frame is None:
+            return native
+        if name == "cr_origin":
+            return frame.origin
+        if name.endswith("_frame"):
+            return None if native is None else self.show(frame)
+        receiver = self.delegate(frame)
+        return None if receiver is UNSET else receiver
+
+    def frame_at(self, depth: int) -> Frame | None:
+        """The frame `depth` calls above the innermost one, or None."""
+        frame = self.frame
+        while depth > 0 and frame is not None:
+            frame = frame.back
+            depth -= 1
+        return frame
+
+    def native_frame(self, depth: int) -> Any:
+        """sys._getframe(depth): a frame object with the right code, globals and line's function."""
+        frame = self.frame
+        while frame is not None and depth > 0:
+            frame, depth = frame.back, depth - 1
+        if frame is not None:
+            return self.show(frame)
+        native = self.caller()
+        while native is not None and depth > 0:
+            native, depth = native.f_back, depth - 1
+        if native is None:
+            raise ValueError("call stack is not deep enough")
+        return native
+
+    def caller(self) -> FrameType | None:
+        """The native frame that called the machine."""
+        native: FrameType | None = sys._getframe()
+        while native is not None and not (
+            native.f_code is self.entry_code and native.f_locals["self"] is self
+        ):
+            native = native.f_back
+        while native is not None and is_machine_module(native):
+            native = native.f_back
+        return native
+
+    def show(self, frame: Frame) -> Any:
+        """A native frame object for an interpreted frame; what changes with the frame is looked up in `shown`."""
+        native = frame.native
+        if native is None or sys.getrefcount(native) <= 2 + (id(native) in self.shown):  # the program has none
+            native = frame.native = stub_frame(frame, frame.names is None)
+        if id(native) not in self.shown:
+            if len(self.shown) >= SHOWN_FRAMES:
+                del self.shown[next(iter(self.shown))]
+            self.shown[id(native)] = native, frame
+        return native
+
+    def frame_shown_as(self, native: FrameType) -> Frame | None:
+        """The interpreted frame that a frame object stands for."""
+        shown = self.shown.get(id(native))
+        if shown is not None:
+            return shown[1]
+        frame = self.frame
+        while frame is not None and frame.native is not native:
+            frame = frame.back
+        return frame
+
+    def is_running(self, frame: Frame) -> bool:
+        walk = self.frame
+        while walk is not None and walk is not frame:
+            walk = walk.back
+        return walk is not None
+
+    def frame_part(self, native: Any, name: str) -> Any:
+        """The parts of a frame object that change with the frame, of one that `show` made."""
+        frame = self.frame_shown_as(native)
+        if frame is None:
+            return getattr(native, name)
+        if name == "f_back":
+            if frame.back is not None:
+                return self.show(frame.back)
+            return self.caller() if self.is_running(frame) else None
+        if name == "f_lineno":
+            return frame.line
+        if name == "f_lasti":
+            return frame.instruction.offset
+        if FRESH_LOCALS and (frame.names is None or frame.hidden()):
+            return FrameLocalsProxy(frame, native)
+        return frame.namespace()
