@@ -9,6 +9,7 @@ import sys
 from dataclasses import dataclass
 from types import CodeType
 from typing import Any
+from weakref import ref
 
 from .natives import call_outside
 from .private_builtins import private_copy
@@ -44,15 +45,15 @@ class Instruction:
 
 
 class Program:
-    """A decoded code object."""
+    """A decoded code object. It does not keep the code object alive: frames do."""
 
     __slots__ = (
-        "code", "instructions", "steps", "handlers", "localsplus", "cell_indices", "n_args", "simple_call", "tail",
+        "reference", "instructions", "steps", "handlers", "localsplus", "cell_indices", "n_args", "simple_call", "tail",
         "n_bound", "binder", "stubs", "shell", "index_of", "opaque", "optimized",
     )  # fmt: skip
 
     def __init__(self, code: CodeType) -> None:
-        self.code = code
+        self.reference = ref(code)
         self.instructions: list[Instruction] = []
         self.steps: list[tuple[Handler, Any]] = []
         self.handlers: list[tuple[int, int, bool] | None] = []
@@ -78,20 +79,41 @@ class Program:
         self.shell: Any = None
         self.opaque = False  # see natives.py; a code object belongs to one module
 
+    @property
+    def code(self) -> CodeType:
+        code = self.reference()
+        assert code is not None
+        return code
+
     def handler_at(self, index: int) -> tuple[int, int, bool] | None:
         """(target index, stack depth, push lasti) of the handler that guards instruction `index`, or None."""
         return self.handlers[index]
 
 
-PROGRAMS: dict[int, Program] = {}
+PROGRAMS: dict[int, Program] = {}  # by the id of a live code object
+FORGET: dict[int, ref[CodeType]] = {}
 
 
 def decode(code: CodeType) -> Program:
-    """The Program of `code`, made at the first request. The Program holds the code object, so its id stays its own."""
+    """The Program of `code`, made at the first request and forgotten with the code object."""
     program = PROGRAMS.get(id(code))
     if program is None:
         program = PROGRAMS[id(code)] = call_outside(_decode, code)
+        FORGET[id(code)] = ref(code, Forget(id(code)))
     return program
+
+
+class Forget:
+    """Called when a code object dies: what is known of it goes, before its id can be another's."""
+
+    __slots__ = ("key",)
+
+    def __init__(self, key: int) -> None:
+        self.key = key
+
+    def __call__(self, reference: ref[CodeType]) -> None:
+        PROGRAMS.pop(self.key, None)
+        FORGET.pop(self.key, None)
 
 
 def _decode(code: CodeType) -> Program:

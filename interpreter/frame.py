@@ -36,6 +36,7 @@ class Frame:
     def __init__(
         self,
         program: Program,
+        code: CodeType,
         locals_: list[Any],
         globals_: dict[str, Any],
         builtins_: Mapping[str, Any],
@@ -45,7 +46,7 @@ class Frame:
         closure: tuple[Any, ...] = (),
     ) -> None:
         self.program = program
-        self.code: CodeType = program.code
+        self.code = code
         self.locals = locals_
         self.stack: list[Any] = []
         self.pc = 0

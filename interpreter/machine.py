@@ -87,13 +87,15 @@ class Machine(Shown):
 
     def bind(self, function: FunctionType, args: list[Any], kwargs: dict[str, Any]) -> Frame:
         """The frame of a call. Raises the TypeErrors of CPython's argument binding."""
-        program = PROGRAMS.get(id(function.__code__)) or self.learn(function)
+        code = function.__code__
+        program = PROGRAMS.get(id(code)) or self.learn(function)
         if program.simple_call and not kwargs and len(args) == program.n_args:
             locals_ = args + program.tail
         else:
             locals_ = bind_arguments(program, function, args, kwargs, self.native) + program.tail
         return Frame(
             program,
+            code,
             locals_,
             function.__globals__,
             BUILTINS_OF(function),
@@ -403,6 +405,7 @@ class Machine(Shown):
         program = decode(code)
         frame = Frame(
             program,
+            code,
             [UNSET] * len(program.localsplus),
             globals_,
             builtins_of(globals_),
@@ -444,6 +447,7 @@ class Machine(Shown):
         program = decode(code)
         frame = Frame(
             program,
+            code,
             args + program.tail,
             function.__globals__,
             BUILTINS_OF(function),

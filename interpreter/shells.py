@@ -96,13 +96,26 @@ async def async_generator_body(machine: Machine, frame: Frame) -> AsyncGenerator
             machine.resume(frame, take_value(frame))
 
 
-USER_CODES: dict[int, tuple[CodeType, CodeType]] = {}  # id of a shell's code object -> that, and the user's
+# id of a live code object of a shell's -> references to it, and to the user's
+USER_CODES: dict[int, tuple[ref[CodeType], ref[CodeType]]] = {}
 
 
 def user_code(code: CodeType) -> CodeType:
-    """The user's code object for a shell's; any other code object is itself."""
+    """The user's code object for a shell's, as long as there is one; any other code object is itself."""
     known = USER_CODES.get(id(code))
-    return code if known is None else known[1]
+    return code if known is None else known[1]() or code
+
+
+class ForgetShell:
+    """Called when a shell's code object dies."""
+
+    __slots__ = ("key",)
+
+    def __init__(self, key: int) -> None:
+        self.key = key
+
+    def __call__(self, reference: ref[CodeType]) -> None:
+        USER_CODES.pop(self.key, None)
 
 
 def frame_of(generator: Any) -> Frame | None:
@@ -139,8 +152,8 @@ def make_shell(machine: Machine, frame: Frame) -> Any:
     """The object that a call of the frame's generator function returns."""
     program = frame.program
     if program.shell is None:
-        program.shell = shell_code(program.code)
-        USER_CODES[id(program.shell)] = program.shell, program.code
+        made = program.shell = shell_code(frame.code)
+        USER_CODES[id(made)] = ref(made, ForgetShell(id(made))), ref(frame.code)
     # the module's own globals mark the native frame as the machine's, for tracebacks
     shell = FunctionType(program.shell, globals())(machine, frame)
     name = frame.function.__name__ if frame.function is not None else frame.code.co_name
@@ -149,7 +162,7 @@ def make_shell(machine: Machine, frame: Frame) -> Any:
     frame.exc_item = [None, None]
     frame.shell = ref(shell)
     depth = get_coroutine_origin_tracking_depth()
-    if depth and program.code.co_flags & CO_COROUTINE:
+    if depth and frame.code.co_flags & CO_COROUTINE:
         frame.origin = origin(machine, frame.back, depth)
     frame.back = None
     return shell

@@ -1,6 +1,7 @@
 """The machine's own interface: programs, frames, observation, signals, errors; nothing runs natively unseen."""
 from __future__ import annotations
 
+import gc
 import sys
 from typing import Any
 
@@ -18,6 +19,7 @@ from moebius.interpreter import (
 )
 from moebius.interpreter.decode import PROGRAMS, check_tables, emitted_opcodes
 from moebius.interpreter.registry import HANDLERS
+from moebius.interpreter.shells import USER_CODES
 from moebius.interpreter.tables import TABLE
 
 
@@ -236,3 +238,18 @@ def test_no_python_code_of_the_program_runs_natively(drive: Any) -> None:
     own = [made for made in entered if id(made) not in stubs and made.co_filename != "<binder>"]
     listed = {"ABCMeta.__subclasscheck__", "AbstractContextManager.__subclasshook__"}  # in natives.py
     assert {made.co_qualname for made in own} <= listed
+
+
+def test_decoded_programs_die_with_their_code_objects() -> None:
+    def main() -> Any:
+        names: dict[str, Any] = {}
+        exec("def f(): return 1\ndef g(): yield 2\n", names)
+        return names["f"](), list(names["g"]())
+
+    assert interpret(main)() == (1, [2])
+    gc.collect()
+    known = len(PROGRAMS), len(USER_CODES)
+    for _ in range(5):
+        assert interpret(main)() == (1, [2])
+    gc.collect()
+    assert (len(PROGRAMS), len(USER_CODES)) == known
