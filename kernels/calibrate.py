@@ -60,7 +60,7 @@ def run_expert(layer: Layer, options: Options, exact: bool = False) -> list[Tens
     if options.save == "fp8" and not exact:
         h = unpack(pack(h), h.shape[1], h.dtype)
     found = form.backward(layer.grad_TD, layer.x_TD, h, *arguments, Needs(True, True, True, True, False, False))
-    return [out, *(t for t in (found.x_TD, found.gate_up_EMD, found.down_EDN, found.weight_TK) if t is not None)]
+    return [out, *(t for t in (found.x_TD, found.gate_up_E2ND, found.down_EDN, found.weight_TK) if t is not None)]
 
 
 def split_experts(layer: Layer, options: Options) -> Iterator[OneExpert]:

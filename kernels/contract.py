@@ -24,9 +24,9 @@ BACKENDS = ("auto", "reference", "cpu", "triton")
 
 
 class Weights(NamedTuple):
-    """An expert layer's parameters. gate_up_EMD: [E, M, D]; down_EDN: [E, D, N]; biases [E, M] and [E, D] or None."""
+    """An expert layer's parameters. gate_up_E2ND: [E, M, D]; down_EDN: [E, D, N]; biases [E, M] and [E, D] or None."""
 
-    gate_up_EMD: Tensor
+    gate_up_E2ND: Tensor
     down_EDN: Tensor
     gate_up_bias_EM: Tensor | None
     down_bias_ED: Tensor | None
@@ -62,7 +62,7 @@ class Gradients(NamedTuple):
     """What a form's backward returns. A gradient that was not asked for is None."""
 
     x_TD: Tensor | None
-    gate_up_EMD: Tensor | None
+    gate_up_E2ND: Tensor | None
     down_EDN: Tensor | None
     weight_TK: Tensor | None
     gate_up_bias_EM: Tensor | None
@@ -88,7 +88,7 @@ def accumulate_dtype(dtype: torch.dtype) -> torch.dtype:
 def check_types(x: Tensor, weights: Weights, index: Tensor, weight: Tensor | None) -> None:
     """Raise ExpertsTypeError where an argument is no tensor or has a dtype that the contract does not take."""
     tensors = {
-        "x_TD": x, "gate_up_EMD": weights.gate_up_EMD, "down_EDN": weights.down_EDN, "index_TK": index,
+        "x_TD": x, "gate_up_E2ND": weights.gate_up_E2ND, "down_EDN": weights.down_EDN, "index_TK": index,
         "weight_TK": weight, "gate_up_bias": weights.gate_up_bias_EM, "down_bias": weights.down_bias_ED,
     }
     optional = ("weight_TK", "gate_up_bias", "down_bias")
@@ -99,7 +99,7 @@ def check_types(x: Tensor, weights: Weights, index: Tensor, weight: Tensor | Non
             raise ExpertsTypeError(f"{name} must be a tensor, not {type(tensor).__name__}")
     if x.dtype not in (torch.float32, torch.bfloat16, torch.float16, torch.float64):
         raise ExpertsTypeError(f"x_TD has dtype {x.dtype}; the operator takes float64, float32, bfloat16 and float16")
-    for name in ("gate_up_EMD", "down_EDN", "gate_up_bias", "down_bias"):
+    for name in ("gate_up_E2ND", "down_EDN", "gate_up_bias", "down_bias"):
         tensor = tensors[name]
         if tensor is not None and tensor.dtype != x.dtype:
             raise ExpertsTypeError(f"{name} has dtype {tensor.dtype} and x_TD {x.dtype}; cast one to the other's")
@@ -118,7 +118,7 @@ def check_shapes(x: Tensor, weights: Weights, index: Tensor, weight: Tensor | No
     """Raise ExpertsInputError where shapes or devices do not fit one another."""
     gate_up, down, gate_up_bias, down_bias = weights
     for name, tensor, rank, letters in (
-        ("x_TD", x, 2, "[tokens, D]"), ("gate_up_EMD", gate_up, 3, "[E, M, D]"), ("down_EDN", down, 3, "[E, D, N]"),
+        ("x_TD", x, 2, "[tokens, D]"), ("gate_up_E2ND", gate_up, 3, "[E, M, D]"), ("down_EDN", down, 3, "[E, D, N]"),
         ("index_TK", index, 2, "[tokens, K]"), ("weight_TK", weight, 2, "[tokens, K]"),
         ("gate_up_bias", gate_up_bias, 2, "[E, M]"), ("down_bias", down_bias, 2, "[E, D]"),
     ):
@@ -131,15 +131,15 @@ def check_shapes(x: Tensor, weights: Weights, index: Tensor, weight: Tensor | No
     (tokens, width), (experts, rows, width_up), (experts_down, width_down, narrow) = x.shape, gate_up.shape, down.shape
     if differ(width, width_up) or differ(width, width_down):
         raise ExpertsInputError(
-            f"x_TD has width {width}, gate_up_EMD reads {width_up} and down_EDN writes {width_down}; all are D. Expert "
-            "weights are oriented as in F.linear: gate_up[e] is [M, D], down[e] is [D, N]; transpose(1, 2) turns them"
+            f"x_TD has width {width}, gate_up_E2ND reads {width_up} and down_EDN writes {width_down}; all are D. "
+            "Expert weights are oriented as in F.linear: gate_up[e] is [M, D], down[e] is [D, N]; transpose(1, 2) turns them"
         )
     if differ(experts, experts_down):
-        raise ExpertsInputError(f"gate_up_EMD has {experts} experts and down_EDN {experts_down}")
+        raise ExpertsInputError(f"gate_up_E2ND has {experts} experts and down_EDN {experts_down}")
     wanted = narrow if options.gate == "none" else 2 * narrow
     if differ(rows, wanted):
         raise ExpertsInputError(
-            f"gate_up_EMD has {rows} rows an expert; gate={options.gate!r} with down_EDN's N={narrow} wants {wanted}"
+            f"gate_up_E2ND has {rows} rows an expert; gate={options.gate!r} with down_EDN's N={narrow} wants {wanted}"
         )
     if differ(index.shape[0], tokens):
         raise ExpertsInputError(f"index_TK has {index.shape[0]} tokens and x_TD {tokens}")

@@ -91,11 +91,11 @@ def project_up(rows: Tensor, weights: Weights, segments: list[Segment], out: Ten
     """H of a panel: rows [n, D] -> out [n, M]."""
     name = options.format("up")
     if name is None:
-        multiply(rows, weights.gate_up_EMD.mT, segments, out)
+        multiply(rows, weights.gate_up_E2ND.mT, segments, out)
     else:
         left = round_left(rows, name)
         for expert, low, high, _ in segments:
-            out[low:high] = left[low:high] @ round_gate_up(weights.gate_up_EMD[expert], options.gate, name).T
+            out[low:high] = left[low:high] @ round_gate_up(weights.gate_up_E2ND[expert], options.gate, name).T
     if weights.gate_up_bias_EM is not None:
         for expert, low, high, _ in segments:
             out[low:high] += weights.gate_up_bias_EM[expert]
@@ -117,7 +117,7 @@ def forward(x_TD: Tensor, weights: Weights, order_S: Tensor, offsets: Tensor, we
     token_S = order_S // max(top_k, 1)
     scale_S = row_weight(weight_TK, order_S, exact)
     keep = options.save == "default"
-    width, width_h = x_TD.shape[1], weights.gate_up_EMD.shape[1]
+    width, width_h = x_TD.shape[1], weights.gate_up_E2ND.shape[1]
     h_SM = x_TD.new_empty(order_S.shape[0] if keep else 0, width_h)
     h_SM[int(offsets[-1]):].zero_()
     out_TD = torch.zeros(x_TD.shape, dtype=exact, device=x_TD.device)
@@ -188,7 +188,7 @@ def backward(grad_TD: Tensor, x_TD: Tensor, h_SM: Tensor, weights: Weights, orde
                                      strict=True))
 
     scratch = Scratch(x_TD, order_S.shape[0])
-    width, width_h, narrow = x_TD.shape[1], weights.gate_up_EMD.shape[1], weights.down_EDN.shape[2]
+    width, width_h, narrow = x_TD.shape[1], weights.gate_up_E2ND.shape[1], weights.down_EDN.shape[2]
     for start, stop, segments in panels(offsets):
         token, count = token_S[start:stop], stop - start
         scale = None if scale_S is None else scale_S[start:stop, None]
@@ -221,7 +221,7 @@ def backward(grad_TD: Tensor, x_TD: Tensor, h_SM: Tensor, weights: Weights, orde
         if grad_up_bias is not None:
             accumulate_sums(grad_up_bias, grad_h, segments)
         if grad_x is not None:
-            y = multiply(grad_h, weights.gate_up_EMD, segments, scratch.take("y", count, width),
+            y = multiply(grad_h, weights.gate_up_E2ND, segments, scratch.take("y", count, width),
                          options.format("grad_x"))
             add_rows(grad_x, token, y, scratch)
 

@@ -131,7 +131,7 @@ experts_forward.register_autograd(differentiate, setup_context=set_up_context)
 
 def experts(
     x_TD: Tensor,
-    gate_up_EMD: Tensor,
+    gate_up_E2ND: Tensor,
     down_EDN: Tensor,
     index_TK: Tensor,
     weight_TK: Tensor | None,
@@ -151,7 +151,7 @@ def experts(
     An expert is ``down[e] @ (f(g) * u) + down_bias[e]`` with ``g, u = gate_up[e] @ x[t] + gate_up_bias[e]``.
 
     x_TD: [tokens, D], float64, float32, bfloat16 or float16, any strides; the result has its dtype and device.
-    gate_up_EMD: [E, M, D] and down_EDN: [E, D, N], x's dtype, oriented as in F.linear; M = 2N, or N with gate="none".
+    gate_up_E2ND: [E, M, D] and down_EDN: [E, D, N], x's dtype, oriented as in F.linear; M = 2N, or N with gate="none".
     index_TK: integer [tokens, K]; a slot whose index lies outside [0, E) contributes nothing and gets a zero gradient.
     weight_TK: floating point [tokens, K], or None for all ones. Its gradient is <dA', A> (before the weight).
     activation: f, a name of moebius.kernels.ACTIVATIONS; or the whole gate as an expression of g and u
@@ -183,17 +183,17 @@ def experts(
     if weighting not in WEIGHTINGS:
         raise ExpertsInputError(f"weighting={weighting!r} is not known; one of {', '.join(WEIGHTINGS)}")
     if token_rounding is not None:
-        check_types(x_TD, Weights(gate_up_EMD, down_EDN, gate_up_bias, down_bias), index_TK, weight_TK)
-        check_shapes(x_TD, Weights(gate_up_EMD, down_EDN, gate_up_bias, down_bias), index_TK, weight_TK, options)
-        index_TK = round_tokens(index_TK, weight_TK, gate_up_EMD.shape[0], token_rounding)
+        check_types(x_TD, Weights(gate_up_E2ND, down_EDN, gate_up_bias, down_bias), index_TK, weight_TK)
+        check_shapes(x_TD, Weights(gate_up_E2ND, down_EDN, gate_up_bias, down_bias), index_TK, weight_TK, options)
+        index_TK = round_tokens(index_TK, weight_TK, gate_up_E2ND.shape[0], token_rounding)
     if weight_TK is not None and weighting != "output":
-        check_arguments(x_TD, gate_up_EMD, down_EDN, index_TK, weight_TK, down_bias)
+        check_arguments(x_TD, gate_up_E2ND, down_EDN, index_TK, weight_TK, down_bias)
         run = partial(experts, activation=activation, gate=gate, gate_up_bias=gate_up_bias, save=save,
                       precision=precision_text, backend=backend)
         if weighting == "input":
-            return scale_input(partial(run, down_bias=down_bias), x_TD, gate_up_EMD, down_EDN, index_TK, weight_TK)
-        return scale_hidden(run, x_TD, gate_up_EMD, down_EDN, index_TK, weight_TK, down_bias)
-    weights = Weights(gate_up_EMD, down_EDN, gate_up_bias, down_bias)
+            return scale_input(partial(run, down_bias=down_bias), x_TD, gate_up_E2ND, down_EDN, index_TK, weight_TK)
+        return scale_hidden(run, x_TD, gate_up_E2ND, down_EDN, index_TK, weight_TK, down_bias)
+    weights = Weights(gate_up_E2ND, down_EDN, gate_up_bias, down_bias)
     result_dtype: torch.dtype | None = None
     device = x_TD.device.type if isinstance(x_TD, Tensor) else "cpu"
     if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
@@ -205,7 +205,7 @@ def experts(
     if not (torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in trained)):
         save = "recompute"  # no backward: H is not kept
     out_TD = experts_forward(
-        x_TD, weights.gate_up_EMD, weights.down_EDN, index_TK, weight_TK, weights.gate_up_bias_EM,
+        x_TD, weights.gate_up_E2ND, weights.down_EDN, index_TK, weight_TK, weights.gate_up_bias_EM,
         weights.down_bias_ED, activation, gate, save, backend, precision_text)[0]
     return out_TD if result_dtype is None else out_TD.to(result_dtype)
 
@@ -213,7 +213,7 @@ def experts(
 def check_arguments(x_TD: Tensor, gate_up: Tensor, down: Tensor, index_TK: Tensor, weight_TK: Tensor,
                     down_bias: Tensor | None) -> None:
     """What scale_input and scale_hidden look into before the operator checks the rest."""
-    for name, tensor, rank in (("x_TD", x_TD, 2), ("gate_up_EMD", gate_up, 3), ("down_EDN", down, 3),
+    for name, tensor, rank in (("x_TD", x_TD, 2), ("gate_up_E2ND", gate_up, 3), ("down_EDN", down, 3),
                                ("index_TK", index_TK, 2), ("weight_TK", weight_TK, 2)):
         if not isinstance(tensor, Tensor):
             raise ExpertsTypeError(f"{name} must be a tensor, not {type(tensor).__name__}")
@@ -263,7 +263,7 @@ def scale_hidden(run: Callable[..., Tensor], x_TD: Tensor, gate_up: Tensor, down
 
 def experts_rows(
     x_SD: Tensor,
-    gate_up_EMD: Tensor,
+    gate_up_E2ND: Tensor,
     down_EDN: Tensor,
     expert_S: Tensor | None = None,
     weight_S: Tensor | None = None,
@@ -291,13 +291,13 @@ def experts_rows(
             "experts_rows takes either expert_S (an expert id per row) or counts_E (rows an expert)")
     if expert_S is None:
         assert counts_E is not None
-        if counts_E.dim() != 1 or counts_E.shape[0] != gate_up_EMD.shape[0]:
+        if counts_E.dim() != 1 or counts_E.shape[0] != gate_up_E2ND.shape[0]:
             raise ExpertsInputError(
-                f"counts_E is {tuple(counts_E.shape)} and there are {gate_up_EMD.shape[0]} experts; it is [E]")
+                f"counts_E is {tuple(counts_E.shape)} and there are {gate_up_E2ND.shape[0]} experts; it is [E]")
         expert_S = ids_from_counts(counts_E, x_SD.shape[0])
     if expert_S.dim() != 1 or (weight_S is not None and weight_S.dim() != 1):
         raise ExpertsInputError("expert_S and weight_S are one-dimensional: one entry a row")
     return experts(
-        x_SD, gate_up_EMD, down_EDN, expert_S[:, None], None if weight_S is None else weight_S[:, None], activation,
+        x_SD, gate_up_E2ND, down_EDN, expert_S[:, None], None if weight_S is None else weight_S[:, None], activation,
         gate=gate, gate_up_bias=gate_up_bias, down_bias=down_bias, save=save, precision=precision,
         backend=backend)

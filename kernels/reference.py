@@ -31,7 +31,7 @@ def outer(left: Tensor, right: Tensor, name: str | None) -> Tensor:
 
 def pre_activation(rows: Tensor, weights: Weights, expert: int, options: Options) -> Tensor:
     """H of one expert: rows [n, D] -> [n, M]."""
-    gate_up_MD, name = weights.gate_up_EMD[expert], options.format("up")
+    gate_up_MD, name = weights.gate_up_E2ND[expert], options.format("up")
     h = rows @ gate_up_MD.T if name is None else (
         round_left(rows, name) @ round_gate_up(gate_up_MD, options.gate, name).T).to(rows.dtype)
     return h if weights.gate_up_bias_EM is None else h + weights.gate_up_bias_EM[expert]
@@ -45,7 +45,7 @@ def forward(x_TD: Tensor, weights: Weights, order_S: Tensor, offsets: Tensor, we
     token_S = order_S // max(top_k, 1)
     scale_S = row_weight(weight_TK, order_S, exact)
     keep = options.save == "default"
-    h_SM = x_TD.new_zeros(order_S.shape[0] if keep else 0, weights.gate_up_EMD.shape[1])
+    h_SM = x_TD.new_zeros(order_S.shape[0] if keep else 0, weights.gate_up_E2ND.shape[1])
     out_TD = torch.zeros(x_TD.shape, dtype=exact, device=x_TD.device)
     bounds = offsets.tolist()
     for expert, (start, stop) in enumerate(zip(bounds, bounds[1:], strict=False)):
@@ -71,7 +71,7 @@ def backward(grad_TD: Tensor, x_TD: Tensor, h_SM: Tensor, weights: Weights, orde
     token_S = order_S // max(top_k, 1)
     scale_S = row_weight(weight_TK, order_S, exact)
     grad_x = torch.zeros(x_TD.shape, dtype=exact, device=x_TD.device)
-    grad_gate_up = torch.zeros_like(weights.gate_up_EMD, memory_format=torch.contiguous_format)
+    grad_gate_up = torch.zeros_like(weights.gate_up_E2ND, memory_format=torch.contiguous_format)
     grad_down = torch.zeros_like(weights.down_EDN, memory_format=torch.contiguous_format)
     grad_scale = torch.zeros(order_S.shape[0], dtype=exact, device=x_TD.device)
     grad_up_bias = grad_gate_up.new_zeros(grad_gate_up.shape[:2])
@@ -93,7 +93,7 @@ def backward(grad_TD: Tensor, x_TD: Tensor, h_SM: Tensor, weights: Weights, orde
         grad_down[expert] = outer(grad_y, (a * scale).to(dtype), options.format("grad_down"))
         grad_gate_up[expert] = outer(grad_h, rows, options.format("grad_gate_up"))
         grad_up_bias[expert] = grad_h.sum(0)
-        grad_rows = times(grad_h, weights.gate_up_EMD[expert], options.format("grad_x"))
+        grad_rows = times(grad_h, weights.gate_up_E2ND[expert], options.format("grad_x"))
         grad_x.index_add_(0, token, grad_rows.to(exact))
     grad_weight = None
     if needs.weight and weight_TK is not None:

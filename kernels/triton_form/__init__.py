@@ -58,9 +58,9 @@ def forward(x_TD: Tensor, weights: Weights, order_S: Tensor, offsets: Tensor, we
     """As reference.forward. Temporaries: A [S, N], and for K > 1 a panel of the experts' outputs, about S x D / 2."""
     keep = options.save == "default"
     slots = order_S.shape[0]
-    if slots == 0 or weights.gate_up_EMD.shape[0] == 0 or weights.down_EDN.numel() == 0:
+    if slots == 0 or weights.gate_up_E2ND.shape[0] == 0 or weights.down_EDN.numel() == 0:
         return torch.zeros_like(x_TD, memory_format=torch.contiguous_format), x_TD.new_zeros(
-            slots if keep else 0, weights.gate_up_EMD.shape[1])
+            slots if keep else 0, weights.gate_up_E2ND.shape[1])
     if recorder.get() is None:
         tune_once(x_TD, weights, order_S, offsets, weight_TK, top_k, options)
     h_SM, a_SN = project_up(x_TD, weights, order_S, offsets, top_k, options, keep_h=keep, keep_a=True)
@@ -73,8 +73,8 @@ def forward(x_TD: Tensor, weights: Weights, order_S: Tensor, offsets: Tensor, we
 def backward(grad_TD: Tensor, x_TD: Tensor, h_SM: Tensor, weights: Weights, order_S: Tensor, offsets: Tensor,
              weight_TK: Tensor | None, top_k: int, options: Options, needs: Needs) -> Gradients:
     """As reference.backward; a gradient that is not needed is not computed."""
-    inputs = (x_TD, weights.gate_up_EMD, weights.down_EDN, weight_TK, weights.gate_up_bias_EM, weights.down_bias_ED)
-    if order_S.shape[0] == 0 or weights.gate_up_EMD.shape[0] == 0 or weights.down_EDN.numel() == 0:
+    inputs = (x_TD, weights.gate_up_E2ND, weights.down_EDN, weight_TK, weights.gate_up_bias_EM, weights.down_bias_ED)
+    if order_S.shape[0] == 0 or weights.gate_up_E2ND.shape[0] == 0 or weights.down_EDN.numel() == 0:
         return Gradients(*(
             torch.zeros_like(t, memory_format=torch.contiguous_format) if t is not None and needed else None
             for t, needed in zip(inputs, needs, strict=True)))
@@ -86,7 +86,7 @@ def backward(grad_TD: Tensor, x_TD: Tensor, h_SM: Tensor, weights: Weights, orde
     if needs.weight and weight_TK is not None:
         grad_weight = grad_s.reshape(weight_TK.shape).to(weight_TK.dtype)
     return Gradients(
-        project_down(grad_h, weights.gate_up_EMD, None, None, order_S, offsets, top_k, "grad_x",
+        project_down(grad_h, weights.gate_up_E2ND, None, None, order_S, offsets, top_k, "grad_x",
                      options.format("grad_x")) if needs.x else None,
         weight_grad(grad_h, x_TD, order_S, offsets, top_k, right_gathered=True,
                     name=options.format("grad_gate_up")) if needs.gate_up else None,

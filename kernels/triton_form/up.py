@@ -100,7 +100,7 @@ def project_up(x_TD: Tensor, weights: Weights, order_S: Tensor, offsets: Tensor,
     """(h_SM, a_SN); one that is not kept has no rows. Rows of sentinel slots are not written."""
     gated = options.gate != "none"
     slots, width = order_S.shape[0], x_TD.shape[1]
-    num_experts, width_h, _ = weights.gate_up_EMD.shape
+    num_experts, width_h, _ = weights.gate_up_E2ND.shape
     narrow = width_h // 2 if gated else width_h
     h_SM = x_TD.new_empty(slots if keep_h else 0, width_h)
     a_SN = x_TD.new_empty(slots if keep_a else 0, narrow)
@@ -115,11 +115,11 @@ def project_up(x_TD: Tensor, weights: Weights, order_S: Tensor, offsets: Tensor,
         first, second = split_gate(tensor, options.gate, dim)
         return first, first if second is None else second
 
-    w_gate, w_up = halves(weights.gate_up_EMD, 1)
+    w_gate, w_up = halves(weights.gate_up_E2ND, 1)
     biased = weights.gate_up_bias_EM is not None
     bias_gate, bias_up = halves(x_TD.new_empty(0, width_h) if weights.gate_up_bias_EM is None
                                 else weights.gate_up_bias_EM, 1)
-    k_gate, k_up = halves(exponents(weights.gate_up_EMD, name), 1)
+    k_gate, k_up = halves(exponents(weights.gate_up_E2ND, name), 1)
     block = [1, block_n, block_k]
     described_gate, described_up = describe(w_gate, block), describe(w_up, block)
     described = described_gate is not None and described_up is not None

@@ -27,7 +27,7 @@ from moebius.lowering.distribution.torch_private import tree_leaves
 from moebius.lowering.graph import LoweringOptions
 from moebius.lowering.torch_private import FakeTensor
 
-WEIGHTS = ("gate_up_EMD", "down_EDN", "gate_up_bias", "down_bias")  # arguments whose first axis counts experts
+WEIGHTS = ("gate_up_E2ND", "down_EDN", "gate_up_bias", "down_bias")  # arguments whose first axis counts experts
 CASTS = frozenset(("contiguous", "to", "float", "double", "half", "bfloat16", "clone", "type"))
 SWAPS = frozenset(("transpose", "swapaxes", "swapdims"))
 SIGNATURE = inspect.signature(experts)
@@ -55,7 +55,7 @@ def place(gm: fx.GraphModule, options: LoweringOptions) -> fx.GraphModule:
         _describe(node, chains, plan)
     kept = _only_experts(regions, chains)
     # Read before the first rewrite: it changes the fakes of weights that a later region may share.
-    experts_of = {node: int(_weights(node)["gate_up_EMD"].meta["val"].shape[0]) for node in regions}
+    experts_of = {node: int(_weights(node)["gate_up_E2ND"].meta["val"].shape[0]) for node in regions}
     here = {item for item in kept if _is_placed(_real(item), mesh, axis)}
     for node, num_experts in experts_of.items():
         _replace(node, num_experts, chains, kept, here, plan.ranks, rank, group_name)
@@ -291,10 +291,10 @@ def _describe(node: fx.Node, chains: dict[int, list[fx.Node] | None], plan: Plan
             source = str(chain[0].meta.get("source", chain[0].name))
             plan.parameters[source] = (total, -(-total // plan.ranks))
     values = {
-        name: arguments[name].meta.get("val") for name in ("x_TD", "index_TK", "weight_TK", "gate_up_EMD")
+        name: arguments[name].meta.get("val") for name in ("x_TD", "index_TK", "weight_TK", "gate_up_E2ND")
         if isinstance(arguments[name], fx.Node)
     }
-    x, index, weight, gate_up = (values.get(name) for name in ("x_TD", "index_TK", "weight_TK", "gate_up_EMD"))
+    x, index, weight, gate_up = (values.get(name) for name in ("x_TD", "index_TK", "weight_TK", "gate_up_E2ND"))
     if x is None or index is None or gate_up is None:
         return
     sizes = (x.shape[0], index.shape[1], gate_up.shape[0], x.shape[1])
