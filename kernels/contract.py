@@ -132,7 +132,8 @@ def check_shapes(x: Tensor, weights: Weights, index: Tensor, weight: Tensor | No
     if differ(width, width_up) or differ(width, width_down):
         raise ExpertsInputError(
             f"x_TD has width {width}, gate_up_E2ND reads {width_up} and down_EDN writes {width_down}; all are D. "
-            "Expert weights are oriented as in F.linear: gate_up[e] is [M, D], down[e] is [D, N]; transpose(1, 2) turns them"
+            "Expert weights are oriented as in F.linear: gate_up[e] is [M, D], down[e] is [D, N]; "
+            "transpose(1, 2) turns them"
         )
     if differ(experts, experts_down):
         raise ExpertsInputError(f"gate_up_E2ND has {experts} experts and down_EDN {experts_down}")
