@@ -23,12 +23,13 @@ from moebius.lowering.step import BranchError, MissingGradientError
 
 from . import torch_private
 from .hook import call_unhooked
-from .residual import CannotRebuild, Emitter
+from .residual import Emitter
 from .resume import CannotResume
 from .speculation import SideExit
 from .stopped import connected, continuation
 from .trace import Policy, Request, Trace
 from .tracking.graphs import GraphWriter
+from .tracking.values import CannotRebuild
 
 HANDLERS = "moebius: no handler between the failed operator and {} has run: what called it cannot be resumed"
 

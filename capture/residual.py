@@ -30,7 +30,7 @@ from .tracking.loops import RangeRows, TensorRows
 from .tracking.methods import ContextToken
 from .tracking.numbers import Number
 from .tracking.objects import CONTAINERS, DICTS, LISTS, SETS, Objects, Record, raw_dict
-from .tracking.values import ATOMS, IDENTITIES, SYMBOLIC, LoopLeftover, TensorMethod, TensorProxy
+from .tracking.values import ATOMS, IDENTITIES, SYMBOLIC, CannotRebuild, LoopLeftover, TensorMethod, TensorProxy
 
 LONG_RUN = 8  # constants in a row that are cheaper to pass as one tuple
 LITERALS = frozenset({type(None), bool, int, str, bytes, type(Ellipsis)})
@@ -54,10 +54,6 @@ def lookup_on_type(method: Any) -> Any:
     kind: Any = type(method.__self__)
     places = [*method.__self__.__mro__, *kind.__mro__] if issubclass(kind, type) else [*kind.__mro__]
     return next((place.__dict__[name] for place in places if name in place.__dict__), None)
-
-
-class CannotRebuild(Exception):
-    """A value lives on that residual code has no way to make again."""
 
 
 class Emitter:
@@ -390,6 +386,8 @@ class Emitter:
             if now is ABSENT:
                 raise CannotRebuild(f"context variable {variable.name} is unset again")
             self.lines.append(f"{self.constant(variable)}.set({self.value(now)})")
+        for leave in self.objects.at_the_end:
+            leave(self)
 
     def replay(self, record: Record, name: str) -> None:
         kind = type(record.obj)

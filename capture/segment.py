@@ -21,10 +21,10 @@ from .guards.shapes import guard_sizes
 from .hook import mark_skip
 from .options import Options
 from .report.records import GraphBreak
-from .residual import CannotRebuild, Emitter
+from .residual import Emitter
 from .resume import CannotResume, Continuation, argument_names, callee_position, with_cells
 from .trace import Trace
-from .tracking.values import TensorProxy
+from .tracking.values import CannotRebuild, TensorProxy
 
 MakeResume = Callable[[types.CodeType, dict, str, int, tuple[str, ...]], Any]
 HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: made by a class statement

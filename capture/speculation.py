@@ -25,11 +25,11 @@ from moebius.interpreter import Frame
 from moebius.lowering import writes_into
 from moebius.lowering.step import require_branch
 
-from .residual import CannotRebuild, Emitter
+from .residual import Emitter
 from .resume import CannotResume
 from .stopped import Stopped, connected, continuation
 from .tracking.numbers import Number
-from .tracking.values import ATOMS, TensorProxy
+from .tracking.values import ATOMS, CannotRebuild, TensorProxy
 
 if TYPE_CHECKING:
     from .trace import Trace

@@ -21,7 +21,7 @@ Check = Callable[[fx.GraphModule], "str | None"]
 class Work:
     """What passes work on: the graph (theirs to change; capture's stays as it was), the options, the regions so far.
 
-    loose: nodes that may have lost their last user.
+    loose: nodes that may have lost their last user. keep_loops: why no expert loop may be replaced, if so.
     """
 
     gm: fx.GraphModule
@@ -29,6 +29,7 @@ class Work:
     options: LoweringOptions
     regions: list[ExpertRegion] = field(default_factory=list)
     loose: list[fx.Node] = field(default_factory=list)
+    keep_loops: str | None = None
 
 
 @dataclass(frozen=True)

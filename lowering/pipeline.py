@@ -9,18 +9,30 @@ from torch import fx
 
 from moebius.lowering import dead_code, placement
 from moebius.lowering.contract import Contract, Work
+from moebius.lowering.errors import LoweringError
 from moebius.lowering.experts import rewrite
 from moebius.lowering.graph import CapturedGraph, LoweringOptions
-from moebius.lowering.step import checkpoint
+from moebius.lowering.step import checkpoint, observed
 
 PASSES: tuple[Contract, ...] = (rewrite.CONTRACT, dead_code.CONTRACT, placement.CONTRACT, checkpoint.CONTRACT)
 
+HOOKED = "a gradient hook or retain_grad() looks at a value that the loop's turns compute or use"
+
 
 def run_passes(captured: CapturedGraph, options: LoweringOptions, passes: tuple[Contract, ...] = PASSES) -> Work:
-    """A copy of the captured graph, after all passes. The captured graph stays as it is."""
-    work = Work(copy_graph(captured.gm), captured, options)
-    for contract in passes:
-        contract.apply(work)
+    """A copy of the captured graph, after all passes. The captured graph stays as it is.
+
+    A gradient that somebody looks at halfway must go the way that it goes in the captured graph.
+    """
+    seen = observed(captured.gm)
+    for why in (None, HOOKED):
+        work = Work(copy_graph(captured.gm), captured, options, keep_loops=why)
+        for contract in passes:
+            contract.apply(work)
+        if all(users == observed(work.gm).get(name) for name, users in seen.items()):
+            break
+    else:
+        raise LoweringError("a pass took the users of a value whose gradient is looked at")
     finish(work.gm)
     return work
 

@@ -24,6 +24,7 @@ __all__ = [
     "custom_operator_name",
     "fake_mode_of",
     "foreach_operators",
+    "gradient_hooks",
     "lookup_backend",
     "made_code",
     "may_write",
@@ -111,3 +112,9 @@ def compiling_with(examples: Sequence[Any]) -> AbstractContextManager:
 def lookup_backend(name: str) -> Callable[[fx.GraphModule, list[Any]], Callable[..., Any]]:
     """The torch.compile backend of that name."""
     return find_dynamo_backend(name)
+
+
+def gradient_hooks(tensor: torch.Tensor) -> dict[int, Any] | None:
+    """The tensor's own dict of gradient hooks, which autograd reads as it is when it calls them (torch/_tensor.py)."""
+    hooks: dict[int, Any] | None = tensor._backward_hooks
+    return hooks

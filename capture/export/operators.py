@@ -17,7 +17,14 @@ import torch
 
 from moebius.kernels import experts, experts_rows
 from moebius.lowering.graph import expert_loop, skip_turn
-from moebius.lowering.step import autograd_function, gradient_of, require_branch, require_gradients, set_gradient
+from moebius.lowering.step import (
+    autograd_function,
+    backward_with_hooks,
+    gradient_of,
+    require_branch,
+    require_gradients,
+    set_gradient,
+)
 from moebius.lowering.torch_private import assert_holds, foreach_operators, set_grad_enabled
 
 from ..errors import LoadError
@@ -52,8 +59,8 @@ OPERATORS = frozenset(
 METHODS = OPERATORS | frozenset(
     """
     backward bfloat16 bool byte cpu cuda dim double element_size float half int is_contiguous item long nelement
-    new_empty new_full new_ones new_tensor new_zeros requires_grad retain_grad short size stride sum_to_size to tolist
-    type_as view view_as T masked_fill_ unfold
+    new_empty new_full new_ones new_tensor new_zeros requires_grad requires_grad_ retain_grad short size stride
+    sum_to_size to tolist type_as view view_as T masked_fill_ unfold
     """.split()
 )
 DUNDERS = frozenset(
@@ -100,6 +107,7 @@ OURS: dict[str, Callable[..., Any]] = {
     "moebius.expert_loop": expert_loop,
     "moebius.skip_turn": skip_turn,
     "moebius.autograd_function": autograd_function,
+    "moebius.backward_with_hooks": backward_with_hooks,
     "moebius.gradient_of": gradient_of,
     "moebius.require_branch": require_branch,
     "moebius.require_gradients": require_gradients,
@@ -109,6 +117,7 @@ OURS: dict[str, Callable[..., Any]] = {
     "torch.set_grad_enabled": set_grad_enabled,
     "torch.assert_holds": assert_holds,
     "torch.autograd.grad": torch.autograd.grad,
+    "torch.autograd.backward": torch.autograd.backward,
 }
 
 

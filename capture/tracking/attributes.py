@@ -402,6 +402,9 @@ class Attributes:
         if kind is TensorProxy and name == "grad":
             self.tensors.gradients.write(obj, value)
             return
+        if kind is TensorProxy and name == "requires_grad" and type(value) is bool:
+            self.tensors.gradients.switch(obj, value)
+            return
         if kind is TensorProxy and name == "data" and value is obj:
             return  # what Module.to does with a parameter that is already there
         if kind is TensorProxy:

@@ -25,6 +25,7 @@ from .call_parts import holds_proxy
 from .checkpoints import Checkpoints
 from .construction import Construction
 from .functions import AutogradFunctions
+from .hooks import GradientHooks
 from .methods import Methods
 from .numbers import FUNCTIONS as NUMBER_FUNCTIONS
 from .numbers import Number
@@ -84,6 +85,8 @@ class Calls(Methods, Construction, StandIns):
             sys.exception: self.handled_exception,
             sys.exc_info: self.exception_details,
         }
+        self.tensors.gradients.hooks = GradientHooks(self.domain, self.call)
+        self.tensors.gradients.enter = self.objects.enter
         self.substitutes = SUBSTITUTES if self.tensors.whole_step else ANYWHERE
         self.functions: dict[Any, Callable[..., Any]] = {
             torch.compiler.is_compiling: self.is_compiling,
@@ -256,12 +259,11 @@ class Calls(Methods, Construction, StandIns):
 
     def backward(self, tensors: Any, grad_tensors: Any = None, retain_graph: Any = None, **options: Any) -> None:
         """``torch.autograd.backward``."""
-        tensors = list(tensors) if isinstance(tensors, tuple | list) else [tensors]
-        if len(tensors) != 1 or not isinstance(tensors[0], TensorProxy):
-            raise Break("torch.autograd.backward", "of several tensors", "it runs natively; call backward() on a sum")
-        if isinstance(grad_tensors, tuple | list):
-            grad_tensors = grad_tensors[0]
-        self.tensors.gradients.backward(tensors[0], grad_tensors, retain_graph, **options)
+        outputs = list(tensors) if isinstance(tensors, tuple | list) else [tensors]
+        known = options.keys() <= {"create_graph", "inputs"}
+        if not known or not all(isinstance(output, TensorProxy) for output in outputs):
+            raise Break("torch.autograd.backward", "of something that is no tensor", "the error is raised natively")
+        self.tensors.gradients.backward(outputs, grad_tensors, retain_graph, **options)
 
     def derive(self, outputs: Any, inputs: Any, grad_outputs: Any = None, **options: Any) -> Any:
         """``torch.autograd.grad``."""
@@ -285,7 +287,8 @@ class Calls(Methods, Construction, StandIns):
         """``ref()`` of an object that the step reaches in another way as well."""
         self.objects.note("weak reference")
         found = reference()
-        if type(reference) is weakref.ref and found is not None and self.known(found):
+        lives_on = self.known(found) or self.tensors.gradients.hooks.holds(found)
+        if type(reference) is weakref.ref and found is not None and lives_on:
             return found
         raise Break("weak reference", f"to a {type(found).__name__}", "keep a reference to the object itself")
 

@@ -7,22 +7,16 @@ graphs in a real autograd Function, so that autograd saves what the user's backw
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
-from torch import fx
 
 from moebius.lowering.step import autograd_function
 
 from ..sources import Static
 from . import natives
-from .graphs import GraphScope
+from .bodies import Bodies
 from .values import Break, TensorProxy
-
-if TYPE_CHECKING:
-    from .domain import TrackingDomain
 
 HINT = "it runs natively; nothing to do"
 
@@ -64,12 +58,10 @@ class FunctionHistory(torch.autograd.Function):
         return template.clone()
 
 
-class AutogradFunctions:
+class AutogradFunctions(Bodies):
     """Calls of ``Function.apply`` in one trace."""
 
-    def __init__(self, domain: TrackingDomain, call: Callable[..., Any]):
-        self.domain, self.call = domain, call
-        self.tensors, self.objects, self.writer = domain.tensors, domain.objects, domain.tensors.writer
+    what = "autograd.Function"
 
     def apply(self, cls: type, *args: Any) -> Any:
         """``cls.apply(*args)``."""
@@ -90,7 +82,7 @@ class AutogradFunctions:
             kept = list(backward.lifted)
             forward.graph.output((*(self.writer.argument(o) for o in outputs), *(forward.own(n) for n in kept)))
             forward_module = self.writer.module()
-        bodies = [self.body(name, m) for name, m in (("forward", forward_module), ("backward", backward_module))]
+        bodies = [self.body("function_forward", forward_module), self.body("function_backward", backward_module)]
         node = self.writer.node("call_function", autograd_function, (), {})
         captures = tuple(self.writer.scope.own(n) for n in forward.lifted)
         node.args = (*bodies, len(outputs), constant, captures, self.writer.argument(tuple(inputs)))
@@ -115,21 +107,6 @@ class AutogradFunctions:
         if getattr(getattr(cls, "_backward_cls", None), "_forward_cls", None) is not cls:
             raise Break("autograd.Function", f"{name} has another function's _backward_cls", HINT)
 
-    @contextmanager
-    def scope(self) -> Iterator[GraphScope]:
-        """A graph of its own; what is older than it must not be changed in it, and gradients are not recorded."""
-        outer, enabled = self.writer.scope, torch.is_grad_enabled()
-        self.writer.scope = inner = GraphScope(outer)
-        self.objects.depth += 1
-        try:
-            with torch.no_grad():
-                yield inner
-            if torch.is_grad_enabled() is not enabled:
-                raise Break("autograd.Function", "the function changes grad mode and does not change it back", HINT)
-        finally:
-            self.objects.depth -= 1
-            self.writer.scope = outer
-
     def context(self, needs: tuple[bool, ...]) -> Any:
         known = self.objects.enter(Context, Static("Context", Context))
         return self.call(known, [needs], {})
@@ -145,12 +122,7 @@ class AutogradFunctions:
 
     def backward(self, cls: type, ctx: Any, outputs: list[TensorProxy], args: tuple) -> list[Any]:
         """One gradient or None for each tensor among the arguments."""
-        given = []
-        for i, output in enumerate(outputs):
-            node = self.writer.scope.placeholder(f"gradient_{i}")
-            node.meta.update(where=self.writer.where()[-1], stack=self.writer.where())
-            with self.tensors.world.mode:
-                given.append(self.tensors.wrap(torch.empty_like(output.fake), node))
+        given = [self.gradient(f"gradient_{i}", output.fake) for i, output in enumerate(outputs)]
         result = self.call(self.method(cls, "backward"), [ctx, *given], {})
         gradients = list(result) if isinstance(result, tuple) else [result]
         if len(gradients) < len(args) or any(g is not None for g in gradients[len(args) :]):
@@ -171,13 +143,6 @@ class AutogradFunctions:
                 raise Break("autograd.Function", "forward gives something that is no tensor", HINT)
             if any(output is i for i in inputs) or output.fake._base is not None:
                 raise Break("autograd.Function", "forward gives an input, or a view", "return a new tensor")
-
-    def body(self, name: str, module: fx.GraphModule) -> fx.Node:
-        name = f"function_{name}_{len(self.writer.submodules)}"
-        self.writer.submodules[name] = module
-        node = self.writer.scope.graph.get_attr(name)
-        node.meta.update(val=None, where=self.writer.where()[-1], stack=self.writer.where())
-        return node
 
     def fake(self, template: torch.Tensor, constant: bool, recorded: bool, inputs: list[torch.Tensor]) -> torch.Tensor:
         with self.tensors.world.mode:

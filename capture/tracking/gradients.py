@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import fx
 
-from moebius.lowering.step import gradient_of, require_gradients, set_gradient
+from moebius.lowering.step import backward_with_hooks, gradient_of, require_gradients, set_gradient
 
 from ..sources import Source, part
+from .hooks import GradientHooks, has_late_hooks
 from .values import Break, TensorProxy
 
 if TYPE_CHECKING:
@@ -46,6 +47,9 @@ class Gradients:
         self.of: dict[TensorProxy, Any] = {}  # what is known of each leaf's .grad
         self.check: fx.Node | None = None  # that the gradients are there which are read after the last backward
         self.was_set: dict[str, bool] = {}  # by source: what the call began with
+        self.retained: dict[TensorProxy, Any] = {}  # the tensors that keep their gradients, with their autograd nodes
+        self.hooks: GradientHooks  # these two come with the domain
+        self.enter: Enter
         self.found_before: dict[str, Any] = {}  # the same, for a trace that is made after the graph has run a part
 
     # ------------------------------------------------------------------------------------------------------------------
@@ -54,23 +58,29 @@ class Gradients:
 
     def backward(
         self,
-        loss: TensorProxy,
-        gradient: Any = None,
+        outputs: list[TensorProxy],
+        gradients: Any = None,
         retain_graph: Any = None,
         create_graph: Any = False,
         inputs: Any = None,
     ) -> None:
-        """``loss.backward(...)`` as a node."""
+        """``torch.autograd.backward(outputs, gradients, ...)`` as a node; one gradient or None for each output."""
         self.note("backward")
         self.require(create_graph)
-        if not loss.fake.requires_grad or (gradient is None and loss.fake.numel() != 1):
-            raise Break("Tensor.backward", "backward() of this tensor raises", "the error is raised natively")
+        given = list(gradients) if isinstance(gradients, list | tuple) else [gradients] * len(outputs)
+        for output, gradient in zip(outputs, given, strict=True):
+            if not output.fake.requires_grad or (gradient is None and output.fake.numel() != 1):
+                raise Break("Tensor.backward", "backward() of this tensor raises", "the error is raised natively")
         wanted = None if inputs is None else list(inputs) if isinstance(inputs, list | tuple) else [inputs]
-        leaves = self.leaves((loss,)) if wanted is None else [p for p in self.leaves((loss,)) if p in wanted]
-        given = {"gradient": gradient, "retain_graph": retain_graph, "inputs": wanted}
-        kwargs = {name: value for name, value in given.items() if value is not None}
-        node = self.tensors.writer.node("call_method", "backward", (loss,), kwargs)
-        node.meta["val"] = None
+        leaves, reached = self.reached(outputs)
+        if wanted is not None:
+            leaves = [p for p in leaves if p in wanted]
+        for leaf in leaves:
+            self.refuse_late_hooks(leaf)
+        hooked = self.hooks.in_backward(leaves, self.enter)
+        options = {"retain_graph": retain_graph, "inputs": wanted}
+        options = {name: value for name, value in options.items() if value is not None}
+        self.backward_node(outputs, None if gradients is None else given, options, hooked).meta["val"] = None
         self.check = self.tensors.writer.node("call_function", require_gradients, (), {})
         self.check.meta["val"] = None
         for leaf in leaves:
@@ -78,6 +88,50 @@ class Gradients:
             if before is None or before is UNREAD:
                 self.of[leaf] = Accumulated(before)
             # a tensor that is there is added to in place, grad mode being off: the same value goes on standing for it
+        for tensor in self.retained:
+            if tensor.fake.grad_fn in reached:
+                self.of[tensor] = Accumulated(self.of.get(tensor))
+        self.hooks.done(kept=bool(retain_graph))
+
+    def backward_node(
+        self, outputs: list[TensorProxy], gradients: list[Any] | None, options: dict[str, Any], hooked: list[Any]
+    ) -> fx.Node:
+        node = self.tensors.writer.node
+        if hooked:
+            tensors, bodies, captures = zip(*hooked, strict=True)
+            options |= {} if gradients is None else {"grad_tensors": gradients}
+            made = node("call_function", backward_with_hooks, (outputs, options, tensors), {})
+            made.args = (*made.args, bodies, captures)
+            return made
+        if len(outputs) > 1:
+            options |= {} if gradients is None else {"grad_tensors": gradients}
+            return node("call_function", torch.autograd.backward, (tuple(outputs),), options)
+        options = ({} if gradients is None else {"gradient": gradients[0]}) | options
+        return node("call_method", "backward", (outputs[0],), options)
+
+    def switch(self, tensor: TensorProxy, requires_grad: bool = True) -> TensorProxy:
+        """``tensor.requires_grad_(requires_grad)``; the fake raises what torch raises."""
+        if tensor.fake.requires_grad == requires_grad:
+            return tensor  # nothing changes
+        if self.tensors.writer.scope.parent is not None or self.tensors.writer.recomputed or not self.inside:
+            raise Break("Tensor.requires_grad_", "in an expert loop or in a checkpointed call", "call it outside")
+        self.note("gradient")
+        with self.tensors.world.mode:
+            tensor.fake.requires_grad_(requires_grad)
+        self.tensors.writer.node("call_method", "requires_grad_", (tensor, requires_grad), {}).meta["val"] = None
+        return tensor
+
+    def retain(self, tensor: TensorProxy) -> None:
+        """``tensor.retain_grad()``."""
+        if not tensor.fake.requires_grad:
+            raise RuntimeError("can't retain_grad on Tensor that has requires_grad=False")
+        if tensor.fake.is_leaf:
+            return
+        if self.tensors.writer.scope.parent is not None or self.tensors.writer.recomputed or not self.inside:
+            raise Break("Tensor.retain_grad", "in an expert loop or in a checkpointed call", "call it outside")
+        self.note("gradient")
+        self.retained.setdefault(tensor, tensor.fake.grad_fn)
+        self.tensors.writer.node("call_method", "retain_grad", (tensor,), {}).meta["val"] = None
 
     def derive(self, outputs: Any, inputs: Any, grad_outputs: Any, options: dict[str, Any]) -> Any:
         """``torch.autograd.grad(outputs, inputs, grad_outputs)``: a node that gives one gradient for each input."""
@@ -88,8 +142,13 @@ class Gradients:
         inputs = list(inputs) if isinstance(inputs, tuple | list) else [inputs]
         if not all(isinstance(p, TensorProxy) for p in (*outputs, *inputs)):
             raise Break("torch.autograd.grad", "of something that is no tensor", "the error is raised natively")
-        reached = self.leaves(outputs)
-        if not all(p in reached for p in inputs):
+        leaves, _ = self.reached(outputs)
+        for leaf in leaves:
+            self.refuse_late_hooks(leaf)
+            if getattr(leaf.real, "_backward_hooks", None):
+                raise Break("torch.autograd.grad", "a parameter has gradient hooks", "it runs natively")
+        self.hooks.none_waits("torch.autograd.grad")
+        if not all(p in leaves for p in inputs):
             raise Break("torch.autograd.grad", "an input is not a leaf that is reached", "it runs natively")
         kwargs = {name: value for name, value in options.items() if value is not None and name != "only_inputs"}
         if grad_outputs is not None:
@@ -111,10 +170,11 @@ class Gradients:
         if self.tensors.writer.recomputed:
             raise Break("Tensor.backward", "inside a checkpointed call", "call backward after it")
 
-    def leaves(self, outputs: Iterable[TensorProxy]) -> list[TensorProxy]:
-        """The leaves whose ``.grad`` a backward from these outputs reaches, each once."""
+    def reached(self, outputs: Iterable[TensorProxy]) -> tuple[list[TensorProxy], set[Any]]:
+        """The leaves whose ``.grad`` a backward from these outputs reaches, each once, and the autograd nodes."""
         found: dict[int, TensorProxy] = {}
-        pending, seen = [], set()
+        pending: list[Any] = []
+        seen: set[Any] = set()
         for output in outputs:
             if output.fake.grad_fn is None and output.fake.requires_grad:
                 found[id(output)] = output
@@ -134,18 +194,14 @@ class Gradients:
                         "the autograd graph reaches back beyond this graph",
                         "nothing to do: backward runs between two graphs",
                     )
-                self.refuse_hooks(leaf)
                 found[id(leaf)] = leaf
-        return list(found.values())
+        return list(found.values()), seen
 
-    def refuse_hooks(self, leaf: TensorProxy) -> None:
-        real = leaf.real
-        if isinstance(real, torch.Tensor) and (
-            real._backward_hooks or getattr(real, "_post_accumulate_grad_hooks", None)
-        ):
+    def refuse_late_hooks(self, leaf: TensorProxy) -> None:
+        if has_late_hooks(leaf.real):
             raise Break(
                 "Tensor.backward",
-                "a parameter has gradient hooks, Python code that backward calls",
+                "a parameter has hooks that backward calls once its gradient is accumulated",
                 "nothing to do: backward runs between two graphs",
             )
 
@@ -156,10 +212,14 @@ class Gradients:
     def read(self, proxy: TensorProxy, enter: Enter) -> Any:
         """``proxy.grad``."""
         self.note("gradient")
+        if self.hooks.interpreting:
+            raise Break("gradient hook", "it reads a tensor's .grad", self.hooks.hint)
         now = self.of.get(proxy, UNREAD)
         if now is UNREAD:
-            now = self.before_the_call(proxy, enter)
+            now = None if proxy in self.retained else self.before_the_call(proxy, enter)
         elif isinstance(now, Accumulated):
+            if proxy in self.retained and now.before is not None:
+                raise Break("Tensor.grad", "a gradient that was read is added to", "read it after the last backward")
             before = None if now.before is None else self.before_the_call(proxy, enter)
             now = before if before is not None else self.made_by_backward(proxy)
         self.of[proxy] = now

@@ -110,6 +110,7 @@ class Objects:
         self.records: dict[int, Record] = {}
         self.new: dict[int, Any] = {}
         self.age: dict[int, int] = {}
+        self.at_the_end: list[Callable[[Any], None]] = []  # called with the emitter, after the effects on objects
         self.depth = 0  # how many expert loops are open: what is older than the innermost must not be changed in it
         self.cells: dict[int, Record] = {}
         self.context: dict[contextvars.ContextVar, tuple[Any, Any]] = {}

@@ -49,9 +49,7 @@ READS_VALUES = frozenset(
 )
 OUTSIDE = frozenset(
     {
-        "register_hook",
         "register_post_accumulate_grad_hook",
-        "retain_grad",
         "storage",
         "untyped_storage",
         "set_",
@@ -63,7 +61,6 @@ OUTSIDE = frozenset(
         "__reduce_ex__",
         "__setstate__",
         "as_subclass",
-        "requires_grad_",
     }
 )
 # Attributes that are views or tensors of their own; every other plain attribute is read off the fake.
@@ -199,12 +196,16 @@ class TensorOperations:
     def method(self, proxy: TensorProxy, name: str, args: tuple, kwargs: dict[str, Any]) -> Any:
         """``proxy.name(*args, **kwargs)`` as a node, or a graph break where it leaves the graph."""
         if name == "backward":
-            return self.gradients.backward(proxy, *args, **kwargs)
+            return self.gradients.backward([proxy], *args, **kwargs)
+        if name == "register_hook":
+            return self.gradients.hooks.register(proxy, *args, **kwargs)
+        if name == "retain_grad":
+            return self.gradients.retain(proxy)
         if name in ("item", "__int__", "__index__") and self.whole_step and not args:
             if (number := self.item(proxy)) is not None:
                 return number
-        if name == "requires_grad_" and proxy.fake.requires_grad == (args[0] if args else kwargs.get("mode", True)):
-            return proxy  # nothing changes
+        if name == "requires_grad_":
+            return self.gradients.switch(proxy, *args, **kwargs)
         if name == "tolist" and self.whole_step and not args and known_few(proxy.fake):
             return self.record("call_method", name, (proxy,), {}, unknown_numbers(self.world, proxy.fake))
         if name in READS_VALUES:

@@ -86,6 +86,10 @@ class Break(Signal):
         self.places: tuple | None = locate() if locate is not None else None
 
 
+class CannotRebuild(Exception):
+    """What lives on after the segment and residual code has no way to make again."""
+
+
 def refuse_number(self: TensorProxy) -> NoReturn:
     raise Break(
         "tensor read as a number",

@@ -50,10 +50,12 @@ def replace_loops(work: Work) -> None:
     """Prove and replace, loop by loop; one ExpertRegion for each."""
     storage = Storage(work.gm.graph)
     for loop in find_loops(work.gm):
-        region = unlowered_region(loop, None)
+        region = unlowered_region(loop, work.keep_loops)
         work.regions.append(region)
-        replace_loop(work, loop, storage, region)
-    replace_turns(work, storage)
+        if work.keep_loops is None:
+            replace_loop(work, loop, storage, region)
+    if work.keep_loops is None:
+        replace_turns(work, storage)
 
 
 def replace_loop(work: Work, loop: fx.Node, storage: Storage, region: ExpertRegion, turns: Turns | None = None) -> bool:

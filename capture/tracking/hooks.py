@@ -1,0 +1,155 @@
+"""Gradient hooks: ``tensor.register_hook(f)`` in the step, and hooks that parameters brought with them.
+
+A hook is interpreted when a backward of the step would call it, with what Python's variables hold then, into a graph of
+its own, which autograd calls in the hook's place (``lowering.step.hooks``). A hook that changes Python state, or that
+needs the gradient's values in Python, is a graph break. What is registered on a tensor that lives on after the segment
+is registered there as well.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import fx
+from torch.utils.hooks import RemovableHandle
+
+from ..sources import Source, part
+from .bodies import Bodies
+from .values import Break, CannotRebuild, TensorProxy
+
+if TYPE_CHECKING:
+    from ..residual import Emitter
+    from .domain import TrackingDomain
+
+REASON = "gradient hook"
+
+
+def run_hooks(hooks: dict[int, Callable[[Any], Any]], gradient: Any) -> Any:
+    """What autograd does with a tensor's hooks (torch/csrc/autograd/python_hook.cpp); interpreted."""
+    for hook in list(hooks.values()):
+        result = hook(gradient)
+        if result is not None:
+            gradient = result
+    return gradient
+
+
+@dataclass
+class Registered:
+    """The hooks of one tensor that the step computes. history: what autograd knew it by when the first was registered.
+
+    waiting: no backward has freed the tensor's graph since.
+    """
+
+    tensor: TensorProxy
+    hooks: dict[int, Any]
+    history: Any
+    waiting: bool = True
+
+    @property
+    def changed(self) -> bool:
+        """Whether the tensor was changed in place since: the hooks stay with what it was."""
+        return self.tensor.fake.grad_fn is not self.history
+
+
+class GradientHooks(Bodies):
+    """All gradient hooks in one trace."""
+
+    what = REASON
+    hint = "backward runs natively between two graphs; nothing to do"
+
+    def __init__(self, domain: TrackingDomain, call: Callable[..., Any]):
+        super().__init__(domain, call)
+        self.registered: dict[TensorProxy, Registered] = {}
+        self.interpreting = False
+        self.objects.at_the_end.append(self.leave)
+
+    def register(self, tensor: TensorProxy, hook: Any) -> Any:
+        """``tensor.register_hook(hook)``, as torch/_tensor.py does it."""
+        if not tensor.fake.requires_grad:
+            raise RuntimeError("cannot register a hook on a tensor that doesn't require gradient")
+        if tensor.real is not None:
+            raise Break(REASON, f"on {tensor.describe()}, which lives longer than the step", self.hint)
+        if self.writer.scope.parent is not None or self.writer.recomputed or not self.tensors.whole_step:
+            raise Break(REASON, "one is registered in an expert loop or in a checkpointed call", self.hint)
+        self.objects.note("gradient hook")
+        entry = self.registered.get(tensor)
+        if entry is None:
+            hooks = self.objects.made(OrderedDict())
+            entry = self.registered[tensor] = Registered(tensor, hooks, tensor.fake.grad_fn)
+        self.refuse_changed(entry)
+        entry.waiting = True
+        handle = self.objects.made(RemovableHandle(entry.hooks))
+        for value in vars(handle).values():
+            self.objects.made(value)
+        entry.hooks[handle.id] = hook
+        return handle
+
+    def holds(self, hooks: Any) -> bool:
+        """Whether it is the dict of a tensor's hooks, to which handles have weak references; autograd keeps it."""
+        return any(entry.hooks is hooks for entry in self.registered.values())
+
+    def refuse_changed(self, entry: Registered) -> None:
+        if entry.changed:
+            raise Break(REASON, "its tensor was changed in place afterwards", self.hint)
+
+    def none_waits(self, what: str) -> None:
+        """A graph break if there are hooks that ``what`` might have to call."""
+        if any(entry.hooks and entry.waiting for entry in self.registered.values()):
+            raise Break(REASON, f"{what} calls it", self.hint)
+
+    def in_backward(
+        self, leaves: Iterable[TensorProxy], enter: Callable[[Any, Source], Any]
+    ) -> list[tuple[TensorProxy, fx.Node, tuple[fx.Node, ...]]]:
+        """For each tensor with hooks: the tensor, their graph, and what that takes besides the gradient."""
+        found = []
+        for entry in self.registered.values():
+            if entry.hooks:
+                self.refuse_changed(entry)
+                found.append((entry.tensor, *self.graph_of(entry.tensor, entry.hooks)))
+        for leaf in leaves:
+            hooks = getattr(leaf.real, "_backward_hooks", None)
+            if hooks and leaf.source is not None:
+                known = enter(hooks, part(leaf.source, "attr", "_backward_hooks"))
+                found.append((leaf, *self.graph_of(leaf, known)))
+        return found
+
+    def graph_of(self, tensor: TensorProxy, hooks: dict[int, Any]) -> tuple[fx.Node, tuple[fx.Node, ...]]:
+        with self.scope() as scope:
+            gradient = self.gradient("gradient", tensor.fake)
+            self.interpreting = True
+            try:
+                result = self.domain.call_function(self.domain.calls.substitute(run_hooks), [hooks, gradient], {})
+            finally:
+                self.interpreting = False
+            if not isinstance(result, TensorProxy):
+                raise Break(REASON, f"it gives a {type(result).__name__}", "the error is raised natively")
+            if result.fake.shape != tensor.fake.shape or result.fake.dtype != tensor.fake.dtype:
+                raise Break(REASON, f"it gives {result.describe()}, and took another", "the error is raised natively")
+            scope.graph.output(self.writer.argument(result))
+            module = self.writer.module()
+        return self.body("gradient_hook", module), tuple(self.writer.scope.own(node) for node in scope.lifted)
+
+    def done(self, kept: bool) -> None:
+        """A backward has run. kept: with its graph retained."""
+        for entry in self.registered.values():
+            entry.waiting &= kept
+
+    def leave(self, emitter: Emitter) -> None:
+        """The end of the segment: the hooks of what lives on."""
+        lives_on = any(isinstance(o, TensorProxy) and o.fake.requires_grad for o in emitter.outputs)
+        for entry in self.registered.values():
+            if entry.hooks and (entry.waiting or lives_on):
+                if entry.changed:
+                    raise CannotRebuild("a gradient hook belongs to what a tensor was before it was changed in place")
+                name = emitter.value(entry.tensor)
+                for hook in entry.hooks.values():
+                    emitter.lines.append(f"{name}.register_hook({emitter.value(hook)})")
+
+
+def has_late_hooks(tensor: Any) -> bool:
+    """Whether Python is called after a gradient has been accumulated."""
+    return isinstance(tensor, torch.Tensor) and bool(getattr(tensor, "_post_accumulate_grad_hooks", None))
