@@ -31,6 +31,7 @@ from moebius.interpreter.binding import bind_arguments
 from moebius.lowering.step import BranchError
 
 from . import torch_private
+from .deterministic import deterministic
 from .errors import CaptureInternalError, GraphBreakError, MoebiusError
 from .export.write import export
 from .frames import with_plain_arguments, worth_capturing
@@ -96,7 +97,7 @@ class Captured:
     @hidden
     def cold(self, entry: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
         """No guards held: capture this call, keep what came of it, and run it."""
-        native = run_cells_natively(self.function, self.n_cells)
+        native = self.settled(run_cells_natively(self.function, self.n_cells))
         if getattr(TRACING, "where", None) is not None or self.given_up:
             return native(*args, **kwargs)
         if not self.binds(args, kwargs):
@@ -134,7 +135,12 @@ class Captured:
 
     def runner(self, segment: Segment) -> Callable[..., Any]:
         """What runs when the segment's guards hold; in shadow mode it is compared with plain Python now and then."""
-        return segment.run if self.shadow is None else self.shadow.around(self, segment.run)
+        run = self.settled(segment.run)
+        return run if self.shadow is None else self.shadow.around(self, run)
+
+    def settled(self, run: Callable[..., Any]) -> Callable[..., Any]:
+        """With what the options switch on for the time of a call."""
+        return deterministic(run) if self.options.deterministic else run
 
     def capture(self, args: tuple, kwargs: dict[str, Any]) -> Segment:
         started = time.perf_counter()
@@ -180,7 +186,7 @@ class Captured:
             self.entry.remove(program)
             self.entry.add(program, self.runner(segment))
         if getattr(TRACING, "where", None) is not None or self.looks == MAX_LOOKS or segment not in self.segments:
-            return segment.run(*args, **kwargs)
+            return self.runner(segment)(*args, **kwargs)
         self.looks += 1
         started = time.perf_counter()
         request = Request(self.function, args, kwargs, self.n_cells, self.argument_names(args, kwargs))
@@ -188,13 +194,13 @@ class Captured:
             with paused_collector():
                 found = call_unhooked(trace, request, self.policy)
         except Exception:  # the first capture stands
-            return segment.run(*args, **kwargs)
+            return self.runner(segment)(*args, **kwargs)
         finally:
             self.cold_seconds += time.perf_counter() - started
         further = segment.whole and found.domain.instructions > segment.instructions
         found.release()
         if found.graph_break is not None and not further:
-            return segment.run(*args, **kwargs)
+            return self.runner(segment)(*args, **kwargs)
         self.entry.remove(program)
         self.segments.remove(segment)
         if not self.segments:

@@ -16,12 +16,14 @@ if TYPE_CHECKING:
 class Options:
     """What ``capture(...)`` and ``explain(...)`` take.
 
-    backend: "moebius", "eager", a torch.compile backend's name, or ``(gm, example_inputs) -> callable``.
-    fullgraph: a graph break is a GraphBreakError. dynamic: None (a size becomes symbolic the second time it changes),
-    True or False. verify: n > 0 also runs one in n calls as plain Python, on copies, and compares. mesh, plan: experts
-    over a ``torch.distributed.DeviceMesh``. precision, save: of the experts that
-    lowering makes, as ``moebius.kernels.experts`` takes them: "fp8", "fp8_block", "mxfp8", a Precision or a Budget;
-    "default", "fp8" or "recompute". Both are refused with backend="eager", which lowers nothing.
+    backend: "moebius", "eager", a torch.compile backend's name, or ``(gm, example_inputs) -> callable``. fullgraph: a
+    graph break is a GraphBreakError. dynamic: None (a size becomes symbolic the second time it changes), True or
+    False. deterministic: torch's deterministic algorithms while a captured call runs, so that two runs are equal to
+    the bit; an operator that has none raises torch's error, which says so. verify: n > 0 also runs one in n calls as
+    plain Python, on copies, and compares. mesh, plan: experts over a ``torch.distributed.DeviceMesh``. precision,
+    save: of the experts that lowering makes, as ``moebius.kernels.experts`` takes them: "fp8", "fp8_block", "mxfp8", a
+    Precision or a Budget; "default", "fp8" or "recompute". Both are refused with backend="eager", which lowers
+    nothing.
     """
 
     backend: str | Callable[..., Any] = "moebius"
@@ -32,10 +34,12 @@ class Options:
     precision: Any = None
     save: str = "default"
     verify: int = 0
+    deterministic: bool = False
 
     def run_alike(self, other: Options) -> bool:
         """Whether a graph captured with these options is run as one that was captured with the others."""
-        return all(getattr(self, name) == getattr(other, name) for name in ("backend", "mesh", "plan", "precision"))
+        names = ("backend", "mesh", "plan", "precision", "deterministic")
+        return all(getattr(self, name) == getattr(other, name) for name in names)
 
     def for_lowering(self) -> LoweringOptions:
         """Those that reach down to lowering."""
@@ -53,6 +57,8 @@ def make_options(given: dict[str, Any]) -> Options:
     options = Options(**given)
     if options.dynamic not in (None, True, False):
         raise OptionError(f"dynamic={options.dynamic!r}: use None, True or False")
+    if not isinstance(options.deterministic, bool):
+        raise OptionError(f"deterministic={options.deterministic!r}: use True or False")
     if not isinstance(options.fullgraph, bool):
         raise OptionError(f"fullgraph={options.fullgraph!r}: use True (a graph break is an error) or False")
     if type(options.verify) is not int or options.verify < 0:

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from ..deterministic import deterministic
 from ..errors import GuardError, LoadError
 from .archive import each, fields, from_json, index, need, read_archive
 from .checks import Check, CheckReader, Fetch, describe, global_state
@@ -29,6 +30,7 @@ class LoadedStep:
         self.name, self.torch_version = about["name"], about["torch"]
         self.graph, self.program, self.state = graph, program, state
         self.switches = about["global state"]
+        self.run_graph = deterministic(graph.forward) if about["deterministic"] else graph.forward
         self.arguments = [name for name, _ in program.arguments]
 
     @property
@@ -43,7 +45,7 @@ class LoadedStep:
         loaded = [load(given) for load in self.program.loads]
         grad = torch.is_grad_enabled()
         try:
-            outputs = self.graph.forward(*(loaded[i] for i in self.program.inputs))
+            outputs = self.run_graph(*(loaded[i] for i in self.program.inputs))
         except BaseException:
             torch.set_grad_enabled(grad)  # a graph that failed in the optimizer's part has switched it off
             raise
@@ -111,7 +113,7 @@ def assemble(manifest: dict[str, Any], members: dict[str, bytes], allow: Iterabl
     about = fields(
         {k: v for k, v in manifest.items() if k not in ("format", "sha256")},
         "the manifest",
-        {"name": str, "moebius": str, "torch": str, "python": str, "global state": dict},
+        {"name": str, "moebius": str, "torch": str, "python": str, "global state": dict, "deterministic": bool},
     )
     expected = global_state()
     switches = about["global state"]

@@ -68,6 +68,7 @@ def export(captured: Captured, path: str | os.PathLike) -> None:
         "torch": str(torch.__version__),
         "python": platform.python_version(),
         "global state": segment_state(segment),
+        "deterministic": captured.options.deterministic,
     }
     members = {
         "graph.json": to_json(graph),
