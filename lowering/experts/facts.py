@@ -105,21 +105,24 @@ class Mask(Fact):
     """(index == e) for this turn's e. ``axes``: index's axes in the mask's order; "1" is an axis of size one.
 
     classes: of the one_hot that it was taken from, which raises for an index beyond; None where it was compared with e.
+    keep: booleans of index's shape that all hold where the mask does: slots that are not dropped.
     """
 
     index: Invariant
     axes: tuple[int | str, ...]
     classes: int | None
     boolean: bool = False
+    keep: frozenset[Invariant] = frozenset()
 
 
 @dataclass(frozen=True)
 class Selection(Fact):
-    """The positions where index == e, in the row-major order of ``axes``: S of them. One axis a column if ``pairs``."""
+    """The positions where index == e, in the row-major order of ``axes``: S of them. keep: as of a mask."""
 
     index: Invariant
     axes: tuple[int | str, ...]
     classes: int | None
+    keep: frozenset[Invariant] = frozenset()
 
 
 @dataclass(frozen=True)

@@ -283,6 +283,8 @@ def harmless_skips(claim: Claim) -> Fault | None:
         rows = skip.condition.value
         if isinstance(rows, Selection) and rows.index != claim.selection.index:
             return "a turn ends early where another selection is empty", skip.node
+        if isinstance(rows, Selection) and rows.keep:  # where all are dropped, not even x gets a gradient
+            return "a turn ends early where all rows are dropped", skip.node
     for expert in {*range(claim.experts), *skip_values(skips)}:
         if expert < claim.experts and is_skipped(expert, skips):
             return f"the turn of expert {expert} ends early although rows may be routed to it", skips[0].node

@@ -73,7 +73,7 @@ def replace_loop(work: Work, loop: fx.Node, storage: Storage, region: ExpertRegi
         if turns is not None:
             writer = Writer(claim)
             index = writer.invariant(claim.selection.index)
-            turns.skip_unused(index, [made for node, made in writer.hoisted.items() if node.op != "placeholder"])
+            turns.skip_unused(index, writer.made)
             work.loose += remove(turns, storage)
             if region.saved_bytes is not None:
                 region.saved_bytes += turns.stacked_bytes()
@@ -185,6 +185,7 @@ class Writer:
         self.claim, self.loop = claim, claim.reader.loop
         self.graph = self.loop.graph
         self.hoisted: dict[fx.Node, Any] = {}
+        self.made: list[fx.Node] = []  # all nodes it wrote, in order
 
     def call(self, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
         with self.graph.inserting_before(self.loop):
@@ -192,6 +193,7 @@ class Writer:
 
     def known(self, node: fx.Node) -> fx.Node:
         self.claim.storage.add(node)
+        self.made.append(node)
         return node
 
     def invariant(self, fact: Invariant) -> fx.Node:
@@ -278,8 +280,10 @@ def write_operator(claim: Claim, options: LoweringOptions) -> fx.Node:
     writer = Writer(claim)
     index = writer.invariant(claim.selection.index)
     guard_routing(claim, writer, index)
+    running = kept(claim, writer, index)
     if len(shape_of(index) or ()) == 1:
         index = writer.call(torch.unsqueeze, index, 1)
+        running = index if not claim.selection.keep else writer.call(torch.unsqueeze, running, 1)
     x = writer.cast(writer.invariant(claim.x.source), claim.x.dtype)
     gate, up = claim.gate, claim.up
     whole = Slice(
@@ -309,7 +313,7 @@ def write_operator(claim: Claim, options: LoweringOptions) -> fx.Node:
         x,
         gate_up,
         down,
-        index,
+        running,
         scale,
         claim.activation,
         gate=layout,
@@ -317,6 +321,13 @@ def write_operator(claim: Claim, options: LoweringOptions) -> fx.Node:
         down_bias=down_bias,
         **asked,
     )
+
+
+def kept(claim: Claim, writer: Writer, index: fx.Node) -> fx.Node:
+    """The routing index with the dropped slots, where not all of ``keep`` hold, sent to no expert."""
+    for mask in sorted(claim.selection.keep, key=repr):
+        index = writer.call(torch.where, writer.invariant(mask), index, claim.experts)
+    return index
 
 
 def routing_scale(claim: Claim, writer: Writer, index: fx.Node, x: fx.Node) -> fx.Node | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -50,7 +51,7 @@ def permute(reader: Reader, call: Call) -> Fact | None:
     axes = tuple(fact.axes[i] for i in order)
     if isinstance(fact, OneHot):
         return OneHot(fact.index, fact.classes, axes, fact.boolean)
-    return Mask(fact.index, axes, fact.classes, fact.boolean)
+    return replace(fact, axes=axes)
 
 
 def permutation(call: Call, rank: int) -> list[int] | None:
@@ -84,7 +85,7 @@ def same_numbers(reader: Reader, call: Call) -> Fact | None:
         case OneHot():
             return OneHot(fact.index, fact.classes, fact.axes, boolean)
         case Mask():
-            return Mask(fact.index, fact.axes, fact.classes, boolean)
+            return replace(fact, boolean=boolean)
         case Counts():
             # counts in 8 or 16 bits could wrap around to zero
             exact = dtype in (torch.int64, torch.int32, torch.bool, torch.float32, torch.float64)
@@ -99,7 +100,7 @@ def count(reader: Reader, call: Call) -> Fact | None:
     fact = reader.fact(call["input"])
     dims = call["dim"]
     if isinstance(fact, Mask) and call.name == "any" and dims is None:
-        return Test("empty", Selection(fact.index, fact.axes, fact.classes), negated=True)
+        return Test("empty", selected(fact), negated=True)
     if not isinstance(fact, OneHot) or call["keepdim"] is not False:
         return None
     if call.args.get("dtype") not in (None, torch.int64, torch.int32):
@@ -140,6 +141,25 @@ def compare(reader: Reader, call: Call) -> Fact | None:
     return None
 
 
+def selected(mask: Mask) -> Selection:
+    """The positions where the mask holds."""
+    return Selection(mask.index, mask.axes, mask.classes, mask.keep)
+
+
+@rule("and", "mul")
+def drop_slots(reader: Reader, call: Call) -> Fact | None:
+    """``(index == e) & (place < capacity)``: some slots are dropped, whatever their expert."""
+    for left, right in ((call["input"], call["other"]), (call["other"], call["input"])):
+        mask, keep = reader.fact(left), reader.fact(right)
+        if not isinstance(mask, Mask) or not isinstance(keep, Invariant) or call.op.inplace:
+            continue
+        plain = mask.boolean and mask.axes == tuple(range(len(mask.axes))) and reader.dtype(right) is torch.bool
+        shape = reader.shape(left)
+        if plain and same_shape(shape, reader.shape(right)) and same_shape(shape, reader.shape(mask.index.node)):
+            return replace(mask, keep=mask.keep | {keep})
+    return None
+
+
 def nonzero_test(name: str, number: Any) -> bool:
     """Whether ``count <name> number`` asks if a count is above zero."""
     return not isinstance(number, bool) and (name, number) in (("gt", 0), ("ne", 0), ("ge", 1))
@@ -166,7 +186,7 @@ def positions(reader: Reader, call: Call) -> Fact | None:
         hits = HitList(fact.index, fact.classes, column=not apart)
         return Items((hits,)) if apart else hits
     if isinstance(fact, Mask):
-        selection = Selection(fact.index, fact.axes, fact.classes)
+        selection = selected(fact)
         return Items(tuple(Coordinate(selection, axis) for axis in fact.axes)) if apart else selection
     return None
 
@@ -254,7 +274,7 @@ def drop_unit_axes(reader: Reader, call: Call) -> Fact | None:
                 return fact if same_shape(reader.shape(call["input"]), reader.shape(call.node)) else None
             axes = list(fact.axes)
             del axes[call["dim"]]
-            return Mask(fact.index, tuple(axes), fact.classes, fact.boolean)
+            return replace(fact, axes=tuple(axes))
     return None
 
 

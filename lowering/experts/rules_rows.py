@@ -23,7 +23,6 @@ from moebius.lowering.experts.facts import (
     RowFunction,
     Rows,
     RowWeight,
-    Selection,
     Slice,
     State,
     StateRows,
@@ -31,6 +30,7 @@ from moebius.lowering.experts.facts import (
     simplify,
 )
 from moebius.lowering.experts.reader import Reader, rule
+from moebius.lowering.experts.rules_routing import selected
 from moebius.lowering.operators import ELEMENTWISE, Call, read_call
 from moebius.lowering.values import same_shape
 
@@ -71,7 +71,7 @@ def masks_as_positions(keys: list[Fact]) -> list[Fact]:
     found: list[Fact] = []
     for key in keys:
         if isinstance(key, Mask) and key.boolean and "1" not in key.axes:
-            selection = Selection(key.index, key.axes, key.classes)
+            selection = selected(key)
             found += [Coordinate(selection, axis) for axis in key.axes]
         else:
             found.append(key)

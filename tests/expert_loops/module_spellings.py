@@ -596,7 +596,7 @@ def expert_choice_of_modules(x, moe):
     return out
 
 
-@spelled(CAPTURED)
+@spelled(LOWERED)
 def dropped_by_threshold(x, moe):
     """experts whose weight is under a threshold are left out: `torch.where((index == i) & (weight > 0.3))`"""
     weight, index = moe.route(x)

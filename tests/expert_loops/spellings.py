@@ -414,7 +414,7 @@ def transposed_and_interleaved(x, router, gate_up, down):
     return out
 
 
-@spelled(CAPTURED)
+@spelled(LOWERED)
 def top_1_with_capacity(x, router, gate_up, down):
     """top-1 with a capacity, tokens beyond it dropped"""
     weight, index = (x @ router.T).softmax(-1).max(-1)
