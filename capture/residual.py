@@ -22,7 +22,7 @@ from moebius.interpreter import NULL, UNSET, Frame
 from moebius.interpreter.shells import frame_of
 
 from .hidden import residual_file
-from .hook import ABSENT
+from .hook import ABSENT, copy_set
 from .resume import generator_code, suspended_state
 from .sources import Source, Static
 from .tracking import natives
@@ -65,6 +65,7 @@ class Emitter:
         self.n_positional, self.kwnames = n_positional, kwnames
         self.constants: dict[str, Any] = {
             "m_raw_dict": raw_dict,
+            "m_copy_set": copy_set,
             "m_types": types,
             "m_torch": torch,
             "m_cell": types.CellType,
@@ -209,6 +210,8 @@ class Emitter:
             self.fill(f"{name}.extend", value)
             return name
         if kind is set:
+            if is_ordered(value):
+                return self.assign(value, f"m_copy_set({self.constant(copy_set(value))})")
             name = self.assign(value, "set()")
             self.fill(f"{name}.update", value)
             return name
@@ -415,6 +418,9 @@ class Emitter:
             self.lines.append(f"{base}.clear({name})")
             self.lines.extend(f"{base}.__setitem__({name}, {k}, {v})" for k, v in items)
             return
+        if kind is set:
+            self.replay_set(record, name)
+            return
         text = f"({', '.join(self.value(v) for v in shadow)}{',' if shadow else ''})"
         if kind is list:
             self.lines.append(f"{name}[:] = {text}")
@@ -422,7 +428,20 @@ class Emitter:
             held = self.fresh() + "c"
             self.lines.append(f"{held} = {text}")
             self.lines.append(f"{name}.clear()")
-            self.lines.append(f"{name}.{'update' if kind is set else 'extend'}({held})")
+            self.lines.append(f"{name}.extend({held})")
+
+    def replay_set(self, record: Record, name: str) -> None:
+        """The same operations again: the order of a set's items depends on what was there before, and on when."""
+        for method, argument in record.operations:
+            if argument is None:
+                text = ""
+            elif method in ("add", "discard", "remove"):
+                text = self.value(argument)
+            elif isinstance(argument, set | frozenset) and is_ordered(argument):
+                text = self.constant(argument)
+            else:
+                text = f"({''.join(f'{self.value(v)}, ' for v in argument)})"
+            self.lines.append(f"{name}.{method}({text})")
 
     def write_item(self, base: str, name: str, key: Any, item: Any) -> None:
         if item is ABSENT:
@@ -509,6 +528,11 @@ BUILTINS = {
 REDUCIBLE = frozenset(
     t for t in natives.ITERATORS if isinstance(t, type) and t is not types.GeneratorType and t not in (map, filter)
 )
+
+
+def is_ordered(items: set | frozenset) -> bool:
+    """Whether the order of a set's items depends on them alone and on what was done: no item hashes by its address."""
+    return all(type(v) in ATOMS for v in items)
 
 
 def is_structseq(cls: type) -> bool:

@@ -32,6 +32,11 @@ def skip_turn(condition: torch.Tensor | bool) -> None:
         raise SkipTurn
 
 
+def code_of(body: Callable[..., Any]) -> Callable[..., Any]:
+    """A graph's code alone: called as a module, it prints that code to stderr when one of its operators fails."""
+    return body.forward if isinstance(body, fx.GraphModule) else body
+
+
 def expert_loop(
     body: Callable[..., tuple], source: torch.Tensor | int, carried: Sequence[Any] = (), captures: Sequence[Any] = ()
 ) -> tuple:
@@ -47,10 +52,10 @@ def expert_loop(
     Returns the carried values after the last turn (those given, if there was no turn).
     """
     rows = range(source) if isinstance(source, int) else source
-    state = tuple(carried)
+    state, run = tuple(carried), code_of(body)
     for row in rows:
         try:
-            state = tuple(body(row, *state, *captures))
+            state = tuple(run(row, *state, *captures))
         except SkipTurn:
             continue
     return state

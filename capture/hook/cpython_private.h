@@ -4,6 +4,7 @@
  * --------------------------------------- ------- ------- ------- --------------------------------------------------
  * PyDictObject.ma_version_tag             yes     deprec. deprec. a dict that was not written to since it was checked
  * PyDictObject.ma_values                  yes     yes     yes     3.13.0: instance dicts whose tag misses writes
+ * PySetObject.table and its kin           yes     yes     yes     a copy of a set with its hash table, gaps included
  * PyTypeObject.tp_version_tag             yes     yes     yes     a class (and its bases) that was not written to
  * PyUnstable_Type_AssignVersionTag         -       yes     yes     a watcher tells of a class that has one only
  * _PyType_Lookup                          yes     yes     yes     MRO look-up without descriptors; borrowed result
@@ -162,6 +163,37 @@ static inline int
 mb_dict_shares_values(PyObject *dict)
 {
     return ((PyDictObject *)dict)->ma_values != NULL;
+}
+
+/* A set with the same hash table: its items stand, and new ones will stand, in the same order. set.copy() makes a table
+ * without gaps, of another size. (Objects/setobject.c: a gap has hash -1, which no item has, and counts no reference.) */
+static inline PyObject *
+mb_copy_set(PyObject *from)
+{
+    PySetObject *old = (PySetObject *)from, *made = (PySetObject *)PySet_New(NULL);
+    if (made == NULL) {
+        return NULL;
+    }
+    size_t n = (size_t)old->mask + 1;
+    if (old->table != old->smalltable) {
+        setentry *table = PyMem_New(setentry, n);
+        if (table == NULL) {
+            Py_DECREF(made);
+            return PyErr_NoMemory();
+        }
+        made->table = table;
+    }
+    for (size_t i = 0; i < n; i++) {
+        made->table[i] = old->table[i];
+        if (old->table[i].key != NULL && old->table[i].hash != -1) {
+            Py_INCREF(old->table[i].key);
+        }
+    }
+    made->fill = old->fill;
+    made->used = old->used;
+    made->mask = old->mask;
+    made->finger = old->finger;
+    return (PyObject *)made;
 }
 
 /* Changes when the class or one of its bases is written to; 0 when CPython has not given it one. */

@@ -71,7 +71,19 @@ features(PyObject *module, PyObject *unused)
                          "tensor_reading", mb_tensor_reading(), "tensor_block", mb_tensor_block());
 }
 
+static PyObject *
+copy_set(PyObject *module, PyObject *from)
+{
+    (void)module;
+    if (!PySet_CheckExact(from)) {
+        PyErr_SetString(PyExc_TypeError, "copy_set needs a set");
+        return NULL;
+    }
+    return mb_copy_set(from);
+}
+
 static PyMethodDef methods[] = {
+    {"copy_set", copy_set, METH_O, "copy_set(set) -> set: with the same hash table, so that the order is the same."},
     {"disable", disable, METH_NOARGS, "disable(): every Entry calls its function natively, until enable()."},
     {"enable", enable, METH_NOARGS, "enable(): undo disable()."},
     {"is_disabled", is_disabled, METH_NOARGS, "is_disabled() -> bool"},

@@ -138,6 +138,9 @@ def features() -> dict[str, Any]:
     """What the self-tests found here: dict_tags, instance_dict_tags, class_tags, dict_watchers,
     instance_dict_watchers, class_watchers (bool); tensor_reading (str)."""
 
+def copy_set(items: set[Any], /) -> set[Any]:
+    """A copy with the same hash table: what is added to both stands in the same order. (`set.copy` makes another.)"""
+
 def use_watchers(on: bool, /) -> bool:
     """Whether programs built from now on use dict and class watchers, where CPython has them (3.12 and later), and not
     version tags; what it was before."""

@@ -12,11 +12,11 @@ import torch
 
 from moebius.interpreter import STOP
 
-from ..hook import ABSENT
+from ..hook import ABSENT, copy_set
 from ..sources import Static
 from . import natives
 from .call_parts import CallParts, is_alien
-from .objects import DICTS, LISTS, SETS
+from .objects import DICTS, LISTS, SETS, Record
 from .texts import Text, texts
 from .values import ATOMS, Break, TensorProxy
 
@@ -181,21 +181,40 @@ class Methods(CallParts):
             record.appends.extend(args if name == "append" else self.listed(args[0]))
             return None
         target = self.objects.contents(owner)
-        if base in SETS and name == "update":
-            args = [[self.objects.real_key(v) for v in self.domain.native_iter(a)] for a in args]
+        if base in SETS and name in ("update", "difference_update", "intersection_update"):
+            args = [self.keys_of(a) for a in args]
         if base in DICTS or base in SETS:
             if name in KEYED and args:
                 args = [self.objects.real_key(args[0]), *args[1:]]
         elif not table[name]:
             return self.compared_method(target, name, args, kwargs)
-        if name in ITERABLE_ARGUMENT and args:
+        if name in ITERABLE_ARGUMENT and args and base not in (set, frozenset):
             args = [self.mapping_or_items(args[0], base), *args[1:]]
         if name == "__getitem__" and base in LISTS or base is tuple and name == "__getitem__":
             return self.domain.get_item(owner, args[0])
         if base is collections.defaultdict and name == "__getitem__":
             return self.domain.get_item(owner, args[0])
         method = getattr(base, name)
+        if record is not None and base in SETS and name in natives.CHANGING:
+            return self.change_set(record, target, method, args)
         return self.objects.made(method(target, *args, **kwargs))
+
+    def change_set(self, record: Record, target: set, method: Any, args: list) -> None:
+        """Of a set that existed before: kept as what was done, since the order of its items depends on that."""
+        name, size = method.__name__, len(target)
+        if name == "pop":
+            raise Break("set.pop", "which item it takes depends on earlier calls", "it runs natively")
+        operations: list[tuple[str, Any]] = [(name, copy_set(a) if type(a) is set else a) for a in args]
+        method(target, *args)
+        if len(target) != size or name not in ("add", "discard"):
+            record.operations += operations or [(name, None)]
+
+    def keys_of(self, value: Any) -> Any:
+        """What ``set.update`` is given: a set itself where it can be (it makes room for that at once), else a list."""
+        items = self.objects.contents(value) if type(value) is set else value
+        if type(items) in (set, frozenset) and all(self.objects.real_key(v) is v for v in items):
+            return items
+        return [self.objects.real_key(v) for v in self.domain.native_iter(value)]
 
     def single_key(self, record: Any, name: str, args: list) -> Any:
         """Dict methods that concern one key need not read the whole dict. ABSENT: not such a method."""

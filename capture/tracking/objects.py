@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..guards.recorder import describe
-from ..hook import ABSENT, Entry
+from ..hook import ABSENT, Entry, copy_set
 from ..sources import Part, Source, Static, part, part_name
 from .values import ATOMS, IDENTITIES, SYMBOLIC, Break, RuntimeNumber, TensorProxy, type_of
 
@@ -51,10 +51,13 @@ class Record:
 
     reads: parts already entered, by key; writes: for a dict, keys written without the whole having been read, in the
     order in which that made them; moved: those of them that were there, were deleted and came again, last;
-    appends: the same for a list; shadow: stands for the container from the first whole read on.
+    appends: the same for a list; operations: of a set, its methods with their argument; shadow: stands for the
+    container from the first whole read on.
     """
 
-    __slots__ = ("appends", "instance_dict", "moved", "obj", "original", "reads", "shadow", "source", "writes")
+    __slots__ = (
+        "appends", "instance_dict", "moved", "obj", "operations", "original", "reads", "shadow", "source", "writes",
+    )  # fmt: skip
 
     def __init__(self, obj: Any, source: Source):
         self.obj, self.source = obj, source
@@ -62,6 +65,7 @@ class Record:
         self.writes: dict[Any, Any] = {}
         self.moved: set[Any] = set()
         self.appends: list[Any] = []
+        self.operations: list[tuple[str, Any]] = []
         self.shadow: Any = None
         self.original: Any = None
         self.instance_dict: Record | None = None
@@ -75,7 +79,7 @@ class Record:
         if type(self.shadow) in DICTS:
             return not same_items(self.original.items(), self.shadow.items())
         if type(self.shadow) in SETS:
-            return {id(x) for x in self.shadow} != {id(x) for x in self.original}
+            return bool(self.operations)
         return len(self.shadow) != len(self.original) or any(
             a is not b for a, b in zip(self.shadow, self.original, strict=True)
         )
@@ -478,7 +482,7 @@ class Objects:
                 record.original = self.whole_dict(record)
             else:
                 record.original = self.whole_sequence(record)
-            shadow = record.original.copy()
+            shadow = record.original.copy() if kind is not set else copy_set(record.original)
             for key, value in record.writes.items():
                 if value is ABSENT or key in record.moved:
                     shadow.pop(key, None)
@@ -533,6 +537,8 @@ class Objects:
             entered = items
         if type(record.obj) is collections.deque:
             return collections.deque(entered, record.obj.maxlen)
+        if type(record.obj) is set and all(a is b for a, b in zip(entered, items, strict=True)):
+            return copy_set(record.obj)  # its hash table too, which decides in which order the next ones stand
         return type(record.obj)(entered)
 
     def same_items(self, record: Record, items: list) -> None:

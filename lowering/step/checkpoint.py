@@ -14,6 +14,7 @@ import torch.utils.checkpoint
 from torch import fx
 
 from moebius.lowering.contract import Contract, well_formed
+from moebius.lowering.graph import code_of
 
 CONTRACT = Contract(
     name="checkpoint",
@@ -46,7 +47,7 @@ def checkpointed(
     """
 
     def run(*tensors: torch.Tensor) -> tuple[Any, ...]:
-        return cast(tuple[Any, ...], body(*tensors, *captures))
+        return cast(tuple[Any, ...], code_of(body)(*tensors, *captures))
 
     result = torch.utils.checkpoint.checkpoint(run, *given, use_reentrant=False, preserve_rng_state=preserve_rng_state)
     return cast(tuple[Any, ...], result)

@@ -8,6 +8,8 @@ from typing import Any, cast
 import torch
 from torch import fx
 
+from moebius.lowering.graph import code_of
+
 
 class GraphFunction(torch.autograd.Function):
     """What runs in the user's function's place: the two graphs, and what the first keeps for the second."""
@@ -22,7 +24,7 @@ class GraphFunction(torch.autograd.Function):
         captures: Sequence[Any],
         *tensors: torch.Tensor,
     ) -> tuple[Any, ...]:
-        found = forward(*captures)
+        found = code_of(forward)(*captures)
         outputs, kept = found[:n_outputs], found[n_outputs:]
         is_tensor = [isinstance(k, torch.Tensor) for k in kept]
         ctx.save_for_backward(*(k for k, yes in zip(kept, is_tensor, strict=True) if yes))
@@ -35,7 +37,7 @@ class GraphFunction(torch.autograd.Function):
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[Any, ...]:
         saved = iter(ctx.saved_tensors)
         kept = [next(saved) if yes else value for yes, value in zip(ctx.is_tensor, ctx.rest, strict=True)]
-        return (None, None, None, None, None, *ctx.graph(*gradients, *kept))
+        return (None, None, None, None, None, *code_of(ctx.graph)(*gradients, *kept))
 
 
 def autograd_function(

@@ -1,8 +1,9 @@
 """Holds captured calls against plain Python: a model or a function made twice from one recipe, three calls of each.
 
 A recipe takes nothing and gives ``(step, reached)``: a function of one tensor, and the objects that it may change.
-After each call everything is compared: the result or the error, the gradients of what requires any, standard output and
-error, warnings with their category, file and line, what ``reached`` holds, random state and torch's switches.
+After each call everything is compared: the result or the error and the lines of its traceback, the gradients of what
+requires any, standard output and error, warnings with their category, file and line, what ``reached`` holds, random
+state and torch's switches.
 """
 
 from __future__ import annotations
@@ -11,9 +12,11 @@ import collections
 import contextlib
 import dataclasses
 import enum
+import inspect
 import io
 import random
 import sys
+import traceback
 import types
 import warnings
 from collections.abc import Callable, Iterator
@@ -75,7 +78,7 @@ def calls(step: Step, reached: Any) -> Iterator[dict[str, Any]]:
                 if parts := list(differentiable(result)):
                     torch.stack([part.sum() for part in parts]).sum().backward()
             except Exception as raised:
-                error = (type(raised).__name__, str(raised))
+                error = (type(raised).__name__, str(raised), users_lines(raised, step))
         yield {
             "result": shown(result),
             "error": error,
@@ -91,6 +94,13 @@ def calls(step: Step, reached: Any) -> Iterator[dict[str, Any]]:
                 torch.get_default_dtype(),
             ),
         }
+
+
+def users_lines(error: BaseException, step: Any) -> list[tuple[str, int]]:
+    """The lines of a traceback that are in the file of the step."""
+    function = inspect.unwrap(step)
+    file = inspect.getfile(function if inspect.isroutine(function) else type(function))
+    return [(p.name, p.lineno or 0) for p in traceback.extract_tb(error.__traceback__) if p.filename == file]
 
 
 def differentiable(value: Any) -> Iterator[torch.Tensor]:
