@@ -482,7 +482,7 @@ class Objects:
                 record.original = self.whole_dict(record)
             else:
                 record.original = self.whole_sequence(record)
-            shadow = record.original.copy() if kind is not set else copy_set(record.original)
+            shadow: Any = record.original.copy() if kind is not set else copy_set(record.original)
             for key, value in record.writes.items():
                 if value is ABSENT or key in record.moved:
                     shadow.pop(key, None)
