@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from moebius.lowering import is_pure, writes_into
+from moebius.lowering import Lowered, is_pure, where_raised, writes_into
 from moebius.lowering.step import BranchError, MissingGradientError
 
 from . import torch_private
@@ -51,15 +51,15 @@ class Reached:
 class FailureHandler:
     """What the residual code of one captured segment asks when its graph raises.
 
-    gm: the graph that runs. gradients: which ``.grad`` the trace found set, by source. exits: of its branches on data.
+    lowered: what runs. gradients: which ``.grad`` the trace found set, by source. exits: of its branches on data.
     """
 
     def __init__(
-        self, function: types.FunctionType, n_cells: int, names: tuple[str, ...], policy: Policy, gm: fx.GraphModule,
+        self, function: types.FunctionType, n_cells: int, names: tuple[str, ...], policy: Policy, lowered: Lowered,
         gradients: dict[str, bool], exits: dict[str, SideExit],
     ) -> None:
         self.function, self.n_cells, self.names = function, n_cells, names
-        self.gm, self.gradients, self.exits = gm, gradients, exits
+        self.lowered, self.gradients, self.exits = lowered, gradients, exits
         self.missed: Callable[[BaseException], None] = lambda error: None  # told where the data was not as captured
         self.switches = torch_private.switches()  # what the call begins with; the graph may have thrown some
         self.policy = replace(
@@ -79,7 +79,7 @@ class FailureHandler:
         if isinstance(error, BranchError):
             self.missed(error)
             return [self.exits[error.place].go_on(error.live, args, kwargs)]
-        reached = locate(error, self.gm, inputs)
+        reached = locate(error, self.lowered, inputs)
         if isinstance(error, MissingGradientError):
             self.missed(error)
         if reached is None:
@@ -174,31 +174,24 @@ def nothing() -> None:
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-def locate(error: BaseException, gm: fx.GraphModule, inputs: tuple) -> Reached | None:
+def locate(error: BaseException, lowered: Lowered, inputs: tuple) -> Reached | None:
     """The node that raised and the values that were there; None if the traceback does not lead through the graph."""
-    entry = error.__traceback__
-    code = type(gm).forward.__code__
-    while entry is not None and entry.tb_frame.f_code is not code:
-        entry = entry.tb_next
-    if entry is None:
+    found = where_raised(lowered, error)
+    if found is None:
         return None
-    nodes = list(gm.graph.nodes)
-    index = torch_private.node_of_line(gm, entry.tb_lineno)
-    if index is None:
-        return None
-    found = entry.tb_frame.f_locals
     values = {}
     last = 0
-    for node in nodes[:index]:
+    nodes = list(lowered.gm.graph.nodes)
+    for node in nodes[: nodes.index(found.node)]:
         number = node.meta.get("number")
         last = number if isinstance(number, int) else last
-        if number is not None and found.get(node.name) is not None:
-            values[number] = found[node.name]
-    number = nodes[index].meta.get("number")
+        if number is not None and found.values.get(node) is not None:
+            values[number] = found.values[node]
+    number = found.node.meta.get("number")
     if not isinstance(number, int):
         number = number[0] if isinstance(number, tuple) else last + 1
     placeholders = [n.meta.get("source", n.name) for n in nodes if n.op == "placeholder"]
-    return Reached(number, values, dict(zip(placeholders, inputs, strict=True)), entry.tb_next)
+    return Reached(number, values, dict(zip(placeholders, inputs, strict=True)), found.below)
 
 
 class Values:

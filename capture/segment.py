@@ -119,7 +119,7 @@ def on_failure(attempt: Trace, lowered: Lowered | None) -> FailureHandler | None
         return None
     request, policy = attempt.request, attempt.policy
     was_set, exits = attempt.tensors.gradients.was_set, attempt.speculation.exits
-    return FailureHandler(request.function, request.n_cells, request.names, policy, lowered.gm, was_set, exits)
+    return FailureHandler(request.function, request.n_cells, request.names, policy, lowered, was_set, exits)
 
 
 def finish_guards(attempt: Trace, n_positional: int, kwnames: tuple[str, ...]) -> CompiledGuards:
@@ -215,7 +215,7 @@ def make_graph(
     captured = CapturedGraph(gm, code.co_filename, line, time.perf_counter() - started, examples, code.co_qualname)
     with torch_private.tracing(attempt.world):
         lowered = lower(captured, options.for_lowering())
-    for graph_module in {captured.gm, lowered.gm}:
+    for graph_module in {captured.gm, lowered.gm, *(lowered.repeats.modules if lowered.repeats else ())}:
         torch_private.forget_source_with(graph_module)
     return captured, lowered
 

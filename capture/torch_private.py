@@ -395,12 +395,6 @@ def raw_symbol(value: Any) -> Any:
     return symbol if symbol.is_Symbol else None
 
 
-def node_of_line(gm: torch.fx.GraphModule, line: int) -> int | None:
-    """Which of the graph's nodes a line of its generated code is about, by position; None if it is about none."""
-    lines: dict[int, int | None] = gm._lineno_map or {}
-    return lines.get(line - gm._prologue_start)
-
-
 def uncompiled(owner: torch.nn.Module, graph: torch.fx.Graph) -> torch.fx.GraphModule:
     """A GraphModule whose Python code is made when somebody first wants it."""
     with _use_lazy_graph_module(True):

@@ -5,7 +5,7 @@ capture."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from torch import fx
 
 from moebius.kernels import ExpertsInputError
 from moebius.kernels.contract import Options as KernelOptions
@@ -25,8 +25,10 @@ from moebius.lowering.graph import (
 )
 from moebius.lowering.operators import is_pure
 from moebius.lowering.pipeline import copy_graph, finish, run_passes
+from moebius.lowering.repeats import Reached, whole_code, written_once
 from moebius.lowering.step import checkpoint
 from moebius.lowering.torch_private import may_write, returns_nothing
+from moebius.lowering.values import copy_node
 
 __all__ = [
     "OWN",
@@ -39,12 +41,14 @@ __all__ = [
     "SkipTurn",
     "UnknownBackendError",
     "check_backend",
+    "copy_node",
     "expert_loop",
     "is_pure",
     "lower",
     "may_write",
     "returns_nothing",
     "skip_turn",
+    "where_raised",
     "writes_into",
 ]
 
@@ -58,7 +62,6 @@ def lower(graph: CapturedGraph, options: LoweringOptions) -> Lowered:
     do not go together, and whatever a foreign backend raises.
     """
     check_options(options)
-    fn: Callable[..., tuple]
     if options.backend == "eager":
         reason = "backend='eager' runs the captured graph as it is"
         regions = [unlowered_region(loop, reason) for loop in find_loops(graph.gm)]
@@ -66,11 +69,22 @@ def lower(graph: CapturedGraph, options: LoweringOptions) -> Lowered:
         if checkpoint.is_marked(gm.graph):
             gm = copy_graph(gm)
             checkpoint.outline(gm)
-            finish(gm)
-        return Lowered(run_as_is(gm), gm, regions)
+        return ready(gm, regions)
     work = run_passes(graph, options)
-    fn = run_as_is(work.gm) if options.backend in OWN else compile_graph(work.gm, options.backend)
-    return Lowered(fn, work.gm, work.regions)
+    if options.backend in OWN:
+        return ready(work.gm, work.regions)
+    return Lowered(compile_graph(finish(work.gm), options.backend), work.gm, work.regions)
+
+
+def ready(gm: fx.GraphModule, regions: list[ExpertRegion]) -> Lowered:
+    """The graph with code that runs it."""
+    repeats = written_once(gm)
+    return Lowered(run_as_is(gm if repeats else finish(gm), repeats), gm, regions, repeats)
+
+
+def where_raised(lowered: Lowered, error: BaseException) -> Reached | None:
+    """Where a graph's code raised; None if the traceback does not lead through it (a foreign backend ran it)."""
+    return whole_code(lowered.gm, error) if lowered.repeats is None else lowered.repeats.reached(error)
 
 
 def check_options(options: LoweringOptions) -> None:

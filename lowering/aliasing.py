@@ -16,7 +16,11 @@ from moebius.lowering.values import value_of
 
 def writes_into(node: fx.Node) -> list[fx.Node]:
     """The nodes whose memory this one may change. An operator that the tables do not know counts by its spelling."""
-    call = read_call(node)
+    return writes_of(node, read_call(node))
+
+
+def writes_of(node: fx.Node, call: Call | None) -> list[fx.Node]:
+    """The same for a node that was read."""
     tensors = [argument for argument in node.all_input_nodes]
     if call is not None:
         if call.name == "expert_loop":
@@ -100,9 +104,10 @@ class Storage:
 
     def add(self, node: fx.Node) -> None:
         """Take a node in whose arguments are known."""
-        self.put(node, self.find(node))
+        call = read_call(node)
+        self.put(node, self.find(node, call))
         if node.op not in ("placeholder", "output", "get_attr"):
-            written = writes_into(node)
+            written = writes_of(node, call)
             if written:
                 self.writers[node] = written
 
@@ -120,8 +125,7 @@ class Storage:
         """The node is gone, and its writes with it."""
         self.writers.pop(node, None)
 
-    def find(self, node: fx.Node) -> frozenset[fx.Node]:
-        call = read_call(node)
+    def find(self, node: fx.Node, call: Call | None) -> frozenset[fx.Node]:
         if node.op in ("placeholder", "get_attr") or (call is not None and not call.op.alias):
             return frozenset((node,))
         if (call is not None and call.name == "getitem" and owns_parts(call)) or makes_new(node):

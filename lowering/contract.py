@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from torch import fx
 
@@ -22,6 +23,7 @@ class Work:
     """What passes work on: the graph (theirs to change; capture's stays as it was), the options, the regions so far.
 
     loose: nodes that may have lost their last user. keep_loops: why no expert loop may be replaced, if so.
+    known: operators (their tensors' metadata, options) whose values were worked out.
     """
 
     gm: fx.GraphModule
@@ -30,6 +32,7 @@ class Work:
     regions: list[ExpertRegion] = field(default_factory=list)
     loose: list[fx.Node] = field(default_factory=list)
     keep_loops: str | None = None
+    known: set[Any] = field(default_factory=set)
 
 
 @dataclass(frozen=True)

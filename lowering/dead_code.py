@@ -9,6 +9,7 @@ from torch import fx
 
 from moebius.lowering.contract import Contract, Work, well_formed
 from moebius.lowering.operators import is_pure, read_call
+from moebius.lowering.torch_private import set_grad_enabled
 
 CONTRACT = Contract(
     name="dead code",
@@ -53,5 +54,7 @@ def drop_idle_switches(graph: fx.Graph) -> None:
 
 
 def is_switch(node: fx.Node) -> bool:
+    if node.op != "call_function" or node.target is not set_grad_enabled:
+        return False
     call = read_call(node)
-    return call is not None and call.name == "set_grad_enabled" and isinstance(call["mode"], bool)
+    return call is not None and isinstance(call["mode"], bool)

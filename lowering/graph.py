@@ -130,9 +130,11 @@ class Lowered:
     """A graph made ready to run.
 
     fn: callable(*inputs) -> tuple of outputs, inputs and outputs as the captured graph has them.
-    gm: the graph after lowering's passes (before a foreign backend compiled it).
+    gm: the graph after lowering's passes (before a foreign backend compiled it). repeats: the code that runs it
+    (``repeats.Repeats``), where that is not the graph's own.
     """
 
     fn: Callable[..., tuple]
     gm: fx.GraphModule
     regions: list[ExpertRegion] = field(default_factory=list)
+    repeats: Any = None

@@ -13,6 +13,7 @@ from moebius.lowering.errors import LoweringError
 from moebius.lowering.experts import rewrite
 from moebius.lowering.graph import CapturedGraph, LoweringOptions
 from moebius.lowering.step import checkpoint, observed
+from moebius.lowering.values import copy_node
 
 PASSES: tuple[Contract, ...] = (rewrite.CONTRACT, dead_code.CONTRACT, placement.CONTRACT, checkpoint.CONTRACT)
 
@@ -20,7 +21,7 @@ HOOKED = "a gradient hook or retain_grad() looks at a value that the loop's turn
 
 
 def run_passes(captured: CapturedGraph, options: LoweringOptions, passes: tuple[Contract, ...] = PASSES) -> Work:
-    """A copy of the captured graph, after all passes. The captured graph stays as it is.
+    """A copy of the captured graph, after all passes, without code yet. The captured graph stays as it is.
 
     A gradient that somebody looks at halfway must go the way that it goes in the captured graph.
     """
@@ -33,17 +34,22 @@ def run_passes(captured: CapturedGraph, options: LoweringOptions, passes: tuple[
             break
     else:
         raise LoweringError("a pass took the users of a value whose gradient is looked at")
-    finish(work.gm)
     return work
 
 
 class Draft(fx.GraphModule):
-    """A graph that passes work on: its Python code is made once, by ``finish``, and not for each change."""
+    """A graph that passes work on: its Python code is made when somebody wants it, and not for each change."""
 
     drafting = True
 
     def recompile(self) -> Any:
         return None if self.drafting else super().recompile()
+
+    @property
+    def code(self) -> str:
+        """The source of its ``forward``."""
+        finish(self)
+        return fx.GraphModule.code.fget(self)  # type: ignore[attr-defined]
 
     def forward(self, *args: Any) -> Any:
         """Until there is code: somebody runs the draft as it is."""
@@ -51,11 +57,12 @@ class Draft(fx.GraphModule):
         return self(*args)
 
 
-def finish(gm: fx.GraphModule) -> None:
-    """The graph stays as it is: make its code."""
-    if isinstance(gm, Draft):
+def finish(gm: fx.GraphModule) -> fx.GraphModule:
+    """The graph stays as it is: make its code, if it has none yet."""
+    if isinstance(gm, Draft) and gm.drafting:
         gm.drafting = False
-    gm.recompile()
+        gm.recompile()
+    return gm
 
 
 def copy_graph(gm: fx.GraphModule) -> Draft:
@@ -63,11 +70,7 @@ def copy_graph(gm: fx.GraphModule) -> Draft:
     graph = fx.Graph()
     copied: dict[fx.Node, fx.Node] = {}
     for node in gm.graph.nodes:
-        # (arguments are set afterwards: those given to create_node are searched for symbols, each time)
-        new = copied[node] = graph.create_node(node.op, node.target, name=node.name, type_expr=node.type)
-        new.args = fx.map_arg(node.args, copied.__getitem__)
-        new.kwargs = fx.map_arg(node.kwargs, copied.__getitem__)
-        new.meta = copy.copy(node.meta)
+        copied[node] = copy_node(graph, node, copied.__getitem__)
     made = Draft(gm, graph, class_name=type(gm).__name__)
     made.meta = copy.copy(gm.meta)
     return made

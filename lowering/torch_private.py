@@ -28,6 +28,7 @@ __all__ = [
     "lookup_backend",
     "made_code",
     "may_write",
+    "node_of_line",
     "returns_nothing",
     "same_size",
     "set_grad_enabled",
@@ -63,6 +64,12 @@ def made_code(gm: torch.fx.GraphModule) -> torch.fx.GraphModule:
     """The module, its Python code made now if it was to be made at its first call."""
     _LazyGraphModule.force_recompile(gm)
     return gm
+
+
+def node_of_line(gm: torch.fx.GraphModule, line: int) -> int | None:
+    """Which of the graph's nodes a line of its generated code is about, by position; None if it is about none."""
+    lines: dict[int, int | None] = gm._lineno_map or {}
+    return lines.get(line - gm._prologue_start)
 
 
 def may_write(target: Any) -> bool | None:

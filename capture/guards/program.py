@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -9,7 +10,7 @@ import torch
 from ..hook import ABSENT, GuardProgram
 from ..report.records import Guard
 from ..sources import Source
-from .recorder import Fact, GuardRecorder, describe
+from .recorder import Fact, GuardRecorder, WatchedClass, WatchedDict, WatchedInstance, describe
 
 
 class CompiledGuards:
@@ -45,28 +46,42 @@ def static_facts(recorder: GuardRecorder) -> list[Fact]:
     """One fact for each watched dict, class and instance."""
     facts = []
     for the_dict, watched in recorder.dicts.values():
-        if len(watched.entries) == 1 and watched.keys is None:
-            ((key, value),) = watched.entries.items()
-            text = f"[{key!r}] is {describe(value)}" if isinstance(key, str | int) else describe(value)
-        else:
-            shown = ", ".join(
-                f"{k}: {describe(v)}" for k, v in list(watched.entries.items())[:6] if isinstance(k, str | int)
-            )
-            text = f"{len(watched.entries)} entries unchanged ({shown}{', …' if len(watched.entries) > 6 else ''})"
-            if watched.keys is not None:
-                text = f"keys unchanged ({len(watched.keys)}); {text}"
-        facts.append(
-            Fact(("dict", the_dict, dict(watched.entries), watched.keys), Guard(watched.name, text, *watched.where))
-        )
+        check: tuple[Any, ...] = ("dict", the_dict, dict(watched.entries), watched.keys)
+        facts.append(Fact(check, functools.partial(dict_record, watched)))
     for cls, cls_watched in recorder.classes.items():
-        names = ", ".join(sorted(cls_watched.entries)[:6])
-        record = Guard(f"{cls.__module__}.{cls.__qualname__}", f"class unchanged ({names})", *cls_watched.where)
-        facts.append(Fact(("class", cls, dict(cls_watched.entries), cls.__mro__), record))
+        check = ("class", cls, dict(cls_watched.entries), cls.__mro__)
+        facts.append(Fact(check, functools.partial(class_record, cls, cls_watched)))
     for instance in recorder.instances.values():
         check = ("instance", instance.obj, type(instance.obj), instance.namespace)
-        text = f"type is {type(instance.obj).__qualname__}{'' if instance.namespace is None else ', the same __dict__'}"
-        facts.append(Fact(check, Guard(instance.name, text, *instance.where)))
+        facts.append(Fact(check, functools.partial(instance_record, instance, type(instance.obj))))
     return facts
+
+
+def dict_record(watched: WatchedDict) -> Guard:
+    """What reports show of a watched dict."""
+    if len(watched.entries) == 1 and watched.keys is None:
+        ((key, value),) = watched.entries.items()
+        text = f"[{key!r}] is {describe(value)}" if isinstance(key, str | int) else describe(value)
+    else:
+        shown = ", ".join(
+            f"{k}: {describe(v)}" for k, v in list(watched.entries.items())[:6] if isinstance(k, str | int)
+        )
+        text = f"{len(watched.entries)} entries unchanged ({shown}{', …' if len(watched.entries) > 6 else ''})"
+        if watched.keys is not None:
+            text = f"keys unchanged ({len(watched.keys)}); {text}"
+    return Guard(watched.name, text, *watched.where)
+
+
+def class_record(cls: type, watched: WatchedClass) -> Guard:
+    """What reports show of a watched class."""
+    names = ", ".join(sorted(watched.entries)[:6])
+    return Guard(f"{cls.__module__}.{cls.__qualname__}", f"class unchanged ({names})", *watched.where)
+
+
+def instance_record(watched: WatchedInstance, cls: type) -> Guard:
+    """What reports show of a watched instance, which had this class."""
+    text = f"type is {cls.__qualname__}{'' if watched.namespace is None else ', the same __dict__'}"
+    return Guard(watched.name, text, *watched.where)
 
 
 def met(fact: Fact, guards: CompiledGuards, args: tuple, kwargs: dict[str, Any]) -> str:

@@ -6,6 +6,7 @@ object costs one comparison. Facts about dynamic sources are a list of checks ov
 
 from __future__ import annotations
 
+import functools
 import types
 import weakref
 from collections.abc import Callable
@@ -36,11 +37,16 @@ def describe(value: object, limit: int = 60) -> str:
 
 @dataclass
 class Fact:
-    """One check of the program and the record of it for reports. ``keys``: for a watched dict, the keys relied on."""
+    """One check of the program. made: makes its record for reports, whose texts nobody may ever read."""
 
     check: tuple[Any, ...]
-    record: Guard
+    made: Callable[[], Guard]
     source: Source | None = None
+
+    @functools.cached_property
+    def record(self) -> Guard:
+        """What reports show of the check."""
+        return self.made()
 
 
 @dataclass
@@ -178,13 +184,15 @@ class GuardRecorder:
 
     def static_tensor(self, name: str, tensor: torch.Tensor, meta: dict[str, Any]) -> None:
         """A tensor that is the same object each call still has this metadata."""
-        self.add(("static_tensor", tensor, meta), name, describe_tensor(meta), None)
+        self.add(("static_tensor", tensor, meta), name, lambda: describe_tensor(meta), None)
 
-    def add(self, check: tuple[Any, ...], name: str, text: str, source: Source | None) -> None:
-        file, line = self.where()
-        self.facts.append(
-            Fact(check, Guard(name, text, file, line), None if source is None else from_arguments(source))
-        )
+    def add(self, check: tuple[Any, ...], name: str, text: str | Callable[[], str], source: Source | None) -> None:
+        where = self.where()
+
+        def record() -> Guard:
+            return Guard(name, text if isinstance(text, str) else text(), *where)
+
+        self.facts.append(Fact(check, record, None if source is None else from_arguments(source)))
 
     def root(self, obj: Any) -> None:
         """An argument that was guarded by identity: when it dies, what was captured for it can go too."""

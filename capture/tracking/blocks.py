@@ -18,16 +18,19 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import fx
 
+from moebius.lowering import copy_node
+
 from .. import torch_private
 from ..guards.recorder import tensor_meta
 from ..hook import ABSENT
-from .objects import DICTS, LISTS, Record, whole_items
+from .objects import DICTS, LISTS, SIMPLE, Record, whole_items
 from .values import ATOMS, SYMBOLIC, TensorProxy
 
 if TYPE_CHECKING:
     from .domain import TrackingDomain
 
 MAX_VARIANTS = 4  # recorded calls that are tried for one class and one kind of arguments
+Step = tuple[str, Any, list[Any], list[Any]]  # kind of read, record, keys, what was found at each
 COMPARED_BY_TEXT = ATOMS - {torch.Generator, torch.SymInt, torch.SymFloat, torch.SymBool}
 
 
@@ -59,15 +62,15 @@ class Block:
 class Plan:
     """What of a block is read and written again. joined: for each result, the tensors that its gradient is for.
 
-    own: reads that start at the module. common: the others, which lead to the very same objects for every module
-    (``pairs`` holds these) for as long as ``writes`` is the number of changes to objects from outside.
+    steps: reads that start at the module, as ``grouped`` has them. common: the others, which lead to the very same
+    objects for every module (``pairs`` holds these) for as long as ``writes`` is the number of changes from outside.
     """
 
     reads: list[tuple[Any, ...]]
     nodes: list[fx.Node]
     results: list[TensorProxy]
     joined: list[list[TensorProxy]]
-    own: list[tuple[Any, ...]] = field(default_factory=list)
+    steps: list[Step] = field(default_factory=list)
     common: list[tuple[Any, ...]] = field(default_factory=list)
     pairs: Pairs | None = None
     writes: int = -1
@@ -229,17 +232,17 @@ class Blocks:
         pairs.add(block.module, module)
         for first, second in zip(block.arguments, arguments, strict=True):
             pairs.add(first, second, argument=True)
-        for event in plan.own if fresh else plan.reads:
-            pairs.read_again(event)
+        for step in plan.steps if fresh else grouped(plan.reads):
+            pairs.read_again(*step)
         if fresh:
             self.log += plan.common  # a block around this one has read it too
         else:
             plan.common = [e for e in plan.reads if self.is_common(e, pairs)]
             chosen = set(map(id, plan.common))
-            plan.own = [e for e in plan.reads if id(e) not in chosen]
+            plan.steps = grouped([e for e in plan.reads if id(e) not in chosen])
             plan.pairs, plan.writes = Pairs(self), self.objects.outside_writes
-            for event in plan.common:
-                plan.pairs.read_again(event)
+            for step in grouped(plan.common):
+                plan.pairs.read_again(*step)
         return pairs
 
     def is_common(self, event: tuple[Any, ...], pairs: Pairs) -> bool:
@@ -260,9 +263,7 @@ class Blocks:
             return nodes.get(node, node)
 
         for node in plan.nodes:
-            copy = nodes[node] = graph.create_node(node.op, node.target, name=node.name)
-            copy.args, copy.kwargs = fx.map_arg(node.args, second_of), fx.map_arg(node.kwargs, second_of)
-            copy.meta = dict(node.meta)
+            copy = nodes[node] = copy_node(graph, node, second_of)
             stack = node.meta.get("stack") or ()
             if id(stack) not in stacks:
                 stacks[id(stack)] = (*here, *stack[block.depth :]) if stack else ()
@@ -356,25 +357,24 @@ class Pairs:
         if forth is not second or back is not first:
             raise Differs
 
-    def read_again(self, event: tuple[Any, ...]) -> None:
-        """One read of the first call, on what stands for the object that was read."""
-        kind, record, *rest = event
+    def read_again(self, kind: str, record: Record, keys: list[Any], values: list[Any]) -> None:
+        """Some reads of the first call, on what stands for the object that was read."""
         objects = self.blocks.objects
         other = self.counterpart(record)
         if kind == "entry":
-            key, value = rest
-            now = objects.dict_get(other, key)
+            found = objects.entries(other, keys)
         elif kind == "cell":
-            (value,) = rest
-            now = objects.cell_get(record.obj, "cell")
-        else:
-            (value,) = rest
-            now = whole_items(objects.contents(other.obj))
-        if value is ABSENT or now is ABSENT:
-            if now is not value:
-                raise Differs
+            found = [objects.cell_get(record.obj, "cell")]
+        elif values == [()] and objects.is_empty(other):
             return
-        self.add(value, now)
+        else:
+            found = [whole_items(objects.contents(other.obj))]
+        for value, now in zip(values, found, strict=True):
+            if value is now and type(value) in SIMPLE:
+                continue
+            if value is ABSENT or now is ABSENT:
+                raise Differs
+            self.add(value, now)
 
     def counterpart(self, record: Record) -> Record:
         """The record to read in place of this one; an object that no other stands for is itself."""
@@ -392,6 +392,19 @@ class Pairs:
             self.bind(record.obj, record.obj)
             return record
         return record if found is record.obj else objects.need(found)
+
+
+def grouped(reads: list[tuple[Any, ...]]) -> list[Step]:
+    """The entries that were read of one dict together, where the first of them was read; other reads as they are."""
+    steps: dict[Any, Step] = {}
+    for kind, record, *rest in reads:
+        if kind == "entry":
+            step = steps.setdefault(id(record), (kind, record, [], []))
+            step[2].append(rest[0])
+        else:
+            step = steps[kind, id(record)] = (kind, record, [], [])
+        step[3].append(rest[-1])
+    return list(steps.values())
 
 
 def proxies_in(values: Any) -> list[TensorProxy]:

@@ -13,7 +13,7 @@ import collections
 import contextvars
 import types
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -43,6 +43,8 @@ HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: an instance of such a class can be gi
 PLAIN_KEYS = (str, int, float, bytes, bool, type(None), type, types.FunctionType, torch.dtype, torch.device)
 
 
+# Constants that are the same in every place where they are found (a float may be a learning rate).
+SIMPLE = frozenset((str, int, bool, type(None), type(ABSENT)))
 UNREAD = object()  # no value is this one: the place was not read, so nothing guards what it held
 
 
@@ -184,7 +186,10 @@ class Objects:
             if not source.static and record.source is not source:
                 self.alias(source, record.source, value)
             return value
-        if isinstance(value, types.FunctionType) and value.__closure__ and not source.static:
+        if kind in CONTAINERS:
+            if not source.static:
+                self.guards.check("type", source, kind, text=f"type is {kind.__qualname__}")
+        elif isinstance(value, types.FunctionType) and value.__closure__ and not source.static:
             self.enter_closure(value, source)
         elif isinstance(value, types.MethodType):
             self.enter_method(value, source)
@@ -351,6 +356,37 @@ class Objects:
         if self.log is not None:
             self.log.append(("entry", record, key, value) if isinstance(key, PLAIN_KEYS) else ("other", record))
         return value
+
+    def entries(self, record: Record, keys: Sequence[Any]) -> list[Any]:
+        """``dict_get`` for several plain keys of a dict."""
+        source, reads, log = record.source, record.reads, self.log
+        if record.shadow is not None or record.writes or not source.static or self.volatile or log is None:
+            return [self.dict_get(record, key) for key in keys]
+        if id(record) in self.schedules:
+            return [self.dict_get(record, key) for key in keys]
+        values, relied_on = [], self.guards.watched(source.name, record.obj).entries
+        for key in keys:
+            if key in reads:
+                value = reads[key]
+            else:
+                value = dict.get(record.obj, key, ABSENT)
+                if type(value) in SIMPLE:
+                    relied_on.setdefault(key, value)
+                else:
+                    value = self.read_entry(record, key)
+                reads[key] = value
+            log.append(("entry", record, key, value))
+            values.append(value)
+        return values
+
+    def is_empty(self, record: Record) -> bool:
+        """Whether an unchanged dict holds nothing, which is guarded and written down as ``contents`` does."""
+        if record.obj or record.shadow is not None or record.writes or type(record.obj) not in DICTS:
+            return False
+        self.guard_keys(record)
+        if self.log is not None:
+            self.log.append(("whole", record, ()))
+        return True
 
     def entry_now(self, record: Record, key: Any) -> Any:
         if record.shadow is not None:
@@ -652,18 +688,18 @@ def same_item(now: Any, then: Any) -> bool:
 
 def identified(value: Any) -> bool:
     """Objects of long life that are guarded as a whole by identity, wherever they are found."""
-    return isinstance(
-        value,
-        torch.nn.Module
-        | torch.optim.Optimizer
-        | torch.optim.lr_scheduler.LRScheduler
-        | contextvars.ContextVar
-        | types.CellType
-        | weakref.ref
-        | Entry,
-    )
+    return isinstance(value, LONG_LIVED)
 
 
+LONG_LIVED = (
+    torch.nn.Module,
+    torch.optim.Optimizer,
+    torch.optim.lr_scheduler.LRScheduler,
+    contextvars.ContextVar,
+    types.CellType,
+    weakref.ref,
+    Entry,
+)
 COUNTERS = frozenset({"last_epoch", "_step_count"})
 
 

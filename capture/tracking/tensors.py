@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import keyword
 import operator
+import re
 import sys
 import types
 from collections.abc import Callable
@@ -520,5 +521,5 @@ def placed_on_ranks(tensor: torch.Tensor) -> bool:
 def readable(name: str) -> str:
     """A source's name as a valid identifier for a placeholder."""
     text = name.removeprefix("L[").replace("'].", "_").replace("._parameters[", "_").replace("_modules[", "")
-    word = "".join(c if c.isalnum() else "_" for c in text)[-60:].strip("_")
+    word = re.sub(r"\W", "_", text)[-60:].strip("_")
     return word if word.isidentifier() and not keyword.iskeyword(word) else f"input_{word}"

@@ -22,8 +22,8 @@ from moebius.lowering.experts.routing import allowed_indices, proven_within
 from moebius.lowering.experts.turns import Differ, Turns, build_loop, groups, remove
 from moebius.lowering.graph import ExpertRegion, LoweringOptions, expert_loop
 from moebius.lowering.operators import loop_body, read_call, target_name
-from moebius.lowering.torch_private import assert_holds
-from moebius.lowering.values import add_call, describe_where, shape_of, tensor_of, where_of
+from moebius.lowering.torch_private import assert_holds, fake_mode_of
+from moebius.lowering.values import add_call, describe_where, infer, shape_of, stands_at, tensor_of, where_of
 
 CONTRACT = Contract(
     name="experts",
@@ -60,10 +60,10 @@ def replace_loops(work: Work) -> None:
 
 def replace_loop(work: Work, loop: fx.Node, storage: Storage, region: ExpertRegion, turns: Turns | None = None) -> bool:
     """Prove one loop and put the operator in its place; or the graph stays as it was, and the region says why."""
-    before = set(work.gm.graph.nodes)
+    before = loop.prev
     try:
         claim = prove(Reader(loop), storage)
-        result = write_operator(claim, work.options)
+        result = write_operator(claim, work.options, work.known)
     except Refused as refusal:
         region.refusal = str(refusal)
     except Exception as error:  # the loop runs as a loop, whatever went wrong with its proof
@@ -79,7 +79,8 @@ def replace_loop(work: Work, loop: fx.Node, storage: Storage, region: ExpertRegi
                 region.saved_bytes += turns.stacked_bytes()
         work.loose += put_in_place(claim, result)
         return True
-    erase_new(work.gm, before)
+    while loop.prev is not before:  # what the attempt wrote stands before the loop
+        work.gm.graph.erase_node(loop.prev)
     return False
 
 
@@ -271,8 +272,11 @@ def is_whole(gate: Linear, up: Linear) -> str | None:
     return None
 
 
-def write_operator(claim: Claim, options: LoweringOptions) -> fx.Node:
-    """The nodes of the operator and of what it reads, before the loop. Returns its result, [T, D] in x's dtype."""
+def write_operator(claim: Claim, options: LoweringOptions, known: set[Any]) -> fx.Node:
+    """The nodes of the operator and of what it reads, before the loop. Returns its result, [T, D] in x's dtype.
+
+    known: operators on equal tensors that were run on fakes before; their layers' result has the same metadata.
+    """
     asked = {"save": options.save} if options.save != "default" else {}
     if precision := text_of(options.precision):
         # a budget's choice is a layer's own: each has a name
@@ -308,19 +312,26 @@ def write_operator(claim: Claim, options: LoweringOptions) -> fx.Node:
     down = writer.matrix(claim.down.weight, claim.down.out_axis)
     down_bias = None if claim.down.bias is None else writer.vector(claim.down.bias)
     scale = routing_scale(claim, writer, index, x)
-    return writer.call(
-        experts_operator,
-        x,
-        gate_up,
-        down,
-        running,
-        scale,
-        claim.activation,
-        gate=layout,
-        gate_up_bias=bias,
-        down_bias=down_bias,
-        **asked,
-    )
+    tensors = (x, gate_up, down, running, scale, bias, down_bias)
+    signature = (*map(metadata, tensors), claim.activation, layout, *asked.values())
+    x_value = tensor_of(x)
+    named = {"gate": layout, "gate_up_bias": bias, "down_bias": down_bias, **asked}
+    with writer.graph.inserting_before(writer.loop):
+        arguments = (x, gate_up, down, running, scale, claim.activation)
+        node = stands_at(writer.graph.call_function(experts_operator, arguments, named), claim.node)
+    if signature in known and x_value is not None:
+        with fake_mode_of([x_value]), torch.no_grad():
+            node.meta["val"] = x_value.new_empty(x_value.shape)
+    else:
+        node.meta["val"] = infer(node)
+        known.add(signature)
+    return writer.known(node)
+
+
+def metadata(node: fx.Node | None) -> Any:
+    """What an operator's fake form may look at: equal for tensors of equal sizes, strides, dtype and device."""
+    value = tensor_of(node)
+    return value if value is None else (tuple(map(str, (*value.shape, *value.stride()))), value.dtype, value.device)
 
 
 def kept(claim: Claim, writer: Writer, index: fx.Node) -> fx.Node:

@@ -69,15 +69,15 @@ for i in range(2):
 else:
     LOG.append('else')
 [while]
-n = 0
+nN = 0
 while True:
-    n += 1
-    if n == 3:
+    nN += 1
+    if nN == 3:
         break
     BODY
-    if n == 1:
+    if nN == 1:
         continue
-    LOG.append(n)
+    LOG.append(nN)
 [with]
 with Managed() as held:
     BODY
@@ -98,15 +98,15 @@ else:
 try:
     BODY
     raise ValueError('v')
-except ValueError as error:
-    LOG.append(str(error))
+except ValueError as errorN:
+    LOG.append(str(errorN))
     y = y * 3
 [except]
 try:
     raise ValueError('v')
-except ValueError as error:
+except ValueError as errorN:
     BODY
-    LOG.append(str(error))
+    LOG.append(str(errorN))
 [finally]
 try:
     y = y + 1

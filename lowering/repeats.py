@@ -1,0 +1,260 @@
+"""Code of graphs in which equal layers stand one after another: the code of such a layer is made once.
+
+Making the Python code of a graph takes as long as the graph is; 64 equal layers are 64 times the same lines. Here the
+nodes of one of them become a function, and the graph's code calls it once for each. The graph itself stays as it is:
+:class:`Repeats` says which of its nodes a line of the code is about.
+"""
+
+from __future__ import annotations
+
+import collections
+import itertools
+import operator
+import types
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import fx
+
+from moebius.lowering.torch_private import node_of_line
+from moebius.lowering.values import copy_node
+
+SHORTEST, FEWEST = 16, 4  # nodes of a layer, and layers, from which on a function of their own is worth it
+CANDIDATES = 3  # operators whose distances are tried for the length of a layer
+
+
+@dataclass
+class Layer:
+    """Nodes that stand in the graph several times. turns: the nodes of each time. inputs: for each time, the nodes from
+    outside that it uses, in one order. outputs: positions of the nodes that are used outside."""
+
+    turns: list[list[fx.Node]]
+    inputs: list[list[fx.Node]]
+    outputs: list[int] = field(default_factory=list)
+
+
+@dataclass
+class Reached:
+    """Where a graph's code was when it raised: the node, the values that were there, the traceback below."""
+
+    node: fx.Node
+    values: dict[fx.Node, Any]
+    below: types.TracebackType | None
+
+
+def whole_code(gm: fx.GraphModule, error: BaseException) -> Reached | None:
+    """Where the code of a graph that was written as it is raised; None if the traceback does not lead through it."""
+    found = line_of(gm, error.__traceback__)
+    if found is None:
+        return None
+    nodes, (index, values, below) = list(gm.graph.nodes), found
+    return Reached(nodes[index], {n: values[n.name] for n in nodes[:index] if n.name in values}, below)
+
+
+def line_of(
+    gm: fx.GraphModule, entry: types.TracebackType | None
+) -> tuple[int, dict[str, Any], types.TracebackType | None] | None:
+    """The position of the node at whose line a module's code is in a traceback, its local names, and what is below."""
+    code = type(gm).forward.__code__
+    while entry is not None and entry.tb_frame.f_code is not code:
+        entry = entry.tb_next
+    if entry is None:
+        return None
+    index = node_of_line(gm, entry.tb_lineno)
+    return None if index is None else (index, entry.tb_frame.f_locals, entry.tb_next)
+
+
+class Repeats:
+    """The code of a graph with layers: ``outer`` calls ``bodies``."""
+
+    def __init__(self, gm: fx.GraphModule, layers: list[Layer]):
+        self.bodies: list[fx.GraphModule] = []
+        self.first: list[Layer] = layers
+        self.calls: dict[fx.Node, tuple[int, int]] = {}  # by node of outer: which body, and which turn
+        self.originals: dict[fx.Node, fx.Node] = {}  # by node of outer
+        begins = {turn[0]: (i, k) for i, layer in enumerate(layers) for k, turn in enumerate(layer.turns)}
+        inside = {node for layer in layers for turn in layer.turns for node in turn}
+        functions = []
+        for layer in layers:
+            body = write_body(gm, layer)
+            self.bodies.append(body)
+            functions.append(caller(body))
+        graph = fx.Graph()
+        copies: dict[fx.Node, fx.Node] = {}
+        for node in gm.graph.nodes:
+            if node in begins:
+                which, turn = begins[node]
+                layer, own = layers[which], set(layers[which].turns[turn])
+                call = graph.call_function(functions[which], tuple(copies[n] for n in layer.inputs[turn]))
+                self.calls[call] = which, turn
+                for place, position in enumerate(layer.outputs):
+                    original = layer.turns[turn][position]
+                    if any(user not in own for user in original.users):
+                        copy = graph.create_node("call_function", operator.getitem, (call, place), name=original.name)
+                        copies[original], self.originals[copy] = copy, original
+            elif node not in inside:
+                copies[node] = copy_node(graph, node, copies.__getitem__)
+                self.originals[copies[node]] = node
+        self.outer = fx.GraphModule(gm, graph)
+
+    @property
+    def modules(self) -> list[fx.GraphModule]:
+        """All that has code."""
+        return [self.outer, *self.bodies]
+
+    @property
+    def forward(self) -> Callable[..., Any]:
+        return self.outer.forward
+
+    def reached(self, error: BaseException) -> Reached | None:
+        """Where it raised; None if the traceback does not lead through it."""
+        found = line_of(self.outer, error.__traceback__)
+        if found is None:
+            return None
+        nodes, (index, names, below) = list(self.outer.graph.nodes), found
+        values = {self.originals[n]: names[n.name] for n in nodes[:index] if n in self.originals and n.name in names}
+        if nodes[index] not in self.calls:
+            return Reached(self.originals[nodes[index]], values, below)
+        which, turn = self.calls[nodes[index]]
+        inner = line_of(self.bodies[which], below)
+        if inner is None:
+            return None
+        position, names, below = inner
+        layer, written = self.first[which], list(self.bodies[which].graph.nodes)
+        shift = len(layer.inputs[turn])
+        for node, name in zip(layer.turns[turn], (n.name for n in written[shift:position]), strict=False):
+            if name in names:
+                values[node] = names[name]
+        return Reached(layer.turns[turn][position - shift], values, below)
+
+
+def write_body(gm: fx.GraphModule, layer: Layer) -> fx.GraphModule:
+    """The nodes of a layer's first turn as a graph of their own."""
+    graph = fx.Graph()
+    copies = {node: graph.placeholder(f"input_{i}") for i, node in enumerate(layer.inputs[0])}
+    for node in layer.turns[0]:
+        copies[node] = copy_node(graph, node, copies.__getitem__)
+    graph.output(tuple(copies[layer.turns[0][position]] for position in layer.outputs))
+    return fx.GraphModule(gm, graph)
+
+
+def caller(body: fx.GraphModule) -> Callable[..., Any]:
+    """A function of its own that runs a graph (fx's code calls functions by name, and modules with their hooks)."""
+    forward = body.forward
+
+    def equal_layers(*inputs: Any) -> Any:
+        return forward(*inputs)
+
+    return equal_layers
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Finding them
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def written_once(gm: fx.GraphModule) -> Repeats | None:
+    """The graph's code with its layers written once; None for a graph that has none."""
+    nodes = [n for n in gm.graph.nodes if n.op not in ("placeholder", "output")]
+    if len(nodes) < SHORTEST * FEWEST:
+        return None
+    layers = list(find_layers(nodes))
+    return Repeats(gm, layers) if layers else None
+
+
+def find_layers(nodes: list[fx.Node]) -> Iterator[Layer]:
+    """Stretches of the nodes that are equal, and each uses of the others only what comes before it."""
+    kinds: dict[Any, int] = {}
+    signs = [kinds.setdefault((n.op, n.target, len(n.args), len(n.kwargs)), len(kinds)) for n in nodes]
+    pending = [(0, len(nodes))]
+    while pending:
+        low, high = pending.pop()
+        if high - low < SHORTEST * FEWEST:
+            continue
+        run = longest_run(signs, low, high)
+        if run is None:
+            continue
+        begin, length, count = run
+        turns = [nodes[begin + k * length : begin + (k + 1) * length] for k in range(count)]
+        layer = equal_turns(turns) or equal_turns(turns[1:])
+        if layer is not None:
+            yield layer
+        pending += [(low, begin), (begin + length * count, high)]
+
+
+def longest_run(signs: list[int], low: int, high: int) -> tuple[int, int, int] | None:
+    """Where a stretch of operators begins that comes again and again, its length, and how often it comes."""
+    places: dict[int, list[int]] = collections.defaultdict(list)
+    for place in range(low, high):
+        places[signs[place]].append(place)
+    best: tuple[int, int, int] | None = None
+    rare = sorted((p for p in places.values() if len(p) >= FEWEST), key=len)
+    for found in rare[:CANDIDATES]:
+        gaps = collections.Counter(b - a for a, b in itertools.pairwise(found))
+        length, often = gaps.most_common(1)[0]
+        if length < SHORTEST or often < FEWEST - 1:
+            continue
+        start = next(a for a, b in itertools.pairwise(found) if b - a == length)
+        begin, end = start, start
+        while begin > low and signs[begin - 1] == signs[begin - 1 + length]:
+            begin -= 1
+        while end + length < high and signs[end] == signs[end + length]:
+            end += 1
+        count = (end + length - begin) // length
+        if count >= FEWEST and (best is None or count * length > best[1] * best[2]):
+            best = begin, length, count
+    return best
+
+
+def equal_turns(turns: list[list[fx.Node]]) -> Layer | None:
+    """The turns from the first on that do what the first one does, if they are enough."""
+    if len(turns) < FEWEST:
+        return None
+    first = {node: i for i, node in enumerate(turns[0])}
+    order: dict[fx.Node, fx.Node] = {}
+    layer = Layer([turns[0]], [])
+    for turn in turns:
+        places = first if turn is turns[0] else {node: i for i, node in enumerate(turn)}
+        given: dict[fx.Node, fx.Node] = {}
+        if not all(
+            a.target is b.target and same(a.args, b.args, first, places, given)
+            and same(a.kwargs, b.kwargs, first, places, given)
+            for a, b in zip(turns[0], turn, strict=True)
+        ):
+            break
+        order = order or given
+        layer.inputs.append([given[node] for node in order])
+        if turn is not turns[0]:
+            layer.turns.append(turn)
+    if len(layer.turns) < FEWEST:
+        return None
+    used: set[int] = set()
+    for turn in layer.turns:
+        own = set(turn)
+        used |= {i for i, node in enumerate(turn) if any(user not in own for user in node.users)}
+    layer.outputs = sorted(used)
+    return layer
+
+
+def same(a: Any, b: Any, first: dict[fx.Node, int], second: dict[fx.Node, int], given: dict[fx.Node, fx.Node]) -> bool:
+    """Whether an argument of the first turn is one of another: nodes in equal places of the two, equal constants.
+
+    given: what the other turn uses from outside, by what the first one uses there.
+    """
+    kind = type(a)
+    if kind is not type(b):
+        return False
+    if kind is fx.Node:
+        inside = first.get(a)
+        if inside is not None or b in second:
+            return inside == second.get(b)
+        return given.setdefault(a, b) is b
+    if isinstance(a, tuple | list):
+        return len(a) == len(b) and all(same(x, y, first, second, given) for x, y in zip(a, b, strict=True))
+    if isinstance(a, dict):
+        return list(a) == list(b) and all(same(a[key], b[key], first, second, given) for key in a)
+    if kind is slice:
+        parts = ((a.start, b.start), (a.stop, b.stop), (a.step, b.step))
+        return all(same(x, y, first, second, given) for x, y in parts)
+    return a is b or (kind in (int, float, str, bool, complex) and repr(a) == repr(b))
