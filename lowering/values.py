@@ -67,7 +67,8 @@ def stands_at(node: fx.Node, like: fx.Node) -> fx.Node:
 
 
 # fx keeps a table of nodes by operator, and every plain assignment to a node takes the node out and puts it back
-SET_ARGS, SET_KWARGS = fx.Node.args.fset, fx.Node.kwargs.fset
+SET_ARGS: Any = vars(fx.Node)["args"].fset
+SET_KWARGS: Any = vars(fx.Node)["kwargs"].fset
 
 
 def copy_node(graph: fx.Graph, node: fx.Node, place: Callable[[fx.Node], Any]) -> fx.Node:
