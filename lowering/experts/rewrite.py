@@ -315,7 +315,7 @@ def write_operator(claim: Claim, options: LoweringOptions, known: set[Any]) -> f
     tensors = (x, gate_up, down, running, scale, bias, down_bias)
     signature = (*map(metadata, tensors), claim.activation, layout, *asked.values())
     x_value = tensor_of(x)
-    named = {"gate": layout, "gate_up_bias": bias, "down_bias": down_bias, **asked}
+    named: dict[str, Any] = {"gate": layout, "gate_up_bias": bias, "down_bias": down_bias, **asked}
     with writer.graph.inserting_before(writer.loop):
         arguments = (x, gate_up, down, running, scale, claim.activation)
         node = stands_at(writer.graph.call_function(experts_operator, arguments, named), claim.node)
