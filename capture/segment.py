@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import time
 import types
 from collections.abc import Callable
@@ -11,7 +12,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from moebius.interpreter import UNSET
+from moebius.interpreter import UNSET, Frame
 from moebius.lowering import CapturedGraph, ExpertRegion, Lowered, lower
 
 from . import torch_private
@@ -109,9 +110,33 @@ def refuse_abandoned(attempt: Trace, emitter: Emitter) -> None:
         generator = frame.shell()
         if generator is not None and id(generator) in emitter.built:
             continue
-        handler = frame.program.handler_at(frame.pc)
-        if handler is not None and frame.program.instructions[handler[0]].opname == "PUSH_EXC_INFO":
+        if runs_when_closed(frame):
             raise CannotRebuild(f"{frame.code.co_qualname} is left inside a try- or with-block, and closed")
+
+
+def runs_when_closed(frame: Frame) -> bool:
+    """Whether GeneratorExit, raised where the frame is suspended, runs anything in it: not what only asks whether the
+    exception is one of Python's own that it is not (``except IndexError:``)."""
+    instructions = frame.program.instructions
+    handler = frame.program.handler_at(frame.pc)
+    if handler is None or instructions[handler[0]].opname != "PUSH_EXC_INFO":
+        return False
+    index = handler[0] + 1
+    while instructions[index].opname == "LOAD_GLOBAL":
+        name, test, jump = instructions[index].argval, *instructions[index + 1 : index + 3]
+        kind = None if name in frame.globals else getattr(builtins, name, None)
+        passed = test.opname == "CHECK_EXC_MATCH" and jump.opname in ("POP_JUMP_FORWARD_IF_FALSE", "POP_JUMP_IF_FALSE")
+        if not passed or not (isinstance(kind, type) and issubclass(kind, Exception)) or jump.target is None:
+            return True
+        index = jump.target
+    outer = frame.program.handler_at(index)
+    if instructions[index].opname != "RERAISE" or outer is None:
+        return True
+    ending = [instruction.opname for instruction in instructions[outer[0] : outer[0] + 3]]
+    last = frame.program.handler_at(outer[0] + 2)  # of a try-block around this one
+    return ending != ["COPY", "POP_EXCEPT", "RERAISE"] or (
+        last is not None and instructions[last[0]].opname == "PUSH_EXC_INFO"
+    )
 
 
 def on_failure(attempt: Trace, lowered: Lowered | None) -> FailureHandler | None:
