@@ -16,6 +16,7 @@ from pygments.token import Comment, Keyword, Name, Number, Operator, String
 from .model import Report, graph_nodes
 
 STDLIB = sysconfig.get_path("stdlib")
+OWN = str(Path(__file__).parents[1])
 
 # runs of unmarked lines longer than this are folded; so many stay visible on each side of the fold
 FOLD_ABOVE = 8
@@ -84,8 +85,8 @@ def listings(report: Report) -> list[Listing]:
 
 
 def is_library(file: str) -> bool:
-    """Whether a file belongs to an installed package or to Python itself."""
-    return bool({"site-packages", "dist-packages"} & set(Path(file).parts)) or file.startswith(STDLIB)
+    """Whether a file belongs to an installed package, to Python itself, or to us."""
+    return bool({"site-packages", "dist-packages"} & set(Path(file).parts)) or file.startswith((STDLIB, OWN))
 
 
 def by_function(text: str, states: dict[int, str]) -> dict[tuple[str, int, int], dict[int, str]]:

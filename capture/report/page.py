@@ -316,13 +316,16 @@ def listing_card(report: Report, item: Listing, is_open: bool) -> str:
             continue
         number, text, how = entry
         notes = f'<span class="chip">{plural(item.operations[number], "op")}</span>' if item.operations[number] else ""
-        if region := lowered.get(number):
-            said = f"experts → one operator · {region.kernel}" if region.lowered else "experts stay a loop"
-            notes += f'<span class="pill {"good" if region.lowered else "bad"}">{escape(said)}</span>'
         rows.append(
             f'<tr class="{how or ""}"><td class="no">{number}</td><td class="code">{text or " "}</td>'
             f'<td class="notes">{notes}</td></tr>'
         )
+        if region := lowered.get(number):
+            said = f"experts → one operator · {region.kernel}" if region.lowered else "experts stay a loop"
+            rows.append(
+                f'<tr class="{how or ""} below"><td class="no"></td><td colspan="2">'
+                f'<span class="pill {"good" if region.lowered else "bad"}">{escape(said)}</span></td></tr>'
+            )
         for found in breaks.get(number, ()):
             rows.append(
                 f'<tr class="callout"><td></td><td colspan="2"><b>{escape(found.reason)}</b> {escape(found.detail)}'
