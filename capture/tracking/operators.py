@@ -15,6 +15,7 @@ from moebius.interpreter.domain.operators import OPERATIONS as OPERATORS
 
 from ..hook import ABSENT
 from . import natives, numbers
+from .folding import constant_truth
 from .loops import ROWS
 from .numbers import Number
 from .objects import CONTAINERS, DICTS, SETS, identified
@@ -305,6 +306,8 @@ class Operators(Parts):
         if kind is TensorProxy:
             if value.fake.dim() and isinstance(n := value.fake.numel(), int) and n > 1:
                 raise RuntimeError("Boolean value of Tensor with more than one value is ambiguous")
+            if (known := constant_truth(value.node)) is not None:
+                return known
             if (known := self.tensors.speculate(value)) is not None:
                 return known
             raise Break(
