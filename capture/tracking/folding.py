@@ -86,7 +86,8 @@ def is_small(node: fx.Node) -> bool:
 def computed(node: fx.Node, done: dict[fx.Node, Any]) -> Any:
     """The node's value; it has to be what tracing said of it."""
     if node not in done:
-        args, kwargs = (fx.map_arg(part, lambda n: computed(n, done)) for part in (node.args, node.kwargs))
+        args: Any = fx.map_arg(node.args, lambda n: computed(n, done))
+        kwargs: Any = fx.map_arg(node.kwargs, lambda n: computed(n, done))
         target: Any = node.target
         made = getattr(args[0], target)(*args[1:], **kwargs) if node.op == "call_method" else target(*args, **kwargs)
         expected = node.meta["val"]
