@@ -123,7 +123,7 @@ class Machine(Shown):
         try:
             if self.domain.observes or self.slow:
                 value = self.run_observed(frame, thrown)
-                if frame.exc_item is None and not self.domain.observes:
+                if frame.exc_item is None and not self.domain.keeps_frames:
                     self.drop_locals(frame)
                 return value
             steps = frame.program.steps
@@ -213,7 +213,7 @@ class Machine(Shown):
         closing = isinstance(error, GeneratorExit) and frame.thrown_args is None
         thrown = [error]  # a list, emptied as it is used: a traceback through here must not lead back to its exception
         del error
-        if self.domain.observes and frame.shell is not None and frame.shell() is None:
+        if self.domain.keeps_frames and frame.shell is not None and frame.shell() is None:
             raise thrown.pop()  # it dies, maybe not where it would natively: it stays suspended, the rest is not run
         receiver = self.delegate(frame)
         if receiver is not UNSET:
@@ -251,7 +251,7 @@ class Machine(Shown):
         self.exc_item = own
         try:
             value = self.run(frame, thrown)
-            if not frame.suspended and not self.domain.observes:
+            if not frame.suspended and not self.domain.keeps_frames:
                 self.drop_locals(frame)
             elif frame.native is not None:
                 self.show_suspended(frame)

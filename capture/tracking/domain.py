@@ -36,6 +36,7 @@ class TrackingDomain(Operators, Containers):
     """One trace's domain."""
 
     observes = True
+    keeps_frames = True
     interprets_callbacks = False  # what may call back is decided call by call, in natives and operators
     row_types = ROWS
 

@@ -47,6 +47,7 @@ class Core:
     """The base of the domain's parts; the parts' common needs are declared here."""
 
     observes = False  # True: the machine calls `observe(frame)` before each instruction
+    keeps_frames = False  # True: what ran may be run again natively; variables stay, a dying generator is not run on
     interprets_callbacks = True  # False: Python functions that C code calls back run natively
     machine: Machine
     native: Any = operator.call  # native(callable, *args, **kwargs): C code; the machine puts one that takes callbacks

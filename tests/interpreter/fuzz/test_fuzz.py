@@ -75,6 +75,32 @@ def test_every_opcode_that_the_compiler_emits_is_reached() -> None:
     assert reach.unreached() == [] and ran < 300
 
 
+def test_counting_what_is_reached_changes_nothing() -> None:
+    """Looking at each instruction must not keep alive what dies, nor keep a generator that dies from running on."""
+    source = """
+class Ending:
+    def __init__(self, name): self.name = name
+    def __del__(self): note('dies', self.name)
+def steps(first):
+    try:
+        yield from iter([first, 1, 2])
+    finally:
+        note('closed')
+def calls():
+    one, two = Ending(1), Ending(2)
+    it = steps(Ending(3))
+    note('next', next(it).name)
+def main():
+    calls()
+    note('returned')
+"""
+    source = "def note(*values): log.append(values)\n" + source
+    outcome = native_outcome(compiled(source))
+    assert outcome is not None and len(outcome.log) >= 4
+    with recording(Reach()):
+        assert not difference(source)
+
+
 def opcodes_in(code: CodeType) -> set[str]:
     found = {instruction.opname for instruction in dis.get_instructions(code)}
     for const in code.co_consts:
