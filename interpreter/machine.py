@@ -18,7 +18,7 @@ from .errors import INTERNAL, UNROUTED, InterpreterError
 from .forms import form_of
 from .frame import Frame
 from .modules import import_interpreted
-from .natives import DICT_GET, Native, call_inside, fill_frame, is_opaque, write_unraisable
+from .natives import DICT_GET, Native, call_inside, fill_frame, is_a, is_opaque, write_unraisable
 from .room import ROOM
 from .sentinels import UNSET, sentinel
 from .shown import Shown
@@ -193,7 +193,7 @@ class Machine(Shown):
             except BaseException as error:
                 pc, again = frame.pc, frame.reraise
                 caught = self.route(frame, error)
-                if trace is not None and not isinstance(error, UNROUTED):
+                if trace is not None and not is_a(error, UNROUTED):
                     if again is None:
                         trace.raised(error, pc)
                     if not caught:
@@ -210,7 +210,7 @@ class Machine(Shown):
 
     def throw(self, frame: Frame, error: BaseException) -> Any:
         """Continue a suspended generator frame by raising at its yield, or in what it delegates to."""
-        closing = isinstance(error, GeneratorExit) and frame.thrown_args is None
+        closing = is_a(error, GeneratorExit) and frame.thrown_args is None
         thrown = [error]  # a list, emptied as it is used: a traceback through here must not lead back to its exception
         del error
         if self.domain.keeps_frames and frame.shell is not None and frame.shell() is None:
@@ -226,7 +226,7 @@ class Machine(Shown):
                 frame.back = None
             if not thrown:
                 return outcome
-            if POPS_DELEGATE and outcome is RETURNED and isinstance(thrown[0], StopIteration):
+            if POPS_DELEGATE and outcome is RETURNED and is_a(thrown[0], StopIteration):
                 value = thrown[0].value
                 self.swallow(thrown.pop())
                 return self.leave_delegation(frame, value)
@@ -276,7 +276,7 @@ class Machine(Shown):
         Leaves `thrown` empty and returns what the delegate yielded, or leaves in `thrown` what to raise in the frame;
         RETURNED then says that the delegate raised it itself.
         """
-        closing = isinstance(thrown[0], GeneratorExit)
+        closing = is_a(thrown[0], GeneratorExit)
         try:
             if closing:
                 closer = self.find_close(receiver)
@@ -290,7 +290,7 @@ class Machine(Shown):
             thrown.clear()
             return frame.value
         except BaseException as raised:
-            if isinstance(raised, UNROUTED):
+            if is_a(raised, UNROUTED):
                 raise
             if converted_by_shell(raised):
                 self.entries = 0
@@ -304,7 +304,7 @@ class Machine(Shown):
         try:
             return getattr_or_unset(self.domain, receiver, "close")
         except BaseException as error:
-            if isinstance(error, UNROUTED):
+            if is_a(error, UNROUTED):
                 raise
             self.native(write_unraisable, self.swallow(error), receiver)
         return UNSET
@@ -344,8 +344,8 @@ class Machine(Shown):
 
     def unwind(self, frame: Frame, exc: BaseException) -> bool:
         """Give the exception its context and traceback and move the frame to its handler. False: it has none."""
-        if isinstance(exc, UNROUTED):
-            if isinstance(exc, InterpreterError):
+        if is_a(exc, UNROUTED):
+            if is_a(exc, InterpreterError):
                 exc.locate(frame)
             return False
         if exc is not self.propagating and type(exc) in INTERNAL and raised_by_handler(exc):
@@ -485,7 +485,7 @@ class Machine(Shown):
 
     def set_depth_limit(self, limit: int) -> None:
         """The interpreted program's sys.setrecursionlimit."""
-        if not isinstance(limit, int) or limit < 1:
+        if not is_a(limit, int) or limit < 1:
             sys.setrecursionlimit(limit)  # raises
         if self.depth >= limit:
             raise RecursionError(
@@ -548,4 +548,4 @@ def builtins_of(globals_: Mapping[str, Any]) -> Any:
         import builtins
 
         return builtins.__dict__
-    return found.__dict__ if hasattr(found, "__dict__") and not isinstance(found, dict) else found
+    return found.__dict__ if hasattr(found, "__dict__") and not is_a(found, dict) else found

@@ -641,6 +641,53 @@ type_name(PyObject *module, PyObject *type)
     return PyUnicode_FromString(((PyTypeObject *)type)->tp_name);
 }
 
+/* Like isinstance() and issubclass(), but for a type's own fields alone: nobody's __class__ or __eq__ is asked. */
+static PyObject *
+is_a(PyObject *module, PyObject *const *args, Py_ssize_t n)
+{
+    (void)module;
+    if (n != 2 || !(PyType_Check(args[1]) || PyTuple_Check(args[1]))) {
+        PyErr_SetString(PyExc_TypeError, "is_a(object, type or tuple of types)");
+        return NULL;
+    }
+    if (PyType_Check(args[1])) {
+        return PyBool_FromLong(PyObject_TypeCheck(args[0], (PyTypeObject *)args[1]));
+    }
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(args[1]); i++) {
+        PyObject *kind = PyTuple_GET_ITEM(args[1], i);
+        if (PyType_Check(kind) && PyObject_TypeCheck(args[0], (PyTypeObject *)kind)) {
+            Py_RETURN_TRUE;
+        }
+    }
+    Py_RETURN_FALSE;
+}
+
+static PyObject *
+is_subtype(PyObject *module, PyObject *const *args, Py_ssize_t n)
+{
+    (void)module;
+    if (n != 2 || !PyType_Check(args[0]) || !PyType_Check(args[1])) {
+        PyErr_SetString(PyExc_TypeError, "is_subtype(type, type)");
+        return NULL;
+    }
+    return PyBool_FromLong(PyType_IsSubtype((PyTypeObject *)args[0], (PyTypeObject *)args[1]));
+}
+
+/* Whether a method of a C type is sq_concat's, sq_repeat's or their in-place kin's: those come after all number slots. */
+static PyObject *
+is_sequence_slot(PyObject *module, PyObject *method)
+{
+    (void)module;
+    if (!Py_IS_TYPE(method, &PyWrapperDescr_Type)) {
+        Py_RETURN_FALSE;
+    }
+    int offset = ((PyWrapperDescrObject *)method)->d_base->offset;
+    return PyBool_FromLong(offset == (int)offsetof(PyHeapTypeObject, as_sequence.sq_concat) ||
+                           offset == (int)offsetof(PyHeapTypeObject, as_sequence.sq_repeat) ||
+                           offset == (int)offsetof(PyHeapTypeObject, as_sequence.sq_inplace_concat) ||
+                           offset == (int)offsetof(PyHeapTypeObject, as_sequence.sq_inplace_repeat));
+}
+
 static PyObject *
 is_heap(PyObject *module, PyObject *type)
 {
@@ -723,6 +770,11 @@ static PyMethodDef methods[] = {
     {"flags_of", flags_of, METH_O, "flags_of(type) -> int: its tp_flags."},
     {"mro_of", mro_of, METH_O, "mro_of(type) -> tuple: its tp_mro, empty while it is being made."},
     {"type_name", type_name, METH_O, "type_name(type) -> str: its tp_name."},
+    {"is_a", (PyCFunction)(void (*)(void))is_a, METH_FASTCALL,
+     "is_a(object, type or tuple) -> bool: by the object's real type; nothing is asked for its __class__."},
+    {"is_subtype", (PyCFunction)(void (*)(void))is_subtype, METH_FASTCALL, "is_subtype(type, type): PyType_IsSubtype."},
+    {"is_sequence_slot", is_sequence_slot, METH_O,
+     "is_sequence_slot(method) -> bool: a + or * of a C type's that runs after both operands' number slots."},
     {"is_heap", is_heap, METH_O, "is_heap(type) -> bool: it can hold Python code."},
     {"is_class", is_class, METH_O, "is_class(object) -> bool: PyType_Check."},
     {"fill_frame", (PyCFunction)(void (*)(void))fill_frame, METH_FASTCALL,

@@ -12,7 +12,7 @@ from typing import Any
 
 from .decode import Program
 from .frame import Frame
-from .natives import DICT_GET, call_outside, fill_frame
+from .natives import DICT_GET, call_outside, fill_frame, is_a
 from .sentinels import UNSET
 from .shells import USER_CODES
 
@@ -104,7 +104,7 @@ def fresh_frame(native: FrameType) -> Frame | None:
     if id(native.f_code) not in USER_CODES:
         return None
     frame = native.f_locals.get("frame")
-    return frame if isinstance(frame, Frame) and frame.instruction.opname == "RETURN_GENERATOR" else None
+    return frame if is_a(frame, Frame) and frame.instruction.opname == "RETURN_GENERATOR" else None
 
 
 def thrown_into_fresh(trace: TracebackType | None, clean: TracebackType | None) -> bool:
@@ -122,7 +122,7 @@ def converted_by_shell(exc: BaseException) -> bool:
     It then has its context. The StopIteration has been through the shell as well: that is taken off its traceback.
     """
     stop = GET_CONTEXT(exc)
-    if not isinstance(exc, RuntimeError) or not isinstance(stop, (StopIteration, StopAsyncIteration)):
+    if not is_a(exc, RuntimeError) or not is_a(stop, (StopIteration, StopAsyncIteration)):
         return False
     trace = GET_TRACEBACK(stop)
     clean = strip(trace, None)
@@ -132,7 +132,7 @@ def converted_by_shell(exc: BaseException) -> bool:
 
 def is_machine_module(frame: FrameType) -> bool:
     name = DICT_GET(frame.f_globals, "__name__", None)
-    return isinstance(name, str) and name.startswith(MACHINE_PREFIXES)
+    return is_a(name, str) and name.startswith(MACHINE_PREFIXES)
 
 
 def add_entry(frame: Frame, following: TracebackType | None, ends: bool) -> TracebackType:

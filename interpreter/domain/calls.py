@@ -15,7 +15,7 @@ from types import (
 from typing import Any
 
 from ..natives import call_outside, watch_finalizer
-from .core import MISSING, Core, is_class, is_heap, lookup, mro_of, special, type_name
+from .core import MISSING, Core, is_a, is_class, is_heap, is_subtype, lookup, special, type_name
 
 NATIVE_CALLABLES = frozenset({
     BuiltinFunctionType, MethodDescriptorType, WrapperDescriptorType, MethodWrapperType, ClassMethodDescriptorType,
@@ -110,7 +110,7 @@ class Calls(Core):
         new = lookup(cls, "__new__")
         init = special(cls, "__init__")
         python_new = type(new) is not BuiltinFunctionType
-        if not python_new and init is None and type not in mro_of(cls):
+        if not python_new and init is None and not is_subtype(cls, type):
             watch_finalizer(cls)
             return self.native(type.__call__, cls, *args, **kwargs)
         if python_new:
@@ -119,7 +119,7 @@ class Calls(Core):
         else:
             made = self.call_native(new, [cls, *args], kwargs)
         watch_finalizer(cls)
-        if cls not in mro_of(type(made)):  # PyObject_TypeCheck: no __subclasscheck__
+        if not is_subtype(type(made), cls):  # PyObject_TypeCheck: no __subclasscheck__
             return made
         made_type = type(made)
         init = special(made_type, "__init__")
@@ -171,6 +171,6 @@ class Calls(Core):
 
 
 def set_annotations(function: FunctionType, annotations: Any) -> None:
-    if isinstance(annotations, tuple):
+    if is_a(annotations, tuple):
         annotations = dict(zip(annotations[::2], annotations[1::2], strict=True))
     function.__annotations__ = annotations

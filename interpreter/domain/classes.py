@@ -9,7 +9,7 @@ from typing import Any
 from ..natives import watch_finalizer
 from ..sentinels import UNSET
 from ..type_parameters import run_intrinsic
-from .core import MISSING, Core, is_class, lookup, mro_of, special, type_name
+from .core import MISSING, Core, is_a, is_class, is_subtype, lookup, special, type_name
 
 
 class Classes(Core):
@@ -50,7 +50,7 @@ class Classes(Core):
         cls = self.call(meta, [name, resolved, namespace], kwargs)
         if is_class(cls):
             watch_finalizer(cls)
-        if is_class(cls) and isinstance(cell, types.CellType):
+        if is_class(cls) and is_a(cell, types.CellType):
             try:
                 held = cell.cell_contents
             except ValueError:
@@ -76,7 +76,7 @@ class Classes(Core):
                 resolved.append(base)
                 continue
             new = self.call(entries, [bases], {})
-            if not isinstance(new, tuple):
+            if not is_a(new, tuple):
                 raise TypeError("__mro_entries__ must return a tuple")
             resolved.extend(new)
             changed = True
@@ -137,9 +137,9 @@ def calculate_metaclass(meta: type, bases: tuple[Any, ...]) -> type:
     winner = meta
     for base in bases:
         kind = type(base)
-        if kind in mro_of(winner):
+        if is_subtype(winner, kind):
             continue
-        if winner in mro_of(kind):
+        if is_subtype(kind, winner):
             winner = kind
             continue
         raise TypeError(

@@ -7,7 +7,7 @@ from typing import Any
 from weakref import CallableProxyType, ProxyType
 
 from ..sentinels import STOP
-from .core import MISSING, PLAIN, Core, is_class, is_heap, lookup, mro_of, special, type_name
+from .core import MISSING, PLAIN, Core, is_a, is_class, is_heap, is_subtype, lookup, special, type_name
 
 PLAIN_TEXT = PLAIN - {int}  # from 3.12 on C code calls Lib/_pylong.py for long ones
 EXACT = frozenset({list, tuple, str, bytes, range})
@@ -28,7 +28,7 @@ class Containers(Core):
             return self.call_special(raw, obj, [key])
         if is_class(obj):
             return self.class_item(obj, key)
-        if is_heap(tp) and dict in mro_of(tp):
+        if is_heap(tp) and is_subtype(tp, dict):
             missing = special(tp, "__missing__")
             if missing is not None:
                 found = self.native(dict.get, obj, key, MISSING)
@@ -163,7 +163,7 @@ class Containers(Core):
             return
         if hint is NotImplemented:
             return
-        if not isinstance(hint, int):
+        if not is_a(hint, int):
             raise TypeError(f"__length_hint__ must be an integer, not {type_name(type(hint))}")
         if hint < 0:
             raise ValueError("__length_hint__() should return >= 0")
@@ -298,10 +298,10 @@ class Containers(Core):
     def function_text(self, function: Any) -> str:
         """How CPython names a callable in errors about its arguments (_PyObject_FunctionStr)."""
         name = self.get_attr_or(function, "__qualname__", None)
-        if not isinstance(name, str):
+        if not is_a(name, str):
             return self.to_str(function)
         module = self.get_attr_or(function, "__module__", None)
-        if isinstance(module, str) and module != "builtins":
+        if is_a(module, str) and module != "builtins":
             return f"{module}.{name}()"
         return f"{name}()"
 
@@ -356,7 +356,7 @@ def keywords_of_both(first: dict[Any, Any], second: dict[Any, Any]) -> dict[Any,
 
 def by_entries(other: Any) -> bool:
     """Objects/dictobject.c dict_merge: of a dict that is iterated as one, entries are taken; keys() is not asked."""
-    return isinstance(other, dict) and lookup(type(other), "__iter__") is dict.__iter__
+    return is_a(other, dict) and lookup(type(other), "__iter__") is dict.__iter__
 
 
 def iterate_items(domain: Containers, obj: Any) -> Iterator[Any]:
@@ -399,7 +399,7 @@ def is_iterable(tp: type) -> bool:
 
 
 def checked_str(value: Any, message: str) -> str:
-    if not isinstance(value, str):
+    if not is_a(value, str):
         raise TypeError(message.format(type_name(type(value))))
     return value
 

@@ -40,7 +40,9 @@ flags_of: Callable[[type], int] = reentry.flags_of
 mro_of: Callable[[type], tuple[type, ...]] = reentry.mro_of
 type_name: Callable[[type], str] = reentry.type_name  # as C code's messages have it: with the module of a static type
 is_heap: Callable[[type], bool] = reentry.is_heap  # only such a type can hold Python code
-is_class: Callable[[Any], bool] = reentry.is_class  # isinstance() would ask a program's object for its __class__
+is_a = reentry.is_a  # isinstance() by real types
+is_subtype: Callable[[type, type], bool] = reentry.is_subtype
+is_class: Callable[[Any], bool] = reentry.is_class  # isinstance() would ask the object for its __class__
 
 
 class Core:

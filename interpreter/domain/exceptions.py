@@ -5,7 +5,7 @@ import sys
 from typing import Any
 
 from ..tracebacks import GET_CONTEXT, GET_TRACEBACK, SET_CONTEXT, SET_TRACEBACK
-from .core import MISSING, Core, is_class, lookup, mro_of, type_name
+from .core import MISSING, Core, is_a, is_class, is_subtype, lookup, type_name
 
 NO_CAUSE = object()
 KEEPS_UNMATCHED = sys.version_info < (3, 12)  # a clause that matches nothing leaves the group itself, later a copy
@@ -34,14 +34,14 @@ class Exceptions(Core):
 
     def as_exception(self, value: Any) -> BaseException | None:
         """The exception, made by a call where `value` is a class; None where it is neither."""
-        if is_class(value) and BaseException in mro_of(value):
+        if is_class(value) and is_subtype(value, BaseException):
             made = self.call(value, [], {})
-            if BaseException not in mro_of(type(made)):
+            if not is_subtype(type(made), BaseException):
                 raise TypeError(
                     f"calling {value!r} should have returned an instance of BaseException, not {type(made)}"
                 )
             return made
-        return value if BaseException in mro_of(type(value)) else None
+        return value if is_subtype(type(value), BaseException) else None
 
     def reraise(self, frame: Any, exc: BaseException, pc: int | None = None) -> None:
         """Raise again, without adding the context or this frame's traceback entry. `pc`: where it was first raised."""
@@ -57,15 +57,14 @@ class Exceptions(Core):
 
     def exc_match(self, exc: BaseException, kind: Any) -> bool:
         """`except kind`; kind is a class or a tuple of classes."""
-        for cls in kind if isinstance(kind, tuple) else (kind,):
-            if not (is_class(cls) and BaseException in mro_of(cls)):
+        for cls in kind if is_a(kind, tuple) else (kind,):
+            if not (is_class(cls) and is_subtype(cls, BaseException)):
                 raise TypeError("catching classes that do not inherit from BaseException is not allowed")
-        mro = mro_of(type(exc))
-        return any(cls in mro for cls in (kind if isinstance(kind, tuple) else (kind,)))
+        return is_a(exc, kind)
 
     def exc_group_match(self, exc: Any, kind: Any) -> tuple[Any, Any]:
         """`except* kind`: (rest, match), either may be None (Python/ceval.c exception_group_match)."""
-        for cls in kind if isinstance(kind, tuple) else (kind,):
+        for cls in kind if is_a(kind, tuple) else (kind,):
             if not (is_class(cls) and issubclass(cls, BaseException)):
                 raise TypeError("catching classes that do not inherit from BaseException is not allowed")
             if issubclass(cls, BaseExceptionGroup):
@@ -73,13 +72,13 @@ class Exceptions(Core):
         if exc is None:
             return None, None
         if self.exc_match(exc, kind):
-            if isinstance(exc, BaseExceptionGroup):
+            if is_a(exc, BaseExceptionGroup):
                 return None, exc
             group = BaseExceptionGroup("", (exc,))
             return None, group
-        if isinstance(exc, BaseExceptionGroup):
+        if is_a(exc, BaseExceptionGroup):
             pair = self.call(self.get_attr(exc, "split"), [kind], {})
-            if not isinstance(pair, tuple):
+            if not is_a(pair, tuple):
                 raise TypeError(f"{type_name(type(exc))}.split must return a tuple, not {type_name(type(pair))}")
             if len(pair) < 2:
                 raise TypeError(
@@ -92,7 +91,7 @@ class Exceptions(Core):
         """What is left to raise after except* clauses (Objects/exceptions.c _PyExc_PrepReraiseStar)."""
         if not raised:
             return None
-        if not isinstance(original, BaseExceptionGroup):
+        if not is_a(original, BaseExceptionGroup):
             return raised[0]
         anew: list[BaseException] = []
         again: list[BaseException] = []
@@ -113,7 +112,7 @@ class Exceptions(Core):
     def split_by_leaf(self, group: Any, leaves: set[int]) -> BaseException | None:
         parts = []
         for exc in EXCEPTIONS_OF(group):
-            if isinstance(exc, BaseExceptionGroup):
+            if is_a(exc, BaseExceptionGroup):
                 inner = self.split_by_leaf(exc, leaves)
                 if inner is not None:
                     parts.append(inner)
@@ -122,13 +121,13 @@ class Exceptions(Core):
         if not parts:
             return None
         made = self.call(self.get_attr(group, "derive"), [parts], {})
-        if not isinstance(made, BaseExceptionGroup):
+        if not is_a(made, BaseExceptionGroup):
             raise TypeError("derive must return an instance of BaseExceptionGroup")
         SET_TRACEBACK(made, GET_TRACEBACK(group))
         SET_CAUSE(made, GET_CAUSE(group))
         SET_CONTEXT(made, GET_CONTEXT(group))
         notes = self.native(getattr, group, "__notes__", None)
-        if not isinstance(notes, dict) and lookup(type(notes), "__getitem__") is not MISSING:
+        if not is_a(notes, dict) and lookup(type(notes), "__getitem__") is not MISSING:
             made.__notes__ = self.drain(notes)  # Objects/exceptions.c copies a sequence, and leaves out anything else
         return made
 
@@ -168,6 +167,6 @@ def same_metadata(first: BaseException, second: BaseException) -> bool:
 
 
 def iterate_leaves(exc: BaseException) -> list[BaseException]:
-    if isinstance(exc, BaseExceptionGroup):
+    if is_a(exc, BaseExceptionGroup):
         return [leaf for inner in exc.exceptions for leaf in iterate_leaves(inner)]
     return [exc]

@@ -6,7 +6,7 @@ from typing import Any
 
 from ..errors import UNROUTED
 from ..shells import Wrapped, make_shell
-from .core import MISSING, Core, lookup, special, type_name
+from .core import MISSING, Core, is_a, lookup, special, type_name
 
 CO_ITERABLE_COROUTINE = 0x100
 CO_COROUTINE = 0x80
@@ -49,9 +49,9 @@ class Generators(Core):
         kind = None
         flags = frame.code.co_flags
         what = "async generator" if flags & 0x200 else "coroutine" if flags & 0x80 else "generator"
-        if isinstance(exc, StopIteration):
+        if is_a(exc, StopIteration):
             kind = "StopIteration"
-        elif flags & 0x200 and isinstance(exc, StopAsyncIteration):
+        elif flags & 0x200 and is_a(exc, StopAsyncIteration):
             kind = "StopAsyncIteration"
         if kind is None:
             return exc
@@ -109,7 +109,7 @@ class Generators(Core):
         try:
             return self.get_awaitable(awaitable, 0)
         except Exception as error:  # of any kind: CPython's _PyErr_FormatFromCause
-            if isinstance(error, UNROUTED):
+            if is_a(error, UNROUTED):
                 raise
             reason = self.machine.swallow(error)
         message = f"'async for' received an invalid object from __anext__: {type_name(type(awaitable))}"

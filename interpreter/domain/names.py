@@ -7,7 +7,7 @@ from types import CellType, ModuleType
 from typing import Any
 
 from ..sentinels import UNSET
-from .core import Core, type_name
+from .core import Core, is_a, type_name
 
 DICT_SET, DICT_DEL = dict.__setitem__, dict.__delitem__  # globals may be of a subclass, whose own methods do not count
 
@@ -127,13 +127,13 @@ class Names(Core):
         except AttributeError as error:
             self.machine.swallow(error)
         package = self.get_attr_or(module, "__name__", None)
-        if isinstance(package, str):
+        if is_a(package, str):
             found = sys.modules.get(f"{package}.{name}", UNSET)
             if found is not UNSET:
                 return found
-        shown = package if isinstance(package, str) else "<unknown module name>"
-        path = getattr(module, "__file__", None) if isinstance(package, str) else None
-        if not isinstance(path, str):
+        shown = package if is_a(package, str) else "<unknown module name>"
+        path = getattr(module, "__file__", None) if is_a(package, str) else None
+        if not is_a(path, str):
             wrong = ImportError(f"cannot import name '{name}' from '{shown}' (unknown location)", name=shown)
             if sys.version_info >= (3, 12):
                 wrong.name_from = name
@@ -158,7 +158,7 @@ class Names(Core):
                 raise ImportError("from-import-* object has no __dict__ and no __all__")
             public = list(module.__dict__)
         for name in public:
-            if not isinstance(name, str):
+            if not is_a(name, str):
                 shown = self.get_attr_or(module, "__name__", "?")
                 where = f"Key in {shown}.__dict__" if skip_underscore else f"Item in {shown}.__all__"
                 raise TypeError(f"{where} must be str, not {type_name(type(name))}")

@@ -7,8 +7,9 @@ from types import FunctionType, WrapperDescriptorType
 from typing import Any
 
 from ..errors import UNROUTED
+from ..natives import is_sequence_slot
 from ..sentinels import STOP
-from .core import MISSING, PLAIN, Core, is_heap, lookup, mro_of, special, type_name
+from .core import MISSING, PLAIN, Core, is_a, is_heap, is_subtype, lookup, special, type_name
 
 OPERATIONS: dict[str, Callable[[Any, Any], Any]] = {
     "+": operator.add, "&": operator.and_, "//": operator.floordiv, "<<": operator.lshift, "@": operator.matmul,
@@ -77,7 +78,9 @@ class Operators(Core):
             elif lookup(left_type, in_place) is not MISSING:
                 # a C type's in-place method: it may decline, or (a sequence's) raise
                 native = lookup(left_type, in_place)
-                if right_raw is None or not is_sequence_slot(left_type, native):
+                # += of a subclass of such a sequence is a number slot as well (Objects/typeobject.c update_one_slot)
+                as_number = not is_sequence_slot(native) or op == "+=" and native.__objclass__ is not left_type
+                if right_raw is None or as_number:
                     result = self.native(native, left, right)
                     if result is not NotImplemented:
                         return result
@@ -85,7 +88,7 @@ class Operators(Core):
         if result is not NotImplemented:
             return result
         native_left = lookup(left_type, forward)
-        if left_raw is None and native_left is not MISSING and is_sequence_slot(left_type, native_left):
+        if left_raw is None and native_left is not MISSING and is_sequence_slot(native_left):
             return self.native(OPERATIONS[op], left, right)
         name = "** or pow()" if plain_op == "**" and op is plain_op else op
         raise TypeError(
@@ -97,9 +100,9 @@ class Operators(Core):
         left_type, right_type = type(left), type(right)
         own = lookup(left_type, forward)
         other = lookup(right_type, reflected) if right_type is not left_type else MISSING
-        if own is not MISSING and own is not None and is_sequence_slot(left_type, own):
+        if own is not MISSING and own is not None and is_sequence_slot(own):
             own = MISSING  # sq_concat and sq_repeat come after the number slots
-        if other is not MISSING and left_type in mro_of(right_type):
+        if other is not MISSING and is_subtype(right_type, left_type):
             inherited = lookup(left_type, reflected)
             if own is MISSING or inherited is MISSING or inherited is not other:
                 result = self.try_slot(other, right, left)
@@ -132,7 +135,7 @@ class Operators(Core):
         if own is None and other is None:
             return self.native(COMPARISONS[op], left, right)
         tried_reflected = False
-        if right_type is not left_type and left_type in mro_of(right_type):
+        if right_type is not left_type and is_subtype(right_type, left_type):
             tried_reflected = True
             result = self.rich_compare(right, left, reflected)
             if result is not NotImplemented:
@@ -164,7 +167,7 @@ class Operators(Core):
             try:
                 bound = self.bind_descriptor(raw, obj, type(obj))
             except Exception as error:  # Objects/typeobject.c slot_tp_richcompare clears what a descriptor raises
-                if isinstance(error, UNROUTED):
+                if is_a(error, UNROUTED):
                     raise
                 self.machine.swallow(error)
                 return NotImplemented
@@ -237,12 +240,3 @@ class _Length:
 
     def __len__(self) -> int:
         return self.value
-
-
-def is_sequence_slot(tp: type, raw: Any) -> bool:
-    """Whether a + or * method belongs to sq_concat or sq_repeat, which run after both operands' number slots."""
-    return type(raw) is WrapperDescriptorType and raw.__objclass__ in SEQUENCES and raw.__name__ in SEQUENCE_DUNDERS
-
-
-SEQUENCES = frozenset({list, tuple, str, bytes, bytearray})
-SEQUENCE_DUNDERS = frozenset({"__add__", "__mul__", "__rmul__", "__iadd__", "__imul__"})

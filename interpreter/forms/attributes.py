@@ -4,13 +4,13 @@ from __future__ import annotations
 import builtins
 from typing import Any
 
-from ..domain.core import is_class
+from ..domain.core import is_a, is_class
 from .registry import form, method_form
 
 
 @form(builtins.getattr)
 def getattr_(domain: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    if kwargs or not 2 <= len(args) <= 3 or not isinstance(args[1], str):
+    if kwargs or not 2 <= len(args) <= 3 or not is_a(args[1], str):
         return domain.native(builtins.getattr, *args, **kwargs)
     try:
         return domain.get_attr(args[0], args[1])
@@ -23,7 +23,7 @@ def getattr_(domain: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
 
 @form(builtins.hasattr)
 def hasattr_(domain: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    if kwargs or len(args) != 2 or not isinstance(args[1], str):
+    if kwargs or len(args) != 2 or not is_a(args[1], str):
         return domain.native(builtins.hasattr, *args, **kwargs)
     try:
         domain.get_attr(args[0], args[1])
@@ -35,14 +35,14 @@ def hasattr_(domain: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
 
 @form(builtins.setattr)
 def setattr_(domain: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    if kwargs or len(args) != 3 or not isinstance(args[1], str):
+    if kwargs or len(args) != 3 or not is_a(args[1], str):
         return domain.native(builtins.setattr, *args, **kwargs)
     return domain.set_attr(*args)
 
 
 @form(builtins.delattr)
 def delattr_(domain: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    if kwargs or len(args) != 2 or not isinstance(args[1], str):
+    if kwargs or len(args) != 2 or not is_a(args[1], str):
         return domain.native(builtins.delattr, *args, **kwargs)
     return domain.del_attr(*args)
 
@@ -63,21 +63,21 @@ def issubclass_(domain: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
 
 @method_form(object, "__getattribute__")
 def object_getattribute(domain: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    if kwargs or len(args) != 2 or not isinstance(args[1], str) or is_class(args[0]):
+    if kwargs or len(args) != 2 or not is_a(args[1], str) or is_class(args[0]):
         return domain.native(object.__getattribute__, *args, **kwargs)
     return domain.get_attr_generic(args[0], args[1])
 
 
 @method_form(object, "__setattr__")
 def object_setattr(domain: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    if kwargs or len(args) != 3 or not isinstance(args[1], str) or is_class(args[0]):
+    if kwargs or len(args) != 3 or not is_a(args[1], str) or is_class(args[0]):
         return domain.native(object.__setattr__, *args, **kwargs)
     return domain.set_attr_plainly(*args)
 
 
 @method_form(object, "__delattr__")
 def object_delattr(domain: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    if kwargs or len(args) != 2 or not isinstance(args[1], str) or is_class(args[0]):
+    if kwargs or len(args) != 2 or not is_a(args[1], str) or is_class(args[0]):
         return domain.native(object.__delattr__, *args, **kwargs)
     return domain.del_attr_plainly(*args)
 

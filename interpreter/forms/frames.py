@@ -6,7 +6,7 @@ import sys
 from types import CellType, CodeType, FrameType, FunctionType
 from typing import Any
 
-from ..domain.core import is_class
+from ..domain.core import is_a, is_class
 from ..errors import InterpreterError
 from ..natives import call_outside
 from ..sentinels import UNSET
@@ -23,7 +23,7 @@ def build_class(domain: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
 def type_new(domain: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     """A class gets its __module__ from the frame that makes it."""
     frame = domain.machine.frame
-    if not kwargs and len(args) == 4 and isinstance(args[3], dict) and not dict.__contains__(args[3], "__module__"):
+    if not kwargs and len(args) == 4 and is_a(args[3], dict) and not dict.__contains__(args[3], "__module__"):
         name = UNSET if frame is None else dict.get(frame.globals, "__name__", UNSET)
         if name is not UNSET:
             args = [*args[:3], {**args[3], "__module__": name}]
@@ -46,7 +46,7 @@ MAKER = (lambda *args, **kwargs: FunctionType(*args, **kwargs)).__code__
 @method_form(FrameType, "clear")
 def frame_clear(domain: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     machine = domain.machine
-    frame = machine.frame_shown_as(args[0]) if args and isinstance(args[0], FrameType) else None
+    frame = machine.frame_shown_as(args[0]) if args and is_a(args[0], FrameType) else None
     if frame is None:
         return domain.native(FrameType.clear, *args, **kwargs)
     if machine.is_running(frame):
@@ -122,7 +122,7 @@ def scope(domain: Any, what: str, globals_given: Any, locals_given: Any, kwargs:
         globals_given = frame.globals
         if locals_given is None:
             locals_given = frame.namespace()
-    elif not isinstance(globals_given, dict):
+    elif not is_a(globals_given, dict):
         raise TypeError(f"{what}() globals must be a dict, not {type(globals_given).__name__}")
     if locals_given is None:
         locals_given = globals_given
@@ -138,7 +138,7 @@ def exec_(domain: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     source, globals_given, locals_given = (*args, None, None)[:3]
     closure = kwargs.get("closure")
     globals_given, locals_given = scope(domain, "exec", globals_given, locals_given, kwargs)
-    code = source if isinstance(source, CodeType) else compile_source(domain, source, "exec")
+    code = source if is_a(source, CodeType) else compile_source(domain, source, "exec")
     check_closure(code, closure)
     domain.machine.run_code(code, globals_given, locals_given, closure or ())
     return None
@@ -150,8 +150,8 @@ def check_closure(code: CodeType, closure: Any) -> None:
         return
     if not code.co_freevars:
         raise TypeError("cannot use a closure with this code object")
-    if closure is None or not isinstance(closure, tuple) or len(closure) != len(code.co_freevars) or not all(
-        isinstance(cell, CellType) for cell in closure
+    if closure is None or not is_a(closure, tuple) or len(closure) != len(code.co_freevars) or not all(
+        is_a(cell, CellType) for cell in closure
     ):
         raise TypeError(f"code object requires a closure of exactly length {len(code.co_freevars)}")
 
@@ -162,16 +162,16 @@ def eval_(domain: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
         return domain.native(eval, *args, **kwargs)  # raises
     source, globals_given, locals_given = (*args, None, None)[:3]
     globals_given, locals_given = scope(domain, "eval", globals_given, locals_given, kwargs)
-    if isinstance(source, str):
+    if is_a(source, str):
         source = source.lstrip(" \t")
-    code = source if isinstance(source, CodeType) else compile_source(domain, source, "eval")
+    code = source if is_a(source, CodeType) else compile_source(domain, source, "eval")
     if code.co_freevars:
         raise TypeError("code object passed to eval() may not contain free variables")
     return domain.machine.run_code(code, globals_given, locals_given)
 
 
 def compile_source(domain: Any, source: Any, mode: str) -> CodeType:
-    if not isinstance(source, (str, bytes, bytearray, memoryview)):
+    if not is_a(source, (str, bytes, bytearray, memoryview)):
         raise TypeError(f"{mode}() arg 1 must be a string, bytes or code object")
     future = domain.machine.frame.code.co_flags & FUTURE_FLAGS if domain.machine.frame is not None else 0
     return domain.native(compile, source, "<string>", mode, future, True)
@@ -185,7 +185,7 @@ def compile_(domain: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     if len(args) < 5 and not kwargs.get("dont_inherit"):
         flags = args[3] if len(args) > 3 else kwargs.get("flags", 0)
         frame = domain.machine.frame
-        if frame is not None and isinstance(flags, int):
+        if frame is not None and is_a(flags, int):
             kwargs = {**kwargs, "flags": flags | frame.code.co_flags & FUTURE_FLAGS, "dont_inherit": True}
             args = args[:3]
     return domain.native(compile, *args, **kwargs)

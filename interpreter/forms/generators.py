@@ -4,8 +4,23 @@ from __future__ import annotations
 from types import CoroutineType, GeneratorType
 from typing import Any
 
+from ..domain.core import MISSING, is_a, is_class, is_subtype, lookup
+from ..sentinels import UNSET
 from ..shells import frame_of
 from .registry import method_form
+
+
+class Unraised(BaseException):
+    """Stands for what is no exception on its way to what a generator delegates to: only that one may refuse it."""
+
+
+def is_exception(value: Any) -> bool:
+    return is_a(value, BaseException) or is_class(value) and is_subtype(value, BaseException)
+
+
+def delegates_throw(domain: Any, frame: Any) -> bool:
+    receiver = domain.machine.delegate(frame)
+    return receiver is not UNSET and lookup(type(receiver), "throw") is not MISSING
 
 
 def throw_form(kind: Any) -> None:
@@ -23,6 +38,8 @@ def throw_form(kind: Any) -> None:
                     domain.machine.propagating, domain.machine.clean = error, None
                 raise
         frame.thrown_args = args[1:]
+        if len(args) > 1 and not is_exception(args[1]) and delegates_throw(domain, frame):
+            args = [args[0], Unraised()]
         try:
             return domain.native(kind.throw, *args, **kwargs)
         finally:

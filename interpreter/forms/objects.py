@@ -4,7 +4,7 @@ from __future__ import annotations
 import builtins
 from typing import Any
 
-from ..domain.core import special
+from ..domain.core import is_a, special
 from .registry import form
 
 
@@ -31,7 +31,7 @@ def bool_(domain: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
 
 @form(builtins.format)
 def format_(domain: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    if kwargs or not 1 <= len(args) <= 2 or (len(args) == 2 and not isinstance(args[1], str)):
+    if kwargs or not 1 <= len(args) <= 2 or (len(args) == 2 and not is_a(args[1], str)):
         return domain.native(format, *args, **kwargs)
     return domain.format_value(args[0], "", args[1] if len(args) == 2 else "")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..frame import Frame
+from ..natives import is_a
 from ..registry import opcode
 
 
@@ -25,7 +26,7 @@ def get_anext(frame: Frame, stack: list[Any], operand: Any) -> None:
 @opcode("END_ASYNC_FOR")
 def end_async_for(frame: Frame, stack: list[Any], operand: Any) -> None:
     exc = stack.pop()
-    if not isinstance(exc, StopAsyncIteration):
+    if not is_a(exc, StopAsyncIteration):
         frame.domain.reraise(frame, exc)
     stack.pop()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..frame import Frame
+from ..natives import is_a
 from ..registry import opcode
 from ..sentinels import LEAVE
 
@@ -47,7 +48,7 @@ def send_pops(frame: Frame, stack: list[Any], target: int) -> int | None:
 @opcode("CLEANUP_THROW")
 def cleanup_throw(frame: Frame, stack: list[Any], operand: Any) -> None:
     exc = stack.pop()
-    if not isinstance(exc, StopIteration):
+    if not is_a(exc, StopIteration):
         frame.domain.reraise(frame, exc)
     stack[-2] = None
     stack[-1] = exc.value

@@ -141,7 +141,10 @@ def outcome(
             except BaseException as raised:
                 if type(raised).__name__ in ("InterpreterError", "KeyboardInterrupt"):
                     raise
-                error = steady(repr(describe(raised)))
+                try:
+                    error = steady(repr(describe(raised)))
+                except Exception as failed:  # the program's own __repr__ of what it raised with
+                    error = f"{type(raised).__name__}, whose description raises {type(failed).__name__}"
             entries = [steady(str(entry)) for entry in log]  # before the namespace dies, whose order is not defined
     finally:
         if collects:

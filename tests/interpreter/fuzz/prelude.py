@@ -183,10 +183,10 @@ class Echo:
         if self.left < 0: raise StopIteration('echo')
         return value
     def throw(self, *args):
-        error = args[0]
-        note('throw', error)
-        if isinstance(error, Worse): return 'thrown'
-        raise error
+        note('throw', args[0])
+        if isinstance(args[0], Worse): return 'thrown'
+        try: raise args[0]
+        finally: del args  # no cycle through its traceback, which would keep the callers' variables alive
     def close(self): note('close')
 ''',
     "Guard": '''
@@ -338,6 +338,12 @@ class Meta(type):
     def __instancecheck__(cls, obj): note('instancecheck'); return True
     def __contains__(cls, item): return item == 1
 """,
+    "Asked": """
+class Asked(type):
+    def __getattribute__(cls, name):
+        note('asked', name)
+        return super().__getattribute__(name)
+""",
     "Names": """
 class Names(dict):
     def __setitem__(self, key, value):
@@ -348,6 +354,21 @@ class Names(dict):
         raise KeyError(key)
 """,
 }
+
+
+IMPORTED = {
+    "functools": "reduce partial total_ordering cached_property singledispatchmethod lru_cache",
+    "collections": "Counter defaultdict namedtuple deque OrderedDict",
+    "itertools": "groupby",
+    "datetime": "date",
+    "fractions": "Fraction",
+    "dataclasses": "dataclass field",
+    "enum": "Enum auto",
+    "contextlib": "contextmanager suppress",
+    "weakref": "ref",
+}
+PIECES |= {name: f"from {module} import {name}\n" for module, names in IMPORTED.items() for name in names.split()}
+PIECES |= {module: f"import {module}\n" for module in ("sys", "re", "traceback")}
 
 
 def prelude_for(body: str, fuel: int) -> str:

@@ -11,6 +11,7 @@ from .core import NAMES, Lines, Scope
 from .exceptions import Exceptions
 from .expressions import Expressions
 from .functions import Functions
+from .library import Library
 from .matching import Matching
 from .statements import Statements
 from .suspending import Suspending
@@ -33,10 +34,11 @@ FAMILIES = (
     "reflection",
     "type_parameters",
     "guarding",
+    "library",
 )
 
 
-class Grammar(Expressions, Statements, Exceptions, Functions, Suspending, Classes, Matching):
+class Grammar(Expressions, Statements, Exceptions, Functions, Suspending, Classes, Matching, Library):
     """Generates one program from the choices it is given."""
 
     def nested(self) -> list[tuple[str, int, object]]:
@@ -54,6 +56,7 @@ class Grammar(Expressions, Statements, Exceptions, Functions, Suspending, Classe
             ("match", 2, self.match_),
             ("except_star", 1, self.try_star),
             ("type_parameters", 1, self.alias),
+            ("library", 3, self.library),
         ]
 
     def program(self) -> str:
