@@ -18,20 +18,23 @@ class Library(Core):
         raise NotImplementedError
 
     def library(self, depth: int) -> Lines:
-        return list(
-            self.one_of(
-                [
-                    (3, self.called_back),
-                    (2, self.static_type),
-                    (2, self.library_class),
-                    (1, self.asked_class),
-                    (2, self.look_at_frames),
-                    (1, self.weak),
-                    (1, self.managed),
-                ],
-                depth,
-            )
+        if self.chance(10):
+            return self.managed(depth)
+        walrus, suspends = self.walrus, self.suspends
+        self.walrus = self.suspends = False  # many of the expressions stand in functions and classes
+        lines = self.one_of(
+            [
+                (3, self.called_back),
+                (2, self.static_type),
+                (2, self.library_class),
+                (1, self.asked_class),
+                (2, self.look_at_frames),
+                (1, self.weak),
+            ],
+            depth,
         )
+        self.walrus, self.suspends = walrus, suspends
+        return list(lines)
 
     def called_back(self, depth: int) -> Lines:
         pair = "lambda q, w: say('pair', (q, w))[0]"
