@@ -35,21 +35,23 @@ def run_batch(task: tuple[int, int, bool, bool]) -> tuple[int, int, list[tuple[s
     from fuzz.choices import SeededChoices
     from fuzz.compare import difference
     from fuzz.grammar import generate
+    from fuzz.grammar.program import CAPTURED_FAMILIES, FAMILIES
     from fuzz.reach import Reach, recording
     from fuzz.reduce import reduced
-    from fuzz.search import search
+    from fuzz.search import programs, search
 
+    families = CAPTURED_FAMILIES if captured else FAMILIES
     check = difference
     if captured:
         from fuzz.captured import difference_captured as check  # needs torch
     reach = Reach()
     with recording(reach) if not captured else contextlib.nullcontext():
         if number % 2:
-            found = search(number, count, shrink, check)
+            found = search(number, count, shrink, check, strategy=programs(families=families))
             return number, found.ran, found.differing, reach
         differing = []
         for seed in range(number * BATCH, number * BATCH + count):
-            source = generate(SeededChoices(seed), tensors=captured and seed % 2 == 1)
+            source = generate(SeededChoices(seed), tensors=captured and seed % 2 == 1, families=families)
             text = check(source)
             if text and shrink:
                 source = reduced(source, lambda smaller: bool(check(smaller)), 500)

@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 from .choices import DrawnChoices
 from .compare import difference
 from .grammar import generate
+from .grammar.program import FAMILIES
 
 
 @st.composite
-def programs(draw: Any, size: int = 80) -> str:
-    return generate(DrawnChoices(draw, st.integers), size=size)
+def programs(draw: Any, size: int = 80, families: tuple[str, ...] = FAMILIES) -> str:
+    return generate(DrawnChoices(draw, st.integers), size=size, families=families)
 
 
 class Differs(Exception):
