@@ -62,8 +62,9 @@ class Block:
 class Plan:
     """What of a block is read and written again. joined: for each result, the tensors that its gradient is for.
 
-    steps: reads that start at the module, as ``grouped`` has them. common: the others, which lead to the very same
-    objects for every module (``pairs`` holds these) for as long as ``writes`` is the number of changes from outside.
+    steps: reads that start at the module, as ``grouped`` has them. common: the others, which led to the very same
+    objects for the second module (``pairs`` holds these; with a module for which others stand in their place, the
+    block is not used) for as long as ``writes`` is the number of changes from outside.
     """
 
     reads: list[tuple[Any, ...]]
@@ -236,21 +237,31 @@ class Blocks:
             pairs.read_again(*step)
         if fresh:
             self.log += plan.common  # a block around this one has read it too
-        else:
+        elif module is not block.module:  # (the same module again says nothing of others)
             plan.common = [e for e in plan.reads if self.is_common(e, pairs)]
             chosen = set(map(id, plan.common))
             plan.steps = grouped([e for e in plan.reads if id(e) not in chosen])
             plan.pairs, plan.writes = Pairs(self), self.objects.outside_writes
+            self.hold_together(plan, plan.pairs)
             for step in grouped(plan.common):
                 plan.pairs.read_again(*step)
         return pairs
 
     def is_common(self, event: tuple[Any, ...], pairs: Pairs) -> bool:
         """Whether a read was of an object that no other stands for."""
+        return all(pairs.forth.get(id(o), o) is o for o in self.read_in(event))
+
+    def read_in(self, event: tuple[Any, ...]) -> list[Any]:
+        """The object that was read, and whose ``__dict__`` it is."""
         _, record, *_ = event
         owner = self.objects.owners.get(id(record))
-        objects = [record.obj] if owner is None else [record.obj, owner.obj]
-        return all(pairs.forth.get(id(o), o) is o for o in objects)
+        return [record.obj] if owner is None else [record.obj, owner.obj]
+
+    def hold_together(self, plan: Plan, pairs: Pairs) -> None:
+        """What two modules share, a third one may not: common reads count where their objects stand for themselves."""
+        for event in plan.common:
+            for shared in self.read_in(event):
+                pairs.bind(shared, shared)
 
     def copy_nodes(self, block: Block, plan: Plan, pairs: Pairs) -> dict[fx.Node, fx.Node]:
         """The block's nodes over the other module's tensors, at the end of the graph."""

@@ -1,0 +1,73 @@
+"""Modules that are called twice, or that share a part, before another one of their class is called."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from moebius import capture
+from moebius.tracking.blocks import Blocks
+
+
+class Outer(nn.Module):
+    """A module around another one, which may be shared."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner, self.scale = inner, nn.Parameter(torch.rand(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inner(x).tanh() * self.scale
+
+
+def twice_then_others() -> nn.Module:
+    a, b, c = (nn.Linear(3, 3) for _ in range(3))
+    return nn.Sequential(a, a, b, a, c, b)
+
+
+def shared_inside() -> nn.Module:
+    inner, other = nn.Linear(3, 3), nn.Linear(3, 3)
+    return nn.Sequential(Outer(inner), Outer(inner), Outer(other), Outer(inner), Outer(other))
+
+
+def shared_last() -> nn.Module:
+    inner, other = nn.Linear(3, 3), nn.Linear(3, 3)
+    return nn.Sequential(Outer(other), Outer(inner), Outer(inner), Outer(other), Outer(nn.Linear(3, 3)))
+
+
+def shared_parameter() -> nn.Module:
+    layers = [nn.Linear(3, 3) for _ in range(4)]
+    layers[1].weight = layers[0].weight
+    layers[3].bias = layers[0].bias
+    return nn.Sequential(*layers, *layers)
+
+
+def shared_table() -> nn.Module:
+    """Two modules with one dict of parameters."""
+    layers = [nn.Linear(3, 3) for _ in range(3)]
+    layers[1].__dict__["_parameters"] = layers[0]._parameters
+    return nn.Sequential(layers[0], layers[1], layers[2])
+
+
+MODELS = [twice_then_others, shared_inside, shared_last, shared_parameter, shared_table]
+
+
+def step(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    return model(x)
+
+
+@pytest.mark.parametrize("make", MODELS, ids=lambda m: m.__name__)
+def test_each_module_runs_with_its_own_weights(make) -> None:  # type: ignore[no-untyped-def]
+    torch.manual_seed(0)
+    model, x = make(), torch.randn(2, 3)
+    captured = capture(step, backend="eager")
+    for _ in range(2):
+        assert torch.equal(captured(model, x), step(model, x))
+
+
+def test_with_the_check_switched_off_the_answer_is_wrong(monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    monkeypatch.setattr(Blocks, "hold_together", lambda self, plan, pairs: None)
+    torch.manual_seed(0)
+    model, x = shared_last(), torch.randn(2, 3)
+    assert not torch.equal(capture(step, backend="eager")(model, x), step(model, x))
