@@ -87,13 +87,28 @@ class Operators(Core):
         result = self.binary_slots(left, right, forward, reflected)
         if result is not NotImplemented:
             return result
-        native_left = lookup(left_type, forward)
-        if left_raw is None and native_left is not MISSING and is_sequence_slot(native_left):
-            return self.native(OPERATIONS[op], left, right)
+        if plain_op in ("+", "*"):
+            result = self.sequence_slots(op, left, right, forward, in_place)
+            if result is not NotImplemented:
+                return result
         name = "** or pow()" if plain_op == "**" and op is plain_op else op
         raise TypeError(
             f"unsupported operand type(s) for {name}: '{type_name(left_type)}' and '{type_name(right_type)}'"
         )
+
+    def sequence_slots(self, op: str, left: Any, right: Any, forward: str, in_place: str) -> Any:
+        """Objects/abstract.c PyNumber_Add, PyNumber_Multiply and kin once both operands' number slots have declined."""
+        left_type, right_type = type(left), type(right)
+        methods = [lookup(left_type, in_place)] if op[-1] == "=" else []
+        owner, other, other_type = left, right, right_type
+        method = next((found for found in (*methods, lookup(left_type, forward)) if is_sequence_slot(found)), None)
+        if method is None and forward == "__mul__" and is_sequence_slot(lookup(right_type, "__rmul__")):
+            owner, other, other_type, method = right, left, left_type, lookup(right_type, "__mul__")
+        if method is None:
+            return NotImplemented
+        if forward == "__mul__" and lookup(other_type, "__index__") is MISSING:
+            raise TypeError(f"can't multiply sequence by non-int of type '{type_name(other_type)}'")
+        return self.native(method, owner, other)
 
     def binary_slots(self, left: Any, right: Any, forward: str, reflected: str) -> Any:
         """Objects/abstract.c binary_op1: forward, reflected, or the other way round for a subclass on the right."""
@@ -102,6 +117,8 @@ class Operators(Core):
         other = lookup(right_type, reflected) if right_type is not left_type else MISSING
         if own is not MISSING and own is not None and is_sequence_slot(own):
             own = MISSING  # sq_concat and sq_repeat come after the number slots
+        if other is not MISSING and other is not None and is_sequence_slot(other):
+            other = MISSING
         if other is not MISSING and is_subtype(right_type, left_type):
             inherited = lookup(left_type, reflected)
             if own is MISSING or inherited is MISSING or inherited is not other:
