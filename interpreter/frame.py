@@ -86,7 +86,7 @@ class Frame:
                 except ValueError:
                     value = UNSET
             found.append(value)
-        return found
+        return found or [UNSET] * len(self.program.localsplus)  # it has returned
 
     def variables(self) -> dict[str, Any]:
         """Name -> value of the local variables that are set, cells read through (what `locals()` reports)."""

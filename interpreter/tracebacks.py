@@ -148,9 +148,9 @@ def add_entry(frame: Frame, following: TracebackType | None, ends: bool) -> Trac
 
 def with_variables(frame: Frame, trace: TracebackType) -> TracebackType:
     """The traceback of what `frame` raises again as it ends: its entry, made when it went on, gets its locals."""
-    if trace.tb_frame.f_code in (frame.program.stubs or {}).values():
-        fill_frame(trace.tb_frame, frame.values(), UNSET)
-    return trace
+    if trace.tb_frame.f_code not in (frame.program.stubs or {}).values():
+        return trace
+    return TracebackType(trace.tb_next, stub_frame(frame, True), trace.tb_lasti, trace.tb_lineno)
 
 
 def chain_context(exc: BaseException, handled: BaseException | None) -> None:
