@@ -394,6 +394,10 @@ class Emitter:
 
     def replay(self, record: Record, name: str) -> None:
         kind = type(record.obj)
+        if kind not in CONTAINERS and not issubclass(kind, tuple(CONTAINERS)):  # slots
+            for slot, item in record.writes.items():
+                self.lines.append(f"{self.constant(slot_of(kind, slot))}.__set__({name}, {self.value(item)})")
+            return
         base = self.constant(next((b for b in kind.__mro__ if b in CONTAINERS), kind))
         if record.shadow is None:
             for key, item in record.writes.items():
@@ -553,6 +557,11 @@ def has_symbol(value: Any) -> bool:
     return isinstance(value, SYMBOLIC) or (
         isinstance(value, torch.Size) and any(isinstance(v, SYMBOLIC) for v in value)
     )
+
+
+def slot_of(cls: type, name: str) -> Any:
+    """The descriptor of a slot, on the class that defines it."""
+    return next(base.__dict__[name] for base in cls.__mro__ if name in base.__dict__)
 
 
 def slots_of(cls: type) -> list[types.MemberDescriptorType]:

@@ -114,6 +114,7 @@ class Trace:
         )
         self.tensors.unread = self.objects.is_entered
         self.tensors.gradients.note = self.objects.note
+        self.tensors.is_handled = self.is_handled
         self.domain = TrackingDomain(self.objects, self.tensors)
         self.domain.stop_at = stop_at
         self.domain.told_compiling = policy.told_compiling
@@ -169,6 +170,16 @@ class Trace:
             code = self.request.function.__code__
             return code.co_filename, code.co_firstlineno
         return frame.code.co_filename, frame.line or frame.code.co_firstlineno
+
+    def is_handled(self) -> bool:
+        """Whether a handler of the user's would see an error that is raised now."""
+        frame = self.machine.frame
+        while frame is not None:
+            handler = frame.program.handler_at(frame.pc)
+            if handler is not None and frame.program.instructions[handler[0]].opname == "PUSH_EXC_INFO":
+                return True
+            frame = frame.back
+        return False
 
     # ------------------------------------------------------------------------------------------------------------------
     # Running

@@ -7,6 +7,7 @@ runs on the way (properties, ``__getattr__``, descriptors) is interpreted like a
 
 from __future__ import annotations
 
+import collections
 import functools
 import types
 from collections.abc import Callable
@@ -19,7 +20,7 @@ from moebius.interpreter import Signal
 from ..hook import ABSENT
 from ..sources import Static, part
 from .numbers import Number
-from .objects import HEAP_TYPE, Objects, Record, raw_dict
+from .objects import CONTAINERS, HEAP_TYPE, Objects, Record, raw_dict
 from .tensors import TensorOperations
 from .texts import Text
 from .values import ATOMS, SYMBOLIC, Break, LoopLeftover, TensorMethod, TensorProxy
@@ -143,7 +144,8 @@ class Attributes:
         """The entry of the instance dict, ABSENT if none."""
         if self.objects.is_new(obj):
             namespace = raw_dict(obj)
-            return ABSENT if namespace is None else namespace.get(name, ABSENT)
+            found = ABSENT if namespace is None else namespace.get(name, ABSENT)
+            return self.objects.made(found) if name == "__notes__" else found  # a list that add_note made
         record = self.objects.record_of(obj)
         if record is None:
             if raw_dict(obj) is None:
@@ -196,7 +198,7 @@ class Attributes:
         if self.objects.is_new(obj):
             return value
         place = part(self.objects.need(obj).source, "attr", name)
-        if place.parent.static and not isinstance(value, torch.Tensor):
+        if place.parent.static and not isinstance(value, torch.Tensor) and place.name not in self.objects.volatile:
             if type(value) in ATOMS:
                 self.objects.guards.check("equal", place, value, text=f"== {value!r}"[:60])
                 return value
@@ -233,6 +235,8 @@ class Attributes:
             found, type | types.BuiltinFunctionType | torch.Tensor | TensorProxy | tuple
         ):
             return found
+        if descriptor is TUPLE_FIELD and isinstance(obj, tuple):
+            return tuple.__getitem__(obj, found.__reduce__()[1][0])
         getter = self.on_type(descriptor, "__get__")
         if getter is ABSENT:
             return found
@@ -435,14 +439,11 @@ class Attributes:
             if isinstance(setter, types.FunctionType):
                 self.call(setter, [on_type, obj, value], {})
                 return
-            if not self.objects.is_new(obj):
-                raise Break(
-                    "slot or C attribute is set",
-                    f"{kind.__qualname__}.{name}",
-                    "keep state that changes in ordinary attributes",
-                )
-            self.objects.touch(obj)
-            on_type.__set__(obj, value)
+            if self.objects.is_new(obj):
+                self.objects.touch(obj)
+                on_type.__set__(obj, value)
+            else:
+                self.set_slot(obj, name, on_type, value)
             return
         if self.objects.is_new(obj):
             self.objects.touch(obj)
@@ -452,6 +453,17 @@ class Attributes:
         if record is None:
             raise AttributeError(f"{kind.__name__!r} object has no attribute {name!r}")
         self.objects.dict_set(record, name, value)
+
+    def set_slot(self, obj: Any, name: str, slot: Any, value: Any) -> None:
+        """A slot of an object that existed before."""
+        kind = type(obj)
+        by_class = type(slot) is types.MemberDescriptorType and slot.__objclass__.__flags__ & HEAP_TYPE
+        if not by_class or slot.__name__ != name or kind in CONTAINERS or isinstance(obj, BaseException):
+            hint = "keep state that changes in ordinary attributes"
+            raise Break("slot or C attribute is set", f"{kind.__qualname__}.{name}", hint)
+        record = self.objects.need(obj)
+        self.objects.touch(obj)
+        record.writes[name] = value
 
     def delete(self, obj: Any, name: str) -> None:
         """``del obj.name``."""
@@ -488,6 +500,7 @@ class Attributes:
         return True
 
 
+TUPLE_FIELD: Any = type(vars(collections.namedtuple("Single", "item"))["item"])  # it tells pickle its index
 MODULE_GETATTR = torch.nn.Module.__getattr__
 
 

@@ -9,6 +9,7 @@ import json
 import operator
 import sys
 import types
+import warnings
 import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -26,6 +27,7 @@ from .checkpoints import Checkpoints
 from .construction import Construction
 from .functions import AutogradFunctions
 from .hooks import GradientHooks
+from .messages import Messages
 from .methods import Methods
 from .numbers import FUNCTIONS as NUMBER_FUNCTIONS
 from .numbers import Number
@@ -46,6 +48,7 @@ class Calls(Methods, Construction, StandIns):
         self.domain = domain
         self.objects = domain.objects
         self.tensors = domain.tensors
+        self.messages = Messages(domain)
         self.builtins: dict[Any, Callable[..., Any]] = {
             isinstance: self.is_instance,
             issubclass: self.is_subclass,
@@ -84,6 +87,7 @@ class Calls(Methods, Construction, StandIns):
             hash: self.hash_of,
             sys.exception: self.handled_exception,
             sys.exc_info: self.exception_details,
+            warnings.warn: self.messages.warn,
         }
         self.tensors.gradients.hooks = GradientHooks(self.domain, self.call)
         self.tensors.gradients.enter = self.objects.enter
@@ -98,6 +102,7 @@ class Calls(Methods, Construction, StandIns):
             torch.autograd.grad: self.derive,
             json.loads: self.parse_json,
         }
+        self.functions |= self.messages.functions
         o = operator
         self.builtins |= {
             o.getitem: self.domain.get_item,

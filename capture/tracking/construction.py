@@ -99,7 +99,7 @@ class Construction(CallParts):
             raise Break(
                 "object made in C",
                 f"{cls.__module__}.{cls.__qualname__}",
-                "it is made natively; make it outside of the step",
+                HINTS.get(cls.__name__, "it is made natively; make it outside of the step"),
             )
         if base is tuple:
             return self.objects.made(tuple.__new__(cast(Any, cls), self.listed(args[0]) if args else ()))
@@ -172,3 +172,8 @@ def check_object_arguments(cls: Any) -> None:
     """Objects/typeobject.c object_new: arguments that neither __new__ nor __init__ takes are an error."""
     if cls.__new__ is object.__new__ and cls.__init__ is object.__init__:
         raise TypeError(f"{cls.__name__}() takes no arguments")
+
+HINTS = {
+    "_InferenceMode": "use torch.no_grad(), which is a part of the graph, or enter inference mode around the step",
+    "_ExperimentalConfig": "enter the profiler around the step",
+}

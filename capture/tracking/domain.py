@@ -24,6 +24,7 @@ from ..sources import Static
 from .attributes import Attributes
 from .blocks import Blocks
 from .calls import Calls
+from .caught import raised_in_c
 from .containers import Containers
 from .loops import ROWS, Loops
 from .objects import Objects, Record
@@ -158,6 +159,9 @@ class TrackingDomain(Operators, Containers):
 
     def exc_match(self, exc: BaseException, kind: Any) -> bool:
         refuse_own(exc)
+        if not self.objects.is_known(exc) and raised_in_c(exc, self.objects.is_known):
+            self.objects.made(exc)
+            self.objects.made(exc.args)
         return super().exc_match(exc, kind)
 
     def as_exception(self, value: Any) -> BaseException | None:

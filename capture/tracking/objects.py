@@ -306,7 +306,8 @@ class Objects:
         everything = list({id(r): r for r in self.records.values()}.values())
         for record in changed:
             for other in everything:
-                if other is not record and type(other.obj) is type(record.obj) and type(record.obj) in CONTAINERS:
+                alike = type(other.obj) is type(record.obj) and (type(record.obj) in CONTAINERS or record.writes)
+                if other is not record and alike:
                     self.guard_distinct(record.obj, other.obj)
 
     def record_of(self, obj: Any) -> Record | None:

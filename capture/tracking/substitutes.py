@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import copyreg
+import enum
 import types
 from collections.abc import Callable
 from typing import Any
@@ -80,6 +81,54 @@ def copied(x: Any) -> Any:
     return original_copy(x)
 
 
+def deep_copied(x: Any, memo: Any = None, _nil: Any = None) -> Any:
+    """``copy.deepcopy``: the original keeps what it has copied by ``id()``, which differs from call to call."""
+    return original_deepcopy(x, memo) if memo is not None else deep_copy(x, [])
+
+
+def deep_copy(x: Any, done: list[tuple[Any, Any]]) -> Any:
+    """done: what was copied before, and its copy (copy._deepcopy_list and its kin)."""
+    cls: Any = type(x)
+    if cls in COPIED_AS_THEMSELVES or isinstance(x, type | enum.Enum):
+        return x
+    for one, copied_one in done:
+        if one is x:
+            return copied_one
+    made: Any
+    if cls is list:
+        made = []
+        done.append((x, made))
+        for item in x:
+            made.append(deep_copy(item, done))
+        return made
+    if cls is dict:
+        made = {}
+        done.append((x, made))
+        for key, value in x.items():
+            made[deep_copy(key, done)] = deep_copy(value, done)
+        return made
+    if cls is tuple:
+        items = [deep_copy(item, done) for item in x]
+        for one, copied_one in done:
+            if one is x:  # (it holds something that holds it)
+                return copied_one
+        for one, copied_one in zip(x, items, strict=True):
+            if one is not copied_one:
+                made = tuple(items)
+                done.append((x, made))
+                return made
+        return x
+    if is_plain_object(cls) and not hasattr(cls, "__deepcopy__"):
+        made = cls.__new__(cls)
+        done.append((x, made))
+        state = {}
+        for key, value in x.__dict__.items():
+            state[key] = deep_copy(value, done)
+        made.__dict__.update(state)
+        return made
+    return object.__reduce_ex__(x, 4)  # a graph break
+
+
 def is_plain_object(cls: Any) -> bool:
     """Whether copying an instance is a new object with the same ``__dict__``: nothing of pickle's protocol overridden
     (``object.__reduce_ex__``, Objects/typeobject.c), no slots, no base written in C."""
@@ -108,11 +157,16 @@ COPY_PROTOCOL = (
     "__getnewargs__",
 )
 original_copy = types.FunctionType(copy.copy.__code__, copy.copy.__globals__, "copy")
+original_deepcopy = types.FunctionType(copy.deepcopy.__code__, copy.deepcopy.__globals__, "deepcopy")
+COPIED_AS_THEMSELVES = frozenset(
+    {type(None), int, float, bool, complex, bytes, str, range, type(Ellipsis), type(NotImplemented), types.CodeType,
+     types.FunctionType, types.BuiltinFunctionType, property, torch.dtype, torch.device, torch.layout}
+)  # fmt: skip
 COPY_IS_METHOD = frozenset({list, dict, set})
 HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: a class made by Python code
 
 # Those that hold whether backward and the optimizer are in the graph or not.
-ANYWHERE: dict[Any, Callable[..., Any]] = {copy.copy: copied}
+ANYWHERE: dict[Any, Callable[..., Any]] = {copy.copy: copied, copy.deepcopy: deep_copied}
 SUBSTITUTES: dict[Any, Callable[..., Any]] = ANYWHERE | {
     torch.optim.Optimizer.zero_grad: zero_grad,
     torch.nn.Module.zero_grad: module_zero_grad,

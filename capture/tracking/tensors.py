@@ -89,6 +89,7 @@ class TensorOperations:
         self.whole_step = whole_step
         writer.holds_generators = whole_step
         self.unread: Callable[[Any], bool] = lambda value: False  # a container whose items no guard has seen
+        self.is_handled: Callable[[], bool] = lambda: False  # whether the running code is in a try- or with-block
         self.speculate: Callable[[Any], bool | None] = lambda value: None  # the way to take at a branch on data
 
     # ------------------------------------------------------------------------------------------------------------------
@@ -276,7 +277,20 @@ class TensorOperations:
                     f"{name}: {str(error).splitlines()[0][:160]}",
                     "write it without a branch or a size that depends on values",
                 ) from None
+            self.refuse_handled(function, error)
             raise
+        except Exception as error:
+            self.refuse_handled(function, error)
+            raise
+
+    def refuse_handled(self, function: Any, error: Exception) -> None:
+        """A graph break if a handler of the user's would see an error of fakes, whose words are not the operator's."""
+        if self.is_handled():
+            raise Break(
+                "operator that raises",
+                f"{getattr(function, '__name__', function)}: {(str(error).splitlines() or [''])[0][:160]}",
+                "it runs natively, and a handler sees its own error",
+            ) from None
 
     def refuse_unread(self, value: Any) -> None:
         """A graph break if an operator would look into a container that no guard has seen."""

@@ -59,6 +59,10 @@ class Texts:
             return value.node is not None
         return isinstance(value, TensorProxy) or type(value) is torch.SymInt
 
+    def is_text(self, value: Any) -> bool:
+        """Whether the value is a str that the graph makes."""
+        return isinstance(value, Text) and value.node is not None
+
     def is_open(self, *values: Any) -> bool:
         """Whether a text of these values is a node of the graph: one of them is the graph's, the others are plain."""
         return any(map(self.is_part, values)) and all(

@@ -7,6 +7,7 @@ that fx sees which nodes a text is made of.
 from __future__ import annotations
 
 import builtins
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -32,6 +33,16 @@ def filled(text: str, names: tuple[str, ...], *values: Any) -> str:
     """``text.format(*values)``; the last of the values go by ``names``."""
     count = len(values) - len(names)
     return text.format(*values[:count], **dict(zip(names, values[count:], strict=True)))
+
+
+def warner(category: type[Warning], namespace: dict[str, Any], file: str, line: int) -> Callable[[str], None]:
+    """``warnings.warn`` at a place of the user's program: the same entry in the registry of those shown once."""
+
+    def warn(message: str) -> None:
+        registry = namespace.setdefault("__warningregistry__", {})
+        warnings.warn_explicit(message, category, file, line, namespace.get("__name__", "<string>"), registry)
+
+    return warn
 
 
 def say(sep: str | None, end: str | None, flush: bool, *values: Any) -> None:

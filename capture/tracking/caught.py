@@ -1,0 +1,43 @@
+"""Exceptions that C code raised while tracing, and that the user's handler caught: whether they are plain Python's."""
+
+from __future__ import annotations
+
+import re
+import types
+from collections.abc import Callable
+from typing import Any
+
+from .values import ATOMS, SYMBOLIC, TensorProxy
+
+# What only an object of ours, or a fake tensor, can have put into a message.
+OURS = re.compile(
+    r"TensorProxy|TensorMethod|LoopLeftover|FakeTensor|SymInt|SymFloat|SymBool|\bNumber\b|\bText\b|Absent|moebius|\bmeta\b"
+)
+
+
+def raised_in_c(error: BaseException, known: Callable[[Any], bool]) -> bool:
+    """Whether an exception of Python's own says in all its parts what it says in plain Python, so that the step may
+    read it: C code raised it, of plain arguments, and no operator on fake tensors is behind it (fakes have messages
+    of their own). ``known``: whether tracing knows an object."""
+
+    def plain(value: Any) -> bool:
+        return type(value) is TensorProxy or (type(value) in ATOMS and type(value) not in SYMBOLIC) or known(value)
+
+    kind = type(error)
+    if kind.__module__ != "builtins" or not isinstance(error, Exception):
+        return False
+    parts = [d.__get__(error) for d in members(kind)] + [error.__context__, error.__cause__]
+    if not all(map(plain, (*error.args, *parts))) or any(OURS.search(a) for a in error.args if isinstance(a, str)):
+        return False
+    place = error.__traceback__
+    while place is not None:
+        module = str(place.tb_frame.f_globals.get("__name__", ""))
+        if module.split(".")[0] == "torch" or module in ("moebius.torch_private", "moebius.tracking.tensors"):
+            return False
+        place = place.tb_next
+    return True
+
+
+def members(kind: type) -> list[types.MemberDescriptorType]:
+    """What exceptions of this type hold besides their arguments: ``name``, ``obj``, ``value``."""
+    return [d for base in kind.__mro__ for d in vars(base).values() if type(d) is types.MemberDescriptorType]
