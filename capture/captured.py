@@ -97,13 +97,23 @@ class Captured:
     @hidden
     def cold(self, entry: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
         """No guards held: capture this call, keep what came of it, and run it."""
+        compiling = torch_private.set_eval_frame(None)  # torch.compile, around this call, is not to compile capture
+        try:
+            run = self.prepare(entry, args, kwargs)
+        finally:
+            torch_private.set_eval_frame(compiling)
+        return run(*args, **kwargs)
+
+    @hidden
+    def prepare(self, entry: Any, args: tuple, kwargs: dict[str, Any]) -> Callable[..., Any]:
+        """What a cold call runs: what was captured for it, or the function as it is."""
         native = self.settled(run_cells_natively(self.function, self.n_cells))
         if getattr(TRACING, "where", None) is not None or self.given_up:
-            return native(*args, **kwargs)
+            return native
         if not self.binds(args, kwargs):
-            return native(*args, **kwargs)  # raises the TypeError that says so
+            return native  # raises the TypeError that says so
         if torch_private.in_checkpoint():  # it compares what it saves twice: in both it must be the program's tensors
-            return native(*args, **kwargs)
+            return native
         worth_it = False
         try:
             worth_it = not entry.targets or self.learn(args, kwargs)
@@ -119,10 +129,10 @@ class Captured:
             self.report_failure(error)
             worth_it = False
         if not worth_it:  # (outside of the handlers: capture's error is not the context of the program's)
-            return native(*args, **kwargs)
+            return native
         if segment.graph_break is not None and self.options.fullgraph:
             raise GraphBreakError(segment.graph_break)
-        return self.runner(segment)(*args, **kwargs)
+        return self.runner(segment)
 
     def binds(self, args: tuple, kwargs: dict[str, Any]) -> bool:
         """Whether these arguments fit the function's parameters."""
@@ -438,6 +448,9 @@ class Captured:
         self.misses.clear()
         self.given_up = False
         self.cold_seconds = 0.0
+
+
+torch_private.skip_code(Captured.cold.__code__)  # (torch.compile leaves this one frame alone)
 
 
 @contextlib.contextmanager

@@ -275,6 +275,7 @@ def continue_natively(attempt: Trace, emitter: Emitter, make_resume: MakeResume,
     ]
     native_code = going_on.native_code(resumes)
     mark_skip(native_code)
+    torch_private.skip_code(native_code)  # torch.compile cannot read code whose constants are callables
     native = with_cells(native_code, globals_, name, len(going_on.state.cells))
     index = {n: i for i, n in enumerate(frame.program.localsplus)}
     callee = callee_position(frame.instruction, frame.stack)

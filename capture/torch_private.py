@@ -22,6 +22,7 @@ from torch._C import _disabled_torch_function_impl as disabled_torch_function
 from torch._C._dynamo.guards import GlobalStateGuard
 from torch._dispatch.python import enable_python_dispatcher
 from torch._dynamo.decorators import graph_break
+from torch._dynamo.eval_frame import set_eval_frame, skip_code
 from torch._dynamo.mutation_guard import GenerationTracker
 from torch._dynamo.source import LocalSource
 from torch._guards import TracingContext
@@ -60,6 +61,8 @@ __all__ = [
     "free_unbacked_symbols",
     "graph_break",
     "group_tensors_by_device_and_dtype",
+    "set_eval_frame",
+    "skip_code",
 ]
 
 # What a fake operator raises when its answer depends on the numbers in a tensor.

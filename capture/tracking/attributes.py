@@ -430,7 +430,7 @@ class Attributes:
         on_type = self.on_type(kind, name)
         if isinstance(on_type, property):
             if on_type.fset is None:
-                raise AttributeError(f"property {name!r} of {kind.__name__!r} object has no setter")
+                raise AttributeError(f"property {name!r} of {kind.__qualname__!r} object has no setter")
             setter = self.objects.enter(on_type.fset, Static(f"{kind.__qualname__}.{name}.fset", on_type.fset))
             self.call(setter, [obj, value], {})
             return

@@ -24,7 +24,10 @@ def raised_in_c(error: BaseException, known: Callable[[Any], bool]) -> bool:
         return type(value) is TensorProxy or (type(value) in ATOMS and type(value) not in SYMBOLIC) or known(value)
 
     kind = type(error)
-    if kind.__module__ != "builtins" or not isinstance(error, Exception):
+    # (a TypeError of a wrong operand: C code words it by the instruction, and tracing has other instructions)
+    if kind.__module__ != "builtins" or not isinstance(error, Exception) or isinstance(error, TypeError):
+        return False
+    if isinstance(error, AttributeError) and " object has no attribute " not in str(error):
         return False
     parts = [d.__get__(error) for d in members(kind)] + [error.__context__, error.__cause__]
     if not all(map(plain, (*error.args, *parts))) or any(OURS.search(a) for a in error.args if isinstance(a, str)):
