@@ -1,11 +1,12 @@
 """Imports whose module bodies are interpreted: importlib's own Python implementation, run by the machine."""
 from __future__ import annotations
 
-import builtins
 import importlib
 import sys
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
+
+from .private_builtins import ORIGINAL as builtins
 
 if TYPE_CHECKING:
     from .machine import Machine

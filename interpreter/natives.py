@@ -31,6 +31,7 @@ NATIVE_CALLBACKS: dict[str, str] = {
     "finalizers (__del__)": "of an object that C code made, of a class that was defined outside of interpret and that "
     "interpreted code makes no object of, where the last reference goes in the machine's own code",
     "signal handlers, gc.callbacks, sys.excepthook, atexit functions": "CPython calls them",
+    "ctypes callbacks": "where an object dies in the machine's own code",
     "importlib._bootstrap, importlib._bootstrap_external": "where C code imports; the modules' bodies are interpreted",
     "dict look-ups of names": "__eq__ of keys, put into a namespace, that are no strings but hash alike",
     "moebius, torch._dynamo": "functions of their modules, and all that they call",

@@ -11,10 +11,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import find_spec, module_from_spec
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 PRIVATE = dict(vars(builtins))
+ORIGINAL: Any = SimpleNamespace(**PRIVATE)  # the same as attributes: the module's own may be replaced as well
 
 
 def private_copy(name: str) -> Any:

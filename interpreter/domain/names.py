@@ -1,11 +1,11 @@
 """Names: globals, class and module namespaces, cells, imports."""
 from __future__ import annotations
 
-import builtins
 import sys
 from types import CellType, ModuleType
 from typing import Any
 
+from ..private_builtins import ORIGINAL as builtins
 from ..sentinels import UNSET
 from .core import Core, is_a, type_name
 

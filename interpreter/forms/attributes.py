@@ -1,10 +1,10 @@
 """getattr() and its kin, isinstance(), object's own attribute methods."""
 from __future__ import annotations
 
-import builtins
 from typing import Any
 
 from ..domain.core import is_a, is_class
+from ..private_builtins import ORIGINAL as builtins
 from .registry import form, method_form
 
 

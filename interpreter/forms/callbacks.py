@@ -2,11 +2,11 @@
 from __future__ import annotations
 
 import _thread
-import builtins
 import functools
 import weakref
 from typing import Any
 
+from ..private_builtins import ORIGINAL as builtins
 from .iteration import walked
 from .registry import form, method_form
 

@@ -1,7 +1,6 @@
 """Callables that look at the running frame: locals(), globals(), super(), exec(), sys.exc_info(), …"""
 from __future__ import annotations
 
-import builtins
 import sys
 from types import CellType, CodeType, FrameType, FunctionType
 from typing import Any
@@ -9,6 +8,7 @@ from typing import Any
 from ..domain.core import is_a, is_class
 from ..errors import InterpreterError
 from ..natives import call_outside
+from ..private_builtins import ORIGINAL as builtins
 from ..sentinels import UNSET
 from ..shells import native_frame
 from .registry import form, method_form

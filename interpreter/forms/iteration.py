@@ -1,7 +1,6 @@
 """iter(), next(), len() and what walks an iterable whose methods are Python."""
 from __future__ import annotations
 
-import builtins
 from array import array
 from collections import OrderedDict
 from collections.abc import Iterator
@@ -11,6 +10,7 @@ from typing import Any
 from ..domain.containers import SAMPLES, by_items, for_c
 from ..domain.core import special
 from ..natives import IN_BETWEEN
+from ..private_builtins import ORIGINAL as builtins
 from ..sentinels import STOP
 from .registry import form, method_form
 

@@ -1,10 +1,10 @@
 """str(), repr(), bool(), hash() and friends, where the object's dunder is Python."""
 from __future__ import annotations
 
-import builtins
 from typing import Any
 
 from ..domain.core import is_a, special
+from ..private_builtins import ORIGINAL as builtins
 from .registry import form
 
 
