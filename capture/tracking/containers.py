@@ -361,6 +361,12 @@ class Containers(Parts):
         value = natives.specialised(value)
         if natives.is_plain(value, self.calls.known):
             return super().format_value(value, conversion, spec)
+        own = ABSENT if conversion else self.attributes.on_type(type_of(value), "__format__")
+        if isinstance(own, types.FunctionType) and type(value) is type_of(value):
+            text = self.call(self.attributes.bind(own, value, type(value)), [spec or ""], {})
+            if type_of(text) is str:
+                return text
+            raise Break("text of a value that is not plain", "__format__ gives no str", "format it after the step")
         if conversion or spec:
             raise Break(
                 "text of a value that is not plain",

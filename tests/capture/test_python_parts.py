@@ -196,7 +196,17 @@ def an_error_that_is_returned(x):
     return x * 2, str(kept)
 
 
+class Formatted:
+    def __format__(self, spec):
+        return f"<{spec}>"
+
+
+def objects_with_a_format_of_their_own(x):
+    return x * 2, f"{Formatted()} {Formatted():>4} {Color.RED}", format(Formatted()), format(Formatted(), "x")
+
+
 ONE_GRAPH = [
+    objects_with_a_format_of_their_own,
     fields_of_named_tuples, a_field_that_is_not_there, slots_of_new_objects, deep_copies, deep_copy_of_an_object,
     an_identity, a_log_line_that_is_off, no_grad, a_profiler_range, custom_operators, context_managers,
     errors_that_c_code_raises, an_error_with_notes, an_error_that_is_returned,
