@@ -308,6 +308,8 @@ declare(
     ["index_put"],
     inplace=["index_put_", torch.index_put_],
 )
+declare("stack", "tensors, dim=0", [torch.stack])
+declare("scatter", "input, dim, index, src", [torch.scatter], ["scatter"], inplace=["scatter_"])
 declare("scatter_add", "input, dim, index, src", [torch.scatter_add], ["scatter_add"], inplace=["scatter_add_"])
 declare("setitem", "input, index, value", inplace=[operator.setitem])
 

@@ -15,6 +15,7 @@ from moebius.kernels.contract import stored_width
 from moebius.kernels.precision import text_of
 from moebius.lowering.aliasing import Storage
 from moebius.lowering.contract import Contract, Work, well_formed
+from moebius.lowering.experts.dense import Chain, NoExperts, Stacked, build_dense, dense_chains, stacked_sums
 from moebius.lowering.experts.facts import Invariant, Linear, RowWeight, Slice
 from moebius.lowering.experts.proof import Claim, Refused, prove, state_position, target_of
 from moebius.lowering.experts.reader import Reader
@@ -56,6 +57,35 @@ def replace_loops(work: Work) -> None:
             replace_loop(work, loop, storage, region)
     if work.keep_loops is None:
         replace_turns(work, storage)
+    for chain in (*map(Chain, dense_chains(work.gm.graph)), *map(Stacked, stacked_sums(work.gm.graph))):
+        region = replace_dense(work, chain)
+        work.regions += [region] if region is not None else []
+
+
+def replace_dense(work: Work, chain: Chain) -> ExpertRegion | None:
+    """Experts that are computed on all tokens and masked, as the turns of one loop; None where these are none."""
+    before, modules = set(work.gm.graph.nodes), set(work.gm._modules)
+    file, line, _ = where_of(chain.place)
+    region = ExpertRegion(file, line, "experts on all tokens, masked by a gate")
+    other = False
+    try:
+        chain.normalise(Storage(work.gm.graph))
+        storage = Storage(work.gm.graph)
+        turns = build_dense(work.gm, chain.nodes, storage)
+    except Differ as difference:
+        other = isinstance(difference, NoExperts)
+        place = difference.node if where_of(difference.node)[0] else chain.place
+        region.refusal = f"{DIFFERENT}: {difference.reason} ({describe_where(place)})"
+    else:
+        replace_loop(work, turns.loop, storage, region, turns)
+    if region.lowered:
+        work.loose += chain.unread
+    else:
+        chain.restore()
+        erase_new(work.gm, before)
+        for name in set(work.gm._modules) - modules:
+            delattr(work.gm, name)
+    return None if other else region
 
 
 def replace_loop(work: Work, loop: fx.Node, storage: Storage, region: ExpertRegion, turns: Turns | None = None) -> bool:

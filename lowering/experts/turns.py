@@ -426,7 +426,12 @@ def build_loop(gm: fx.GraphModule, anchors: list[fx.Node], storage: Storage) -> 
     places = [place for place in map(place_of, anchors) if place is not None]
     assert len(places) == len(anchors)
     builder = Builder(gm, places, storage)
-    body = builder.build()
+    return loop_of(gm, builder, builder.build())
+
+
+def loop_of(gm: fx.GraphModule, builder: Builder, body: fx.GraphModule) -> Turns:
+    """The loop node of a body that was built, before the first turn."""
+    places, storage = builder.places, builder.storage
     name = next(n for n in (f"turns_{i}" for i in range(len(gm._modules) + 1)) if n not in gm._modules)
     gm.add_module(name, body)
     base = places[0].base

@@ -274,7 +274,7 @@ def generator_of_parts(x, moe):
     return out
 
 
-@spelled(CAPTURED)
+@spelled(LOWERED)
 def sum_of_a_comprehension(x, moe):
     """`sum(expert(x) * gates[:, i, None] for i, expert in enumerate(self.experts))`"""
     weight, index = moe.route(x)
@@ -282,7 +282,7 @@ def sum_of_a_comprehension(x, moe):
     return sum(expert(x) * gates[:, i, None] for i, expert in enumerate(moe.experts))
 
 
-@spelled(CAPTURED)
+@spelled(LOWERED)
 def stacked_outputs(x, moe):
     """`torch.stack([expert(x) for expert in self.experts], 1)`, weighted and summed"""
     weight, index = moe.route(x)
@@ -300,7 +300,7 @@ def stacked_and_gathered(x, moe):
     return (chosen * weight.unsqueeze(-1)).sum(1)
 
 
-@spelled(CAPTURED)
+@spelled(LOWERED)
 def masked_dense_modules(x, moe):
     """all experts on all tokens, `out += expert(x) * (weight * (index == i)).sum(-1, keepdim=True)`"""
     weight, index = moe.route(x)

@@ -220,7 +220,7 @@ def adding_at_a_mask(x, router, gate_up, down):
     return out
 
 
-@spelled(CAPTURED)
+@spelled(LOWERED)
 def dense(x, router, gate_up, down):
     """all experts on all tokens, `out = out + y * gates[:, e, None]`"""
     weight, index = route(x, router)

@@ -154,6 +154,9 @@ is kept for backward and counted in the report. An expert whose turn would not h
 An `if` on values without `else` is part of the graph; with `else`, or with a `return` or a changed list in it, it is a
 graph break.
 
+Experts computed on all tokens and masked by a gate run on the tokens that chose them, where the gate is certainly zero
+for all others. They differ where an expert's output for a token that did not choose it is not finite: 0 · inf is NaN.
+
 Made by `python tests/expert_loops/table.py --docs docs/expert-loops.md` on {date}, torch {torch}. Each spelling is
 written out in tests/expert_loops/spellings.py or module_spellings.py and runs with `@capture` and plainly, in float64.
 *Equal*: the result and every gradient, a missing one included, on {batches} batches.

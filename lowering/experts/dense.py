@@ -1,0 +1,448 @@
+"""All experts on all tokens, masked by a gate: ``out += expert(x) * gate_e[:, None]``, as the turns of an expert loop.
+
+Where gate_e[t] = Σ_k weight[t, k] · [index[t, k] = e], the sum over e of expert_e(x[t]) · gate_e[t] is that of
+expert_e(x[t]) · weight[t, k] over the slots k with index[t, k] = e, if the expert works on each row by itself. So a
+turn ``state + expert(x) * gate`` is rewritten to the turn that selects these rows, computes the expert on them alone
+and adds them at their tokens; whether that is an expert's turn, row by row, is for the proof to say (proof.py). What
+the gate is, is read here, from one of two ways to write it:
+
+    gates = zeros(T, E).scatter(1, index, weight); gates[:, e, None]            index from topk: no expert twice
+    (weight * (index == e)).sum(-1, keepdim=True)
+
+The two differ where an expert's output is not finite on a token that did not choose it: 0 · inf is NaN.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from moebius.lowering.aliasing import Storage
+from moebius.lowering.experts.routing import index_bounds, index_root
+from moebius.lowering.experts.turns import Builder, Differ, Place, Turns, loop_of
+from moebius.lowering.operators import Call, read_call
+from moebius.lowering.torch_private import same_size
+from moebius.lowering.values import add_call, infer, same_shape, shape_of, tensor_of
+
+FULL = slice(None)
+PRODUCTS = frozenset({"linear", "matmul", "addmm"})
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Which additions may be such turns
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def dense_chains(graph: fx.Graph) -> list[list[fx.Node]]:
+    """Additions of scaled rows, each to the result of the one before, two or more; each of the same line."""
+    chains: dict[Any, list[fx.Node]] = {}
+    found: list[list[fx.Node]] = []
+    for node in graph.nodes:
+        parts = added(node)
+        if parts is None:
+            continue
+        line, base = node.meta.get("where"), parts[0]
+        inplace = writes_base(node)
+        chain = chains.get((base, line)) if isinstance(base, fx.Node) else None
+        if chain is None:
+            chain = []
+            found.append(chain)
+        elif not inplace:
+            del chains[base, line]
+        chain.append(node)
+        chains[base if inplace else node, line] = chain
+    return [chain for chain in found if len(chain) >= 2]
+
+
+def writes_base(node: fx.Node) -> bool:
+    call = read_call(node)
+    return call is not None and call.op.inplace
+
+
+def added(node: fx.Node) -> tuple[Any, fx.Node] | None:
+    """(what is added to, the scaled rows) of ``out + rows * gate``; the first may be the number 0."""
+    call = read_call(node)
+    if call is None or call.name != "add" or call["alpha"] != 1:
+        return None
+    pair = (call["input"], call["other"])
+    for base, rows in (pair, pair[::-1]):
+        if call.op.inplace and base is not call["input"]:
+            continue
+        zero = type(base) is int and base == 0
+        whole = zero or (isinstance(base, fx.Node) and same_shape(shape_of(base), shape_of(node)))
+        if whole and isinstance(rows, fx.Node) and scaled_rows(rows) and same_shape(shape_of(rows), shape_of(node)):
+            return base, rows
+    return None
+
+
+def scaled_rows(node: fx.Node) -> tuple[fx.Node, fx.Node] | None:
+    """(rows [T, D], gate [T, 1]) of their product."""
+    call = read_call(node)
+    if call is None or call.name != "mul" or call.op.inplace:
+        return None
+    pair = (call["input"], call["other"])
+    for rows, gate in (pair, pair[::-1]):
+        if not isinstance(rows, fx.Node) or not isinstance(gate, fx.Node):
+            continue
+        a, b = shape_of(rows), shape_of(gate)
+        if a and b and len(a) == len(b) == 2 and type(b[1]) is int and b[1] == 1 and type(a[1]) is int and a[1] > 1:
+            return (rows, gate) if same_size(a[0], b[0]) else None
+    return None
+
+
+class NoExperts(Differ):
+    """The additions do not look like those of experts: nobody needs to be told."""
+
+
+class Chain:
+    """A chain of additions as functional ones on a tensor of zeros, and back again."""
+
+    def __init__(self, nodes: list[fx.Node]):
+        self.nodes = nodes
+        self.place = nodes[0]  # for messages
+        self.unread: list[fx.Node] = []  # nodes that nobody reads once the chain is gone
+        self.undo: list[Callable[[], None]] = []
+
+    def normalise(self, storage: Storage) -> None:
+        """Raises Differ where an addition in place may be seen by others."""
+        first = self.nodes[0]
+        base = added(first)
+        assert base is not None
+        inplace = [writes_base(node) for node in self.nodes]
+        if all(inplace):
+            self.out_of_place(base[0], storage)
+        elif any(inplace):
+            raise Differ("some turns add in place and others do not", first)
+        elif not isinstance(base[0], fx.Node):
+            self.start_with_zeros(first, base[1])
+
+    def out_of_place(self, total: fx.Node, storage: Storage) -> None:
+        """Each addition to the one before; who reads the sum afterwards reads the last."""
+        first, last = self.nodes[0], self.nodes[-1]
+        if not storage.is_fresh(total):
+            raise Differ("the tensor that is added to came from outside", first)
+        own = {total, *self.nodes}
+        for name in storage.family(total):
+            later = [user for user in name.users if user not in own and not user < first]
+            if any(user < last for user in later) or (later and name not in own):
+                raise Differ("the sum is read between the turns, or under another name", later[0])
+        readers = [user for user in total.users if user not in own and last < user]
+        for before, node in zip([total, *self.nodes], self.nodes, strict=False):
+            parts = added(node)
+            assert parts is not None
+            self.change(node, (before, parts[1]))
+        for reader in readers:
+            reader.replace_input_with(total, last)
+        self.undo.append(lambda: [reader.replace_input_with(last, total) for reader in readers] and None)
+
+    def change(self, node: fx.Node, args: tuple) -> None:
+        was = (node.op, node.target, node.args, node.kwargs)
+        node.op, node.target, node.args, node.kwargs = "call_function", torch.add, args, {}
+
+        def back() -> None:
+            node.op, node.target, node.args, node.kwargs = was
+
+        self.undo.append(back)
+
+    def start_with_zeros(self, first: fx.Node, rows: fx.Node) -> None:
+        with first.graph.inserting_before(first):
+            zeros = add_call(first.graph, first, torch.zeros_like, rows)
+        self.change(first, (zeros, rows))
+        for node in self.nodes[1:]:
+            parts = added(node)
+            assert parts is not None
+            self.change(node, parts)
+
+    def restore(self) -> None:
+        for step in reversed(self.undo):
+            step()
+
+
+def stacked_sums(graph: fx.Graph) -> list[fx.Node]:
+    """``(torch.stack([expert(x) for …], 1) * gates[:, :, None]).sum(1)``."""
+    return [node for node in graph.nodes if stacked_parts(node) is not None]
+
+
+def stacked_parts(node: fx.Node) -> tuple[list[fx.Node], fx.Node] | None:
+    """(each expert's rows, the gates [T, E]) of such a sum."""
+    call = read_call(node)
+    if call is None or call.name != "sum" or call["keepdim"] is not False or call.args.get("dtype") is not None:
+        return None
+    dims = call["dim"]
+    dim = dims[0] if isinstance(dims, tuple | list) and len(dims) == 1 else dims
+    product = read_call(call["input"]) if isinstance(call["input"], fx.Node) else None
+    if dim not in (1, -2) or product is None or product.name != "mul" or product.op.inplace:
+        return None
+    pair = (product["input"], product["other"])
+    for stack, column in (pair, pair[::-1]):
+        if not isinstance(stack, fx.Node) or not isinstance(column, fx.Node) or stack.target is not torch.stack:
+            continue
+        rows, where = stack.args[0], stack.args[1] if len(stack.args) > 1 else stack.kwargs.get("dim", 0)
+        gates = read_call(column)
+        if where not in (1, -2) or gates is None or not isinstance(rows, tuple | list) or len(rows) < 2:
+            continue
+        source = gates["input"] if gates.name in ("unsqueeze", "getitem") else None
+        added_axis = gates.name == "unsqueeze" and gates["dim"] in (2, -1)
+        added_axis |= gates.name == "getitem" and gates["index"] in ((FULL, FULL, None), (..., None))
+        shape = shape_of(source) if isinstance(source, fx.Node) else None
+        flat = all(isinstance(row, fx.Node) and len(shape_of(row) or ()) == 2 for row in rows)
+        if added_axis and flat and shape is not None and len(shape) == 2 and shape[1] == len(rows):
+            return list(rows), source
+    return None
+
+
+class Stacked(Chain):
+    """Such a sum as additions, one after another, and back again."""
+
+    def __init__(self, total: fx.Node):
+        super().__init__([total])
+        self.total, self.nodes, self.unread = total, [], [total]
+
+    def normalise(self, storage: Storage) -> None:
+        parts = stacked_parts(self.total)
+        assert parts is not None
+        rows, gates = parts
+        graph, total = self.total.graph, self.total
+        with graph.inserting_before(total):
+            result = add_call(graph, total, torch.zeros_like, rows[0])
+            for e, own in enumerate(rows):
+                column = add_call(graph, total, operator.getitem, gates, (FULL, e, None))
+                scaled = add_call(graph, total, torch.mul, own, column)
+                result = add_call(graph, total, torch.add, result, scaled)
+                self.nodes.append(result)
+        readers = list(total.users)
+        total.replace_all_uses_with(result)
+
+        def back() -> None:
+            for reader in readers:
+                reader.replace_input_with(result, total)
+
+        self.undo.append(back)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The gate
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Gate:
+    """gate_e[t] = Σ_k weight[t, k] · [index[t, k] = e]. weight, index: nodes of the body."""
+
+    weight: fx.Node
+    index: fx.Node
+
+
+class Sparse:
+    """Rewrites the body of a loop of dense turns, which ``builder`` built."""
+
+    def __init__(self, builder: Builder, storage: Storage):
+        self.builder, self.storage, self.body = builder, storage, builder.body
+        self.outer = {inner: outer for outer, inner in builder.captures.items()}
+
+    def rewrite(self) -> None:
+        """``state + expert(x) * gate`` becomes ``state.index_add(0, token, expert(x[token]) * weight[token, k])``."""
+        body = self.body
+        output = body.output_node()
+        (total,) = output.args[0]
+        parts = added(total)
+        scaled = scaled_rows(parts[1]) if parts is not None else None
+        if parts is None or scaled is None or parts[0] is not self.builder.state:
+            raise Differ("the turns are no sums of scaled rows", self.builder.first)
+        rows, column = scaled
+        gate = self.read_gate(column)
+        first = next(node for node in body.nodes if node.op != "placeholder")
+        with body.inserting_before(first):
+            chosen = self.call(torch.eq, gate.index, self.builder.row)
+            places = self.call(torch.where, chosen)
+            token, slot = (self.call(operator.getitem, places, i) for i in (0, 1))
+        table = {node: node for node in body.nodes if node.op == "placeholder"} | {token: token}
+        with body.inserting_before(total):
+            computed = self.on_rows(rows, token, table)
+            weight = self.call(operator.getitem, gate.weight, (token, slot, None))
+            product = self.call(torch.mul, computed, weight)
+            result = self.call(torch.index_add, parts[0], 0, token, product)
+        output.args = ((result,),)
+        body.eliminate_dead_code()
+
+    def call(self, target: Any, *args: Any) -> fx.Node:
+        return add_call(self.body, self.builder.first, target, *args)
+
+    def on_rows(self, node: fx.Node, token: fx.Node, table: dict[fx.Node, fx.Node]) -> fx.Node:
+        """The same computation, its products taken of the selected rows alone."""
+        if node in table:
+            return table[node]
+        call = read_call(node)
+        if call is None or call.op.inplace:
+            raise Differ("an operator that the proof does not know is in the expert", node)
+        given = call["input"] if call.name in PRODUCTS else None
+        if isinstance(given, fx.Node) and given.op == "placeholder" and given is not self.builder.row:
+            picked = table.setdefault(("rows", given), self.call(operator.getitem, given, token))  # type: ignore[arg-type]
+            local = {**table, given: picked}
+        else:
+            local = table
+        copies = {
+            argument: local.get(argument) or self.on_rows(argument, token, table) for argument in node.all_input_nodes
+        }
+        made = self.body.node_copy(node, lambda argument: copies[argument])
+        made.meta["val"] = self.value(made, node)
+        table[node] = made
+        return made
+
+    def value(self, made: fx.Node, like: fx.Node) -> Any:
+        if all(a is b for a, b in zip(made.all_input_nodes, like.all_input_nodes, strict=True)):
+            return like.meta["val"]
+        try:
+            return infer(made)
+        except Exception as error:  # it does not work on some rows alone
+            raise Differ(f"{type(error).__name__} where it is to work on some rows alone", like) from None
+
+    # ------------------------------------------------------------------------------------------------------------------
+
+    def read_gate(self, column: fx.Node) -> Gate:
+        gate = self.scattered(column) or self.summed(column)
+        if gate is None:
+            raise Differ("nothing says that the rows of tokens that did not choose the expert are scaled by 0", column)
+        index, weight = shape_of(gate.index), shape_of(gate.weight)
+        numbers = tensor_of(gate.index)
+        whole = numbers is not None and not numbers.dtype.is_floating_point
+        if index is None or len(index) != 2 or not same_shape(index, weight) or not whole:
+            raise Differ("the gate is not made of weights and experts [tokens, slots]", column)
+        return gate
+
+    def scattered(self, column: fx.Node) -> Gate | None:
+        """``gates[:, e, None]`` of ``zeros.scatter(1, index, weight)``."""
+        vector = column_of(column)
+        call = read_call(column if vector is None else vector)
+        if call is None or call.name not in ("getitem", "select"):
+            return None
+        row = self.builder.row
+        keys = call["index"]
+        wanted = ((FULL, row, None),) if vector is None else ((FULL, row), (..., row))
+        if call.name == "select":
+            if vector is None or call["dim"] not in (1, -1) or keys is not row:
+                return None
+        elif not isinstance(keys, tuple) or not any(alike(keys, pattern) for pattern in wanted):
+            return None
+        gates = self.outer.get(call["input"])
+        made = scatter_into_zeros(gates, self.builder.first, self.storage) if isinstance(gates, fx.Node) else None
+        if made is None or made["dim"] not in (1, -1):
+            return None
+        index, weight = made["index"], made["src"]
+        if not isinstance(index, fx.Node) or not isinstance(weight, fx.Node) or not distinct(index):
+            return None
+        if any(self.storage.writer_between(node, self.builder.first) is not None for node in (index, weight)):
+            raise Differ("what the gates are made of is changed in place before the turns", column)
+        experts, dtype, bounds = shape_of(gates), tensor_of(weight), index_bounds(index)
+        if experts is None or experts[1] != self.builder.count or bounds is None or bounds[1] > self.builder.count:
+            return None
+        if dtype is None or not dtype.dtype.is_floating_point:
+            return None
+        return Gate(self.builder.capture(weight), self.builder.capture(index))
+
+    def summed(self, column: fx.Node) -> Gate | None:
+        """``(weight * (index == e)).sum(-1, keepdim=True)``."""
+        vector = column_of(column)
+        call = read_call(column if vector is None else vector)
+        if call is None or call.name != "sum" or call["keepdim"] is not (vector is None) or call.args.get("dtype"):
+            return None
+        dims = call["dim"]
+        dim = dims[0] if isinstance(dims, tuple | list) and len(dims) == 1 else dims
+        if not isinstance(dim, int) or dim not in (-1, 1):
+            return None
+        product = read_call(call["input"]) if isinstance(call["input"], fx.Node) else None
+        if product is None or product.name != "mul" or product.op.inplace:
+            return None
+        pair = (product["input"], product["other"])
+        for weight, chosen in (pair, pair[::-1]):
+            index = self.chosen(chosen)
+            if index is not None and isinstance(weight, fx.Node) and weight in self.outer:
+                value = tensor_of(weight)
+                if value is not None and value.dtype.is_floating_point:
+                    return Gate(weight, index)
+        return None
+
+    def chosen(self, node: Any) -> fx.Node | None:
+        """index of ``index == e``, cast or not."""
+        call = read_call(node) if isinstance(node, fx.Node) else None
+        while call is not None and call.name == "cast" and isinstance(call["input"], fx.Node):
+            call = read_call(call["input"])
+        if call is None or call.name != "eq" or call["other"] is not self.builder.row:
+            return None
+        return call["input"] if call["input"] in self.outer else None
+
+
+def alike(keys: tuple, pattern: tuple) -> bool:
+    return len(keys) == len(pattern) and all(
+        key is wanted if isinstance(wanted, fx.Node) or isinstance(key, fx.Node) else key == wanted
+        for key, wanted in zip(keys, pattern, strict=True)
+    )
+
+
+def column_of(node: fx.Node) -> fx.Node | None:
+    """The vector that ``unsqueeze(-1)`` or ``[:, None]`` made a column of."""
+    call = read_call(node)
+    if call is None or not isinstance(call.args.get("input"), fx.Node) or len(shape_of(call["input"]) or ()) != 1:
+        return None
+    if call.name == "unsqueeze" and call["dim"] in (1, -1):
+        return call["input"]
+    if call.name == "getitem" and isinstance(call["index"], tuple) and call["index"] in ((FULL, None), (..., None)):
+        return call["input"]
+    return None
+
+
+def distinct(index: fx.Node) -> bool:
+    """Whether no row has an expert twice: the positions that topk gave."""
+    call = read_call(index_root(index))
+    if call is None or call.name != "getitem" or call["index"] != 1 or not isinstance(call["input"], fx.Node):
+        return False
+    made = read_call(call["input"])
+    return made is not None and made.name == "topk" and made["dim"] in (-1, 1) and same_shape(
+        shape_of(index), shape_of(index_root(index))
+    )
+
+
+def scatter_into_zeros(gates: fx.Node, end: fx.Node, storage: Storage) -> Call | None:
+    """``zeros.scatter(…)`` that made the gates, or the only one that wrote into them before ``end``."""
+    writers = [
+        writer
+        for writer, targets in storage.writers.items()
+        if gates < writer < end and any(storage.share(gates, target) for target in targets)
+    ]
+    made = gates if not writers else writers[0] if len(writers) == 1 else None
+    call = read_call(made) if made is not None else None
+    if call is None or call.name != "scatter" or (writers and call["input"] is not gates):
+        return None
+    if not isinstance(call["input"], fx.Node) or not holds_zeros(call["input"]):
+        return None
+    return call if storage.writer_between(call["input"], call.node) is None else None
+
+
+def holds_zeros(node: fx.Node) -> bool:
+    """Whether the tensor was made of zeros."""
+    call = read_call(node)
+    return call is not None and (call.name == "zeros" or (call.name == "full" and call["fill_value"] == 0))
+
+
+def build_dense(gm: fx.GraphModule, nodes: list[fx.Node], storage: Storage) -> Turns:
+    """The loop node for these additions (functional ones), before the first. Raises Differ, NoExperts."""
+    places = []
+    for node in nodes:
+        parts = added(node)
+        assert parts is not None
+        places.append(Place(node, node, parts[0]))
+    builder = Builder(gm, places, storage)
+    try:
+        builder.build()
+    except Differ as difference:
+        raise NoExperts(difference.reason, difference.node) from None
+    calls = [read_call(node) for node in builder.body.nodes]
+    if not any(call is not None and call.name in PRODUCTS for call in calls):
+        raise NoExperts("no product is in the turns", nodes[0])
+    Sparse(builder, storage).rewrite()
+    return loop_of(gm, builder, fx.GraphModule(torch.nn.Module(), builder.body))
