@@ -29,6 +29,7 @@ from .speculation import SideExit
 from .stopped import connected, continuation
 from .trace import Policy, Request, Trace
 from .tracking.graphs import GraphWriter
+from .tracking.optimizers import MadeState, take_back
 from .tracking.values import CannotRebuild
 
 HANDLERS = "moebius: no handler between the failed operator and {} has run: what called it cannot be resumed"
@@ -60,6 +61,7 @@ class FailureHandler:
     ) -> None:
         self.function, self.n_cells, self.names = function, n_cells, names
         self.lowered, self.gradients, self.exits = lowered, gradients, exits
+        self.made_state: list[MadeState] = []  # of optimizers, when it was captured
         self.missed: Callable[[BaseException], None] = lambda error: None  # told where the data was not as captured
         self.switches = torch_private.switches()  # what the call begins with; the graph may have thrown some
         self.policy = replace(
@@ -81,6 +83,7 @@ class FailureHandler:
             return [self.exits[error.place].go_on(error.live, args, kwargs)]
         reached = locate(error, self.lowered, inputs)
         if isinstance(error, MissingGradientError):
+            take_back(self.made_state)
             self.missed(error)
         if reached is None:
             error.add_note(

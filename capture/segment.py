@@ -144,7 +144,9 @@ def on_failure(attempt: Trace, lowered: Lowered | None) -> FailureHandler | None
         return None
     request, policy = attempt.request, attempt.policy
     was_set, exits = attempt.tensors.gradients.was_set, attempt.speculation.exits
-    return FailureHandler(request.function, request.n_cells, request.names, policy, lowered, was_set, exits)
+    handler = FailureHandler(request.function, request.n_cells, request.names, policy, lowered, was_set, exits)
+    handler.made_state = request.made_state
+    return handler
 
 
 def finish_guards(attempt: Trace, n_positional: int, kwnames: tuple[str, ...]) -> CompiledGuards:

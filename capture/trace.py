@@ -31,6 +31,7 @@ from .stopped import Stopped
 from .tracking.domain import OwnError, StopHere, TrackingDomain, refuse_own
 from .tracking.graphs import GraphWriter, Where
 from .tracking.objects import COUNTERS, Objects, Record
+from .tracking.optimizers import MadeState
 from .tracking.tensors import TensorOperations
 from .tracking.values import TRACING, Break
 
@@ -92,6 +93,7 @@ class Request:
     kwargs: dict[str, Any]
     n_cells: int = 0
     names: tuple[str, ...] = ()
+    made_state: list[MadeState] = field(default_factory=list)  # of optimizers, by all attempts
 
 
 class Trace:
@@ -114,6 +116,7 @@ class Trace:
         )
         self.tensors.unread = self.objects.is_entered
         self.tensors.gradients.note = self.objects.note
+        self.tensors.gradients.made_state = request.made_state
         self.tensors.is_handled = self.is_handled
         self.domain = TrackingDomain(self.objects, self.tensors)
         self.domain.stop_at = stop_at

@@ -8,6 +8,7 @@ comes to it, by the optimizer's own ``_init_group``, and the graph is that of ev
 from __future__ import annotations
 
 import inspect
+import weakref
 from typing import Any
 
 import torch
@@ -15,6 +16,8 @@ import torch
 from .gradients import Gradients
 from .objects import Objects
 from .values import TensorProxy
+
+MadeState = tuple["weakref.ref[Any]", "weakref.ref[Any]"]  # an optimizer and a parameter
 
 
 def is_state_maker(function: Any, args: list[Any]) -> bool:
@@ -45,6 +48,7 @@ def make_state(optimizer: torch.optim.Optimizer, group: Any, objects: Objects, g
             missing.append(p)
     if not missing:
         return
+    gradients.made_state += [(weakref.ref(optimizer), weakref.ref(p)) for p in missing]
     if isinstance(optimizer, torch.optim.SGD):
         make_momentum(optimizer, record.obj, missing)
         if not getattr(optimizer, "_need_device_dtype_check_for_fused", False):
@@ -60,6 +64,18 @@ def make_state(optimizer: torch.optim.Optimizer, group: Any, objects: Objects, g
     finally:
         for p, gradient in zip(missing, before, strict=True):
             p.grad = gradient
+
+
+def take_back(made: list[MadeState]) -> None:
+    """Parameters that got no gradient after all have no state, as if none had been made for them. What no step has
+    updated since is zeros."""
+    for references in made:
+        optimizer, p = (reference() for reference in references)
+        if optimizer is None or p is None:
+            continue
+        state = optimizer.state.get(p)
+        if p.grad is None and state and all(isinstance(v, torch.Tensor) and not v.any() for v in state.values()):
+            del optimizer.state[p]
 
 
 def make_momentum(optimizer: torch.optim.SGD, group: dict[str, Any], missing: list[torch.Tensor]) -> None:

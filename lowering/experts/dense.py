@@ -138,7 +138,12 @@ class Chain:
             self.change(node, (before, parts[1]))
         for reader in readers:
             reader.replace_input_with(total, last)
-        self.undo.append(lambda: [reader.replace_input_with(last, total) for reader in readers] and None)
+
+        def back() -> None:
+            for reader in readers:
+                reader.replace_input_with(last, total)
+
+        self.undo.append(back)
 
     def change(self, node: fx.Node, args: tuple) -> None:
         was = (node.op, node.target, node.args, node.kwargs)
@@ -191,8 +196,8 @@ def stacked_parts(node: fx.Node) -> tuple[list[fx.Node], fx.Node] | None:
         added_axis |= gates.name == "getitem" and gates["index"] in ((FULL, FULL, None), (..., None))
         shape = shape_of(source) if isinstance(source, fx.Node) else None
         flat = all(isinstance(row, fx.Node) and len(shape_of(row) or ()) == 2 for row in rows)
-        if added_axis and flat and shape is not None and len(shape) == 2 and shape[1] == len(rows):
-            return list(rows), source
+        if added_axis and flat and isinstance(source, fx.Node) and shape and len(shape) == 2 and shape[1] == len(rows):
+            return [row for row in rows if isinstance(row, fx.Node)], source
     return None
 
 
@@ -249,7 +254,8 @@ class Sparse:
         """``state + expert(x) * gate`` becomes ``state.index_add(0, token, expert(x[token]) * weight[token, k])``."""
         body = self.body
         output = body.output_node()
-        (total,) = output.args[0]
+        results: Any = output.args[0]
+        total = results[0]
         parts = added(total)
         scaled = scaled_rows(parts[1]) if parts is not None else None
         if parts is None or scaled is None or parts[0] is not self.builder.state:

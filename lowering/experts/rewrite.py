@@ -58,8 +58,8 @@ def replace_loops(work: Work) -> None:
     if work.keep_loops is None:
         replace_turns(work, storage)
     for chain in (*map(Chain, dense_chains(work.gm.graph)), *map(Stacked, stacked_sums(work.gm.graph))):
-        region = replace_dense(work, chain)
-        work.regions += [region] if region is not None else []
+        found = replace_dense(work, chain)
+        work.regions += [found] if found is not None else []
 
 
 def replace_dense(work: Work, chain: Chain) -> ExpertRegion | None:
