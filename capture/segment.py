@@ -13,7 +13,8 @@ import torch
 from torch import fx
 
 from moebius.interpreter import UNSET, Frame
-from moebius.lowering import CapturedGraph, ExpertRegion, Lowered, lower
+from moebius.lowering import CapturedGraph, ExpertRegion, Lowered, lower, where_raised
+from moebius.lowering.step import going_on, treats_each_alone
 
 from . import torch_private
 from .failures import FailureHandler
@@ -78,7 +79,7 @@ def build(
         refuse_abandoned(attempt, emitter)
         captured, lowered = make_graph(attempt, emitter, options, started)
         inputs = graph_inputs(attempt, emitter, lowered, options)
-        graph = None if lowered is None else lowered.fn
+        graph = None if lowered is None else with_missing_gradients(attempt, lowered)
         failures = on_failure(attempt, lowered)
         run = emitter.function(name, graph, inputs, result, failures)
     except (CannotRebuild, CannotResume) as error:
@@ -137,6 +138,21 @@ def runs_when_closed(frame: Frame) -> bool:
     return ending != ["COPY", "POP_EXCEPT", "RERAISE"] or (
         last is not None and instructions[last[0]].opname == "PUSH_EXC_INFO"
     )
+
+
+def with_missing_gradients(attempt: Trace, lowered: Lowered) -> Callable[..., tuple]:
+    """What runs the graph; where the code after backward allows, it goes on without gradients that a batch left out."""
+    gradients, stop = attempt.tensors.gradients, attempt.graph_break
+    if gradients.check is None or not gradients.check.args or gradients.asked_by_others:
+        return lowered.fn
+    if stop is not None and any(treats_each_alone(place[0]) for place in stop.stack):
+        return lowered.fn  # what goes on there has the lists of all parameters
+
+    def locate(error: BaseException) -> tuple[fx.Node, dict[fx.Node, Any]] | None:
+        found = where_raised(lowered, error)
+        return None if found is None else (found.node, dict(found.values))
+
+    return going_on(lowered.fn, locate, gradients.owners())
 
 
 def on_failure(attempt: Trace, lowered: Lowered | None) -> FailureHandler | None:

@@ -16,7 +16,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import fx
 
-from moebius.lowering.step import backward_with_hooks, gradient_of, require_gradients, set_gradient
+from moebius.lowering.step import (
+    backward_with_hooks,
+    gradient_of,
+    require_gradients,
+    set_gradient,
+    treats_each_alone,
+)
 
 from ..sources import Source, part
 from .hooks import GradientHooks, has_late_hooks
@@ -49,6 +55,8 @@ class Gradients:
         self.made_state: list[tuple[Any, Any]] = []  # of optimizers, for gradients that are expected
         self.was_set: dict[str, bool] = {}  # by source: what the call began with
         self.retained: dict[TensorProxy, Any] = {}  # the tensors that keep their gradients, with their autograd nodes
+        self.asked_by_others = False  # whether code other than torch's optimizers asked for what backward left
+        self.optimizers: list[torch.optim.Optimizer] = []
         self.hooks: GradientHooks  # these two come with the domain
         self.enter: Enter
         self.found_before: dict[str, Any] = {}  # the same, for a trace that is made after the graph has run a part
@@ -218,7 +226,9 @@ class Gradients:
         now = self.of.get(proxy, UNREAD)
         if now is UNREAD:
             now = None if proxy in self.retained else self.before_the_call(proxy, enter)
-        elif isinstance(now, Accumulated):
+        else:
+            self.asked_by_others |= not treats_each_alone(self.tensors.writer.where()[-1][0])
+        if isinstance(now, Accumulated):
             if proxy in self.retained and now.before is not None:
                 raise Break("Tensor.grad", "a gradient that was read is added to", "read it after the last backward")
             before = None if now.before is None else self.before_the_call(proxy, enter)
@@ -249,6 +259,17 @@ class Gradients:
         if self.check is not None and proxy.node not in self.check.args:
             self.check.args = (*self.check.args, proxy.node)
         return self.tensors.record("call_function", gradient_of, (proxy,), {}, fake)
+
+    def owners(self) -> dict[str, str]:
+        """The inputs of the graph that are an optimizer's state -> the inputs that are their parameters."""
+        names = {id(p.real): p.node.name for p in self.tensors.inputs if isinstance(p.real, torch.Tensor)}
+        return {
+            names[id(value)]: names[id(parameter)]
+            for optimizer in self.optimizers
+            for parameter, state in optimizer.state.items()
+            for value in state.values()
+            if id(value) in names and id(parameter) in names
+        }
 
     def fake_gradient(self, proxy: TensorProxy) -> torch.Tensor:
         """Autograd gives a gradient the strides of a dense leaf (``GradLayoutContract``, torch/csrc/autograd)."""

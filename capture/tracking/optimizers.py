@@ -32,6 +32,7 @@ def is_state_maker(function: Any, args: list[Any]) -> bool:
 
 def make_state(optimizer: torch.optim.Optimizer, group: Any, objects: Objects, gradients: Gradients) -> None:
     """Make the state that this group's parameters with a gradient would get now, where they have none."""
+    gradients.optimizers.append(optimizer)
     record = objects.record_of(group)
     if record is None or "params" not in record.obj:
         return

@@ -5,6 +5,7 @@ over them; a user's autograd.Function and gradient hooks; branches on data; text
 ``Tensor.backward`` itself is a node as it is.
 """
 
+from moebius.lowering.step.absent import going_on, treats_each_alone
 from moebius.lowering.step.branches import BranchError, require_branch
 from moebius.lowering.step.functions import autograd_function
 from moebius.lowering.step.gradients import MissingGradientError, gradient_of, require_gradients, set_gradient
@@ -15,9 +16,11 @@ __all__ = [
     "MissingGradientError",
     "autograd_function",
     "backward_with_hooks",
+    "going_on",
     "gradient_of",
     "observed",
     "require_branch",
     "require_gradients",
     "set_gradient",
+    "treats_each_alone",
 ]

@@ -291,7 +291,7 @@ def test_a_parameter_that_a_batch_leaves_out_is_left_out_by_the_optimizer(order)
         assert all(torch.equal(p, q) for p, q in zip(ours.model.parameters(), theirs.model.parameters(), strict=True))
         assert [p.grad is None for p in ours.model.parameters()] == [p.grad is None for p in theirs.model.parameters()]
     assert ours.log == theirs.log
-    assert ("-" in order) == any(r.guard == "backward()" for r in stats(captured).recompiles)
+    assert stats(captured).recompiles == [] and stats(captured).graphs == 1
 
 
 def test_a_function_that_reads_no_gradient_does_not_mind_a_missing_one():

@@ -1,0 +1,228 @@
+"""Batches that leave experts without gradients: one graph, and clipping and optimizer pass over them as in Python."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import moebius.segment
+from moebius import capture, stats
+
+F = torch.nn.functional
+EXPERTS = 4
+BATCHES = [(0, 1), (2,), (0, 2), (1,), (0, 1, 2, 3), (3,), (0,), (1, 2)]
+
+
+class Experts(torch.nn.Module):
+    """Row i goes to the expert that its first number names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = torch.nn.ModuleList(torch.nn.Linear(4, 6) for _ in range(EXPERTS))
+        self.head = torch.nn.Linear(6, 3)
+
+    def forward(self, x):
+        out = x.new_zeros(len(x), 6)
+        for number, expert in enumerate(self.up):
+            rows = torch.nonzero(x[:, 0] == number)[:, 0]
+            if rows.numel():
+                out = out.index_add(0, rows, F.silu(expert(x[rows])))
+        return self.head(out)
+
+
+def batch(numbers, seed):
+    x = torch.randn(6, 4, generator=torch.Generator().manual_seed(seed))
+    x[:, 0] = torch.tensor([numbers[i % len(numbers)] for i in range(6)])
+    return x
+
+
+OPTIMIZERS = {
+    "SGD": lambda p: torch.optim.SGD(p, lr=0.1),
+    "SGD, momentum": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, weight_decay=0.1),
+    "SGD, nesterov, foreach": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True, foreach=True),
+    "SGD, fused": lambda p: torch.optim.SGD(p, lr=0.1, fused=True),  # (with momentum torch itself fails here)
+    "Adam, amsgrad": lambda p: torch.optim.Adam(p, lr=0.1, amsgrad=True, weight_decay=0.1),
+    "AdamW": lambda p: torch.optim.AdamW(p, lr=0.1),
+    "AdamW, foreach": lambda p: torch.optim.AdamW(p, lr=0.1, foreach=True),
+    "AdamW, fused": lambda p: torch.optim.AdamW(p, lr=0.1, fused=True),
+    "AdamW, two groups": lambda p: two_groups(list(p)),
+    "Adafactor": lambda p: torch.optim.Adafactor(p, lr=0.1),
+    "Adafactor, foreach": lambda p: torch.optim.Adafactor(p, lr=0.1, foreach=True),
+    "RMSprop": lambda p: torch.optim.RMSprop(p, lr=0.01, momentum=0.9, centered=True),
+    "RMSprop, foreach": lambda p: torch.optim.RMSprop(p, lr=0.01, momentum=0.9, foreach=True),
+    "Adagrad": lambda p: torch.optim.Adagrad(p, lr=0.1),
+    "Adadelta": lambda p: torch.optim.Adadelta(p),
+    "Adamax": lambda p: torch.optim.Adamax(p),
+    "NAdam": lambda p: torch.optim.NAdam(p),
+    "NAdam, foreach": lambda p: torch.optim.NAdam(p, foreach=True),
+    "RAdam": lambda p: torch.optim.RAdam(p),
+    "Rprop": lambda p: torch.optim.Rprop(p),
+    "ASGD": lambda p: torch.optim.ASGD(p),
+    "Muon": lambda p: torch.optim.Muon([q for q in p if q.dim() == 2], lr=0.1),
+}
+
+
+def two_groups(parameters):
+    return torch.optim.AdamW([{"params": parameters[:3], "lr": 0.1}, {"params": parameters[3:], "weight_decay": 0.0}])
+
+
+def plain(model, optimizer, x):
+    optimizer.zero_grad()
+    loss = model(x).square().mean()
+    loss.backward()
+    optimizer.step()
+    return loss.detach()
+
+
+def clipped(model, optimizer, x):
+    optimizer.zero_grad()
+    loss = model(x).square().mean()
+    loss.backward()
+    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+    optimizer.step()
+    return loss.detach(), norm
+
+
+def clipped_by_value(model, optimizer, x):
+    loss = model(x).square().mean()
+    loss.backward()
+    torch.nn.utils.clip_grad_value_(model.parameters(), 0.01)
+    optimizer.step()
+    optimizer.zero_grad()
+    return loss.detach()
+
+
+def averaged(model, optimizer, x):
+    loss = clipped(model, optimizer, x)
+    with torch.no_grad():
+        for p, average in zip(model.parameters(), model.average, strict=True):
+            average.mul_(0.9).add_(p, alpha=0.1)
+    return loss
+
+
+def twice(model, optimizer, x):
+    optimizer.zero_grad()
+    total = 0.0
+    for part in x.split(3):
+        loss = model(part).square().mean()
+        loss.backward()
+        total += loss.detach()
+    optimizer.step()
+    return total
+
+
+def counted(model, optimizer, x):
+    """Its own code asks for gradients: how many there are is a number of Python's."""
+    optimizer.zero_grad()
+    model(x).square().mean().backward()
+    count = len([p for p in model.parameters() if p.grad is not None])
+    optimizer.step()
+    return torch.tensor(float(count)) * model.head.bias.detach().sum()
+
+
+def normed_by_hand(model, optimizer, x):
+    optimizer.zero_grad()
+    model(x).square().mean().backward()
+    norm = torch.stack([p.grad.norm() for p in model.parameters() if p.grad is not None]).norm()
+    optimizer.step()
+    return norm
+
+
+def scaled(model, optimizer, x):
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    optimizer.zero_grad()
+    loss = model(x).square().mean()
+    scaler.scale(loss).backward()
+    scaler.unscale_(optimizer)
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+    scaler.step(optimizer)
+    scaler.update()
+    return loss.detach()
+
+
+def with_closure(model, optimizer, x):
+    def closure():
+        optimizer.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        return loss
+
+    return optimizer.step(closure).detach()
+
+
+def build(make):
+    torch.manual_seed(0)
+    model = Experts()
+    model.average = [torch.zeros_like(p) for p in model.parameters()]
+    return model, make(model.parameters())
+
+
+def compare(step, make, batches=BATCHES, backend="eager", exact=True):
+    """Captured and plain side by side, to the bit. Returns the counts."""
+    mine, other = build(make), build(make)
+    captured = capture(step, backend=backend)
+    hit: set = set()
+    close = {"rtol": 0, "atol": 0} if exact else {"rtol": 1e-5, "atol": 1e-6}
+    for number, numbers in enumerate(batches):
+        found, expected = captured(*mine, batch(numbers, number)), step(*other, batch(numbers, number))
+        torch.testing.assert_close(found, expected, **close)
+        for p, q in zip(mine[0].parameters(), other[0].parameters(), strict=True):
+            torch.testing.assert_close(p, q, **close)
+            assert (p.grad is None) == (q.grad is None)
+            if q.grad is not None:
+                torch.testing.assert_close(p.grad, q.grad, **close)
+            state, wanted = mine[1].state.get(p, {}), other[1].state.get(q, {})
+            if wanted or q in hit:
+                hit.add(q)
+                assert state.keys() == wanted.keys()
+                for key in wanted:
+                    value, right = torch.as_tensor(state[key]), torch.as_tensor(wanted[key])
+                    torch.testing.assert_close(value, right, **close)
+        for average, right in zip(mine[0].average, other[0].average, strict=True):
+            torch.testing.assert_close(average, right, **close)
+    return stats(captured)
+
+
+# ASGD and RAdam branch on their state's numbers; nobody sets the gradients of what Muon does not train to None
+MORE_GRAPHS = {"ASGD", "RAdam", "Muon"}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_optimizers_pass_over_what_has_no_gradient(name):
+    counts = compare(clipped, OPTIMIZERS[name])
+    if name not in MORE_GRAPHS:
+        assert (counts.graphs, counts.breaks, counts.recompiles) == (1, 0, [])
+
+
+@pytest.mark.parametrize("step", [plain, clipped_by_value, averaged], ids=lambda f: f.__name__)
+def test_any_set_of_experts_is_one_graph(step):
+    counts = compare(step, OPTIMIZERS["AdamW, foreach"])
+    assert (counts.graphs, counts.breaks, counts.recompiles) == (1, 0, [])
+
+
+@pytest.mark.parametrize("step", [plain, clipped], ids=lambda f: f.__name__)
+def test_with_the_experts_in_one_operator(step):
+    counts = compare(step, OPTIMIZERS["AdamW"], backend="moebius", exact=False)
+    assert (counts.graphs, counts.breaks, counts.recompiles) == (1, 0, [])
+
+
+@pytest.mark.parametrize("step", [twice, counted, normed_by_hand, scaled, with_closure], ids=lambda f: f.__name__)
+def test_where_others_ask_for_gradients_the_answer_is_pythons(step):
+    compare(step, OPTIMIZERS["AdamW"])
+
+
+def test_without_the_states_owners_it_would_be_wrong(monkeypatch):
+    """The state of a parameter without a gradient must not be touched: its step would count."""
+    original = moebius.segment.going_on
+    monkeypatch.setattr(moebius.segment, "going_on", lambda fn, locate, owners: original(fn, locate, {}))
+    with pytest.raises(AssertionError):
+        compare(clipped, OPTIMIZERS["AdamW"])
+
+
+def test_without_asking_who_asks_it_would_be_wrong(monkeypatch):
+    """A count of gradients is a constant of the graph."""
+    from moebius.tracking import gradients
+
+    monkeypatch.setattr(gradients, "treats_each_alone", lambda file: True)
+    with pytest.raises(AssertionError):
+        compare(counted, OPTIMIZERS["AdamW"], batches=[(0, 1, 2, 3), (0, 1)])
