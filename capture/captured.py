@@ -114,6 +114,8 @@ class Captured:
             return native  # raises the TypeError that says so
         if torch_private.in_checkpoint():  # it compares what it saves twice: in both it must be the program's tensors
             return native
+        if (waiting := self.with_parked_state(args, kwargs)) is not None:
+            return waiting
         worth_it = False
         try:
             worth_it = not entry.targets or self.learn(args, kwargs)
@@ -133,6 +135,15 @@ class Captured:
         if segment.graph_break is not None and self.options.fullgraph:
             raise GraphBreakError(segment.graph_break)
         return self.runner(segment)
+
+    def with_parked_state(self, args: tuple, kwargs: dict[str, Any]) -> Callable[..., Any] | None:
+        """A segment whose guards hold once the optimizer state is in place that it keeps between calls."""
+        for segment in self.segments:
+            if segment.parked is not None and segment.parked.put_back():
+                if segment.guards.failure(args, kwargs)[0] is None:
+                    return segment.parked.around(self.runner(segment))
+                segment.parked.take_away()
+        return None
 
     def binds(self, args: tuple, kwargs: dict[str, Any]) -> bool:
         """Whether these arguments fit the function's parameters."""

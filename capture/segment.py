@@ -22,6 +22,7 @@ from .guards.program import CompiledGuards
 from .guards.shapes import guard_sizes
 from .hook import mark_skip
 from .options import Options
+from .parked import Parked
 from .report.records import GraphBreak
 from .residual import Emitter
 from .resume import CannotResume, Continuation, argument_names, callee_position, with_cells
@@ -53,6 +54,7 @@ class Segment:
     whole: bool = True
     seconds: float = 0.0
     failures: FailureHandler | None = None
+    parked: Parked | None = None
     hits_before: int = 0
     call: tuple[int, tuple[str, ...]] = (0, ())
 
@@ -79,7 +81,8 @@ def build(
         refuse_abandoned(attempt, emitter)
         captured, lowered = make_graph(attempt, emitter, options, started)
         inputs = graph_inputs(attempt, emitter, lowered, options)
-        graph = None if lowered is None else with_missing_gradients(attempt, lowered)
+        parked = Parked(request.made_state)
+        graph = None if lowered is None else with_missing_gradients(attempt, lowered, parked)
         failures = on_failure(attempt, lowered)
         run = emitter.function(name, graph, inputs, result, failures)
     except (CannotRebuild, CannotResume) as error:
@@ -96,6 +99,7 @@ def build(
         lowered,
         attempt.domain.instructions,
         failures=failures,
+        parked=parked,
         call=(n_positional, kwnames),
     )
 
@@ -140,7 +144,7 @@ def runs_when_closed(frame: Frame) -> bool:
     )
 
 
-def with_missing_gradients(attempt: Trace, lowered: Lowered) -> Callable[..., tuple]:
+def with_missing_gradients(attempt: Trace, lowered: Lowered, parked: Parked) -> Callable[..., tuple]:
     """What runs the graph; where the code after backward allows, it goes on without gradients that a batch left out."""
     gradients, stop = attempt.tensors.gradients, attempt.graph_break
     if gradients.check is None or not gradients.check.args or gradients.asked_by_others:
@@ -152,7 +156,7 @@ def with_missing_gradients(attempt: Trace, lowered: Lowered) -> Callable[..., tu
         found = where_raised(lowered, error)
         return None if found is None else (found.node, dict(found.values))
 
-    return going_on(lowered.fn, locate, gradients.owners())
+    return going_on(lowered.fn, locate, gradients.owners(), parked.park)
 
 
 def on_failure(attempt: Trace, lowered: Lowered | None) -> FailureHandler | None:

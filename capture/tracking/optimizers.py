@@ -72,11 +72,16 @@ def take_back(made: list[MadeState]) -> None:
     updated since is zeros."""
     for references in made:
         optimizer, p = (reference() for reference in references)
-        if optimizer is None or p is None:
-            continue
-        state = optimizer.state.get(p)
-        if p.grad is None and state and all(isinstance(v, torch.Tensor) and not v.any() for v in state.values()):
+        if optimizer is not None and p is not None and is_untouched(optimizer, p):
             del optimizer.state[p]
+
+
+def is_untouched(optimizer: torch.optim.Optimizer, p: torch.Tensor) -> bool:
+    """Whether a parameter has no gradient, and a state that no step has updated."""
+    state = optimizer.state.get(p)
+    if p.grad is not None or not state:
+        return False
+    return all(isinstance(value, torch.Tensor) and not value.any() for value in state.values())
 
 
 def make_momentum(optimizer: torch.optim.SGD, group: dict[str, Any], missing: list[torch.Tensor]) -> None:

@@ -186,10 +186,12 @@ KEPT = 64  # plans: batches leave out the same few experts, or others each time
 Located = Callable[[BaseException], "tuple[fx.Node, dict[fx.Node, Any]] | None"]
 
 
-def going_on(fn: Callable[..., tuple], locate: Located, owners: Mapping[str, str]) -> Callable[..., tuple]:
+def going_on(
+    fn: Callable[..., tuple], locate: Located, owners: Mapping[str, str], done: Callable[[], None]
+) -> Callable[..., tuple]:
     """``fn``, the code of a graph; where gradients are missing that it was captured with, the rest runs without them.
 
-    locate: the node that raised an error, and the values that were there.
+    locate: the node that raised an error, and the values that were there. done: called when that has been so.
     """
 
     plans = Plans(owners)
@@ -203,6 +205,8 @@ def going_on(fn: Callable[..., tuple], locate: Located, owners: Mapping[str, str
             if found is None or plan is None:
                 raise
             values = found[1]
-        return plan.run(values)
+        outputs = plan.run(values)
+        done()
+        return outputs
 
     return run

@@ -1,0 +1,60 @@
+"""Optimizer state that Python would not have yet, between the calls of a step that was captured with it.
+
+A graph holds the state of each parameter that may get a gradient, made when it was captured. What a batch left without
+a gradient, and never had one, has no state in Python: so between calls it has none here either, and the same tensors
+are put in place again when the next call would be the graph's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from .hidden import hidden
+from .tracking.optimizers import MadeState, is_untouched
+
+
+class Parked:
+    """The state that one captured segment has made. made: its optimizers and parameters."""
+
+    def __init__(self, made: list[MadeState]):
+        self.made = made
+        self.away: dict[MadeState, Any] = {}  # the state that is out of its place
+
+    def living(self, references: Iterable[MadeState]) -> Iterator[tuple[MadeState, Any, Any]]:
+        """Those whose optimizer and parameter still live, with the two."""
+        for pair in references:
+            optimizer, p = (reference() for reference in pair)
+            if optimizer is not None and p is not None:
+                yield pair, optimizer, p
+
+    def park(self) -> None:
+        """After a call that left parameters without gradients."""
+        for pair, optimizer, p in self.living(self.made):
+            if pair not in self.away and is_untouched(optimizer, p):
+                self.away[pair] = optimizer.state.pop(p)
+
+    def put_back(self) -> bool:
+        """Before a call; whether there was anything to put back. What got another state meanwhile is not ours now."""
+        waiting = self.living(self.away)
+        self.away = {pair: self.away[pair] for pair, optimizer, p in waiting if p not in optimizer.state}
+        for pair, optimizer, p in self.living(self.away):
+            optimizer.state[p] = self.away[pair]
+        return bool(self.away)
+
+    def take_away(self) -> None:
+        """After that call: what got its first gradient stays."""
+        still = [(pair, optimizer, p) for pair, optimizer, p in self.living(self.away) if is_untouched(optimizer, p)]
+        self.away = {pair: optimizer.state.pop(p) for pair, optimizer, p in still}
+
+    def around(self, run: Callable[..., Any]) -> Callable[..., Any]:
+        """``run`` with the state in place."""
+
+        @hidden
+        def call(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return run(*args, **kwargs)
+            finally:
+                self.take_away()
+
+        return call
