@@ -40,6 +40,7 @@ from .guards.recorder import Fact
 from .hidden import hidden
 from .hook import Entry, call_hooked, call_unhooked, set_frame_callback
 from .options import Options
+from .parked import Parked
 from .report.records import Recompile, Stats
 from .segment import Segment, build
 from .shadow import Shadow
@@ -85,6 +86,7 @@ class Captured:
         self.looks = 0
         self.entry = Entry(run_cells_natively(function, n_cells), self.cold)
         self.watched: list[weakref.ref] = []
+        self.parked = Parked([])
         self.shadow = Shadow(options.verify) if options.verify and parent is None else None
         if parent is not None:
             parent.children.append(self)
@@ -114,8 +116,10 @@ class Captured:
             return native  # raises the TypeError that says so
         if torch_private.in_checkpoint():  # it compares what it saves twice: in both it must be the program's tensors
             return native
-        if (waiting := self.with_parked_state(args, kwargs)) is not None:
-            return waiting
+        if self.parked.put_back():
+            for segment in self.segments:
+                if segment.guards.failure(args, kwargs)[0] is None:
+                    return self.parked.around(self.runner(segment))
         worth_it = False
         try:
             worth_it = not entry.targets or self.learn(args, kwargs)
@@ -126,24 +130,22 @@ class Captured:
             self.report_failure(error)
             worth_it = False
         except MoebiusError:
+            self.parked.take_away()
             raise
         except Exception as error:
             self.report_failure(error)
             worth_it = False
         if not worth_it:  # (outside of the handlers: capture's error is not the context of the program's)
+            self.parked.take_away()
             return native
         if segment.graph_break is not None and self.options.fullgraph:
+            self.parked.take_away()
             raise GraphBreakError(segment.graph_break)
-        return self.runner(segment)
+        return self.parked.around(self.runner(segment)) if self.parked.away else self.runner(segment)
 
-    def with_parked_state(self, args: tuple, kwargs: dict[str, Any]) -> Callable[..., Any] | None:
-        """A segment whose guards hold once the optimizer state is in place that it keeps between calls."""
-        for segment in self.segments:
-            if segment.parked is not None and segment.parked.put_back():
-                if segment.guards.failure(args, kwargs)[0] is None:
-                    return segment.parked.around(self.runner(segment))
-                segment.parked.take_away()
-        return None
+    def request(self, args: tuple, kwargs: dict[str, Any]) -> Request:
+        names = self.argument_names(args, kwargs)
+        return Request(self.function, args, kwargs, self.n_cells, names, self.parked.made)
 
     def binds(self, args: tuple, kwargs: dict[str, Any]) -> bool:
         """Whether these arguments fit the function's parameters."""
@@ -165,7 +167,7 @@ class Captured:
 
     def capture(self, args: tuple, kwargs: dict[str, Any]) -> Segment:
         started = time.perf_counter()
-        request = Request(self.function, args, kwargs, self.n_cells, self.argument_names(args, kwargs))
+        request = self.request(args, kwargs)
         segment = self.attempt(request, started)
         if (
             segment.lowered is not None
@@ -210,7 +212,7 @@ class Captured:
             return self.runner(segment)(*args, **kwargs)
         self.looks += 1
         started = time.perf_counter()
-        request = Request(self.function, args, kwargs, self.n_cells, self.argument_names(args, kwargs))
+        request = self.request(args, kwargs)
         try:
             with paused_collector():
                 found = call_unhooked(trace, request, self.policy)
@@ -236,7 +238,7 @@ class Captured:
             text = "not in a checkpoint that runs natively"
             found.guards.answers("torch.utils.checkpoint", text, (torch_private.in_checkpoint, False))
         try:
-            return build(found, self.options, self.make_resume, self.below, started)
+            return build(found, self.options, self.make_resume, self.below, self.parked, started)
         finally:
             found.release()
 
@@ -452,6 +454,7 @@ class Captured:
         self.children.clear()
         self.recompiles.clear()
         self.watched.clear()
+        self.parked = Parked([])
         self.policy.volatile.clear()
         self.policy.dynamic_dims.clear()
         self.policy.predictions.clear()

@@ -15,7 +15,7 @@ from .tracking.optimizers import MadeState, is_untouched
 
 
 class Parked:
-    """The state that one captured segment has made. made: its optimizers and parameters."""
+    """The state that captures of one callable have made. made: its optimizers and parameters."""
 
     def __init__(self, made: list[MadeState]):
         self.made = made

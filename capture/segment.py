@@ -54,18 +54,22 @@ class Segment:
     whole: bool = True
     seconds: float = 0.0
     failures: FailureHandler | None = None
-    parked: Parked | None = None
     hits_before: int = 0
     call: tuple[int, tuple[str, ...]] = (0, ())
 
 
 def build(
-    attempt: Trace, options: Options, make_resume: MakeResume, below: Callable[[Any], Any], started: float
+    attempt: Trace,
+    options: Options,
+    make_resume: MakeResume,
+    below: Callable[[Any], Any],
+    parked: Parked,
+    started: float,
 ) -> Segment:
     """Everything that a warm call needs.
 
     make_resume: makes the captured rest of the frame from code that begins in its middle. below: wraps a callable that
-    runs natively, so that the user's functions below it are captured.
+    runs natively, so that the user's functions below it are captured. parked: optimizer state between the calls.
     """
     request = attempt.request
     n_positional, kwnames = len(request.args), tuple(request.kwargs)
@@ -81,7 +85,6 @@ def build(
         refuse_abandoned(attempt, emitter)
         captured, lowered = make_graph(attempt, emitter, options, started)
         inputs = graph_inputs(attempt, emitter, lowered, options)
-        parked = Parked(request.made_state)
         graph = None if lowered is None else with_missing_gradients(attempt, lowered, parked)
         failures = on_failure(attempt, lowered)
         run = emitter.function(name, graph, inputs, result, failures)
@@ -99,7 +102,6 @@ def build(
         lowered,
         attempt.domain.instructions,
         failures=failures,
-        parked=parked,
         call=(n_positional, kwnames),
     )
 
