@@ -340,6 +340,8 @@ class Emitter:
             self.lines.append(f"{name}.args = {self.value(tuple(value.args))}")
             if isinstance(value, AttributeError | NameError | ImportError) and value.name is not None:
                 self.lines.append(f"{name}.name = {self.value(value.name)}")
+            if isinstance(value, ImportError) and value.path is not None:
+                self.lines.append(f"{name}.path = {self.value(value.path)}")
             for part in ("__context__", "__cause__"):
                 if (reason := getattr(value, part)) is not None:
                     self.lines.append(f"{name}.{part} = {self.value(reason)}")

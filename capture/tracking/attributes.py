@@ -487,7 +487,7 @@ class Attributes:
             return
         record = self.objects.instance_dict(self.objects.need(obj))
         if record is None or not self.objects.dict_delete(record, name):
-            raise AttributeError(f"{type(obj).__name__!r} object has no attribute {name!r}", name=name, obj=obj)
+            raise AttributeError(f"{type(obj).__name__!r} object has no attribute {name!r}")  # (without its name)
 
     def has(self, obj: Any, name: str) -> bool:
         """``hasattr(obj, name)``."""

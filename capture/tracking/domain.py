@@ -140,15 +140,12 @@ class TrackingDomain(Operators, Containers):
     def import_from(self, module: Any, name: str) -> Any:
         try:
             return self.get_attr(module, name)
-        except AttributeError:
-            full = f"{module.__name__}.{name}"
-            if full in sys.modules:
-                return self.objects.enter(sys.modules[full], Static(full, sys.modules[full]))
-            raise ImportError(
-                f"cannot import name {name!r} from {module.__name__!r} "
-                f"({getattr(module, '__file__', 'unknown location')})",
-                name=module.__name__,
-            ) from None
+        except AttributeError as error:
+            self.machine.swallow(error)
+        full = f"{module.__name__}.{name}"
+        if full in sys.modules:
+            return self.objects.enter(sys.modules[full], Static(full, sys.modules[full]))
+        return super().import_from(module, name)  # raises what Python does
 
     def import_star(self, frame: Frame, module: Any) -> None:
         raise Break("import *", module.__name__, "import outside of the step")

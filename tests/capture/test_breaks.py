@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dis
 import inspect
 import logging
 import os
@@ -694,3 +695,34 @@ def test_super_without_arguments_after_a_break(kind, name):
     want = obj.weigh(torch.ones(2), name)
     for _ in range(3):
         torch.testing.assert_close(captured(obj, torch.ones(2), name), want)
+
+
+def test_a_region_that_begins_at_an_instruction_with_an_extended_argument():
+    """The loop's body is too long for one byte: the assembler lets the region begin behind the EXTENDED_ARG."""
+
+    class Sequence:
+        def __getitem__(self, index):
+            return index
+
+    def long_loop(log):
+        try:
+            for i in Sequence():  # not followed: each turn asks again
+                log.append(i)
+                if i == 2:
+                    raise ValueError(i)
+                log.append((i, i + 1, i + 2, i + 3, i + 4, i + 5, i + 6, i + 7, i + 8, i + 9, i + 10, i + 11, i + 12))
+                log.append((i, i + 1, i + 2, i + 3, i + 4, i + 5, i + 6, i + 7, i + 8, i + 9, i + 10, i + 11, i + 12))
+                log.append((i, i + 1, i + 2, i + 3, i + 4, i + 5, i + 6, i + 7, i + 8, i + 9, i + 10, i + 11, i + 12))
+                log.append((i, i + 1, i + 2, i + 3, i + 4, i + 5, i + 6, i + 7, i + 8, i + 9, i + 10, i + 11, i + 12))
+                log.append((i, i + 1, i + 2, i + 3, i + 4, i + 5, i + 6, i + 7, i + 8, i + 9, i + 10, i + 11, i + 12))
+        except ValueError as error:
+            log.append(str(error))
+        return len(log)
+
+    assert any(i.opname == "FOR_ITER" and i.arg > 255 for i in dis.get_instructions(long_loop))
+    plain, log = [], []
+    expected = long_loop(plain)
+    captured = capture(long_loop)
+    for _ in range(2):
+        log.clear()
+        assert captured(log) == expected and log == plain

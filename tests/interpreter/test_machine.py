@@ -252,4 +252,4 @@ def test_decoded_programs_die_with_their_code_objects() -> None:
     for _ in range(5):
         assert interpret(main)() == (1, [2])
     gc.collect()
-    assert (len(PROGRAMS), len(USER_CODES)) == known
+    assert len(PROGRAMS) <= known[0] and len(USER_CODES) <= known[1]  # (what other tests left may die meanwhile)
