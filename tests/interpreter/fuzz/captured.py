@@ -10,6 +10,7 @@ names that a resume function has for half-built expressions, where locals() show
 from __future__ import annotations
 
 import re
+import sys
 import traceback
 
 import torch
@@ -18,6 +19,7 @@ import moebius
 
 from .compare import Outcome, TooLong, compiled, cpu_limit, native_outcome, outcome
 
+ROOM = 4000  # frames: some loops with graph breaks in them go on in a frame of their own each turn (docs/fuzzing.md)
 CAPTURED_SECONDS = 120.0  # of CPU time: tracing and compiling included
 NAMES = {"tensor": torch.tensor}
 ENTRY = r"'<*\w+>?'|'?<*\w+>?[: ](?:\d+|None)(?: \d+ \d+>')?(?: columns (?:\([^)]*\)|None))?"
@@ -57,6 +59,8 @@ def difference_captured(source: str, native: Outcome | None = None) -> str | Non
         native = native_outcome(code, NAMES)
     if native is None:
         return None
+    limit = sys.getrecursionlimit()
+    sys.setrecursionlimit(max(limit, ROOM))
     try:
         with cpu_limit(CAPTURED_SECONDS):
             captured = outcome(drive_captured, code, NAMES)
@@ -65,6 +69,7 @@ def difference_captured(source: str, native: Outcome | None = None) -> str | Non
     except BaseException as error:  # no program's own: those are in the outcome
         return "capture fails: " + "".join(traceback.format_exception(error)[-4:])
     finally:
+        sys.setrecursionlimit(limit)
         moebius.reset()
     if captured.error is not None and "MoebiusError" in captured.error:
         return f"capture fails: {captured.error}"
