@@ -58,6 +58,12 @@ class Plan:
         self.rest = nodes[nodes.index(at) + 1 :]
         for node in self.rest:
             self.consider(node)
+        self.frees: dict[fx.Node, list[fx.Node]] = {}  # what nobody needs any more after a node
+        needed: set[fx.Node] = set()
+        for node in reversed(self.rest):
+            if node not in self.absent:
+                self.frees[node] = [n for n in (node, *node.all_input_nodes) if n not in needed]
+                needed.update(self.frees[node])
 
     def consider(self, node: fx.Node) -> None:
         """Decide over one node. Raises Unplanned."""
@@ -119,7 +125,9 @@ class Plan:
             raise Unplanned(f"{node.name} needs a gradient that is not there")
 
     def run(self, values: dict[fx.Node, Any]) -> tuple[Any, ...]:
-        """Run the rest on the values that the graph had; its outputs."""
+        """Run the rest on the values that the graph had, which it empties; its outputs."""
+        for node in values.keys() - {n for freed in self.frees.values() for n in freed}:
+            del values[node]
         for node in self.rest:
             if node in self.absent:
                 continue
@@ -144,6 +152,9 @@ class Plan:
                 kept = iter(result)
                 result = [None if i in dropped else next(kept) for i in range(len(result) + len(dropped))]
             values[node] = result
+            del given, named, result
+            for free in self.frees[node]:
+                values.pop(free, None)
         raise AssertionError("a graph without an output")
 
 
@@ -205,6 +216,7 @@ def going_on(
             if found is None or plan is None:
                 raise
             values = found[1]
+            del found
         outputs = plan.run(values)
         done()
         return outputs
