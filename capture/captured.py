@@ -35,10 +35,11 @@ from .deterministic import deterministic
 from .errors import CaptureInternalError, GraphBreakError, MoebiusError
 from .export.write import export
 from .frames import with_plain_arguments, worth_capturing
+from .guards import hints
 from .guards.program import changed_key, fetch
 from .guards.recorder import Fact
 from .hidden import hidden
-from .hook import Entry, call_hooked, call_unhooked, set_frame_callback
+from .hook import ABSENT, Entry, call_hooked, call_unhooked, set_frame_callback
 from .options import Options
 from .parked import Parked
 from .report.records import Recompile, Stats
@@ -229,7 +230,7 @@ class Captured:
         if not self.segments:
             self.children.clear()
         now = "none" if found.graph_break is None else found.graph_break.reason
-        self.recompiles.append(Recompile("graph break", before.reason, now, before.file, before.line))
+        self.recompiles.append(Recompile("graph break", before.reason, now, before.file, before.line, before.hint))
         return self.cold(self.entry, args, kwargs)
 
     def attempt(self, request: Request, started: float) -> Segment:
@@ -298,8 +299,11 @@ class Captured:
         from now on, and the second has the gradients that are there for inputs."""
         code = self.function.__code__
         self.recompiles.append(
-            Recompile("backward()", "gives every parameter a gradient", found, code.co_filename, code.co_firstlineno)
-        )
+            Recompile(
+                "backward()", "gives every parameter a gradient", found, code.co_filename, code.co_firstlineno,
+                "ask for gradients with torch's optimizers and clip_grad_norm_ alone, which pass over what has none",
+            )
+        )  # fmt: skip
         self.policy.whole_step = False
         for segment in self.segments:
             self.entry.remove(segment.guards.program)
@@ -317,8 +321,11 @@ class Captured:
         if self.entry.hits - segment.hits_before >= RARE * misses:
             return
         self.recompiles.append(
-            Recompile("branch on data", f"goes {not error.taken}", str(error.taken), side_exit.file, side_exit.line)
-        )
+            Recompile(
+                "branch on data", f"goes {not error.taken}", str(error.taken), side_exit.file, side_exit.line,
+                "use torch.where, or keep the branch out of the step",
+            )
+        )  # fmt: skip
         self.policy.predictions[error.place] = error.taken
         if misses > MAX_MISSES:
             self.policy.unpredictable.add(branch)
@@ -330,10 +337,15 @@ class Captured:
         for segment in reversed(self.segments):
             fact, found = segment.guards.failure(args, kwargs)
             if fact is None:
+                if found and segment is self.segments[-1]:
+                    code = self.function.__code__
+                    place = (code.co_filename, code.co_firstlineno)
+                    self.recompiles.append(Recompile("arguments", "as before", found, *place, hints.ARGUMENTS))
                 continue
             record = fact.record
             if segment is self.segments[-1]:
-                hint = self.hint(fact, args, kwargs)
+                now = met(fact, args, kwargs)
+                hint = hints.hint(fact, now, other_sizes(fact, now))
                 self.recompiles.append(Recompile(record.source, record.check, found, record.file, record.line, hint))
             self.open(fact, segment, args, kwargs)
         if len(self.segments) >= MAX_SEGMENTS:
@@ -342,7 +354,7 @@ class Captured:
             warnings.warn(
                 f"moebius: {self.function.__qualname__} was captured {len(self.segments)} times and runs natively now; "
                 + (f"{last.guard} keeps changing ({last.old} → {last.new}, {last.file}:{last.line}); " if last else "")
-                + (last.hint if last and last.hint else "keep what changes out of the step"),
+                + (last.hint if last else "keep what changes out of the step"),
                 stacklevel=2,
             )
             return False
@@ -366,40 +378,14 @@ class Captured:
                 name = record_name(fact.record.source, key)
                 self.policy.volatile.update((name, *(f"{name}[{i}]" for i in range(len(now)))))
 
-    def hint(self, fact: Fact, args: tuple, kwargs: dict[str, Any]) -> str:
-        """What the user can do, so that the next such call needs no capture."""
-        if (sizes := self.other_sizes(fact, args, kwargs)) is not None and sizes[1]:
-            name = fact.record.source.removeprefix("L['").replace("']", "", 1)
-            return f"moebius.mark_dynamic({name}, {tuple(sorted(sizes[1]))})"
-        if fact.check[0] in ("equal", "contents", "length", "keys"):
-            return "make it a tensor, or keep it out of the step"
-        return ""
-
     def open_sizes(self, fact: Fact, args: tuple, kwargs: dict[str, Any]) -> None:
         """The axes of an input tensor that has another size than when the fact was noted."""
-        found = self.other_sizes(fact, args, kwargs)
-        if found is not None and found[1]:
+        tensor = met(fact, args, kwargs)
+        if changed := other_sizes(fact, tensor):
             assert fact.source is not None
             # where one size varies the others will: batch and sequence; the last of real numbers counts features
-            tensor, changed = found
             leading = tensor.dim() - tensor.is_floating_point()
             self.policy.dynamic_dims.setdefault(fact.source.name, set()).update(changed, range(leading))
-
-    @staticmethod
-    def other_sizes(fact: Fact, args: tuple, kwargs: dict[str, Any]) -> tuple[torch.Tensor, set[int]] | None:
-        """The input tensor of a fact and the axes along which it has another size; None: the fact is of no tensor."""
-        kind, *rest = fact.check
-        if kind != "tensor" or fact.source is None:
-            return None
-        try:
-            tensor = fetch(fact.source, (*args, *kwargs.values()))
-        except Exception:  # the path is gone: nothing to learn from it
-            return None
-        shape = rest[1]["shape"]
-        if not isinstance(tensor, torch.Tensor) or len(tensor.shape) != len(shape):
-            return None
-        sizes = enumerate(zip(shape, tensor.shape, strict=True))
-        return tensor, {d for d, (a, b) in sizes if a is not None and a != b}
 
     def report_failure(self, error: Exception) -> None:
         """An internal error: say so once, with the place, and let the native call go on."""
@@ -478,6 +464,25 @@ def paused_collector() -> Iterator[None]:
     finally:
         if enabled:
             gc.enable()
+
+
+def met(fact: Fact, args: tuple, kwargs: dict[str, Any]) -> Any:
+    """What a fact's source leads to in this call; ABSENT: nothing, or the fact is not of one source."""
+    if fact.source is None:
+        return ABSENT
+    try:
+        return fetch(fact.source, (*args, *kwargs.values()))
+    except Exception:  # the path is gone: nothing to learn from it
+        return ABSENT
+
+
+def other_sizes(fact: Fact, now: Any) -> set[int]:
+    """The axes along which an input tensor has another size than the fact's."""
+    kind, *rest = fact.check
+    if kind != "tensor" or not isinstance(now, torch.Tensor) or len(now.shape) != len(rest[1]["shape"]):
+        return set()
+    sizes = zip(rest[1]["shape"], now.shape, strict=True)
+    return {d for d, (a, b) in enumerate(sizes) if a is not None and a != b}
 
 
 def record_name(owner: str, key: Any) -> str:

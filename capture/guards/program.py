@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import functools
 from typing import Any
 
@@ -91,13 +92,21 @@ def met(fact: Fact, guards: CompiledGuards, args: tuple, kwargs: dict[str, Any])
         the_dict, entries, keys = rest
         if (changed := changed_key(the_dict, entries)) is not None:
             return f"[{describe(changed)}] is {describe(the_dict.get(changed, ABSENT))}"
-        return "other keys" if keys is not None else "changed"
+        return other_keys(the_dict, keys) if keys is not None else "changed"
     if fact.source is None:
         return "changed"
     try:
         return describe_object(fetch(fact.source, (*args, *kwargs.values())))
     except Exception as error:  # the path no longer leads anywhere; say so
         return f"cannot be reached ({type(error).__name__})"
+
+
+def other_keys(the_dict: dict, keys: tuple) -> str:
+    """Which keys came and went."""
+    now = list(dict.keys(the_dict))
+    came, went = [k for k in now if k not in keys], [k for k in keys if k not in now]
+    words = [f"key {describe(k)} {verb}" for some, verb in ((came, "added"), (went, "removed")) for k in some[:3]]
+    return ", ".join(words) or "keys in another order"
 
 
 def changed_key(the_dict: dict, entries: dict[Any, Any]) -> Any:
@@ -115,7 +124,10 @@ def describe_object(obj: Any) -> str:
     """What a recompile line says of the object that it met."""
     if issubclass(type(obj), torch.Tensor):  # no attribute is asked for: a user's object may notice
         return f"{str(obj.dtype).removeprefix('torch.')}{list(obj.shape)} on {obj.device}"
-    return describe(obj)
+    if type(obj) in (list, tuple, dict, set, frozenset, collections.deque):
+        return f"a {type(obj).__name__} of {len(obj)}"
+    text = describe(obj)
+    return text.replace("the same", "another", 1) if text == f"the same {type(obj).__name__}" else text
 
 
 def fetch(source: Source, arguments: tuple) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -54,9 +55,7 @@ def guard_sizes(world: torch_private.FakeWorld, tensors: TensorOperations, guard
         {"math": math, "__builtins__": {"min": min, "max": max, "abs": abs, "int": int, "round": round}},
     )
     predicate.relation = text  # what an exported step writes down
-    shown = text
-    for i, source in enumerate(sources):
-        shown = shown.replace(f"t{i}.", f"{source.name}.")
+    shown = re.sub(r"\bt(\d+)\b", lambda found: sources[int(found[1])].name, text)
     guards.holds(", ".join(s.name for s in sources), shown, predicate, *sources)
 
 

@@ -7,6 +7,7 @@ by the rooms that call this one.
 
 from moebius.hook.native import (
     ABSENT,
+    CHECKS,
     Entry,
     GuardProgram,
     attach,
@@ -31,6 +32,7 @@ from moebius.hook.native import (
 
 __all__ = [
     "ABSENT",
+    "CHECKS",
     "Entry",
     "GuardProgram",
     "attach",

@@ -109,7 +109,10 @@ execute(PyObject *module)
     if (mb_absent == NULL && (mb_absent = PyObject_New(PyObject, &Absent_Type)) == NULL) {
         return -1;
     }
-    if (PyModule_AddObjectRef(module, "ABSENT", mb_absent) < 0 ||
+    PyObject *checks = mb_check_names();
+    int added = checks == NULL ? -1 : PyModule_AddObjectRef(module, "CHECKS", checks);
+    Py_XDECREF(checks);
+    if (added < 0 || PyModule_AddObjectRef(module, "ABSENT", mb_absent) < 0 ||
         PyModule_AddObjectRef(module, "Entry", (PyObject *)&mb_Entry_Type) < 0 ||
         PyModule_AddObjectRef(module, "GuardProgram", (PyObject *)&mb_GuardProgram_Type) < 0 ||
         PyModule_AddFunctions(module, mb_frame_methods) < 0 || PyModule_AddFunctions(module, mb_tensor_methods) < 0) {

@@ -136,6 +136,7 @@ typedef struct {
 } GuardProgram;
 
 extern PyTypeObject mb_GuardProgram_Type;
+PyObject *mb_check_names(void);
 extern PyMethodDef mb_program_methods[];
 int mb_program_check(GuardProgram *p, PyObject *const *args, size_t nargsf, PyObject *kwnames);   /* 1, 0, -1 */
 int mb_program_arity(GuardProgram *p, PyObject *const *args, size_t nargsf, PyObject *kwnames);

@@ -8,6 +8,8 @@ class Absent: ...
 
 ABSENT: Final[Absent]
 """In "dict" and "class" checks: this key or attribute must not exist."""
+CHECKS: Final[tuple[str, ...]]
+"""The names of all kinds of checks that a program can have."""
 
 @final
 class GuardProgram:

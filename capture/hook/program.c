@@ -12,6 +12,23 @@ static const char *const check_names[] = {
     "none_of", "distinct", "same", "answers", "python", "dict", "class", "instance", "static_tensor", "function",
 };
 
+/* The names of all kinds of checks. */
+PyObject *
+mb_check_names(void)
+{
+    Py_ssize_t n = (Py_ssize_t)Py_ARRAY_LENGTH(check_names);
+    PyObject *names = PyTuple_New(n);
+    for (Py_ssize_t i = 0; names != NULL && i < n; i++) {
+        PyObject *name = PyUnicode_FromString(check_names[i]);
+        if (name == NULL) {
+            Py_CLEAR(names);
+            break;
+        }
+        PyTuple_SET_ITEM(names, i, name);
+    }
+    return names;
+}
+
 /* ---- building ---- */
 
 static int

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from moebius import capture
+from moebius import capture, stats
 from moebius.guards import program
+from moebius.hook import CHECKS
 
 
 class Box:
@@ -222,6 +223,11 @@ def test_the_change_is_noticed(kind):
     captured = capture(function)
     for args in (before, before, change()):
         torch.testing.assert_close(captured(*args), function(*args))
+    assert all(r.guard and r.hint and r.line for r in stats(captured).recompiles)
+
+
+def test_every_kind_that_a_program_can_have_is_here():
+    assert set(CASES) == set(CHECKS)
 
 
 @pytest.mark.parametrize("kind", CASES)

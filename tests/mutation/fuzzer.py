@@ -4,7 +4,7 @@ For each change two worlds are made from one program file. Both are called until
 get the same change, and both are called twice again. Result or exception, everything reachable, gradients and random
 state have to be equal after each call, aliases included.
 
-    python tests/mutation/fuzzer.py                     all changes of all programs, of models one in 40
+    python tests/mutation/fuzzer.py                     all changes of all programs, of models one in 4
     python tests/mutation/fuzzer.py --program tensors   one program
     python tests/mutation/fuzzer.py --each 40           every 40th change
 """
@@ -16,10 +16,14 @@ import collections
 import contextlib
 import dataclasses
 import datetime
+import functools
+import gc
 import itertools
+import json
 import logging
+import os
+import signal
 import sys
-import time
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -36,8 +40,9 @@ from moebius.torch_private import switches, throw_switches
 
 NAMES = sorted(p.stem for p in PROGRAMS.glob("*.py"))
 # Thousands of attributes of one model and its configuration: one in so many is changed.
-SPARSE = {"mixtral": 40, "qwen3_moe": 40, "deepseek": 40}
+SPARSE = {"mixtral": 4, "qwen3_moe": 4, "deepseek": 4}
 WARM_UP = 9  # calls at most before the change; numbers that differ from call to call are learnt one by one
+PATIENCE = 120  # seconds that one change may take
 OUTCOMES = ("hit", "recompiled", "break", "native", "both raise", "WRONG")
 
 
@@ -133,8 +138,8 @@ def capture_world(name: str) -> World:
     return world
 
 
-def try_change(name: str, change: Change) -> Outcome:
-    """Two fresh worlds, the change in both, and what came of it."""
+def warmed(name: str) -> tuple[World, World, str]:
+    """A plain and a captured world, called until the captured one is warm; a difference that showed before any change."""
     plain, captured = make_world(name), capture_world(name)
     owner = captured_of(captured.call)
     assert owner is not None
@@ -142,40 +147,87 @@ def try_change(name: str, change: Change) -> Outcome:
         misses = owner.stats().misses
         found, _ = difference(plain, captured, f"call {number} before the change")
         if found:
-            return Outcome(name, change, "WRONG", found)
+            return plain, captured, found
         if owner.stats().misses == misses:
             break
+    return plain, captured, ""
+
+
+def tried(change: Change, plain: World, captured: World) -> tuple[str, str]:
+    """The change in two warm worlds, and what came of it: (one of OUTCOMES or "impossible", the difference)."""
+    owner = captured_of(captured.call)
+    assert owner is not None
     try:
         surroundings = applied(change, plain, captured)
     except Exception as error:  # not a change that Python allows here
-        return Outcome(name, change, "impossible", f"{type(error).__name__}: {error}")
+        return "impossible", f"{type(error).__name__}: {error}"
     before = after = owner.stats()
     for number in ("first", "second"):
         found, raised = difference(plain, captured, f"{number} call after the change", surroundings)
         if found:
-            return Outcome(name, change, "impossible" if undefined(name, change) else "WRONG", found)
+            return ("impossible" if undefined(plain.name, change) else "WRONG"), found
         if number == "first":
             after = owner.stats()
     if raised:
-        return Outcome(name, change, "both raise")
+        return "both raise", ""
     if owner.given_up:
-        return Outcome(name, change, "native")
+        return "native", ""
     if after.misses == before.misses:
-        return Outcome(name, change, "hit")
-    return Outcome(name, change, "break" if after.breaks > before.breaks else "recompiled")
+        return "hit", ""
+    return ("break" if after.breaks > before.breaks else "recompiled"), ""
 
 
-def run(names: list[str], each: int = 1, start: int = 0, kinds: str = "") -> Iterator[Outcome]:
-    """Every ``each``-th change of the programs, beginning with number ``start``."""
+def run(names: list[str], each: int = 1, start: int = 0, kinds: str = "", forks: bool = False) -> Iterator[Outcome]:
+    """Every ``each``-th change of the programs, beginning with number ``start``, each in worlds of its own: made
+    anew, or (forks) those of a child process, so that the two worlds are made and warmed once for a program."""
     count = start
     for name in names:
+        changes = []
         for change in all_changes(make_world(name)):
-            if not change.kind.startswith(kinds):
-                continue
-            count += 1
-            if count % each == 0:
+            if change.kind.startswith(kinds):
+                count += 1
+                if count % each == 0:
+                    changes.append(change)
+        moebius.reset()
+        if not forks:
+            for change in changes:
+                plain, captured, found = warmed(name)
+                yield Outcome(name, change, *(("WRONG", found) if found else tried(change, plain, captured)))
                 moebius.reset()
-                yield try_change(name, change)
+        elif changes:
+            plain, captured, found = warmed(name)
+            gc.collect()
+            gc.freeze()  # a collection in a child would copy every page
+            for change in changes:
+                answer = ("WRONG", found) if found else in_child(functools.partial(tried, change, plain, captured))
+                yield Outcome(name, change, *answer)
+            gc.unfreeze()
+
+
+def in_child(work: Callable[[], tuple[str, str]]) -> tuple[str, str]:
+    """What ``work`` gives in a copy of this process."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            torch.set_num_threads(1)  # the threads of OpenMP are not copied
+            signal.alarm(PATIENCE)
+            what, detail = work()
+            os.write(writing, json.dumps((what, detail[:1000])).encode())
+        except BaseException as error:
+            os.write(writing, json.dumps(("WRONG", f"the fuzzer itself: {type(error).__name__}: {error}")).encode())
+        finally:
+            os._exit(0)
+    os.close(writing)
+    with open(reading, "rb") as file:
+        answer = file.read()
+    _, status = os.waitpid(child, 0)
+    if not answer:
+        return "WRONG", f"the process ended with status {status}"
+    what, detail = json.loads(answer)
+    return what, detail
 
 
 @contextlib.contextmanager
@@ -248,24 +300,33 @@ differently. Differences: {wrong}. With any one kind of guard switched off, ther
 """
 
 
+def cpu_seconds() -> float:
+    """Of this process and its children."""
+    return sum(os.times()[:4])
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--program", action="append", choices=NAMES)
     parser.add_argument("--each", type=int, default=1)
     parser.add_argument("--start", type=int, default=0)
     parser.add_argument("--kinds", default="", help="only kinds of change that begin so")
+    parser.add_argument("--outcomes", action="store_true", help="a line for each change")
     parser.add_argument("--docs", type=Path, help="write the table there")
     args = parser.parse_args()
     warnings.simplefilter("ignore")
     logging.disable(logging.CRITICAL)
-    started, outcomes = time.process_time(), []
-    sampled = (run([n], args.each * SPARSE.get(n, 1), args.start, args.kinds) for n in args.program or NAMES)
+    started, outcomes = cpu_seconds(), []
+    forks = hasattr(os, "fork")
+    sampled = (run([n], args.each * SPARSE.get(n, 1), args.start, args.kinds, forks) for n in args.program or NAMES)
     for outcome in itertools.chain.from_iterable(sampled):
         outcomes.append(outcome)
+        if args.outcomes:
+            print(f"{outcome.what}: {outcome.change.kind}, {outcome.change.where}")
         if outcome.what == "WRONG":
             print(f"WRONG {outcome.program}: {outcome.change.kind}: {outcome.change.where}: {outcome.detail}")
             sys.stdout.flush()
-    seconds = time.process_time() - started
+    seconds = cpu_seconds() - started
     text = table(outcomes, seconds, args.each)
     if args.docs:
         args.docs.write_text(text)

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
+import fuzzer
 import pytest
 from changes import all_changes
-from fuzzer import NAMES, call, capture_world, noticed_without, run
+from fuzzer import NAMES, noticed_without, run
 from world import make_world
+
+from moebius.hook import CHECKS
 
 # How many changes of a program there are to one that is tried here: models have thousands, and each takes 0.4 s.
 SPARSE = {  # primes, so that many kinds are among them
@@ -68,19 +75,24 @@ def test_with_a_kind_of_guard_switched_off_the_fuzzer_notices(kind):
 
 
 def test_every_kind_of_guard_is_among_them():
-    from moebius.guards import program as guards
+    assert set(NEEDED) == set(CHECKS)
 
-    met = set()
-    original = guards.CompiledGuards.__init__
 
-    def spy(self, *args):
-        original(self, *args)
-        met.update(fact.check[0] for fact in self.facts)
+IN_CHILDREN = """
+import os, fuzzer
+for outcome in fuzzer.run(["{program}"], {each}, forks=True):
+    print(f"{{outcome.what}}: {{outcome.change.kind}}, {{outcome.change.where}}")
+print(fuzzer.in_child(lambda: os.abort()))
+"""
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(guards.CompiledGuards, "__init__", spy)
-        for name in NAMES:
-            world = capture_world(name)
-            for _ in range(3):
-                call(world)
-    assert met <= set(NEEDED)
+
+def test_in_copies_of_one_process_comes_out_what_comes_out_in_worlds_made_anew():
+    """As ``make mutate`` does it, and in a process of its own, as this one may have threads."""
+    program, each = "static_config", 21
+    script = IN_CHILDREN.format(program=program, each=each)
+    here = {**os.environ, "PYTHONPATH": os.path.dirname(fuzzer.__file__)}
+    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300, env=here)
+    lines = ran.stdout.splitlines()
+    assert lines[:-1] == [f"{o.what}: {o.change.kind}, {o.change.where}" for o in run([program], each)], ran.stderr
+    assert len(lines) > 20
+    assert "WRONG" in lines[-1] and "status 6" in lines[-1]

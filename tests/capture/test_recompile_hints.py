@@ -1,0 +1,109 @@
+"""Each recompilation is reported with the guard that failed and what the user can do about it."""
+
+from __future__ import annotations
+
+import collections
+from typing import Any
+
+import pytest
+import torch
+
+from moebius import capture, stats
+
+
+class Config:
+    def __init__(self) -> None:
+        self.name, self.items, self.table, self.choice = "a", [1.0], {"a": 1.0}, None
+
+
+def names():
+    config = Config()
+    step = capture(lambda x: x * (2 if config.name == "a" else 3))
+    for name in "abcd":
+        config.name = name
+        step(torch.ones(2))
+    return step
+
+
+def lists():
+    config = Config()
+    step = capture(lambda x: x * sum(config.items))
+    for _ in range(4):
+        config.items.append(1.0)
+        step(torch.ones(2))
+    return step
+
+
+def tables():
+    config = Config()
+    step = capture(lambda x: x * sum(config.table.values()))
+    for key in "bcd":
+        config.table[key] = 1.0
+        step(torch.ones(2))
+    return step
+
+
+def called_with(function, *calls):
+    def case():
+        step = capture(function)
+        for args in calls:
+            step(*args)
+        return step
+
+    return case
+
+
+def modes():
+    step = capture(lambda x: x * 2)
+    for mode in (torch.no_grad, torch.enable_grad, torch.inference_mode):
+        with mode():
+            step(torch.ones(2))
+    return step
+
+
+def frozen():
+    layer = torch.nn.Linear(2, 2)
+    step = capture(layer)
+    for wanted in (True, False):
+        layer.weight.requires_grad_(wanted)
+        step(torch.ones(2, 2))
+    return step
+
+
+def turned(x, n):
+    for _ in range(n):
+        x = x * 2
+    return x
+
+
+ONES = torch.ones(2)
+CASES: dict[str, tuple[Any, str, str]] = {  # case, the guard, what stands in its hint
+    "a text that is asked for": (names, "config.__dict__", "text"),
+    "a list that grows": (lists, "config.items", "tensor"),
+    "keys of a dict": (tables, "config.table", "keys"),
+    "dtypes": (called_with(lambda x: x * 2, (ONES,), (ONES.double(),), (ONES.int(),)), "L['x']", "dtype"),
+    "dimensions": (called_with(lambda x: x * 2, (ONES,), (ONES[None],)), "L['x']", "dimensions"),
+    "sizes": (called_with(lambda x: x * 2, (ONES,), (torch.ones(3),)), "L['x']", "moebius.mark_dynamic(x, (0,))"),
+    "a count of turns": (called_with(turned, *((ONES, n) for n in range(2, 6))), "L['n']", "pad to few sizes"),
+    "deques": (
+        called_with(lambda x, q: x * q[0], *((ONES, collections.deque(range(n))) for n in (1, 2, 3))), "L['q']", "keep",
+    ),
+    "arguments": (called_with(lambda x, k=1: x * k, (ONES,), (ONES, 2)), "arguments", "by the same names"),
+    "switches": (modes, "torch", "state"),
+    "a parameter that is frozen": (frozen, "weight", "requires_grad"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_each_recompilation_names_its_guard_and_a_remedy(case):
+    make, guard, text = CASES[case]
+    recompiles = stats(make()).recompiles
+    assert recompiles and all(r.guard and r.hint and r.old and r.new for r in recompiles), recompiles
+    assert guard in recompiles[-1].guard and text in recompiles[-1].hint, recompiles[-1]
+
+
+def test_a_relation_of_sizes_is_told_by_the_arguments_names():
+    step = capture(turned)
+    for n in range(2, 6):
+        step(ONES, n)
+    assert "L['n'] == 3" in stats(step).recompiles[1].old
