@@ -374,6 +374,13 @@ def global_state() -> tuple[tuple[Callable[[], Any], Any], ...]:
     return ((GlobalStateGuard().check, True), *((reader, reader()) for reader in readers))
 
 
+def answer_in_words(ask: Callable[[], Any]) -> str:
+    """What changed for a reader of ``global_state``, or any other callable that a guard asks."""
+    if isinstance(owner := getattr(ask, "__self__", None), GlobalStateGuard):
+        return f"another {', '.join(owner.reason().split())}"
+    return f"{getattr(ask, '__name__', 'it').strip('_')} gives another answer"
+
+
 def expression_to_node(expression: Any, symbol_node: Callable[[Any], Any], graph: Any) -> Any:
     """Write a sympy size expression as nodes of ``graph``. ``symbol_node`` gives the node of a symbol."""
     tracer = torch.fx.proxy.GraphAppendingTracer(graph)

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from .. import torch_private
 from ..hook import ABSENT, GuardProgram
 from ..report.records import Guard
 from ..sources import Source
@@ -93,6 +94,8 @@ def met(fact: Fact, guards: CompiledGuards, args: tuple, kwargs: dict[str, Any])
         if (changed := changed_key(the_dict, entries)) is not None:
             return f"[{describe(changed)}] is {describe(the_dict.get(changed, ABSENT))}"
         return other_keys(the_dict, keys) if keys is not None else "changed"
+    if kind == "answers":
+        return ", ".join(torch_private.answer_in_words(ask) for ask, then in rest[0] if ask() != then)
     if fact.source is None:
         return "changed"
     try:

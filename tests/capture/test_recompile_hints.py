@@ -94,6 +94,10 @@ CASES: dict[str, tuple[Any, str, str]] = {  # case, the guard, what stands in it
 }  # fmt: skip
 
 
+def test_the_switch_that_was_thrown_is_named():
+    assert [r.new for r in stats(modes()).recompiles] == ["another grad_mode", "another grad_mode, is_inference_mode_enabled gives another answer"]
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_each_recompilation_names_its_guard_and_a_remedy(case):
     make, guard, text = CASES[case]

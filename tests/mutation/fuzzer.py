@@ -139,7 +139,7 @@ def capture_world(name: str) -> World:
 
 
 def warmed(name: str) -> tuple[World, World, str]:
-    """A plain and a captured world, called until the captured one is warm; a difference that showed before any change."""
+    """A plain and a captured world, called until the captured one is warm; what differed before any change."""
     plain, captured = make_world(name), capture_world(name)
     owner = captured_of(captured.call)
     assert owner is not None
@@ -195,6 +195,7 @@ def run(names: list[str], each: int = 1, start: int = 0, kinds: str = "", forks:
                 yield Outcome(name, change, *(("WRONG", found) if found else tried(change, plain, captured)))
                 moebius.reset()
         elif changes:
+            torch.set_num_threads(1)  # the threads of OpenMP are not copied
             plain, captured, found = warmed(name)
             gc.collect()
             gc.freeze()  # a collection in a child would copy every page
@@ -212,7 +213,6 @@ def in_child(work: Callable[[], tuple[str, str]]) -> tuple[str, str]:
     child = os.fork()
     if child == 0:
         try:
-            torch.set_num_threads(1)  # the threads of OpenMP are not copied
             signal.alarm(PATIENCE)
             what, detail = work()
             os.write(writing, json.dumps((what, detail[:1000])).encode())
