@@ -30,6 +30,8 @@ BEFORE_CALL = frozenset({"KW_NAMES", "PRECALL"})
 # After these (and what they pop) the stack may hold a NULL: the native part goes on to where the expression is done.
 UNCERTAIN = {"LOAD_METHOD": 1, "LOAD_ATTR": 1, "LOAD_GLOBAL": 0, "PUSH_NULL": 0, "LOAD_SUPER_ATTR": 3}
 
+CALLS = frozenset({"CALL", "CALL_KW", "CALL_FUNCTION_EX"})
+
 # 3.13 puts a call's NULL above the callable, and loads cells with LOAD_FAST.
 NULL_FIRST = sys.version_info < (3, 13)
 LOAD_CELL = "LOAD_CLOSURE" if NULL_FIRST else "LOAD_FAST"
@@ -232,6 +234,9 @@ class Continuation:
                 ways.append((instruction.target, True))
             after = [(target, depth + self.effect(i, jump)) for target, jump in ways]
             done = limit is None and instruction.opname not in BEFORE_CALL
+            if done and instruction.opname in CALLS and reads_one_attribute(instructions, i + 1):
+                i, depth, limit = i + 1, after[0][1], after[0][1]
+                continue
             if done or (limit is not None and all(d <= limit for _, d in after)):
                 # every instruction that can break leaves at most one result, above what it did not touch
                 kept = 0 if instruction.target is not None else 1
@@ -545,6 +550,15 @@ def shared_cells(item: Instr, cells: set[str]) -> Instr:
 
 def falls_through(instruction: Any) -> bool:
     return instruction.opname not in LEAVES and instruction.opname not in JUMPS
+
+
+def reads_one_attribute(instructions: Any, index: int) -> bool:
+    """Whether all that is used of a call's result is an attribute, as in ``loss = model(x).loss``: that is read before
+    the frame is handed over, because what is handed over lives as long as the rest of the frame runs (the logits)."""
+    if index + 1 >= len(instructions) or instructions[index].opname != "LOAD_ATTR":
+        return False
+    method = sys.version_info >= (3, 12) and bool((instructions[index].arg or 0) & 1)
+    return not method and instructions[index + 1].opname == "STORE_FAST"
 
 
 def names_stored(instruction: Any) -> set[str]:

@@ -10,12 +10,18 @@ from torch import fx
 from moebius.lowering import dead_code, placement
 from moebius.lowering.contract import Contract, Work
 from moebius.lowering.errors import LoweringError
-from moebius.lowering.experts import rewrite
+from moebius.lowering.experts import joining, rewrite
 from moebius.lowering.graph import CapturedGraph, LoweringOptions
 from moebius.lowering.step import checkpoint, observed
 from moebius.lowering.values import copy_node
 
-PASSES: tuple[Contract, ...] = (rewrite.CONTRACT, dead_code.CONTRACT, placement.CONTRACT, checkpoint.CONTRACT)
+PASSES: tuple[Contract, ...] = (
+    rewrite.CONTRACT,
+    dead_code.CONTRACT,
+    placement.CONTRACT,
+    joining.CONTRACT,
+    checkpoint.CONTRACT,
+)
 
 HOOKED = "a gradient hook or retain_grad() looks at a value that the loop's turns compute or use"
 

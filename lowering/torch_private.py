@@ -22,6 +22,7 @@ __all__ = [
     "backend_names",
     "compiling_with",
     "custom_operator_name",
+    "default_saved_tensors_hooks",
     "fake_mode_of",
     "foreach_operators",
     "gradient_hooks",
@@ -125,3 +126,8 @@ def gradient_hooks(tensor: torch.Tensor) -> dict[int, Any] | None:
     """The tensor's own dict of gradient hooks, which autograd reads as it is when it calls them (torch/_tensor.py)."""
     hooks: dict[int, Any] | None = tensor._backward_hooks
     return hooks
+
+
+def default_saved_tensors_hooks() -> tuple[Callable[[torch.Tensor], Any], Callable[[Any], torch.Tensor]] | None:
+    """The innermost (pack, unpack) of ``torch.autograd.graph.saved_tensors_hooks`` around this point, or None."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(False)

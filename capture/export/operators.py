@@ -16,6 +16,8 @@ from typing import Any
 import torch
 
 from moebius.kernels import experts, experts_rows
+from moebius.lowering.experts.joining import experts_rejoining
+from moebius.lowering.experts.stacking import stack_experts
 from moebius.lowering.graph import expert_loop, skip_turn
 from moebius.lowering.step import (
     autograd_function,
@@ -114,6 +116,8 @@ OURS: dict[str, Callable[..., Any]] = {
     "moebius.set_gradient": set_gradient,
     "moebius.experts": experts,
     "moebius.experts_rows": experts_rows,
+    "moebius.experts_rejoining": experts_rejoining,
+    "moebius.stack_experts": stack_experts,
     "torch.set_grad_enabled": set_grad_enabled,
     "torch.assert_holds": assert_holds,
     "torch.autograd.grad": torch.autograd.grad,

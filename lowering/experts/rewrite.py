@@ -15,6 +15,7 @@ from moebius.kernels.contract import stored_width
 from moebius.kernels.precision import text_of
 from moebius.lowering.aliasing import Storage
 from moebius.lowering.contract import Contract, Work, well_formed
+from moebius.lowering.experts import joining
 from moebius.lowering.experts.dense import Chain, NoExperts, Stacked, build_dense, dense_chains, stacked_sums
 from moebius.lowering.experts.facts import Invariant, Linear, RowWeight, Slice
 from moebius.lowering.experts.proof import Claim, Refused, prove, state_position, target_of
@@ -99,13 +100,13 @@ def replace_loop(work: Work, loop: fx.Node, storage: Storage, region: ExpertRegi
     except Exception as error:  # the loop runs as a loop, whatever went wrong with its proof
         region.refusal = f"{DEFECT}: {type(error).__name__}: {error} ({describe_where(loop)})"
     else:
-        fill_region(region, claim, work.options.save)
+        fill_region(region, claim, work.options)
         if turns is not None:
             writer = Writer(claim)
             index = writer.invariant(claim.selection.index)
             turns.skip_unused(index, writer.made)
             work.loose += remove(turns, storage)
-            if region.saved_bytes is not None:
+            if region.saved_bytes is not None and not joining.applies(work.options):
                 region.saved_bytes += turns.stacked_bytes()
         work.loose += put_in_place(claim, result)
         return True
@@ -178,7 +179,7 @@ def idiom_of(loop: fx.Node) -> str:
     return f"for row in {name}(…)"
 
 
-def fill_region(region: ExpertRegion, claim: Claim, save: str) -> None:
+def fill_region(region: ExpertRegion, claim: Claim, options: LoweringOptions) -> None:
     """Sizes, kernel and memory of a proven region."""
     x, index = tensor_of(claim.x.source.node), shape_of(claim.index)
     assert x is not None and index is not None
@@ -191,9 +192,9 @@ def fill_region(region: ExpertRegion, claim: Claim, save: str) -> None:
     if isinstance(tokens, int) and isinstance(top_k, int):
         width_h, size = narrow if claim.up is None else 2 * narrow, claim.gate.dtype.itemsize
         elements = saved_elements(tokens, width, narrow, top_k, save="recompute", num_experts=claim.experts)
-        if claim.up is not None and is_whole(claim.gate, claim.up) is None:
+        if claim.up is not None and is_whole(claim.gate, claim.up) is None and not joining.applies(options):
             elements += claim.experts * 2 * narrow * width  # gate and up are put into one tensor, which is kept
-        h_bytes = tokens * top_k * stored_width(width_h, save) * (1 if save == "fp8" else size)
+        h_bytes = tokens * top_k * stored_width(width_h, options.save) * (1 if options.save == "fp8" else size)
         region.saved_bytes = elements * size + h_bytes
 
 

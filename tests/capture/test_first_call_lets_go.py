@@ -119,3 +119,34 @@ def test_a_generator_left_half_way_in_a_trace_does_nothing_when_it_dies() -> Non
     finally:
         sys.unraisablehook = before
     assert (log, ignored) == (native, expected)
+
+
+class Outputs:
+    """What a model returns: its loss, and more that nobody asks for."""
+
+    def __init__(self, loss: torch.Tensor, logits: torch.Tensor):
+        self.loss, self.logits = loss, logits
+
+
+def model_with_a_break(x: torch.Tensor, alive: list) -> Outputs:
+    print(end="")
+    found = Outputs((x * 2).sum(), x * 3)
+    alive.append(weakref.ref(found))
+    return found
+
+
+def only_the_loss(x: torch.Tensor, alive: list) -> torch.Tensor:
+    loss = model_with_a_break(x, alive).loss
+    print(end="")
+    alive.append(alive[-1]() is not None)
+    return loss + 1
+
+
+def test_the_rest_of_a_models_outputs_is_gone_when_only_the_loss_is_used() -> None:
+    """After a break in the model the frame goes on with the loss, and does not hold the logits through backward."""
+    captured = capture(only_the_loss)
+    for _ in range(3):
+        ours, plain = [], []
+        x = torch.ones(3)
+        assert torch.equal(captured(x, ours), only_the_loss(x, plain))
+        assert ours[-1] is plain[-1] is False
