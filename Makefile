@@ -52,7 +52,7 @@ lint: $(STAMP)
 setup: $(STAMP)
 
 # torch comes first and with its exact pin: with a range pip walks through several gigabytes of CUDA builds.
-$(STAMP): pyproject.toml setup.py constraints.txt $(wildcard capture/hook/*.[ch] interpreter/*.c)
+$(STAMP): pyproject.toml setup.py constraints.txt $(wildcard capture/hook/*.[ch] interpreter/*.[ch] kernels/native/*.[ch])
 	@test -n "$(PYTHON)" || { echo "moebius needs Python 3.11, 3.12 or 3.13 on PATH (or PYTHON=/path/to/python)"; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { echo "no venv module: apt install python3-venv"; exit 1; }
 	$(PIP) install -q -c constraints.txt setuptools

@@ -23,6 +23,8 @@ PACKAGE_DIR = {
 }
 HOOK = "capture/hook"
 REENTRY = "interpreter/reentry.c"
+ROWS = "kernels/native"
+DL = ["dl"] if sys.platform == "linux" else []  # dlsym is in libc since glibc 2.34
 
 
 def find_packages() -> list[str]:
@@ -37,9 +39,12 @@ def find_packages() -> list[str]:
 
 
 def find_extensions() -> list[Extension]:
-    """The two C extensions, the hook and the interpreter's re-entry; setuptools wants paths relative to this file."""
-    sources = sorted(str(path.relative_to(HERE)) for path in (HERE / HOOK).glob("*.c"))
-    headers = sorted(str(path.relative_to(HERE)) for path in (HERE / HOOK).glob("*.h"))
+    """The hook, the interpreter's re-entry, the CPU kernels' row work. setuptools wants paths relative to this file."""
+
+    def files(folder: str, pattern: str) -> list[str]:
+        return sorted(str(path.relative_to(HERE)) for path in (HERE / folder).glob(pattern))
+
+    sources, headers = files(HOOK, "*.c"), files(HOOK, "*.h")
     if not sources:
         print(f"moebius: no C sources in {HOOK}: building without the frame hook", file=sys.stderr)
         return []
@@ -48,6 +53,11 @@ def find_extensions() -> list[Extension]:
         Extension("moebius.hook.native", sources, depends=headers, extra_compile_args=flags),
         Extension(
             "moebius.interpreter.reentry", [REENTRY], include_dirs=[HOOK], depends=headers, extra_compile_args=flags
+        ),
+        # Without errno and traps a loop over an activation becomes vector code; NaN and inf keep their meaning.
+        Extension(
+            "moebius.kernels.native.rows", files(ROWS, "*.c"), depends=files(ROWS, "*.h"),
+            extra_compile_args=[*flags, "-fno-math-errno", "-fno-trapping-math"], libraries=DL,
         ),
     ]
 

@@ -35,7 +35,8 @@ class Finding:
 def examine() -> list[Finding]:
     """Look at everything, in the order in which it matters. One broken part never hides the others."""
     findings: list[Finding] = []
-    checks: tuple[Callable[[], Iterator[Finding]], ...] = (python, hook, torch, triton, devices, distributed, compiler)
+    checks: tuple[Callable[[], Iterator[Finding]], ...] = (
+        python, hook, torch, rows, triton, devices, distributed, compiler)
     for check in checks:
         try:
             findings += check()
@@ -100,6 +101,19 @@ def torch() -> Iterator[Finding]:
         yield Finding("torch", found, "ok", f"works by what is known; tested is {dotted(TESTED_TORCH)}")
     else:
         yield Finding("torch", found, "ok")
+
+
+def rows() -> Iterator[Finding]:
+    if installed("torch") is None:
+        return
+    work = importlib.import_module("moebius.kernels.native.panel_work")
+    if work.rows is None:
+        note = "torch's operators do its work between the products, slower; build it: pip install -e ."
+        yield Finding("expert rows in C", "not built", "instead", note)
+    elif not work.rows.POOL:
+        yield Finding("expert rows in C", "one thread", "instead", "torch's OpenMP threads were not found")
+    else:
+        yield Finding("expert rows in C", "built, in torch's threads", "ok")
 
 
 def dotted(pair: tuple[int, int]) -> str:

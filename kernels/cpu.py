@@ -15,6 +15,7 @@ from torch import Tensor
 
 from moebius.kernels.activations import activate, activate_backward, find_activation
 from moebius.kernels.contract import Gradients, Needs, Options, Weights, accumulate_dtype
+from moebius.kernels.native import panel_work
 from moebius.kernels.quantize import round_gate_up, round_left, round_matrix, round_outer
 from moebius.kernels.reference import row_weight
 
@@ -104,15 +105,42 @@ def project_up(rows: Tensor, weights: Weights, segments: list[Segment], out: Ten
 
 def add_rows(total_TD: Tensor, token: Tensor, rows: Tensor, scratch: Scratch) -> None:
     """total[token] += rows, in total's (wider) dtype."""
+    if panel_work.add(total_TD, token, rows):
+        return
     if rows.dtype != total_TD.dtype:
         rows = scratch.take("wide", rows.shape[0], rows.shape[1], total_TD.dtype).copy_(rows)
     total_TD.index_add_(0, token, rows)
 
 
+def gated(h: Tensor, scale: Tensor | None, options: Options, out: Tensor) -> Tensor:
+    """A of a panel, times its rows' weights, in h's dtype. h: [n, M]; scale: [n]; out: [n, N]."""
+    activation = find_activation(options.activation, options.gate)
+    if not panel_work.gated(out, h, scale, activation, options.gate):
+        a = activate(h.to(accumulate_dtype(h.dtype)), activation, options.gate)
+        out.copy_(a if scale is None else a.mul_(scale[:, None]))
+    return out
+
+
+def gated_backward(grad_a: Tensor, h: Tensor, scale: Tensor | None, options: Options, scratch: Scratch,
+                   dot: Tensor | None) -> tuple[Tensor, Tensor]:
+    """(A times its weight [n, N], dH [n, M]), in h's dtype, from dA before the weight; dot [n] becomes <dA, A>."""
+    activation = find_activation(options.activation, options.gate)
+    a, grad_h = scratch.take("a", *grad_a.shape), scratch.take("grad_h", *h.shape)
+    if not panel_work.gated_backward(grad_h, a, dot, grad_a, h, scale, activation, options.gate):
+        exact = accumulate_dtype(h.dtype)
+        grad_a = grad_a.to(exact)
+        value, slope = activate_backward(
+            grad_a if scale is None else grad_a * scale[:, None], h.to(exact), activation, options.gate)
+        if dot is not None:
+            torch.linalg.vecdot(grad_a, value, out=dot)
+        a.copy_(value if scale is None else value.mul_(scale[:, None]))
+        grad_h.copy_(slope)
+    return a, grad_h
+
+
 def forward(x_TD: Tensor, weights: Weights, order_S: Tensor, offsets: Tensor, weight_TK: Tensor | None, top_k: int,
             options: Options) -> tuple[Tensor, Tensor]:
     """As reference.forward."""
-    activation = find_activation(options.activation, options.gate)
     exact = accumulate_dtype(x_TD.dtype)
     token_S = order_S // max(top_k, 1)
     scale_S = row_weight(weight_TK, order_S, exact)
@@ -126,19 +154,18 @@ def forward(x_TD: Tensor, weights: Weights, order_S: Tensor, offsets: Tensor, we
         token, count = token_S[start:stop], stop - start
         h = h_SM[start:stop] if keep else scratch.take("h", count, width_h)
         project_up(scratch.gather("x", x_TD, token), weights, segments, h, options)
-        a = activate(h.to(exact), activation, options.gate)
-        scale = None if scale_S is None else scale_S[start:stop, None]
+        scale = None if scale_S is None else scale_S[start:stop]
         name = options.format("down")
-        if scale is not None and name is None:
-            a.mul_(scale)
-        y = multiply(a.to(x_TD.dtype), weights.down_EDN.mT, segments,
+        # in 8 bits A is what is rounded: with its weight it would round to something else
+        a = gated(h, scale if name is None else None, options, scratch.take("a", count, weights.down_EDN.shape[2]))
+        y = multiply(a, weights.down_EDN.mT, segments,
                      scratch.take("y", count, width, None if name is None else exact), name)
         if scale is not None and name is not None:
-            y.mul_(scale)  # A is what is rounded: with its weight it would round to something else
+            y.mul_(scale[:, None])
         if weights.down_bias_ED is not None:
             for expert, low, high, _ in segments:
                 bias = weights.down_bias_ED[expert]
-                y[low:high] += bias if scale is None else scale[low:high].to(y.dtype) * bias
+                y[low:high] += bias if scale is None else scale[low:high, None].to(y.dtype) * bias
         add_rows(out_TD, token, y, scratch)
     return out_TD.to(x_TD.dtype), h_SM
 
@@ -175,7 +202,6 @@ def empty_gradient(parameter: Tensor | None, needed: bool, empty_experts: Tensor
 def backward(grad_TD: Tensor, x_TD: Tensor, h_SM: Tensor, weights: Weights, order_S: Tensor, offsets: Tensor,
              weight_TK: Tensor | None, top_k: int, options: Options, needs: Needs) -> Gradients:
     """As reference.backward; a gradient that is not needed is not computed."""
-    activation = find_activation(options.activation, options.gate)
     dtype, exact = x_TD.dtype, accumulate_dtype(x_TD.dtype)
     token_S = order_S // max(top_k, 1)
     scale_S = row_weight(weight_TK, order_S, exact)
@@ -191,7 +217,7 @@ def backward(grad_TD: Tensor, x_TD: Tensor, h_SM: Tensor, weights: Weights, orde
     width, width_h, narrow = x_TD.shape[1], weights.gate_up_E2ND.shape[1], weights.down_EDN.shape[2]
     for start, stop, segments in panels(offsets):
         token, count = token_S[start:stop], stop - start
-        scale = None if scale_S is None else scale_S[start:stop, None]
+        scale = None if scale_S is None else scale_S[start:stop]
         grad_y = scratch.gather("grad_y", grad_TD, token)
         rows = x_TD[:0]
         if grad_gate_up is not None or options.save == "recompute":
@@ -201,21 +227,16 @@ def backward(grad_TD: Tensor, x_TD: Tensor, h_SM: Tensor, weights: Weights, orde
 
         # dA' is before the routing weight, so that dS = <dA', A>
         grad_a = multiply(grad_y, weights.down_EDN, segments, scratch.take("grad_a", count, narrow),
-                          options.format("grad_act")).to(exact)
-        a, grad_h = activate_backward(
-            grad_a if scale is None else grad_a * scale, h.to(exact), activation, options.gate)
-        grad_h = grad_h.to(dtype)
-        if grad_s_S is not None:
-            grad_s = grad_s_S[start:stop]
-            torch.linalg.vecdot(grad_a, a, out=grad_s)
-            if weights.down_bias_ED is not None:
-                for expert, low, high, _ in segments:
-                    grad_s[low:high] += torch.mv(grad_y[low:high], weights.down_bias_ED[expert])
+                          options.format("grad_act"))
+        grad_s = None if grad_s_S is None else grad_s_S[start:stop]
+        scaled_a, grad_h = gated_backward(grad_a, h, scale, options, scratch, grad_s)
+        if grad_s is not None and weights.down_bias_ED is not None:
+            for expert, low, high, _ in segments:
+                grad_s[low:high] += torch.mv(grad_y[low:high], weights.down_bias_ED[expert])
         if grad_down is not None:
-            scaled_a = a if scale is None else a.mul_(scale)
-            accumulate_outer(grad_down, grad_y, scaled_a.to(dtype), segments, options.format("grad_down"))
+            accumulate_outer(grad_down, grad_y, scaled_a, segments, options.format("grad_down"))
         if grad_down_bias is not None:
-            accumulate_sums(grad_down_bias, grad_y if scale is None else grad_y * scale, segments)
+            accumulate_sums(grad_down_bias, grad_y if scale is None else grad_y * scale[:, None], segments)
         if grad_gate_up is not None:
             accumulate_outer(grad_gate_up, grad_h, rows, segments, options.format("grad_gate_up"))
         if grad_up_bias is not None:

@@ -1,0 +1,41 @@
+/* Short runs of numbers, in float32: elements converted in and out, and the named activations with their slopes.
+
+   Each loop is over a run that fits the first-level cache, without a branch, so that the compiler makes vector code of
+   it; CLONED functions exist once for each vector width, and the loader picks one. */
+#ifndef MOEBIUS_ELEMENTS_H
+#define MOEBIUS_ELEMENTS_H
+
+#include <stdint.h>
+
+#define RUN 256 /* elements of a run */
+
+/* Function clones are chosen through ifunc, which is glibc's. */
+#if defined(__x86_64__) && defined(__gnu_linux__) && defined(__GLIBC__) && defined(__GNUC__) && !defined(__clang__)
+#define CLONED __attribute__((target_clones("avx512f", "avx2", "default")))
+#else
+#define CLONED
+#endif
+
+typedef enum { FLOAT32, BFLOAT16 } Dtype;
+
+static inline long dtype_bytes(Dtype dtype) { return dtype == FLOAT32 ? 4 : 2; }
+
+/* The names of kernels/activations.py that are written here; gelu with erf is torch's. */
+typedef enum { SILU, GELU_TANH, RELU, RELU2, SIGMOID, IDENTITY, ACTIVATIONS } Activation;
+
+/* to[i] = from[first + i * stride], and back. Storing rounds to nearest, ties to even. stride is 1 or 2. */
+void elements_load(float *to, const void *from, Dtype dtype, long first, int stride, int count);
+void elements_store(void *to, const float *from, Dtype dtype, long first, int stride, int count);
+
+/* total[i] += from[first + i] */
+void elements_add(float *total, const void *from, Dtype dtype, long first, int count);
+
+/* value[i] = f(x[i]), and slope[i] = f'(x[i]) where slope is not NULL. At a kink the slope is torch's: 0. */
+void elements_activate(float *value, float *slope, const float *x, Activation activation, int count);
+
+/* a[i] *= b[i]; a[i] *= factor; sum of a[i] * b[i], in an order that depends on count alone. */
+void elements_multiply(float *a, const float *b, int count);
+void elements_scale(float *a, float factor, int count);
+float elements_dot(const float *a, const float *b, int count);
+
+#endif

@@ -1,0 +1,77 @@
+"""The row work of the CPU form, handed to C: the gated activation and its gradient, and sums by token.
+
+Each function returns False, having done nothing, where C does not do it: the extension is not built, the dtype is not
+float32 or bfloat16, the activation is an expression or a gelu with erf, or memory is not laid out row after row. The
+caller then uses torch's operators, which give the same to rounding. One pass over a row does what torch does in up to
+eight, with bfloat16 widened in registers instead of in memory.
+"""
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from moebius.kernels.activations import Activation
+from moebius.kernels.expressions import Gating
+
+try:  # after torch, whose thread pool it looks for
+    from moebius.kernels.native import rows
+except ImportError:  # a checkout that was not built: torch's operators do all of it
+    rows = None
+
+# The numbers that elements.h and rows.c give them.
+DTYPES = {torch.float32: 0, torch.bfloat16: 1}
+ACTIVATIONS = {"silu": 0, "gelu_tanh": 1, "relu": 2, "relu2": 3, "sigmoid": 4, "identity": 5}
+GATES = {"concat": 0, "interleaved": 1, "none": 2}
+
+
+def by_rows(*tensors: Tensor) -> bool:
+    """Whether C reads them: an own dtype, one row after the other without gaps."""
+    return all(tensor.dtype in DTYPES and tensor.is_contiguous() for tensor in tensors)
+
+
+def add(total_TD: Tensor, token: Tensor, panel: Tensor) -> bool:
+    """total[token[row]] += panel[row], rows in order, in float32. Raises IndexError for a token that is not there."""
+    if rows is None or token.dtype != torch.int32 or total_TD.dtype != torch.float32 or not token.is_contiguous() \
+            or not by_rows(total_TD, panel):
+        return False
+    rows.add(total_TD.data_ptr(), panel.data_ptr(), token.data_ptr(), token.shape[0], *total_TD.shape,
+             DTYPES[panel.dtype], torch.get_num_threads())
+    return True
+
+
+def knows(h: Tensor, activation: Activation | Gating) -> bool:
+    """Whether the gated activation of these rows is one that C computes."""
+    return rows is not None and isinstance(activation, Activation) and activation.name in ACTIVATIONS and by_rows(h)
+
+
+def gated(out: Tensor, h: Tensor, scale: Tensor | None, activation: Activation | Gating, gate: str) -> bool:
+    """out = f(gate) * up * scale. out: [rows, N] and h: [rows, M] of one dtype; scale: [rows], float32."""
+    if not knows(h, activation):
+        return False
+    assert isinstance(activation, Activation) and by_rows(out) and out.dtype == h.dtype
+    rows.gated(h.data_ptr(), 0, address(scale), out.data_ptr(), 0, 0, *out.shape, DTYPES[h.dtype],
+               ACTIVATIONS[activation.name], GATES[gate], torch.get_num_threads())
+    return True
+
+
+def gated_backward(grad_h: Tensor, a: Tensor, dot: Tensor | None, grad_a: Tensor, h: Tensor, scale: Tensor | None,
+                   activation: Activation | Gating, gate: str) -> bool:
+    """grad_h [rows, M] = dH; a [rows, N] = A * scale; dot [rows] = <dA, A>, dA being before the routing weight.
+
+    grad_a: [rows, N] and h: [rows, M] of one dtype with the results; scale and dot: [rows], float32.
+    """
+    if not knows(h, activation):
+        return False
+    assert isinstance(activation, Activation) and by_rows(grad_h, a, grad_a) and grad_a.dtype == a.dtype == h.dtype
+    rows.gated_backward(h.data_ptr(), grad_a.data_ptr(), address(scale), a.data_ptr(), grad_h.data_ptr(), address(dot),
+                        *a.shape, DTYPES[h.dtype], ACTIVATIONS[activation.name], GATES[gate],
+                        torch.get_num_threads())
+    return True
+
+
+def address(numbers: Tensor | None) -> int:
+    """Where a row's numbers stand, 0 for None."""
+    if numbers is None:
+        return 0
+    assert numbers.dtype == torch.float32 and numbers.is_contiguous()
+    return numbers.data_ptr()
