@@ -16,7 +16,7 @@ from moebius.kernels.expressions import Gating
 try:  # after torch, whose thread pool it looks for
     from moebius.kernels.native import rows
 except ImportError:  # a checkout that was not built: torch's operators do all of it
-    rows = None
+    rows = None  # type: ignore[assignment]
 
 # The numbers that elements.h and rows.c give them.
 DTYPES = {torch.float32: 0, torch.bfloat16: 1}
