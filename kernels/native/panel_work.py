@@ -34,7 +34,7 @@ def add(total_TD: Tensor, token: Tensor, panel: Tensor) -> bool:
     if rows is None or token.dtype != torch.int32 or total_TD.dtype != torch.float32 or not token.is_contiguous() \
             or not by_rows(total_TD, panel):
         return False
-    rows.add(total_TD.data_ptr(), panel.data_ptr(), token.data_ptr(), token.shape[0], *total_TD.shape,
+    rows.add(total_TD.data_ptr(), panel.data_ptr(), token.data_ptr(), token.shape[0], total_TD.shape[0], total_TD.shape[1],
              DTYPES[panel.dtype], torch.get_num_threads())
     return True
 
@@ -49,7 +49,7 @@ def gated(out: Tensor, h: Tensor, scale: Tensor | None, activation: Activation |
     if not knows(h, activation):
         return False
     assert isinstance(activation, Activation) and by_rows(out) and out.dtype == h.dtype
-    rows.gated(h.data_ptr(), 0, address(scale), out.data_ptr(), 0, 0, *out.shape, DTYPES[h.dtype],
+    rows.gated(h.data_ptr(), 0, address(scale), out.data_ptr(), 0, 0, out.shape[0], out.shape[1], DTYPES[h.dtype],
                ACTIVATIONS[activation.name], GATES[gate], torch.get_num_threads())
     return True
 
@@ -64,7 +64,7 @@ def gated_backward(grad_h: Tensor, a: Tensor, dot: Tensor | None, grad_a: Tensor
         return False
     assert isinstance(activation, Activation) and by_rows(grad_h, a, grad_a) and grad_a.dtype == a.dtype == h.dtype
     rows.gated_backward(h.data_ptr(), grad_a.data_ptr(), address(scale), a.data_ptr(), grad_h.data_ptr(), address(dot),
-                        *a.shape, DTYPES[h.dtype], ACTIVATIONS[activation.name], GATES[gate],
+                        a.shape[0], a.shape[1], DTYPES[h.dtype], ACTIVATIONS[activation.name], GATES[gate],
                         torch.get_num_threads())
     return True
 
