@@ -34,8 +34,8 @@ def add(total_TD: Tensor, token: Tensor, panel: Tensor) -> bool:
     if rows is None or token.dtype != torch.int32 or total_TD.dtype != torch.float32 or not token.is_contiguous() \
             or not by_rows(total_TD, panel):
         return False
-    rows.add(total_TD.data_ptr(), panel.data_ptr(), token.data_ptr(), token.shape[0], total_TD.shape[0], total_TD.shape[1],
-             DTYPES[panel.dtype], torch.get_num_threads())
+    rows.add(total_TD.data_ptr(), panel.data_ptr(), token.data_ptr(), token.shape[0], total_TD.shape[0],
+             total_TD.shape[1], DTYPES[panel.dtype], torch.get_num_threads())
     return True
 
 
