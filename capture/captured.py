@@ -367,13 +367,16 @@ class Captured:
             for other in segment.guards.facts:  # one size often shows in several tensors: all of them at once
                 self.open_sizes(other, args, kwargs)
         elif kind in ("equal", "is", "is_weak") and fact.source is not None:
-            self.policy.volatile.add(fact.source.name)
+            texts = kind == "equal" and type(rest[1]) is str
+            (self.policy.texts if texts else self.policy.volatile).add(fact.source.name)
         elif kind == "dict":
             the_dict, entries, _ = rest
             key = changed_key(the_dict, entries)
             now, then = the_dict.get(key), None if key is None else entries[key]
             if isinstance(then, int | float | torch.Tensor) and isinstance(now, int | float | torch.Tensor):
                 self.policy.volatile.add(record_name(fact.record.source, key))
+            elif type(then) is type(now) is str:
+                self.policy.texts.add(record_name(fact.record.source, key))
             elif isinstance(then, tuple) and isinstance(now, tuple):  # an optimizer's betas
                 name = record_name(fact.record.source, key)
                 self.policy.volatile.update((name, *(f"{name}[{i}]" for i in range(len(now)))))
@@ -442,6 +445,8 @@ class Captured:
         self.watched.clear()
         self.parked = Parked([])
         self.policy.volatile.clear()
+        self.policy.texts.clear()
+        self.policy.letters.clear()
         self.policy.dynamic_dims.clear()
         self.policy.predictions.clear()
         self.policy.unpredictable.clear()

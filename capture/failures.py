@@ -67,6 +67,8 @@ class FailureHandler:
         self.policy = replace(
             policy,
             volatile=set(policy.volatile),
+            texts=set(policy.texts),
+            letters=set(policy.letters),
             counters=set(policy.counters),
             dynamic_dims={k: set(v) for k, v in policy.dynamic_dims.items()},
             predictions=dict(policy.predictions),

@@ -44,6 +44,7 @@ class Policy:
     """What earlier calls of the same code taught: places and sizes that differ from call to call.
 
     volatile: names of places that hold another number each call. counters: those that the step itself writes.
+    texts: names of places that hold another text each call. letters: those where the step looks into the text.
     whole_step: whether backward and numbers read from tensors may be in the graph (our own backends run them).
     told_compiling: file and name of the functions to which ``is_compiling()`` answers True.
     unrolled: loops over ranges, and branches, that cannot be recorded as one node. by_number, not_by_number: loops over
@@ -57,6 +58,8 @@ class Policy:
     dynamic_dims: dict[str, set[int]] = field(default_factory=dict)
     dynamic: bool | None = None
     counters: set[str] = field(default_factory=set)
+    texts: set[str] = field(default_factory=set)
+    letters: set[str] = field(default_factory=set)
     whole_step: bool = True
     told_compiling: frozenset[tuple[str, str]] = frozenset()
     unrolled: set[tuple[types.CodeType, int]] = field(default_factory=set)
@@ -111,7 +114,7 @@ class Trace:
             self.guards,
             self.tensors.input,
             self.symbolic,
-            frozenset(policy.volatile | policy.counters),
+            frozenset(policy.volatile | policy.counters | (policy.texts - policy.letters)),
             self.tensors.proxies,
         )
         self.tensors.unread = self.objects.is_entered
@@ -366,6 +369,8 @@ class Trace:
 
     def symbolic(self, value: Any, source: Source) -> Any:
         """A Python number that differs from call to call, as an input of the graph: an int may be a size."""
+        if type(value) is str and self.policy.whole_step:
+            return self.tensors.texts.of_input(value, source)
         if self.policy.whole_step and (
             type(value) is float or source.name in self.policy.counters or getattr(source, "operand", None) in COUNTERS
         ):
@@ -404,7 +409,7 @@ def trace(request: Request, policy: Policy) -> Trace:
         if not better:
             break
     attempt = speculating(attempt, policy)
-    attempt = counting(attempt)
+    attempt = reading(counting(attempt))
     if attempt.graph_break is None or attempt.clean:
         return attempt
     again = Trace(request, attempt.policy, stop_at=attempt.root_step)
@@ -458,6 +463,22 @@ def counting(attempt: Trace) -> Trace:
         return attempt
     attempt.release()
     policy.counters.update(names)
+    return other
+
+
+def reading(attempt: Trace) -> Trace:
+    """The attempt once more without those texts as inputs that the step looks into, or that break its graph."""
+    policy = attempt.policy
+    opened = {t.source.name for t in attempt.tensors.texts.inputs if t.source is not None}
+    letters = attempt.tensors.texts.looked_into()
+    if not letters and (attempt.graph_break is None or not opened):
+        return attempt
+    other = traced(attempt.request, replace(policy, letters=policy.letters | (letters or opened)))
+    if not letters and other.graph_break is not None and not other.went_on_from(attempt):
+        other.release()
+        return attempt
+    attempt.release()
+    policy.letters.update(letters or opened)
     return other
 
 

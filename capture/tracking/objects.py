@@ -245,9 +245,9 @@ class Objects:
     def enter_atom(self, value: Any, source: Source) -> Any:
         if source.static:
             return value
-        if type(value) in (int, float) and (
+        if type(value) in (int, float, str) and (
             source.name in self.volatile
-            or (isinstance(source, Part) and (source.operand in COUNTERS or is_schedule(source.name, source.operand)))
+            or (type(value) is not str and is_counted(source))
         ):
             return self.symbolic(value, source)
         text = f"== {value!r}" if len(repr(value)) < 60 else f"== {repr(value)[:59]}…"
@@ -707,6 +707,11 @@ COUNTERS = frozenset({"last_epoch", "_step_count"})
 def is_schedule(name: str, key: Any) -> bool:
     """Whether an entry of a dict holds a hyperparameter that schedules change from step to step."""
     return key == "lr" and ".param_groups[" in name
+
+
+def is_counted(source: Source) -> bool:
+    """Whether a place holds a scheduler's count, or what schedules set."""
+    return isinstance(source, Part) and (source.operand in COUNTERS or is_schedule(source.name, source.operand))
 
 
 def contents_of(cell: types.CellType) -> Any:

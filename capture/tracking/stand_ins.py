@@ -77,6 +77,7 @@ class StandIns(CallParts):
         return base.__len__(self.objects.contents(value))
 
     def get_attribute(self, obj: Any, name: str, *default: Any) -> Any:
+        name = natives.specialised(name)
         if not default:
             return self.domain.attributes.get(obj, name)
         try:
@@ -85,13 +86,13 @@ class StandIns(CallParts):
             return default[0]
 
     def set_attribute(self, obj: Any, name: str, value: Any) -> None:
-        self.domain.attributes.set(obj, name, value)
+        self.domain.attributes.set(obj, natives.specialised(name), value)
 
     def delete_attribute(self, obj: Any, name: str) -> None:
-        self.domain.attributes.delete(obj, name)
+        self.domain.attributes.delete(obj, natives.specialised(name))
 
     def has_attribute(self, obj: Any, name: str) -> bool:
-        return self.domain.attributes.has(obj, name)
+        return self.domain.attributes.has(obj, natives.specialised(name))
 
     def iterate(self, value: Any, *sentinel: Any) -> Any:
         if sentinel:

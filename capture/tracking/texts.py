@@ -17,10 +17,11 @@ import torch
 from moebius.lowering.step import texts
 
 from . import natives
-from .numbers import Number, Numbers
+from .numbers import AtSource, Number, Numbers
 from .values import ATOMS, SYMBOLIC, Break, TensorProxy
 
 if TYPE_CHECKING:
+    from ..sources import Source
     from .tensors import TensorOperations
 
 # Classes of ``sys.stdout`` whose ``write`` is not the user's own code.
@@ -36,6 +37,7 @@ class Text(Number):
     __slots__ = ("function", "operands")
     function: Callable[..., str]
     operands: tuple
+    __hash__ = Number.refuse  # else a dict or set of plain texts would not find it
 
     def of_sizes(self) -> str:
         if any(map(is_unknown, self.operands)):
@@ -48,6 +50,7 @@ class Texts:
 
     def __init__(self, tensors: TensorOperations):
         self.tensors = tensors
+        self.inputs: list[Text] = []
 
     @property
     def numbers(self) -> Numbers:
@@ -81,6 +84,20 @@ class Texts:
             return made
         today = function(*(o.representative if isinstance(o, Number) else o for o in operands))
         return Text(self.numbers, today, node, *self.numbers.again(function, operands))
+
+    def of_input(self, value: str, source: Source) -> Text:
+        """A text that differs from call to call, as an input of the graph."""
+        self.tensors.guards.check("type", source, str, text="type is str")
+        node = self.tensors.add_input(value, value, source).node
+        text = Text(self.numbers, value, node, (source,), AtSource(source))
+        text.source = source
+        self.inputs.append(text)
+        return text
+
+    def looked_into(self) -> set[str]:
+        """Places of those inputs whose letters the step has needed so far."""
+        found = {s.name for n in self.numbers.fixed.values() if isinstance(n, Text) for s in n.sources or ()}
+        return found & {t.source.name for t in self.inputs if t.source is not None}
 
     def formatted(self, value: Any, conversion: str, spec: Any) -> Text:
         return self.make(texts.formatted, value, conversion or "", spec or "")
