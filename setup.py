@@ -22,7 +22,7 @@ PACKAGE_DIR = {
     "moebius.kernels": "kernels",
 }
 HOOK = "capture/hook"
-REENTRY = "interpreter/reentry.c"
+REENTRY = ["interpreter/reentry.c", "interpreter/room.c", "interpreter/objects.c"]
 ROWS = "kernels/native"
 DL = ["dl"] if sys.platform == "linux" else []  # dlsym is in libc since glibc 2.34
 
@@ -52,7 +52,11 @@ def find_extensions() -> list[Extension]:
     return [
         Extension("moebius.hook.native", sources, depends=headers, extra_compile_args=flags),
         Extension(
-            "moebius.interpreter.reentry", [REENTRY], include_dirs=[HOOK], depends=headers, extra_compile_args=flags
+            "moebius.interpreter.reentry",
+            REENTRY,
+            include_dirs=[HOOK],
+            depends=[*headers, "interpreter/room.h", "interpreter/objects.h"],
+            extra_compile_args=flags,
         ),
         # Without errno and traps a loop over an activation becomes vector code; NaN and inf keep their meaning.
         Extension(

@@ -1,6 +1,6 @@
 """Code object -> Program: instructions with folded arguments, jump targets as indices, the exception table by index.
 
-A code object is decoded once; reading is `dis`'s.
+A code object is decoded once.
 """
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from weakref import ref
 
 from .natives import call_outside
 from .private_builtins import private_copy
+from .reading import Read, read_instructions
 from .registry import HANDLERS, Handler
 from .sentinels import UNSET
 from .tables import TABLE
@@ -25,9 +26,9 @@ SKIPPED = frozenset({"EXTENDED_ARG"})
 JUMPS = frozenset(dis.hasjrel) | frozenset(dis.hasjabs)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Instruction:
-    """One instruction: `argval` is dis's reading of `arg`, `target` a jump's index, `operand` what the handler gets."""
+    """One instruction: `argval` is what `arg` refers to, `target` a jump's index, `operand` what the handler gets."""
 
     index: int
     opname: str
@@ -119,33 +120,31 @@ class Forget:
 def _decode(code: CodeType) -> Program:
     program = Program(code)
     read, regions = read_code(program)
-    index_of = program.index_of
+    index_of, instructions, steps = program.index_of, program.instructions, program.steps
+    kept = [ins for ins in read if ins.opname not in SKIPPED]
     count = 0
     for ins in read:
         index_of[ins.offset] = count  # an EXTENDED_ARG's offset names the instruction it extends
-        if ins.opname not in SKIPPED:
-            count += 1
-    extended = {ins.offset + 2 for ins in read if ins.opname == "EXTENDED_ARG"}
-    kept = [ins for ins in read if ins.opname not in SKIPPED]
+        count += ins.opname not in SKIPPED
+    extended = {ins.offset + 2 for ins in read if ins.opname in SKIPPED}
     for index, ins in enumerate(kept):
-        line = ins.positions.lineno if ins.positions is not None else None
-        bare = Instruction(index, ins.opname, ins.opcode, ins.arg, ins.argval, None, ins.offset, line)
-        entry = TABLE.get(ins.opname)
+        opname, arg, argval = ins.opname, ins.arg, ins.argval
+        entry = TABLE.get(opname)
         if entry is None:
-            refuse(program, bare, "the machine knows no such instruction")
+            refuse(program, undecoded(index, ins), "the machine knows no such instruction")
+        if arg is not None and arg < 0:
+            refuse(program, undecoded(index, ins), "no compiler emits that argument")
         target = None
         if ins.opcode in JUMPS:
-            target = index_of.get(ins.argval)
-            if target is None or target >= count or ins.argval in extended:
-                refuse(program, bare, "no instruction begins at its target")
+            target = index_of.get(argval)
+            if target is None or target >= count or argval in extended:
+                refuse(program, undecoded(index, ins), "no instruction begins at its target")
         try:
             operand = entry.form(code, ins, target)
         except LookupError:
-            refuse(program, bare, "its argument refers to nothing")
-        program.instructions.append(
-            Instruction(index, ins.opname, ins.opcode, ins.arg, ins.argval, target, ins.offset, line, operand)
-        )
-        program.steps.append((HANDLERS[entry.handler_for(ins.arg)], operand))
+            refuse(program, undecoded(index, ins), "its argument refers to nothing")
+        instructions.append(Instruction(index, opname, ins.opcode, arg, argval, target, ins.offset, ins.line, operand))
+        steps.append((HANDLERS[entry.handler_for(arg)], operand))
     handlers: list[tuple[int, int, bool] | None] = [None] * count
     for region in regions:
         start, target, end = index_of.get(region.start), index_of.get(region.target), index_of.get(region.end)
@@ -159,16 +158,20 @@ def _decode(code: CodeType) -> Program:
     return program
 
 
-def read_code(program: Program) -> tuple[list[dis.Instruction], list[Any]]:
-    """dis's reading of the instructions and of the exception table."""
+def undecoded(index: int, ins: Read) -> Instruction:
+    return Instruction(index, ins.opname, ins.opcode, ins.arg, ins.argval, None, ins.offset, ins.line)
+
+
+def read_code(program: Program) -> tuple[list[Read], list[Any]]:
+    """The instructions, and dis's reading of the exception table."""
     code = program.code
     if ends_within_an_instruction(code):
         refuse(program, None, "it ends within an instruction")
     try:
-        bytecode = READER.Bytecode(code)
-        return list(bytecode), bytecode.exception_entries
+        regions = READER.Bytecode(code).exception_entries if code.co_exceptiontable else []
+        return read_instructions(code, program.localsplus), regions
     except Exception as error:
-        refuse(program, None, f"dis cannot read it: {type(error).__name__}: {error}")
+        refuse(program, None, f"it cannot be read: {type(error).__name__}: {error}")
 
 
 def check_tables() -> None:

@@ -5,7 +5,7 @@ import sys
 from _thread import get_ident
 from collections.abc import Callable, Mapping
 from operator import attrgetter
-from types import CellType, CodeType, FunctionType, TracebackType
+from types import AsyncGeneratorType, CellType, CodeType, FunctionType, TracebackType
 from typing import Any
 
 from . import opcodes  # noqa: F401  (registers the handlers)
@@ -210,7 +210,7 @@ class Machine(Shown):
 
     def throw(self, frame: Frame, error: BaseException) -> Any:
         """Continue a suspended generator frame by raising at its yield, or in what it delegates to."""
-        closing = is_a(error, GeneratorExit) and frame.thrown_args is None
+        closing = is_a(error, GeneratorExit) and frame.thrown_args is None and not runs_async(frame)
         thrown = [error]  # a list, emptied as it is used: a traceback through here must not lead back to its exception
         del error
         if self.domain.keeps_frames and frame.shell is not None and frame.shell() is None:
@@ -368,6 +368,8 @@ class Machine(Shown):
         SET_TRACEBACK(exc, trace)
         if region is None:
             self.propagating, self.clean = exc, trace
+            if not self.domain.keeps_frames:
+                self.drop_locals(frame)  # the traceback has them
             return False
         self.propagating = self.clean = None
         target, depth, push_lasti = region
@@ -532,6 +534,12 @@ def take_thrown(frame: Frame, thrown: list[BaseException]) -> list[Any]:
     """throw()'s arguments as the program gave them, else the exception."""
     given, frame.thrown_args = frame.thrown_args, None
     return given or [thrown[0]]
+
+
+def runs_async(frame: Frame) -> bool:
+    """Whether asend(), athrow() or aclose() runs the async generator: what leaves it gets to whoever awaits them."""
+    shell = frame.shell() if frame.shell is not None else None
+    return is_a(shell, AsyncGeneratorType) and shell.ag_running
 
 
 def getattr_or_unset(domain: Domain, obj: Any, name: str) -> Any:

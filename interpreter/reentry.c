@@ -7,15 +7,13 @@
  * Frames by their globals' __name__: an opaque module (the machine's own) runs natively with the hook off beneath it; one
  * named in `transparent` runs natively with the hook still on beneath it; any other is taken. Not taken, and counted: frames
  * of generators that were made natively, and anything while no Native is at work (see `count`). */
-#define _GNU_SOURCE
 #define MOEBIUS_NEEDS_FRAMES
 #include "cpython_private.h"
+#include "objects.h"
+#include "room.h"
 
-#include <pthread.h>
 #include <stddef.h>
 #include <structmember.h>
-
-#define STACK_RESERVE (512 * 1024)    /* bytes of C stack left free: what C code may need between two of our checks */
 
 static PyObject *opaque_prefixes;     /* tuple of str */
 static PyObject *transparent;      /* frozenset of str */
@@ -70,69 +68,6 @@ pass_on(PyThreadState *tstate, mb_Frame *frame, int throwing)
     PyObject *result = below(tstate, frame, throwing);
     passing = before;
     return result;
-}
-
-/* ---- room on the C stack ---- */
-
-static __thread char *stack_end;    /* the lowest address to use */
-
-static Py_ssize_t
-stack_left(void)
-{
-    char marker;
-    if (stack_end == NULL) {
-        pthread_attr_t attributes;
-        void *base = NULL;
-        size_t size = 0, guard = 0;
-        if (pthread_getattr_np(pthread_self(), &attributes) == 0) {
-            pthread_attr_getstack(&attributes, &base, &size);
-            pthread_attr_getguardsize(&attributes, &guard);
-            pthread_attr_destroy(&attributes);
-        }
-        size_t reserve = size / 4 < STACK_RESERVE ? size / 4 : STACK_RESERVE;
-        stack_end = base == NULL ? (char *)1 : (char *)base + guard + reserve;
-    }
-    return (char *)&marker - stack_end;
-}
-
-static int
-has_room(void)
-{
-    if (stack_left() > 0) {
-        return 1;
-    }
-    PyErr_SetString(PyExc_RecursionError, "maximum recursion depth exceeded: the C stack is nearly used up");
-    return 0;
-}
-
-/* ---- levels of recursion ----
- *
- * From 3.12 CPython bounds the nesting of C code by a count of its own. What bounds the machine is the C stack, by
- * `has_room`: called by C code, it gets as many levels as the stack has bytes for. */
-#define BYTES_A_LEVEL 1024
-
-static int
-begin_machine(void)
-{
-    int given = 0;
-#if PY_VERSION_HEX >= 0x030C0000
-    int *room = mb_c_recursion_room(PyThreadState_Get());
-    Py_ssize_t wanted = stack_left() / BYTES_A_LEVEL;
-    wanted = wanted > MB_C_RECURSION_LIMIT ? MB_C_RECURSION_LIMIT : wanted;
-    given = wanted > *room ? (int)wanted - *room : 0;
-    *room += given;
-#endif
-    return given;
-}
-
-static void
-end_machine(int given)
-{
-#if PY_VERSION_HEX >= 0x030C0000
-    *mb_c_recursion_room(PyThreadState_Get()) -= given;
-#else
-    (void)given;
-#endif
 }
 
 /* ---- the hook ---- */
@@ -217,12 +152,12 @@ take(mb_Frame *frame, PyCodeObject *code)
     PyObject *handler = Py_NewRef(here.handler);
     State before = here;
     here.taking = 0;
-    int given = begin_machine();
+    int given = mb_begin_machine();
     follow();
     result = PyObject_Vectorcall(handler, args + 1, 4 | PY_VECTORCALL_ARGUMENTS_OFFSET, NULL);
     here.taking = before.taking;
     here.handler = before.handler;
-    end_machine(given);
+    mb_end_machine(given);
     follow();
     Py_DECREF(handler);
     Py_DECREF(locals);
@@ -238,19 +173,19 @@ hook_eval(PyThreadState *tstate, mb_Frame *frame, int throwing)
     }
     Kind kind = kind_of(frame->f_globals);
     if (kind == OPAQUE && here.taking) {
-        int given = begin_machine();
+        int given = mb_begin_machine();
         here.taking = 0;
         follow();
         PyObject *result = pass_on(tstate, frame, throwing);
         here.taking = 1;
-        end_machine(given);
+        mb_end_machine(given);
         follow();
         return result;
     }
-    if (kind == OPAQUE) {    /* counting: the machine's own calls take C stack, which `has_room` bounds, and no levels */
-        int given = begin_machine();
+    if (kind == OPAQUE) {    /* counting: the machine's own calls take C stack, which room.c bounds, and no levels */
+        int given = mb_begin_machine();
         PyObject *result = pass_on(tstate, frame, throwing);
-        end_machine(given);
+        mb_end_machine(given);
         return result;
     }
     if (kind == TRANSPARENT) {
@@ -258,7 +193,7 @@ hook_eval(PyThreadState *tstate, mb_Frame *frame, int throwing)
     }
     PyObject *function = mb_frame_function(frame);
     if (here.taking && !throwing && function != NULL && PyFunction_Check(function) && mb_frame_is_fresh(frame, code)) {
-        if (!has_room()) {
+        if (!mb_has_room()) {
             return finish(tstate, frame, NULL);
         }
         return finish(tstate, frame, take(frame, code));
@@ -299,7 +234,7 @@ native_call(PyObject *self, PyObject *const *args, size_t nargsf, PyObject *kwna
         PyErr_SetString(PyExc_TypeError, "a Native takes the callable first");
         return NULL;
     }
-    if (!has_room()) {
+    if (!mb_has_room()) {
         return NULL;
     }
     State before = here;
@@ -551,203 +486,6 @@ find_python_finalizer(void)
     return 0;
 }
 
-/* ---- looking attributes up on types, where the machine must run no Python of the program's ---- */
-
-static PyObject *missing;         /* what `lookup` gives for nothing */
-static PyObject *native_kinds;    /* frozenset: types of attributes that run C code when a special method is wanted */
-
-static PyObject *
-set_lookup(PyObject *module, PyObject *args)
-{
-    PyObject *mark, *kinds;
-    (void)module;
-    if (!PyArg_ParseTuple(args, "OO!:set_lookup", &mark, &PyFrozenSet_Type, &kinds)) {
-        return NULL;
-    }
-    Py_XSETREF(missing, Py_NewRef(mark));
-    Py_XSETREF(native_kinds, Py_NewRef(kinds));
-    Py_RETURN_NONE;
-}
-
-static int
-lookup_arguments(PyObject *const *args, Py_ssize_t n)
-{
-    if (n != 2 || !PyType_Check(args[0]) || !PyUnicode_Check(args[1])) {
-        PyErr_SetString(PyExc_TypeError, "a type and an attribute's name");
-        return -1;
-    }
-    return 0;
-}
-
-static PyObject *
-lookup(PyObject *module, PyObject *const *args, Py_ssize_t n)
-{
-    (void)module;
-    if (lookup_arguments(args, n) < 0) {
-        return NULL;
-    }
-    PyObject *found = _PyType_Lookup((PyTypeObject *)args[0], args[1]);
-    return Py_NewRef(found == NULL ? missing : found);
-}
-
-static PyObject *
-special(PyObject *module, PyObject *const *args, Py_ssize_t n)
-{
-    (void)module;
-    if (lookup_arguments(args, n) < 0) {
-        return NULL;
-    }
-    if (!PyType_HasFeature((PyTypeObject *)args[0], Py_TPFLAGS_HEAPTYPE)) {
-        Py_RETURN_NONE;
-    }
-    PyObject *found = _PyType_Lookup((PyTypeObject *)args[0], args[1]);
-    if (found == NULL || PySet_Contains(native_kinds, (PyObject *)Py_TYPE(found)) == 1) {
-        Py_RETURN_NONE;
-    }
-    return Py_NewRef(found);
-}
-
-static PyObject *
-flags_of(PyObject *module, PyObject *type)
-{
-    (void)module;
-    if (!PyType_Check(type)) {
-        PyErr_SetString(PyExc_TypeError, "a type");
-        return NULL;
-    }
-    return PyLong_FromUnsignedLong(PyType_GetFlags((PyTypeObject *)type));
-}
-
-static PyObject *
-mro_of(PyObject *module, PyObject *type)
-{
-    (void)module;
-    if (!PyType_Check(type)) {
-        PyErr_SetString(PyExc_TypeError, "a type");
-        return NULL;
-    }
-    PyObject *mro = ((PyTypeObject *)type)->tp_mro;
-    return mro == NULL ? PyTuple_New(0) : Py_NewRef(mro);
-}
-
-static PyObject *
-type_name(PyObject *module, PyObject *type)
-{
-    (void)module;
-    if (!PyType_Check(type)) {
-        PyErr_SetString(PyExc_TypeError, "a type");
-        return NULL;
-    }
-    return PyUnicode_FromString(((PyTypeObject *)type)->tp_name);
-}
-
-/* Like isinstance() and issubclass(), but for a type's own fields alone: nobody's __class__ or __eq__ is asked. */
-static PyObject *
-is_a(PyObject *module, PyObject *const *args, Py_ssize_t n)
-{
-    (void)module;
-    if (n != 2 || !(PyType_Check(args[1]) || PyTuple_Check(args[1]))) {
-        PyErr_SetString(PyExc_TypeError, "is_a(object, type or tuple of types)");
-        return NULL;
-    }
-    if (PyType_Check(args[1])) {
-        return PyBool_FromLong(PyObject_TypeCheck(args[0], (PyTypeObject *)args[1]));
-    }
-    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(args[1]); i++) {
-        PyObject *kind = PyTuple_GET_ITEM(args[1], i);
-        if (PyType_Check(kind) && PyObject_TypeCheck(args[0], (PyTypeObject *)kind)) {
-            Py_RETURN_TRUE;
-        }
-    }
-    Py_RETURN_FALSE;
-}
-
-static PyObject *
-is_subtype(PyObject *module, PyObject *const *args, Py_ssize_t n)
-{
-    (void)module;
-    if (n != 2 || !PyType_Check(args[0]) || !PyType_Check(args[1])) {
-        PyErr_SetString(PyExc_TypeError, "is_subtype(type, type)");
-        return NULL;
-    }
-    return PyBool_FromLong(PyType_IsSubtype((PyTypeObject *)args[0], (PyTypeObject *)args[1]));
-}
-
-/* Whether a method of a C type is sq_concat's, sq_repeat's or their in-place kin's: those come after all number slots. */
-static PyObject *
-is_sequence_slot(PyObject *module, PyObject *method)
-{
-    (void)module;
-    if (!Py_IS_TYPE(method, &PyWrapperDescr_Type)) {
-        Py_RETURN_FALSE;
-    }
-    int offset = ((PyWrapperDescrObject *)method)->d_base->offset;
-    return PyBool_FromLong(offset == (int)offsetof(PyHeapTypeObject, as_sequence.sq_concat) ||
-                           offset == (int)offsetof(PyHeapTypeObject, as_sequence.sq_repeat) ||
-                           offset == (int)offsetof(PyHeapTypeObject, as_sequence.sq_inplace_concat) ||
-                           offset == (int)offsetof(PyHeapTypeObject, as_sequence.sq_inplace_repeat));
-}
-
-static PyObject *
-is_heap(PyObject *module, PyObject *type)
-{
-    (void)module;
-    return PyBool_FromLong(PyType_Check(type) && PyType_HasFeature((PyTypeObject *)type, Py_TPFLAGS_HEAPTYPE));
-}
-
-static PyObject *
-is_class(PyObject *module, PyObject *object)
-{
-    (void)module;
-    return PyBool_FromLong(PyType_Check(object));
-}
-
-static PyObject *
-write_unraisable(PyObject *module, PyObject *args)
-{
-    PyObject *error, *object;
-    (void)module;
-    if (!PyArg_ParseTuple(args, "O!O:write_unraisable", (PyTypeObject *)PyExc_BaseException, &error, &object)) {
-        return NULL;
-    }
-    PyErr_SetObject((PyObject *)Py_TYPE(error), error);
-    PyErr_WriteUnraisable(object);
-    Py_RETURN_NONE;
-}
-
-static PyObject *
-fill_frame(PyObject *module, PyObject *const *args, Py_ssize_t n)
-{
-    (void)module;
-    if (n != 3 || !PyFrame_Check(args[0]) || !PyList_CheckExact(args[1])) {
-        PyErr_SetString(PyExc_TypeError, "fill_frame(frame, list, unset)");
-        return NULL;
-    }
-    PyCodeObject *code = PyFrame_GetCode((PyFrameObject *)args[0]);
-    int fits = code->co_nlocalsplus == PyList_GET_SIZE(args[1]);
-    Py_DECREF(code);
-    if (!fits) {
-        PyErr_SetString(PyExc_ValueError, "the frame has another number of variables");
-        return NULL;
-    }
-    PyObject **variables = mb_frame_variables((PyFrameObject *)args[0]);
-    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(args[1]); i++) {
-        PyObject *value = PyList_GET_ITEM(args[1], i);
-        Py_XSETREF(variables[i], value == args[2] ? NULL : Py_NewRef(value));
-    }
-    Py_RETURN_NONE;
-}
-
-static PyObject *
-untrack(PyObject *module, PyObject *object)
-{
-    (void)module;
-    if (PyObject_GC_IsTracked(object)) {
-        PyObject_GC_UnTrack(object);
-    }
-    Py_RETURN_NONE;
-}
-
 static PyMethodDef methods[] = {
     {"call_inside", (PyCFunction)(void (*)(void))call_inside, METH_FASTCALL | METH_KEYWORDS,
      "call_inside(native, callable, /, *args, **kwargs): call the machine; user frames that then run natively count."},
@@ -761,27 +499,6 @@ static PyMethodDef methods[] = {
      "set_counts(dict | None) -> what was set: where this thread counts frames that run natively, code -> number."},
     {"set_modules", set_modules, METH_VARARGS,
      "set_modules(prefixes, names): __name__ prefixes of opaque modules, names of transparent ones."},
-    {"set_lookup", set_lookup, METH_VARARGS,
-     "set_lookup(missing, kinds): what lookup() gives for nothing, the types of attributes that special() leaves out."},
-    {"lookup", (PyCFunction)(void (*)(void))lookup, METH_FASTCALL,
-     "lookup(type, name): the raw attribute along the MRO, or the mark of set_lookup. Runs no __getattribute__."},
-    {"special", (PyCFunction)(void (*)(void))special, METH_FASTCALL,
-     "special(type, name): the raw attribute along the MRO where calling it would run Python code, else None."},
-    {"flags_of", flags_of, METH_O, "flags_of(type) -> int: its tp_flags."},
-    {"mro_of", mro_of, METH_O, "mro_of(type) -> tuple: its tp_mro, empty while it is being made."},
-    {"type_name", type_name, METH_O, "type_name(type) -> str: its tp_name."},
-    {"is_a", (PyCFunction)(void (*)(void))is_a, METH_FASTCALL,
-     "is_a(object, type or tuple) -> bool: by the object's real type; nothing is asked for its __class__."},
-    {"is_subtype", (PyCFunction)(void (*)(void))is_subtype, METH_FASTCALL, "is_subtype(type, type): PyType_IsSubtype."},
-    {"is_sequence_slot", is_sequence_slot, METH_O,
-     "is_sequence_slot(method) -> bool: a + or * of a C type's that runs after both operands' number slots."},
-    {"is_heap", is_heap, METH_O, "is_heap(type) -> bool: it can hold Python code."},
-    {"is_class", is_class, METH_O, "is_class(object) -> bool: PyType_Check."},
-    {"fill_frame", (PyCFunction)(void (*)(void))fill_frame, METH_FASTCALL,
-     "fill_frame(frame, list, unset): the frame's local variables become the list's values; those that are unset, unbound."},
-    {"untrack", untrack, METH_O, "untrack(object): gc.get_objects() does not list it."},
-    {"write_unraisable", write_unraisable, METH_VARARGS,
-     "write_unraisable(exception, object): PyErr_WriteUnraisable."},
     {"is_on", is_on, METH_NOARGS, "is_on() -> bool: whether the hook is on for this thread."},
     {NULL, NULL, 0, NULL},
 };
@@ -828,7 +545,8 @@ PyInit_reentry(void)
     }
 #endif
     PyObject *module = PyModule_Create(&definition);
-    if (module != NULL && PyModule_AddObjectRef(module, "Native", (PyObject *)&NativeType) < 0) {
+    if (module != NULL && (PyModule_AddObjectRef(module, "Native", (PyObject *)&NativeType) < 0 ||
+                           PyModule_AddFunctions(module, mb_object_functions) < 0)) {
         Py_CLEAR(module);
     }
     return module;

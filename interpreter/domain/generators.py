@@ -41,6 +41,7 @@ class Generators(Core):
             return True, self.call(self.get_attr(receiver, "send"), [value], {})
         except StopIteration as error:
             self.machine.swallow(error)
+            self.machine.propagating = self.machine.clean = None  # the GeneratorExit that aclose() made is over
             result = error.value
         return False, result
 

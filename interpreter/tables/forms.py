@@ -9,9 +9,12 @@ import dis
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import CodeType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-Form = Callable[[CodeType, dis.Instruction, "int | None"], Any]
+if TYPE_CHECKING:
+    from ..reading import Read
+
+Form = Callable[[CodeType, "Read", "int | None"], Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,37 +33,37 @@ class Entry:
         return (self.handler, self.variant) if self.bit else (self.handler,)
 
 
-def none(code: CodeType, ins: dis.Instruction, target: int | None) -> Any:
+def none(code: CodeType, ins: Read, target: int | None) -> Any:
     return None
 
 
-def arg(code: CodeType, ins: dis.Instruction, target: int | None) -> Any:
+def arg(code: CodeType, ins: Read, target: int | None) -> Any:
     return ins.arg
 
 
-def jump(code: CodeType, ins: dis.Instruction, target: int | None) -> Any:
+def jump(code: CodeType, ins: Read, target: int | None) -> Any:
     return target
 
 
-def const(code: CodeType, ins: dis.Instruction, target: int | None) -> Any:
+def const(code: CodeType, ins: Read, target: int | None) -> Any:
     return code.co_consts[ins.arg or 0]
 
 
-def name(code: CodeType, ins: dis.Instruction, target: int | None) -> Any:
+def name(code: CodeType, ins: Read, target: int | None) -> Any:
     return code.co_names[ins.arg or 0]
 
 
-def name_above_1(code: CodeType, ins: dis.Instruction, target: int | None) -> Any:
+def name_above_1(code: CodeType, ins: Read, target: int | None) -> Any:
     return code.co_names[(ins.arg or 0) >> 1]
 
 
-def super_name(code: CodeType, ins: dis.Instruction, target: int | None) -> Any:
+def super_name(code: CodeType, ins: Read, target: int | None) -> Any:
     """(attribute name, whether super was called with two arguments)."""
     value = ins.arg or 0
     return code.co_names[value >> 2], bool(value & 2)
 
 
-def flag(code: CodeType, ins: dis.Instruction, target: int | None) -> Any:
+def flag(code: CodeType, ins: Read, target: int | None) -> Any:
     return bool(ins.arg)
 
 
@@ -71,39 +74,39 @@ BINARY_OPERATORS = (
 )  # fmt: skip
 
 
-def binary_operator(code: CodeType, ins: dis.Instruction, target: int | None) -> Any:
+def binary_operator(code: CodeType, ins: Read, target: int | None) -> Any:
     return BINARY_OPERATORS[ins.arg or 0]
 
 
 def comparison(shift: int) -> Form:
-    def read(code: CodeType, ins: dis.Instruction, target: int | None) -> Any:
+    def read(code: CodeType, ins: Read, target: int | None) -> Any:
         return dis.cmp_op[(ins.arg or 0) >> shift]
 
     return read
 
 
-def local_pair(code: CodeType, ins: dis.Instruction, target: int | None) -> Any:
+def local_pair(code: CodeType, ins: Read, target: int | None) -> Any:
     return (ins.arg or 0) >> 4, (ins.arg or 0) & 15
 
 
-def conversion(code: CodeType, ins: dis.Instruction, target: int | None) -> Any:
+def conversion(code: CodeType, ins: Read, target: int | None) -> Any:
     """(conversion letter or '', whether a format spec stands on the stack)."""
     value = ins.arg or 0
     return ("", "s", "r", "a")[value & 3], bool(value & 4)
 
 
-def convert_letter(code: CodeType, ins: dis.Instruction, target: int | None) -> Any:
+def convert_letter(code: CodeType, ins: Read, target: int | None) -> Any:
     return ("", "s", "r", "a")[ins.arg or 0]
 
 
-def unpack_counts(code: CodeType, ins: dis.Instruction, target: int | None) -> Any:
+def unpack_counts(code: CodeType, ins: Read, target: int | None) -> Any:
     return (ins.arg or 0) & 0xFF, (ins.arg or 0) >> 8
 
 
 def chosen(names: dict[int, str]) -> Form:
     """The operand is the argument's meaning in `names`."""
 
-    def read(code: CodeType, ins: dis.Instruction, target: int | None) -> Any:
+    def read(code: CodeType, ins: Read, target: int | None) -> Any:
         return names[ins.arg or 0]
 
     return read

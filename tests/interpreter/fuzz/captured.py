@@ -36,8 +36,9 @@ TENSOR_SETS = re.compile(r"\{([^{}:]*tensor\([^{}:]*)\}")
 HALF_BUILT = re.compile(r"'m_stack\d+', ")
 
 
-def drive_captured(code, namespace):  # type: ignore[no-untyped-def]
-    exec(code, namespace)
+def drive_captured(program, namespace):  # type: ignore[no-untyped-def]
+    for code in program:
+        exec(code, namespace)
     return moebius.capture(namespace["main"])()
 
 
@@ -54,16 +55,16 @@ def comparable(found: Outcome) -> Outcome:
 
 def difference_captured(source: str, native: Outcome | None = None) -> str | None:
     """'' where the program does the same plain and captured, None where it says nothing, else what differs."""
-    code = compiled(source)
+    program = compiled(source, shared=False)
     if native is None:
-        native = native_outcome(code, NAMES)
+        native = native_outcome(program, NAMES)
     if native is None:
         return None
     limit = sys.getrecursionlimit()
     sys.setrecursionlimit(max(limit, ROOM))
     try:
         with cpu_limit(CAPTURED_SECONDS):
-            captured = outcome(drive_captured, code, NAMES)
+            captured = outcome(drive_captured, program, NAMES)
     except TooLong:
         return "the captured program does not end"
     except BaseException as error:  # no program's own: those are in the outcome

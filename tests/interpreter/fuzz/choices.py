@@ -26,19 +26,20 @@ class SeededChoices:
 
 
 class DrawnChoices:
-    """Decisions that hypothesis draws."""
+    """Decisions that hypothesis draws, a few out of each number: a draw costs more than all else that a decision does."""
+
+    ROOM = 1 << 24  # hypothesis draws evenly from a range up to this; from a wider one mostly small numbers
 
     def __init__(self, draw: Callable[[Any], Any], integers: Callable[[int, int], Any]) -> None:
-        self.draw, self.integers = draw, integers
-        self.ranges: dict[int, Any] = {}
+        self.draw, self.numbers = draw, integers(0, self.ROOM - 1)
+        self.value, self.room = 0, 1
 
     def below(self, n: int) -> int:
-        if n <= 1:
-            return 0
-        strategy = self.ranges.get(n)
-        if strategy is None:
-            strategy = self.ranges[n] = self.integers(0, n - 1)
-        return int(self.draw(strategy))
+        if n > self.room:
+            self.value, self.room = int(self.draw(self.numbers)), self.ROOM
+        self.value, found = divmod(self.value, n)
+        self.room //= n
+        return found
 
 
 def pick(choices: Choices, options: Sequence[T]) -> T:

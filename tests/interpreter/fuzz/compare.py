@@ -7,8 +7,10 @@ the traceback's functions, lines and columns), the printed output, and the log o
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import io
+import itertools
 import re
 import signal
 import sys
@@ -18,6 +20,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import CodeType
 from typing import Any
+
+from .prelude import ALWAYS, ORDER, PIECES, split
 
 PROGRAM = "<program>"
 NATIVE_SECONDS = 2.0  # of CPU time. A program takes a few milliseconds; one that takes longer says nothing
@@ -96,9 +100,13 @@ def describe(error: Any, seen: tuple[int, ...] = ()) -> Any:
     )
 
 
-def drive(code: CodeType, namespace: dict[str, Any]) -> Any:
+Program = tuple[CodeType, ...]  # the pieces of the prelude that it uses, then its own code
+
+
+def drive(program: Program, namespace: dict[str, Any]) -> Any:
     """Run a program: its module body, then its main()."""
-    exec(code, namespace)
+    for code in program:
+        exec(code, namespace)
     return namespace["main"]()
 
 
@@ -123,9 +131,9 @@ def cpu_limit(seconds: float) -> Iterator[None]:
 
 
 def outcome(
-    run: Callable[[CodeType, dict[str, Any]], Any], code: CodeType, names: dict[str, Any] | None = None
+    run: Callable[[Program, dict[str, Any]], Any], program: Program, names: dict[str, Any] | None = None
 ) -> Outcome:
-    """Run `run(code, namespace)`, which drives the program, and put down what it did. `names`: more that it may use."""
+    """Run `run(program, namespace)`, which drives the program, and put down what it did. `names`: more that it may use."""
     log: list[Any] = []
     namespace: dict[str, Any] = {"__name__": "program", "log": log, "describe": describe, **(names or {})}
     printed, warned = io.StringIO(), io.StringIO()
@@ -135,7 +143,7 @@ def outcome(
     try:
         with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(warned), quiet_unraisable(log):
             try:
-                result = steady(repr(run(code, namespace)))
+                result = steady(repr(run(program, namespace)))
             except TooLong:
                 raise
             except BaseException as raised:
@@ -149,13 +157,16 @@ def outcome(
     finally:
         if collects:
             gc.enable()
-    places = places_of(code)
+    functions: dict[tuple[str, int], list[CodeType]] = {}
 
     def place(found: re.Match[str]) -> str:
         name, line, offset, first = found[1], int(found[2]), int(found[3]), int(found[4])
-        codes = places.get((name, first), [])
-        known = len(codes) == 1 and 0 <= offset // 2 < len(codes[0])  # a resume function is longer than its function
-        return f"{name}:{line}" + (f" columns {codes[0][offset // 2]}" if known else "")
+        if not functions:
+            functions.update(functions_of(program))
+        codes = functions.get((name, first), [])
+        if len(codes) == 1 and 0 <= offset // 2 < len(codes[0].co_code) // 2:  # a resume function is longer
+            return f"{name}:{line} columns {next(itertools.islice(codes[0].co_positions(), offset // 2, None))}"
+        return f"{name}:{line}"
 
     positioned = [PLACE.sub(place, entry) for entry in entries]
     return Outcome(result, error and PLACE.sub(place, error), positioned, printed.getvalue())
@@ -164,16 +175,17 @@ def outcome(
 PLACE = re.compile(r"'<(<?\w+>?) (\d+) (-?\d+) (\d+)>'")
 
 
-def places_of(code: CodeType) -> dict[tuple[str, int], list[list[Any]]]:
-    """(function's name, first line) -> the positions of its instructions, for each code object in `code`.
+def functions_of(program: Program) -> dict[tuple[str, int], list[CodeType]]:
+    """(function's name, first line) -> its code objects: from them, an offset's line and columns.
 
     Offsets themselves say too much: whether one points at a call or at its inline cache is CPython's own affair.
     """
-    found: dict[tuple[str, int], list[list[Any]]] = {}
-    pending = [code]
+    found: dict[tuple[str, int], list[CodeType]] = {}
+    *pieces, own = program
+    pending = [own, *(const for piece in pieces for const in piece.co_consts if isinstance(const, CodeType))]
     while pending:
         inner = pending.pop()
-        found.setdefault((inner.co_name, inner.co_firstlineno), []).append(list(inner.co_positions()))
+        found.setdefault((inner.co_name, inner.co_firstlineno), []).append(inner)
         pending += [const for const in inner.co_consts if isinstance(const, CodeType)]
     return found
 
@@ -191,24 +203,38 @@ def quiet_unraisable(log: list[Any]) -> Iterator[None]:
         sys.unraisablehook = before
 
 
-def compiled(source: str) -> CodeType:
+def compiled(source: str, shared: bool = True) -> Program:
+    """The program's code. With `shared`, a piece of the prelude is the same code object in all programs that use it.
+
+    A line of the program's own is where it stands in `source`; the pieces have lines of their own, far below.
+    """
+    names, own = split(source) if shared else ([], source)
+    return *(piece_code(name) for name in names), code_of(own, source.count("\n") - own.count("\n"))
+
+
+@functools.cache
+def piece_code(name: str) -> CodeType:
+    return code_of(PIECES[name], 10_000 + 200 * ORDER.index(name)) if name else code_of(ALWAYS, 9_000)
+
+
+def code_of(text: str, lines_above: int) -> CodeType:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return compile(source, PROGRAM, "exec", dont_inherit=True)
+        return compile("\n" * lines_above + text, PROGRAM, "exec", dont_inherit=True)
 
 
-def native_outcome(code: CodeType, names: dict[str, Any] | None = None) -> Outcome | None:
+def native_outcome(program: Program, names: dict[str, Any] | None = None) -> Outcome | None:
     """What the program does natively; None where it took too long or went to the recursion limit."""
     try:
         with cpu_limit(NATIVE_SECONDS):
-            found = outcome(drive, code, names)
+            found = outcome(drive, program, names)
     except TooLong:
         return None
     deep = "RecursionError" in str(found.error) or any("RecursionError" in entry for entry in found.log)
     return None if deep else found
 
 
-def interpreted_outcome(code: CodeType, checks: bool = True, seconds: float = INTERPRETED_SECONDS) -> Outcome:
+def interpreted_outcome(program: Program, checks: bool = True, seconds: float = INTERPRETED_SECONDS) -> Outcome:
     """What the program does interpreted, with each step's stack effect checked. Raises InterpreterError and TooLong."""
     from moebius.interpreter import interpret
     from moebius.interpreter.machine import CHECKS
@@ -216,24 +242,29 @@ def interpreted_outcome(code: CodeType, checks: bool = True, seconds: float = IN
     before, CHECKS.on = CHECKS.on, checks
     try:
         with cpu_limit(seconds):
-            return outcome(interpret(drive), code)
+            return outcome(interpret(drive), program)
     finally:
         CHECKS.on = before
+
+
+def checked(source: str) -> bool:
+    """Whether the program runs with each step's stack effect checked. That is another loop of the machine: half do."""
+    return bool(zlib.crc32(source.encode()) & 1)
 
 
 def difference(
     source: str, native: Outcome | None = None, checks: bool | None = None, seconds: float = INTERPRETED_SECONDS
 ) -> str | None:
     """'' where the program does the same both ways, None where it says nothing, else what differs."""
-    code = compiled(source)
-    if checks is None:  # with checks another loop of the machine runs: both take their turns
-        checks = bool(zlib.crc32(source.encode()) & 1)
+    program = compiled(source)
+    if checks is None:
+        checks = checked(source)
     if native is None:
-        native = native_outcome(code)
+        native = native_outcome(program)
     if native is None:
         return None
     try:
-        interpreted = interpreted_outcome(code, checks, seconds)
+        interpreted = interpreted_outcome(program, checks, seconds)
     except TooLong:
         return "the interpreted program does not end"
     except BaseException as error:

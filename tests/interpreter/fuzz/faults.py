@@ -10,6 +10,8 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from .compare import compiled, difference, native_outcome, piece_code
+
 Patch = Callable[[], "contextlib.AbstractContextManager[None]"]
 FAULTS: dict[str, Patch] = {}
 
@@ -21,10 +23,12 @@ def handler_patched(names: tuple[str, ...], make: Callable[[Any], Any]) -> Itera
     before = {name: HANDLERS[name] for name in names if name in HANDLERS}
     assert before, f"none of {names} is an opcode handler"
     HANDLERS.update({name: make(handler) for name, handler in before.items()})
+    piece_code.cache_clear()  # what is shared has been decoded with the right handlers
     try:
         yield
     finally:
         HANDLERS.update(before)
+        piece_code.cache_clear()
 
 
 @contextlib.contextmanager
@@ -424,7 +428,6 @@ def _(right: Any) -> Any:
 def corpus(count: int, first: int = 0) -> list[tuple[str, Any]]:
     """Programs that the fuzzer generates from fixed seeds, with what they do natively."""
     from .choices import SeededChoices
-    from .compare import compiled, native_outcome
     from .grammar import generate
 
     found = []
@@ -438,8 +441,6 @@ def corpus(count: int, first: int = 0) -> list[tuple[str, Any]]:
 
 def programs_until_found(fault: str, programs: list[tuple[str, Any]]) -> int | None:
     """How many programs the fuzzer needs to notice the fault; None where none of them shows it."""
-    from .compare import difference
-
     with FAULTS[fault]():
         for number, (source, native) in enumerate(programs):
             try:

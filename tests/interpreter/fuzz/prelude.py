@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 ALWAYS = """
-fuel = [FUEL]
+fuel = [120]  # turns of loops and calls
 serials = [0]
 def spent():
     fuel[0] -= 1
@@ -371,7 +371,7 @@ PIECES |= {name: f"from {module} import {name}\n" for module, names in IMPORTED.
 PIECES |= {module: f"import {module}\n" for module in ("sys", "re", "traceback")}
 
 
-def prelude_for(body: str, fuel: int) -> str:
+def prelude_for(body: str) -> str:
     """The pieces that `body` names, and those that the pieces name."""
     needed: set[str] = set()
     pending = [body]
@@ -380,8 +380,19 @@ def prelude_for(body: str, fuel: int) -> str:
         for name in words & PIECES.keys() - needed:
             needed.add(name)
             pending.append(PIECES[name])
-    order = [name for name in ORDER if name in needed]
-    return ALWAYS.replace("FUEL", str(fuel)) + "".join(PIECES[name] for name in order)
+    return ALWAYS + "".join(PIECES[name] for name in ORDER if name in needed)
 
 
 ORDER = ["Names", "Meta", "Num", "Loud", *(name for name in PIECES if name not in ("Names", "Meta", "Num", "Loud"))]
+
+
+def split(source: str) -> tuple[list[str], str]:
+    """The names of the pieces that a program begins with ('' is what all have), and its own text."""
+    if not source.startswith(ALWAYS):
+        return [], source
+    names, place = [""], len(ALWAYS)
+    for name in ORDER:
+        if source.startswith(PIECES[name], place):
+            names.append(name)
+            place += len(PIECES[name])
+    return names, source[place:]

@@ -88,10 +88,11 @@ def shape(code: CodeType) -> tuple[int, bool, int] | None:
     for entry in entries:  # a handler that is itself covered by another entry is nested in it
         nested, place = 1, entry
         while True:
-            outer = [e for e in entries if e.start <= place.target < e.end and e.target > place.target]
-            if not outer or nested > 20:
+            target = place.target
+            outer = next((e for e in entries if e.start <= target < e.end and e.target > target), None)
+            if outer is None or nested > 20:
                 break
-            nested, place = nested + 1, outer[0]
+            nested, place = nested + 1, outer
         depth = max(depth, nested)
     assert starts
     return depth, any(entry.lasti for entry in entries), min(len(entries), 8)

@@ -117,7 +117,12 @@ class Functions(Core):
             lines.append("note('more', more)")
         lines += self.block(depth - 1)
         if inner.is_generator:
+            if self.chance(15):
+                lines += ["o, p = Dying(1), Dying(2)"]
+                inner.bound |= {"o", "p"} - inner.foreign
             lines += ["yield i" if self.chance(50) else "yield"]
+            if self.chance(10):
+                lines += [self.pick(("next(iter([]))", "raise StopIteration(i)", "raise StopAsyncIteration"))]
             lines += self.block(depth - 1, 2)
         if signature.kind != "asyncgen" and self.chance(60):
             lines.append(f"return {self.expr(self.pick(('int', 'any')), 2)}")
@@ -204,7 +209,8 @@ class Functions(Core):
         if signature.kind == "plain":
             return [f"note('{self.fresh('r')}', {call})"]
         if signature.kind == "generator":
-            return [self.pick((f"drive_generator(lambda: {call}, [{script}])", f"note('all', list({call})[:9])"))]
+            each = [f"for q in {call}:", "    note('each', q)"]
+            return self.pick(([f"drive_generator(lambda: {call}, [{script}])"], [f"note('all', list({call})[:9])"], each))
         if signature.kind == "coroutine":
             return [f"drive_coroutine(lambda: {call}, [{script}])"]
         return [f"drive_coroutine(lambda: drain_async(lambda: {call}, [{script}]), [0, 0, 1])"]

@@ -15,6 +15,7 @@ class Matching(Core):
                 self.expr("list", 2),
                 self.expr("dict", 2),
                 self.expr("obj", 2),
+                self.pick((self.expr("str", 2), "'k'", "b'k1'", "bytearray(b'k')")),  # sequences, but to no pattern
                 f"({self.name('int')}, {self.name('list')})",
                 "Point(1, 2)",
                 "Bag(1)",

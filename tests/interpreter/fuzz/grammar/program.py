@@ -100,7 +100,6 @@ def generate(
     choices: Choices,
     version: tuple[int, int] = sys.version_info[:2],
     size: int = 80,
-    fuel: int = 120,
     tensors: bool = False,
     families: tuple[str, ...] = FAMILIES,
 ) -> str:
@@ -111,4 +110,4 @@ def generate(
     grammar = Grammar(choices, chosen_families(choices, families), version, 6 + choices.below(size))
     grammar.tensors = tensors
     body = grammar.program()
-    return prelude_for(body, fuel) + body
+    return prelude_for(body) + body
