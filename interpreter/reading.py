@@ -57,7 +57,7 @@ def meanings() -> dict[int, Meaning]:
         found[op] = lambda code, localsplus, arg, following: 2 * arg
     for name in ("LOAD_FAST_LOAD_FAST", "STORE_FAST_LOAD_FAST", "STORE_FAST_STORE_FAST"):
         if name in dis.opmap:
-            found[dis.opmap[name]] = lambda code, localsplus, arg, following: (localsplus[arg >> 4], localsplus[arg & 15])
+            found[dis.opmap[name]] = lambda code, names, arg, following: (names[arg >> 4], names[arg & 15])
     return found
 
 

@@ -26,7 +26,7 @@ class SeededChoices:
 
 
 class DrawnChoices:
-    """Decisions that hypothesis draws, a few out of each number: a draw costs more than all else that a decision does."""
+    """Decisions that hypothesis draws, a few out of each number: the draw is what costs."""
 
     ROOM = 1 << 24  # hypothesis draws evenly from a range up to this; from a wider one mostly small numbers
 

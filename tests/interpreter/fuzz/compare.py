@@ -133,7 +133,7 @@ def cpu_limit(seconds: float) -> Iterator[None]:
 def outcome(
     run: Callable[[Program, dict[str, Any]], Any], program: Program, names: dict[str, Any] | None = None
 ) -> Outcome:
-    """Run `run(program, namespace)`, which drives the program, and put down what it did. `names`: more that it may use."""
+    """Run `run(program, namespace)`, which drives the program; what it did. `names`: more that it may use."""
     log: list[Any] = []
     namespace: dict[str, Any] = {"__name__": "program", "log": log, "describe": describe, **(names or {})}
     printed, warned = io.StringIO(), io.StringIO()

@@ -16,6 +16,7 @@ import os
 import pickle
 import random
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -88,9 +89,15 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=Path("out/fuzz"), help="folder for failures and the table of reach")
     parser.add_argument("--captured", action="store_true", help="through @capture instead of the interpreter")
     parser.add_argument("--faults", action="store_true", help="plant each fault of faults.py and look for it")
+    parser.add_argument("--docs", type=Path, help="run nothing; write what runs into --out found into this page")
     options = parser.parse_args()
+    if options.docs:
+        from fuzz.figures import document
+
+        document(options.docs, options.out)
+        return 0
     if options.faults:
-        return plant_faults()
+        return plant_faults(options.out)
     first = options.seed if options.seed is not None else random.SystemRandom().randrange(10**9)
     print(f"Python {sys.version.split()[0]}, {options.count} programs, seed {first}")
     tasks = [
@@ -100,37 +107,47 @@ def main() -> int:
     return report(options, tasks)
 
 
-def plant_faults() -> int:
+def plant_faults(out: Path) -> int:
     """Plant every fault, one at a time, and say after how many programs it is noticed."""
     from tqdm import tqdm
 
     provide_interpreter()
-    from fuzz.faults import FAULTS, corpus, programs_until_found
+    from semantics.checkout import commit
 
-    programs = corpus(600)
-    missed = 0
+    from fuzz.faults import FAULTS, corpus, programs_until_found
+    from fuzz.figures import keep
+
+    at, programs = commit(), corpus(600)
+    numbers: dict[str, int | None] = {}
     for fault in (bar := tqdm(FAULTS, unit="fault")):
-        number = programs_until_found(fault, programs)
-        missed += number is None
+        number = numbers[fault] = programs_until_found(fault, programs)
         bar.write(f"{'not found' if number is None else f'program {number}':>12}  {fault}")
-    print(f"{len(FAULTS) - missed} of {len(FAULTS)} faults found in {len(programs)} programs")
-    return 1 if missed > len(FAULTS) // 25 + 1 else 0
+    found = sorted(number for number in numbers.values() if number is not None)
+    missed = [fault for fault, number in numbers.items() if number is None]
+    counts = {"found": len(found), "faults": len(FAULTS), "median": found[len(found) // 2], "slowest": found[-1]}
+    keep(out, "faults", {"kind": "faults", "commit": at, "programs": len(programs), "missed": missed, **counts})
+    print(f"{len(found)} of {len(FAULTS)} faults found in {len(programs)} programs")
+    return 1 if len(missed) > len(FAULTS) // 25 + 1 else 0
 
 
 def report(options: argparse.Namespace, tasks: list[tuple[int, int, bool, bool]]) -> int:
     from tqdm import tqdm
 
     provide_interpreter()
+    from semantics.checkout import commit
+
+    from fuzz.figures import keep
     from fuzz.reach import Reach
 
     version = f"{sys.version_info[0]}.{sys.version_info[1]}"
-    kind = "captured" if options.captured else "interpreted"
+    kind, seed, at = "captured" if options.captured else "interpreted", tasks[0][0], commit()
     options.out.mkdir(parents=True, exist_ok=True)
-    state = options.out / f"state-{kind}-{version}-{tasks[0][0]}-{options.count}.pickle"  # what an earlier run finished
-    total, ran, failures, finished = Reach(), 0, 0, set()
+    state = options.out / f"state-{kind}-{version}-{seed}-{options.count}.pickle"  # what an earlier run finished
+    total, ran, failures, finished, before = Reach(), 0, 0, set(), 0.0
     if state.exists():
-        total, ran, failures, finished = pickle.loads(state.read_bytes())
+        total, ran, failures, finished, before = pickle.loads(state.read_bytes())
         tasks = [task for task in tasks if task[0] not in finished]
+    start = time.monotonic()
     with multiprocessing.get_context("spawn").Pool(options.jobs) as pool:
         with tqdm(total=options.count, initial=ran, unit="program") as bar:
             for number, count, differing, reach in pool.imap_unordered(run_batch, tasks):
@@ -142,12 +159,17 @@ def report(options: argparse.Namespace, tasks: list[tuple[int, int, bool, bool]]
                     path = write_failure(options.out, source, text)
                     bar.write(f"batch {number} differs: {path}\n{text}")
                 finished.add(number)
-                state.write_bytes(pickle.dumps((total, ran, failures, finished)))
+                seconds = before + time.monotonic() - start
+                state.write_bytes(pickle.dumps((total, ran, failures, finished, seconds)))
+                figures = {"kind": kind, "commit": at, "seed": seed, "programs": ran, "differing": failures}
+                reached = None if options.captured else total
+                keep(options.out, f"{kind}-{version}", {**figures, "seconds": seconds}, reached)
     if not options.captured:
-        table = total.table(f"{ran} programs on Python {version}; counted in those of them that run with checks, about half")
+        table = total.table(f"{ran} programs on Python {version}; counted in the half of them that run with checks")
         print(table)
         (options.out / f"reach-{version}.txt").write_text(table + "\n")
-    print(f"{ran} programs, {failures} differing ones" + (f" in {options.out}" if failures else ""))
+    took = before + time.monotonic() - start
+    print(f"{ran} programs, {failures} differing ones" + (f" in {options.out}" if failures else "") + f", {took:.0f} s")
     return 1 if failures else 0
 
 

@@ -16,6 +16,7 @@ from seeds import seed_of_the_code
 from fuzz.choices import SeededChoices
 from fuzz.compare import compiled, difference, native_outcome
 from fuzz.faults import corpus, programs_until_found
+from fuzz.figures import BEGIN, END, document
 from fuzz.grammar import generate
 from fuzz.reach import Reach, recording
 from fuzz.search import search
@@ -127,11 +128,16 @@ def test_make_fuzz_runs_batches_and_goes_on_where_it_stopped(tmp_path: Path) -> 
     assert first.returncode == 0, first.stdout + first.stderr
     assert "256 programs, 0 differing ones" in first.stdout and "Pairs of opcodes" in first.stdout
     (state,) = tmp_path.glob("state-*.pickle")
-    total, ran, failures, finished = pickle.loads(state.read_bytes())
+    total, ran, failures, finished, seconds = pickle.loads(state.read_bytes())
     assert ran == 256 and failures == 0 and finished == {8, 9}
-    state.write_bytes(pickle.dumps((total, 250, 0, {8})))  # as if it had been stopped before the second batch
+    state.write_bytes(pickle.dumps((total, 250, 0, {8}, seconds)))  # as if it had been stopped before the second batch
     again = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert again.returncode == 0 and "256 programs, 0 differing ones" in again.stdout, again.stdout + again.stderr
+    page = tmp_path / "page.md"
+    page.write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n")
+    document(page, tmp_path)
+    assert "| 8 | 256 | 0 |" in page.read_text() and "old" not in page.read_text()
+    assert page.read_text().startswith("before\n") and page.read_text().endswith("\nafter\n")
 
 
 def test_programs_do_much() -> None:

@@ -20,6 +20,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+from checkout import commit
 from modules import EXCLUDED, MODULES
 
 HERE = Path(__file__).resolve().parent
@@ -82,7 +83,8 @@ def measure(name: str, seconds: float = MODULE_SECONDS) -> dict[str, Any]:
     interpreted, said = run_module(name, "interpreted", passed, seconds) if passed else ({}, trouble)
     missed = ["not run", said]
     different = {test: found for test in passed if (found := interpreted.get(test, missed))[0] != "passed"}
-    return {"native": len(passed), "different": different, "date": time.strftime("%Y-%m-%d", time.gmtime())}
+    when = time.strftime("%Y-%m-%d", time.gmtime())
+    return {"native": len(passed), "different": different, "date": when, "commit": commit()}
 
 
 def known_reasons() -> list[dict[str, Any]]:
@@ -129,15 +131,17 @@ def document(results: list[dict[str, Any]]) -> str:
         f"with {STACK >> 20} MiB of C stack. What passes natively must pass interpreted, and no Python code may run",
         "natively meanwhile. Class and module fixtures run natively; tests that ask for resources (network, minutes",
         f"of CPU) are skipped in both. The goal is {GOAL:.1%} on each Python.", "",
-        "| Python | measured | modules | pass natively | pass interpreted | share |", "|---|---|---|---|---|---|",
+        "| Python | measured | commit | modules | pass natively | pass interpreted | share |",
+        "|---|---|---|---|---|---|---|",
     ]  # fmt: skip
     for result in results:
         parts = [part for part in result["modules"].values() if part["native"]]
         total, wrong = sum(part["native"] for part in parts), len(differences(result))
         days = sorted({part.get("date", "?") for part in parts})
         when = days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
+        commits = " and ".join(sorted({part.get("commit", "?") for part in parts}))
         passing = f"{total:,} | {total - wrong:,} | {share_of(total, wrong)}"
-        lines.append(f"| {result['python']} | {when} | {len(parts)} | {passing} |")
+        lines.append(f"| {result['python']} | {when} | {commits} | {len(parts)} | {passing} |")
     lines += ["", "Left out:", "", *(f"- {name}: {why}" for name, why in EXCLUDED.items())]
     lines += ["", "## Modules", "", "Tests that pass interpreted, of those that pass natively.", ""]
     lines.append("| module | " + " | ".join(result["version"] for result in results) + " |")

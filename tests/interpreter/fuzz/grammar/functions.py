@@ -209,8 +209,8 @@ class Functions(Core):
         if signature.kind == "plain":
             return [f"note('{self.fresh('r')}', {call})"]
         if signature.kind == "generator":
-            each = [f"for q in {call}:", "    note('each', q)"]
-            return self.pick(([f"drive_generator(lambda: {call}, [{script}])"], [f"note('all', list({call})[:9])"], each))
+            driven, listed = f"drive_generator(lambda: {call}, [{script}])", f"note('all', list({call})[:9])"
+            return self.pick(([driven], [listed], [f"for q in {call}:", "    note('each', q)"]))
         if signature.kind == "coroutine":
             return [f"drive_coroutine(lambda: {call}, [{script}])"]
         return [f"drive_coroutine(lambda: drain_async(lambda: {call}, [{script}]), [0, 0, 1])"]
