@@ -22,7 +22,7 @@ PACKAGE_DIR = {
     "moebius.kernels": "kernels",
 }
 HOOK = "capture/hook"
-REENTRY = ["interpreter/reentry.c", "interpreter/room.c", "interpreter/objects.c"]
+REENTRY = "interpreter"
 ROWS = "kernels/native"
 DL = ["dl"] if sys.platform == "linux" else []  # dlsym is in libc since glibc 2.34
 
@@ -53,9 +53,9 @@ def find_extensions() -> list[Extension]:
         Extension("moebius.hook.native", sources, depends=headers, extra_compile_args=flags),
         Extension(
             "moebius.interpreter.reentry",
-            REENTRY,
+            files(REENTRY, "*.c"),
             include_dirs=[HOOK],
-            depends=[*headers, "interpreter/room.h", "interpreter/objects.h"],
+            depends=[*headers, *files(REENTRY, "*.h")],
             extra_compile_args=flags,
         ),
         # Without errno and traps a loop over an activation becomes vector code; NaN and inf keep their meaning.
