@@ -4,6 +4,7 @@ A source is *static* when the very object is known to be the same at each call (
 is guarded, and the place that it hangs from is guarded too): then a reference to the object serves. Otherwise it is
 *dynamic*: a path from the call's arguments, walked by the guards on each call and by the residual code that needs it.
 Provenance belongs to the place that was read, never to the value found there (two places may hold one shared ``None``).
+Nobody changes a source. (They are not frozen dataclasses: a trace makes thousands, and those take three times as long.)
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False, slots=True)
 class Source:
     """Base of all sources. ``name`` is what a report shows: ``L['batch'].labels``."""
 
@@ -28,7 +29,7 @@ class Source:
         raise NotImplementedError
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False, slots=True)
 class Static(Source):
     """The object itself. ``via``: the dynamic source whose identity check makes it static, for an argument."""
 
@@ -43,7 +44,7 @@ class Static(Source):
         return ("const", None, self.obj)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False, slots=True)
 class Arg(Source):
     """The ``index``-th object of the call: positionals first, then keywords in the order given."""
 
@@ -53,7 +54,7 @@ class Arg(Source):
         return ("arg", None, self.index)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False, slots=True)
 class Part(Source):
     """A part of another source.
 

@@ -151,6 +151,8 @@ class Trace:
         The parts refer to one another: without this, the first batch would live until a garbage collection.
         """
         self.machine.frame, self.machine.exc_item = None, [None, None]  # generators that die now ask it
+        if self.domain.blocks is not None:
+            self.domain.blocks.release()
         for part in (self.domain, self.objects, self.tensors):
             vars(part).clear()
         self.request = Request(self.request.function, (), {})

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import fx
 
+from moebius.lowering.memo import MEMO
 from moebius.lowering.operators import Call, call_operands, loop_body, read_call
 from moebius.lowering.step import autograd_function
 from moebius.lowering.torch_private import may_write
@@ -82,9 +83,19 @@ def loop_writes(call: Call) -> list[fx.Node]:
     body = loop_body(call.node)
     placeholders = [node for node in body.graph.nodes if node.op == "placeholder"]
     given = dict(zip(placeholders, call_operands(call), strict=True))
-    storage = Storage(body.graph)
+    storage = storage_of_body(body.graph)
     roots = {root for targets in storage.writers.values() for target in targets for root in storage.roots[target]}
     return [outer for placeholder, outer in given.items() if placeholder in roots and isinstance(outer, fx.Node)]
+
+
+def storage_of_body(graph: fx.Graph) -> Storage:
+    """The Storage of a loop's body. Equal layers have one body, which no pass changes: it is read once."""
+    if MEMO.known is None:
+        return Storage(graph)
+    known = MEMO.known.bodies
+    if graph not in known:
+        known[graph] = Storage(graph)
+    return known[graph]
 
 
 class Storage:

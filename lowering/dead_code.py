@@ -15,8 +15,8 @@ CONTRACT = Contract(
     name="dead code",
     needs="a well-formed graph",
     promises="a well-formed graph of the same meaning, side effects and random numbers included",
-    need=lambda gm: well_formed(gm),
-    promise=lambda gm: well_formed(gm),
+    need=(well_formed,),
+    promise=(well_formed,),
     run=lambda work: drop_dead_code(work),
 )
 

@@ -19,6 +19,7 @@ from torch.nn import functional
 
 from moebius.lowering.experts.stacking import pick, stack_experts
 from moebius.lowering.graph import expert_loop, skip_turn
+from moebius.lowering.memo import MEMO
 from moebius.lowering.step.branches import require_branch
 from moebius.lowering.torch_private import set_grad_enabled
 
@@ -38,20 +39,7 @@ class Operator:
 
     def bind(self, args: tuple, kwargs: dict[str, Any]) -> dict[str, Any] | None:
         """The arguments by name with defaults filled in, or None where they do not fit."""
-        plain = plain_parameters(self.parameters)
-        if plain is not None:
-            return fill_in(plain, args, kwargs)
-        try:
-            bound = signature_of(self.parameters).bind(*args, **kwargs)
-        except TypeError:
-            return None
-        bound.apply_defaults()
-        given = dict(bound.arguments)
-        for name, value in given.items():
-            if isinstance(value, tuple) and len(value) == 1 and isinstance(value[0], tuple | list | torch.Size):
-                if f"*{name}" in self.parameters:
-                    given[name] = tuple(value[0])
-        return given
+        return fill_in(declared(self.parameters), args, kwargs)
 
 
 @dataclass(frozen=True)
@@ -70,36 +58,48 @@ class Call:
         return self.args[parameter]
 
 
+@dataclass(frozen=True)
+class Declared:
+    """A parsed ``parameters``. before: those that come by position or name, with defaults; star: the name that collects
+    further positions; after: those that come by name alone."""
+
+    before: dict[str, Any]
+    star: str | None
+    after: dict[str, Any]
+
+
 @functools.cache
-def plain_parameters(parameters: str) -> dict[str, Any] | None:
-    """Names and defaults, where all parameters can be given by position and by name; None where some cannot."""
-    declared = signature_of(parameters).parameters.values()
-    if any(p.kind is not p.POSITIONAL_OR_KEYWORD for p in declared):
+def declared(parameters: str) -> Declared:
+    """The text between the parentheses of a ``def`` line, parsed."""
+    found = inspect.signature(eval(f"lambda {parameters}: None", {"torch": torch, "MISSING": MISSING}))
+    every = found.parameters.values()
+    return Declared(
+        {p.name: p.default for p in every if p.kind is p.POSITIONAL_OR_KEYWORD},
+        next((p.name for p in every if p.kind is p.VAR_POSITIONAL), None),
+        {p.name: p.default for p in every if p.kind is p.KEYWORD_ONLY},
+    )
+
+
+def fill_in(parameters: Declared, args: tuple, kwargs: dict[str, Any]) -> dict[str, Any] | None:
+    """What ``inspect.Signature.bind`` and ``apply_defaults`` give, at a tenth of the time; None where they raise.
+
+    A tuple or list that is all that a starred parameter collects stands for its items.
+    """
+    before, star, after = parameters.before, parameters.star, parameters.after
+    if len(args) > len(before) and star is None:
         return None
-    return {p.name: p.default for p in declared}
-
-
-def fill_in(parameters: dict[str, Any], args: tuple, kwargs: dict[str, Any]) -> dict[str, Any] | None:
-    """What ``inspect.Signature.bind`` and ``apply_defaults`` give for such parameters, at a tenth of the time."""
-    if len(args) > len(parameters):
-        return None
-    given = dict(zip(parameters, args, strict=False))
-    if any(name in given or name not in parameters for name in kwargs):
-        return None
-    found = {name: given[name] if name in given else kwargs.get(name, default) for name, default in parameters.items()}
-    return None if any(value is inspect.Parameter.empty for value in found.values()) else found
-
-
-_signatures: dict[str, inspect.Signature] = {}
-
-
-def signature_of(parameters: str) -> inspect.Signature:
-    """A Signature from the text between the parentheses of a ``def`` line."""
-    if parameters not in _signatures:
-        _signatures[parameters] = inspect.signature(
-            eval(f"lambda {parameters}: None", {"torch": torch, "MISSING": MISSING})
-        )
-    return _signatures[parameters]
+    given = dict(zip(before, args, strict=False))
+    for name in kwargs:
+        if name in given or not (name in before or name in after):
+            return None
+    found = {name: given[name] if name in given else kwargs.get(name, default) for name, default in before.items()}
+    if star is not None:
+        rest = args[len(before) :]
+        alone = len(rest) == 1 and isinstance(rest[0], tuple | list)
+        found[star] = tuple(rest[0]) if alone else rest
+    for name, default in after.items():
+        found[name] = kwargs.get(name, default)
+    return None if any(value is NO_DEFAULT for value in found.values()) else found
 
 
 class Missing:
@@ -110,6 +110,7 @@ class Missing:
 
 
 MISSING = Missing()
+NO_DEFAULT = inspect.Parameter.empty
 
 FUNCTIONS: dict[Any, Operator] = {}
 METHODS: dict[str, Operator] = {}
@@ -332,8 +333,20 @@ CONTROL = frozenset({"set_grad_enabled", "skip_turn", "require_branch", "expert_
 
 def read_call(node: fx.Node) -> Call | None:
     """The node as a Call, or None where the tables do not know it."""
+    if MEMO.known is None:
+        return read(node)
+    known = MEMO.known.calls
+    op, target, args, kwargs = node.op, node.target, node.args, node.kwargs
+    found = known.get(node)
+    # (fx gives a node whose arguments change new tuples and dicts)
+    if found is None or not (found[0] is args and found[1] is kwargs and found[2] is target and found[3] == op):
+        found = known[node] = (args, kwargs, target, op, read(node))
+    return found[4]
+
+
+def read(node: fx.Node) -> Call | None:
     op: Operator | None = None
-    args, kwargs = node.args, dict(node.kwargs)
+    args = node.args
     if node.op == "call_function":
         if node.target is getattr:
             op, args = ATTRIBUTES.get(str(args[1])), args[:1]
@@ -343,7 +356,7 @@ def read_call(node: fx.Node) -> Call | None:
         op = METHODS.get(str(node.target))
     if op is None:
         return None
-    bound = op.bind(tuple(args), kwargs)
+    bound = op.bind(tuple(args), node.kwargs)
     if bound is None:
         return None
     if bound.get("inplace") is True:

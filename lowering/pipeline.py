@@ -12,6 +12,7 @@ from moebius.lowering.contract import Contract, Work
 from moebius.lowering.errors import LoweringError
 from moebius.lowering.experts import joining, rewrite
 from moebius.lowering.graph import CapturedGraph, LoweringOptions
+from moebius.lowering.memo import remembering
 from moebius.lowering.step import checkpoint, observed
 from moebius.lowering.values import copy_node
 
@@ -34,8 +35,9 @@ def run_passes(captured: CapturedGraph, options: LoweringOptions, passes: tuple[
     seen = observed(captured.gm)
     for why in (None, HOOKED):
         work = Work(copy_graph(captured.gm), captured, options, keep_loops=why)
-        for contract in passes:
-            contract.apply(work)
+        with remembering():
+            for contract in passes:
+                contract.apply(work)
         if all(users == observed(work.gm).get(name) for name, users in seen.items()):
             break
     else:

@@ -8,16 +8,15 @@ CONTRACT = Contract(
     name="placement",
     needs="a well-formed graph",
     promises="a well-formed graph of the same meaning on every rank; without a mesh, the same graph",
-    need=lambda gm: well_formed(gm),
-    promise=lambda gm: well_formed(gm),
+    need=(well_formed,),
+    promise=(well_formed,),
     run=lambda work: place_experts(work),
+    wanted=lambda work: work.options.mesh is not None,
 )
 
 
 def place_experts(work: Work) -> None:
     """Hand the graph to distribution; lowered regions say over how many ranks they run."""
-    if work.options.mesh is None:
-        return
     from moebius.lowering import distribution  # torch.distributed is loaded only where a mesh is given
 
     work.gm = distribution.place(work.gm, work.options)

@@ -11,7 +11,7 @@ import collections
 import itertools
 import operator
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -217,16 +217,20 @@ def equal_turns(turns: list[list[fx.Node]]) -> Layer | None:
     for turn in turns:
         places = first if turn is turns[0] else {node: i for i, node in enumerate(turn)}
         given: dict[fx.Node, fx.Node] = {}
-        if not all(
-            a.target is b.target and same(a.args, b.args, first, places, given)
-            and same(a.kwargs, b.kwargs, first, places, given)
-            for a, b in zip(turns[0], turn, strict=True)
-        ):
-            break
+        for a, b in zip(turns[0], turn, strict=True):
+            if a.target is not b.target or not same_items(a.args, b.args, first, places, given):
+                return enough(layer)
+            if (a.kwargs or b.kwargs) and not same(a.kwargs, b.kwargs, first, places, given):
+                return enough(layer)
         order = order or given
         layer.inputs.append([given[node] for node in order])
         if turn is not turns[0]:
             layer.turns.append(turn)
+    return enough(layer)
+
+
+def enough(layer: Layer) -> Layer | None:
+    """The layer with its outputs, if it comes often enough."""
     if len(layer.turns) < FEWEST:
         return None
     used: set[int] = set()
@@ -237,7 +241,24 @@ def equal_turns(turns: list[list[fx.Node]]) -> Layer | None:
     return layer
 
 
-def same(a: Any, b: Any, first: dict[fx.Node, int], second: dict[fx.Node, int], given: dict[fx.Node, fx.Node]) -> bool:
+Places = dict[fx.Node, int]
+
+
+def same_items(first: Sequence[Any], second: Sequence[Any], in_first: Places, in_second: Places, given: dict) -> bool:
+    """``same`` for each of two rows of arguments."""
+    if len(first) != len(second):
+        return False
+    for a, b in zip(first, second, strict=True):
+        if type(a) is fx.Node and type(b) is fx.Node:
+            place = in_first.get(a)
+            if place != in_second.get(b) or (place is None and given.setdefault(a, b) is not b):
+                return False
+        elif not same(a, b, in_first, in_second, given):
+            return False
+    return True
+
+
+def same(a: Any, b: Any, first: Places, second: Places, given: dict[fx.Node, fx.Node]) -> bool:
     """Whether an argument of the first turn is one of another: nodes in equal places of the two, equal constants.
 
     given: what the other turn uses from outside, by what the first one uses there.
@@ -246,15 +267,11 @@ def same(a: Any, b: Any, first: dict[fx.Node, int], second: dict[fx.Node, int], 
     if kind is not type(b):
         return False
     if kind is fx.Node:
-        inside = first.get(a)
-        if inside is not None or b in second:
-            return inside == second.get(b)
-        return given.setdefault(a, b) is b
+        return same_items((a,), (b,), first, second, given)
     if isinstance(a, tuple | list):
-        return len(a) == len(b) and all(same(x, y, first, second, given) for x, y in zip(a, b, strict=True))
+        return same_items(a, b, first, second, given)
     if isinstance(a, dict):
-        return list(a) == list(b) and all(same(a[key], b[key], first, second, given) for key in a)
+        return list(a) == list(b) and same_items([*a.values()], [*b.values()], first, second, given)
     if kind is slice:
-        parts = ((a.start, b.start), (a.stop, b.stop), (a.step, b.step))
-        return all(same(x, y, first, second, given) for x, y in parts)
+        return same_items((a.start, a.stop, a.step), (b.start, b.stop, b.step), first, second, given)
     return a is b or (kind in (int, float, str, bool, complex) and repr(a) == repr(b))

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from moebius.lowering.memo import MEMO
 from moebius.lowering.torch_private import fake_mode_of, same_size
 
 Where = tuple[str, int, str]
@@ -85,10 +86,37 @@ def copy_node(graph: fx.Graph, node: fx.Node, place: Callable[[fx.Node], Any]) -
 
 
 def infer(node: fx.Node) -> Any:
-    """The value that a node has for its arguments' values: fake for fake ones."""
-    values = [value_of(argument) for argument in node.all_input_nodes]
+    """The value that a node has for its arguments' values: fake for fake ones.
+
+    While passes run, operators on tensors of equal metadata have one value: of a fake only the metadata counts.
+    """
     args, kwargs = value_of(node.args), {key: value_of(value) for key, value in node.kwargs.items()}
+    known = None if MEMO.known is None else MEMO.known.values
+    key = None if known is None else (node.op, node.target, described(args), described(tuple(kwargs.items())))
+    try:
+        if known is not None and key in known:
+            return known[key]
+    except TypeError:
+        key = None  # a symbolic size, which has no hash
+    values = [value_of(argument) for argument in node.all_input_nodes]
     with fake_mode_of(values), torch.no_grad():
         if node.op == "call_method":
-            return getattr(args[0], str(node.target))(*args[1:], **kwargs)
-        return node.target(*args, **kwargs)  # type: ignore[operator]
+            found = getattr(args[0], str(node.target))(*args[1:], **kwargs)
+        else:
+            found = node.target(*args, **kwargs)  # type: ignore[operator]
+    if known is not None and key is not None and isinstance(found, torch.Tensor):
+        known[key] = found
+    return found
+
+
+def described(value: Any) -> Any:
+    """A value as a key: metadata of a tensor, constants with their types."""
+    if isinstance(value, torch.Tensor):
+        mode = getattr(value, "fake_mode", None)
+        where = (value.stride(), value.storage_offset()) if value.layout is torch.strided else None
+        return type(value), id(mode), value.dtype, value.device, value.layout, value.shape, where, value.requires_grad
+    if isinstance(value, tuple | list):
+        return type(value), tuple(described(item) for item in value)
+    if isinstance(value, slice):
+        return slice, described((value.start, value.stop, value.step))
+    return type(value), repr(value) if isinstance(value, float | complex) else value

@@ -12,7 +12,7 @@ from .. import torch_private
 from ..hook import ABSENT, GuardProgram
 from ..report.records import Guard
 from ..sources import Source
-from .recorder import Fact, GuardRecorder, WatchedClass, WatchedDict, WatchedInstance, describe
+from .recorder import Fact, GuardRecorder, WatchedClass, describe
 
 
 class CompiledGuards:
@@ -48,42 +48,21 @@ def static_facts(recorder: GuardRecorder) -> list[Fact]:
     """One fact for each watched dict, class and instance."""
     facts = []
     for the_dict, watched in recorder.dicts.values():
-        check: tuple[Any, ...] = ("dict", the_dict, dict(watched.entries), watched.keys)
-        facts.append(Fact(check, functools.partial(dict_record, watched)))
+        check: tuple[Any, ...] = ("dict", the_dict, watched.entries, watched.keys)
+        facts.append(Fact(check, watched))
     for cls, cls_watched in recorder.classes.items():
         check = ("class", cls, dict(cls_watched.entries), cls.__mro__)
         facts.append(Fact(check, functools.partial(class_record, cls, cls_watched)))
     for instance in recorder.instances.values():
         check = ("instance", instance.obj, type(instance.obj), instance.namespace)
-        facts.append(Fact(check, functools.partial(instance_record, instance, type(instance.obj))))
+        facts.append(Fact(check, instance))
     return facts
-
-
-def dict_record(watched: WatchedDict) -> Guard:
-    """What reports show of a watched dict."""
-    if len(watched.entries) == 1 and watched.keys is None:
-        ((key, value),) = watched.entries.items()
-        text = f"[{key!r}] is {describe(value)}" if isinstance(key, str | int) else describe(value)
-    else:
-        shown = ", ".join(
-            f"{k}: {describe(v)}" for k, v in list(watched.entries.items())[:6] if isinstance(k, str | int)
-        )
-        text = f"{len(watched.entries)} entries unchanged ({shown}{', …' if len(watched.entries) > 6 else ''})"
-        if watched.keys is not None:
-            text = f"keys unchanged ({len(watched.keys)}); {text}"
-    return Guard(watched.name, text, *watched.where)
 
 
 def class_record(cls: type, watched: WatchedClass) -> Guard:
     """What reports show of a watched class."""
     names = ", ".join(sorted(watched.entries)[:6])
     return Guard(f"{cls.__module__}.{cls.__qualname__}", f"class unchanged ({names})", *watched.where)
-
-
-def instance_record(watched: WatchedInstance, cls: type) -> Guard:
-    """What reports show of a watched instance, which had this class."""
-    text = f"type is {cls.__qualname__}{'' if watched.namespace is None else ', the same __dict__'}"
-    return Guard(watched.name, text, *watched.where)
 
 
 def met(fact: Fact, guards: CompiledGuards, args: tuple, kwargs: dict[str, Any]) -> str:

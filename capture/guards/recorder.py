@@ -37,7 +37,7 @@ def describe(value: object, limit: int = 60) -> str:
 
 @dataclass
 class Fact:
-    """One check of the program. made: makes its record for reports, whose texts nobody may ever read."""
+    """One check of the program. made: called for its record in reports, whose texts nobody may ever read."""
 
     check: tuple[Any, ...]
     made: Callable[[], Guard]
@@ -58,6 +58,20 @@ class WatchedDict:
     entries: dict[Any, Any] = field(default_factory=dict)
     keys: tuple | None = None
 
+    def __call__(self) -> Guard:
+        """What reports show of it."""
+        if len(self.entries) == 1 and self.keys is None:
+            ((key, value),) = self.entries.items()
+            text = f"[{key!r}] is {describe(value)}" if isinstance(key, str | int) else describe(value)
+        else:
+            shown = ", ".join(
+                f"{k}: {describe(v)}" for k, v in list(self.entries.items())[:6] if isinstance(k, str | int)
+            )
+            text = f"{len(self.entries)} entries unchanged ({shown}{', …' if len(self.entries) > 6 else ''})"
+            if self.keys is not None:
+                text = f"keys unchanged ({len(self.keys)}); {text}"
+        return Guard(self.name, text, *self.where)
+
 
 @dataclass
 class WatchedClass:
@@ -74,7 +88,13 @@ class WatchedInstance:
     name: str
     where: Where
     obj: Any
+    cls: type
     namespace: dict[str, Any] | None = None
+
+    def __call__(self) -> Guard:
+        """What reports show of it."""
+        text = f"type is {self.cls.__qualname__}{'' if self.namespace is None else ', the same __dict__'}"
+        return Guard(self.name, text, *self.where)
 
 
 class GuardRecorder:
@@ -130,7 +150,7 @@ class GuardRecorder:
             return
         watched = self.instances.get(id(obj))
         if watched is None:
-            watched = self.instances[id(obj)] = WatchedInstance(source.name, self.where(), obj)
+            watched = self.instances[id(obj)] = WatchedInstance(source.name, self.where(), obj, type(obj))
         watched.namespace = watched.namespace if namespace is None else namespace
 
     # ------------------------------------------------------------------------------------------------------------------

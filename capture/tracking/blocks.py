@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 MAX_VARIANTS = 4  # recorded calls that are tried for one class and one kind of arguments
 Step = tuple[str, Any, list[Any], list[Any]]  # kind of read, record, keys, what was found at each
+CONTAINERS = frozenset((*DICTS, *LISTS))
 COMPARED_BY_TEXT = ATOMS - {torch.Generator, torch.SymInt, torch.SymFloat, torch.SymBool}
 
 
@@ -157,6 +158,11 @@ class Blocks:
         sizes = tuple(torch_private.expression(s) for s in (*fake.shape, *fake.stride(), fake.storage_offset()))
         known = (proxy.cls, proxy.source is None, fake.grad_fn is None, fake.requires_grad)
         return fake.dtype, fake.device, fake.layout, fake.dim(), sizes, known
+
+    def release(self) -> None:
+        """The trace is over: what was logged goes without a garbage collection."""
+        self.log.clear()
+        self.met.clear()
 
     # ------------------------------------------------------------------------------------------------------------------
     # What a block did
@@ -338,7 +344,7 @@ class Pairs:
             if self.blocks.objects.is_new(first) and self.blocks.objects.record_of(first) is None:
                 raise Differs  # made by the step: what is in it is not logged
             self.bind(first, second)
-        elif isinstance(first, torch.nn.Module) or kind in (*DICTS, *LISTS):
+        elif kind in CONTAINERS or isinstance(first, torch.nn.Module):
             record = self.blocks.objects.record_of(second)
             if record is None or not record.source.static or self.blocks.objects.record_of(first) is None:
                 raise Differs

@@ -178,6 +178,8 @@ class Methods(CallParts):
             if (done := self.single_key(record, name, args)) is not ABSENT:
                 return done
         if record is not None and name in ("append", "extend") and record.shadow is None and base is list:
+            if type(record.appends) is tuple:
+                record.appends = []
             record.appends.extend(args if name == "append" else self.listed(args[0]))
             return None
         target = self.objects.contents(owner)
@@ -207,7 +209,7 @@ class Methods(CallParts):
         operations: list[tuple[str, Any]] = [(name, copy_set(a) if type(a) is set else a) for a in args]
         method(target, *args)
         if len(target) != size or name not in ("add", "discard"):
-            record.operations += operations or [(name, None)]
+            record.operations += (*operations,) or ((name, None),)
 
     def keys_of(self, value: Any) -> Any:
         """What ``set.update`` is given: a set itself where it can be (it makes room for that at once), else a list."""

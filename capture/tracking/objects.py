@@ -65,9 +65,9 @@ class Record:
         self.obj, self.source = obj, source
         self.reads: dict[Any, Any] = {}
         self.writes: dict[Any, Any] = {}
-        self.moved: set[Any] = set()
-        self.appends: list[Any] = []
-        self.operations: list[tuple[str, Any]] = []
+        self.moved: frozenset[Any] = frozenset()
+        self.appends: tuple[Any, ...] | list[Any] = ()  # most objects are only read: no containers for those
+        self.operations: tuple[tuple[str, Any], ...] = ()
         self.shadow: Any = None
         self.original: Any = None
         self.instance_dict: Record | None = None
@@ -76,6 +76,8 @@ class Record:
     def changed(self) -> bool:
         """Whether the residual code has something to replay here."""
         if self.shadow is None:
+            if not self.writes:
+                return bool(self.appends or self.moved)
             written = any(self.reads.get(k, UNREAD) is not v for k, v in self.writes.items())
             return written or bool(self.appends or self.moved)
         if type(self.shadow) in DICTS:
@@ -169,17 +171,20 @@ class Objects:
         kind = type(value)
         if kind in ATOMS:
             return self.enter_atom(value, source)
-        if isinstance(value, torch.Tensor):
+        if kind in CONTAINERS:
+            if id(value) in self.new:
+                return value
+        elif isinstance(value, torch.Tensor):
             return self.tensor_input(value, source)
-        if id(value) in self.new or isinstance(value, TensorProxy):
+        elif id(value) in self.new or kind is TensorProxy:
             return value
-        if kind in VIEWS:  # what is in it changes with its container, which it does not show
+        elif kind in VIEWS:  # what is in it changes with its container, which it does not show
             raise Break(
                 "view from outside",
                 f"a {kind.__name__} that existed before the step is read",
                 "make it from its container in the step",
             )
-        if isinstance(value, tuple) or kind is frozenset:
+        elif isinstance(value, tuple) or kind is frozenset:
             return self.enter_tuple(value, source)
         record = self.records.get(id(value))
         if record is not None:
@@ -366,15 +371,18 @@ class Objects:
         if id(record) in self.schedules:
             return [self.dict_get(record, key) for key in keys]
         values, relied_on = [], self.guards.watched(source.name, record.obj).entries
+        attributes = source.name.removesuffix(".__dict__") if source.name.endswith(".__dict__") else None
         for key in keys:
-            if key in reads:
-                value = reads[key]
-            else:
+            value = reads.get(key, UNREAD)
+            if value is UNREAD:
                 value = dict.get(record.obj, key, ABSENT)
-                if type(value) in SIMPLE:
-                    relied_on.setdefault(key, value)
-                else:
+                if type(value) is float:
                     value = self.read_entry(record, key)
+                else:
+                    relied_on.setdefault(key, value)
+                    if type(value) not in SIMPLE and value is not ABSENT:
+                        name = part_name(source, "dict_item", key) if attributes is None else f"{attributes}.{key}"
+                        value = self.enter(value, Static(name, value))
                 reads[key] = value
             log.append(("entry", record, key, value))
             values.append(value)
@@ -449,7 +457,7 @@ class Objects:
             if record.writes.get(key, UNREAD) is ABSENT:  # deleted before
                 del record.writes[key]
                 if dict.__contains__(record.obj, key):
-                    record.moved.add(key)
+                    record.moved |= {key}
             record.writes[key] = value
 
     def dict_delete(self, record: Record, key: Any) -> bool:

@@ -24,7 +24,7 @@ from moebius.lowering.experts.routing import allowed_indices, proven_within
 from moebius.lowering.experts.turns import Differ, Turns, build_loop, groups, remove
 from moebius.lowering.graph import ExpertRegion, LoweringOptions, expert_loop
 from moebius.lowering.operators import loop_body, read_call, target_name
-from moebius.lowering.torch_private import assert_holds, fake_mode_of
+from moebius.lowering.torch_private import assert_holds
 from moebius.lowering.values import add_call, describe_where, infer, shape_of, stands_at, tensor_of, where_of
 
 CONTRACT = Contract(
@@ -32,8 +32,8 @@ CONTRACT = Contract(
     needs="a well-formed graph; each expert_loop node has a body with one placeholder per operand and returns a tuple",
     promises="a well-formed graph of the same meaning; each proven loop is one experts operator, each other loop is as "
     "it was and its region says why",
-    need=lambda gm: loops_are_readable(gm),
-    promise=lambda gm: loops_are_readable(gm),
+    need=(lambda gm: loops_are_readable(gm), well_formed),
+    promise=(lambda gm: loops_are_readable(gm), well_formed),
     run=lambda work: replace_loops(work),
 )
 
@@ -303,10 +303,10 @@ def is_whole(gate: Linear, up: Linear) -> str | None:
     return None
 
 
-def write_operator(claim: Claim, options: LoweringOptions, known: set[Any]) -> fx.Node:
+def write_operator(claim: Claim, options: LoweringOptions, known: dict[Any, Any]) -> fx.Node:
     """The nodes of the operator and of what it reads, before the loop. Returns its result, [T, D] in x's dtype.
 
-    known: operators on equal tensors that were run on fakes before; their layers' result has the same metadata.
+    known: what operators on equal tensors gave on fakes before, of which the metadata alone counts.
     """
     asked = {"save": options.save} if options.save != "default" else {}
     if precision := text_of(options.precision):
@@ -345,17 +345,13 @@ def write_operator(claim: Claim, options: LoweringOptions, known: set[Any]) -> f
     scale = routing_scale(claim, writer, index, x)
     tensors = (x, gate_up, down, running, scale, bias, down_bias)
     signature = (*map(metadata, tensors), claim.activation, layout, *asked.values())
-    x_value = tensor_of(x)
     named: dict[str, Any] = {"gate": layout, "gate_up_bias": bias, "down_bias": down_bias, **asked}
     with writer.graph.inserting_before(writer.loop):
         arguments = (x, gate_up, down, running, scale, claim.activation)
         node = stands_at(writer.graph.call_function(experts_operator, arguments, named), claim.node)
-    if signature in known and x_value is not None:
-        with fake_mode_of([x_value]), torch.no_grad():
-            node.meta["val"] = x_value.new_empty(x_value.shape)
-    else:
-        node.meta["val"] = infer(node)
-        known.add(signature)
+    if signature not in known:
+        known[signature] = infer(node)
+    node.meta["val"] = known[signature]
     return writer.known(node)
 
 
@@ -491,4 +487,4 @@ def loops_are_readable(gm: fx.GraphModule) -> str | None:
             return f"the body of {loop.name} has {len(placeholders)} placeholders for {operands} operands"
         if not isinstance(loop_body(loop).graph.output_node().args[0], tuple | list):
             return f"the body of {loop.name} does not return a tuple"
-    return well_formed(gm)
+    return None

@@ -20,9 +20,10 @@ CONTRACT = Contract(
     name="checkpoint",
     needs="a well-formed graph in which each checkpointed call ends before another begins",
     promises="a well-formed graph of the same meaning, without marks of checkpointed calls",
-    need=lambda gm: well_formed(gm) or unpaired(gm.graph),
-    promise=lambda gm: well_formed(gm) or next((f"{n} is left" for n in gm.graph.nodes if n.target in MARKS), None),
+    need=(well_formed, lambda gm: unpaired(gm.graph)),
+    promise=(well_formed, lambda gm: next((f"{n} is left" for n in gm.graph.nodes if n.target in MARKS), None)),
     run=lambda work: outline(work.gm),
+    wanted=lambda work: is_marked(work.gm.graph),
 )
 
 

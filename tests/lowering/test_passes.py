@@ -79,6 +79,6 @@ def test_a_pass_that_breaks_its_promise_is_named():
     def forget_the_output(work):
         work.gm.graph.output_node().args = (None,)
 
-    bad = Contract("bad", "nothing", "a graph with a tuple", lambda gm: None, well_formed, forget_the_output)
+    bad = Contract("bad", "nothing", "a graph with a tuple", (), (well_formed,), forget_the_output)
     with pytest.raises(ContractError, match="pass 'bad' promises: a graph with a tuple; but the output is not a tuple"):
         run_passes(graph_of(step), LoweringOptions(), (bad,))
