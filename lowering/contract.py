@@ -39,8 +39,8 @@ class Work:
 
 @dataclass(frozen=True)
 class Contract:
-    """needs, promises: in words. need, promise: the same as checks, that say what is wrong, or None. wanted: whether there
-    is anything for the pass to do."""
+    """needs, promises: in words. need, promise: the same as checks, that say what is wrong, or None. wanted: whether
+    there is anything for the pass to do."""
 
     name: str
     needs: str

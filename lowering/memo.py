@@ -13,8 +13,8 @@ from torch import fx
 
 @dataclass
 class Known:
-    """calls: nodes as ``operators.read_call`` read them, each with what it was read from. bodies: the storages of loops'
-    bodies (aliasing.py). values: of operators on tensors with equal metadata (values.py)."""
+    """calls: nodes as ``operators.read_call`` read them, each with what it was read from. bodies: the storages of
+    loops' bodies (aliasing.py). values: of operators on tensors with equal metadata (values.py)."""
 
     calls: dict[fx.Node, tuple[Any, ...]] = field(default_factory=dict)
     bodies: dict[fx.Graph, Any] = field(default_factory=dict)
