@@ -178,9 +178,9 @@ class Methods(CallParts):
             if (done := self.single_key(record, name, args)) is not ABSENT:
                 return done
         if record is not None and name in ("append", "extend") and record.shadow is None and base is list:
-            if type(record.appends) is tuple:
-                record.appends = []
-            record.appends.extend(args if name == "append" else self.listed(args[0]))
+            items = args if name == "append" else self.listed(args[0])
+            record.appends = record.appends or []
+            record.appends.extend(items)
             return None
         target = self.objects.contents(owner)
         if base in SETS and name in ("update", "difference_update", "intersection_update"):

@@ -66,7 +66,7 @@ class Record:
         self.reads: dict[Any, Any] = {}
         self.writes: dict[Any, Any] = {}
         self.moved: frozenset[Any] = frozenset()
-        self.appends: tuple[Any, ...] | list[Any] = ()  # most objects are only read: no containers for those
+        self.appends: list[Any] | None = None  # most objects are only read: no containers for those
         self.operations: tuple[tuple[str, Any], ...] = ()
         self.shadow: Any = None
         self.original: Any = None

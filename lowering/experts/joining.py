@@ -24,9 +24,10 @@ CONTRACT = Contract(
     name="joining",
     needs="a well-formed graph",
     promises="a well-formed graph of the same meaning, whose experts operators keep no weights that were joined",
-    need=lambda gm: well_formed(gm),
-    promise=lambda gm: well_formed(gm),
+    need=(well_formed,),
+    promise=(well_formed,),
     run=lambda work: join_again(work),
+    wanted=lambda work: applies(work.options) and not is_marked(work.gm.graph),
 )
 
 WEIGHTS = ("gate_up_bias", "down_bias")  # keyword arguments of the operator that may be joined, besides the first ones
@@ -40,8 +41,6 @@ def applies(options: LoweringOptions) -> bool:
 def join_again(work: Work) -> None:
     """``experts(x, cat(a, b), …)`` becomes ``experts_rejoining((cat,), (how it was joined,), x, cat, …)``."""
     graph = work.gm.graph
-    if not applies(work.options) or is_marked(graph):
-        return
     nodes = graph.find_nodes(op="call_function", target=experts)
     storage = Storage(graph) if nodes else None
     for node in nodes:
