@@ -13,10 +13,10 @@ from .decode import CO_VARARGS, CO_VARKEYWORDS, Program
 from .domain.core import PLAIN
 
 
-def binder_for(program: Program) -> FunctionType:
-    """A function that takes what `program.code` takes and returns its bound parameters as a list."""
+def binder_for(program: Program, code: CodeType) -> FunctionType:
+    """A function that takes what `code` takes and returns its bound parameters as a list."""
     if program.binder is None:
-        program.binder = FunctionType(binder_code(program.code), globals(), program.code.co_name)
+        program.binder = FunctionType(binder_code(code), globals(), code.co_name)
     return program.binder
 
 
@@ -50,7 +50,7 @@ def bind_arguments(
 
     `native` calls C code that may run Python: the comparison of keywords of a str subclass.
     """
-    binder = binder_for(program)
+    binder = binder_for(program, function.__code__)
     if (
         binder.__defaults__ is not function.__defaults__
         or binder.__kwdefaults__ is not function.__kwdefaults__

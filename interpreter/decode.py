@@ -105,16 +105,19 @@ def decode(code: CodeType) -> Program:
 
 
 class Forget:
-    """Called when a code object dies: what is known of it goes, before its id can be another's."""
+    """Called when a code object dies: what is known of it goes, before its id can be another's.
 
-    __slots__ = ("key",)
+    At the end of the process that is after this module's names are gone.
+    """
+
+    __slots__ = ("key", "programs", "forget")
 
     def __init__(self, key: int) -> None:
-        self.key = key
+        self.key, self.programs, self.forget = key, PROGRAMS, FORGET
 
     def __call__(self, reference: ref[CodeType]) -> None:
-        PROGRAMS.pop(self.key, None)
-        FORGET.pop(self.key, None)
+        self.programs.pop(self.key, None)
+        self.forget.pop(self.key, None)
 
 
 def _decode(code: CodeType) -> Program:

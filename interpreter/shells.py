@@ -107,15 +107,15 @@ def user_code(code: CodeType) -> CodeType:
 
 
 class ForgetShell:
-    """Called when a shell's code object dies."""
+    """Called when a shell's code object dies, at the end of the process after this module's names are gone."""
 
-    __slots__ = ("key",)
+    __slots__ = ("key", "known")
 
     def __init__(self, key: int) -> None:
-        self.key = key
+        self.key, self.known = key, USER_CODES
 
     def __call__(self, reference: ref[CodeType]) -> None:
-        USER_CODES.pop(self.key, None)
+        self.known.pop(self.key, None)
 
 
 def frame_of(generator: Any) -> Frame | None:

@@ -37,12 +37,11 @@ GENERATOR_PROLOGUE = stub_template.__code__.co_code[:2]  # RETURN_GENERATOR
 PAST_RESUME = 2 if sys.version_info >= (3, 13) else 0  # from 3.13 a frame's position is the instruction after
 
 
-def stub_code(program: Program, pc: int) -> CodeType:
+def stub_code(program: Program, code: CodeType, pc: int) -> CodeType:
     """The user's code object as a generator that stands at instruction `pc`: no parameters, its cells plain variables.
 
     A generator that never ran reports the place of its first RESUME (Python/frame.c take_ownership): it goes there.
     """
-    code = program.code
     place = max(program.instructions[pc].offset - PAST_RESUME, len(GENERATOR_PROLOGUE))
     filled = bytearray(bytes((dis.opmap["NOP"], 0)) * (len(code.co_code) // 2))  # as long as its line table says
     filled[: len(GENERATOR_PROLOGUE)] = GENERATOR_PROLOGUE
@@ -67,7 +66,7 @@ def stub_frame(frame: Frame, filled: bool) -> FrameType:
         program.stubs = {}
     code = program.stubs.get(pc)
     if code is None:
-        code = program.stubs[pc] = stub_code(program, pc)
+        code = program.stubs[pc] = stub_code(program, frame.code, pc)
     native = call_outside(FunctionType(code, frame.globals)).gi_frame
     if filled:
         fill_frame(native, frame.values(), UNSET)
