@@ -7,7 +7,7 @@
 
 The launches are those of the host code itself, walked over tensors on the meta device, with the argument specialisation
 that a launch on a GPU would make (16-byte alignment, ones folded). For NVIDIA targets: registers, stack and spills from
-ptxas and cuobjdump, HGMMA from the disassembly. For AMD: registers and spills from the assembly's metadata.
+ptxas and cuobjdump, HGMMA from the disassembly. For AMD: registers and scratch from the assembly's metadata.
 """
 from __future__ import annotations
 
@@ -177,15 +177,20 @@ def read_nvidia(asm: dict[str, Any]) -> tuple[int, int, int, str, str]:
 
 
 def read_amd(asm: dict[str, Any]) -> tuple[int, int, int, str, str]:
-    """(vector registers, spilled bytes, matrix instructions, accumulation registers, kind) from the assembly."""
+    """(vector registers, scratch bytes a lane, matrix instructions, notes, kind) from the assembly's metadata.
+
+    Scratch is what goes to memory, as local memory does on NVIDIA. Scalar registers that do not fit are kept in lanes of
+    a vector register (v_writelane), which costs instructions and no memory: they are a note.
+    """
     text = asm["amdgcn"]
 
     def value(key: str) -> int:
         found = re.search(rf"\.{key}:\s*(\d+)", text)
         return int(found[1]) if found else 0
 
-    return (value("vgpr_count"), 4 * (value("vgpr_spill_count") + value("sgpr_spill_count")),
-            len(re.findall(r"\bv_mfma", text)), f"agpr {value('agpr_count')}", "MFMA")
+    scratch = max(value("private_segment_fixed_size"), 4 * value("vgpr_spill_count"))
+    return (value("vgpr_count"), scratch, len(re.findall(r"\bv_mfma", text)),
+            f"{value('sgpr_spill_count')} scalars in vector lanes", "MFMA")
 
 
 def table(reports: list[CompilerReport]) -> str:
