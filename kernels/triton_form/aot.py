@@ -179,8 +179,8 @@ def read_nvidia(asm: dict[str, Any]) -> tuple[int, int, int, str, str]:
 def read_amd(asm: dict[str, Any]) -> tuple[int, int, int, str, str]:
     """(vector registers, scratch bytes a lane, matrix instructions, notes, kind) from the assembly's metadata.
 
-    Scratch is what goes to memory, as local memory does on NVIDIA. Scalar registers that do not fit are kept in lanes of
-    a vector register (v_writelane), which costs instructions and no memory: they are a note.
+    Scratch is what goes to memory, as local memory does on NVIDIA. Scalar registers that do not fit are kept in lanes
+    of a vector register (v_writelane), which costs instructions and no memory: they are a note.
     """
     text = asm["amdgcn"]
 
