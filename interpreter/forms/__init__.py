@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from . import attributes, callbacks, frames, generators, iteration, objects
+from . import attributes, callbacks, frames, generators, iteration, objects, warned
 from .registry import FORMS, METHOD_FORMS, Form
 
-__all__ = ["FORMS", "attributes", "callbacks", "form_of", "frames", "generators", "iteration", "objects"]
+__all__ = ["FORMS", "attributes", "callbacks", "form_of", "frames", "generators", "iteration", "objects", "warned"]
 
 
 def form_of(callee: Any) -> Callable[..., Any] | None:
