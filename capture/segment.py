@@ -264,7 +264,7 @@ def make_graph(
     captured = CapturedGraph(gm, code.co_filename, line, time.perf_counter() - started, examples, code.co_qualname)
     with torch_private.tracing(attempt.world):
         lowered = lower(captured, options.for_lowering())
-    for graph_module in {captured.gm, lowered.gm, *(lowered.repeats.modules if lowered.repeats else ())}:
+    for graph_module in {captured.gm, *lowered.modules}:
         torch_private.forget_source_with(graph_module)
     return captured, lowered
 

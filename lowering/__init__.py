@@ -11,7 +11,8 @@ from moebius.kernels import ExpertsInputError
 from moebius.kernels.contract import Options as KernelOptions
 from moebius.kernels.precision import parse
 from moebius.lowering.aliasing import writes_into
-from moebius.lowering.backends import OWN, check_backend, compile_graph, name_of, run_as_is
+from moebius.lowering.backends import OWN, as_tuple, check_backend, compile_graph, name_of, run_as_is
+from moebius.lowering.draft import copy_graph, finish
 from moebius.lowering.errors import ContractError, LoweringError, UnknownBackendError
 from moebius.lowering.experts.rewrite import find_loops, unlowered_region
 from moebius.lowering.graph import (
@@ -23,8 +24,9 @@ from moebius.lowering.graph import (
     expert_loop,
     skip_turn,
 )
+from moebius.lowering.layers import lower_layers
 from moebius.lowering.operators import is_pure
-from moebius.lowering.pipeline import copy_graph, finish, run_passes
+from moebius.lowering.pipeline import run_passes
 from moebius.lowering.repeats import Reached, whole_code, written_once
 from moebius.lowering.step import checkpoint
 from moebius.lowering.torch_private import may_write, returns_nothing
@@ -70,6 +72,9 @@ def lower(graph: CapturedGraph, options: LoweringOptions) -> Lowered:
             gm = copy_graph(gm)
             checkpoint.outline(gm)
         return ready(gm, regions)
+    if (parts := lower_layers(graph, options)) is not None:
+        repeats = parts.repeats()
+        return Lowered(as_tuple(parts.outer.gm, repeats.forward), None, parts.regions(), repeats)
     work = run_passes(graph, options)
     if options.backend in OWN:
         return ready(work.gm, work.regions)
@@ -79,7 +84,7 @@ def lower(graph: CapturedGraph, options: LoweringOptions) -> Lowered:
 def ready(gm: fx.GraphModule, regions: list[ExpertRegion]) -> Lowered:
     """The graph with code that runs it."""
     repeats = written_once(gm)
-    return Lowered(run_as_is(gm if repeats else finish(gm), repeats), gm, regions, repeats)
+    return Lowered(run_as_is(finish(gm)) if repeats is None else as_tuple(gm, repeats.forward), gm, regions, repeats)
 
 
 def where_raised(lowered: Lowered, error: BaseException) -> Reached | None:

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import fx
 
+from moebius.lowering.graph import LayerCall
 from moebius.lowering.memo import MEMO
 from moebius.lowering.operators import Call, call_operands, loop_body, read_call
 from moebius.lowering.step import autograd_function
@@ -42,6 +43,8 @@ def writes_of(node: fx.Node, call: Call | None) -> list[fx.Node]:
 
 def function_writes(node: fx.Node, tensors: list[fx.Node]) -> list[fx.Node]:
     target: Any = node.target
+    if isinstance(target, LayerCall) and target.isolated:
+        return []
     name = getattr(target, "__name__", "")
     if target is autograd_function:
         owner: Any = node.graph.owning_module
@@ -190,6 +193,8 @@ def makes_new(node: fx.Node) -> bool:
         return str(node.target) in NEW_TENSORS
     if node.op != "call_function" or "out" in node.kwargs:
         return False
+    if isinstance(node.target, LayerCall):
+        return node.target.fresh
     name = getattr(node.target, "__name__", "")
     module = (getattr(node.target, "__module__", "") or "").split(".")[0]
     return name in NEW_TENSORS and module in ("torch", "moebius")

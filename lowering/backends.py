@@ -15,7 +15,6 @@ from torch import fx
 
 from moebius.lowering.errors import LoweringError, UnknownBackendError
 from moebius.lowering.graph import expert_loop
-from moebius.lowering.repeats import Repeats
 from moebius.lowering.torch_private import backend_names, compiling_with, lookup_backend, made_code, split_module
 from moebius.lowering.values import value_of
 
@@ -44,9 +43,13 @@ def find_compiler(backend: Any) -> Compiler:
     return lookup_backend(backend)
 
 
-def run_as_is(gm: fx.GraphModule, repeats: Repeats | None = None) -> Callable[..., tuple]:
-    """The graph itself as a function that returns a tuple. repeats: its code, where that is not its own."""
-    forward = made_code(gm).forward if repeats is None else repeats.forward
+def run_as_is(gm: fx.GraphModule) -> Callable[..., tuple]:
+    """The graph itself as a function that returns a tuple."""
+    return as_tuple(gm, made_code(gm).forward)
+
+
+def as_tuple(gm: fx.GraphModule, forward: Callable[..., Any]) -> Callable[..., tuple]:
+    """A graph's code as a function that returns a tuple."""
     if isinstance(gm.graph.output_node().args[0], tuple):
         return forward
     return lambda *inputs: tuple(forward(*inputs))

@@ -125,16 +125,43 @@ class LoweringOptions:
     save: str = "default"
 
 
+class LayerCall:
+    """Stands in a graph for the nodes of a layer, and runs their graph.
+
+    isolated: it writes into nothing that it is given. fresh: its results are new tensors, each with a storage of its
+    own. forward: the body's code, once it is made.
+    """
+
+    def __init__(self, body: fx.GraphModule, isolated: bool = False, fresh: bool = False):
+        self.body, self.isolated, self.fresh = body, isolated, fresh
+        self.forward: Callable[..., tuple] | None = None
+        self.__name__ = self.__qualname__ = "equal_layers"  # what fx calls it in code
+
+    def __call__(self, *inputs: Any) -> tuple:
+        assert self.forward is not None
+        return self.forward(*inputs)
+
+
 @dataclass
 class Lowered:
     """A graph made ready to run.
 
-    fn: callable(*inputs) -> tuple of outputs, inputs and outputs as the captured graph has them.
-    gm: the graph after lowering's passes (before a foreign backend compiled it). repeats: the code that runs it
-    (``repeats.Repeats``), where that is not the graph's own.
+    fn: callable(*inputs) -> tuple of outputs, inputs and outputs as the captured graph has them. made: the graph after
+    lowering's passes (before a foreign backend compiled it); None where it is written out of ``repeats`` when somebody
+    asks for it. repeats: the code that runs it (``repeats.Repeats``), where that is not the graph's own.
     """
 
     fn: Callable[..., tuple]
-    gm: fx.GraphModule
+    made: fx.GraphModule | None
     regions: list[ExpertRegion] = field(default_factory=list)
     repeats: Any = None
+
+    @property
+    def gm(self) -> fx.GraphModule:
+        """The graph after lowering's passes."""
+        return self.repeats.written().gm if self.made is None else self.made
+
+    @property
+    def modules(self) -> list[fx.GraphModule]:
+        """Those of lowering that have code of their own."""
+        return self.repeats.modules if self.repeats is not None else [self.gm]

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import copy
-from typing import Any
-
-from torch import fx
-
 from moebius.lowering import dead_code, placement
 from moebius.lowering.contract import Contract, Work
+from moebius.lowering.draft import copy_graph
 from moebius.lowering.errors import LoweringError
 from moebius.lowering.experts import joining, rewrite
 from moebius.lowering.graph import CapturedGraph, LoweringOptions
 from moebius.lowering.memo import remembering
 from moebius.lowering.step import checkpoint, observed
-from moebius.lowering.values import copy_node
 
 PASSES: tuple[Contract, ...] = (
     rewrite.CONTRACT,
@@ -43,42 +38,3 @@ def run_passes(captured: CapturedGraph, options: LoweringOptions, passes: tuple[
     else:
         raise LoweringError("a pass took the users of a value whose gradient is looked at")
     return work
-
-
-class Draft(fx.GraphModule):
-    """A graph that passes work on: its Python code is made when somebody wants it, and not for each change."""
-
-    drafting = True
-
-    def recompile(self) -> Any:
-        return None if self.drafting else super().recompile()
-
-    @property
-    def code(self) -> str:
-        """The source of its ``forward``."""
-        finish(self)
-        return fx.GraphModule.code.fget(self)  # type: ignore[attr-defined]
-
-    def forward(self, *args: Any) -> Any:
-        """Until there is code: somebody runs the draft as it is."""
-        finish(self)
-        return self(*args)
-
-
-def finish(gm: fx.GraphModule) -> fx.GraphModule:
-    """The graph stays as it is: make its code, if it has none yet."""
-    if isinstance(gm, Draft) and gm.drafting:
-        gm.drafting = False
-        gm.recompile()
-    return gm
-
-
-def copy_graph(gm: fx.GraphModule) -> Draft:
-    """The same graph in new nodes, for passes to work on; values in ``meta`` and submodules are shared."""
-    graph = fx.Graph()
-    copied: dict[fx.Node, fx.Node] = {}
-    for node in gm.graph.nodes:
-        copied[node] = copy_node(graph, node, copied.__getitem__)
-    made = Draft(gm, graph, class_name=type(gm).__name__)
-    made.meta = copy.copy(gm.meta)
-    return made

@@ -1,13 +1,14 @@
 """Code of graphs in which equal layers stand one after another: the code of such a layer is made once.
 
 Making the Python code of a graph takes as long as the graph is; 64 equal layers are 64 times the same lines. Here the
-nodes of one of them become a function, and the graph's code calls it once for each. The graph itself stays as it is:
-:class:`Repeats` says which of its nodes a line of the code is about.
+nodes of one of them become a function, and the graph's code calls it once for each. :class:`Repeats` says which node of
+the graph a line of the code is about.
 """
 
 from __future__ import annotations
 
 import collections
+import functools
 import itertools
 import operator
 import types
@@ -17,6 +18,8 @@ from typing import Any
 
 from torch import fx
 
+from moebius.lowering.draft import Draft, finish
+from moebius.lowering.graph import LayerCall
 from moebius.lowering.torch_private import node_of_line
 from moebius.lowering.values import copy_node
 
@@ -65,38 +68,31 @@ def line_of(
     return None if index is None else (index, entry.tb_frame.f_locals, entry.tb_next)
 
 
-class Repeats:
-    """The code of a graph with layers: ``outer`` calls ``bodies``."""
+@dataclass
+class Written:
+    """A graph written out. originals: its nodes by those of the graph with calls; turns: its nodes for each call, in
+    the order of the layer's graph."""
 
-    def __init__(self, gm: fx.GraphModule, layers: list[Layer]):
-        self.bodies: list[fx.GraphModule] = []
-        self.first: list[Layer] = layers
-        self.calls: dict[fx.Node, tuple[int, int]] = {}  # by node of outer: which body, and which turn
-        self.originals: dict[fx.Node, fx.Node] = {}  # by node of outer
-        begins = {turn[0]: (i, k) for i, layer in enumerate(layers) for k, turn in enumerate(layer.turns)}
-        inside = {node for layer in layers for turn in layer.turns for node in turn}
-        functions = []
-        for layer in layers:
-            body = write_body(gm, layer)
-            self.bodies.append(body)
-            functions.append(caller(body))
-        graph = fx.Graph()
-        copies: dict[fx.Node, fx.Node] = {}
-        for node in gm.graph.nodes:
-            if node in begins:
-                which, turn = begins[node]
-                layer, own = layers[which], set(layers[which].turns[turn])
-                call = graph.call_function(functions[which], tuple(copies[n] for n in layer.inputs[turn]))
-                self.calls[call] = which, turn
-                for place, position in enumerate(layer.outputs):
-                    original = layer.turns[turn][position]
-                    if any(user not in own for user in original.users):
-                        copy = graph.create_node("call_function", operator.getitem, (call, place), name=original.name)
-                        copies[original], self.originals[copy] = copy, original
-            elif node not in inside:
-                copies[node] = copy_node(graph, node, copies.__getitem__)
-                self.originals[copies[node]] = node
-        self.outer = fx.GraphModule(gm, graph)
+    gm: fx.GraphModule
+    originals: dict[fx.Node, fx.Node]
+    turns: dict[fx.Node, list[fx.Node]]
+
+
+class Repeats:
+    """The code of a graph with layers: ``outer`` calls ``bodies``. written: gives the graph that it is the code of."""
+
+    def __init__(self, outer: fx.GraphModule, written: Callable[[], Written]):
+        self.outer = outer
+        self.calls = [node for node in outer.graph.nodes if isinstance(node.target, LayerCall)]
+        self.written = functools.cache(written)
+        for node in self.calls:
+            node.target.forward = finish(node.target.body).forward
+        finish(outer)
+
+    @property
+    def bodies(self) -> list[fx.GraphModule]:
+        """The graphs of its layers."""
+        return list(dict.fromkeys(node.target.body for node in self.calls))
 
     @property
     def modules(self) -> list[fx.GraphModule]:
@@ -112,41 +108,61 @@ class Repeats:
         found = line_of(self.outer, error.__traceback__)
         if found is None:
             return None
-        nodes, (index, names, below) = list(self.outer.graph.nodes), found
-        values = {self.originals[n]: names[n.name] for n in nodes[:index] if n in self.originals and n.name in names}
-        if nodes[index] not in self.calls:
-            return Reached(self.originals[nodes[index]], values, below)
-        which, turn = self.calls[nodes[index]]
-        inner = line_of(self.bodies[which], below)
+        written, nodes, (index, names, below) = self.written(), list(self.outer.graph.nodes), found
+        originals, at = written.originals, nodes[index]
+        values = {originals[n]: names[n.name] for n in nodes[:index] if n in originals and n.name in names}
+        if not isinstance(at.target, LayerCall):
+            return Reached(originals[at], values, below)
+        inner = line_of(at.target.body, below)
         if inner is None:
             return None
         position, names, below = inner
-        layer, written = self.first[which], list(self.bodies[which].graph.nodes)
-        shift = len(layer.inputs[turn])
-        for node, name in zip(layer.turns[turn], (n.name for n in written[shift:position]), strict=False):
+        body, turn = list(at.target.body.graph.nodes), written.turns[at]
+        shift = sum(node.op == "placeholder" for node in body)
+        for node, name in zip(turn, (n.name for n in body[shift:position]), strict=False):
             if name in names:
                 values[node] = names[name]
-        return Reached(layer.turns[turn][position - shift], values, below)
+        return Reached(turn[position - shift], values, below)
 
 
-def write_body(gm: fx.GraphModule, layer: Layer) -> fx.GraphModule:
+def write_body(gm: fx.GraphModule, layer: Layer) -> Draft:
     """The nodes of a layer's first turn as a graph of their own."""
     graph = fx.Graph()
-    copies = {node: graph.placeholder(f"input_{i}") for i, node in enumerate(layer.inputs[0])}
+    copies = {}
+    for i, node in enumerate(layer.inputs[0]):
+        copies[node] = graph.placeholder(f"input_{i}")
+        copies[node].meta["val"] = node.meta.get("val")
     for node in layer.turns[0]:
         copies[node] = copy_node(graph, node, copies.__getitem__)
     graph.output(tuple(copies[layer.turns[0][position]] for position in layer.outputs))
-    return fx.GraphModule(gm, graph)
+    return Draft(gm, graph)
 
 
-def caller(body: fx.GraphModule) -> Callable[..., Any]:
-    """A function of its own that runs a graph (fx's code calls functions by name, and modules with their hooks)."""
-    forward = body.forward
-
-    def equal_layers(*inputs: Any) -> Any:
-        return forward(*inputs)
-
-    return equal_layers
+def with_calls(gm: fx.GraphModule, layers: list[Layer], targets: list[LayerCall]) -> tuple[fx.Graph, Written]:
+    """The graph with one call for each turn of a layer, and what its nodes stand for."""
+    begins = {turn[0]: (i, k) for i, layer in enumerate(layers) for k, turn in enumerate(layer.turns)}
+    inside = {node for layer in layers for turn in layer.turns for node in turn}
+    graph = fx.Graph()
+    copies: dict[fx.Node, fx.Node] = {}
+    written = Written(gm, {}, {})
+    for node in gm.graph.nodes:
+        if node in begins:
+            which, number = begins[node]
+            layer, turn = layers[which], layers[which].turns[number]
+            own = set(turn)
+            call = graph.call_function(targets[which], tuple(copies[n] for n in layer.inputs[number]))
+            call.meta["val"] = tuple(turn[position].meta.get("val") for position in layer.outputs)
+            written.turns[call] = turn
+            for place, position in enumerate(layer.outputs):
+                original = turn[position]
+                if any(user not in own for user in original.users):
+                    copy = graph.create_node("call_function", operator.getitem, (call, place), name=original.name)
+                    copy.meta.update(original.meta)
+                    copies[original], written.originals[copy] = copy, original
+        elif node not in inside:
+            copies[node] = copy_node(graph, node, copies.__getitem__)
+            written.originals[copies[node]] = node
+    return graph, written
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -156,11 +172,16 @@ def caller(body: fx.GraphModule) -> Callable[..., Any]:
 
 def written_once(gm: fx.GraphModule) -> Repeats | None:
     """The graph's code with its layers written once; None for a graph that has none."""
-    nodes = [n for n in gm.graph.nodes if n.op not in ("placeholder", "output")]
-    if len(nodes) < SHORTEST * FEWEST:
+    layers = list(find_layers(worked(gm.graph)))
+    if not layers:
         return None
-    layers = list(find_layers(nodes))
-    return Repeats(gm, layers) if layers else None
+    outer, written = with_calls(gm, layers, [LayerCall(write_body(gm, layer)) for layer in layers])
+    return Repeats(Draft(gm, outer), lambda: written)
+
+
+def worked(graph: fx.Graph) -> list[fx.Node]:
+    """The nodes that compute something."""
+    return [n for n in graph.nodes if n.op not in ("placeholder", "output")]
 
 
 def find_layers(nodes: list[fx.Node]) -> Iterator[Layer]:

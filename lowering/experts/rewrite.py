@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import operator
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -45,7 +46,11 @@ DEFECT = "defect of moebius, please report it"
 
 def find_loops(gm: fx.GraphModule) -> list[fx.Node]:
     """The expert_loop nodes, in order. One of a single turn is a branch, not a loop over experts."""
-    return [n for n in gm.graph.nodes if n.op == "call_function" and n.target is expert_loop and n.args[1] != 1]
+    return loops_among(gm.graph.nodes)
+
+
+def loops_among(nodes: Iterable[fx.Node]) -> list[fx.Node]:
+    return [n for n in nodes if n.op == "call_function" and n.target is expert_loop and n.args[1] != 1]
 
 
 def replace_loops(work: Work) -> None:

@@ -1,0 +1,168 @@
+"""Equal layers with experts are lowered once, and the graph does what it did; layers that must not be are not."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from moebius import capture, explain, lowering
+from moebius.api import captured_of
+from moebius.lowering.experts import rewrite
+from moebius.lowering.layers import are_fresh, writes_outside
+
+LAYERS = 6
+
+
+class Experts(nn.Module):
+    """Four gated MLPs, two for each token; a row of ``rows`` for the layer, which can be missing."""
+
+    def __init__(self, kind):
+        super().__init__()
+        self.kind, self.norm = kind, nn.LayerNorm(8)
+        self.router = nn.Linear(8, 4, bias=False)
+        self.gate_up, self.down = nn.Parameter(torch.randn(4, 12, 8) * 0.3), nn.Parameter(torch.randn(4, 8, 6) * 0.3)
+
+    def forward(self, x, row):
+        h = self.norm(x.clone())
+        weights, chosen = torch.topk(F.softmax(self.router(h), -1), 2)
+        out = torch.zeros_like(h)
+        mask = F.one_hot(chosen, 4).permute(2, 1, 0)
+        for expert in torch.greater(mask.sum((-1, -2)), 0).nonzero():
+            slot, token = torch.where(mask[expert[0]])
+            gate, up = F.linear(h[token], self.gate_up[expert[0]]).chunk(2, -1)
+            y = F.linear(F.silu(gate) * up, self.down[expert[0]])
+            if self.kind == "not proven":
+                y = y.cumsum(0)
+            out.index_add_(0, token, y * weights[token, slot, None])
+        if self.kind == "in place":
+            return x.add_(out[row])
+        if self.kind == "view":
+            return x + out[row], x[:]
+        return x + out[row]
+
+
+class Model(nn.Module):
+    def __init__(self, kind="", layers=LAYERS):
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed = nn.Linear(8, 8)
+        self.layers = nn.ModuleList(Experts(kind) for _ in range(layers))
+
+    def forward(self, x, rows):
+        x = self.embed(x)
+        for layer, row in zip(self.layers, rows, strict=True):
+            x = layer(x, row)
+            if isinstance(x, tuple):
+                x = x[0] + x[1] * 0.5
+        return x.tanh()
+
+
+def run(model, x, rows):
+    return model(x, rows)
+
+
+X = torch.linspace(-1, 1, 40).reshape(5, 8)
+ROWS = [torch.arange(4, -1, -1) for _ in range(LAYERS)]
+
+
+def outcome(function, model, x, rows):
+    model.zero_grad()
+    try:
+        result = function(model, x, rows)
+    except IndexError as error:
+        return str(error), None
+    result.square().sum().backward()
+    return result, [p.grad for p in model.parameters()]
+
+
+def check(function, model, x=X, rows=ROWS):
+    found, want = outcome(function, model, x, rows), outcome(run, model, x, rows)
+    if isinstance(want[0], str):
+        assert found == want
+    else:
+        torch.testing.assert_close(found, want, rtol=1e-4, atol=1e-5)  # another order of additions
+
+
+def lowered_of(captured):
+    return [segment.lowered for segment in captured_of(captured).segments]
+
+
+def test_one_layer_is_proven_for_all(monkeypatch):
+    proofs = []
+    monkeypatch.setattr(rewrite, "prove", lambda *a, prove=rewrite.prove: proofs.append(a) or prove(*a))
+    model, captured = Model(), capture(run)
+    for _ in range(2):
+        check(captured, model)
+    (lowered,) = lowered_of(captured)
+    assert 1 <= len(proofs) <= 2  # of a layer, and of one that stands beside the repeated ones
+    assert [r.lowered for r in lowered.regions] == [True] * LAYERS and len(lowered.repeats.bodies) == 1
+
+
+def test_the_whole_graph_is_that_of_all_layers_lowered_one_by_one(monkeypatch):
+    def nodes(captured):
+        (lowered,) = lowered_of(captured)
+        idle = rewrite.read_call
+        kept = [n for n in lowered.gm.graph.nodes if (call := idle(n)) is None or call.name != "set_grad_enabled"]
+        return [(n.op, str(n.target), n.meta.get("number"), n.meta.get("where"), n.meta.get("stack")) for n in kept]
+
+    model, together, apart = Model(), capture(run), capture(run)
+    check(together, model)
+    monkeypatch.setattr(lowering, "lower_layers", lambda *args: None)
+    check(apart, model)
+    assert nodes(together) == nodes(apart)
+    assert lowered_of(together)[0].regions == lowered_of(apart)[0].regions
+
+
+@pytest.mark.parametrize("bad", [0, 3, 5])
+def test_an_operator_that_fails_in_a_layer(bad):
+    model, rows, captured = Model(), [*ROWS], capture(run)
+    rows[bad] = torch.tensor([4, 9, 2, 1, 0])
+    for given in (ROWS, rows, ROWS, rows):
+        check(captured, model, rows=given)
+    assert lowered_of(captured)[0].repeats is not None
+
+
+@pytest.mark.parametrize("kind", ["in place", "not proven", "view"])
+def test_layers_whose_surroundings_matter(kind):
+    """A layer that writes into what it was given, one whose proof fails, one with a view of its argument as result."""
+    model, captured = Model(kind), capture(run)
+    for n in range(3):
+        check(captured, model, x=X + n)
+    (lowered,) = lowered_of(captured)
+    assert all(r.lowered == (kind != "not proven") for r in lowered.regions) and len(lowered.regions) == LAYERS
+    assert lowered.made is not None
+
+
+def test_sizes_that_vary_and_gradients_that_somebody_sees():
+    model, captured = Model(), capture(run)
+    for tokens in (5, 7, 6):
+        check(captured, model, torch.linspace(-1, 1, 8 * tokens).reshape(tokens, 8), [torch.arange(tokens) for _ in range(LAYERS)])
+
+    def watched(model, x, rows):
+        y = model.embed(x)
+        for layer, row in zip(model.layers, rows, strict=True):
+            y = layer(y, row)
+            y.register_hook(lambda grad: grad * 2)
+        return y
+
+    captured = capture(watched)
+    found, want = outcome(captured, model, X, ROWS), outcome(watched, model, X, ROWS)
+    torch.testing.assert_close(found, want, rtol=1e-4, atol=1e-5)  # another order of additions
+
+
+def test_the_report_has_a_region_for_each_layer():
+    report = explain(run)(Model(), X, ROWS)
+    assert [(r.lowered, r.num_experts) for r in report.expert_regions] == [(True, 4)] * LAYERS
+
+
+def test_what_is_known_of_a_layers_graph_from_outside():
+    def of(function):
+        return torch.fx.symbolic_trace(function).graph
+
+    assert are_fresh(of(lambda x, y: (x + y, torch.relu(x))))
+    assert not are_fresh(of(lambda x, y: (x + y, x.view(-1))))
+    assert not are_fresh(of(lambda x, y: [z := x + y, z.view(-1)]))
+    assert not writes_outside(of(lambda x, y: ((x + y).add_(1),)))
+    assert writes_outside(of(lambda x, y: (x.view(-1).add_(1),)))
