@@ -138,7 +138,8 @@ def test_layers_whose_surroundings_matter(kind):
 def test_sizes_that_vary_and_gradients_that_somebody_sees():
     model, captured = Model(), capture(run)
     for tokens in (5, 7, 6):
-        check(captured, model, torch.linspace(-1, 1, 8 * tokens).reshape(tokens, 8), [torch.arange(tokens) for _ in range(LAYERS)])
+        rows = [torch.arange(tokens) for _ in range(LAYERS)]
+        check(captured, model, torch.linspace(-1, 1, 8 * tokens).reshape(tokens, 8), rows)
 
     def watched(model, x, rows):
         y = model.embed(x)
