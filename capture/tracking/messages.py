@@ -1,10 +1,16 @@
-"""What a step tells people: warnings as nodes of the graph, and log lines that nobody asked for as nothing."""
+"""What a step tells people: warnings and log lines as nodes of the graph, log lines that nobody asked for as nothing.
+
+A log line is a node where all that it runs is Python's own: the loggers, the handlers of the standard library that
+write to a stream or a file, and their formatters. A handler of the user's could do anything, and is a graph break.
+"""
 
 from __future__ import annotations
 
 import functools
 import logging
+import logging.handlers
 import sys
+import time
 import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -12,8 +18,9 @@ from typing import TYPE_CHECKING, Any
 from moebius.lowering.step import texts
 
 from ..hidden import MARK
+from .numbers import Number
 from .texts import is_stream
-from .values import Break
+from .values import ATOMS, Break
 
 if TYPE_CHECKING:
     from .domain import TrackingDomain
@@ -34,6 +41,7 @@ class Messages:
         self.functions: dict[Any, Callable[..., Any]] = {
             getattr(logging.Logger, name): functools.partial(self.log, name, level) for name, level in methods.items()
         }
+        self.functions[logging.Logger.log] = self.log_at
         self.functions[logging.Logger.isEnabledFor] = self.is_enabled
 
     # ------------------------------------------------------------------------------------------------------------------
@@ -41,9 +49,53 @@ class Messages:
     # ------------------------------------------------------------------------------------------------------------------
 
     def log(self, name: str, level: int, logger: Any, message: Any, *args: Any, **options: Any) -> None:
-        """``logger.debug(message, …)``: nothing, where the level is off."""
-        if self.is_enabled(logger, level):
-            raise Break("function outside of the graph", f"logging.Logger.{name}", AFTER)
+        """``logger.info(message, …)``: a node at its place between the operators; nothing, where the level is off."""
+        if not self.is_enabled(logger, level):
+            return
+        what = f"logging.Logger.{name}"
+        writer = self.tensors.writer
+        if not self.tensors.whole_step or writer.scope.parent is not None or writer.recomputed:
+            raise Break(what, "in a loop over experts, a checkpointed call or for a foreign backend", AFTER)
+        if options:
+            raise Break(what, f"with {', '.join(options)}", AFTER)
+        if not self.is_message(message, args):
+            raise Break(what, "of values that are not plain", "log numbers, strings and tensors, by %s")
+        for known in (vars(logging), vars(sys), *(vars(one) for one in up_from(logger))):
+            record = self.objects.records.get(id(known))
+            if record is not None and record.changed:
+                raise Break(what, "after the step changed how lines are logged", AFTER)
+        if not is_logged_plainly(logger):
+            raise Break(what, "a handler, filter or formatter is not Python's own", AFTER)
+        asked = functools.partial(is_logged_plainly, logger)
+        self.tensors.guards.holds(self.objects.need(logger).source.name, "logs by Python's own handlers", asked)
+        frame = self.domain.machine.frame
+        while frame is not None and frame.code.co_filename == logging.info.__code__.co_filename:
+            frame = frame.back
+        if frame is None or passed_over(frame.code.co_filename):
+            raise Break(what, "of a caller outside of the step", AFTER)
+        code = frame.code
+        place = texts.log_line(logger, level, code.co_filename, frame.line or code.co_firstlineno, code.co_name)
+        node = writer.node("call_function", place, (message, *args), {})
+        node.meta["val"] = None
+
+    def log_at(self, logger: Any, level: Any, message: Any, *args: Any, **options: Any) -> None:
+        """``logger.log(level, message, …)``."""
+        self.log("log", level, logger, message, *args, **options)
+
+    def is_message(self, message: Any, args: tuple[Any, ...]) -> bool:
+        """Whether ``message % args`` is a text that no code of the user's takes part in, and that can be made."""
+        parts = self.tensors.texts
+        if not args:
+            return type(message) is str or parts.is_text(message)
+        known = [type(v) in ATOMS or parts.is_part(v) or isinstance(v, Number) for v in args]
+        if type(message) is not str or not all(known):
+            return False
+        words = [v.representative if isinstance(v, Number) else "" if parts.is_part(v) else v for v in args]
+        try:
+            message % tuple(words)  # (a tensor by %s; a line that cannot be made is an error message with a traceback)
+        except (TypeError, ValueError):
+            return False
+        return True
 
     def is_enabled(self, logger: Any, level: Any) -> bool:
         """``logger.isEnabledFor(level)``, asked again by a guard."""
@@ -100,6 +152,61 @@ class Messages:
 def passed_over(file: str) -> bool:
     """Whether warnings pass over a frame: the import system's, and ours."""
     return "importlib" in file and "_bootstrap" in file or MARK in file
+
+
+def up_from(logger: logging.Logger) -> list[logging.Logger]:
+    """The loggers whose handlers get the lines of this one."""
+    found, current = [], logger
+    while current is not None:
+        found.append(current)
+        current = current.parent if current.propagate else None  # type: ignore[assignment]
+    return found
+
+
+def is_logged_plainly(logger: logging.Logger) -> bool:
+    """Whether logging a line runs no code of the user's (``Logger._log`` in Lib/logging/__init__.py)."""
+    loggers = up_from(logger)
+    if logging.getLogRecordFactory() is not logging.LogRecord or logger.filters:
+        return False
+    if any(type(one) not in LOGGERS or not METHODS.isdisjoint(vars(one)) for one in loggers):
+        return False
+    handlers: list[logging.Handler | None] = [handler for one in loggers for handler in one.handlers]
+    return all(map(is_plain_handler, handlers or [logging.lastResort]))
+
+
+def is_plain_handler(handler: logging.Handler | None) -> bool:
+    if handler is None:
+        return True
+    formatter = handler.formatter
+    if type(handler) not in HANDLERS or handler.filters or not METHODS.isdisjoint(vars(handler)):
+        return False
+    if formatter is not None:
+        clock = vars(formatter).get("converter", time.localtime)
+        if type(formatter) is not logging.Formatter or clock not in (time.localtime, time.gmtime):
+            return False
+    if getattr(handler, "namer", None) is not None or getattr(handler, "rotator", None) is not None:
+        return False
+    stream = getattr(handler, "stream", None)
+    return stream is None or is_stream(stream)
+
+
+LOGGERS = frozenset((logging.Logger, logging.RootLogger))
+HANDLERS = frozenset(
+    (
+        logging.StreamHandler,
+        logging.FileHandler,
+        logging.NullHandler,
+        type(logging.lastResort),
+        logging.handlers.RotatingFileHandler,
+        logging.handlers.TimedRotatingFileHandler,
+        logging.handlers.WatchedFileHandler,
+    )
+)
+# What decides how a line is logged, if an object has one of its own
+METHODS = frozenset(
+    ("_log", "acquire", "callHandlers", "emit", "filter", "findCaller", "format", "handle", "handleError", "makeRecord",
+     "release")
+)  # fmt: skip
 
 
 def are_shown_plainly() -> bool:

@@ -7,6 +7,7 @@ that fx sees which nodes a text is made of.
 from __future__ import annotations
 
 import builtins
+import logging
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -43,6 +44,15 @@ def warner(category: type[Warning], namespace: dict[str, Any], file: str, line: 
         warnings.warn_explicit(message, category, file, line, namespace.get("__name__", "<string>"), registry)
 
     return warn
+
+
+def log_line(logger: logging.Logger, level: int, file: str, line: int, function: str) -> Callable[..., None]:
+    """``logger.log(level, message, *values)`` at a place of the user's program, where the level is on."""
+
+    def log(message: str, *values: Any) -> None:
+        logger.handle(logger.makeRecord(logger.name, level, file, line, message, values, None, function))
+
+    return log
 
 
 def say(sep: str | None, end: str | None, flush: bool, *values: Any) -> None:
