@@ -6,6 +6,7 @@ import inspect
 import types
 from typing import Any
 
+import torch
 from torch import fx
 
 from moebius.lowering.graph import LayerCall
@@ -144,6 +145,10 @@ class Storage:
             return frozenset((node,))
         if (call is not None and call.name == "getitem" and owns_parts(call)) or makes_new(node):
             return frozenset((node,))
+        if call is not None and isinstance(call.args.get("input"), fx.Node):
+            if call.name == "getitem" and picks_rows(call["index"]):
+                return frozenset((node,))
+            return self.roots[call["input"]]  # a view, or the first argument itself; never of an index
         shared = frozenset().union(*(self.roots[argument] for argument in node.all_input_nodes))
         return shared or frozenset((node,))
 
@@ -165,6 +170,12 @@ class Storage:
             if node < writer < end and any(self.share(node, target) for target in targets):
                 return writer
         return None
+
+
+def picks_rows(index: Any) -> bool:
+    """Whether an index holds a tensor with axes: then torch copies (one without axes may stand for a number)."""
+    values = [value_of(key) for key in (index if isinstance(index, tuple | list) else (index,))]
+    return any(isinstance(value, torch.Tensor) and value.dim() > 0 for value in values)
 
 
 def owns_parts(call: Call) -> bool:

@@ -17,7 +17,7 @@ import torch
 from torch import fx
 from torch.nn import functional
 
-from moebius.lowering.experts.stacking import pick, stack_experts
+from moebius.lowering.experts.stacking import block_experts, blocks_apart, join_blocks, pick, stack_experts
 from moebius.lowering.graph import expert_loop, skip_turn
 from moebius.lowering.memo import MEMO
 from moebius.lowering.step.branches import require_branch
@@ -281,6 +281,14 @@ declare(
     inplace=["div_", operator.itruediv],
 )
 declare("pow", "input, exponent", [torch.pow, operator.pow], ["pow", "__pow__"], inplace=["pow_", operator.ipow])
+declare(
+    "floor_divide", "input, other", [torch.floor_divide, operator.floordiv], ["floor_divide", "__floordiv__"],
+    inplace=["floor_divide_", operator.ifloordiv],
+)  # fmt: skip
+declare(
+    "remainder", "input, other", [torch.remainder, operator.mod], ["remainder", "__mod__"],
+    inplace=["remainder_", operator.imod],
+)  # fmt: skip
 declare("maximum", "input, other", [torch.maximum], ["maximum"])
 declare("minimum", "input, other", [torch.minimum], ["minimum"])
 
@@ -318,6 +326,9 @@ declare("setitem", "input, index, value", inplace=[operator.setitem])
 declare("set_grad_enabled", "mode", [set_grad_enabled])
 declare("skip_turn", "condition", [skip_turn])
 declare("stack_experts", "index, *parameters", [stack_experts])
+declare("join_blocks", "*rows", [join_blocks])
+declare("block_experts", "*rows", [block_experts])
+declare("blocks_apart", "joined, *rows", [blocks_apart], alias=True)
 declare("pick", "input, index", [pick], alias=True)
 declare("require_branch", "value, expected, place, *live", [require_branch])
 declare("expert_loop", "body, source, carried=(), captures=()", [expert_loop], alias=True)

@@ -17,7 +17,7 @@ import torch
 
 from moebius.kernels import experts, experts_rows
 from moebius.lowering.experts.joining import experts_rejoining
-from moebius.lowering.experts.stacking import stack_experts
+from moebius.lowering.experts.stacking import block_experts, blocks_apart, join_blocks, stack_experts
 from moebius.lowering.graph import expert_loop, skip_turn
 from moebius.lowering.step import (
     autograd_function,
@@ -118,6 +118,9 @@ OURS: dict[str, Callable[..., Any]] = {
     "moebius.experts_rows": experts_rows,
     "moebius.experts_rejoining": experts_rejoining,
     "moebius.stack_experts": stack_experts,
+    "moebius.join_blocks": join_blocks,
+    "moebius.block_experts": block_experts,
+    "moebius.blocks_apart": blocks_apart,
     "torch.set_grad_enabled": set_grad_enabled,
     "torch.assert_holds": assert_holds,
     "torch.autograd.grad": torch.autograd.grad,

@@ -1,4 +1,4 @@
-"""The parameters of E experts, each with its own, as one tensor for the experts operator."""
+"""The parameters of E experts, each with its own, as one tensor for the experts operator; and blocks of rows as one."""
 
 from __future__ import annotations
 
@@ -34,3 +34,23 @@ def stack_experts(index: torch.Tensor | None, *parameters: torch.Tensor) -> torc
 def pick(stacked: torch.Tensor, e: Any) -> torch.Tensor:
     """One expert's own parameter."""
     return stacked[e]
+
+
+def join_blocks(*rows: torch.Tensor) -> torch.Tensor:
+    """[S, D]: blocks of rows, one after another."""
+    return torch.cat(rows)
+
+
+def block_experts(*rows: torch.Tensor) -> torch.Tensor:
+    """[S], int64: which block each of the joined rows is of."""
+    sizes = torch.tensor([len(block) for block in rows], device=rows[0].device)
+    return torch.repeat_interleave(sizes, output_size=sum(map(len, rows)))
+
+
+def blocks_apart(joined: torch.Tensor, *rows: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """The blocks of ``joined`` [S, D], of as many rows as ``rows`` have: views."""
+    parts, start = [], 0
+    for block in rows:
+        parts.append(joined.narrow(0, start, len(block)))
+        start += len(block)
+    return tuple(parts)

@@ -315,7 +315,7 @@ def masked_dense_modules(x, moe):
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-@spelled(CAPTURED)
+@spelled(LOWERED)
 def repeat_interleave(x, moe):
     """`x.repeat_interleave(K)`, `y[flat == i] = expert(rows[flat == i])`, weighted sum (DeepSeek-MoE training)"""
     weight, index = moe.route(x)
@@ -361,7 +361,7 @@ def counts_and_where(x, moe):
     return y
 
 
-@spelled(CAPTURED)
+@spelled(LOWERED)
 def split_modules(x, moe):
     """`torch.split(sorted, counts.tolist())`, `[expert(part) for …]`, `torch.cat`, un-sorted by `index_add_`"""
     weight, index = moe.route(x)
@@ -373,7 +373,7 @@ def split_modules(x, moe):
     return out.index_add_(0, order // K, y * weight.view(-1)[order].unsqueeze(-1))
 
 
-@spelled(CAPTURED)
+@spelled(LOWERED)
 def running_offsets(x, moe):
     """slices by `cumsum(counts).tolist()`, written into an empty tensor, un-sorted by an inverse permutation"""
     weight, index = moe.route(x)
@@ -388,7 +388,7 @@ def running_offsets(x, moe):
     return (y * weight.unsqueeze(-1)).sum(1)
 
 
-@spelled(CAPTURED)
+@spelled(LOWERED)
 def lists_of_rows(x, moe):
     """a dictionary of index lists, `torch.cat` of the rows, one `index_add`"""
     weight, index = moe.route(x)
@@ -435,7 +435,7 @@ def slots_around_modules(x, moe):
     return out
 
 
-@spelled(CAPTURED)
+@spelled(LOWERED)
 def boolean_masks(x, moe):
     """`mask = (index == i).any(-1)`, `out[mask] += expert(x[mask]) * gates[mask, i, None]`"""
     weight, index = moe.route(x)
@@ -527,7 +527,7 @@ def three_tensors(x, moe):
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-@spelled(CAPTURED)
+@spelled(LOWERED)
 def norm_after_the_expert(x, moe):
     """a norm of each expert's rows, one for all experts, before the weight"""
     weight, index = moe.route(x)
@@ -539,7 +539,7 @@ def norm_after_the_expert(x, moe):
     return out
 
 
-@spelled(CAPTURED)
+@spelled(LOWERED)
 def norm_of_each_expert(x, moe):
     """the same, a norm of its own for each expert"""
     weight, index = moe.route(x)
@@ -563,7 +563,7 @@ def shared_module(x, moe):
     return out.view(batched.shape) + moe.shared(batched)
 
 
-@spelled(CAPTURED)
+@spelled(LOWERED)
 def weight_on_the_input(x, moe):
     """the routing weight on the expert's input (Llama 4)"""
     weight, index = moe.route(x)
@@ -574,7 +574,7 @@ def weight_on_the_input(x, moe):
     return out
 
 
-@spelled(CAPTURED)
+@spelled(LOWERED)
 def switch_with_capacity(x, moe):
     """top-1 with a capacity: `token = torch.where(index == i)[0][:capacity]`, the rest passes through"""
     weight, index = softmax(moe.gate(x), -1).max(-1)
@@ -585,7 +585,7 @@ def switch_with_capacity(x, moe):
     return out * weight[:, None]
 
 
-@spelled(CAPTURED)
+@spelled(LOWERED)
 def expert_choice_of_modules(x, moe):
     """expert choice: `token = scores[:, i].topk(C)`, ModuleList"""
     scores = softmax(moe.gate(x), -1)
@@ -623,7 +623,7 @@ def identity_experts(x, moe):
     return out
 
 
-@spelled(CAPTURED)
+@spelled(LOWERED)
 def top_1_by_argmax(x, moe):
     """top-1 by `argmax`, `out[chosen] = expert(x[chosen]) * p[chosen, i, None]`"""
     p = softmax(moe.gate(x), -1)

@@ -208,7 +208,7 @@ def adding_at_an_index(x, router, gate_up, down):
     return out
 
 
-@spelled(CAPTURED)
+@spelled(LOWERED)
 def adding_at_a_mask(x, router, gate_up, down):
     """`out[mask] += rows`, weights summed over a mask"""
     weight, index = route(x, router)
@@ -316,7 +316,7 @@ def sorted_rows(x, index):
     return order, order // K, flat.bincount(minlength=E)
 
 
-@spelled(CAPTURED)
+@spelled(LOWERED)
 def counts_drive_slices(x, router, gate_up, down):
     """`bincount(…).tolist()` drives slices of the sorted rows, `torch.cat`"""
     weight, index = route(x, router)
@@ -342,7 +342,7 @@ def numpy_counts(x, router, gate_up, down):
     return torch.zeros_like(x).index_add(0, token, y)
 
 
-@spelled(CAPTURED)
+@spelled(LOWERED)
 def split_and_cat(x, router, gate_up, down):
     """`split(counts.tolist())`, a comprehension, `torch.cat`"""
     weight, index = route(x, router)
@@ -426,7 +426,7 @@ def top_1_with_capacity(x, router, gate_up, down):
     return out
 
 
-@spelled(CAPTURED)
+@spelled(LOWERED)
 def expert_choice(x, router, gate_up, down):
     """expert choice: each expert takes its best tokens"""
     weight, token = (x @ router.T).softmax(-1).T.topk(3, -1)

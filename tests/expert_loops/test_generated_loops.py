@@ -251,4 +251,8 @@ def test_turns_of_another_layer(mistake):
 
 @pytest.mark.parametrize("mistake", sorted(set(MISTAKES) - OTHER_LAYERS))
 def test_turns_with_one_mistake(mistake):
-    assert not check(source(**USUAL, mistake=mistake), True, apart=True)
+    """Equal to eager; where turns depend on one another, not lowered (else the experts may be, with the mistake kept
+    around them)."""
+    lowered = check(source(**USUAL, mistake=mistake), True, apart=True)
+    if MISTAKES[mistake][2]:
+        assert not lowered

@@ -215,12 +215,12 @@ def test_no_tokens_at_all():
 
 
 def test_a_failing_proof_leaves_the_loop(monkeypatch):
-    from moebius.lowering.experts import rewrite
+    from moebius.lowering.experts import writing
 
     def broken(claim, writer, index, x):
         raise KeyError("a bug")
 
-    monkeypatch.setattr(rewrite, "routing_scale", broken)
+    monkeypatch.setattr(writing, "routing_scale", broken)
     def function(x, logits, gate_up, down):
         return layer(x, logits, gate_up, down) * 1.0
 

@@ -1,0 +1,430 @@
+"""One expert after another, each on rows of its own: ``expert_0(rows_0)``, ``expert_1(rows_1)``, …
+
+Whatever the rows are (slices of sorted tokens, the best tokens of each expert, those up to a capacity) and whatever
+becomes of the results (``torch.cat``, ``y[mask] = …``, ``index_add``): if the E computations are the same function of
+rows and of expert e's weights, row by row, they are one experts operator on the blocks of rows put together. It is
+proven as every expert loop is (proof.py): as the loop of ``out.index_add(0, rows of e, expert_e(x[rows of e]))`` over
+the joined rows x and the expert of each row. What is proven here is only that all rows may be computed before the
+first expert runs. What stands around the experts stays as it was written.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import torch
+from torch import fx
+
+from moebius.lowering.aliasing import Storage, makes_new
+from moebius.lowering.experts.dense import PRODUCTS, NoExperts
+from moebius.lowering.experts.stacking import block_experts, blocks_apart, join_blocks
+from moebius.lowering.experts.turns import Builder, Differ, Place, added_rows, is_branch, loop_of, place_of
+from moebius.lowering.graph import expert_loop
+from moebius.lowering.operators import CONTROL, ELEMENTWISE, is_pure, loop_body, read_call, target_name
+from moebius.lowering.values import add_call, shape_of, stands_at, tensor_of, value_of
+
+INSIDE = ELEMENTWISE | {"getitem", "chunk", "split", "reshape", "cast", "contiguous", "narrow", "dropout", "unbind"}
+VIEWS = frozenset({"cast", "contiguous", "clone", "reshape"})
+LOOKUPS = frozenset({"getitem", "index_select", "narrow", "split", "unbind", "chunk"})
+RANDOM = frozenset({"rand_like", "randn_like", "multinomial", "scaled_dot_product_attention"})
+MOST = 4096  # blocks looked at together
+UNROLLED = 512  # turns of a loop that are written out for it
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Which nodes may be such experts
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def expert_rows(down: fx.Node) -> list[fx.Node] | None:
+    """The rows [S, D] that the projections behind a down-projection read, each its own node; None for other products.
+
+    Between the two lie elementwise operators and views only."""
+    call = read_call(down)
+    if call is None or call.name not in PRODUCTS or not isinstance(call["input"], fx.Node) or call.op.inplace:
+        return None
+    rows: list[fx.Node] = []
+    seen: set[fx.Node] = set()
+    pending = [call["input"]]
+    while pending:
+        node = pending.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        made = read_call(node)
+        if made is None or (made.op.inplace and made.name not in ELEMENTWISE):
+            return None
+        if made.name in PRODUCTS:
+            if not isinstance(made["input"], fx.Node) or len(shape_of(made["input"]) or ()) != 2:
+                return None
+            rows.append(made["input"])
+        elif made.name in INSIDE:
+            pending += node.all_input_nodes
+        else:
+            return None
+    return rows or None
+
+
+def source_of(rows: fx.Node) -> fx.Node | None:
+    """The tensor that rows were looked up in, before any view of it."""
+    node = rows
+    while (call := read_call(node)) is not None and not call.op.inplace and isinstance(call.args.get("input"), fx.Node):
+        if call.name == "mul":  # by a weight of each row
+            parts = [n for n in (call["input"], call["other"]) if isinstance(n, fx.Node)]
+            wide = [n for n in parts if (shape_of(n) or (0, 1))[-1] != 1]
+            if len(parts) != 2 or len(wide) != 1:
+                return None
+            node = wide[0]
+            continue
+        if call.name not in VIEWS | LOOKUPS:
+            break
+        node = call["input"]
+    return node if node is not rows else None
+
+
+def runs(graph: fx.Graph) -> list[list[fx.Node]]:
+    """Down-projections of one line that need nothing of one another, two or more, on rows of one tensor."""
+    lines: dict[Any, list[fx.Node]] = {}
+    for node in graph.nodes:
+        if node.op not in ("call_function", "call_method"):
+            continue
+        call = read_call(node)
+        if call is not None and call.name in PRODUCTS:
+            lines.setdefault((node.meta.get("where"), node.target), []).append(node)
+    found = []
+    for nodes in lines.values():
+        downs = {node: rows for node in nodes if len(nodes) > 1 and (rows := expert_rows(node))}
+        if len(downs) > 1:
+            found += independent(graph, downs)
+    return found
+
+
+def independent(graph: fx.Graph, downs: dict[fx.Node, list[fx.Node]]) -> list[list[fx.Node]]:
+    """Stretches of the projections whose rows are not made of what another one gave."""
+    found: list[list[fx.Node]] = []
+    run: list[fx.Node] = []
+    source: fx.Node | None = None
+    tainted: set[fx.Node] = set()
+    for node in graph.nodes:
+        if node in downs:
+            own = source_of(downs[node][0])
+            if any(rows in tainted for rows in downs[node]) or own is None or own is not source:
+                found.append(run)
+                run, tainted, source = [], set(), own
+            run.append(node)
+            tainted.add(node)
+        elif tainted and any(argument in tainted for argument in node.all_input_nodes):
+            tainted.add(node)
+    found.append(run)
+    return [stretch for stretch in found if 2 <= len(stretch) <= MOST]
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Whether turns depend on one another
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+class Order:
+    """Walks the graph from the first down-projection on, and raises Differ where a turn uses what another one made.
+
+    A sum that turns add to, or a tensor whose rows they write, is no such use; nor is Python's arithmetic on sizes.
+    Turn e ends somewhere between its projection and the next one. So a value that was made after projection e and is
+    used after projection e + 2 has passed through turns; and everything made of two projections' results has, up to
+    the last projection, behind which it may be what stands after the loop.
+    """
+
+    def __init__(self, graph: fx.Graph, downs: list[fx.Node], storage: Storage):
+        self.storage, self.last = storage, len(downs) - 1
+        self.turn = {node: e for e, node in enumerate(downs)}
+        self.made_in: dict[fx.Node, frozenset[int]] = {}  # of which projections' results a value is made
+        self.since: dict[fx.Node, int] = {}  # after which projection the oldest thing was made that a value is made of
+        self.sums: set[fx.Node] = set()  # by name: what the turns add to or write into
+        self.now = -1
+        for node in graph.nodes:
+            if node in self.turn:
+                if self.oldest(node) < self.now:
+                    raise Differ("a turn's rows are made of what an earlier turn computed", node)
+                self.now = self.turn[node]
+                self.made_in[node], self.since[node] = frozenset((self.now,)), self.now
+            elif self.now >= 0 and node.op != "output" and not is_size(node):
+                self.step(node)
+
+    def step(self, node: fx.Node) -> None:
+        place = place_of(node)
+        if place is not None and not is_branch(node):
+            added = added_rows(node)
+            made = self.turns_of([added] if added else [n for n in node.all_input_nodes if n is not place.base])
+            if made:
+                if made != {self.now} and self.now < self.last:
+                    raise Differ("a turn adds what another one made", node)
+                self.sums |= self.storage.family(place.base) if not place.carried else {place.base}
+                self.sums.add(node)
+                return
+        made = self.turns_of(node.all_input_nodes)
+        reads_sum = any(argument in self.sums for argument in node.all_input_nodes)
+        if reads_sum and is_half_of_adding(node):
+            return
+        if reads_sum and (self.now < self.last or made == {self.now}):
+            raise Differ(f"{target_name(node)} reads what earlier turns wrote", node)
+        since = self.oldest(node)
+        inside_turn = self.now < self.last or made == {self.now}
+        if inside_turn and made - {self.now}:
+            raise Differ(f"{target_name(node)} uses what an earlier turn computed", node)
+        if inside_turn and self.now - since >= 2:
+            raise Differ(f"{target_name(node)} uses what an earlier turn computed", node)
+        if reads_sum:
+            self.sums.add(node)
+        names = {node}.union(*(self.storage.family(target) for target in self.storage.writers.get(node, ())))
+        for name in names:
+            self.since[name] = min(since, self.since.get(name, since))
+            if made:
+                self.made_in[name] = made | self.made_in.get(name, made)
+
+    def oldest(self, node: fx.Node) -> int:
+        return min((self.since[n] for n in node.all_input_nodes if n in self.since), default=self.now)
+
+    def turns_of(self, nodes: list[fx.Node]) -> frozenset[int]:
+        return frozenset().union(*(self.made_in[node] for node in nodes if node in self.made_in))
+
+
+def is_half_of_adding(node: fx.Node) -> bool:
+    """``out[key]`` read only to be added to and written back."""
+    call = read_call(node)
+    if call is None or call.name != "getitem":
+        return False
+    writes = {user for user in node.users if user.target is operator.setitem}
+    adds = {user for user in node.users if (made := read_call(user)) is not None and made.name == "add"} - writes
+    writes |= {user for add in adds for user in add.users if user.target is operator.setitem}
+    if not (adds and writes) or not set(node.users) <= writes | adds:
+        return False
+    return all(added_rows(write) is not None for write in writes)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# As one loop
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+class Blocks(Builder):
+    """Builds the body of the loop over the joined rows, out of the graphs between the rows and ``downs``."""
+
+    def __init__(self, gm: fx.GraphModule, downs: list[fx.Node], storage: Storage):
+        self.downs = downs
+        self.rows = [self.one(node) for node in downs]
+        self.fault: Differ | None = None  # raised once it is known that these are experts
+        try:
+            self.hoist(gm.graph, storage)
+        except Differ as difference:
+            self.fault = difference
+        x, index, zeros = self.join(gm.graph, downs[0])
+        for node in (x, index, zeros):
+            storage.add(node)
+        super().__init__(gm, [Place(node, node, zeros) for node in downs], storage)
+        self.x, self.index = x, index
+        self.own: tuple[set[fx.Node], ...] = tuple(set(expert_rows(node) or ()) for node in downs)
+        self.inputs: fx.Node | None = None
+        self.token: fx.Node | None = None
+
+    def one(self, down: fx.Node) -> fx.Node:
+        """The rows; where they are looked up twice (for gate and up), the first of the two."""
+        rows = expert_rows(down)
+        assert rows is not None
+        first = min(rows)
+        if not all(same_lookup(first, other) for other in rows):
+            raise NoExperts("the projections read different rows", down)
+        return first
+
+    def hoist(self, graph: fx.Graph, storage: Storage) -> None:
+        """Moves what all rows are made of before the first expert. Raises Differ where that would read other values."""
+        first, last = self.downs[0], self.downs[-1]
+        wanted: set[fx.Node] = set()
+        pending = [node for node in self.rows if first < node]
+        while pending:
+            node = pending.pop()
+            if node in wanted or not first < node:
+                continue
+            if not (is_pure(node) or is_size(node) or is_calm(node)):
+                raise Differ(f"{target_name(node)} makes rows of a later expert, and may have effects", node)
+            wanted.add(node)
+            pending += node.all_input_nodes
+        computed = {node for down in self.downs for node in inside(down)}
+        read = {argument for node in wanted | computed for argument in node.all_input_nodes} | wanted | set(self.rows)
+        for writer, targets in storage.writers.items():
+            if first < writer < last and writer not in computed:
+                if any(storage.share(target, node) for target in targets for node in read):
+                    raise Differ(f"{target_name(writer)} changes what a later expert reads", writer)
+                if not all(map(storage.is_fresh, targets)):
+                    raise Differ("a tensor from outside is written, and may be read by another name", writer)
+        for writer, targets in storage.writers.items():
+            if writer not in computed and any(storage.share(target, down) for target in targets for down in self.downs):
+                raise Differ("an expert's result is changed in place", writer)
+        for node in graph.nodes:
+            call = read_call(node) if first < node < last else None
+            if call is not None and call.name == "set_grad_enabled":
+                raise Differ("gradients are switched between the experts", node)
+        for node in [node for node in graph.nodes if node in wanted]:
+            first.prepend(node)
+
+    def join(self, graph: fx.Graph, first: fx.Node) -> tuple[fx.Node, fx.Node, fx.Node]:
+        values = [tensor_of(node) for node in self.rows]
+        shapes = [value.shape for value in values if value is not None]
+        kinds = {(value.shape[1:], value.dtype, value.device) for value in values if value is not None}
+        if len(shapes) != len(values) or len(kinds) != 1:
+            raise NoExperts("the rows differ in width or dtype", first)
+        example = values[0]
+        assert example is not None
+        total = sum(shape[0] for shape in shapes)
+        whole = whole_split(self.rows)
+        with graph.inserting_before(first):
+            x = whole
+            if x is None:
+                x = stands_at(graph.call_function(join_blocks, tuple(self.rows)), first)
+                x.meta["val"] = like(example, (total, *example.shape[1:]), example.dtype)
+            else:
+                total = (shape_of(x) or (total,))[0]
+            index = stands_at(graph.call_function(block_experts, tuple(self.rows)), first)
+            index.meta["val"] = like(example, (total,), torch.int64)
+            zeros = stands_at(graph.call_function(torch.zeros_like, (x,)), first)
+            zeros.meta["val"] = like(example, (total, *example.shape[1:]), example.dtype)
+        return x, index, zeros
+
+    def build(self) -> fx.GraphModule:
+        index = self.capture(self.index)
+        chosen = add_call(self.body, self.first, torch.eq, index, self.row)
+        places = add_call(self.body, self.first, torch.where, chosen)
+        self.token = add_call(self.body, self.first, operator.getitem, places, 0)
+        self.inputs = add_call(self.body, self.first, operator.getitem, self.capture(self.x), self.token)
+        self.inputs.meta["val"] = self.rows[0].meta["val"]
+        try:
+            result = self.node(tuple(self.downs), sum_too=True)
+        except Differ as difference:
+            raise NoExperts(difference.reason, difference.node) from None
+        if not self.uses_row:
+            raise NoExperts("nothing says which expert it is", self.first)
+        added = stands_at(self.body.call_function(torch.index_add, (self.state, 0, self.token, result)), self.first)
+        added.meta["val"] = self.state.meta["val"]
+        self.body.output((added,))
+        if self.fault is not None:
+            raise self.fault
+        return fx.GraphModule(torch.nn.Module(), self.body)
+
+    def make(self, nodes: tuple[fx.Node, ...], sum_too: bool) -> Any:
+        if all(node in own for node, own in zip(nodes, self.own, strict=True)):
+            return self.inputs
+        return super().make(nodes, sum_too)
+
+
+def like(example: torch.Tensor, shape: tuple, dtype: torch.dtype) -> torch.Tensor:
+    with torch.no_grad():
+        return example.new_empty(shape, dtype=dtype)
+
+
+def is_size(node: fx.Node) -> bool:
+    """Python's arithmetic on sizes and on numbers read before."""
+    if node.op != "call_function" or isinstance(value_of(node), torch.Tensor):
+        return False
+    return getattr(node.target, "__module__", "") in ("_operator", "math")
+
+
+def is_calm(node: fx.Node) -> bool:
+    """Whether an operator that the tables of the proof lack makes new tensors and draws no random numbers."""
+    return makes_new(node) and getattr(node.target, "__name__", node.target) not in RANDOM
+
+
+def inside(down: fx.Node) -> set[fx.Node]:
+    """The nodes from the rows (not these) to the down-projection, weights' views included as far as they are views."""
+    rows = set(expert_rows(down) or ())
+    found: set[fx.Node] = set()
+    pending = [down]
+    while pending:
+        node = pending.pop()
+        if node in found or node in rows or node.op == "placeholder":
+            continue
+        found.add(node)
+        pending += [argument for argument in node.all_input_nodes if argument.op != "placeholder"]
+        if len(found) > 200:
+            raise NoExperts("too much is between the rows and the product", down)
+    return found
+
+
+def same_lookup(a: fx.Node, b: fx.Node) -> bool:
+    """Whether two nodes are the same operator on the same arguments."""
+    return a is b or (a.op == b.op and a.target == b.target and a.args == b.args and a.kwargs == b.kwargs)
+
+
+def whole_split(rows: list[fx.Node]) -> fx.Node | None:
+    """The tensor whose pieces, all of them and in order, the rows are: ``x.split(sizes)``."""
+    calls = [read_call(node) for node in rows]
+    if any(call is None or call.name != "getitem" or call["index"] != i for i, call in enumerate(calls)):
+        return None
+    inputs = {call["input"] for call in calls if call is not None}
+    made = read_call(inputs.pop()) if len(inputs) == 1 else None
+    if made is None or made.name != "split" or made["dim"] != 0 or not isinstance(made["input"], fx.Node):
+        return None
+    sizes = made["split_size_or_sections"]
+    count = len(sizes) if isinstance(sizes, tuple | list) else len(value_of(sizes) or ())
+    return made["input"] if count == len(rows) else None
+
+
+def build_blocks(gm: fx.GraphModule, downs: list[fx.Node], storage: Storage) -> tuple[fx.Node, list[fx.Node]]:
+    """(the loop node, the blocks of its result) before the first projection. Raises Differ, NoExperts."""
+    builder = Blocks(gm, downs, storage)
+    turns = loop_of(gm, builder, builder.build())
+    assert turns.total is not None
+    graph = gm.graph
+    total = turns.total
+    with graph.inserting_before(downs[0]):
+        value, own = tensor_of(total), tensor_of(downs[0])
+        if value is not None and own is not None and value.dtype != own.dtype:
+            total = add_call(graph, downs[0], "to", total, own.dtype)
+        apart = stands_at(graph.call_function(blocks_apart, (total, *builder.rows)), downs[0])
+        apart.meta["val"] = tuple(value_of(down) for down in downs)
+        parts = []
+        for i, down in enumerate(downs):
+            part = stands_at(graph.call_function(operator.getitem, (apart, i)), down)
+            part.meta["val"] = value_of(down)
+            parts.append(part)
+    return turns.loop, parts
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Loops that are written out
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def write_out(loop: fx.Node) -> tuple[list[Any], set[fx.Node]] | None:
+    """The turns of a loop over range(n), one after another before it: (carried values after them, the new nodes)."""
+    call = read_call(loop)
+    assert call is not None
+    count = call["source"]
+    body = loop_body(loop).graph
+    nodes = [node for node in body.nodes if node.op not in ("placeholder", "output")]
+    if not isinstance(count, int) or not 2 <= count <= UNROLLED:
+        return None
+    for node in nodes:
+        made = read_call(node)
+        if node.op == "get_attr" or (made is not None and made.name in CONTROL - {"dropout"}):
+            return None
+    row, *others = body.find_nodes(op="placeholder")
+    carried, new = list(call["carried"]), set()
+    for turn in range(count):
+        table: dict[fx.Node, Any] = dict(zip(others, [*carried, *call["captures"]], strict=True)) | {row: turn}
+        with loop.graph.inserting_before(loop):
+            for node in nodes:
+                made_node = loop.graph.create_node(
+                    node.op,
+                    node.target,
+                    fx.map_arg(node.args, table.__getitem__),
+                    fx.map_arg(node.kwargs, table.__getitem__),
+                )
+                made_node.meta.update(node.meta)
+                table[node] = made_node
+                new.add(made_node)
+        results: Any = body.output_node().args[0]
+        carried = [table[value] if isinstance(value, fx.Node) else value for value in results]
+    return carried, new
+
+
+def is_loop(node: fx.Node) -> bool:
+    return node.op == "call_function" and node.target is expert_loop

@@ -1,0 +1,317 @@
+"""Writes the experts operator in the place of a proven loop."""
+
+from __future__ import annotations
+
+import itertools
+import operator
+from typing import Any
+
+import torch
+from torch import fx
+
+from moebius.kernels import experts as experts_operator
+from moebius.kernels import saved_elements
+from moebius.kernels.contract import stored_width
+from moebius.kernels.precision import text_of
+from moebius.lowering.aliasing import Storage
+from moebius.lowering.experts import joining
+from moebius.lowering.experts.facts import Invariant, Linear, RowWeight, Slice
+from moebius.lowering.experts.proof import Claim, state_position, target_of
+from moebius.lowering.experts.routing import allowed_indices, proven_within
+from moebius.lowering.graph import ExpertRegion, LoweringOptions
+from moebius.lowering.operators import read_call
+from moebius.lowering.torch_private import assert_holds
+from moebius.lowering.values import add_call, infer, shape_of, stands_at, tensor_of, where_of
+
+LAYERS = itertools.count()
+
+
+def fill_region(region: ExpertRegion, claim: Claim, options: LoweringOptions) -> None:
+    """Sizes, kernel and memory of a proven region."""
+    x, index = tensor_of(claim.x.source.node), shape_of(claim.index)
+    assert x is not None and index is not None
+    tokens, width = x.shape
+    top_k = index[1] if len(index) == 2 else 1
+    region.lowered, region.num_experts = True, claim.experts
+    region.top_k = top_k if isinstance(top_k, int) else None
+    region.kernel = kernel_for(x)
+    narrow = len(claim.down.weight.range_of(3 - claim.down.out_axis))
+    if isinstance(tokens, int) and isinstance(top_k, int):
+        width_h, size = narrow if claim.up is None else 2 * narrow, claim.gate.dtype.itemsize
+        elements = saved_elements(tokens, width, narrow, top_k, save="recompute", num_experts=claim.experts)
+        if claim.up is not None and is_whole(claim.gate, claim.up) is None and not joining.applies(options):
+            elements += claim.experts * 2 * narrow * width  # gate and up are put into one tensor, which is kept
+        h_bytes = tokens * top_k * stored_width(width_h, options.save) * (1 if options.save == "fp8" else size)
+        region.saved_bytes = elements * size + h_bytes
+
+
+def kernel_for(x: torch.Tensor) -> str:
+    """Which form of the operator "auto" takes for tensors like x."""
+    if x.device.type == "cpu":
+        return "cpu"
+    return "triton" if x.device.type == "cuda" and x.dtype.itemsize < 8 else "reference"
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Writing the operator
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+class Writer:
+    """Writes nodes before a loop node, from facts."""
+
+    def __init__(self, claim: Claim):
+        self.claim, self.loop = claim, claim.reader.loop
+        self.graph = self.loop.graph
+        self.hoisted: dict[fx.Node, Any] = {}
+        self.made: list[fx.Node] = []  # all nodes it wrote, in order
+
+    def call(self, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
+        with self.graph.inserting_before(self.loop):
+            return self.known(add_call(self.graph, self.claim.node, target, *args, **kwargs))
+
+    def known(self, node: fx.Node) -> fx.Node:
+        self.claim.storage.add(node)
+        self.made.append(node)
+        return node
+
+    def invariant(self, fact: Invariant) -> fx.Node:
+        """The outer node that holds an invariant; what the body computes from invariants alone is copied out."""
+        found = self.outside(fact.node)
+        assert isinstance(found, fx.Node)
+        return found
+
+    def outside(self, node: fx.Node) -> Any:
+        if node.graph is self.graph:
+            return node
+        if node not in self.hoisted:
+            if node.op == "placeholder":
+                self.hoisted[node] = self.claim.reader.outer_of(node)
+            else:
+                with self.graph.inserting_before(self.loop):
+                    self.hoisted[node] = self.known(self.graph.node_copy(node, self.outside))
+        return self.hoisted[node]
+
+    def cast(self, node: fx.Node, dtype: torch.dtype) -> fx.Node:
+        value = tensor_of(node)
+        return node if value is not None and value.dtype == dtype else self.call("to", node, dtype)
+
+    def matrix(self, weight: Slice, out_axis: int) -> fx.Node:
+        """[E, out, in]: the weights of all experts, oriented as in F.linear."""
+        node = self.cast(self.invariant(weight.weight), weight.dtype)
+        if out_axis == 2:
+            node = self.call(torch.transpose, node, 1, 2)
+        return self.rows(node, weight.range_of(out_axis))
+
+    def vector(self, bias: Slice) -> fx.Node:
+        """[E, out]: the biases of all experts."""
+        return self.rows(self.cast(self.invariant(bias.weight), bias.dtype), bias.range_of(1))
+
+    def rows(self, node: fx.Node, part: range) -> fx.Node:
+        """node[:, part]."""
+        shape = shape_of(node)
+        assert shape is not None
+        if part == range(shape[1]):
+            return node
+        return self.call(operator.getitem, node, (slice(None), slice(part.start, part.stop, part.step)))
+
+    def weight(self, weight: RowWeight, index: fx.Node) -> fx.Node:
+        """[T, K] of one factor of the routing weight."""
+        node = self.cast(self.invariant(weight.source), weight.dtype)
+        for axis, position in reversed(weight.picked):
+            node = self.call(torch.select, node, axis, position)
+        if weight.axes == (0, "e"):
+            return self.call(torch.gather, node, 1, index)
+        if weight.axes == (0,):
+            return self.call("expand_as", self.call(torch.unsqueeze, node, 1), index)
+        return node
+
+
+def is_whole(gate: Linear, up: Linear) -> str | None:
+    """The operator's name of the layout if gate and up are the two halves of one weight (and bias)."""
+    if gate.weight.weight != up.weight.weight or gate.out_axis != up.out_axis or gate.weight.dtype != up.weight.dtype:
+        return None
+    shape = shape_of(gate.weight.weight.node)
+    assert shape is not None
+    width = shape[gate.out_axis]
+    halves = (gate.weight.range_of(gate.out_axis), up.weight.range_of(up.out_axis))
+    layouts = {
+        "concat": (range(width // 2), range(width // 2, width)),
+        "interleaved": (range(0, width, 2), range(1, width, 2)),
+    }
+    for name, layout in layouts.items():
+        if width % 2 == 0 and halves == layout:
+            if gate.bias is None or up.bias is None:
+                return name
+            one = gate.bias.weight == up.bias.weight and gate.bias.dtype == up.bias.dtype
+            sizes = shape_of(gate.bias.weight.node)
+            if one and (gate.bias.ranges[0], up.bias.ranges[0]) == layout and sizes is not None and sizes[1] == width:
+                return name
+    return None
+
+
+def write_operator(claim: Claim, options: LoweringOptions, known: dict[Any, Any]) -> fx.Node:
+    """The nodes of the operator and of what it reads, before the loop. Returns its result, [T, D] in x's dtype.
+
+    known: what operators on equal tensors gave on fakes before, of which the metadata alone counts.
+    """
+    asked = {"save": options.save} if options.save != "default" else {}
+    if precision := text_of(options.precision):
+        # a budget's choice is a layer's own: each has a name
+        asked["precision"] = precision + (f"@layer {next(LAYERS)}" if precision.startswith("budget") else "")
+    writer = Writer(claim)
+    index = writer.invariant(claim.selection.index)
+    guard_routing(claim, writer, index)
+    running = kept(claim, writer, index)
+    if len(shape_of(index) or ()) == 1:
+        index = writer.call(torch.unsqueeze, index, 1)
+        running = index if not claim.selection.keep else writer.call(torch.unsqueeze, running, 1)
+    x = writer.cast(writer.invariant(claim.x.source), claim.x.dtype)
+    gate, up = claim.gate, claim.up
+    whole = Slice(
+        gate.weight.weight,
+        gate.weight.axes,
+        tuple(range(s) for s in shape_of(gate.weight.weight.node)[1:]),  # type: ignore[index]
+        gate.weight.dtype,
+    )
+    layout = "none" if up is None else is_whole(gate, up)
+    bias = None
+    if up is None:
+        gate_up = writer.matrix(gate.weight, gate.out_axis)
+        bias = None if gate.bias is None else writer.vector(gate.bias)
+    elif layout is not None:
+        gate_up = writer.matrix(whole, gate.out_axis)
+        bias = None if gate.bias is None else writer.cast(writer.invariant(gate.bias.weight), gate.bias.dtype)
+    else:
+        layout = "concat"
+        gate_up = writer.call(torch.cat, [writer.matrix(g.weight, g.out_axis) for g in (gate, up)], 1)
+        if gate.bias is not None and up.bias is not None:
+            bias = writer.call(torch.cat, [writer.vector(b) for b in (gate.bias, up.bias)], 1)
+    down = writer.matrix(claim.down.weight, claim.down.out_axis)
+    down_bias = None if claim.down.bias is None else writer.vector(claim.down.bias)
+    scale = routing_scale(claim, writer, index, x)
+    tensors = (x, gate_up, down, running, scale, bias, down_bias)
+    signature = (*map(metadata, tensors), claim.activation, layout, *asked.values())
+    named: dict[str, Any] = {"gate": layout, "gate_up_bias": bias, "down_bias": down_bias, **asked}
+    with writer.graph.inserting_before(writer.loop):
+        arguments = (x, gate_up, down, running, scale, claim.activation)
+        node = stands_at(writer.graph.call_function(experts_operator, arguments, named), claim.node)
+    if signature not in known:
+        known[signature] = infer(node)
+    node.meta["val"] = known[signature]
+    return writer.known(node)
+
+
+def metadata(node: fx.Node | None) -> Any:
+    """What an operator's fake form may look at: equal for tensors of equal sizes, strides, dtype and device."""
+    value = tensor_of(node)
+    return value if value is None else (tuple(map(str, (*value.shape, *value.stride()))), value.dtype, value.device)
+
+
+def kept(claim: Claim, writer: Writer, index: fx.Node) -> fx.Node:
+    """The routing index with the dropped slots, where not all of ``keep`` hold, sent to no expert."""
+    for mask in sorted(claim.selection.keep, key=repr):
+        index = writer.call(torch.where, writer.invariant(mask), index, claim.experts)
+    return index
+
+
+def routing_scale(claim: Claim, writer: Writer, index: fx.Node, x: fx.Node) -> fx.Node | None:
+    """[T, K] by which rows are scaled: the product of the routing weights and the constant factor."""
+    scale: fx.Node | None = None
+    for weight in claim.weights:
+        factor = writer.weight(weight, index)
+        if len(shape_of(factor) or ()) == 1:
+            factor = writer.call(torch.unsqueeze, factor, 1)
+        scale = factor if scale is None else writer.call(torch.mul, scale, factor)
+    if claim.coefficient == 1.0:
+        return scale
+    if scale is None:
+        value = tensor_of(x)
+        assert value is not None
+        scale = writer.call(torch.ones_like, index, dtype=value.dtype)
+    return writer.call(torch.mul, scale, claim.coefficient)
+
+
+def guard_routing(claim: Claim, writer: Writer, index: fx.Node) -> None:
+    """Where the user's loop raises for some routing indices and they are not excluded, the graph raises too."""
+    found = allowed_indices(claim.limit, claim.hits, claim.selection, claim.experts, claim.reader.evidence.skips)
+    if isinstance(found, str) or proven_within(index, found):
+        return
+    conditions = []
+    if found.low is not None:
+        conditions.append(writer.call(torch.ge, index, found.low))
+    if found.high is not None:
+        conditions.append(writer.call(torch.lt, index, found.high))
+    condition = conditions[0] if len(conditions) == 1 else writer.call(torch.logical_and, *conditions)
+    message = f"a routing index lies outside of [{found.low}, {found.high}): this layer has {claim.experts} experts"
+    with writer.graph.inserting_before(claim.reader.loop):
+        check = writer.graph.call_function(assert_holds, (writer.call(torch.all, condition), message))
+        check.meta.update(val=None, where=where_of(claim.node), stack=claim.node.meta.get("stack", ()))
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Putting it in place
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def put_in_place(claim: Claim, result: fx.Node) -> list[fx.Node]:
+    """The operator's result takes the place of the sum, and the loop goes. Returns what only the loop may have used."""
+    loop = claim.reader.loop
+    target, writer = target_of(claim), Writer(claim)
+    value = tensor_of(target)
+    assert value is not None
+    result = writer.cast(result, value.dtype)
+    storage = claim.storage
+    zero = is_zero(target, loop, storage)
+    if claim.sum.state.carried:
+        give_back(claim, result if zero else writer.call(torch.add, target, result))
+    else:
+        give_back(claim, None)
+        if zero and is_only_name(target, loop, storage):
+            target.replace_all_uses_with(result, delete_user_cb=lambda user: loop < user)
+            storage.replace(target, result)
+        else:
+            storage.add(add_in_place(loop, claim.node, target, result))
+    operands = loop.all_input_nodes
+    loop.graph.erase_node(loop)
+    storage.forget(loop)
+    return operands
+
+
+def add_in_place(loop: fx.Node, like: fx.Node, target: fx.Node, result: fx.Node) -> fx.Node:
+    """``target += result``. Not through add_call: its value is that of ``target``, which must not be written here."""
+    with loop.graph.inserting_before(loop):
+        node = loop.graph.call_method("add_", (target, result))
+    node.meta.update({key: like.meta[key] for key in ("where", "stack") if key in like.meta}, val=target.meta["val"])
+    return node
+
+
+def give_back(claim: Claim, total: fx.Node | None) -> None:
+    """Users of the loop's carried results get the sum, or what went in."""
+    loop = claim.reader.loop
+    for user in list(loop.users):
+        position = user.args[1]
+        assert isinstance(position, int)
+        if position == state_position(claim) and total is not None:
+            user.replace_all_uses_with(total)
+            claim.storage.replace(user, total)
+        elif user.users:
+            user.replace_all_uses_with(claim.reader.call["carried"][position])
+        loop.graph.erase_node(user)
+
+
+def is_zero(node: fx.Node, loop: fx.Node, storage: Storage) -> bool:
+    """Whether the tensor certainly holds zeros when the loop begins."""
+    made = node
+    while (call := read_call(made)) is not None and call.name in ("reshape", "contiguous", "cast", "clone", "flatten"):
+        made = call["input"]
+    if call is None or not (call.name == "zeros" or (call.name == "full" and call["fill_value"] == 0)):
+        return False
+    return storage.writer_between(made, loop) is None and storage.writer_between(node, loop) is None
+
+
+def is_only_name(node: fx.Node, loop: fx.Node, storage: Storage) -> bool:
+    """Whether nothing after the loop reaches the tensor's storage but through this node."""
+    return not any(
+        loop < user for other in storage.family(node) if other is not node and not loop < other for user in other.users
+    )

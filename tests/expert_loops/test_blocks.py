@@ -1,0 +1,281 @@
+"""Experts one after another, each on rows of its own (lowering/experts/blocks.py), right and subtly wrong.
+
+Equal to eager in float64 with every gradient, and not lowered where one turn uses what another made, or changes what
+it reads."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from module_spellings import Layer
+from spellings import E, K
+from table import tensors
+
+import moebius
+from moebius import capture
+from moebius.api import captured_of, report_of
+from moebius.lowering.experts import rewrite
+
+RIGHT, WRONG = {}, {}
+
+
+def right(function):
+    RIGHT[function.__name__] = function
+    return function
+
+
+def wrong(function):
+    WRONG[function.__name__] = function
+    return function
+
+
+def sorted_rows(x, moe):
+    weight, index = moe.route(x)
+    order = index.view(-1).argsort(stable=True)
+    return weight.view(-1)[order], order, torch.bincount(index.view(-1), minlength=E).tolist()
+
+
+def put_back(x, order, y, weight):
+    return torch.zeros_like(x).index_add_(0, order // K, y * weight.unsqueeze(-1))
+
+
+@right
+def slices(x, moe):
+    weight, order, counts = sorted_rows(x, moe)
+    parts, start = [], 0
+    for expert, count in zip(moe.experts, counts, strict=True):
+        parts.append(expert(x[order // K][start : start + count]))
+        start += count
+    return put_back(x, order, torch.cat(parts), weight)
+
+
+@right
+def written_into_rows(x, moe):
+    weight, order, counts = sorted_rows(x, moe)
+    rows, start = x[order // K], 0
+    y = torch.zeros_like(rows)
+    for expert, count in zip(moe.experts, counts, strict=True):
+        y[start : start + count] = expert(rows[start : start + count])
+        start += count
+    return put_back(x, order, y, weight)
+
+
+@right
+def normalized_by_each_turn(x, moe):
+    """What each turn does with its own rows besides stays as it is, across rows too."""
+    weight, order, counts = sorted_rows(x, moe)
+    parts = []
+    for expert, rows in zip(moe.biased, x[order // K].split(counts), strict=True):
+        y = expert(rows)
+        parts.append(y - y.sum(0) / 7)
+    return put_back(x, order, torch.cat(parts), weight)
+
+
+@right
+def in_another_order(x, moe):
+    """The experts run from the last to the first, on the rows of the others."""
+    weight, order, counts = sorted_rows(x, moe)
+    parts = x[order // K].split(counts)
+    y = [expert(rows) for expert, rows in zip(list(moe.experts)[::-1], parts, strict=True)]
+    return put_back(x, order, torch.cat(y), weight)
+
+
+@right
+def overlapping_rows(x, moe):
+    out = torch.zeros_like(x)
+    for i, expert in enumerate(moe.mlps):
+        token = moe.gate(x)[:, i].topk(3).indices
+        out.index_add_(0, token, expert(x[token]))
+    return out
+
+
+@wrong
+def rows_of_the_turn_before(x, moe):
+    weight, order, counts = sorted_rows(x, moe)
+    parts, start, before = [], 0, 0.0
+    rows = x[order // K]
+    for expert, count in zip(moe.experts, counts, strict=True):
+        y = expert(rows[start : start + count] + before)
+        before = y.sum() * 0.1
+        parts.append(y)
+        start += count
+    return put_back(x, order, torch.cat(parts), weight)
+
+
+@wrong
+def scaled_by_the_turn_before(x, moe):
+    weight, order, counts = sorted_rows(x, moe)
+    parts, start, before = [], 0, 1.0
+    rows = x[order // K]
+    for expert, count in zip(moe.experts, counts, strict=True):
+        y = expert(rows[start : start + count]) * before
+        before = y.sum() * 0.1
+        parts.append(y)
+        start += count
+    return put_back(x, order, torch.cat(parts), weight)
+
+
+@wrong
+def scaled_less_and_less(x, moe):
+    weight, order, counts = sorted_rows(x, moe)
+    parts, scale = [], torch.ones((), dtype=x.dtype)
+    for expert, rows in zip(moe.experts, x[order // K].split(counts), strict=True):
+        parts.append(expert(rows) * scale)
+        scale = scale * 0.5
+    return put_back(x, order, torch.cat(parts), weight)
+
+
+@wrong
+def rows_that_were_written(x, moe):
+    out = x.clone()
+    for i, expert in enumerate(moe.experts):
+        token = moe.gate(x)[:, i].topk(3).indices
+        out[token] = expert(out[token])
+    return out
+
+
+@wrong
+def a_sum_that_is_read(x, moe):
+    out = torch.zeros_like(x)
+    for i, expert in enumerate(moe.experts):
+        token = moe.gate(x)[:, i].topk(3).indices
+        out.index_add_(0, token, expert(x[token]) + out[token])
+    return out
+
+
+@wrong
+def a_sum_that_is_scaled(x, moe):
+    out = torch.zeros_like(x)
+    for i, expert in enumerate(moe.experts):
+        token = moe.gate(x)[:, i].topk(3).indices
+        out.index_add_(0, token, expert(x[token]))
+        out *= 0.5
+    return out
+
+
+@wrong
+def a_sum_that_routes(x, moe):
+    out = torch.zeros_like(x)
+    for i, expert in enumerate(moe.experts):
+        token = (moe.gate(x)[:, i] + out.sum(-1)).topk(3).indices
+        out.index_add_(0, token, expert(x[token]))
+    return out
+
+
+@wrong
+def weights_that_change(x, moe):
+    out = torch.zeros_like(x)
+    w1 = moe.w1.detach().clone()
+    for e in range(E):
+        token = moe.gate(x)[:, e].topk(3).indices
+        out.index_add_(0, token, torch.relu(x.detach()[token] @ w1[e]) @ moe.w2[e])
+        w1[(e + 1) % E] *= 1.5
+    return out
+
+
+@wrong
+def gradients_off_in_some_turns(x, moe):
+    out = torch.zeros_like(x)
+    for i, expert in enumerate(moe.experts):
+        token = moe.gate(x)[:, i].topk(3).indices
+        with torch.set_grad_enabled(i % 2 == 0):
+            y = expert(x[token])
+        out.index_add_(0, token, y)
+    return out
+
+
+@wrong
+def results_changed_in_place(x, moe):
+    parts = []
+    for i, expert in enumerate(moe.experts):
+        token = moe.gate(x)[:, i].topk(3).indices
+        y = expert(x[token])
+        y += i
+        parts.append(y)
+    return torch.stack(parts)
+
+
+@wrong
+def counted_in_place(x, moe):
+    """Each turn's rows are scaled by what the turns before have counted."""
+    weight, order, counts = sorted_rows(x, moe)
+    parts, seen = [], torch.zeros(1, dtype=x.dtype)
+    for expert, rows in zip(moe.experts, x[order // K].split(counts), strict=True):
+        parts.append(expert(rows) * seen.clone())
+        seen.add_(1)
+    return put_back(x, order, torch.cat(parts), weight)
+
+
+@wrong
+def rows_scaled_more_and_more(x, moe):
+    out = torch.zeros_like(x)
+    for i, expert in enumerate(moe.experts):
+        token = moe.gate(x)[:, i].topk(3).indices
+        out.index_add_(0, token, expert(x[token]))
+        x = x * 1.1
+    return out
+
+
+@wrong
+def added_to_a_tensor_from_outside(x, moe):
+    """It may be x under another name, as far as the graph can tell."""
+    with torch.no_grad():
+        for i, expert in enumerate(moe.experts):
+            token = moe.gate(x)[:, i].topk(3).indices
+            moe.seen[token] += expert(x[token])
+    return x * moe.seen.sum()
+
+
+@wrong
+def mean_inside_the_expert(x, moe):
+    out = torch.zeros_like(x)
+    for e in range(E):
+        token = moe.gate(x)[:, e].topk(3).indices
+        h = torch.relu(x[token] @ moe.w1[e])
+        out.index_add_(0, token, (h - h.mean(0)) @ moe.w2[e])
+    return out
+
+
+def lowered(function):
+    """Compares with eager; whether there are expert regions and all of them were lowered."""
+    moebius.reset()
+    torch.manual_seed(1)
+    layers = [Layer().double() for _ in range(2)]
+    for layer in layers:
+        layer.register_buffer("seen", torch.zeros(10, 8, dtype=torch.float64), persistent=False)
+    layers[1].load_state_dict(layers[0].state_dict())
+    captured = capture(function)
+    for seed in range(2):
+        results = []
+        for run, layer in zip((captured, function), layers, strict=True):
+            layer.zero_grad()
+            x = tensors(seed)[0]
+            out = run(x, layer)
+            out.square().sum().backward()
+            results.append([out, x.grad, *(p.grad for p in layer.parameters())])
+        for ours, plain in zip(*results, strict=True):
+            assert (ours is None) == (plain is None)
+            if ours is not None:
+                torch.testing.assert_close(ours, plain, rtol=1e-9, atol=1e-10)
+    regions = report_of(captured_of(captured)).expert_regions
+    for region in regions:
+        assert region.lowered or ".py:" in region.refusal
+    return bool(regions) and all(region.lowered for region in regions)
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_right(name):
+    assert lowered(RIGHT[name])
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong(name):
+    assert not lowered(WRONG[name])
+
+
+@pytest.mark.parametrize("name", ["scaled_by_the_turn_before", "scaled_less_and_less", "a_sum_that_is_scaled"])
+def test_the_check_of_order_is_what_refuses(name, monkeypatch):
+    """Without it the experts alone would be lowered: right, but of a loop whose turns depend on one another."""
+    monkeypatch.setattr(rewrite, "Order", lambda *_: None)
+    assert lowered(WRONG[name])
+
