@@ -70,6 +70,7 @@ def test_below_the_goal_or_without_a_reason_is_a_failure(capsys: pytest.CaptureF
     odd = {"native": 1000, "different": {"T.test_y": ["failed", ""]}}
     assert semantics.verdict({**good, "modules": {"test_x": odd}}) == 1
     assert "no reason given: test_x.T.test_y" in capsys.readouterr().out
+    assert "- finalizers (__del__): " in semantics.document([good])
     assert "| ? | 1 |" in semantics.document([good])  # figures whose commit is not known
     assert "**not explained yet**" in semantics.document([{**good, "modules": {"test_x": odd}}])
     assert semantics.verdict({**good, "modules": {"test_x": {"native": 0, "different": {}}}}) == 1
