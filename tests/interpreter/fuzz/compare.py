@@ -116,18 +116,24 @@ def steady(text: str) -> str:
 
 @contextlib.contextmanager
 def cpu_limit(seconds: float) -> Iterator[None]:
-    """TooLong after so much CPU time of this process. Only the main thread may use it."""
+    """TooLong after so much CPU time of this process, or where it waits for something six times as long.
+
+    Only the main thread may use it.
+    """
 
     def stop(number: int, frame: Any) -> None:
         raise TooLong
 
-    before = signal.signal(signal.SIGVTALRM, stop)
+    before = signal.signal(signal.SIGVTALRM, stop), signal.signal(signal.SIGALRM, stop)
     signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
+    signal.setitimer(signal.ITIMER_REAL, 6 * seconds)
     try:
         yield
     finally:
         signal.setitimer(signal.ITIMER_VIRTUAL, 0)
-        signal.signal(signal.SIGVTALRM, before)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGVTALRM, before[0])
+        signal.signal(signal.SIGALRM, before[1])
 
 
 def outcome(

@@ -6,6 +6,7 @@ import dis
 import pickle
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from types import CodeType
 from typing import Any
@@ -14,21 +15,23 @@ import pytest
 from seeds import seed_of_the_code
 
 from fuzz.choices import SeededChoices
-from fuzz.compare import compiled, difference, native_outcome
-from fuzz.faults import corpus, programs_until_found
+from fuzz.compare import TooLong, compiled, cpu_limit, difference, native_outcome
+from fuzz.faults import FAULTS, corpus, programs_until_found
 from fuzz.figures import BEGIN, END, document
 from fuzz.grammar import generate
 from fuzz.reach import Reach, recording
 from fuzz.search import search
 
 FIXED, FRESH = 300, 200
-CHEAP_FAULTS = (
-    "binary operands swapped",
-    "comparison operands swapped",
-    "SWAP does nothing",
-    "a jump is taken when it should not be",
-    "an item is stored twice",
-    "a for loop drops its first item",
+# What takes hundreds of programs to find, or (the last one) a lock twice: `make fuzz ARGS=--faults` plants them too
+RARE_FAULTS = (
+    "a comprehension loses its zeros",
+    "a slice loses its step",
+    "<= taken for <",
+    "the starred target gets one item too few",
+    "a generator's StopIteration is not turned into RuntimeError",
+    "a sequence pattern matches strings",
+    "with: __enter__ is looked up before __exit__ is known, and twice",
 )
 KEPT = sorted((Path(__file__).parent / "kept").glob("*.txt"))
 
@@ -110,15 +113,13 @@ def opcodes_in(code: CodeType) -> set[str]:
     return found
 
 
-@pytest.fixture(scope="module")
-def programs() -> list[tuple[str, Any]]:
-    return corpus(60)
-
-
-@pytest.mark.parametrize("fault", CHEAP_FAULTS)
-def test_a_planted_fault_is_found(fault: str, programs: list[tuple[str, Any]]) -> None:
-    """A few; `make fuzz ARGS=--faults` plants them all."""
-    assert programs_until_found(fault, programs) is not None
+def test_planted_faults_are_found() -> None:
+    """In 60 programs, one fault at a time. Another Python has other programs: on 3.13 five faults need more of them."""
+    programs = corpus(60)
+    assert programs_until_found("no fault", programs) is None
+    planted = [fault for fault in FAULTS if fault not in RARE_FAULTS]
+    missed = [fault for fault in planted if programs_until_found(fault, programs) is None]
+    assert len(planted) >= 35 and len(missed) <= 8, missed
 
 
 def test_make_fuzz_runs_batches_and_goes_on_where_it_stopped(tmp_path: Path) -> None:
@@ -149,3 +150,10 @@ def test_programs_do_much() -> None:
     assert len(done) >= 90
     assert sum(len(outcome.log) for outcome in done) / len(done) > 9
     assert sum(outcome.error is None for outcome in done) > len(done) // 2
+
+
+def test_a_program_that_waits_for_ever_is_stopped() -> None:
+    with pytest.raises(TooLong), cpu_limit(0.05):
+        held = threading.Lock()
+        held.acquire()
+        held.acquire()

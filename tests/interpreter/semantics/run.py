@@ -33,8 +33,8 @@ Python 3.14 is not supported: where this is measured there is none to build the 
 definitions of it download from python.org, which is out of reach; Debian 12 has 3.11; PyPI has no interpreters). There
 `import moebius.interpreter` raises ImportError, and the C extensions do not build; both name the versions that work."""
 OTHERWISE = """\
-Also known to differ: what C code itself warns of (`bool(NotImplemented)`, an unclosed file) has the machine's file and line, while
-`warnings.warn` has the program's; a signal handler's second argument is one of the machine's frames."""
+Also known to differ: what C code itself warns of (`bool(NotImplemented)`, an unclosed file) has the machine's file and
+line, while `warnings.warn` has the program's; a signal handler's second argument is one of the machine's frames."""
 MODULE_SECONDS = 1800  # wall clock of one process; a test that is not reached counts as different
 
 

@@ -29,7 +29,12 @@ class Functions(Core):
 
     def function(self, depth: int) -> Lines:
         lines = self.make_function(depth, "plain")
-        return [*lines, *self.call_statement(depth, latest=True)] if self.chance(80) else lines
+        return [*lines, *self.call_statement(depth, latest=True), *self.look_after()] if self.chance(80) else lines
+
+    def look_after(self) -> Lines:
+        """What an inner function has made of this one's variables."""
+        names = [name for name in NAMES if name in self.scope.sure]
+        return [f"note('{self.fresh('after')}', {', '.join(names)})"] if names and self.chance(60) else []
 
     def make_function(self, depth: int, kind: str) -> Lines:
         if self.scope.kind == "class" or self.left <= 2:

@@ -75,6 +75,7 @@ class Matching(Core):
                     (1, lambda: "{'k': " + self.pattern(one) + ", **" + self.capture() + "}"),
                     (1, lambda: "{1: _, 'k': " + self.pattern(one) + "}"),
                     (2, lambda: f"{self.pick(('int', 'str', 'list'))}({self.pattern(one)})"),
+                    (1, lambda: f"{self.pick(('int', 'Point', 'dict'))}()"),
                     (1, lambda: f"{self.pick(('Num', 'Box'))}(n={self.pattern(one)})"),
                     (2, lambda: f"Point({self.pattern(one)}, y={self.pattern(one)})"),
                     (1, lambda: f"Point({self.pattern(one)}, {self.pattern(one)}, {self.pattern(one)})"),

@@ -112,7 +112,8 @@ class Statements(Core):
     def unpack(self, depth: int) -> Lines:
         shape = self.pick(("{}, {}", "{}, *{}", "*{}, {}", "[{}, {}]", "({}, {}), {}", "{}, *{}, {}", "{}, {}, {}"))
         count = shape.count("{}")
-        text = shape.format(*(self.target(depth) for _ in range(count)))
+        targets = [self.target(depth) for _ in range(count)]
+        text = shape.format(*targets)
         if self.chance(60):
             fitting = {
                 1: ("Seq(4)", "'xyz'"),
@@ -132,7 +133,8 @@ class Statements(Core):
                     self.expr("any", depth),
                 )
             )
-        return [f"{text} = {value}"]
+        names = ", ".join(target for target in targets if target.isidentifier())
+        return [f"{text} = {value}", *([f"note('{self.fresh('u')}', {names})"] if names else [])]
 
     def tuple_display(self, depth: int) -> str:
         raise NotImplementedError
