@@ -240,6 +240,21 @@ class Product(RowFunction):
 
 
 @dataclass(frozen=True)
+class RowWise(RowFunction):
+    """[S, …]: what ``node`` computes, of each row of ``base`` by itself and of what is the same for all rows."""
+
+    base: Linear
+    node: fx.Node
+
+
+@dataclass(frozen=True)
+class OwnVector(Fact):
+    """What ``node`` computes of vectors of this turn's expert, element by element: ``1 + scale[e]``."""
+
+    node: fx.Node
+
+
+@dataclass(frozen=True)
 class StateRows(Fact):
     """state[coordinate], a copy, and with ``rows`` added to it: half of ``out[token] += rows``."""
 

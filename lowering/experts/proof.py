@@ -24,9 +24,12 @@ from moebius.lowering.experts.facts import (
     Fact,
     HitList,
     Linear,
+    OwnVector,
+    Product,
     RowFunction,
     Rows,
     RowWeight,
+    RowWise,
     Selection,
     Slice,
     State,
@@ -47,7 +50,7 @@ from moebius.lowering.experts.routing import (
 )
 from moebius.lowering.operators import read_call, target_name
 from moebius.lowering.torch_private import same_size
-from moebius.lowering.values import describe_where, same_shape, shape_of, tensor_of
+from moebius.lowering.values import describe_where, same_shape, shape_of, tensor_of, where_of
 
 
 class Refused(Exception):
@@ -55,12 +58,23 @@ class Refused(Exception):
 
     def __init__(self, step: str, reason: str, node: fx.Node):
         self.step, self.reason, self.node = step, reason, node
-        super().__init__(f"{step}: {reason} ({describe_where(node)})")
+        super().__init__(f"{step}: {reason} ({describe_where(placed(node))})")
+
+
+def placed(node: fx.Node) -> fx.Node:
+    """The node, or the first that uses it whose line is known (arithmetic on sizes has none)."""
+    seen = [node]
+    for one in seen:
+        if where_of(one)[0] or len(seen) > 50:
+            return one
+        seen += one.users
+    return node
 
 
 @dataclass
 class Claim:
-    """What the loop is claimed to compute. coefficient · Π weights scales each row; without gating, up is None."""
+    """What the loop is claimed to compute. coefficient · Π weights scales each row; without gating, up is None. after:
+    what is done with each row of the down-projection first, if anything is."""
 
     reader: Reader
     sum: Accumulated
@@ -74,6 +88,7 @@ class Claim:
     hits: HitList | None = None
     limit: int | None = None
     experts: int = 0
+    after: RowWise | None = None
 
     @property
     def node(self) -> fx.Node:
@@ -93,8 +108,17 @@ class Claim:
         return self.gate.input
 
     @property
+    def vectors(self) -> list[Slice]:
+        """The expert's own vectors that ``after`` reads."""
+        if self.after is None:
+            return []
+        facts = [self.reader.facts.get(node) for node in nodes_after(self.reader, self.after)]
+        return [fact for fact in facts if isinstance(fact, Slice)]
+
+    @property
     def slices(self) -> list[Slice]:
         found = [self.down.weight, self.gate.weight] + ([self.up.weight] if self.up else [])
+        found += self.vectors
         return found + [linear.bias for linear in (self.down, self.gate, self.up) if linear is not None and linear.bias]
 
 
@@ -117,6 +141,10 @@ def make_claim(reader: Reader, storage: Storage) -> Claim:
     total = evidence.sums[0]
     rows = known(total.rows, "expert function", total.node)
     outer = as_product(rows)
+    after = outer.factors[0] if len(outer.factors) == 1 and isinstance(outer.factors[0], RowWise) else None
+    if after is not None:
+        bare = as_product(after.base)
+        outer = Product(outer.selection, outer.dtype, outer.coefficient, bare.factors, outer.weights)
     if len(outer.factors) != 1 or not isinstance(outer.factors[0], Linear):
         raise Refused(
             "expert function", f"what is added is not a down-projection but {describe(outer.factors)}", total.node
@@ -135,6 +163,9 @@ def make_claim(reader: Reader, storage: Storage) -> Claim:
         outer.weights + inner.weights,
         storage,
     )
+    claim.after = after
+    if after is not None and (inner.weights or inner.coefficient * scale != 1.0):
+        raise Refused("expert function", "what is done with each row follows a scaled down-projection", total.node)
     for linear in (gate, up):
         if linear is not None and not isinstance(linear.input, Rows):
             raise Refused(
@@ -148,6 +179,20 @@ def make_claim(reader: Reader, storage: Storage) -> Claim:
     shape = shape_of(gate.weight.weight.node)
     claim.experts = shape[0] if shape and isinstance(shape[0], int) else 0
     return claim
+
+
+def nodes_after(reader: Reader, after: RowWise) -> list[fx.Node]:
+    """The nodes of the body from the base's rows (not these) to ``after``, and what they read, in order."""
+    found: set[fx.Node] = set()
+    pending = [after.node]
+    while pending:
+        node = pending.pop()
+        if node in found or reader.facts.get(node) == after.base:
+            continue
+        found.add(node)
+        if isinstance(reader.facts.get(node), RowFunction | OwnVector):
+            pending += node.all_input_nodes
+    return sorted(found)
 
 
 def known(fact: Fact, step: str, node: fx.Node) -> RowFunction:
@@ -397,6 +442,13 @@ def sizes_agree(claim: Claim) -> Fault | None:
             claim.node,
         )
     width = len(claim.down.weight.range_of(claim.down.out_axis))
+    if claim.after is not None:
+        made = shape_of(claim.after.node)
+        slots = index[1] if len(index) == 2 else 1
+        if made is None or not same_size(made[1], width):
+            return "what is done with each row changes its width", claim.after.node
+        if not isinstance(slots, int):
+            return "how many experts a token has is not a constant", claim.after.node
     if not same_size(x[1], width) or not same_size(target[1], width):
         return f"the result is {width} wide and x {x[1]}; the operator has one width", claim.node
     return None
@@ -404,7 +456,7 @@ def sizes_agree(claim: Claim) -> Fault | None:
 
 def one_precision(claim: Claim) -> Fault | None:
     """All products are computed in one dtype: that of x and the weights, or autocast's."""
-    operands = {claim.x.dtype, *(piece.dtype for piece in claim.slices)}
+    operands = {claim.x.dtype, *(piece.dtype for piece in claim.slices if piece not in claim.vectors)}
     computed = {linear.dtype for linear in (claim.gate, claim.up, claim.down) if linear is not None}
     if len(computed) != 1:
         return f"the projections are computed in different dtypes: {', '.join(map(str, computed))}", claim.node

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import operator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -15,9 +16,9 @@ from moebius.kernels.contract import stored_width
 from moebius.kernels.precision import text_of
 from moebius.lowering.aliasing import Storage
 from moebius.lowering.experts import joining
-from moebius.lowering.experts.facts import Invariant, Linear, RowWeight, Slice
-from moebius.lowering.experts.proof import Claim, state_position, target_of
-from moebius.lowering.experts.routing import allowed_indices, proven_within
+from moebius.lowering.experts.facts import Invariant, Linear, OwnVector, RowFunction, RowWeight, Slice
+from moebius.lowering.experts.proof import Claim, nodes_after, state_position, target_of
+from moebius.lowering.experts.routing import Allowed, allowed_indices, proven_within
 from moebius.lowering.graph import ExpertRegion, LoweringOptions
 from moebius.lowering.operators import read_call
 from moebius.lowering.torch_private import assert_holds
@@ -36,7 +37,7 @@ def fill_region(region: ExpertRegion, claim: Claim, options: LoweringOptions) ->
     region.top_k = top_k if isinstance(top_k, int) else None
     region.kernel = kernel_for(x)
     narrow = len(claim.down.weight.range_of(3 - claim.down.out_axis))
-    if isinstance(tokens, int) and isinstance(top_k, int):
+    if isinstance(tokens, int) and isinstance(top_k, int) and claim.after is None:
         width_h, size = narrow if claim.up is None else 2 * narrow, claim.gate.dtype.itemsize
         elements = saved_elements(tokens, width, narrow, top_k, save="recompute", num_experts=claim.experts)
         if claim.up is not None and is_whole(claim.gate, claim.up) is None and not joining.applies(options):
@@ -167,6 +168,11 @@ def write_operator(claim: Claim, options: LoweringOptions, known: dict[Any, Any]
         index = writer.call(torch.unsqueeze, index, 1)
         running = index if not claim.selection.keep else writer.call(torch.unsqueeze, running, 1)
     x = writer.cast(writer.invariant(claim.x.source), claim.x.dtype)
+    scale = routing_scale(claim, writer, index, x)
+    slots = running
+    if claim.after is not None:  # a row for each slot: what comes after looks at each expert's result by itself
+        running = writer.call("reshape", running, -1, 1)
+        x = writer.call(torch.repeat_interleave, x, (shape_of(slots) or (0, 1))[1], dim=0)
     gate, up = claim.gate, claim.up
     whole = Slice(
         gate.weight.weight,
@@ -189,17 +195,84 @@ def write_operator(claim: Claim, options: LoweringOptions, known: dict[Any, Any]
             bias = writer.call(torch.cat, [writer.vector(b) for b in (gate.bias, up.bias)], 1)
     down = writer.matrix(claim.down.weight, claim.down.out_axis)
     down_bias = None if claim.down.bias is None else writer.vector(claim.down.bias)
-    scale = routing_scale(claim, writer, index, x)
-    tensors = (x, gate_up, down, running, scale, bias, down_bias)
+    inside = None if claim.after is not None else scale
+    tensors = (x, gate_up, down, running, inside, bias, down_bias)
     signature = (*map(metadata, tensors), claim.activation, layout, *asked.values())
     named: dict[str, Any] = {"gate": layout, "gate_up_bias": bias, "down_bias": down_bias, **asked}
     with writer.graph.inserting_before(writer.loop):
-        arguments = (x, gate_up, down, running, scale, claim.activation)
+        arguments = (x, gate_up, down, running, inside, claim.activation)
         node = stands_at(writer.graph.call_function(experts_operator, arguments, named), claim.node)
     if signature not in known:
         known[signature] = infer(node)
     node.meta["val"] = known[signature]
-    return writer.known(node)
+    writer.known(node)
+    return node if claim.after is None else after_each_row(claim, writer, node, slots, scale)
+
+
+def after_each_row(claim: Claim, writer: Writer, rows: fx.Node, index: fx.Node, scale: fx.Node | None) -> fx.Node:
+    """Does with the experts' results [T·K, D] what the turns do with each row, and adds up a token's K slots.
+
+    index, scale: [T, K]. Slots that go to no expert add nothing, whatever comes after makes of their zeros.
+    """
+    after = claim.after
+    assert after is not None
+    reader, flat = claim.reader, writer.call("reshape", index, -1)
+    made: dict[fx.Node, Any] = {}
+
+    def place(node: fx.Node) -> Any:
+        fact = reader.facts.get(node)
+        if fact == after.base:
+            return rows
+        if isinstance(fact, RowFunction | OwnVector):
+            return made[node]
+        if isinstance(fact, Slice):
+            low = writer.call(torch.clamp, flat, 0, claim.experts - 1)
+            return writer.call(torch.index_select, writer.vector(fact), 0, low)
+        return writer.outside(node)
+
+    if tensor_dtype(rows) != after.base.dtype:
+        rows = writer.cast(rows, after.base.dtype)
+    for node in nodes_after(reader, after):
+        if isinstance(reader.facts.get(node), RowFunction | OwnVector):
+            made[node] = norm_apart(claim, writer, node, place) or copied(writer, node, place)
+    result = place(after.node)
+    if not proven_within(index, Allowed(0, claim.experts)):
+        low, high = writer.call(torch.ge, flat, 0), writer.call(torch.lt, flat, claim.experts)
+        inside = writer.call(torch.logical_and, low, high)
+        result = writer.call(torch.where, writer.call(torch.unsqueeze, inside, 1), result, 0.0)
+    if scale is not None:
+        result = writer.call(torch.mul, result, writer.call("reshape", scale, -1, 1))
+    shape = shape_of(index)
+    assert shape is not None
+    width = (shape_of(rows) or (0, 0))[1]
+    return writer.call(torch.sum, writer.call("reshape", result, -1, shape[1], width), 1)
+
+
+def copied(writer: Writer, node: fx.Node, place: Callable[[fx.Node], Any]) -> fx.Node:
+    with writer.graph.inserting_before(writer.loop):
+        copy = writer.graph.node_copy(node, place)
+        copy.meta["val"] = infer(copy)
+        return writer.known(copy)
+
+
+def norm_apart(claim: Claim, writer: Writer, node: fx.Node, place: Callable[[fx.Node], Any]) -> fx.Node | None:
+    """A norm whose weight is the expert's own, as a norm without one, times the weight of each row's expert."""
+    call = read_call(node)
+    if call is None or call.name not in ("layer_norm", "rms_norm"):
+        return None
+    own = [call.args.get(name) for name in ("weight", "bias")]
+    if not any(isinstance(w, fx.Node) and isinstance(claim.reader.facts.get(w), Slice | OwnVector) for w in own):
+        return None
+    result = writer.call(node.target, place(call["input"]), call["normalized_shape"], eps=call["eps"])
+    for target, vector in zip((torch.mul, torch.add), own, strict=True):
+        if isinstance(vector, fx.Node):
+            result = writer.call(target, result, place(vector))
+    return result
+
+
+def tensor_dtype(node: fx.Node) -> torch.dtype | None:
+    value = tensor_of(node)
+    return None if value is None else value.dtype
 
 
 def metadata(node: fx.Node | None) -> Any:
