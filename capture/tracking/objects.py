@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import collections
 import contextvars
+import inspect
 import types
 import weakref
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -89,6 +91,14 @@ class Record:
         )
 
 
+@dataclass
+class MetTuple:
+    """A tuple that existed before. entered: what stands for it in the trace. places: where it was found."""
+
+    entered: Any
+    places: list[Source]
+
+
 def is_bound_builtin(value: Any) -> bool:
     """A method in C with the object that it belongs to, made anew each time it is asked for. A function of a module
     has the module there, or nothing."""
@@ -120,6 +130,7 @@ class Objects:
         self.age: dict[int, int] = {}
         self.at_the_end: list[Callable[[Any], None]] = []  # called with the emitter, after the effects on objects
         self.depth = 0  # how many expert loops are open: what is older than the innermost must not be changed in it
+        self.tuples: dict[int, MetTuple] = {}  # by id of the tuple, and of what stands for it
         self.cells: dict[int, Record] = {}
         self.context: dict[contextvars.ContextVar, tuple[Any, Any]] = {}
         self.writes = 0
@@ -190,11 +201,13 @@ class Objects:
         if record is not None:
             if not source.static and record.source is not source:
                 self.alias(source, record.source, value)
+            elif source.static and not record.source.static:
+                self.pin(record, f"is {source.name}")
             return value
         if kind in CONTAINERS:
             if not source.static:
                 self.guards.check("type", source, kind, text=f"type is {kind.__qualname__}")
-        elif isinstance(value, types.FunctionType) and value.__closure__ and not source.static:
+        elif isinstance(value, types.FunctionType) and not source.static and is_made_anew(value):
             self.enter_closure(value, source)
         elif isinstance(value, types.MethodType):
             self.enter_method(value, source)
@@ -217,7 +230,7 @@ class Objects:
 
     def enter_closure(self, function: types.FunctionType, source: Source) -> None:
         """An inner function, made anew by each call: the same code over other cells."""
-        for name in ("__code__", "__defaults__"):
+        for name in ("__code__", "__defaults__", "__globals__"):
             value = getattr(function, name)
             self.guards.check("is", part(source, "attr", name), value, text=f"is {describe(value)}")
         place, defaults = part(source, "attr", "__kwdefaults__"), function.__kwdefaults__
@@ -272,15 +285,39 @@ class Objects:
             self.enter(x, Static(f"{source.name}[{i}]", x) if source.static else part(source, "tuple_item", i))
             for i, x in enumerate(value)
         ]
+        met = self.tuples.get(id(value))
+        if met is not None and all(a is b for a, b in zip(entered, met.entered, strict=True)):
+            met.places.append(source)
+            return met.entered
+        found: Any
         if all(a is b for a, b in zip(entered, value, strict=True)):
-            if type(value) is not tuple:
-                self.records.setdefault(id(value), Record(value, source))
-            return value
-        if type(value) is tuple:
-            return self.made(tuple(entered))
-        if hasattr(type(value), "n_sequence_fields"):  # C's named tuples have a constructor of their own
-            return self.made(type(value)(entered))
-        return self.made(tuple.__new__(type(value), entered))
+            found = value
+        elif type(value) is tuple:
+            found = tuple(entered)
+        elif hasattr(type(value), "n_sequence_fields"):  # C's named tuples have a constructor of their own
+            found = type(value)(entered)
+        else:
+            found = tuple.__new__(type(value), entered)
+        if found is not value:
+            self.made(found)
+        self.records[id(found)] = Record(value, source)
+        self.tuples[id(value)] = self.tuples[id(found)] = MetTuple(found, [source])
+        return found
+
+    def guard_same_tuple(self, value: tuple) -> None:
+        """A tuple that was met in two places is one object in both, where tracing asks for that."""
+        met = self.tuples.get(id(value))
+        first, *others = met.places if met is not None else [None]
+        for other in others:
+            assert first is not None
+            one, two = (other, first) if first.static else (first, other)
+            if one.static or one is two:
+                continue
+            if two.static:
+                self.guards.check("is", one, self.records[id(value)].obj, text=f"is {two.name}")
+            elif ("same", one, two) not in self.guards.seen:
+                self.guards.seen.add(("same", one, two))
+                self.guards.same_or_distinct("same", one, two)
 
     def alias(self, source: Source, known: Source, value: Any) -> None:
         """The object was met before under another source: that they are one object is a fact too."""
@@ -289,6 +326,17 @@ class Objects:
         elif (source, known) not in self.guards.seen:
             self.guards.seen.add((source, known))
             self.guards.same_or_distinct("same", source, known)
+
+    def pin(self, record: Record, text: str) -> None:
+        """The object that arguments lead to is this very one: a fact, once."""
+        key = ("pinned", id(record.obj))
+        if not record.source.static and key not in self.guards.seen:
+            self.guards.seen.add(key)
+            try:
+                check: tuple[str, Any] = ("is_weak", weakref.ref(record.obj))  # a guard keeps nobody's key alive
+            except TypeError:
+                check = ("is", record.obj)
+            self.guards.check(check[0], record.source, check[1], text=text)
 
     def guard_distinct(self, left: Any, right: Any) -> None:
         """Two objects that are not one today: a fact, where a path from the arguments leads to one of them."""
@@ -358,10 +406,27 @@ class Objects:
 
     def dict_get(self, record: Record, key: Any) -> Any:
         """The value at ``key``, or ABSENT."""
+        if self.misses(record, key):
+            return ABSENT
         value = self.entry_now(record, self.real_key(key))
         if self.log is not None:
             self.log.append(("entry", record, key, value) if isinstance(key, PLAIN_KEYS) else ("other", record))
         return value
+
+    def misses(self, record: Record, key: Any) -> bool:
+        """Whether an object that arguments lead to is no key of an unchanged dict: a guard on that, which does not
+        keep the object alive and holds for the next one."""
+        found = self.records.get(id(key))
+        if found is None or found.source.static or isinstance(key, tuple) or record.shadow is not None:
+            return False
+        if record.writes or type(record.obj) not in DICTS or not hashed_by_identity(key):
+            return False
+        if dict.__contains__(record.obj, key):
+            return False
+        self.note("a key that is not there")
+        text = f"is no key of {record.source.name}"
+        self.guards.holds(found.source.name, text, is_no_key, record.source, found.source)
+        return True
 
     def entries(self, record: Record, keys: Sequence[Any]) -> list[Any]:
         """``dict_get`` for several plain keys of a dict."""
@@ -477,7 +542,10 @@ class Objects:
         if isinstance(key, TensorProxy):
             return key.real if key.real is not None else key
         if isinstance(key, tuple):
-            return tuple(self.real_key(k) for k in key) if any(isinstance(k, TensorProxy) for k in key) else key
+            keys = tuple(self.real_key(k) if type(k) not in SIMPLE else k for k in key)
+            return key if all(a is b for a, b in zip(keys, key, strict=True)) else keys
+        if (record := self.records.get(id(key))) is not None:  # hashed by what it is: another object is another key
+            self.pin(record, "the same key")
         if isinstance(key, RuntimeNumber):
             return key.settled()  # type: ignore[attr-defined]
         if isinstance(key, SYMBOLIC):
@@ -693,6 +761,21 @@ def whole_items(container: Any) -> tuple[Any, ...]:
 def same_item(now: Any, then: Any) -> bool:
     """Identical, or equal constants of one type."""
     return now is then or (type(now) is type(then) and isinstance(now, int | str | bytes) and now == then)
+
+
+def is_made_anew(function: types.FunctionType) -> bool:
+    """Whether a function may be another one in each call, with the same code: an inner function or a lambda."""
+    inner = function.__code__.co_flags & inspect.CO_NESTED
+    return bool(function.__closure__ or inner or function.__code__.co_name == "<lambda>")
+
+
+def hashed_by_identity(key: Any) -> bool:
+    return type(key).__hash__ is object.__hash__ or isinstance(key, types.FunctionType)
+
+
+def is_no_key(the_dict: dict, key: Any) -> bool:
+    """A guard."""
+    return not dict.__contains__(the_dict, key)
 
 
 def identified(value: Any) -> bool:

@@ -194,7 +194,17 @@ class Operators(Parts):
                     f"{left_kind.__name__} {op} {right_kind.__name__} with items that are not plain",
                     "compare plain values",
                 )
+        if op in ("==", "!="):
+            self.guard_identities(left, right)
         return super().compare(op, a, b)
+
+    def guard_identities(self, left: Any, right: Any) -> None:
+        """Two objects that C compares, by identity or by what they are bound to, go on being two."""
+        if isinstance(left, types.MethodType) and isinstance(right, types.MethodType):
+            self.guard_identities(left.__self__, right.__self__)
+            self.guard_identities(left.__func__, right.__func__)
+        elif left is not right:
+            self.objects.guard_distinct(left, right)
 
     def asks_in_python(self, value: Any) -> bool:
         """Whether looking for an attribute that is not there runs code of the value's class."""
@@ -286,12 +296,12 @@ class Operators(Parts):
         raise Break("membership in a C object", kind.__name__, "test it outside of the step")
 
     def is_same(self, left: Any, right: Any) -> bool:
-        if isinstance(left, types.MethodType) and isinstance(right, types.MethodType):
-            return left is right
         if isinstance(left, LoopLeftover) or isinstance(right, LoopLeftover):
             self.refuse_alien(left if isinstance(left, LoopLeftover) else right)
         if left is not right:
             self.objects.guard_distinct(left, right)
+        elif isinstance(left, tuple):
+            self.objects.guard_same_tuple(left)
         return left is right
 
     def is_none(self, value: Any) -> bool:

@@ -159,7 +159,10 @@ class StandIns(CallParts):
     def hash_of(self, value: Any) -> int:
         if natives.is_plain(value, self.known) and not isinstance(value, str | bytes):
             return hash(value)
-        return self.identity(value) if type(value).__hash__ is object.__hash__ else hash(self.objects.real_key(value))
+        if type(value).__hash__ is object.__hash__:
+            self.identity(value)  # a graph break where it is another object in each call
+            return object.__hash__(value)
+        return hash(self.objects.real_key(value))
 
     def boolean(self, *value: Any) -> Any:
         if not value:
