@@ -3,9 +3,9 @@
 *Calls*: one process, one captured training step of two linear layers with AdamW; each batch has one of seven sizes and
 numbers of its own, every hundredth call breaks the graph, and every tenth gets arguments that no later call gets.
 *Captures*: another process; each time a new class, a model of it, an optimizer and a step of their own, calls of two
-batch sizes and with a graph break, then ``moebius.reset()``. After a garbage collection are counted: resident memory, all
-objects that Python's collector knows, and how many of the models, optimizers, functions and batches that the program
-has let go of are still there (by weak references).
+batch sizes and with a graph break, then ``moebius.reset()``. After a garbage collection are counted: resident memory,
+all objects that Python's collector knows, and how many of the models, optimizers, functions and batches that the
+program has let go of are still there (by weak references).
 
     moebius bench memory --calls 10000 --captures 1000
 """
@@ -125,7 +125,8 @@ def main() -> None:
     args = parser.parse_args()
     if args.calls and args.captures:  # each in a process of its own
         print(f"{machine()}\n\n| | MiB | objects | alive, of those let go |\n|---|---:|---:|---:|", flush=True)
-        for chosen in (["--calls", str(args.calls), "--captures", "0"], ["--calls", "0", "--captures", str(args.captures)]):
+        for calls_made, captures_made in ((args.calls, 0), (0, args.captures)):
+            chosen = ["--calls", str(calls_made), "--captures", str(captures_made)]
             subprocess.run([sys.executable, __file__, *chosen], check=True)
     elif args.calls:
         calls(args.calls)

@@ -18,18 +18,19 @@ from typing import Any
 import torch
 from torch import fx
 
-from moebius.lowering import Lowered, is_pure, where_raised, writes_into
+from moebius.lowering import Lowered, apply, is_pure, where_raised, writes_into
 from moebius.lowering.step import BranchError, MissingGradientError
 
 from . import torch_private
 from .hook import call_unhooked
+from .parked import Parked
 from .residual import Emitter
 from .resume import CannotResume
 from .speculation import SideExit
 from .stopped import connected, continuation
 from .trace import Policy, Request, Trace
 from .tracking.graphs import GraphWriter
-from .tracking.optimizers import MadeState, take_back
+from .tracking.optimizers import MadeState
 from .tracking.values import CannotRebuild
 
 HANDLERS = "moebius: no handler between the failed operator and {} has run: what called it cannot be resumed"
@@ -85,7 +86,7 @@ class FailureHandler:
             return [self.exits[error.place].go_on(error.live, args, kwargs)]
         reached = locate(error, self.lowered, inputs)
         if isinstance(error, MissingGradientError):
-            take_back(self.made_state)
+            Parked(self.made_state).park()  # for good: the next capture makes it anew
             self.missed(error)
         if reached is None:
             error.add_note(
@@ -222,7 +223,4 @@ class Values:
             raise Unavailable(f"{node.name} is needed, and what it was computed from has changed since")
         args, kwargs = fx.map_arg(node.args, self.value), fx.map_arg(node.kwargs, self.value)
         with torch.set_grad_enabled(getattr(node.meta.get("val"), "requires_grad", False)):
-            if node.op == "call_method":
-                return getattr(args[0], str(node.target))(*args[1:], **kwargs)
-            assert callable(node.target)
-            return node.target(*args, **kwargs)
+            return apply(node, args, kwargs)

@@ -29,10 +29,13 @@ class Parked:
                 yield pair, optimizer, p
 
     def park(self) -> None:
-        """After a call that left parameters without gradients."""
-        for pair, optimizer, p in self.living(self.made):
-            if pair not in self.away and is_untouched(optimizer, p):
-                self.away[pair] = optimizer.state.pop(p)
+        """After a call that left parameters without gradients: what no step has updated since is out of its place."""
+        self.away |= self.taken_out(pair for pair in self.made if pair not in self.away)  # (those: by take_away)
+
+    def taken_out(self, references: Iterable[MadeState]) -> dict[MadeState, Any]:
+        """The state of those that have no gradient and that no step has updated, taken out of their optimizers."""
+        living = self.living(references)
+        return {pair: optimizer.state.pop(p) for pair, optimizer, p in living if is_untouched(optimizer, p)}
 
     def put_back(self) -> bool:
         """Before a call; whether there was anything to put back. What got another state meanwhile is not ours now."""
@@ -44,8 +47,7 @@ class Parked:
 
     def take_away(self) -> None:
         """After that call: what got its first gradient stays."""
-        still = [(pair, optimizer, p) for pair, optimizer, p in self.living(self.away) if is_untouched(optimizer, p)]
-        self.away = {pair: optimizer.state.pop(p) for pair, optimizer, p in still}
+        self.away = self.taken_out(self.away)
 
     def around(self, run: Callable[..., Any]) -> Callable[..., Any]:
         """``run`` with the state in place."""

@@ -29,7 +29,8 @@ from .tracking import natives
 from .tracking.loops import RangeRows, TensorRows
 from .tracking.methods import ContextToken
 from .tracking.numbers import Number
-from .tracking.objects import CONTAINERS, DICTS, LISTS, SETS, Objects, Record, raw_dict
+from .tracking.objects import Objects
+from .tracking.records import CONTAINERS, DICTS, LISTS, SETS, Record, raw_dict
 from .tracking.values import ATOMS, IDENTITIES, SYMBOLIC, CannotRebuild, LoopLeftover, TensorMethod, TensorProxy
 
 LONG_RUN = 8  # constants in a row that are cheaper to pass as one tuple
@@ -157,7 +158,8 @@ class Emitter:
         if record is not None:
             return self.load(record.source)
         if isinstance(value, tuple):
-            return self.tuple_value(value)
+            met = self.objects.tuples.get(id(value))
+            return self.tuple_value(value) if met is None else self.load(met.places[0])
         if isinstance(value, torch.Tensor) and (proxy := self.objects.tensors_met.get(id(value))) is not None:
             return self.graph_value(proxy)  # a tensor as the key of a dict
         if id(value) not in self.objects.new:

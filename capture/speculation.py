@@ -22,7 +22,7 @@ import torch
 from torch import fx
 
 from moebius.interpreter import Frame
-from moebius.lowering import writes_into
+from moebius.lowering import apply, writes_into
 from moebius.lowering.step import require_branch
 
 from .residual import Emitter
@@ -132,9 +132,7 @@ class Speculation:
                     raise LookupError(node.name)
                 done[node] = None
                 args, kwargs = fx.map_arg(node.args, run), fx.map_arg(node.kwargs, run)
-                target: Any = node.target
-                method = node.op == "call_method"
-                done[node] = getattr(args[0], target)(*args[1:], **kwargs) if method else target(*args, **kwargs)
+                done[node] = apply(node, args, kwargs)
             return done[node]
 
         try:

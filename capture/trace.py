@@ -30,8 +30,9 @@ from .speculation import Speculation
 from .stopped import Stopped
 from .tracking.domain import OwnError, StopHere, TrackingDomain, refuse_own
 from .tracking.graphs import GraphWriter, Where
-from .tracking.objects import COUNTERS, Objects, Record
+from .tracking.objects import COUNTERS, Objects
 from .tracking.optimizers import MadeState
+from .tracking.records import Record
 from .tracking.tensors import TensorOperations
 from .tracking.values import TRACING, Break
 

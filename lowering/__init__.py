@@ -30,7 +30,7 @@ from moebius.lowering.pipeline import run_passes
 from moebius.lowering.repeats import Reached, whole_code, written_once
 from moebius.lowering.step import checkpoint
 from moebius.lowering.torch_private import may_write, returns_nothing
-from moebius.lowering.values import copy_node
+from moebius.lowering.values import apply, copy_node
 
 __all__ = [
     "OWN",
@@ -42,6 +42,7 @@ __all__ = [
     "LoweringOptions",
     "SkipTurn",
     "UnknownBackendError",
+    "apply",
     "check_backend",
     "copy_node",
     "expert_loop",

@@ -85,6 +85,14 @@ def copy_node(graph: fx.Graph, node: fx.Node, place: Callable[[fx.Node], Any]) -
     return copy
 
 
+def apply(node: fx.Node, args: tuple, kwargs: dict[str, Any]) -> Any:
+    """What a call node's function or method gives for these arguments."""
+    if node.op == "call_method":
+        return getattr(args[0], str(node.target))(*args[1:], **kwargs)
+    assert callable(node.target)
+    return node.target(*args, **kwargs)
+
+
 def infer(node: fx.Node) -> Any:
     """The value that a node has for its arguments' values: fake for fake ones.
 
@@ -100,10 +108,7 @@ def infer(node: fx.Node) -> Any:
         key = None  # a symbolic size, which has no hash
     values = [value_of(argument) for argument in node.all_input_nodes]
     with fake_mode_of(values), torch.no_grad():
-        if node.op == "call_method":
-            found = getattr(args[0], str(node.target))(*args[1:], **kwargs)
-        else:
-            found = node.target(*args, **kwargs)  # type: ignore[operator]
+        found = apply(node, args, kwargs)
     if known is not None and key is not None and isinstance(found, torch.Tensor):
         known[key] = found
     return found

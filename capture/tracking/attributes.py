@@ -20,7 +20,8 @@ from moebius.interpreter import Signal
 from ..hook import ABSENT
 from ..sources import Static, part
 from .numbers import Number
-from .objects import CONTAINERS, HEAP_TYPE, Objects, Record, raw_dict
+from .objects import Objects
+from .records import CONTAINERS, HEAP_TYPE, Record, raw_dict
 from .tensors import TensorOperations
 from .texts import Text
 from .values import ATOMS, SYMBOLIC, Break, LoopLeftover, TensorMethod, TensorProxy

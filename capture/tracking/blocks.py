@@ -23,7 +23,7 @@ from moebius.lowering import copy_node
 from .. import torch_private
 from ..guards.recorder import tensor_meta
 from ..hook import ABSENT
-from .objects import DICTS, LISTS, SIMPLE, Record, whole_items
+from .records import DICTS, LISTS, SIMPLE, Record, whole_items
 from .values import ATOMS, SYMBOLIC, TensorProxy
 
 if TYPE_CHECKING:

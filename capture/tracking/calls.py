@@ -31,8 +31,8 @@ from .messages import Messages
 from .methods import Methods
 from .numbers import FUNCTIONS as NUMBER_FUNCTIONS
 from .numbers import Number
-from .objects import CONTAINERS, DICTS, Record
 from .optimizers import is_state_maker, make_state
+from .records import CONTAINERS, DICTS, Record
 from .stand_ins import StandIns
 from .substitutes import ANYWHERE, COPY_PROTOCOL, SUBSTITUTES, is_plain_object
 from .values import ATOMS, Break, LoopLeftover, TensorMethod, TensorProxy, type_of

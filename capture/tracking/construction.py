@@ -14,7 +14,7 @@ from moebius.interpreter.domain.core import special
 
 from . import natives
 from .call_parts import CallParts
-from .objects import CONTAINERS, DICTS
+from .records import CONTAINERS, DICTS
 from .values import Break, TensorProxy, type_of
 
 # Classes whose own C code lays objects out in a way that we can follow.

@@ -16,8 +16,8 @@ from ..hook import ABSENT
 from . import natives
 from .hit_loops import number_of
 from .loops import ROWS, TensorRows
-from .objects import CONTAINERS, DICTS, LISTS
 from .parts import Parts
+from .records import CONTAINERS, DICTS, LISTS
 from .texts import Text, Texts, texts
 from .values import ATOMS, Break, LoopLeftover, TensorMethod, TensorProxy, type_of
 

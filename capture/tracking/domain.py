@@ -27,8 +27,9 @@ from .calls import Calls
 from .caught import raised_in_c
 from .containers import Containers
 from .loops import ROWS, Loops
-from .objects import Objects, Record
+from .objects import Objects
 from .operators import Operators
+from .records import Record
 from .tensors import TensorOperations
 from .values import Break
 

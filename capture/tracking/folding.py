@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from moebius.lowering import is_pure, writes_into
+from moebius.lowering import apply, is_pure, writes_into
 
 MAX_NODES = 256  # operators that are run for one branch
 MAX_ELEMENTS = 1 << 20  # of each result
@@ -88,8 +88,7 @@ def computed(node: fx.Node, done: dict[fx.Node, Any]) -> Any:
     if node not in done:
         args: Any = fx.map_arg(node.args, lambda n: computed(n, done))
         kwargs: Any = fx.map_arg(node.kwargs, lambda n: computed(n, done))
-        target: Any = node.target
-        made = getattr(args[0], target)(*args[1:], **kwargs) if node.op == "call_method" else target(*args, **kwargs)
+        made = apply(node, args, kwargs)
         expected = node.meta["val"]
         if isinstance(expected, torch.Tensor) and (made.shape, made.dtype, made.device) != (
             expected.shape,

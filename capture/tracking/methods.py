@@ -16,7 +16,7 @@ from ..hook import ABSENT, copy_set
 from ..sources import Static
 from . import natives
 from .call_parts import CallParts, is_alien
-from .objects import DICTS, LISTS, SETS, Record
+from .records import DICTS, LISTS, SETS, Record
 from .texts import Text, texts
 from .values import ATOMS, Break, TensorProxy
 

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from .. import torch_private
-from .objects import CONTAINERS, DICTS, VIEWS
+from .records import CONTAINERS, DICTS, VIEWS
 from .values import ATOMS, SYMBOLIC, Break, RuntimeNumber, TensorProxy
 
 PURE: frozenset[Any] = frozenset(

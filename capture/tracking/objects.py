@@ -15,7 +15,6 @@ import inspect
 import types
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,80 +22,25 @@ import torch
 from ..guards.recorder import describe
 from ..hook import ABSENT, Entry, copy_set
 from ..sources import Part, Source, Static, part, part_name
-from .values import ATOMS, IDENTITIES, SYMBOLIC, Break, RuntimeNumber, TensorProxy, type_of
+from .cells import Cells
+from .identities import Identities, MetTuple
+from .records import (
+    CONTAINERS,
+    DICTS,
+    HEAP_TYPE,
+    PLAIN_KEYS,
+    SIMPLE,
+    UNREAD,
+    VIEWS,
+    Record,
+    raw_dict,
+    same_item,
+    whole_items,
+)
+from .values import ATOMS, IDENTITIES, Break, TensorProxy, type_of
 
 if TYPE_CHECKING:
     from ..guards.recorder import GuardRecorder
-
-DICTS = (dict, collections.OrderedDict, collections.defaultdict)
-LISTS = (list, collections.deque)
-SETS = (set,)
-CONTAINERS = frozenset((*DICTS, *LISTS, *SETS))
-VIEWS: tuple[type, ...] = (
-    type({}.keys()),
-    type({}.values()),
-    type({}.items()),
-    type(collections.OrderedDict().keys()),
-    type(collections.OrderedDict().values()),
-    type(collections.OrderedDict().items()),
-)
-# Keys that hash and compare without running anybody's code, and objects that hash by identity.
-HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: an instance of such a class can be given another class
-PLAIN_KEYS = (str, int, float, bytes, bool, type(None), type, types.FunctionType, torch.dtype, torch.device)
-
-
-# Constants that are the same in every place where they are found (a float may be a learning rate).
-SIMPLE = frozenset((str, int, bool, type(None), type(ABSENT)))
-UNREAD = object()  # no value is this one: the place was not read, so nothing guards what it held
-
-
-class Record:
-    """What is known of an object that existed before the call.
-
-    reads: parts already entered, by key; writes: for a dict, keys written without the whole having been read, in the
-    order in which that made them; moved: those of them that were there, were deleted and came again, last;
-    appends: the same for a list; operations: of a set, its methods with their argument; shadow: stands for the
-    container from the first whole read on.
-    """
-
-    __slots__ = (
-        "appends", "instance_dict", "moved", "obj", "operations", "original", "reads", "shadow", "source", "writes",
-    )  # fmt: skip
-
-    def __init__(self, obj: Any, source: Source):
-        self.obj, self.source = obj, source
-        self.reads: dict[Any, Any] = {}
-        self.writes: dict[Any, Any] = {}
-        self.moved: frozenset[Any] = frozenset()
-        self.appends: list[Any] | None = None  # most objects are only read: no containers for those
-        self.operations: tuple[tuple[str, Any], ...] = ()
-        self.shadow: Any = None
-        self.original: Any = None
-        self.instance_dict: Record | None = None
-
-    @property
-    def changed(self) -> bool:
-        """Whether the residual code has something to replay here."""
-        if self.shadow is None:
-            if not self.writes:
-                return bool(self.appends or self.moved)
-            written = any(self.reads.get(k, UNREAD) is not v for k, v in self.writes.items())
-            return written or bool(self.appends or self.moved)
-        if type(self.shadow) in DICTS:
-            return not same_items(self.original.items(), self.shadow.items())
-        if type(self.shadow) in SETS:
-            return bool(self.operations)
-        return len(self.shadow) != len(self.original) or any(
-            a is not b for a, b in zip(self.shadow, self.original, strict=True)
-        )
-
-
-@dataclass
-class MetTuple:
-    """A tuple that existed before. entered: what stands for it in the trace. places: where it was found."""
-
-    entered: Any
-    places: list[Source]
 
 
 def is_bound_builtin(value: Any) -> bool:
@@ -106,13 +50,7 @@ def is_bound_builtin(value: Any) -> bool:
     return owner is not None and not isinstance(owner, types.ModuleType | torch.Tensor)
 
 
-def same_items(first: Iterable[tuple[Any, Any]], second: Iterable[tuple[Any, Any]]) -> bool:
-    """Same keys with the same objects in the same order."""
-    a, b = list(first), list(second)
-    return len(a) == len(b) and all(k is q and v is w for (k, v), (q, w) in zip(a, b, strict=True))
-
-
-class Objects:
+class Objects(Identities, Cells):
     """All objects of one trace. ``volatile``: names of places whose value differs from call to call."""
 
     def __init__(
@@ -187,7 +125,7 @@ class Objects:
                 return value
         elif isinstance(value, torch.Tensor):
             return self.tensor_input(value, source)
-        elif id(value) in self.new or kind is TensorProxy:
+        elif (id(value) in self.new and id(value) not in self.tuples) or kind is TensorProxy:
             return value
         elif kind in VIEWS:  # what is in it changes with its container, which it does not show
             raise Break(
@@ -264,8 +202,7 @@ class Objects:
         if source.static:
             return value
         if type(value) in (int, float, str) and (
-            source.name in self.volatile
-            or (type(value) is not str and is_counted(source))
+            source.name in self.volatile or (type(value) is not str and is_counted(source))
         ):
             return self.symbolic(value, source)
         text = f"== {value!r}" if len(repr(value)) < 60 else f"== {repr(value)[:59]}…"
@@ -292,6 +229,8 @@ class Objects:
         found: Any
         if all(a is b for a, b in zip(entered, value, strict=True)):
             found = value
+            if type(value) is not tuple:
+                self.records.setdefault(id(value), Record(value, source))
         elif type(value) is tuple:
             found = tuple(entered)
         elif hasattr(type(value), "n_sequence_fields"):  # C's named tuples have a constructor of their own
@@ -300,68 +239,8 @@ class Objects:
             found = tuple.__new__(type(value), entered)
         if found is not value:
             self.made(found)
-        self.records[id(found)] = Record(value, source)
-        self.tuples[id(value)] = self.tuples[id(found)] = MetTuple(found, [source])
+        self.tuples[id(value)] = self.tuples[id(found)] = MetTuple(value, found, [source])
         return found
-
-    def guard_same_tuple(self, value: tuple) -> None:
-        """A tuple that was met in two places is one object in both, where tracing asks for that."""
-        met = self.tuples.get(id(value))
-        first, *others = met.places if met is not None else [None]
-        for other in others:
-            assert first is not None
-            one, two = (other, first) if first.static else (first, other)
-            if one.static or one is two:
-                continue
-            if two.static:
-                self.guards.check("is", one, self.records[id(value)].obj, text=f"is {two.name}")
-            elif ("same", one, two) not in self.guards.seen:
-                self.guards.seen.add(("same", one, two))
-                self.guards.same_or_distinct("same", one, two)
-
-    def alias(self, source: Source, known: Source, value: Any) -> None:
-        """The object was met before under another source: that they are one object is a fact too."""
-        if known.static:
-            self.guards.check("is", source, value, text=f"is {known.name}")
-        elif (source, known) not in self.guards.seen:
-            self.guards.seen.add((source, known))
-            self.guards.same_or_distinct("same", source, known)
-
-    def pin(self, record: Record, text: str) -> None:
-        """The object that arguments lead to is this very one: a fact, once."""
-        key = ("pinned", id(record.obj))
-        if not record.source.static and key not in self.guards.seen:
-            self.guards.seen.add(key)
-            try:
-                check: tuple[str, Any] = ("is_weak", weakref.ref(record.obj))  # a guard keeps nobody's key alive
-            except TypeError:
-                check = ("is", record.obj)
-            self.guards.check(check[0], record.source, check[1], text=text)
-
-    def guard_distinct(self, left: Any, right: Any) -> None:
-        """Two objects that are not one today: a fact, where a path from the arguments leads to one of them."""
-        first, second = self.source_of(left), self.source_of(right)
-        if first is None or second is None or (first.static and second.static):
-            return
-        if ("distinct", first, second) not in self.guards.seen:
-            self.guards.seen.add(("distinct", first, second))
-            self.guards.same_or_distinct("distinct", first, second)
-
-    def source_of(self, value: Any) -> Source | None:
-        if isinstance(value, TensorProxy):
-            return value.source
-        record = self.records.get(id(value))
-        return None if record is None else record.source
-
-    def distinct_when_changed(self) -> None:
-        """What was changed under one name must not turn out to be what has another name at a later call."""
-        changed = self.changed_records()
-        everything = list({id(r): r for r in self.records.values()}.values())
-        for record in changed:
-            for other in everything:
-                alike = type(other.obj) is type(record.obj) and (type(record.obj) in CONTAINERS or record.writes)
-                if other is not record and alike:
-                    self.guard_distinct(record.obj, other.obj)
 
     def record_of(self, obj: Any) -> Record | None:
         return self.records.get(id(obj))
@@ -412,21 +291,6 @@ class Objects:
         if self.log is not None:
             self.log.append(("entry", record, key, value) if isinstance(key, PLAIN_KEYS) else ("other", record))
         return value
-
-    def misses(self, record: Record, key: Any) -> bool:
-        """Whether an object that arguments lead to is no key of an unchanged dict: a guard on that, which does not
-        keep the object alive and holds for the next one."""
-        found = self.records.get(id(key))
-        if found is None or found.source.static or isinstance(key, tuple) or record.shadow is not None:
-            return False
-        if record.writes or type(record.obj) not in DICTS or not hashed_by_identity(key):
-            return False
-        if dict.__contains__(record.obj, key):
-            return False
-        self.note("a key that is not there")
-        text = f"is no key of {record.source.name}"
-        self.guards.holds(found.source.name, text, is_no_key, record.source, found.source)
-        return True
 
     def entries(self, record: Record, keys: Sequence[Any]) -> list[Any]:
         """``dict_get`` for several plain keys of a dict."""
@@ -537,32 +401,6 @@ class Objects:
             record.writes[key] = ABSENT
         return True
 
-    def real_key(self, key: Any) -> Any:
-        """The key as the user's dict has it: tensors that existed before are themselves there."""
-        if isinstance(key, TensorProxy):
-            return key.real if key.real is not None else key
-        if isinstance(key, tuple):
-            keys = tuple(self.real_key(k) if type(k) not in SIMPLE else k for k in key)
-            return key if all(a is b for a, b in zip(keys, key, strict=True)) else keys
-        if (record := self.records.get(id(key))) is not None:  # hashed by what it is: another object is another key
-            self.pin(record, "the same key")
-        if isinstance(key, RuntimeNumber):
-            return key.settled()  # type: ignore[attr-defined]
-        if isinstance(key, SYMBOLIC):
-            raise Break(
-                "symbolic size as a key",
-                f"a dict or set is indexed with {key}",
-                "mark the size static, or use a constant key",
-            )
-        if not isinstance(key, PLAIN_KEYS) and type(key).__hash__ is not object.__hash__ and type(key) not in ATOMS:
-            if python_method(type(key), "__hash__") or python_method(type(key), "__eq__"):
-                raise Break(
-                    "key with its own hash",
-                    f"a {type(key).__name__} is used as a dict key",
-                    "use a plain key (str, int, a tuple of them)",
-                )
-        return key
-
     # ------------------------------------------------------------------------------------------------------------------
     # Whole containers
     # ------------------------------------------------------------------------------------------------------------------
@@ -668,72 +506,6 @@ class Objects:
             self.guards.check("contents", record.source, tuple(items), text=text)
 
     # ------------------------------------------------------------------------------------------------------------------
-    # Cells and context variables
-    # ------------------------------------------------------------------------------------------------------------------
-
-    def cell_get(self, cell: types.CellType, name: str) -> Any:
-        """Contents of a cell, ABSENT if it is empty."""
-        if id(cell) in self.new:
-            if self.log is not None and type(contents_of(cell)) not in ATOMS:
-                self.log.append(("changed", self.born.get(id(cell), -1)))  # an older one is not to be read in a block
-            return contents_of(cell)
-        record = self.cells.get(id(cell))
-        if record is None:
-            record = self.cells[id(cell)] = Record(
-                cell, self.records[id(cell)].source if id(cell) in self.records else Static(f"closure {name}", cell)
-            )
-        if "value" not in record.writes and "value" not in record.reads:
-            record.reads["value"] = self.read_cell(record, cell)
-        value = record.writes["value"] if "value" in record.writes else record.reads["value"]
-        if self.log is not None:
-            self.log.append(("cell", record, value))
-        return value
-
-    def read_cell(self, record: Record, cell: types.CellType) -> Any:
-        value = contents_of(cell)
-        place = part(record.source, "cell")
-        if value is ABSENT:
-            self.guards.holds(place.name, "is unset", lambda c: contents_of(c) is ABSENT, record.source)
-            return ABSENT
-        if record.source.static and place.name not in self.volatile and not isinstance(value, torch.Tensor):
-            kind = "equal" if type(value) in ATOMS else "is"
-            self.guards.check(kind, place, value, text="unchanged")
-            return self.enter(value, Static(record.source.name.removeprefix("closure "), value))
-        return self.enter(value, place)
-
-    def cell_set(self, cell: types.CellType, name: str, value: Any) -> None:
-        self.touch(cell)
-        if id(cell) in self.new:
-            if value is ABSENT:
-                del cell.cell_contents
-            else:
-                cell.cell_contents = value
-            return
-        self.cell_get(cell, name)
-        self.cells[id(cell)].writes["value"] = value
-
-    def context_get(self, variable: contextvars.ContextVar) -> Any:
-        """Current value of a context variable, ABSENT if it has none."""
-        self.note("context")
-        if variable not in self.context:
-            value = variable.get(ABSENT)
-            self.guards.holds(
-                f"ContextVar({variable.name!r})",
-                f"is {'unset' if value is ABSENT else 'unchanged'}",
-                lambda: variable.get(ABSENT) is value,
-            )
-            entered = value if value is ABSENT else self.enter(value, Static(f"ContextVar({variable.name!r})", value))
-            self.context[variable] = (entered, entered)
-        return self.context[variable][1]
-
-    def context_set(self, variable: contextvars.ContextVar, value: Any) -> Any:
-        """Set it; returns the value before, for the token."""
-        before = self.context_get(variable)
-        self.touch(variable)
-        self.context[variable] = (self.context[variable][0], value)
-        return before
-
-    # ------------------------------------------------------------------------------------------------------------------
     # Effects
     # ------------------------------------------------------------------------------------------------------------------
 
@@ -742,40 +514,11 @@ class Objects:
         unique = {id(r): r for r in self.records.values()}
         return [r for r in unique.values() if r.changed]
 
-    def changed_cells(self) -> list[Record]:
-        return [r for r in self.cells.values() if "value" in r.writes]
-
-    def changed_context(self) -> list[tuple[contextvars.ContextVar, Any]]:
-        return [(v, now) for v, (before, now) in self.context.items() if now is not before]
-
-
-def whole_items(container: Any) -> tuple[Any, ...]:
-    """Everything that reading a whole container tells: keys and values in order, or items in order."""
-    if isinstance(container, dict):
-        return tuple(part for item in container.items() for part in item)
-    if isinstance(container, set):
-        return tuple(sorted(container, key=id))
-    return tuple(container)
-
-
-def same_item(now: Any, then: Any) -> bool:
-    """Identical, or equal constants of one type."""
-    return now is then or (type(now) is type(then) and isinstance(now, int | str | bytes) and now == then)
-
 
 def is_made_anew(function: types.FunctionType) -> bool:
     """Whether a function may be another one in each call, with the same code: an inner function or a lambda."""
     inner = function.__code__.co_flags & inspect.CO_NESTED
     return bool(function.__closure__ or inner or function.__code__.co_name == "<lambda>")
-
-
-def hashed_by_identity(key: Any) -> bool:
-    return type(key).__hash__ is object.__hash__ or isinstance(key, types.FunctionType)
-
-
-def is_no_key(the_dict: dict, key: Any) -> bool:
-    """A guard."""
-    return not dict.__contains__(the_dict, key)
 
 
 def identified(value: Any) -> bool:
@@ -803,28 +546,3 @@ def is_schedule(name: str, key: Any) -> bool:
 def is_counted(source: Source) -> bool:
     """Whether a place holds a scheduler's count, or what schedules set."""
     return isinstance(source, Part) and (source.operand in COUNTERS or is_schedule(source.name, source.operand))
-
-
-def contents_of(cell: types.CellType) -> Any:
-    """The cell's contents, ABSENT if empty."""
-    try:
-        return cell.cell_contents
-    except ValueError:
-        return ABSENT
-
-
-def raw_dict(obj: Any) -> dict | None:
-    """The instance dict itself, without running any of the user's code; None if there is none."""
-    try:
-        namespace = object.__getattribute__(obj, "__dict__")
-    except (AttributeError, TypeError):
-        return None
-    return namespace if isinstance(namespace, dict) else None
-
-
-def python_method(cls: type, name: str) -> bool:
-    """Whether looking ``name`` up on the class finds a Python function."""
-    for base in cls.__mro__:
-        if name in base.__dict__:
-            return isinstance(base.__dict__[name], types.FunctionType)
-    return False

@@ -18,8 +18,9 @@ from . import natives, numbers
 from .folding import constant_truth
 from .loops import ROWS
 from .numbers import Number
-from .objects import CONTAINERS, DICTS, SETS, identified
+from .objects import identified
 from .parts import Parts
+from .records import CONTAINERS, DICTS, SETS
 from .texts import Text, texts
 from .values import ATOMS, IDENTITIES, SYMBOLIC, Break, LoopLeftover, TensorMethod, TensorProxy, type_of
 

@@ -67,15 +67,6 @@ def make_state(optimizer: torch.optim.Optimizer, group: Any, objects: Objects, g
             p.grad = gradient
 
 
-def take_back(made: list[MadeState]) -> None:
-    """Parameters that got no gradient after all have no state, as if none had been made for them. What no step has
-    updated since is zeros."""
-    for references in made:
-        optimizer, p = (reference() for reference in references)
-        if optimizer is not None and p is not None and is_untouched(optimizer, p):
-            del optimizer.state[p]
-
-
 def is_untouched(optimizer: torch.optim.Optimizer, p: torch.Tensor) -> bool:
     """Whether a parameter has no gradient, and a state that no step has updated."""
     state = optimizer.state.get(p)

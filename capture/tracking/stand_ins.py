@@ -16,7 +16,7 @@ from . import natives
 from .call_parts import CallParts
 from .hit_loops import number_of
 from .numbers import Number
-from .objects import CONTAINERS, HEAP_TYPE
+from .records import CONTAINERS, HEAP_TYPE
 from .values import ATOMS, SYMBOLIC, Break, LoopLeftover, TensorMethod, TensorProxy, type_of
 
 TRUSTED_METACLASSES = frozenset({"abc", "typing", "enum", "torch.nn.parameter", "torch", "_py_abc"})

@@ -26,6 +26,7 @@ from moebius.lowering.distribution.sharded import Sharded
 from moebius.lowering.distribution.torch_private import tree_leaves
 from moebius.lowering.graph import LoweringOptions
 from moebius.lowering.torch_private import FakeTensor
+from moebius.lowering.values import apply
 
 WEIGHTS = ("gate_up_E2ND", "down_EDN", "gate_up_bias", "down_bias")  # arguments whose first axis counts experts
 CASTS = frozenset(("contiguous", "to", "float", "double", "half", "bfloat16", "clone", "type"))
@@ -275,10 +276,7 @@ def _propagate(node: fx.Node) -> None:
     if mode is None or mode.shape_env is None:
         return
     with mode, mode.shape_env.ignore_fresh_unbacked_symbols():
-        if node.op == "call_method":
-            node.meta["val"] = getattr(args[0], str(node.target))(*args[1:], **kwargs)
-        else:
-            node.meta["val"] = node.target(*args, **kwargs)  # type: ignore[operator]
+        node.meta["val"] = apply(node, args, kwargs)
 
 
 def _describe(node: fx.Node, chains: dict[int, list[fx.Node] | None], plan: Plan) -> None:

@@ -19,6 +19,7 @@ from torch import fx
 
 from moebius.lowering.step.branches import require_branch
 from moebius.lowering.step.gradients import MissingGradientError, gradient_of, require_gradients, set_gradient
+from moebius.lowering.values import apply
 
 OPTIMIZERS = frozenset(
     "adadelta adagrad adam adamax adamw nadam optimizer radam rmsprop rprop sgd _adafactor _muon".split()
@@ -143,11 +144,7 @@ class Plan:
                 args = tuple(shorter(a, dropped) for a in args)
                 kwargs = {name: shorter(a, dropped) for name, a in kwargs.items()}
             given, named = fx.map_arg(args, values.__getitem__), fx.map_arg(kwargs, values.__getitem__)
-            if node.op == "call_method":
-                result = getattr(given[0], str(node.target))(*given[1:], **named)
-            else:
-                assert callable(node.target)
-                result = node.target(*given, **named)
+            result = apply(node, given, named)
             if dropped and isinstance(result, list | tuple):
                 kept = iter(result)
                 result = [None if i in dropped else next(kept) for i in range(len(result) + len(dropped))]

@@ -27,7 +27,8 @@ from moebius.tracking.attributes import Attributes
 from moebius.tracking.calls import Calls
 from moebius.tracking.containers import Containers
 from moebius.tracking.methods import Methods
-from moebius.tracking.objects import Objects, Record
+from moebius.tracking.objects import Objects
+from moebius.tracking.records import Record
 
 log = logging.getLogger(__name__)
 counter = 0

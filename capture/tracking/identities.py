@@ -1,0 +1,154 @@
+"""Which object it is: two names of one object, objects that are compared, hashed and looked up by identity.
+
+An object that the arguments lead to may be another one in the next call. That two places hold one object, or two, is
+noted where tracing meets an object again, changes one of two, or asks: ``is``, ``==`` in C, a key of a dict or set.
+"""
+
+from __future__ import annotations
+
+import types
+import weakref
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ..sources import Source
+from .records import CONTAINERS, DICTS, PLAIN_KEYS, SIMPLE, Record, python_method
+from .values import ATOMS, SYMBOLIC, Break, RuntimeNumber, TensorProxy
+
+if TYPE_CHECKING:
+    from ..guards.recorder import GuardRecorder
+
+
+@dataclass
+class MetTuple:
+    """A tuple that existed before, original. entered: what stands for it in the trace. places: where it was found."""
+
+    original: Any
+    entered: Any
+    places: list[Source]
+
+
+class Identities:
+    """Part of ``Objects``."""
+
+    guards: GuardRecorder
+    records: dict[int, Record]
+    tuples: dict[int, MetTuple]
+
+    def changed_records(self) -> list[Record]:
+        raise NotImplementedError
+
+    def note(self, what: str) -> None:
+        raise NotImplementedError
+
+    def guard_same_tuple(self, value: tuple) -> None:
+        """A tuple that was met in two places is one object in both, where tracing asks for that."""
+        met = self.tuples.get(id(value))
+        if met is None:
+            return
+        first, *others = met.places
+        for other in others:
+            one, two = (other, first) if first.static else (first, other)
+            if one.static or one is two:
+                continue
+            if two.static:
+                self.guards.check("is", one, met.original, text=f"is {two.name}")
+            elif ("same", one, two) not in self.guards.seen:
+                self.guards.seen.add(("same", one, two))
+                self.guards.same_or_distinct("same", one, two)
+
+    def alias(self, source: Source, known: Source, value: Any) -> None:
+        """The object was met before under another source: that they are one object is a fact too."""
+        if known.static:
+            self.guards.check("is", source, value, text=f"is {known.name}")
+        elif (source, known) not in self.guards.seen:
+            self.guards.seen.add((source, known))
+            self.guards.same_or_distinct("same", source, known)
+
+    def pin(self, record: Record, text: str) -> None:
+        """The object that arguments lead to is this very one: a fact, once."""
+        key = ("pinned", id(record.obj))
+        if not record.source.static and key not in self.guards.seen:
+            self.guards.seen.add(key)
+            try:
+                check: tuple[str, Any] = ("is_weak", weakref.ref(record.obj))  # a guard keeps nobody's key alive
+            except TypeError:
+                check = ("is", record.obj)
+            self.guards.check(check[0], record.source, check[1], text=text)
+
+    def guard_distinct(self, left: Any, right: Any) -> None:
+        """Two objects that are not one today: a fact, where a path from the arguments leads to one of them."""
+        first, second = self.source_of(left), self.source_of(right)
+        if first is None or second is None or (first.static and second.static):
+            return
+        if ("distinct", first, second) not in self.guards.seen:
+            self.guards.seen.add(("distinct", first, second))
+            self.guards.same_or_distinct("distinct", first, second)
+
+    def source_of(self, value: Any) -> Source | None:
+        if isinstance(value, TensorProxy):
+            return value.source
+        if isinstance(value, tuple) and (met := self.tuples.get(id(value))) is not None:
+            return met.places[0]
+        record = self.records.get(id(value))
+        return None if record is None else record.source
+
+    def distinct_when_changed(self) -> None:
+        """What was changed under one name must not turn out to be what has another name at a later call."""
+        changed = self.changed_records()
+        everything = list({id(r): r for r in self.records.values()}.values())
+        for record in changed:
+            for other in everything:
+                alike = type(other.obj) is type(record.obj) and (type(record.obj) in CONTAINERS or record.writes)
+                if other is not record and alike:
+                    self.guard_distinct(record.obj, other.obj)
+
+    def misses(self, record: Record, key: Any) -> bool:
+        """Whether an object that arguments lead to is no key of an unchanged dict: a guard on that, which does not
+        keep the object alive and holds for the next one."""
+        found = self.records.get(id(key))
+        if found is None or found.source.static or isinstance(key, tuple) or record.shadow is not None:
+            return False
+        if record.writes or type(record.obj) not in DICTS or not hashed_by_identity(key):
+            return False
+        if dict.__contains__(record.obj, key):
+            return False
+        self.note("a key that is not there")
+        text = f"is no key of {record.source.name}"
+        self.guards.holds(found.source.name, text, is_no_key, record.source, found.source)
+        return True
+
+    def real_key(self, key: Any) -> Any:
+        """The key as the user's dict has it: tensors that existed before are themselves there."""
+        if isinstance(key, TensorProxy):
+            return key.real if key.real is not None else key
+        if isinstance(key, tuple):
+            keys = tuple(self.real_key(k) if type(k) not in SIMPLE else k for k in key)
+            return key if all(a is b for a, b in zip(keys, key, strict=True)) else keys
+        if (record := self.records.get(id(key))) is not None:  # hashed by what it is: another object is another key
+            self.pin(record, "the same key")
+        if isinstance(key, RuntimeNumber):
+            return key.settled()  # type: ignore[attr-defined]
+        if isinstance(key, SYMBOLIC):
+            raise Break(
+                "symbolic size as a key",
+                f"a dict or set is indexed with {key}",
+                "mark the size static, or use a constant key",
+            )
+        if not isinstance(key, PLAIN_KEYS) and type(key).__hash__ is not object.__hash__ and type(key) not in ATOMS:
+            if python_method(type(key), "__hash__") or python_method(type(key), "__eq__"):
+                raise Break(
+                    "key with its own hash",
+                    f"a {type(key).__name__} is used as a dict key",
+                    "use a plain key (str, int, a tuple of them)",
+                )
+        return key
+
+
+def hashed_by_identity(key: Any) -> bool:
+    return type(key).__hash__ is object.__hash__ or isinstance(key, types.FunctionType)
+
+
+def is_no_key(the_dict: dict, key: Any) -> bool:
+    """A guard."""
+    return not dict.__contains__(the_dict, key)
