@@ -51,6 +51,8 @@ from .tracking.values import TRACING
 MAX_MISSES = 2  # of one branch on data, before it becomes a graph break
 RARE = 20  # a branch on data that leaves its graph once in so many calls is let be
 MAX_SEGMENTS = 16  # per entry; past it the callable runs natively and the report names the guard that kept failing
+SAME_RESTS = 64  # turns of a loop with a graph break that are captured one by one
+MAX_RESTS = 8 * SAME_RESTS  # rests of one call, of which each goes on from the one before; then Python goes on alone
 MAX_LOOKS = 3  # how often what broke is traced once more, in the second call, to see whether it still does
 DEBUG = bool(os.environ.get("MOEBIUS_DEBUG"))
 
@@ -84,6 +86,7 @@ class Captured:
         self.cold_seconds = 0.0
         self.given_up = False
         self.root = parent is None
+        self.parent: Callable[[], Captured | None] = (lambda: None) if parent is None else weakref.ref(parent)
         self.looks = 0
         self.entry = Entry(run_cells_natively(function, n_cells), self.cold)
         self.watched: list[weakref.ref] = []
@@ -270,9 +273,28 @@ class Captured:
     def make_resume(
         self, code: types.CodeType, globals_: dict[str, Any], name: str, n_cells: int, names: tuple[str, ...]
     ) -> Any:
-        """The captured rest of a frame."""
+        """The captured rest of a frame: called, it is put off until the frame is left that calls it.
+
+        Each turn of a loop with a graph break in it goes on in a rest of its own, in which the places of that turn are
+        known. After many turns the same rest goes on to serve.
+        """
+        same, depth = self.rests_of(code)
+        if len(same) >= SAME_RESTS:
+            return again(weakref.ref(same[0].entry), run_cells_natively(same[0].function, n_cells))
         function = types.FunctionType(code, globals_, name, None, tuple(types.CellType() for _ in range(n_cells)))
-        return Captured(function, self.options, n_cells, names, parent=self).entry
+        if depth >= MAX_RESTS:
+            return run_cells_natively(function, n_cells)
+        return Entry.later.__get__(Captured(function, self.options, n_cells, names, parent=self).entry)
+
+    def rests_of(self, code: types.CodeType) -> tuple[list[Captured], int]:
+        """Those with equal code among the rests that this one goes on from, nearest first; and how many these are."""
+        found: list[Captured] = []
+        depth, one = 0, cast("Captured | None", self)
+        while one is not None and not one.root:
+            if one.function.__code__ == code:
+                found.append(one)
+            depth, one = depth + 1, one.parent()
+        return found, depth
 
     def below(self, callee: Callable[..., Any]) -> Callable[..., Any]:
         """The callable, run with the frame hook on: user functions below it are captured as children of this one."""
@@ -495,6 +517,17 @@ def record_name(owner: str, key: Any) -> str:
     if owner.endswith(".__dict__"):
         return f"{owner.removesuffix('.__dict__')}.{key}"
     return f"{owner}[{key!r}]"
+
+
+def again(entry: weakref.ref[Entry], native: Callable[..., Any]) -> Callable[..., Any]:
+    """Puts off a call of an entry from code below it: code objects are unknown to the garbage collector."""
+
+    @hidden
+    def go_on(*args: Any) -> Any:
+        found = entry()
+        return native(*args) if found is None else Entry.later.__get__(found)(*args)
+
+    return go_on
 
 
 def run_cells_natively(function: types.FunctionType, n_cells: int) -> Callable[..., Any]:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from .hidden import hidden
+from .hook import finish
 from .tracking.optimizers import MadeState, is_untouched
 
 
@@ -55,7 +56,7 @@ class Parked:
         @hidden
         def call(*args: Any, **kwargs: Any) -> Any:
             try:
-                return run(*args, **kwargs)
+                return finish(run(*args, **kwargs))
             finally:
                 self.take_away()
 

@@ -167,9 +167,8 @@ call_guarded(Entry *entry, PyObject *const *args, size_t nargsf, PyObject *kwnam
 }
 
 static PyObject *
-entry_vectorcall(PyObject *self, PyObject *const *args, size_t nargsf, PyObject *kwnames)
+call_once(Entry *entry, PyObject *const *args, size_t nargsf, PyObject *kwnames)
 {
-    Entry *entry = (Entry *)self;
     if (mb_disabled) {
         return PyObject_Vectorcall(entry->function, args, nargsf, kwnames);
     }
@@ -181,6 +180,90 @@ entry_vectorcall(PyObject *self, PyObject *const *args, size_t nargsf, PyObject 
     PyObject *result = call_guarded(entry, args, nargsf, kwnames);
     mb_hook_leave(scope);
     return result;
+}
+
+/* ---- the rest of a frame ---- */
+
+/* What a frame returns that goes on in another entry: the call is made by whoever called the frame, so that a loop with a
+   graph break in each turn does not go one call deeper with each. */
+typedef struct {
+    PyObject_HEAD
+    PyObject *entry, *args;
+} Rest;
+
+static int
+rest_traverse(Rest *rest, visitproc visit, void *arg)
+{
+    Py_VISIT(rest->entry);
+    Py_VISIT(rest->args);
+    return 0;
+}
+
+static void
+rest_dealloc(Rest *rest)
+{
+    PyObject_GC_UnTrack(rest);
+    Py_CLEAR(rest->entry);
+    Py_CLEAR(rest->args);
+    PyObject_GC_Del(rest);
+}
+
+PyTypeObject mb_Rest_Type = {
+    PyVarObject_HEAD_INIT(NULL, 0)
+    .tp_name = "moebius.hook.native.Rest",
+    .tp_basicsize = sizeof(Rest),
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_DISALLOW_INSTANTIATION,
+    .tp_doc = "The rest of a call, which is still to be run.",
+    .tp_dealloc = (destructor)rest_dealloc,
+    .tp_traverse = (traverseproc)rest_traverse,
+};
+
+static PyObject *
+entry_later(PyObject *entry, PyObject *const *args, Py_ssize_t n)
+{
+    PyObject *positional = PyTuple_New(n);
+    Rest *rest = positional == NULL ? NULL : PyObject_GC_New(Rest, &mb_Rest_Type);
+    if (rest == NULL) {
+        Py_XDECREF(positional);
+        return NULL;
+    }
+    for (Py_ssize_t i = 0; i < n; i++) {
+        PyTuple_SET_ITEM(positional, i, Py_NewRef(args[i]));
+    }
+    rest->entry = Py_NewRef(entry);
+    rest->args = positional;
+    PyObject_GC_Track(rest);
+    return (PyObject *)rest;
+}
+
+/* Takes a result and runs what is still to be run, to its end. */
+static PyObject *
+finished(PyObject *result)
+{
+    while (result != NULL && Py_IS_TYPE(result, &mb_Rest_Type)) {
+        Rest *rest = (Rest *)result;
+        PyObject *entry = rest->entry, *args = rest->args;
+        rest->entry = rest->args = NULL;
+        Py_DECREF(rest);
+        PyObject *const *items = &PyTuple_GET_ITEM(args, 0);
+        result = call_once((Entry *)entry, items, (size_t)PyTuple_GET_SIZE(args), NULL);
+        Py_DECREF(args);
+        Py_DECREF(entry);
+    }
+    return result;
+}
+
+PyObject *
+mb_finish(PyObject *module, PyObject *result)
+{
+    (void)module;
+    return finished(Py_NewRef(result));
+}
+
+static PyObject *
+entry_vectorcall(PyObject *self, PyObject *const *args, size_t nargsf, PyObject *kwnames)
+{
+    return finished(call_once((Entry *)self, args, nargsf, kwnames));
 }
 
 /* ---- the type ---- */
@@ -378,6 +461,8 @@ static PyMethodDef entry_methods[] = {
      "add(program, target): run `target` for calls that `program` accepts; it is tried first."},
     {"remove", (PyCFunction)entry_remove, METH_O, "remove(program) -> bool: forget its target; False if there is none."},
     {"clear", (PyCFunction)entry_clear_method, METH_NOARGS, "clear(): forget all targets."},
+    {"later", (PyCFunction)(void (*)(void))entry_later, METH_FASTCALL,
+     "later(*args) -> Rest: the call, to be made once the frame that returns it is left."},
     {NULL, NULL, 0, NULL},
 };
 

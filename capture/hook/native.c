@@ -84,6 +84,7 @@ copy_set(PyObject *module, PyObject *from)
 
 static PyMethodDef methods[] = {
     {"copy_set", copy_set, METH_O, "copy_set(set) -> set: with the same hash table, so that the order is the same."},
+    {"finish", mb_finish, METH_O, "finish(result): the result, or what the rest gives that it is, run to its end."},
     {"disable", disable, METH_NOARGS, "disable(): every Entry calls its function natively, until enable()."},
     {"enable", enable, METH_NOARGS, "enable(): undo disable()."},
     {"is_disabled", is_disabled, METH_NOARGS, "is_disabled() -> bool"},
@@ -103,7 +104,8 @@ execute(PyObject *module)
     }
     const char *off = getenv("MOEBIUS_DISABLE");
     mb_disabled = off != NULL && *off != '\0' && strcmp(off, "0") != 0;
-    if (PyType_Ready(&Absent_Type) < 0 || PyType_Ready(&mb_GuardProgram_Type) < 0 || PyType_Ready(&mb_Entry_Type) < 0) {
+    if (PyType_Ready(&Absent_Type) < 0 || PyType_Ready(&mb_GuardProgram_Type) < 0 || PyType_Ready(&mb_Entry_Type) < 0 ||
+        PyType_Ready(&mb_Rest_Type) < 0) {
         return -1;
     }
     if (mb_absent == NULL && (mb_absent = PyObject_New(PyObject, &Absent_Type)) == NULL) {

@@ -162,6 +162,8 @@ int mb_watch_one(PyObject *object, int on);             /* a dict or class, for 
 
 /* entry.c */
 extern PyTypeObject mb_Entry_Type;
+extern PyTypeObject mb_Rest_Type;
+PyObject *mb_finish(PyObject *module, PyObject *result);
 
 /* frames.c */
 extern int mb_hooked_threads;     /* how many threads have the hook switched on */

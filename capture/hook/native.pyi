@@ -121,6 +121,8 @@ class Entry:
         """Forget its target; False if there is none."""
     def clear(self) -> None:
         """Forget all targets."""
+    def later(self, *args: Any) -> Any:
+        """The call, to be made by the entry below which the frame runs that returns this."""
     @property
     def targets(self) -> list[tuple[GuardProgram, Callable[..., Any], int]]:
         """(program, target, hits), most recently hit first."""
@@ -136,6 +138,9 @@ def disable() -> None:
 
 def enable() -> None: ...
 def is_disabled() -> bool: ...
+def finish(result: Any, /) -> Any:
+    """The result of a call that no entry made, with what `Entry.later` put off run to its end."""
+
 def features() -> dict[str, Any]:
     """What the self-tests found here: dict_tags, instance_dict_tags, class_tags, dict_watchers,
     instance_dict_watchers, class_watchers (bool); tensor_reading (str)."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..hidden import hidden
-from ..hook import call_unhooked
+from ..hook import call_unhooked, finish
 from ..report.records import Difference
 from .compare import Comparison
 from .copies import RandomState, copy_call
@@ -39,7 +39,7 @@ class Shadow:
                 return run(*args, **kwargs)
             self.busy = True
             try:
-                return self.verify(owner, run, args, kwargs)
+                return self.verify(owner, complete(run), args, kwargs)
             finally:
                 self.busy = False
 
@@ -90,6 +90,11 @@ class Shadow:
         if got_error is not None:
             raise got_error
         return got
+
+
+def complete(run: Callable[..., Any]) -> Callable[..., Any]:
+    """The run with what goes on after its graph breaks."""
+    return lambda *args, **kwargs: finish(run(*args, **kwargs))
 
 
 def outcome(call: Callable[[], Any]) -> tuple[Any, BaseException | None]:

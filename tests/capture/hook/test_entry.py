@@ -15,7 +15,7 @@ import weakref
 
 import pytest
 
-from moebius.hook import Entry, GuardProgram, disable, enable, evaluator, is_disabled
+from moebius.hook import Entry, GuardProgram, disable, enable, evaluator, finish, is_disabled
 
 
 def typed(cls, n=1):
@@ -364,3 +364,29 @@ def test_warm_overhead_is_small():
 
     ratio = best(entry) / best(function)
     assert ratio < 6, ratio
+
+
+def test_a_call_that_is_put_off_is_made_when_the_frame_is_left():
+    """10,000 calls, each the last thing that the one before does, need no more stack than one."""
+    entries = {}
+
+    def step(n, seen):
+        seen.append(n)
+        return entries["step"].later(n - 1, seen) if n else "end"
+
+    def fails(n):
+        return entries["fails"].later(n - 1) if n else 1 // 0
+
+    for function in (step, fails):
+        entry = entries[function.__name__] = Entry(function, lambda entry, args, kwargs: entry.function(*args, **kwargs))
+    seen = []
+    assert entries["step"](10_000, seen) == "end" and seen == list(range(10_000, -1, -1))
+    with pytest.raises(ZeroDivisionError):
+        entries["fails"](10_000)
+    assert finish(step(3, [])) == "end" and finish(7) == 7
+    put_off = entries["step"].later(3, seen)
+    assert type(put_off).__name__ == "Rest"
+    held = weakref.ref(entries.pop("step"))
+    del put_off, entry, step
+    gc.collect()
+    assert held() is None
