@@ -43,6 +43,7 @@ from .hook import ABSENT, Entry, call_hooked, call_unhooked, set_frame_callback
 from .options import Options
 from .parked import Parked
 from .report.records import Recompile, Stats
+from .rests import MAX_RESTS, SAME_RESTS, again, later, rests_of, run_cells_natively
 from .segment import Segment, build
 from .shadow import Shadow
 from .trace import Policy, Request, trace
@@ -51,8 +52,6 @@ from .tracking.values import TRACING
 MAX_MISSES = 2  # of one branch on data, before it becomes a graph break
 RARE = 20  # a branch on data that leaves its graph once in so many calls is let be
 MAX_SEGMENTS = 16  # per entry; past it the callable runs natively and the report names the guard that kept failing
-SAME_RESTS = 64  # turns of a loop with a graph break that are captured one by one
-MAX_RESTS = 8 * SAME_RESTS  # rests of one call, of which each goes on from the one before; then Python goes on alone
 MAX_LOOKS = 3  # how often what broke is traced once more, in the second call, to see whether it still does
 DEBUG = bool(os.environ.get("MOEBIUS_DEBUG"))
 
@@ -278,23 +277,13 @@ class Captured:
         Each turn of a loop with a graph break in it goes on in a rest of its own, in which the places of that turn are
         known. After many turns the same rest goes on to serve.
         """
-        same, depth = self.rests_of(code)
+        same, depth = rests_of(self, code)
         if len(same) >= SAME_RESTS:
             return again(weakref.ref(same[0].entry), run_cells_natively(same[0].function, n_cells))
         function = types.FunctionType(code, globals_, name, None, tuple(types.CellType() for _ in range(n_cells)))
         if depth >= MAX_RESTS:
             return run_cells_natively(function, n_cells)
-        return Entry.later.__get__(Captured(function, self.options, n_cells, names, parent=self).entry)
-
-    def rests_of(self, code: types.CodeType) -> tuple[list[Captured], int]:
-        """Those with equal code among the rests that this one goes on from, nearest first; and how many these are."""
-        found: list[Captured] = []
-        depth, one = 0, cast("Captured | None", self)
-        while one is not None and not one.root:
-            if one.function.__code__ == code:
-                found.append(one)
-            depth, one = depth + 1, one.parent()
-        return found, depth
+        return later(Captured(function, self.options, n_cells, names, parent=self).entry)
 
     def below(self, callee: Callable[..., Any]) -> Callable[..., Any]:
         """The callable, run with the frame hook on: user functions below it are captured as children of this one."""
@@ -517,26 +506,6 @@ def record_name(owner: str, key: Any) -> str:
     if owner.endswith(".__dict__"):
         return f"{owner.removesuffix('.__dict__')}.{key}"
     return f"{owner}[{key!r}]"
-
-
-def again(entry: weakref.ref[Entry], native: Callable[..., Any]) -> Callable[..., Any]:
-    """Puts off a call of an entry from code below it: code objects are unknown to the garbage collector."""
-
-    @hidden
-    def go_on(*args: Any) -> Any:
-        found = entry()
-        return native(*args) if found is None else Entry.later.__get__(found)(*args)
-
-    return go_on
-
-
-def run_cells_natively(function: types.FunctionType, n_cells: int) -> Callable[..., Any]:
-    """The function itself, or for a resume function a callable that takes the cells first."""
-    if not n_cells:
-        return function
-    from .resume import with_cells
-
-    return with_cells(function.__code__, function.__globals__, function.__name__, n_cells)
 
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -377,8 +377,11 @@ def test_a_call_that_is_put_off_is_made_when_the_frame_is_left():
     def fails(n):
         return entries["fails"].later(n - 1) if n else 1 // 0
 
+    def cold(entry, args, kwargs):
+        return entry.function(*args, **kwargs)
+
     for function in (step, fails):
-        entry = entries[function.__name__] = Entry(function, lambda entry, args, kwargs: entry.function(*args, **kwargs))
+        entry = entries[function.__name__] = Entry(function, cold)
     seen = []
     assert entries["step"](10_000, seen) == "end" and seen == list(range(10_000, -1, -1))
     with pytest.raises(ZeroDivisionError):

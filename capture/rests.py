@@ -1,0 +1,53 @@
+"""The rest of a frame after a graph break: how it is called, and how many of them are captured."""
+
+from __future__ import annotations
+
+import types
+import weakref
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from .hidden import hidden
+from .hook import Entry
+from .resume import with_cells
+
+if TYPE_CHECKING:
+    from .captured import Captured
+
+SAME_RESTS = 64  # turns of a loop with a graph break that are captured one by one
+MAX_RESTS = 8 * SAME_RESTS  # rests of one call, of which each goes on from the one before; then Python goes on alone
+
+
+def rests_of(captured: Captured, code: types.CodeType) -> tuple[list[Captured], int]:
+    """Those with equal code among the rests that this one goes on from, nearest first; and how many these are."""
+    found: list[Captured] = []
+    depth = 0
+    one: Captured | None = captured
+    while one is not None and not one.root:
+        if one.function.__code__ == code:
+            found.append(one)
+        depth, one = depth + 1, one.parent()
+    return found, depth
+
+
+def later(entry: Entry) -> Callable[..., Any]:
+    """Puts off a call of the entry until the frame is left that calls this, and returns what it gets."""
+    return Entry.later.__get__(entry)  # (an attribute ``later`` of the entry may be the user's)
+
+
+def again(entry: weakref.ref[Entry], native: Callable[..., Any]) -> Callable[..., Any]:
+    """Puts off a call of an entry from code below it: code objects are unknown to the garbage collector."""
+
+    @hidden
+    def go_on(*args: Any) -> Any:
+        found = entry()
+        return native(*args) if found is None else later(found)(*args)
+
+    return go_on
+
+
+def run_cells_natively(function: types.FunctionType, n_cells: int) -> Callable[..., Any]:
+    """The function itself, or for a resume function a callable that takes the cells first."""
+    if not n_cells:
+        return function
+    return with_cells(function.__code__, function.__globals__, function.__name__, n_cells)
