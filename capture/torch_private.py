@@ -86,6 +86,7 @@ VARIABLE_FUNCTION_MODULES = frozenset(
 
 log_api_usage = torch._C._log_api_usage_once
 set_grad_enabled = torch._C._set_grad_enabled
+InferenceGuard = torch._C._InferenceMode
 # torch.compile tags each module that is made; what the step makes is nobody's to tag.
 tag_module = getattr(GenerationTracker.tag, "__func__", GenerationTracker.tag)
 # C functions that answer from torch's global state, which is guarded as a whole.

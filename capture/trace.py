@@ -8,6 +8,7 @@ of the user's; a trace that is given up leaves nothing behind.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import traceback
 import types
@@ -51,6 +52,7 @@ class Policy:
     unrolled: loops over ranges, and branches, that cannot be recorded as one node. by_number, not_by_number: loops over
     hits that are taken as one turn for each expert, and those that this does not help. options: what the callable was
     captured with.
+    inference_breaks: whether inference mode in the step is a graph break, as it could not be left in the graph.
     speculates: whether a branch on data may be in the graph, with a side exit. predictions: the way that each goes
     (``speculation.SideExit.place``). unpredictable: branches that went both ways too often.
     """
@@ -68,6 +70,7 @@ class Policy:
     not_by_number: set[tuple[types.CodeType, int]] = field(default_factory=set)
     options: Options | None = None
     speculates: bool = False
+    inference_breaks: bool = False
     predictions: dict[str, bool] = field(default_factory=dict)
     unpredictable: set[str] = field(default_factory=set)
     marked: Callable[[torch.Tensor], frozenset[int]] | None = None
@@ -124,6 +127,7 @@ class Trace:
         self.tensors.is_handled = self.is_handled
         self.domain = TrackingDomain(self.objects, self.tensors)
         self.domain.stop_at = stop_at
+        self.domain.calls.inference.allowed = not policy.inference_breaks
         self.domain.told_compiling = policy.told_compiling
         self.domain.options = policy.options
         self.domain.loops.unrolled = policy.unrolled
@@ -212,7 +216,7 @@ class Trace:
             detail = f"a {type(mode).__name__} sees each operator"
             self.not_entered(Break("mode", detail, "it runs natively, so that the mode sees what plain Python does"))
             return
-        with torch_private.preserved_state():
+        with torch_private.preserved_state(), contextlib.closing(self.domain.calls.inference):
             try:
                 frame = self.frame = self.enter_frame()
             except Break as stop:
@@ -392,6 +396,10 @@ def traced(request: Request, policy: Policy) -> Trace:
     while True:
         attempt = Trace(request, policy)
         attempt.run()
+        if attempt.domain.calls.inference.failed and not policy.inference_breaks:
+            policy.inference_breaks = True
+            attempt.release()
+            continue
         if hits := attempt.in_hits - policy.not_by_number:
             policy.not_by_number |= hits & policy.by_number
             policy.by_number |= hits

@@ -28,7 +28,7 @@ from moebius.lowering.layers import lower_layers
 from moebius.lowering.operators import is_pure
 from moebius.lowering.pipeline import run_passes
 from moebius.lowering.repeats import Reached, whole_code, written_once
-from moebius.lowering.step import checkpoint
+from moebius.lowering.step import checkpoint, inference
 from moebius.lowering.torch_private import may_write, returns_nothing
 from moebius.lowering.values import apply, copy_node
 
@@ -69,9 +69,10 @@ def lower(graph: CapturedGraph, options: LoweringOptions) -> Lowered:
         reason = "backend='eager' runs the captured graph as it is"
         regions = [unlowered_region(loop, reason) for loop in find_loops(graph.gm)]
         gm = graph.gm
-        if checkpoint.is_marked(gm.graph):
+        if checkpoint.is_marked(gm.graph) or inference.marks_of(gm.graph):
             gm = copy_graph(gm)
             checkpoint.outline(gm)
+            inference.outline_modes(gm)
         return ready(gm, regions)
     if (parts := lower_layers(graph, options)) is not None:
         repeats = parts.repeats()

@@ -9,7 +9,7 @@ from moebius.lowering.errors import LoweringError
 from moebius.lowering.experts import joining, rewrite
 from moebius.lowering.graph import CapturedGraph, LoweringOptions
 from moebius.lowering.memo import remembering
-from moebius.lowering.step import checkpoint, observed
+from moebius.lowering.step import checkpoint, inference, observed
 
 PASSES: tuple[Contract, ...] = (
     rewrite.CONTRACT,
@@ -17,6 +17,7 @@ PASSES: tuple[Contract, ...] = (
     placement.CONTRACT,
     joining.CONTRACT,
     checkpoint.CONTRACT,
+    inference.CONTRACT,
 )
 
 HOOKED = "a gradient hook or retain_grad() looks at a value that the loop's turns compute or use"

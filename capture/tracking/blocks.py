@@ -153,7 +153,7 @@ class Blocks:
 
     def describe_tensor(self, proxy: TensorProxy) -> Any:
         fake = proxy.fake
-        if proxy.attributes or not torch_private.is_fake(fake):
+        if proxy.attributes or not torch_private.is_fake(fake) or fake.is_inference():
             return None
         sizes = tuple(torch_private.expression(s) for s in (*fake.shape, *fake.stride(), fake.storage_offset()))
         known = (proxy.cls, proxy.source is None, fake.grad_fn is None, fake.requires_grad)

@@ -27,6 +27,7 @@ from .checkpoints import Checkpoints
 from .construction import Construction
 from .functions import AutogradFunctions
 from .hooks import GradientHooks
+from .inference import InferenceModes
 from .messages import Messages
 from .methods import Methods
 from .numbers import FUNCTIONS as NUMBER_FUNCTIONS
@@ -49,6 +50,7 @@ class Calls(Methods, Construction, StandIns):
         self.objects = domain.objects
         self.tensors = domain.tensors
         self.messages = Messages(domain)
+        self.inference = InferenceModes(domain)
         self.builtins: dict[Any, Callable[..., Any]] = {
             isinstance: self.is_instance,
             issubclass: self.is_subclass,
@@ -88,6 +90,7 @@ class Calls(Methods, Construction, StandIns):
             sys.exception: self.handled_exception,
             sys.exc_info: self.exception_details,
             warnings.warn: self.messages.warn,
+            torch_private.InferenceGuard: self.inference.make,
         }
         self.tensors.gradients.hooks = GradientHooks(self.domain, self.call)
         self.tensors.gradients.enter = self.objects.enter
@@ -102,7 +105,7 @@ class Calls(Methods, Construction, StandIns):
             torch.autograd.grad: self.derive,
             json.loads: self.parse_json,
         }
-        self.functions |= self.messages.functions
+        self.functions |= self.messages.functions | self.inference.functions
         o = operator
         self.builtins |= {
             o.getitem: self.domain.get_item,

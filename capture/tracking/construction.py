@@ -174,6 +174,5 @@ def check_object_arguments(cls: Any) -> None:
         raise TypeError(f"{cls.__name__}() takes no arguments")
 
 HINTS = {
-    "_InferenceMode": "use torch.no_grad(), which is a part of the graph, or enter inference mode around the step",
     "_ExperimentalConfig": "enter the profiler around the step",
 }

@@ -38,7 +38,8 @@ def never_written(node: Any) -> bool:
     """Whether nothing was written in place into the tensor or into what it was copied of, since topk."""
     root = index_root(node)
     while True:
-        if node.meta["val"]._version:
+        value = node.meta["val"]
+        if value.is_inference() or value._version:  # in inference mode nobody counts
             return False
         if node is root:
             return True

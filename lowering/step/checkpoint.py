@@ -6,7 +6,7 @@ While a step is captured, and while experts are lowered, they are operators like
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import torch
@@ -77,13 +77,16 @@ def outline(gm: fx.GraphModule) -> None:
     for count, (begin, end) in enumerate(zip(marks[::2], marks[1::2], strict=True)):
         inside = [n for n in nodes[begin + 1 : end] if n.op != "placeholder"]
         if inside:
-            outline_call(gm, inside, nodes[begin], f"checkpoint_{count}")
+            outline_call(gm, inside, nodes[begin], f"checkpoint_{count}", checkpointed, nodes[begin].args[0])
         gm.graph.erase_node(nodes[begin])
         gm.graph.erase_node(nodes[end])
     gm.recompile()
 
 
-def outline_call(gm: fx.GraphModule, inside: list[fx.Node], begin: fx.Node, name: str) -> None:
+def outline_call(
+    gm: fx.GraphModule, inside: list[fx.Node], begin: fx.Node, name: str, target: Callable[..., Any], *options: Any
+) -> None:
+    """Nodes that stand together become one: ``target(body, given, captures, *options)``. given: named by ``begin``."""
     members = set(inside)
     given = [n for n in dict.fromkeys(begin.all_input_nodes) if n not in members]
     captures = {n: None for node in inside for n in node.all_input_nodes if n not in members and n not in given}
@@ -99,7 +102,7 @@ def outline_call(gm: fx.GraphModule, inside: list[fx.Node], begin: fx.Node, name
     gm.add_submodule(name, fx.GraphModule(gm, graph))
     place = {key: begin.meta[key] for key in ("where", "stack", "number")}
     with gm.graph.inserting_after(inside[-1]):
-        call = gm.graph.call_function(checkpointed, (None, tuple(given), tuple(captures), begin.args[0]))
+        call = gm.graph.call_function(target, (None, tuple(given), tuple(captures), *options))
     with gm.graph.inserting_before(call):
         body = gm.graph.get_attr(name)
     call.args = (body, *call.args[1:])

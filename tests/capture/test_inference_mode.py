@@ -1,0 +1,203 @@
+"""``torch.inference_mode`` inside a captured step: one node of the graph, in which it is what it is in Python."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from moebius import capture, disable, explain, stats
+
+LINEAR = nn.Linear(4, 4)
+MARKS: list[object] = []
+
+
+@disable
+def native(x):
+    return x
+
+
+def context(x):
+    with torch.inference_mode():
+        y = LINEAR(x) * 2
+        z = y.relu()
+    return y, z, x * 3
+
+
+@torch.inference_mode()
+def evaluated(x):
+    return LINEAR(x).sum(-1)
+
+
+def decorator(x):
+    y = LINEAR(x)
+    return evaluated(y), y
+
+
+def two(x):
+    with torch.inference_mode():
+        a = x * 2
+    b = LINEAR(x)
+    with torch.inference_mode(True):
+        c = a + b
+    return a, b, c, torch.is_inference_mode_enabled()
+
+
+class Experts(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.up, self.down = nn.Parameter(torch.randn(3, 6, 4)), nn.Parameter(torch.randn(3, 4, 6))
+        self.router = nn.Linear(4, 3)
+
+    def forward(self, x):
+        weights, chosen = torch.topk(self.router(x).softmax(-1), 2)
+        out = torch.zeros_like(x)
+        for expert in range(3):
+            token, slot = torch.where(chosen == expert)
+            y = F.linear(F.silu(F.linear(x[token], self.up[expert])), self.down[expert])
+            out.index_add_(0, token, y * weights[token, slot, None])
+        return out
+
+
+EXPERTS = Experts()
+
+
+def experts(x):
+    with torch.inference_mode():
+        y = EXPERTS(x)
+    return y, x.sum()
+
+
+ONE_GRAPH = [context, decorator, two, experts]
+
+
+def a_break_inside(x):
+    with torch.inference_mode():
+        y = native(x * 2) + 1
+        MARKS.append(y.is_inference())
+    return y, x * 2
+
+
+def nested(x):
+    with torch.inference_mode():
+        y = x * 2
+        with torch.inference_mode(False):
+            z = y.clone() * LINEAR.weight.sum()
+        w = evaluated(x)
+    return y, z, w
+
+
+def off(x):
+    with torch.no_grad(), torch.inference_mode(False):
+        return LINEAR(x)
+
+
+def said(x):
+    with torch.inference_mode():
+        y = x * 2
+        print("inside", y.shape)
+    return y + 1
+
+
+def left_by_an_exception(x):
+    try:
+        with torch.inference_mode():
+            y = x * 2
+            raise ValueError("out")
+    except ValueError:
+        MARKS.append(torch.is_inference_mode_enabled())
+    return y, LINEAR(x)
+
+
+def buffer_changed(x):
+    seen = x.detach().clone()
+    with torch.inference_mode():
+        seen.add_(1)
+        y = seen * 2
+    return seen, y
+
+
+def view_of_an_argument_changed(x):
+    seen = x.detach().clone()
+    with torch.inference_mode():
+        seen.view(-1)[1:].mul_(2)
+        y = seen[(x.sum() > 100).long() * 900]  # fails for many rows
+    return seen, y
+
+
+def used_by_autograd(x):
+    with torch.inference_mode():
+        y = x * 2
+    return LINEAR(x) * y
+
+
+def fails_inside(x):
+    MARKS.append("before")
+    try:
+        with torch.inference_mode():
+            y = x * 2
+            y = y[torch.tensor(len(x) + 3) - (x.sum() < 100).long() * 3 - 1]
+        MARKS.append("done")
+        return y
+    except IndexError as error:
+        MARKS.append(torch.is_inference_mode_enabled())
+        return str(error)
+
+
+def kept(x):
+    mode = torch.inference_mode()
+    with mode:
+        y = x * 2
+    return y, mode.mode
+
+
+EVERY = [*ONE_GRAPH, a_break_inside, nested, off, said, left_by_an_exception, buffer_changed, used_by_autograd]
+EVERY += [fails_inside, kept, view_of_an_argument_changed]
+
+
+def shown(value):
+    if isinstance(value, torch.Tensor):
+        return value.tolist(), value.requires_grad, value.is_inference()
+    return [shown(v) for v in value] if isinstance(value, tuple) else value
+
+
+def outcome(function, x):
+    MARKS.clear()
+    try:
+        result = shown(function(x))
+    except Exception as error:
+        result = type(error), str(error)
+    assert not torch.is_inference_mode_enabled() and torch.is_grad_enabled()
+    return result, [*MARKS]
+
+
+@pytest.mark.parametrize("backend", ["moebius", "eager"])
+@pytest.mark.parametrize("function", EVERY, ids=lambda f: f.__name__)
+def test_it_is_what_python_does(function, backend):
+    captured = capture(function, backend=backend)
+    for n in (3, 3, 200, 3):
+        x = torch.ones(n, 4)
+        found, want = outcome(captured, x), outcome(function, x)
+        if function is experts:  # other kernels than the loop's
+            torch.testing.assert_close(function(x), captured(x), rtol=1e-4, atol=1e-4)
+        else:
+            assert found == want
+
+
+@pytest.mark.parametrize("function", ONE_GRAPH, ids=lambda f: f.__name__)
+def test_these_are_one_graph(function):
+    captured = capture(function)
+    captured(torch.ones(3, 4))
+    assert stats(captured).graphs == 1 and not stats(captured).breaks
+
+
+def test_experts_in_it_are_one_operator():
+    assert [region.lowered for region in explain(experts)(torch.ones(3, 4)).expert_regions] == [True]
+
+
+def test_what_breaks_says_so():
+    for function in (a_break_inside, off, said):
+        assert all(b.hint for b in explain(function)(torch.ones(3, 4)).breaks)
+    assert any("InferenceMode" in b.detail for b in explain(a_break_inside)(torch.ones(3, 4)).breaks)
