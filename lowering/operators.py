@@ -391,7 +391,11 @@ def is_pure(node: fx.Node) -> bool:
     if node.op == "get_attr":
         return True
     call = read_call(node)
-    return call is not None and not call.op.inplace and call.name not in CONTROL
+    if call is None or call.op.inplace:
+        return False
+    if call.name == "dropout":  # one that is switched off gives its input back (aten/src/ATen/native/Dropout.cpp)
+        return call["p"] == 0 or call["training"] is False
+    return call.name not in CONTROL
 
 
 def target_name(node: fx.Node) -> str:
