@@ -4,6 +4,7 @@
     python -m zoo --peer                   # torch.compile too, where no result of it is kept
     python -m zoo mixtral gpt_oss          # these families; the page is written of all results there are
     python -m zoo --resume                 # only the families that have no result yet
+    python -m zoo --memory                 # the peaks of memory alone, in the results that there are
 
 Results are kept in out/zoo, one JSON file a family, under the versions they were made with.
 """
@@ -59,6 +60,11 @@ def versions() -> str:
     return f"CPython {platform.python_version()}, torch {torch.__version__}, transformers {transformers.__version__}"
 
 
+def whole(result: dict[str, Any]) -> bool:
+    """Whether the family ran with the default backend."""
+    return "peak_bytes" in result.get("ours", {}).get("moebius", {})
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         prog="zoo", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -66,6 +72,7 @@ def main() -> None:
     parser.add_argument("families", nargs="*", help="names of model folders of transformers; without any, all")
     parser.add_argument("--peer", action="store_true", help="measure torch.compile too, where no result of it is kept")
     parser.add_argument("--resume", action="store_true", help="keep results of moebius that are there")
+    parser.add_argument("--memory", action="store_true", help="measure memory alone, in results that are there")
     parser.add_argument("--results", type=Path, default=ROOT / "out" / "zoo", help="default: out/zoo")
     parser.add_argument("--page", type=Path, default=ROOT / "docs" / "zoo.md", help="default: docs/zoo.md")
     args = parser.parse_args()
@@ -81,6 +88,13 @@ def main() -> None:
         if result.get("versions") != versions():
             result = {"versions": versions()}
         start = time.monotonic()
+        if args.memory:
+            found = in_process("memory", family, args.results) if whole(result) else {}
+            for name in found.keys() & {"plain", "moebius"}:
+                result["ours"][name]["peak_bytes"] = found[name]
+            file.write_text(json.dumps(result, indent=1))
+            print(f"{family:24} {found}", flush=True)
+            continue
         if "ours" not in result or not args.resume:
             result["ours"] = in_process("ours", family, args.results)
             result["measured"] = datetime.datetime.now(datetime.UTC).date().isoformat()
