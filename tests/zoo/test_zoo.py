@@ -19,7 +19,7 @@ FAMILIES = {
     "llama4": (True, 0, 0),  # all experts on all tokens, batched
     "jetmoe": (True, 0, 0),  # counts.tolist() drives split, also in attention
     "qwen3_next": (True, 2, 2),  # linear attention
-    "muse_spark": (True, 2, 0),  # a norm after the experts
+    "muse_spark": (True, 2, 2),  # a norm after the experts
     "vitpose_backbone": (True, 0, 0),  # a dense sum over experts, masked
     "zaya": (True, 2, 2),  # top-1, a router that passes its state on
 }
