@@ -10,7 +10,7 @@ from types import CodeType, FunctionType
 from typing import Any
 
 from .decode import CO_VARARGS, CO_VARKEYWORDS, Program
-from .domain.core import PLAIN
+from .domain.core import PLAIN, is_a
 
 
 def binder_for(program: Program, code: CodeType) -> FunctionType:
@@ -64,5 +64,7 @@ def bind_arguments(
         if all(type(v) in PLAIN for v in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())):
             program.binder = binder
     if kwargs and not all(type(name) is str for name in kwargs):
+        if not all(is_a(name, str) for name in kwargs):
+            raise TypeError("keywords must be strings")
         return native(binder, *args, **kwargs)
     return binder(*args, **kwargs)

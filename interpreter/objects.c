@@ -192,6 +192,20 @@ fill_frame(PyObject *module, PyObject *const *args, Py_ssize_t n)
 }
 
 static PyObject *
+merge_keywords(PyObject *module, PyObject *const *args, Py_ssize_t n)
+{
+    (void)module;
+    if (n != 2 || !PyDict_CheckExact(args[0]) || !PyDict_Check(args[1])) {
+        PyErr_SetString(PyExc_TypeError, "merge_keywords(dict, dict)");
+        return NULL;
+    }
+    if (_PyDict_MergeEx(args[0], args[1], 2) < 0) {
+        return NULL;
+    }
+    Py_RETURN_NONE;
+}
+
+static PyObject *
 untrack(PyObject *module, PyObject *object)
 {
     (void)module;
@@ -220,6 +234,8 @@ PyMethodDef mb_object_functions[] = {
     {"is_class", is_class, METH_O, "is_class(object) -> bool: PyType_Check."},
     {"fill_frame", (PyCFunction)(void (*)(void))fill_frame, METH_FASTCALL,
      "fill_frame(frame, list, unset): the frame's local variables become the list's values; those that are unset, unbound."},
+    {"merge_keywords", (PyCFunction)(void (*)(void))merge_keywords, METH_FASTCALL,
+     "merge_keywords(dict, dict): the second's entries go into the first; KeyError(key) at one that is there already."},
     {"untrack", untrack, METH_O, "untrack(object): gc.get_objects() does not list it."},
     {"write_unraisable", write_unraisable, METH_VARARGS,
      "write_unraisable(exception, object): PyErr_WriteUnraisable."},

@@ -8,6 +8,7 @@
  * PyTypeObject.tp_version_tag             yes     yes     yes     a class (and its bases) that was not written to
  * PyUnstable_Type_AssignVersionTag         -       yes     yes     a watcher tells of a class that has one only
  * _PyType_Lookup                          yes     yes     yes     MRO look-up without descriptors; borrowed result
+ * _PyDict_MergeEx                         yes     yes     intern. `f(**a, **b)`: no key twice, compared as often as there
  * _PyObject_GetDictPtr                    yes     yes     yes     where an instance keeps its __dict__
  * struct _PyInterpreterFrame              f_func  f_funcobj       the frame that the evaluator is about to run
  *   code                                  f_code  f_code  f_executable
@@ -144,6 +145,10 @@ mb_c_recursion_room(PyThreadState *tstate)
 {
     return &tstate->c_recursion_remaining;
 }
+#endif
+
+#if PY_VERSION_HEX >= 0x030D0000
+PyAPI_FUNC(int) _PyDict_MergeEx(PyObject *, PyObject *, int);
 #endif
 
 #include <stdint.h>

@@ -65,7 +65,9 @@ class Calls(Core):
             merged: dict[Any, Any] = {}
             self.dict_merge(merged, kwargs, callee)
             kwargs = merged
-        args, kwargs = list(args), dict(kwargs)
+        args = list(args)
+        if all(type(name) is str for name in kwargs):  # of any other names, a copy would call __eq__
+            kwargs = dict(kwargs)
         return self.call(callee, args, kwargs)
 
     def require_iterable(self, callee: Any, args: Any) -> None:

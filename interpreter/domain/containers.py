@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 from weakref import CallableProxyType, ProxyType
 
+from ..natives import merge_keywords
 from ..sentinels import STOP
 from .core import MISSING, PLAIN, Core, is_a, is_class, is_heap, is_subtype, lookup, special, type_name
 
@@ -313,23 +314,19 @@ class Containers(Core):
             self.map_add(target, key, value)
 
     def merge_entries(self, target: dict[Any, Any], other: dict[Any, Any], function: Any) -> None:
-        """A dict with keys that are no plain strings: merged natively, by the hashes that it holds, for their __eq__.
+        """A dict with keys that are no plain strings: merged by the hashes that it holds, for their __eq__.
 
-        The call that follows refuses such keys, whichever they are.
+        As Python/ceval.c format_kwargs_error does, any KeyError is taken for that of a key that is there twice.
         """
-        if not target:
-            target.update(other)
-            return
         try:
-            self.native(keywords_of_both, target, other)
-        except TypeError as error:
-            text = str(error)
-            if text != KEYWORDS and not text.startswith(MERGE_PREFIX):
+            self.native(merge_keywords, target, other)
+            return
+        except KeyError as error:
+            if len(error.args) != 1:
                 raise
-            self.machine.swallow(error)
-        if text != KEYWORDS:
-            raise TypeError(self.function_text(function) + text.removeprefix(MERGE_PREFIX))
-        target[object()] = None
+            key = self.machine.swallow(error).args[0]
+        text = self.function_text(function)
+        raise TypeError(f"{text} got multiple values for keyword argument '{self.to_str(key)}'")
 
     def keys_of(self, other: Any) -> Any:
         """The bound method `keys`, or MISSING."""
@@ -344,14 +341,6 @@ class Containers(Core):
         iterator = self.get_iter(self.call(keys, [], {}))
         while (key := self.next_item(iterator)) is not STOP:
             yield key, self.get_item(other, key)
-
-
-MERGE_PREFIX = "dict()"
-KEYWORDS = "keywords must be strings"
-
-
-def keywords_of_both(first: dict[Any, Any], second: dict[Any, Any]) -> dict[Any, Any]:
-    return dict(**first, **second)
 
 
 def by_entries(other: Any) -> bool:

@@ -115,6 +115,12 @@ class Box:
     def method(self, *args, k=1, **kwargs): note('method', args, k, kwargs); return len(args)
     def __len__(self): note('len'); return 2
 ''',
+    "Word": """
+class Word(str):
+    def __hash__(self): note('hash word', str(self)); return str.__hash__(self)
+    def __eq__(self, other): note('eq word', str(self)); return str.__eq__(self, other)
+    def __repr__(self): return f'Word({str(self)})'
+""",
     "Slotted": """
 class Slotted:
     __slots__ = ('slot', 'n')
