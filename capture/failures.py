@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from moebius.lowering import Lowered, apply, is_pure, where_raised, writes_into
-from moebius.lowering.step import BranchError, MissingGradientError
+from moebius.lowering import Lowered, Storage, apply, is_pure, where_raised
+from moebius.lowering.step import BranchError, MissingGradientError, is_backward
 
 from . import torch_private
 from .hook import call_unhooked
@@ -206,10 +206,23 @@ class Values:
     def __init__(self, reached: Reached, writer: GraphWriter):
         self.reached, self.writer = reached, writer
         self.module = writer.module()  # through which the loops' bodies are found
-        self.writes = [n for n in writer.scope.graph.nodes if writes_into(n)]
+        self.storage = Storage(writer.scope.graph)
 
     def of(self, output: Any) -> Any:
         return fx.map_arg(self.writer.argument(output), self.value)
+
+    def has_changed(self, node: fx.Node) -> bool:
+        """Whether memory that the node read may have been written to since it ran."""
+        read = {root for argument in node.all_input_nodes for root in self.storage.roots[argument]}
+        if any(str(root.meta.get("source", "")).endswith(".grad") for root in read) and any(
+            is_backward(later) and later > node for later in self.storage.graph.nodes
+        ):
+            return True
+        return any(
+            writer > node and not read.isdisjoint(self.storage.roots[target])
+            for writer, targets in self.storage.writers.items()
+            for target in targets
+        )
 
     def value(self, node: fx.Node) -> Any:
         number = node.meta.get("number")
@@ -219,7 +232,7 @@ class Values:
             return self.reached.inputs[node.meta["source"]]
         if node.op == "placeholder" or not is_pure(node):
             raise Unavailable(f"{node.name} is needed")
-        if any(written > node for written in self.writes):
+        if self.has_changed(node):
             raise Unavailable(f"{node.name} is needed, and what it was computed from has changed since")
         args, kwargs = fx.map_arg(node.args, self.value), fx.map_arg(node.kwargs, self.value)
         with torch.set_grad_enabled(getattr(node.meta.get("val"), "requires_grad", False)):

@@ -22,10 +22,9 @@ from bytecode import Bytecode, CellVar, FreeVar, Instr, Label, TryBegin, TryEnd
 from moebius.interpreter import NULL, UNSET, Frame, decode
 
 from .hidden import hidden
+from .liveness import LEAVES, falls_through
 
 ENTRY_OPCODES = frozenset({"COPY_FREE_VARS", "MAKE_CELL", "RETURN_GENERATOR"})
-LEAVES = frozenset({"RETURN_VALUE", "RETURN_CONST", "RAISE_VARARGS", "RERAISE"})
-JUMPS = frozenset({"JUMP_FORWARD", "JUMP_BACKWARD", "JUMP_BACKWARD_NO_INTERRUPT"})
 BEFORE_CALL = frozenset({"KW_NAMES", "PRECALL"})
 # After these (and what they pop) the stack may hold a NULL: the native part goes on to where the expression is done.
 UNCERTAIN = {"LOAD_METHOD": 1, "LOAD_ATTR": 1, "LOAD_GLOBAL": 0, "PUSH_NULL": 0, "LOAD_SUPER_ATTR": 3}
@@ -546,10 +545,6 @@ def shared_cells(item: Instr, cells: set[str]) -> Instr:
     if isinstance(item.arg, CellVar):
         return Instr(item.name, FreeVar(item.arg.name), location=item.location)
     return item
-
-
-def falls_through(instruction: Any) -> bool:
-    return instruction.opname not in LEAVES and instruction.opname not in JUMPS
 
 
 def reads_one_attribute(instructions: Any, index: int) -> bool:

@@ -22,7 +22,7 @@ import torch
 from torch import fx
 
 from moebius.interpreter import Frame
-from moebius.lowering import apply, writes_into
+from moebius.lowering import apply, only_computes
 from moebius.lowering.step import require_branch
 
 from .residual import Emitter
@@ -128,7 +128,8 @@ class Speculation:
             if node in real:
                 return real[node]
             if node not in done:
-                if len(done) >= MAX_PEEKED or writes_into(node) or any(part in str(node.target) for part in RANDOM):
+                random = any(part in str(node.target) for part in RANDOM)
+                if len(done) >= MAX_PEEKED or random or not only_computes(node):
                     raise LookupError(node.name)
                 done[node] = None
                 args, kwargs = fx.map_arg(node.args, run), fx.map_arg(node.kwargs, run)

@@ -13,6 +13,7 @@ from typing import Any
 
 from moebius.interpreter import NULL, UNSET, Frame
 
+from .liveness import read_later
 from .residual import Emitter
 from .resume import (
     CannotResume,
@@ -25,6 +26,7 @@ from .resume import (
     rebuild,
     without_call_prefix,
 )
+from .tracking.values import TensorProxy
 
 
 @dataclass
@@ -94,20 +96,28 @@ def native_frame(emitter: Emitter, place: Stopped, inner: str, what: str) -> str
     frame, program = place.frame, place.frame.program
     index = without_call_prefix(program, place.pc)
     handler = program.handler_at(place.pc)
-    live = live_names(frame.code, handler[0]) if handler else set()
+    starts = [handler[0]] if handler else []
     instead: tuple[str, int] | None
     if what == "raise":
         depth = handler[1] if handler else 0
         instead = ("raise", 0)
     elif what == "call":
-        live |= live_names(frame.code, place.pc + 1)
+        starts.append(place.pc + 1)
         depth = len(place.stack) - operands_popped(program, place.pc)
         instead = ("call", place.pc + 1)
     else:
-        live |= live_names(frame.code, index)
+        starts.append(index)
         depth, instead = len(place.stack), None
     slots = [(i, name) for i, name in enumerate(program.localsplus) if frame.locals[i] is not UNSET]
-    bound = tuple(name for i, name in slots if i not in program.cell_indices and name in live)
+    live = {name for start in starts for name in live_names(frame.code, start)}
+    later = {name for start in starts for name in read_later(frame.code, start)}
+    bound = tuple(
+        name
+        for i, name in slots
+        if i not in program.cell_indices
+        and name in live
+        and (name in later or not isinstance(frame.locals[i], TensorProxy))  # a dead tensor may be gone from the graph
+    )
     cells = tuple(name for i, name in enumerate(program.localsplus) if i in program.cell_indices)
     handled = tuple(p for p in handled_places(frame.code)[place.pc] if p < depth)
     nulls = frozenset(i for i, v in enumerate(place.stack[:depth]) if v is NULL)

@@ -10,7 +10,7 @@ from torch import fx
 from moebius.kernels import ExpertsInputError
 from moebius.kernels.contract import Options as KernelOptions
 from moebius.kernels.precision import parse
-from moebius.lowering.aliasing import writes_into
+from moebius.lowering.aliasing import Storage, only_computes, writes_into
 from moebius.lowering.backends import OWN, as_tuple, check_backend, compile_graph, name_of, run_as_is
 from moebius.lowering.draft import copy_graph, finish
 from moebius.lowering.errors import ContractError, LoweringError, UnknownBackendError
@@ -41,6 +41,7 @@ __all__ = [
     "LoweringError",
     "LoweringOptions",
     "SkipTurn",
+    "Storage",
     "UnknownBackendError",
     "apply",
     "check_backend",
@@ -49,6 +50,7 @@ __all__ = [
     "is_pure",
     "lower",
     "may_write",
+    "only_computes",
     "returns_nothing",
     "skip_turn",
     "where_raised",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import operator
 import types
 from typing import Any
 
@@ -11,9 +12,9 @@ from torch import fx
 
 from moebius.lowering.graph import LayerCall
 from moebius.lowering.memo import MEMO
-from moebius.lowering.operators import Call, call_operands, loop_body, read_call
+from moebius.lowering.operators import Call, call_operands, is_pure, loop_body, read_call
 from moebius.lowering.step import autograd_function
-from moebius.lowering.torch_private import may_write
+from moebius.lowering.torch_private import may_write, only_reads
 from moebius.lowering.values import value_of
 
 
@@ -55,27 +56,36 @@ def function_writes(node: fx.Node, tensors: list[fx.Node]) -> list[fx.Node]:
     if mutable is not None:
         return tensors if mutable else []
     module = getattr(target, "__module__", "") or ""
+    if name in UNSAID and module.split(".")[0] == "torch":
+        asked = UNSAID[name]
+        return tensors if asked is None or asks(node, asked) else []
     if module.split(".")[0] in ("torch", "_operator", "builtins", "math", "operator"):
         inplace = (name.endswith("_") and not name.endswith("__")) or (
             module == "_operator" and name in INPLACE_OPERATORS
         )
         if name.startswith(("_foreach", "_fused", "_amp")):  # they write lists of tensors; which of theirs is not said
             return tensors
-        return tensors[:1] if inplace or asks_inplace(node) else []
+        return tensors[:1] if inplace or asks(node, "inplace") else []
     return [] if module.startswith("moebius.kernels") else tensors
 
 
-def asks_inplace(node: fx.Node) -> bool:
-    """Whether a function that offers ``inplace=`` was called with it."""
+def asks(node: fx.Node, option: str) -> bool:
+    """Whether a function that offers this option (``inplace=``) was called with it."""
     if not isinstance(node.target, types.FunctionType):
         return False
     try:
         bound = inspect.signature(node.target).bind(*node.args, **node.kwargs)
     except TypeError:
         return False
-    return bound.arguments.get("inplace", False) is not False
+    return bound.arguments.get(option) not in (None, False)
 
 
+# Functions that write into an argument without saying so, running statistics or rows that max_norm shortens; and the
+# option that asks for it.
+UNSAID: dict[str, str | None] = {
+    "batch_norm": None, "instance_norm": None, "fused_moving_avg_obs_fake_quant": None, "embedding": "max_norm",
+    "embedding_bag": "max_norm",
+}
 INPLACE_OPERATORS = frozenset(
     {"iadd", "iand", "iconcat", "ifloordiv", "ilshift", "imatmul", "imod", "imul", "ior", "ipow", "irshift", "isub",
      "itruediv", "ixor", "setitem", "delitem"}
@@ -196,6 +206,20 @@ NEW_TENSORS = frozenset(
      "reciprocal", "floor", "round", "elu", "new_empty", "repeat", "repeat_interleave", "conv1d", "scatter",
      "index_copy", "experts", "logaddexp", "log1p", "expm1"}
 )  # fmt: skip
+
+
+def only_computes(node: fx.Node) -> bool:
+    """Whether running the node once more changes nothing: an operator of our tables, or torch's own that by its schema
+    writes nowhere and draws no random numbers."""
+    if is_pure(node):
+        return True
+    if node.op not in ("call_method", "call_function") or "out" in node.kwargs or writes_into(node):
+        return False
+    if node.op == "call_method":
+        return only_reads(str(node.target))
+    name = getattr(node.target, "__name__", "")
+    homes = (torch, torch.nn.functional, operator)
+    return only_reads(name) and any(getattr(home, name, None) is node.target for home in homes)
 
 
 def makes_new(node: fx.Node) -> bool:

@@ -84,6 +84,19 @@ def may_write(target: Any) -> bool | None:
     return None
 
 
+def only_reads(name: str) -> bool:
+    """Whether torch's operator of that name, by its schemas, writes into no argument and draws no random numbers."""
+    packet = getattr(torch.ops.aten, name, None)
+    if not isinstance(packet, torch._ops.OpOverloadPacket):
+        return False
+    overloads = [getattr(packet, each) for each in packet.overloads()]
+    return all(
+        not o._schema.is_mutable and torch.Tag.nondeterministic_seeded not in o.tags
+        for o in overloads
+        if not any(a.is_out for a in o._schema.arguments)
+    )
+
+
 def returns_nothing(target: Any) -> bool:
     """Whether an operator of torch.ops has no result."""
     overloads = (

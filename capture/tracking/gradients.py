@@ -147,6 +147,10 @@ class Gradients:
         self.require(options.pop("create_graph", False))
         if options.pop("is_grads_batched", False) or options.pop("materialize_grads", False):
             raise Break("torch.autograd.grad", "batched or materialized gradients", "it runs natively")
+        if options.pop("allow_unused", False):
+            raise Break(
+                "torch.autograd.grad", "allow_unused=True: the data says which gradients are None", "it runs natively"
+            )
         outputs = list(outputs) if isinstance(outputs, tuple | list) else [outputs]
         inputs = list(inputs) if isinstance(inputs, tuple | list) else [inputs]
         if not all(isinstance(p, TensorProxy) for p in (*outputs, *inputs)):

@@ -5,7 +5,7 @@ over them; a user's autograd.Function and gradient hooks; branches on data; text
 ``Tensor.backward`` itself is a node as it is.
 """
 
-from moebius.lowering.step.absent import going_on, treats_each_alone
+from moebius.lowering.step.absent import going_on, is_backward, treats_each_alone
 from moebius.lowering.step.branches import BranchError, require_branch
 from moebius.lowering.step.functions import autograd_function
 from moebius.lowering.step.gradients import MissingGradientError, gradient_of, require_gradients, set_gradient
@@ -17,6 +17,7 @@ __all__ = [
     "autograd_function",
     "backward_with_hooks",
     "going_on",
+    "is_backward",
     "gradient_of",
     "observed",
     "require_branch",

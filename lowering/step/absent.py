@@ -41,6 +41,11 @@ def treats_each_alone(file: str) -> bool:
     return file == CLIP or is_optimizer(file)
 
 
+def is_backward(node: fx.Node) -> bool:
+    """Whether autograd runs: it may write into every ``.grad``."""
+    return getattr(node.target, "__name__", node.target) in BACKWARD
+
+
 class Unplanned(Exception):
     """A node needs a gradient that is not there, and Python might have done something else."""
 
@@ -72,8 +77,7 @@ class Plan:
         files = [place[0] for place in stack]
         own = bool(files) and is_optimizer(files[-1])
         alone = bool(files) and treats_each_alone(files[-1])
-        target = getattr(node.target, "__name__", node.target)
-        if target in BACKWARD or (node.target is require_gradients and node.args):
+        if is_backward(node) or (node.target is require_gradients and node.args):
             raise Unplanned(f"{node.name} runs backward again")
         if node.target is gradient_of:
             if node.args[0] in self.missing:
@@ -101,7 +105,7 @@ class Plan:
         if any(isinstance(a, fx.Node) and a in gone for a in arguments):
             self.absent.add(node)
             return
-        self.lists(node, arguments, gone, str(target))
+        self.lists(node, arguments, gone, getattr(node.target, "__name__", str(node.target)))
 
     def lists(self, node: fx.Node, arguments: list[Any], gone: set[fx.Node], name: str) -> None:
         """An operator that takes lists: they go without what is not there."""

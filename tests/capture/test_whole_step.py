@@ -219,6 +219,29 @@ def test_gradients_by_autograd_grad():
     assert stats(captured).graphs == 1
 
 
+@pytest.mark.parametrize("backend", ["eager", "moebius"])
+def test_which_gradients_are_none_is_up_to_the_data(backend):
+    """A batch leaves one of two layers out; what is accumulated for it stays."""
+
+    def derive(model, optimizer, _, x, y):
+        rows = x[:, 0] > 0.5
+        first, second = model[0], model[2]
+        loss = second(torch.nn.functional.silu(x @ first.weight.T)).mean()
+        for layer in (first, second):
+            if rows.any():
+                loss = loss + layer.weight.square().mean()
+        wanted = list(model.parameters())
+        gradients = torch.autograd.grad(loss, wanted, allow_unused=True)
+        for p, g in zip(wanted, gradients, strict=True):
+            if g is not None:
+                p.grad = g if p.grad is None else p.grad + g
+        return loss.detach()
+
+    captured = capture(derive, backend=backend)
+    train(derive, captured, OPTIMIZERS["SGD"])
+    assert stats(captured).breaks == 1
+
+
 def test_gradients_of_gradients_break_the_graph():
     def penalty(model, optimizer, _, x, y):
         optimizer.zero_grad()

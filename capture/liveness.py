@@ -1,0 +1,57 @@
+"""Which of a frame's locals are read again: a name that is stored before it is loaded on every way on is dead."""
+
+from __future__ import annotations
+
+import types
+from typing import Any
+
+from moebius.interpreter import decode
+
+LEAVES = frozenset({"RETURN_VALUE", "RETURN_CONST", "RAISE_VARARGS", "RERAISE"})
+JUMPS = frozenset({"JUMP_FORWARD", "JUMP_BACKWARD", "JUMP_BACKWARD_NO_INTERRUPT"})
+# Builtins that may read locals of their caller without naming them.
+READERS = frozenset({"locals", "vars", "dir", "eval", "exec", "super"})
+
+
+def falls_through(instruction: Any) -> bool:
+    """Whether the next instruction may be what runs next."""
+    return instruction.opname not in LEAVES and instruction.opname not in JUMPS
+
+
+def read_later(code: types.CodeType, index: int) -> set[str]:
+    """Names that some way on from ``index`` loads or deletes before it stores them; every name where the code calls a
+    builtin that reads locals unnamed. The usual backward analysis, handlers being a way on from each instruction."""
+    if READERS & set(code.co_names):
+        return {*code.co_varnames, *code.co_cellvars, *code.co_freevars}
+    program = decode(code)
+    instructions = program.instructions
+    live: list[set[str]] = [set() for _ in range(len(instructions) + 1)]
+    changed = True
+    while changed:
+        changed = False
+        for i in range(len(instructions) - 1, -1, -1):
+            instruction = instructions[i]
+            after = set(live[i + 1]) if falls_through(instruction) else set()
+            if instruction.target is not None:
+                after |= live[instruction.target]
+            before = before_one(instruction, after)
+            handler = program.handler_at(i)
+            if handler is not None:
+                before |= live[handler[0]]
+            if before != live[i]:
+                live[i], changed = before, True
+    return live[index]
+
+
+def before_one(instruction: Any, after: set[str]) -> set[str]:
+    """What is live before an instruction. Two in one (STORE_FAST_LOAD_FAST) are taken last first."""
+    opname, given = instruction.opname, instruction.argval
+    if "FAST" not in opname:
+        named = opname == "LOAD_CLOSURE" or opname.endswith("_DEREF")
+        return after | {given} if named else after
+    kinds = [part.strip("_") for part in opname.split("FAST")[:-1]]
+    names = given if isinstance(given, tuple) else (given,)
+    live = set(after)
+    for kind, name in reversed(list(zip(kinds, names, strict=True))):
+        live = live - {name} if kind == "STORE" else live | {name}
+    return live
