@@ -47,6 +47,7 @@ from .rests import MAX_RESTS, SAME_RESTS, again, later, rests_of, run_cells_nati
 from .segment import Segment, build
 from .shadow import Shadow
 from .trace import Policy, Request, trace
+from .tracking.objects import may_be_replaced
 from .tracking.values import TRACING
 
 MAX_MISSES = 2  # of one branch on data, before it becomes a graph break
@@ -388,9 +389,17 @@ class Captured:
                 self.policy.volatile.add(record_name(fact.record.source, key))
             elif type(then) is type(now) is str:
                 self.policy.texts.add(record_name(fact.record.source, key))
+            elif type(then) is type(now) and may_be_replaced(now):  # self.logs = []
+                self.policy.volatile.add(record_name(fact.record.source, key))
             elif isinstance(then, tuple) and isinstance(now, tuple):  # an optimizer's betas
                 name = record_name(fact.record.source, key)
                 self.policy.volatile.update((name, *(f"{name}[{i}]" for i in range(len(now)))))
+
+        elif kind == "contents" and fact.source is not None:
+            then, now = rest[1], fetch(fact.source, (*args, *kwargs.values()))
+            if type(now) is list and len(now) == len(then):  # count[0] += 1
+                places = [i for i, (a, b) in enumerate(zip(then, now, strict=True)) if a is not b]
+                self.policy.volatile.update((fact.source.name, *(f"{fact.source.name}[{i}]" for i in places)))
 
     def open_sizes(self, fact: Fact, args: tuple, kwargs: dict[str, Any]) -> None:
         """The axes of an input tensor that has another size than when the fact was noted."""

@@ -473,7 +473,7 @@ class Objects(Identities, Cells):
 
     def whole_sequence(self, record: Record) -> Any:
         source, items = record.source, list(record.obj)
-        if source.static:
+        if source.static and not (type(record.obj) is list and source.name in self.volatile):
             self.same_items(record, items)
             entered = [self.enter(x, Static(f"{source.name}[{i}]", x)) for i, x in enumerate(items)]
         elif type(record.obj) is list:
@@ -524,6 +524,14 @@ def is_made_anew(function: types.FunctionType) -> bool:
 def identified(value: Any) -> bool:
     """Objects of long life that are guarded as a whole by identity, wherever they are found."""
     return isinstance(value, LONG_LIVED)
+
+
+def may_be_replaced(value: Any) -> bool:
+    """Whether what was read in an object may be read in another one that comes in its place: it is not known by its
+    identity alone."""
+    return type(value) in CONTAINERS or not (
+        isinstance(value, (*IDENTITIES, tuple, torch.Tensor)) or identified(value) or type(value) in ATOMS
+    )
 
 
 LONG_LIVED = (

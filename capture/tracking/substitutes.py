@@ -69,6 +69,11 @@ def no_range(name: str, args: str | None = None) -> Any:
     return contextlib.nullcontext()
 
 
+def recreated(self: Any) -> Any:
+    """``ContextDecorator._recreate_cm``, which ``@record_function`` asks for its context at each call."""
+    return contextlib.nullcontext() if type(self) is torch.autograd.profiler.record_function else self
+
+
 def copied(x: Any) -> Any:
     """``copy.copy``: the original copies objects as pickle would take them apart, in C."""
     cls: Any = type(x)
@@ -172,6 +177,7 @@ SUBSTITUTES: dict[Any, Callable[..., Any]] = ANYWHERE | {
     torch.nn.Module.zero_grad: module_zero_grad,
     torch_private.group_tensors_by_device_and_dtype: group_tensors,
     torch.autograd.profiler.record_function: no_range,
+    contextlib.ContextDecorator._recreate_cm: recreated,
     torch_private.graph_break: nothing,
     torch_private.health_check: nothing,
 }

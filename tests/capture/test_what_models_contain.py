@@ -83,6 +83,15 @@ def profiler(x):
     return y + 1
 
 
+@torch.profiler.record_function("whole")
+def ranged(x):
+    return x * 3
+
+
+def decorated(x):
+    return ranged(x) + 1
+
+
 def custom_op(x):
     return plus_one(x) * 2
 
@@ -160,6 +169,7 @@ CASES = [
     inference,
     autocast,
     profiler,
+    decorated,
     custom_op,
     wrappers,
     outputs,
@@ -196,7 +206,7 @@ def test_the_answer_is_plain_pythons(function):
 
 @pytest.mark.parametrize(
     "function",
-    [autocast, custom_op, wrappers, enums, ordered, plumbing, checks, profiler],
+    [autocast, custom_op, wrappers, enums, ordered, plumbing, checks, profiler, decorated, outputs, checked],
     ids=lambda f: f.__name__,
 )
 def test_these_are_one_graph(function):
