@@ -36,10 +36,9 @@ from .errors import CaptureInternalError, GraphBreakError, MoebiusError
 from .export.write import export
 from .frames import with_plain_arguments, worth_capturing
 from .guards import hints
-from .guards.program import changed_key, fetch
-from .guards.recorder import Fact
 from .hidden import hidden
-from .hook import ABSENT, Entry, call_hooked, call_unhooked, set_frame_callback
+from .hook import Entry, call_hooked, call_unhooked, set_frame_callback
+from .opening import met, open_place, other_sizes
 from .options import Options
 from .parked import Parked
 from .report.records import Recompile, Stats
@@ -47,7 +46,6 @@ from .rests import MAX_RESTS, SAME_RESTS, again, later, rests_of, run_cells_nati
 from .segment import Segment, build
 from .shadow import Shadow
 from .trace import Policy, Request, trace
-from .tracking.objects import may_be_replaced
 from .tracking.values import TRACING
 
 MAX_MISSES = 2  # of one branch on data, before it becomes a graph break
@@ -359,7 +357,7 @@ class Captured:
                 now = met(fact, args, kwargs)
                 hint = hints.hint(fact, now, other_sizes(fact, now))
                 self.recompiles.append(Recompile(record.source, record.check, found, record.file, record.line, hint))
-            self.open(fact, segment, args, kwargs)
+            open_place(self.policy, fact, segment.guards, args, kwargs)
         if len(self.segments) >= MAX_SEGMENTS:
             self.given_up = True
             last = self.recompiles[-1] if self.recompiles else None
@@ -371,44 +369,6 @@ class Captured:
             )
             return False
         return True
-
-    def open(self, fact: Fact, segment: Segment, args: tuple, kwargs: dict[str, Any]) -> None:
-        """A place that changed becomes a place that may change, where that can be expressed."""
-        kind, *rest = fact.check
-        if kind == "tensor":
-            for other in segment.guards.facts:  # one size often shows in several tensors: all of them at once
-                self.open_sizes(other, args, kwargs)
-        elif kind in ("equal", "is", "is_weak") and fact.source is not None:
-            texts = kind == "equal" and type(rest[1]) is str
-            (self.policy.texts if texts else self.policy.volatile).add(fact.source.name)
-        elif kind == "dict":
-            the_dict, entries, _ = rest
-            key = changed_key(the_dict, entries)
-            now, then = the_dict.get(key), None if key is None else entries[key]
-            if isinstance(then, int | float | torch.Tensor) and isinstance(now, int | float | torch.Tensor):
-                self.policy.volatile.add(record_name(fact.record.source, key))
-            elif type(then) is type(now) is str:
-                self.policy.texts.add(record_name(fact.record.source, key))
-            elif type(then) is type(now) and may_be_replaced(now):  # self.logs = []
-                self.policy.volatile.add(record_name(fact.record.source, key))
-            elif isinstance(then, tuple) and isinstance(now, tuple):  # an optimizer's betas
-                name = record_name(fact.record.source, key)
-                self.policy.volatile.update((name, *(f"{name}[{i}]" for i in range(len(now)))))
-
-        elif kind == "contents" and fact.source is not None:
-            then, now = rest[1], fetch(fact.source, (*args, *kwargs.values()))
-            if type(now) is list and len(now) == len(then):  # count[0] += 1
-                places = [i for i, (a, b) in enumerate(zip(then, now, strict=True)) if a is not b]
-                self.policy.volatile.update((fact.source.name, *(f"{fact.source.name}[{i}]" for i in places)))
-
-    def open_sizes(self, fact: Fact, args: tuple, kwargs: dict[str, Any]) -> None:
-        """The axes of an input tensor that has another size than when the fact was noted."""
-        tensor = met(fact, args, kwargs)
-        if changed := other_sizes(fact, tensor):
-            assert fact.source is not None
-            # where one size varies the others will: batch and sequence; the last of real numbers counts features
-            leading = tensor.dim() - tensor.is_floating_point()
-            self.policy.dynamic_dims.setdefault(fact.source.name, set()).update(changed, range(leading))
 
     def report_failure(self, error: Exception) -> None:
         """An internal error: say so once, with the place, and let the native call go on."""
@@ -489,32 +449,6 @@ def paused_collector() -> Iterator[None]:
     finally:
         if enabled:
             gc.enable()
-
-
-def met(fact: Fact, args: tuple, kwargs: dict[str, Any]) -> Any:
-    """What a fact's source leads to in this call; ABSENT: nothing, or the fact is not of one source."""
-    if fact.source is None:
-        return ABSENT
-    try:
-        return fetch(fact.source, (*args, *kwargs.values()))
-    except Exception:  # the path is gone: nothing to learn from it
-        return ABSENT
-
-
-def other_sizes(fact: Fact, now: Any) -> set[int]:
-    """The axes along which an input tensor has another size than the fact's."""
-    kind, *rest = fact.check
-    if kind != "tensor" or not isinstance(now, torch.Tensor) or len(now.shape) != len(rest[1]["shape"]):
-        return set()
-    sizes = zip(rest[1]["shape"], now.shape, strict=True)
-    return {d for d, (a, b) in enumerate(sizes) if a is not None and a != b}
-
-
-def record_name(owner: str, key: Any) -> str:
-    """The name of a dict's entry as sources name it."""
-    if owner.endswith(".__dict__"):
-        return f"{owner.removesuffix('.__dict__')}.{key}"
-    return f"{owner}[{key!r}]"
 
 
 # ----------------------------------------------------------------------------------------------------------------------

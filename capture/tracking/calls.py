@@ -30,8 +30,8 @@ from .hooks import GradientHooks
 from .inference import InferenceModes
 from .messages import Messages
 from .methods import Methods
+from .numbers import CLOCKS, Number
 from .numbers import FUNCTIONS as NUMBER_FUNCTIONS
-from .numbers import Number
 from .optimizers import is_state_maker, make_state
 from .records import CONTAINERS, DICTS, Record
 from .stand_ins import StandIns
@@ -91,6 +91,7 @@ class Calls(Methods, Construction, StandIns):
             sys.exc_info: self.exception_details,
             warnings.warn: self.messages.warn,
             torch_private.InferenceGuard: self.inference.make,
+            **{clock: functools.partial(self.read_clock, clock) for clock in CLOCKS},
         }
         self.tensors.gradients.hooks = GradientHooks(self.domain, self.call)
         self.tensors.gradients.enter = self.objects.enter
@@ -227,6 +228,11 @@ class Calls(Methods, Construction, StandIns):
         if record is not None and record.changed:
             raise Break("print", "after the step changed the sys module", "it runs natively")
         self.tensors.texts.print(*values, **options)
+
+    def read_clock(self, clock: Callable[[], float]) -> Number:
+        """``time.time()``."""
+        self.objects.note("clock")
+        return self.tensors.numbers.of_clock(clock)
 
     def apply_function(self, cls: type, *args: Any) -> Any:
         """``Function.apply``."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 import operator
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -31,6 +32,8 @@ PLAIN_NUMBERS = (int, float, bool)
 FUNCTIONS: dict[Any, Callable[..., Any]] = {
     f: f for f in (abs, pow, round, divmod, max, min, *(f for f in vars(math).values() if callable(f)))
 }
+# Clocks that give seconds.
+CLOCKS = (time.time, time.perf_counter, time.monotonic, time.process_time, time.thread_time)
 # Operators whose result's shape is made of the values of their float arguments.
 SHAPED_BY_FLOATS = frozenset({"arange", "range", "linspace", "logspace", "interpolate", "upsample"})
 
@@ -142,6 +145,16 @@ class Numbers:
         node = self.tensors.writer.node("call_method", "item", (proxy,), {})
         node.meta["val"] = None
         return Number(self, proxy.fake.dtype is torch.bool or 0.5, node)
+
+    def of_clock(self, clock: Callable[[], float]) -> Number:
+        """``time.perf_counter()`` and the like, read when the graph comes to it."""
+        writer = self.tensors.writer
+        if not self.tensors.whole_step or writer.scope.parent is not None or writer.recomputed:
+            detail = f"time.{clock.__name__} in a loop over experts, a checkpointed call or for a foreign backend"
+            raise Break("call into C", detail, "it runs natively; keep it at the step's ends for one graph")
+        node = writer.node("call_function", clock, (), {})
+        node.meta["val"] = None
+        return Number(self, 0.5, node)
 
     def of_input(self, value: int | float, source: Source) -> Number:
         """A number that differs from call to call, as an input of the graph."""

@@ -1,0 +1,80 @@
+"""What a failed guard teaches: which places, texts and sizes are left open when the callable is captured again."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from .guards.program import CompiledGuards, changed_key, fetch
+from .guards.recorder import Fact
+from .hook import ABSENT
+from .tracking.objects import may_be_replaced
+
+if TYPE_CHECKING:
+    from .trace import Policy
+
+
+def open_place(policy: Policy, fact: Fact, guards: CompiledGuards, args: tuple, kwargs: dict[str, Any]) -> None:
+    """A place that changed becomes a place that may change, where that can be expressed."""
+    kind, *rest = fact.check
+    if kind == "tensor":
+        for other in guards.facts:  # one size often shows in several tensors: all of them at once
+            open_sizes(policy, other, args, kwargs)
+    elif kind in ("equal", "is", "is_weak") and fact.source is not None:
+        texts = kind == "equal" and type(rest[1]) is str
+        (policy.texts if texts else policy.volatile).add(fact.source.name)
+    elif kind == "dict":
+        the_dict, entries, _ = rest
+        key = changed_key(the_dict, entries)
+        now, then = the_dict.get(key), None if key is None else entries[key]
+        name = record_name(fact.record.source, key)
+        if isinstance(then, int | float | torch.Tensor) and isinstance(now, int | float | torch.Tensor):
+            policy.volatile.add(name)
+        elif type(then) is type(now) is str:
+            policy.texts.add(name)
+        elif type(then) is type(now) and may_be_replaced(now):  # self.logs = []
+            policy.volatile.add(name)
+        elif isinstance(then, tuple) and isinstance(now, tuple):  # an optimizer's betas
+            policy.volatile.update((name, *(f"{name}[{i}]" for i in range(len(now)))))
+    elif kind == "contents" and fact.source is not None:
+        then, now = rest[1], met(fact, args, kwargs)
+        if type(now) is list and len(now) == len(then):  # count[0] += 1
+            places = [i for i, (a, b) in enumerate(zip(then, now, strict=True)) if a is not b]
+            policy.volatile.update((fact.source.name, *(f"{fact.source.name}[{i}]" for i in places)))
+
+
+def open_sizes(policy: Policy, fact: Fact, args: tuple, kwargs: dict[str, Any]) -> None:
+    """The axes of an input tensor that has another size than when the fact was noted."""
+    tensor = met(fact, args, kwargs)
+    if changed := other_sizes(fact, tensor):
+        assert fact.source is not None
+        # where one size varies the others will: batch and sequence; the last of real numbers counts features
+        leading = tensor.dim() - tensor.is_floating_point()
+        policy.dynamic_dims.setdefault(fact.source.name, set()).update(changed, range(leading))
+
+
+def met(fact: Fact, args: tuple, kwargs: dict[str, Any]) -> Any:
+    """What a fact's source leads to in this call; ABSENT: nothing, or the fact is not of one source."""
+    if fact.source is None:
+        return ABSENT
+    try:
+        return fetch(fact.source, (*args, *kwargs.values()))
+    except Exception:  # the path is gone: nothing to learn from it
+        return ABSENT
+
+
+def other_sizes(fact: Fact, now: Any) -> set[int]:
+    """The axes along which an input tensor has another size than the fact's."""
+    kind, *rest = fact.check
+    if kind != "tensor" or not isinstance(now, torch.Tensor) or len(now.shape) != len(rest[1]["shape"]):
+        return set()
+    sizes = zip(rest[1]["shape"], now.shape, strict=True)
+    return {d for d, (a, b) in enumerate(sizes) if a is not None and a != b}
+
+
+def record_name(owner: str, key: Any) -> str:
+    """The name of a dict's entry as sources name it."""
+    if owner.endswith(".__dict__"):
+        return f"{owner.removesuffix('.__dict__')}.{key}"
+    return f"{owner}[{key!r}]"
