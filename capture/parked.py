@@ -12,11 +12,11 @@ from typing import Any
 
 from .hidden import hidden
 from .hook import finish
-from .tracking.optimizers import MadeState, is_untouched
+from .tracking.optimizers import MadeState
 
 
 class Parked:
-    """The state that captures of one callable have made. made: its optimizers and parameters."""
+    """The state that captures of one callable have made."""
 
     def __init__(self, made: list[MadeState]):
         self.made = made
@@ -24,26 +24,26 @@ class Parked:
 
     def living(self, references: Iterable[MadeState]) -> Iterator[tuple[MadeState, Any, Any]]:
         """Those whose optimizer and parameter still live, with the two."""
-        for pair in references:
-            optimizer, p = (reference() for reference in pair)
+        for made in references:
+            optimizer, p = made.optimizer(), made.parameter()
             if optimizer is not None and p is not None:
-                yield pair, optimizer, p
+                yield made, optimizer, p
 
     def park(self) -> None:
         """After a call that left parameters without gradients: what no step has updated since is out of its place."""
-        self.away |= self.taken_out(pair for pair in self.made if pair not in self.away)  # (those: by take_away)
+        self.away |= self.taken_out(made for made in self.made if made not in self.away)  # (those: by take_away)
 
     def taken_out(self, references: Iterable[MadeState]) -> dict[MadeState, Any]:
         """The state of those that have no gradient and that no step has updated, taken out of their optimizers."""
         living = self.living(references)
-        return {pair: optimizer.state.pop(p) for pair, optimizer, p in living if is_untouched(optimizer, p)}
+        return {made: optimizer.state.pop(p) for made, optimizer, p in living if made.is_untouched()}
 
     def put_back(self) -> bool:
         """Before a call; whether there was anything to put back. What got another state meanwhile is not ours now."""
         waiting = self.living(self.away)
-        self.away = {pair: self.away[pair] for pair, optimizer, p in waiting if p not in optimizer.state}
-        for pair, optimizer, p in self.living(self.away):
-            optimizer.state[p] = self.away[pair]
+        self.away = {made: self.away[made] for made, optimizer, p in waiting if p not in optimizer.state}
+        for made, optimizer, p in self.living(self.away):
+            optimizer.state[p] = self.away[made]
         return bool(self.away)
 
     def take_away(self) -> None:

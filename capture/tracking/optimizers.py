@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 import weakref
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -17,7 +18,37 @@ from .gradients import Gradients
 from .objects import Objects
 from .values import TensorProxy
 
-MadeState = tuple["weakref.ref[Any]", "weakref.ref[Any]"]  # an optimizer and a parameter
+
+@dataclass(frozen=True, eq=False)
+class MadeState:
+    """The state that was made for one parameter. made: each of its tensors by name, with its version when made.
+
+    None of it keeps anything alive.
+    """
+
+    optimizer: weakref.ref[torch.optim.Optimizer]
+    parameter: weakref.ref[torch.Tensor]
+    made: dict[str, tuple[weakref.ref[Any], int]] = field(default_factory=dict)
+
+    def remember(self) -> None:
+        """The state as it stands now is what was made."""
+        optimizer, p = self.optimizer(), self.parameter()
+        if optimizer is not None and p is not None:
+            state = optimizer.state.get(p, {})
+            self.made.update({name: (weakref.ref(v), v._version) for name, v in state.items() if torch.is_tensor(v)})
+
+    def is_untouched(self) -> bool:
+        """Whether the parameter has no gradient, and the state that was made, which no step has written to since."""
+        optimizer, p = self.optimizer(), self.parameter()
+        if optimizer is None or p is None or p.grad is not None:
+            return False
+        state = optimizer.state.get(p)
+        if not state or state.keys() != self.made.keys():
+            return False
+        return all(
+            reference() is state[name] and state[name]._version == version
+            for name, (reference, version) in self.made.items()
+        )
 
 
 def is_state_maker(function: Any, args: list[Any]) -> bool:
@@ -49,9 +80,17 @@ def make_state(optimizer: torch.optim.Optimizer, group: Any, objects: Objects, g
             missing.append(p)
     if not missing:
         return
-    gradients.made_state += [(weakref.ref(optimizer), weakref.ref(p)) for p in missing]
+    made = [MadeState(weakref.ref(optimizer), weakref.ref(p)) for p in missing]
+    gradients.made_state += made
+    initialise(optimizer, record.obj, missing)
+    for state in made:
+        state.remember()
+
+
+def initialise(optimizer: torch.optim.Optimizer, group: dict[str, Any], missing: list[torch.Tensor]) -> None:
+    """The state of the parameters that have none yet, by the optimizer's own code."""
     if isinstance(optimizer, torch.optim.SGD):
-        make_momentum(optimizer, record.obj, missing)
+        make_momentum(optimizer, group, missing)
         if not getattr(optimizer, "_need_device_dtype_check_for_fused", False):
             return
     lists = len(inspect.signature(type(optimizer)._init_group).parameters) - 2  # type: ignore[attr-defined]
@@ -61,18 +100,10 @@ def make_state(optimizer: torch.optim.Optimizer, group: Any, objects: Objects, g
             p.grad = p.detach()  # the state's shape and dtype are the parameter's; no value is read
         with torch.no_grad():
             init_group = type(optimizer)._init_group  # type: ignore[attr-defined]
-            init_group(optimizer, {**record.obj, "params": missing}, *([] for _ in range(lists)))
+            init_group(optimizer, {**group, "params": missing}, *([] for _ in range(lists)))
     finally:
         for p, gradient in zip(missing, before, strict=True):
             p.grad = gradient
-
-
-def is_untouched(optimizer: torch.optim.Optimizer, p: torch.Tensor) -> bool:
-    """Whether a parameter has no gradient, and a state that no step has updated."""
-    state = optimizer.state.get(p)
-    if p.grad is not None or not state:
-        return False
-    return all(isinstance(value, torch.Tensor) and not value.any() for value in state.values())
 
 
 def make_momentum(optimizer: torch.optim.SGD, group: dict[str, Any], missing: list[torch.Tensor]) -> None:
