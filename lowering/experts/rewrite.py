@@ -140,6 +140,17 @@ def replace_piece(work: Work, downs: list[fx.Node], fault: Differ | None = None)
     return region
 
 
+def replace_strides(work: Work, downs: list[fx.Node]) -> ExpertRegion | None:
+    """Turns that run their expert several times, on rows of one slot after another: an operator for each slot."""
+    count = len(downs)
+    for parts in [parts for parts in range(2, count // 2 + 1) if count % parts == 0]:
+        found = replace_piece(work, downs[::parts])
+        if found is not None and found.lowered:
+            others = [replace_piece(work, downs[first::parts]) for first in range(1, parts)]
+            return found if all(other is not None and other.lowered for other in others) else None
+    return None
+
+
 def users_line(node: fx.Node) -> tuple[str, int]:
     """File and line of the innermost frame that is not torch's own (``nn.Linear`` calls the product)."""
     torch_files = torch.__file__.removesuffix("__init__.py")
@@ -161,6 +172,8 @@ def replace_written_out(work: Work, loop: fx.Node, region: ExpertRegion) -> None
     for downs in runs(graph):
         if set(downs) <= new and order_fault(graph, downs) is None:
             found = replace_piece(work, downs)
+            if found is None or not found.lowered:
+                found = replace_strides(work, downs)
             break
     if found is None or not found.lowered:
         erase_new(work.gm, before)

@@ -185,7 +185,7 @@ def slots_outside(x, router, gate_up, down):
     return out
 
 
-@spelled(CAPTURED)
+@spelled(LOWERED)
 def slots_inside(x, router, gate_up, down):
     """a loop over slots inside the loop over experts"""
     weight, index = route(x, router)

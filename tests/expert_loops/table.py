@@ -112,7 +112,7 @@ class Runner:
         if regions and all(region.lowered for region in regions):
             return LOWERED, EXPERTS if any("rows of its own" in region.idiom for region in regions) else ""
         refusals = [region.refusal for region in regions if not region.lowered and region.refusal]
-        return CAPTURED, shortened(refusals[0]) if refusals else "no loop is left in the graph"
+        return CAPTURED, shortened(refusals[0]) if refusals else "the experts are batched products on all rows: nothing loops over them"
 
 
 def line_of(stack: tuple, line: int) -> int:
