@@ -29,6 +29,7 @@ VIEWS = frozenset({"cast", "contiguous", "clone", "reshape"})
 LOOKUPS = frozenset({"getitem", "index_select", "narrow", "split", "unbind", "chunk"})
 RANDOM = frozenset({"rand_like", "randn_like", "multinomial", "scaled_dot_product_attention"})
 MOST = 4096  # blocks looked at together
+NUMBERS = frozenset({torch.sym_not, torch.sym_int, torch.sym_float, torch.sym_max, torch.sym_min})
 UNROLLED = 512  # turns of a loop that are written out for it
 
 
@@ -394,37 +395,72 @@ def build_blocks(gm: fx.GraphModule, downs: list[fx.Node], storage: Storage) -> 
 
 
 def write_out(loop: fx.Node) -> tuple[list[Any], set[fx.Node]] | None:
-    """The turns of a loop over range(n), one after another before it: (carried values after them, the new nodes)."""
+    """The turns of a loop over range(n), one after another before it: (carried values after them, the new nodes).
+
+    A branch in the body that the turn's number decides is taken or left out; None where values decide one."""
     call = read_call(loop)
     assert call is not None
     count = call["source"]
-    body = loop_body(loop).graph
-    nodes = [node for node in body.nodes if node.op not in ("placeholder", "output")]
     if not isinstance(count, int) or not 2 <= count <= UNROLLED:
         return None
-    for node in nodes:
-        made = read_call(node)
-        if node.op == "get_attr" or (made is not None and made.name in CONTROL - {"dropout"}):
-            return None
-    row, *others = body.find_nodes(op="placeholder")
-    carried, new = list(call["carried"]), set()
-    for turn in range(count):
-        table: dict[fx.Node, Any] = dict(zip(others, [*carried, *call["captures"]], strict=True)) | {row: turn}
-        with loop.graph.inserting_before(loop):
-            for node in nodes:
-                made_node = loop.graph.create_node(
-                    node.op,
-                    node.target,
-                    fx.map_arg(node.args, table.__getitem__),
-                    fx.map_arg(node.kwargs, table.__getitem__),
-                )
-                made_node.meta.update(node.meta)
-                table[node] = made_node
-                new.add(made_node)
-        results: Any = body.output_node().args[0]
-        carried = [table[value] if isinstance(value, fx.Node) else value for value in results]
-    return carried, new
+    carried, written = list(call["carried"]), Written(loop)
+    try:
+        for turn in range(count):
+            carried = written.turn(loop_body(loop), turn, carried, call["captures"])
+    except Open:
+        for node in reversed(written.nodes):
+            loop.graph.erase_node(node)
+        return None
+    return carried, set(written.nodes)
 
 
-def is_loop(node: fx.Node) -> bool:
-    return node.op == "call_function" and node.target is expert_loop
+class Open(Exception):
+    """Values decide what a turn does, or it does something besides."""
+
+
+class Written:
+    """Turns of a loop as nodes before it."""
+
+    def __init__(self, loop: fx.Node):
+        self.loop = loop
+        self.nodes: list[fx.Node] = []
+
+    def turn(self, body: fx.GraphModule, row: Any, carried: list[Any], captures: Any) -> list[Any]:
+        """The carried values after a turn. Raises Open."""
+        placeholders = body.graph.find_nodes(op="placeholder")
+        table: dict[fx.Node, Any] = dict(zip(placeholders, [row, *carried, *captures], strict=True))
+        for node in body.graph.nodes:
+            if node.op in ("placeholder", "output"):
+                continue
+            call = read_call(node)
+            if call is not None and call.name == "expert_loop" and call["source"] == 1:
+                given, outer = (fx.map_arg(call[part], table.__getitem__) for part in ("carried", "captures"))
+                table[node] = tuple(self.turn(loop_body(node), 0, list(given), outer))
+            elif call is not None and call.name == "skip_turn":
+                condition = fx.map_arg(node.args[0], table.__getitem__)
+                if not isinstance(condition, bool | int):
+                    raise Open
+                if condition:
+                    return carried
+            elif call is not None and call.name in CONTROL - {"dropout"}:
+                raise Open
+            elif node.op != "get_attr":
+                table[node] = self.value(node, table)
+            elif not any(user.target is expert_loop for user in node.users):
+                raise Open
+        results: Any = body.graph.output_node().args[0]
+        return [table[value] if isinstance(value, fx.Node) else value for value in results]
+
+    def value(self, node: fx.Node, table: dict[fx.Node, Any]) -> Any:
+        """The node before the loop; or its value, where it is Python's arithmetic on the turn's number."""
+        args, kwargs = fx.map_arg(node.args, table.__getitem__), fx.map_arg(node.kwargs, table.__getitem__)
+        if node.op == "call_function" and not kwargs and all(isinstance(v, bool | int | float) for v in args):
+            if node.target in NUMBERS or getattr(node.target, "__module__", "") in ("_operator", "math"):
+                return node.target(*args)  # type: ignore[operator]
+        if node.target is operator.getitem and isinstance(args[0], tuple) and isinstance(args[1], int):
+            return args[0][args[1]]  # what a branch that was taken carries on
+        with self.loop.graph.inserting_before(self.loop):
+            made = self.loop.graph.create_node(node.op, node.target, args, kwargs)
+        made.meta.update(node.meta)
+        self.nodes.append(made)
+        return made

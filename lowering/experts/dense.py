@@ -23,7 +23,8 @@ import torch
 from torch import fx
 
 from moebius.lowering.aliasing import Storage
-from moebius.lowering.experts.routing import index_bounds, index_root
+from moebius.lowering.experts.proof import distinct
+from moebius.lowering.experts.routing import index_bounds
 from moebius.lowering.experts.turns import Builder, Differ, Place, Turns, loop_of
 from moebius.lowering.operators import Call, read_call
 from moebius.lowering.torch_private import same_size
@@ -400,17 +401,6 @@ def column_of(node: fx.Node) -> fx.Node | None:
     if call.name == "getitem" and isinstance(call["index"], tuple) and call["index"] in ((FULL, None), (..., None)):
         return call["input"]
     return None
-
-
-def distinct(index: fx.Node) -> bool:
-    """Whether no row has an expert twice: the positions that topk gave."""
-    call = read_call(index_root(index))
-    if call is None or call.name != "getitem" or call["index"] != 1 or not isinstance(call["input"], fx.Node):
-        return False
-    made = read_call(call["input"])
-    return made is not None and made.name == "topk" and made["dim"] in (-1, 1) and same_shape(
-        shape_of(index), shape_of(index_root(index))
-    )
 
 
 def scatter_into_zeros(gates: fx.Node, end: fx.Node, storage: Storage) -> Call | None:

@@ -347,7 +347,10 @@ def rows_by_token(claim: Claim) -> Fault | None:
     rank = claim.reader.rank(claim.index)
     if rank not in (1, 2):
         return f"the routing index has {rank} axes; the proof knows [tokens] and [tokens, slots]", claim.node
-    if set(claim.selection.axes) != set(range(rank)):
+    if claim.selection.axes == (0,) and rank == 2:
+        if not distinct(claim.index):
+            return "tokens are selected, not slots, and nothing proves that no token has an expert twice", claim.node
+    elif set(claim.selection.axes) != set(range(rank)):
         return "the mask has an axis that the routing index has not", claim.node
     if claim.x.axis != 0:
         return "rows of x are read at the slot, not at the token", claim.node
@@ -369,14 +372,19 @@ def tokens_once(claim: Claim) -> Fault | None:
     """Where rows are written back rather than added, each token is selected once: positions of topk differ in a row."""
     if not claim.sum.once or claim.reader.rank(claim.index) == 1:
         return None
-    call = read_call(index_root(claim.index))
-    shape = shape_of(claim.index)
-    if call is not None and call.name == "getitem" and call["index"] == 1 and isinstance(call["input"], fx.Node):
-        made = read_call(call["input"])
-        if made is not None and made.name == "topk" and same_shape(shape, shape_of(index_root(claim.index))):
-            if made["dim"] in (-1, 1):
-                return None
+    if distinct(claim.index):
+        return None
     return "rows are written, not added, and nothing proves that no token is selected twice", claim.node
+
+
+def distinct(index: fx.Node) -> bool:
+    """Whether no token has an expert twice: the positions that topk gave."""
+    call = read_call(index_root(index))
+    if call is None or call.name != "getitem" or call["index"] != 1 or not isinstance(call["input"], fx.Node):
+        return False
+    made = read_call(call["input"])
+    whole = same_shape(shape_of(index), shape_of(index_root(index)))
+    return made is not None and made.name == "topk" and whole and made["dim"] in (-1, 1)
 
 
 def routing_weights(claim: Claim) -> Fault | None:

@@ -101,6 +101,9 @@ def count(reader: Reader, call: Call) -> Fact | None:
     dims = call["dim"]
     if isinstance(fact, Mask) and call.name == "any" and dims is None:
         return Test("empty", selected(fact), negated=True)
+    if isinstance(fact, Mask) and call.name == "any" and call["keepdim"] is False and fact.axes == (0, 1):
+        # the tokens with a slot of this expert; that no token has two is for the proof to say
+        return replace(fact, axes=(0,)) if dims in (-1, 1, (-1,), (1,)) and fact.boolean else None
     if not isinstance(fact, OneHot) or call["keepdim"] is not False:
         return None
     if call.args.get("dtype") not in (None, torch.int64, torch.int32):

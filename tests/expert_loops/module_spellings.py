@@ -447,7 +447,7 @@ def boolean_masks(x, moe):
     return out
 
 
-@spelled(CAPTURED)
+@spelled(LOWERED)
 def boolean_masks_tested(x, moe):
     """the same, `if mask.any():` around the turn (makeMoE)"""
     weight, index = moe.route(x)

@@ -159,7 +159,7 @@ def range_and_scatter_add(x, router, gate_up, down):
     return out
 
 
-@spelled(CAPTURED)
+@spelled(LOWERED)
 def range_with_a_number_of_its_own(x, router, gate_up, down):
     """a turn with a branch of its own (`if e % 3 == 2:`)"""
     weight, index = route(x, router)

@@ -25,6 +25,7 @@ from moebius import capture, stats
 from moebius.api import captured_of, report_of
 
 SEEDS = range(4)
+BATCHED = "the experts are batched products on all rows: nothing loops over them"
 EXPERTS = "(the experts; the lookups and sums around them stay)"
 
 
@@ -112,7 +113,7 @@ class Runner:
         if regions and all(region.lowered for region in regions):
             return LOWERED, EXPERTS if any("rows of its own" in region.idiom for region in regions) else ""
         refusals = [region.refusal for region in regions if not region.lowered and region.refusal]
-        return CAPTURED, shortened(refusals[0]) if refusals else "the experts are batched products on all rows: nothing loops over them"
+        return CAPTURED, shortened(refusals[0]) if refusals else BATCHED
 
 
 def line_of(stack: tuple, line: int) -> int:

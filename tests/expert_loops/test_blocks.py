@@ -14,7 +14,7 @@ from table import tensors
 import moebius
 from moebius import capture
 from moebius.api import captured_of, report_of
-from moebius.lowering.experts import rewrite
+from moebius.lowering.experts import proof, rewrite
 
 RIGHT, WRONG = {}, {}
 
@@ -86,6 +86,45 @@ def overlapping_rows(x, moe):
     for i, expert in enumerate(moe.mlps):
         token = moe.gate(x)[:, i].topk(3).indices
         out.index_add_(0, token, expert(x[token]))
+    return out
+
+
+@right
+def tokens_with_an_expert_twice(x, moe):
+    """Such a token is a row of its expert once, and not once for each slot."""
+    weight, index = moe.route(x)
+    index, out = torch.cat([index, index], 1), torch.zeros_like(x)
+    for e in range(E):
+        chosen = (index == e).any(-1)
+        out[chosen] += torch.relu(x[chosen] @ moe.w1[e]) @ moe.w2[e]
+    return out
+
+
+@right
+def a_turn_that_is_another(x, moe):
+    """What a turn does otherwise is decided by its number."""
+    weight, index = moe.route(x)
+    out = torch.zeros_like(x)
+    for e in range(E):
+        chosen = index == e
+        if e % 2 == 1:
+            chosen = chosen & (weight > 0.5)
+        token, slot = torch.where(chosen)
+        out.index_add_(0, token, torch.relu(x[token] @ moe.w1[e]) @ moe.w2[e] * weight[token, slot, None])
+    return out
+
+
+@wrong
+def a_turn_that_may_be_another(x, moe):
+    """What a turn does otherwise is decided by the values."""
+    weight, index = moe.route(x)
+    out = torch.zeros_like(x)
+    for e in range(E):
+        chosen = index == e
+        if weight[e, 0] > 0.6:
+            chosen = chosen & (weight > 0.5)
+        token, slot = torch.where(chosen)
+        out.index_add_(0, token, torch.relu(x[token] @ moe.w1[e]) @ moe.w2[e] * weight[token, slot, None])
     return out
 
 
@@ -271,6 +310,12 @@ def test_right(name):
 @pytest.mark.parametrize("name", WRONG)
 def test_wrong(name):
     assert not lowered(WRONG[name])
+
+
+def test_tokens_are_slots_only_where_they_are_distinct(monkeypatch):
+    monkeypatch.setattr(proof, "distinct", lambda index: True)
+    with pytest.raises(AssertionError):
+        lowered(RIGHT["tokens_with_an_expert_twice"])
 
 
 @pytest.mark.parametrize("name", ["scaled_by_the_turn_before", "scaled_less_and_less", "a_sum_that_is_scaled"])
