@@ -115,7 +115,7 @@ class Shown:
         """A native frame object for an interpreted frame; what changes with the frame is looked up in `shown`."""
         native = frame.native
         if native is None or sys.getrefcount(native) <= 2 + (id(native) in self.shown):  # the program has none
-            native = frame.native = stub_frame(frame, frame.names is None)
+            native = frame.native = stub_frame(frame, False)
         if id(native) not in self.shown:
             if len(self.shown) >= SHOWN_FRAMES:
                 del self.shown[next(iter(self.shown))]
