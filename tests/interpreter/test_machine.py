@@ -226,11 +226,14 @@ def test_no_python_code_of_the_program_runs_natively(drive: Any) -> None:
     log: list[Any] = []
     run = interpret(drive)
     code = compile(PROGRAM, "<program>", "exec", dont_inherit=True)
+    gc.collect()
+    gc.disable()  # what other tests left is not this program's
     sys.setprofile(profile)
     try:
         result = run(code, log)
     finally:
         sys.setprofile(None)
+        gc.enable()
     assert result == ([2, 1, 0], [2, "other"], True, [1, 2, 3])
     assert log[:3] == ["in", 14, "out"] and isinstance(log[3], KeyError)
     # a traceback's frame is a native generator that never runs; on 3.11 its end shows as a call
