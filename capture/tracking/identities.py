@@ -34,6 +34,7 @@ class Identities:
     guards: GuardRecorder
     records: dict[int, Record]
     tuples: dict[int, MetTuple]
+    paths: dict[tuple[int, str], Source]
 
     def changed_records(self) -> list[Record]:
         raise NotImplementedError
@@ -41,21 +42,31 @@ class Identities:
     def note(self, what: str) -> None:
         raise NotImplementedError
 
-    def guard_same_tuple(self, value: tuple) -> None:
-        """A tuple that was met in two places is one object in both, where tracing asks for that."""
-        met = self.tuples.get(id(value))
-        if met is None:
+    def guard_tuples(self, left: tuple, right: tuple) -> None:
+        """``left is right`` of two tuples. For all other guards a place that holds another tuple of the same items has
+        not changed."""
+        if len(left) != len(right) or not left or not all(map(may_be_one, left, right)):
             return
-        first, *others = met.places
-        for other in others:
-            one, two = (other, first) if first.static else (first, other)
-            if one.static or one is two:
-                continue
-            if two.static:
-                self.guards.check("is", one, met.original, text=f"is {two.name}")
-            elif ("same", one, two) not in self.guards.seen:
-                self.guards.seen.add(("same", one, two))
-                self.guards.same_or_distinct("same", one, two)
+        places = list(dict.fromkeys([*self.places_of(left), *self.places_of(right)]))
+        for value in (left, right):
+            for place in self.places_of(value):
+                if place.static and len(places) > 1:
+                    original = self.tuples[id(value)].original
+                    path = self.paths.get((id(original), place.name))
+                    if path is None:
+                        raise Break("identity of a tuple", f"``is`` of {place.name}", "compare with ==")
+                    self.guards.check("is", path, original, text="is this very tuple")
+        if left is right and len(places) > 1:
+            first, *others = sorted(places, key=lambda place: place.static)
+            for other in others:
+                if not first.static and ("same", first, other) not in self.guards.seen:
+                    self.guards.seen.add(("same", first, other))
+                    self.guards.same_or_distinct("same", first, other)
+
+    def places_of(self, value: tuple) -> list[Source]:
+        """Where a tuple was found; nowhere, if the step made it."""
+        met = self.tuples.get(id(value))
+        return [] if met is None else met.places
 
     def alias(self, source: Source, known: Source, value: Any) -> None:
         """The object was met before under another source: that they are one object is a fact too."""
@@ -143,6 +154,11 @@ class Identities:
                     "use a plain key (str, int, a tuple of them)",
                 )
         return key
+
+
+def may_be_one(a: Any, b: Any) -> bool:
+    """Whether two items of tuples are one, or could be: constants of one value are not told apart."""
+    return a is b or (type(a) is type(b) and (isinstance(a, tuple) or (type(a) in ATOMS and (a == b or a != a))))
 
 
 def hashed_by_identity(key: Any) -> bool:

@@ -254,7 +254,7 @@ class Methods(CallParts):
             target[:] = self.sort(target, **kwargs)
             return None
         for i, item in enumerate(target):
-            if self.domain.is_same(item, args[0]) or self.domain.truth(self.domain.compare("==", item, args[0])):
+            if self.domain.is_one(item, args[0]) or self.domain.truth(self.domain.compare("==", item, args[0])):
                 if name == "index" and len(args) == 1:
                     return i
                 if name == "remove":
@@ -264,7 +264,7 @@ class Methods(CallParts):
             return sum(
                 1
                 for item in target
-                if self.domain.is_same(item, args[0]) or self.domain.truth(self.domain.compare("==", item, args[0]))
+                if self.domain.is_one(item, args[0]) or self.domain.truth(self.domain.compare("==", item, args[0]))
             )
         raise ValueError(f"{args[0]!r} is not in list" if name == "index" else "list.remove(x): x not in list")
 

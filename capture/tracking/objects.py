@@ -69,6 +69,7 @@ class Objects(Identities, Cells):
         self.at_the_end: list[Callable[[Any], None]] = []  # called with the emitter, after the effects on objects
         self.depth = 0  # how many expert loops are open: what is older than the innermost must not be changed in it
         self.tuples: dict[int, MetTuple] = {}  # by id of the tuple, and of what stands for it
+        self.paths: dict[tuple[int, str], Source] = {}  # to tuples in watched dicts
         self.cells: dict[int, Record] = {}
         self.context: dict[contextvars.ContextVar, tuple[Any, Any]] = {}
         self.writes = 0
@@ -352,6 +353,8 @@ class Objects(Identities, Cells):
             ):
                 return self.enter(value, Part(name, source, "dict_item", key))
             self.guards.dict_entry(source.name, record.obj, key, value)
+            if isinstance(value, tuple):
+                self.paths[id(value), name] = Part(name, source, "dict_item", key)
             return ABSENT if value is ABSENT else self.enter(value, Static(name, value))
         if value is ABSENT:
             self.guards.check("absent", source, key, text=f"has no {key!r}")

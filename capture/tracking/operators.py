@@ -227,7 +227,7 @@ class Operators(Parts):
                 return COMPARISONS[op](left, right)
             raise Break("ordering of sequences", "with items that are not plain", "compare plain values")
         equal = len(left) == len(right) and all(
-            self.is_same(a, b) or self.truth(self.compare("==", a, b)) for a, b in zip(left, right, strict=True)
+            self.is_one(a, b) or self.truth(self.compare("==", a, b)) for a, b in zip(left, right, strict=True)
         )
         return equal is (op == "==")
 
@@ -285,12 +285,12 @@ class Operators(Parts):
             return item in container
         if base is not None or kind is torch.Size or isinstance(container, natives.VIEWS):
             return any(
-                self.is_same(x, item) or self.truth(self.compare("==", x, item))
+                self.is_one(x, item) or self.truth(self.compare("==", x, item))
                 for x in self.objects.contents(container)
             )
         if method is ABSENT and not hasattr(kind, "__contains__"):
             return any(
-                self.is_same(x, item) or self.truth(self.compare("==", x, item)) for x in self.native_iter(container)
+                self.is_one(x, item) or self.truth(self.compare("==", x, item)) for x in self.native_iter(container)
             )
         if isinstance(container, type) and issubclass(type(container), __import__("enum").EnumMeta):
             return item in cast(Any, container)
@@ -299,10 +299,14 @@ class Operators(Parts):
     def is_same(self, left: Any, right: Any) -> bool:
         if isinstance(left, LoopLeftover) or isinstance(right, LoopLeftover):
             self.refuse_alien(left if isinstance(left, LoopLeftover) else right)
+        if isinstance(left, tuple) and isinstance(right, tuple):
+            self.objects.guard_tuples(left, right)
+        return self.is_one(left, right)
+
+    def is_one(self, left: Any, right: Any) -> bool:
+        """``is``, where it is only the first part of ``==``."""
         if left is not right:
             self.objects.guard_distinct(left, right)
-        elif isinstance(left, tuple):
-            self.objects.guard_same_tuple(left)
         return left is right
 
     def is_none(self, value: Any) -> bool:

@@ -123,7 +123,11 @@ class TensorOperations:
             self.guards.static_tensor(source.name, real, meta)
         else:
             self.guards.check("tensor", source, meta, text=describe_tensor(meta))
-        return self.add_input(real, self.world.fakify(real, source.name, open_dims), source)
+        try:
+            fake = self.world.fakify(real, source.name, open_dims)
+        except AssertionError as error:  # a view whose .data is no longer of its base's dtype or size
+            raise Break("tensor that torch cannot describe", str(error), "clone it before the call") from None
+        return self.add_input(real, fake, source)
 
     def add_input(self, real: Any, fake: Any, source: Source) -> TensorProxy:
         root = self.root_scope()

@@ -512,6 +512,8 @@ def all_changes(world: World) -> list[Change]:
             if isinstance(value, types.FunctionType):
                 add("function: another in its place", at_place(path, lambda w, p=path: other_function(follow(w, p))))
             if isinstance(value, tuple):
+                if type(value) is tuple and value:
+                    add("tuple: an equal copy", at_place(path, lambda w, p=path: tuple([*follow(w, p)])))
                 add("tuple: longer", at_place(path, lambda w, p=path: longer(follow(w, p))))
             if isinstance(value, list | dict | set) or (type(value).__module__ == ours and not isinstance(value, type)):
                 if not isinstance(value, enum.Enum):

@@ -13,6 +13,7 @@ from fuzzer import NAMES, noticed_without, run
 from world import make_world
 
 from moebius.hook import CHECKS
+from moebius.tracking.identities import Identities
 
 # How many changes of a program there are to one that is tried here: models have thousands, and each takes 0.4 s.
 SPARSE = {  # primes, so that many kinds are among them
@@ -72,6 +73,13 @@ NEEDED = {
 def test_with_a_kind_of_guard_switched_off_the_fuzzer_notices(kind):
     program, changes = NEEDED[kind]
     assert noticed_without(kind, [program], kinds=changes) is not None
+
+
+@pytest.mark.parametrize("kind", ["pin", "guard_distinct", "guard_tuples"])
+def test_without_a_kind_of_identity_the_fuzzer_notices(kind, monkeypatch):
+    monkeypatch.setattr(Identities, kind, lambda *args: None)
+    kinds = {"pin": "object: an equal", "guard_distinct": "alias: two obj", "guard_tuples": "tuple: an equal"}
+    assert any(o.what == "WRONG" for o in run(["identities"], kinds=kinds[kind]))
 
 
 def test_every_kind_of_guard_is_among_them():

@@ -333,8 +333,12 @@ class Differ:
             return None if a.name == b.name else f"{where}: {a} against {b}"
         if isinstance(a, set | frozenset):
             return None if sorted(map(repr, a)) == sorted(map(repr, b)) else f"{where}: {a!r} against {b!r}"
-        if isinstance(a, dict) and list(map(repr, a)) != list(map(repr, b)):
-            return f"{where}: keys {list(a)} against {list(b)}"
+        if isinstance(a, dict):
+            if dict.__len__(a) != dict.__len__(b):
+                return f"{where}: keys {list(a)} against {list(b)}"
+            for k, q in zip(dict.__iter__(a), dict.__iter__(b), strict=True):
+                if difference := self.compare(k, q, f"{where}, its key {k!r}"):
+                    return difference
         if isinstance(a, list | tuple | collections.deque) and len(raw_items(a)) != len(raw_items(b)):
             return f"{where}: {a!r} against {b!r}"
         if isinstance(a, BaseException):
