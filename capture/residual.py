@@ -329,6 +329,10 @@ class Emitter:
         self.lines.append(f"{name}.__name__, {name}.__qualname__ = {generator.__name__!r}, {generator.__qualname__!r}")
         return name
 
+    def has_origin(self, value: Any) -> bool:
+        """Whether there is an expression for a value that nobody may ask for."""
+        return self.objects.is_known(value) or type(value) in ATOMS or isinstance(value, IDENTITIES)
+
     def instance_value(self, value: Any) -> str:
         """An instance of a user's class: allocated without ``__init__``, then filled with what it holds."""
         cls = type(value)
@@ -342,6 +346,8 @@ class Emitter:
             self.lines.append(f"{name}.args = {self.value(tuple(value.args))}")
             if isinstance(value, AttributeError | NameError | ImportError) and value.name is not None:
                 self.lines.append(f"{name}.name = {self.value(value.name)}")
+            if isinstance(value, AttributeError) and self.has_origin(value.obj):
+                self.lines.append(f"{name}.obj = {self.value(value.obj)}")
             if isinstance(value, ImportError) and value.path is not None:
                 self.lines.append(f"{name}.path = {self.value(value.path)}")
             for part in ("__context__", "__cause__"):

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import dis
 import inspect
+import io
 import logging
 import os
 import sys
@@ -726,3 +727,31 @@ def test_a_region_that_begins_at_an_instruction_with_an_extended_argument():
     for _ in range(2):
         log.clear()
         assert captured(log) == expected and log == plain
+
+
+OWNERS = {
+    "argument": lambda b, x: b,
+    "tensor": lambda b, x: x,
+    "new list": lambda b, x: [],
+    "new object": lambda b, x: type("Made", (), {})(),
+    "module": lambda b, x: torch,
+    "number": lambda b, x: 1,
+}
+
+
+@pytest.mark.parametrize("name", OWNERS)
+def test_an_attribute_error_keeps_its_object_across_a_break(name):
+    def step(b, x):
+        owner = OWNERS[name](b, x)
+        try:
+            owner.missing  # noqa: B018
+        except AttributeError as error:
+            torch.tensor([1.0]).tolist()
+            print(end="", file=io.StringIO())
+            return x * 2, error.obj is owner, error.name, str(error)
+
+    captured = capture(step)
+    for _ in range(2):
+        b, x = Exception(), torch.ones(1)
+        assert captured(b, x)[1:] == step(b, x)[1:]
+    assert stats(captured).breaks
