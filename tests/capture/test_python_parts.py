@@ -218,14 +218,22 @@ ONE_GRAPH = [
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-def a_log_line_that_is_on(x):
+class Collecting(logging.Handler):
+    def emit(self, record):
+        pass
+
+
+LOG.addHandler(Collecting())
+
+
+def a_log_line_of_a_users_handler(x):
     y = x * 2
     LOG.error("size %d", x.shape[0])
     return y + 1
 
 
-def inference_mode(x):
-    with torch.inference_mode():
+def inference_mode_switched_off(x):
+    with torch.inference_mode(False):
         torch.ones(2) * 2
     return x + 1
 
@@ -259,8 +267,8 @@ def output_to_a_file(x):
 
 LINEAR = nn.Linear(2, 2)
 BREAKS = [
-    a_log_line_that_is_on, inference_mode, a_tensor_subclass, a_deep_copy_of_a_module, an_error_of_an_operator,
-    an_identity_of_a_new_object, output_to_a_file,
+    a_log_line_of_a_users_handler, inference_mode_switched_off, a_tensor_subclass, a_deep_copy_of_a_module,
+    an_error_of_an_operator, an_identity_of_a_new_object, output_to_a_file,
 ]  # fmt: skip
 
 
