@@ -95,8 +95,19 @@ class Containers(Parts):
         raise Break("item of a C object", kind.__name__, "read it outside of the step")
 
     def sequence_item(self, sequence: Any, key: Any) -> Any:
+        key = self.as_index(key)
+        found = sequence[key]
+        return self.objects.made(found) if isinstance(key, slice) else found
+
+    def as_index(self, key: Any) -> Any:
+        """What a sequence is indexed with, a number or a slice of numbers; ``__index__`` of the user's is interpreted.
+
+        A slice asks its step first (PySlice_Unpack, Objects/sliceobject.c).
+        """
         if isinstance(key, slice):
-            key = slice(*(natives.specialised(p) for p in (key.start, key.stop, key.step)))
+            step = None if key.step is None else self.as_index(key.step)
+            start = None if key.start is None else self.as_index(key.start)
+            return slice(start, None if key.stop is None else self.as_index(key.stop), step)
         key = natives.specialised(key)
         if isinstance(key, TensorProxy) and (known := number_of(key)) is not None:
             key = known
@@ -110,8 +121,9 @@ class Containers(Parts):
             method = self.attributes.on_type(type(key), "__index__") if type(key) not in ATOMS else ABSENT
             if isinstance(method, types.FunctionType):
                 key = self.call(method, [key], {})
-        found = sequence[key]
-        return self.objects.made(found) if isinstance(key, slice) else found
+                if not isinstance(key, int):
+                    raise TypeError(f"__index__ returned non-int (type {type(key).__name__})")
+        return key
 
     def dict_item(self, obj: Any, kind: type, key: Any) -> Any:
         record = self.objects.record_of(obj)
@@ -170,7 +182,7 @@ class Containers(Parts):
         else:
             if isinstance(key, slice):
                 value = self.calls.fast(value)
-            base.__setitem__(target, key, value)
+            base.__setitem__(target, self.as_index(key), value)
 
     def del_item(self, obj: Any, key: Any) -> None:
         kind = type(obj)
@@ -187,7 +199,7 @@ class Containers(Parts):
                 raise KeyError(key)
             return
         self.objects.touch(obj)
-        base.__delitem__(self.objects.contents(obj), key)
+        base.__delitem__(self.objects.contents(obj), key if base in DICTS else self.as_index(key))
 
     def make_slice(self, *parts: Any) -> Any:
         return slice(*parts)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..sources import Source
-from .records import CONTAINERS, DICTS, PLAIN_KEYS, SIMPLE, Record, python_method
+from .records import CONTAINERS, DICTS, SIMPLE, Record, python_method
 from .values import ATOMS, SYMBOLIC, Break, RuntimeNumber, TensorProxy
 
 if TYPE_CHECKING:
@@ -146,7 +146,7 @@ class Identities:
                 f"a dict or set is indexed with {key}",
                 "mark the size static, or use a constant key",
             )
-        if not isinstance(key, PLAIN_KEYS) and type(key).__hash__ is not object.__hash__ and type(key) not in ATOMS:
+        if type(key).__hash__ is not object.__hash__ and type(key) not in ATOMS:  # (a str subclass may have its own)
             if python_method(type(key), "__hash__") or python_method(type(key), "__eq__"):
                 raise Break(
                     "key with its own hash",
