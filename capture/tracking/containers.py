@@ -304,6 +304,10 @@ class Containers(Parts):
             value = self.objects.contents(value)
         return super().unpack(value, count)
 
+    def length_hint(self, value: Any) -> None:
+        if not type(value).__module__.startswith("moebius."):  # a stand-in has nothing to tell
+            super().length_hint(value)
+
     # ------------------------------------------------------------------------------------------------------------------
     # Displays
     # ------------------------------------------------------------------------------------------------------------------

@@ -169,6 +169,7 @@ class Objects(Identities, Cells):
 
     def enter_closure(self, function: types.FunctionType, source: Source) -> None:
         """An inner function, made anew by each call: the same code over other cells."""
+        self.guards.check("type", source, types.FunctionType, text="is a function")  # before an attribute is asked for
         for name in ("__code__", "__defaults__", "__globals__"):
             value = getattr(function, name)
             self.guards.check("is", part(source, "attr", name), value, text=f"is {describe(value)}")

@@ -289,12 +289,19 @@ class Operators(Parts):
                 for x in self.objects.contents(container)
             )
         if method is ABSENT and not hasattr(kind, "__contains__"):
-            return any(
-                self.is_one(x, item) or self.truth(self.compare("==", x, item)) for x in self.native_iter(container)
-            )
+            items = self.items_searched(container)
+            return any(self.is_one(x, item) or self.truth(self.compare("==", x, item)) for x in items)
         if isinstance(container, type) and issubclass(type(container), __import__("enum").EnumMeta):
             return item in cast(Any, container)
         raise Break("membership in a C object", kind.__name__, "test it outside of the step")
+
+    def items_searched(self, container: Any) -> Any:
+        """What ``in`` iterates over where there is no ``__contains__`` (_PySequence_IterSearch, Objects/abstract.c)."""
+        try:
+            return self.native_iter(container)
+        except TypeError as error:
+            self.machine.swallow(error)
+        raise TypeError(f"argument of type {type_of(container).__name__!r} is not iterable")
 
     def is_same(self, left: Any, right: Any) -> bool:
         if isinstance(left, LoopLeftover) or isinstance(right, LoopLeftover):

@@ -38,6 +38,8 @@ class StandIns(CallParts):
         if isinstance(value, TensorProxy):
             if isinstance(classes, types.UnionType):
                 return any(self.is_instance(value, c) for c in classes.__args__)
+            if asks_metaclass and self.has_own_check(classes, check):
+                return self.domain.truth(self.call(check, [classes, value], {}))
             return (
                 isinstance(value.real, classes)
                 if isinstance(value.real, torch.Tensor)
@@ -49,9 +51,13 @@ class StandIns(CallParts):
             return False
         if not asks_metaclass:
             return type.__instancecheck__(classes, value)
-        if isinstance(check, types.FunctionType) and type(classes).__module__ not in TRUSTED_METACLASSES:
+        if self.has_own_check(classes, check):
             return self.domain.truth(self.call(check, [classes, value], {}))
         return isinstance(value, classes)
+
+    def has_own_check(self, cls: Any, check: Any) -> bool:
+        """Whether a metaclass of the user's says what is an instance."""
+        return isinstance(check, types.FunctionType) and type(cls).__module__ not in TRUSTED_METACLASSES
 
     def is_subclass(self, cls: Any, classes: Any) -> bool:
         if isinstance(cls, type):
@@ -143,7 +149,11 @@ class StandIns(CallParts):
         return self.objects.made(value)
 
     def variables(self, obj: Any) -> Any:
-        return self.domain.attributes.get(obj, "__dict__")
+        try:
+            return self.domain.attributes.get(obj, "__dict__")
+        except AttributeError as error:
+            self.domain.machine.swallow(error)
+        raise TypeError("vars() argument must have __dict__ attribute")
 
     def identity(self, value: Any) -> int:
         record = self.objects.record_of(value)

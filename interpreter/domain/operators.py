@@ -238,9 +238,16 @@ class Operators(Core):
         if lookup(tp, "__contains__") is MISSING and (
             special(tp, "__iter__") is not None or special(tp, "__getitem__") is not None
         ):
-            iterator = self.get_iter(container)
-            return self.search(iterator, item)
+            return self.search(self.begin_search(container), item)
         return self.native(operator.contains, container, item)
+
+    def begin_search(self, container: Any) -> Any:
+        """Objects/abstract.c _PySequence_IterSearch: any TypeError of ``__iter__`` becomes this one."""
+        try:
+            return self.get_iter(container)
+        except TypeError as error:
+            self.machine.swallow(error)
+        raise TypeError(f"argument of type '{type_name(type(container))}' is not iterable")
 
     def search(self, iterator: Any, item: Any) -> bool:
         while (value := self.next_item(iterator)) is not STOP:

@@ -447,3 +447,56 @@ def test_a_log_level_that_is_switched_on(caplog):
             caplog.clear()
             assert torch.equal(captured(x), x * 2 + 1)
             assert len(caplog.records) == lines
+
+
+class Everything(type):
+    def __instancecheck__(cls, value):
+        return True
+
+
+class Anything(metaclass=Everything):
+    pass
+
+
+def asked_of_a_metaclass(x):
+    return isinstance(x, Anything), isinstance(x + 1, Anything), isinstance(3, Anything)
+
+
+def unpacked_into_a_list(x):
+    rows = [*x, 0]
+    rows.extend(x)
+    return len(rows), rows[0] + rows[-1]
+
+
+@pytest.mark.parametrize("function", [asked_of_a_metaclass, unpacked_into_a_list])
+def test_tensors_in_what_asks_their_class(function):
+    x = torch.tensor([1.0, 2.0])
+    for _ in range(2):
+        assert str(capture(function)(x)) == str(function(x))
+
+
+class Named(type):
+    def __getattr__(cls, name):
+        if name.startswith("__"):
+            asked.append(name)
+        raise AttributeError(name)
+
+
+asked: list[str] = []
+
+
+def test_a_guard_of_a_function_asks_nothing_of_what_is_none():
+    def made():
+        return lambda: made
+
+    @capture
+    def same(target):
+        return target
+
+    class Made(metaclass=Named):
+        pass
+
+    asked.clear()
+    for target in (made(), Made, made(), Made):
+        assert same(target) is target
+    assert asked == []

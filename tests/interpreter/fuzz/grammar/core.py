@@ -88,6 +88,7 @@ class Core:
         self.suspends = True  # whether yield and await may stand here
         self.in_fstring = False
         self.tensors = False
+        self.words = True  # whether names of keyword arguments may be of a str subclass
 
     # --- decisions
 

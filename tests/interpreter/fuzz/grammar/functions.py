@@ -191,7 +191,8 @@ class Functions(Core):
             arguments.insert(len(signature.required), f"*{self.expr('list', depth - 1)}[:3]")
         if self.chance(30) and (signature.var_keyword or self.chance(20)):
             words = ("**{Word('y'): 3}", "**{'y': 3}, **{Word('z'): 4}", "**{Word('y'): 3}, **{Word('y'): 4}")
-            arguments.append(self.pick((f"**{self.expr('dict', depth - 1)}", "**{'z': 1}", "**Bag(1)", "z=2", *words)))
+            ways = (f"**{self.expr('dict', depth - 1)}", "**{'z': 1}", "**Bag(1)", "z=2")
+            arguments.append(self.pick((*ways, *words) if self.words else ways))
         if self.chance(4):
             arguments = self.pick(([], ["1", "2", "3", "4"], ["nope=1"], [*arguments, "**3"], ["*3"]))
         return f"{signature.name}({', '.join(arguments)})"

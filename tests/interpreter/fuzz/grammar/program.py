@@ -109,5 +109,6 @@ def generate(
     """
     grammar = Grammar(choices, chosen_families(choices, families), version, 6 + choices.below(size))
     grammar.tensors = tensors
+    grammar.words = "library" in families  # a captured call passes keywords on, and their names are hashed once more
     body = grammar.program()
     return prelude_for(body) + body
