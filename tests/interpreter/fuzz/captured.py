@@ -17,7 +17,7 @@ import torch
 
 import moebius
 
-from .compare import Outcome, TooLong, compiled, cpu_limit, native_outcome, outcome
+from .compare import Outcome, TooLong, compiled, native_outcome, outcome
 
 ROOM = 4000  # frames: some loops with graph breaks in them go on in a frame of their own each turn (docs/fuzzing.md)
 CAPTURED_SECONDS = 120.0  # of CPU time: tracing and compiling included
@@ -63,8 +63,7 @@ def difference_captured(source: str, native: Outcome | None = None) -> str | Non
     limit = sys.getrecursionlimit()
     sys.setrecursionlimit(max(limit, ROOM))
     try:
-        with cpu_limit(CAPTURED_SECONDS):
-            captured = outcome(drive_captured, program, NAMES)
+        captured = outcome(drive_captured, program, CAPTURED_SECONDS, NAMES)
     except TooLong:
         return "the captured program does not end"
     except BaseException as error:  # no program's own: those are in the outcome

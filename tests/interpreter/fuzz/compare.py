@@ -118,28 +118,42 @@ def steady(text: str) -> str:
 def cpu_limit(seconds: float) -> Iterator[None]:
     """TooLong after so much CPU time of this process, or where it waits for something six times as long.
 
-    Only the main thread may use it.
+    A program may swallow a TooLong (an `__exit__` that does, a `__del__`): another comes every half second, and one at
+    the end in any case. Only the main thread may use it.
     """
+    active, expired = True, False
 
     def stop(number: int, frame: Any) -> None:
-        raise TooLong
+        nonlocal expired
+        if active:
+            expired = True
+            raise TooLong
 
     before = signal.signal(signal.SIGVTALRM, stop), signal.signal(signal.SIGALRM, stop)
-    signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
-    signal.setitimer(signal.ITIMER_REAL, 6 * seconds)
+    signal.setitimer(signal.ITIMER_VIRTUAL, seconds, 0.5)
+    signal.setitimer(signal.ITIMER_REAL, 6 * seconds, 0.5)
     try:
         yield
     finally:
+        active = False
         signal.setitimer(signal.ITIMER_VIRTUAL, 0)
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGVTALRM, before[0])
         signal.signal(signal.SIGALRM, before[1])
+        if expired:
+            raise TooLong from None
 
 
 def outcome(
-    run: Callable[[Program, dict[str, Any]], Any], program: Program, names: dict[str, Any] | None = None
+    run: Callable[[Program, dict[str, Any]], Any],
+    program: Program,
+    seconds: float,
+    names: dict[str, Any] | None = None,
 ) -> Outcome:
-    """Run `run(program, namespace)`, which drives the program; what it did. `names`: more that it may use."""
+    """Run `run(program, namespace)`, which drives the program; what it did. `names`: more that it may use.
+
+    Raises TooLong where the program takes more than `seconds` of CPU time.
+    """
     log: list[Any] = []
     namespace: dict[str, Any] = {"__name__": "program", "log": log, "describe": describe, **(names or {})}
     printed, warned = io.StringIO(), io.StringIO()
@@ -149,7 +163,8 @@ def outcome(
     try:
         with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(warned), quiet_unraisable(log):
             try:
-                result = steady(repr(run(program, namespace)))
+                with cpu_limit(seconds):
+                    result = steady(repr(run(program, namespace)))
             except TooLong:
                 raise
             except BaseException as raised:
@@ -232,8 +247,7 @@ def code_of(text: str, lines_above: int) -> CodeType:
 def native_outcome(program: Program, names: dict[str, Any] | None = None) -> Outcome | None:
     """What the program does natively; None where it took too long or went to the recursion limit."""
     try:
-        with cpu_limit(NATIVE_SECONDS):
-            found = outcome(drive, program, names)
+        found = outcome(drive, program, NATIVE_SECONDS, names)
     except TooLong:
         return None
     deep = "RecursionError" in str(found.error) or any("RecursionError" in entry for entry in found.log)
@@ -247,8 +261,7 @@ def interpreted_outcome(program: Program, checks: bool = True, seconds: float = 
 
     before, CHECKS.on = CHECKS.on, checks
     try:
-        with cpu_limit(seconds):
-            return outcome(interpret(drive), program)
+        return outcome(interpret(drive), program, seconds)
     finally:
         CHECKS.on = before
 

@@ -11,28 +11,39 @@ import argparse
 import contextlib
 import copy
 import hashlib
-import multiprocessing
 import os
 import pickle
 import random
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from fuzz.provide import provide_interpreter
+from fuzz.workers import Ended, Limits, run_tasks
 
 BATCH = 250  # programs from one seed: a search stops at its first difference, so batches are short
+LIMITS = {False: Limits(1200.0, 4 << 30), True: Limits(3600.0, 8 << 30)}  # of a batch; through @capture
 
 
-def run_batch(task: tuple[int, int, bool, bool]) -> tuple[int, int, list[tuple[str, str]], Any]:
-    """One batch. Its number, programs run, what differs, what was reached.
+@dataclass
+class Batch:
+    number: int
+    count: int
+    shrink: bool
+    captured: bool
+    running: Path  # where the source of the program that runs is written
+
+
+def run_batch(batch: Batch) -> tuple[int, list[tuple[str, str]], Any]:
+    """One batch. Programs run, what differs, what was reached.
 
     Odd batches are hypothesis searches; even ones take their choices from seeds, which reach more in the same time.
     """
-    number, count, shrink, captured = task
+    number, count, captured = batch.number, batch.count, batch.captured
     provide_interpreter()
     from fuzz.choices import SeededChoices
     from fuzz.compare import checked, difference
@@ -45,18 +56,20 @@ def run_batch(task: tuple[int, int, bool, bool]) -> tuple[int, int, list[tuple[s
     families = CAPTURED_FAMILIES if captured else FAMILIES
     reach = Reach()
     if captured:
-        from fuzz.captured import difference_captured as check  # needs torch
-    else:
+        from fuzz.captured import difference_captured  # needs torch
 
-        def check(source: str, native: Any = None) -> str | None:
-            with recording(reach) if checked(source) else contextlib.nullcontext():
-                return difference(source, native)
+    def check(source: str) -> str | None:
+        batch.running.write_text(source)
+        if captured:
+            return difference_captured(source)
+        with recording(reach) if checked(source) else contextlib.nullcontext():
+            return difference(source)
 
     def smaller(source: str) -> str:
-        return reduced(source, lambda one: bool(check(one)), 500) if shrink else source
+        return reduced(source, lambda one: bool(check(one)), 500) if batch.shrink else source
 
     if number % 2:
-        found = search(number, count, shrink, check, strategy=programs(families=families))
+        found = search(number, count, batch.shrink, check, strategy=programs(families=families))
         differing = [(source, f"hypothesis seed {number}") for source, _ in found.differing]
         count = found.ran
     else:
@@ -67,7 +80,9 @@ def run_batch(task: tuple[int, int, bool, bool]) -> tuple[int, int, list[tuple[s
                 differing.append((source, f"seed {seed}"))
     reached = copy.deepcopy(reach)  # without what making it small runs
     small = [(smaller(source), where) for source, where in differing]
-    return number, count, [(source, f"{where}: {check(source)}") for source, where in small], reached
+    texts = [(source, f"{where}: {check(source)}") for source, where in small]
+    batch.running.unlink(missing_ok=True)
+    return count, texts, reached
 
 
 def write_failure(folder: Path, source: str, text: str) -> Path:
@@ -101,10 +116,26 @@ def main() -> int:
     first = options.seed if options.seed is not None else random.SystemRandom().randrange(10**9)
     print(f"Python {sys.version.split()[0]}, {options.count} programs, seed {first}")
     tasks = [
-        (first + number, min(BATCH, options.count - number * BATCH), not options.no_shrink, options.captured)
+        Batch(
+            first + number,
+            min(BATCH, options.count - number * BATCH),
+            not options.no_shrink,
+            options.captured,
+            options.out / f"running-{first + number}.py.txt",
+        )
         for number in range((options.count + BATCH - 1) // BATCH)
     ]
     return report(options, tasks)
+
+
+def failed(ended: Ended) -> tuple[int, list[tuple[str, str]], Any]:
+    """What a batch came to whose process was ended: one failure, the program that ran."""
+    from fuzz.reach import Reach
+
+    running = ended.task.running
+    source = running.read_text() if running.exists() else ""
+    running.unlink(missing_ok=True)
+    return 0, [(source, f"batch {ended.task.number} {ended.reason}, in this program")], Reach()
 
 
 def plant_faults(out: Path) -> int:
@@ -130,7 +161,7 @@ def plant_faults(out: Path) -> int:
     return 1 if len(missed) > len(FAULTS) // 25 + 1 else 0
 
 
-def report(options: argparse.Namespace, tasks: list[tuple[int, int, bool, bool]]) -> int:
+def report(options: argparse.Namespace, tasks: list[Batch]) -> int:
     from tqdm import tqdm
 
     provide_interpreter()
@@ -140,30 +171,30 @@ def report(options: argparse.Namespace, tasks: list[tuple[int, int, bool, bool]]
     from fuzz.reach import Reach
 
     version = f"{sys.version_info[0]}.{sys.version_info[1]}"
-    kind, seed, at = "captured" if options.captured else "interpreted", tasks[0][0], commit()
+    kind, seed, at = "captured" if options.captured else "interpreted", tasks[0].number, commit()
     options.out.mkdir(parents=True, exist_ok=True)
     state = options.out / f"state-{kind}-{version}-{seed}-{options.count}.pickle"  # what an earlier run finished
     total, ran, failures, finished, before = Reach(), 0, 0, set(), 0.0
     if state.exists():
         total, ran, failures, finished, before = pickle.loads(state.read_bytes())
-        tasks = [task for task in tasks if task[0] not in finished]
+        tasks = [task for task in tasks if task.number not in finished]
     start = time.monotonic()
-    with multiprocessing.get_context("spawn").Pool(options.jobs) as pool:
-        with tqdm(total=options.count, initial=ran, unit="program") as bar:
-            for number, count, differing, reach in pool.imap_unordered(run_batch, tasks):
-                ran += count
-                bar.update(count)
-                total.add(reach)
-                for source, text in differing:
-                    failures += 1
-                    path = write_failure(options.out, source, text)
-                    bar.write(f"batch {number} differs: {path}\n{text}")
-                finished.add(number)
-                seconds = before + time.monotonic() - start
-                state.write_bytes(pickle.dumps((total, ran, failures, finished, seconds)))
-                figures = {"kind": kind, "commit": at, "seed": seed, "programs": ran, "differing": failures}
-                reached = None if options.captured else total
-                keep(options.out, f"{kind}-{version}", {**figures, "seconds": seconds}, reached)
+    with tqdm(total=options.count, initial=ran, unit="program") as bar:
+        for ended in run_tasks(run_batch, tasks, options.jobs, LIMITS[options.captured]):
+            count, differing, reach = failed(ended) if ended.reason else ended.result
+            ran += count
+            bar.update(count)
+            total.add(reach)
+            for source, text in differing:
+                failures += 1
+                path = write_failure(options.out, source, text)
+                bar.write(f"batch {ended.task.number} differs: {path}\n{text}")
+            finished.add(ended.task.number)
+            seconds = before + time.monotonic() - start
+            state.write_bytes(pickle.dumps((total, ran, failures, finished, seconds)))
+            figures = {"kind": kind, "commit": at, "seed": seed, "programs": ran, "differing": failures}
+            reached = None if options.captured else total
+            keep(options.out, f"{kind}-{version}", {**figures, "seconds": seconds}, reached)
     if not options.captured:
         table = total.table(f"{ran} programs on Python {version}; counted in the half of them that run with checks")
         print(table)

@@ -113,7 +113,9 @@ class Classes(Core):
 
     def dunder(self, depth: int) -> Lines:
         name = self.pick(DUNDERS)
-        note = f"note('{name}', other)"
+        first = [f"note('{name}', other)"]
+        if name == "__getitem__":  # what is iterated through it ends
+            first.append("if spent(): raise IndexError")
         answer = self.pick(
             (
                 ["return NotImplemented"],
@@ -124,8 +126,8 @@ class Classes(Core):
             )
         )
         if self.chance(60):
-            return [f"def {name}(self, other=None):", *self.indent([note, "if spent(): return 0", *answer])]
-        return self.define(name, ["self", "other"], depth, [note])
+            return [f"def {name}(self, other=None):", *self.indent([*first, "if spent(): return 0", *answer])]
+        return self.define(name, ["self", "other"], depth, first)
 
     def method(self, depth: int) -> Lines:
         name = self.pick(("method", "make", "plain"))
