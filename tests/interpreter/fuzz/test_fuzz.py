@@ -15,7 +15,7 @@ import pytest
 from seeds import seed_of_the_code
 
 from fuzz.choices import SeededChoices
-from fuzz.compare import TooLong, compiled, cpu_limit, difference, native_outcome
+from fuzz.compare import TooLong, compiled, cpu_limit, difference, drive, native_outcome, outcome
 from fuzz.faults import FAULTS, corpus, programs_until_found
 from fuzz.figures import BEGIN, END, document
 from fuzz.grammar import generate
@@ -99,8 +99,8 @@ def main():
     note('returned')
 """
     source = "def note(*values): log.append(values)\n" + source
-    outcome = native_outcome(compiled(source))
-    assert outcome is not None and len(outcome.log) >= 4
+    found = native_outcome(compiled(source))
+    assert found is not None and len(found.log) >= 4
     with recording(Reach()):
         assert not difference(source)
 
@@ -146,10 +146,10 @@ def test_programs_do_much() -> None:
     outcomes: list[Any] = []
     for number in range(100):
         outcomes.append(native_outcome(compiled(generate(SeededChoices(number)))))
-    done = [outcome for outcome in outcomes if outcome is not None]
+    done = [each for each in outcomes if each is not None]
     assert len(done) >= 90
-    assert sum(len(outcome.log) for outcome in done) / len(done) > 9
-    assert sum(outcome.error is None for outcome in done) > len(done) // 2
+    assert sum(len(each.log) for each in done) / len(done) > 9
+    assert sum(each.error is None for each in done) > len(done) // 2
 
 
 def test_a_program_that_waits_for_ever_is_stopped() -> None:
@@ -157,3 +157,20 @@ def test_a_program_that_waits_for_ever_is_stopped() -> None:
         held = threading.Lock()
         held.acquire()
         held.acquire()
+
+
+def test_a_program_that_swallows_its_end_is_stopped() -> None:
+    """An `__exit__` that returns true swallows what stops a program, and one that iterates without end comes again."""
+    source = """
+class Swallows:
+    def __enter__(self): return self
+    def __exit__(self, *error): return True
+    def __getitem__(self, index): return 0
+def main():
+    for _ in range(3):
+        with Swallows() as endless:
+            for _ in endless: pass
+    return 1
+"""
+    with pytest.raises(TooLong):
+        outcome(drive, compiled(source), 0.05)
