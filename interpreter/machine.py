@@ -18,7 +18,7 @@ from .errors import INTERNAL, UNROUTED, InterpreterError
 from .forms import form_of
 from .frame import Frame
 from .modules import import_interpreted
-from .natives import DICT_GET, Native, call_inside, fill_frame, is_a, is_opaque, write_unraisable
+from .natives import DICT_GET, Native, call_inside, is_a, is_opaque, write_unraisable
 from .room import ROOM
 from .sentinels import UNSET, sentinel
 from .shown import Shown
@@ -30,6 +30,7 @@ from .tracebacks import (
     add_entry,
     chain_context,
     converted_by_shell,
+    empty,
     strip,
     thrown_into_fresh,
     with_variables,
@@ -242,7 +243,7 @@ class Machine(Shown):
         own = frame.exc_item
         assert own is not None
         if frame.native is not None:  # its variables may die, or change: they are the frame's alone again
-            fill_frame(frame.native, [UNSET] * len(frame.locals), UNSET)
+            empty(frame.native, frame)
         if thrown:
             frame.stack.append(None)  # what `throw` sends; the handler's stack depth counts it
             chain_context(thrown[0], own[0])  # with what the generator itself handles, nothing else

@@ -192,6 +192,25 @@ fill_frame(PyObject *module, PyObject *const *args, Py_ssize_t n)
 }
 
 static PyObject *
+set_frame_names(PyObject *module, PyObject *const *args, Py_ssize_t n)
+{
+    (void)module;
+    if (n != 2 || !PyFrame_Check(args[0])) {
+        PyErr_SetString(PyExc_TypeError, "set_frame_names(frame, mapping)");
+        return NULL;
+    }
+    PyCodeObject *code = PyFrame_GetCode((PyFrameObject *)args[0]);
+    int optimized = code->co_flags & CO_OPTIMIZED;
+    Py_DECREF(code);
+    if (optimized) {
+        PyErr_SetString(PyExc_ValueError, "a function's frame has no namespace");
+        return NULL;
+    }
+    mb_set_frame_names((PyFrameObject *)args[0], args[1]);
+    Py_RETURN_NONE;
+}
+
+static PyObject *
 merge_keywords(PyObject *module, PyObject *const *args, Py_ssize_t n)
 {
     (void)module;
@@ -234,6 +253,8 @@ PyMethodDef mb_object_functions[] = {
     {"is_class", is_class, METH_O, "is_class(object) -> bool: PyType_Check."},
     {"fill_frame", (PyCFunction)(void (*)(void))fill_frame, METH_FASTCALL,
      "fill_frame(frame, list, unset): the frame's local variables become the list's values; those that are unset, unbound."},
+    {"set_frame_names", (PyCFunction)(void (*)(void))set_frame_names, METH_FASTCALL,
+     "set_frame_names(frame, mapping): the namespace of a module's or class body's frame, its f_locals."},
     {"merge_keywords", (PyCFunction)(void (*)(void))merge_keywords, METH_FASTCALL,
      "merge_keywords(dict, dict): the second's entries go into the first; KeyError(key) at one that is there already."},
     {"untrack", untrack, METH_O, "untrack(object): gc.get_objects() does not list it."},

@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from .frame import FRESH_LOCALS, Frame
 from .locals_proxy import FrameLocalsProxy
-from .natives import fill_frame
 from .sentinels import UNSET
 from .shells import frame_of, user_code
-from .tracebacks import is_machine_module, stub_frame
+from .tracebacks import fill, is_machine_module, stub_frame
 
 SHOWN_FRAMES = 64
 
@@ -33,7 +32,7 @@ class Shown:
             shown = id(native) in self.shown
             frame.native = None
             if sys.getrefcount(native) > 2 + shown:  # that is: with the program
-                fill_frame(native, frame.values(), UNSET)
+                fill(native, frame)
                 if shown:
                     return
             self.shown.pop(id(native), None)
@@ -45,7 +44,7 @@ class Shown:
         """A frame object of a suspended generator's that the program holds has its variables; see `reenter`."""
         native = frame.native
         if native is not None and sys.getrefcount(native) > 3 + (id(native) in self.shown):
-            fill_frame(native, frame.values(), UNSET)
+            fill(native, frame)
 
     def awaited_by(self, coroutine: Any) -> Any:
         """What a coroutine is awaiting at the moment, or None."""

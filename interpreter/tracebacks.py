@@ -12,7 +12,7 @@ from typing import Any
 
 from .decode import Program
 from .frame import Frame
-from .natives import DICT_GET, call_outside, fill_frame, is_a
+from .natives import DICT_GET, call_outside, fill_frame, is_a, set_frame_names
 from .sentinels import UNSET
 from .shells import USER_CODES
 
@@ -20,6 +20,7 @@ SET_TRACEBACK = BaseException.__dict__["__traceback__"].__set__
 GET_TRACEBACK = BaseException.__dict__["__traceback__"].__get__
 SET_CONTEXT = BaseException.__dict__["__context__"].__set__
 GET_CONTEXT = BaseException.__dict__["__context__"].__get__
+CO_OPTIMIZED, CO_NEWLOCALS = 0x01, 0x02
 MACHINE_PREFIXES: tuple[str, ...] = ("moebius.interpreter",)
 
 
@@ -40,13 +41,17 @@ PAST_RESUME = 2 if sys.version_info >= (3, 13) else 0  # from 3.13 a frame's pos
 def stub_code(program: Program, code: CodeType, pc: int) -> CodeType:
     """The user's code object as a generator that stands at instruction `pc`: no parameters, its cells plain variables.
 
+    A module's or class body's has no variables: it has a namespace.
     A generator that never ran reports the place of its first RESUME (Python/frame.c take_ownership): it goes there.
     """
     place = max(program.instructions[pc].offset - PAST_RESUME, len(GENERATOR_PROLOGUE))
     filled = bytearray(bytes((dis.opmap["NOP"], 0)) * (len(code.co_code) // 2))  # as long as its line table says
     filled[: len(GENERATOR_PROLOGUE)] = GENERATOR_PROLOGUE
     filled[place : place + 2] = bytes((dis.opmap["RESUME"], 0))
-    return stub_template.__code__.replace(
+    own = stub_template.__code__
+    names = program.localsplus if program.optimized else ()
+    return own.replace(
+        co_flags=own.co_flags if program.optimized else own.co_flags & ~(CO_OPTIMIZED | CO_NEWLOCALS),
         co_code=bytes(filled),
         co_linetable=code.co_linetable,
         co_firstlineno=code.co_firstlineno,
@@ -54,8 +59,8 @@ def stub_code(program: Program, code: CodeType, pc: int) -> CodeType:
         co_name=code.co_name,
         co_qualname=code.co_qualname,
         co_exceptiontable=b"",
-        co_nlocals=len(program.localsplus),
-        co_varnames=program.localsplus,
+        co_nlocals=len(names),
+        co_varnames=names,
     )
 
 
@@ -68,9 +73,23 @@ def stub_frame(frame: Frame, filled: bool) -> FrameType:
     if code is None:
         code = program.stubs[pc] = stub_code(program, frame.code, pc)
     native = call_outside(FunctionType(code, frame.globals)).gi_frame
-    if filled:
+    if not program.optimized:
+        set_frame_names(native, frame.names)
+    elif filled:
         fill_frame(native, frame.values(), UNSET)
     return native
+
+
+def fill(native: FrameType, frame: Frame) -> None:
+    """The frame object gets the variables that the interpreted frame has; a module's or class body's has them always."""
+    if frame.program.optimized:
+        fill_frame(native, frame.values(), UNSET)
+
+
+def empty(native: FrameType, frame: Frame) -> None:
+    """The variables are the interpreted frame's alone again."""
+    if frame.program.optimized:
+        fill_frame(native, [UNSET] * len(frame.locals), UNSET)
 
 
 def strip(trace: TracebackType | None, clean: TracebackType | None) -> TracebackType | None:

@@ -14,6 +14,7 @@
  *   code                                  f_code  f_code  f_executable
  *   next instruction                      prev_instr + 1  instr_ptr
  *   owner, frame_obj, stacktop, localsplus  yes     yes     yes
+ *   f_locals                              yes     yes     yes     the namespace of a module's or class body's frame object
  * PyFrameObject.f_frame                   yes     yes     yes     a frame object's variables
  * PyThreadState recursion counter         recursion_remaining     py_recursion_remaining (3.12, 3.13)
  * PyThreadState counter of C recursion    -       c_recursion_remaining, its limit C_RECURSION_LIMIT or Py_C_…
@@ -119,6 +120,13 @@ static inline PyObject **
 mb_frame_variables(PyFrameObject *frame)
 {
     return frame->f_frame->localsplus;
+}
+
+/* The namespace of a frame that has a frame object and whose code is a module's or a class body's. */
+static inline void
+mb_set_frame_names(PyFrameObject *frame, PyObject *names)
+{
+    Py_XSETREF(frame->f_frame->f_locals, Py_NewRef(names));
 }
 
 /* Calls of Python functions that may still be nested. */
