@@ -81,7 +81,7 @@ def stub_frame(frame: Frame, filled: bool) -> FrameType:
 
 
 def fill(native: FrameType, frame: Frame) -> None:
-    """The frame object gets the variables that the interpreted frame has; a module's or class body's has them always."""
+    """The frame object gets the interpreted frame's variables; a module's or class body's has them always."""
     if frame.program.optimized:
         fill_frame(native, frame.values(), UNSET)
 

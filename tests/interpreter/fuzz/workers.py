@@ -8,7 +8,6 @@ from __future__ import annotations
 import multiprocessing
 import multiprocessing.connection
 import os
-import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
