@@ -7,7 +7,7 @@ scale A (N wide) rather than the expert's output (D wide).
 """
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -20,6 +20,35 @@ from moebius.kernels.quantize import round_gate_up, round_left, round_matrix, ro
 from moebius.kernels.reference import row_weight
 
 PANEL_ROWS = 1024
+
+
+class Blocks:
+    """A weight [E, rows, …] as blocks of rows, one after another: each one tensor of all experts, or one an expert.
+
+    blocks: (which rows, the tensors). As room for gradients: an expert that is None gets none.
+    """
+
+    def __init__(self, blocks: list[tuple[slice, Tensor | Sequence[Tensor | None]]]) -> None:
+        self.blocks = blocks
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        rows, parts = self.blocks[-1]
+        assert parts[0] is not None
+        return (len(parts), rows.stop, *parts[0].shape[1:])
+
+
+class BlockWeights(NamedTuple):
+    """As contract.Weights, of weights that are not one tensor."""
+
+    gate_up_E2ND: Blocks
+    down_EDN: Blocks
+    gate_up_bias_EM: Blocks | None
+    down_bias_ED: Blocks | None
+
+
+def blocks_of(weight: Tensor | Blocks) -> list[tuple[slice, Tensor | Sequence[Tensor | None]]]:
+    return [(slice(None), weight)] if isinstance(weight, Tensor) else weight.blocks
 
 
 class Segment(NamedTuple):
@@ -76,30 +105,52 @@ class Scratch:
         return torch.index_select(source, 0, token, out=self.take(name, token.shape[0], source.shape[1]))
 
 
-def multiply(rows: Tensor, matrix_EPQ: Tensor, segments: list[Segment], out: Tensor, name: str | None = None) -> Tensor:
-    """out[r] = rows[r] @ matrix[expert of r], for a panel's rows, in the format of that name."""
+def linear(rows: Tensor, weight: Tensor | Blocks, segments: list[Segment], out: Tensor,
+           name: str | None = None) -> Tensor:
+    """out[r] = weight[expert of r] @ rows[r], for a panel's rows, in the format of that name."""
     if name is not None:
-        left = round_left(rows, name)
+        return multiply(rows, tensor(weight).mT, segments, out, name)
+    for columns, matrices in blocks_of(weight):
         for expert, low, high, _ in segments:
-            out[low:high] = left[low:high] @ round_matrix(matrix_EPQ[expert], name)
-        return out
-    for expert, low, high, _ in segments:
-        torch.mm(rows[low:high], matrix_EPQ[expert], out=out[low:high])
+            torch.mm(rows[low:high], tensor(matrices[expert]).T, out=out[low:high, columns])
     return out
 
 
-def project_up(rows: Tensor, weights: Weights, segments: list[Segment], out: Tensor, options: Options) -> Tensor:
+def multiply(rows: Tensor, weight: Tensor | Blocks, segments: list[Segment], out: Tensor,
+             name: str | None = None) -> Tensor:
+    """out[r] = rows[r] @ weight[expert of r], for a panel's rows, in the format of that name."""
+    if name is not None:
+        left, matrix_EPQ = round_left(rows, name), tensor(weight)
+        for expert, low, high, _ in segments:
+            out[low:high] = left[low:high] @ round_matrix(matrix_EPQ[expert], name)
+        return out
+    for number, (columns, matrices) in enumerate(blocks_of(weight)):
+        for expert, low, high, _ in segments:
+            left, matrix = rows[low:high, columns], tensor(matrices[expert])
+            torch.mm(left, matrix, out=out[low:high]) if number == 0 else out[low:high].addmm_(left, matrix)
+    return out
+
+
+def tensor(weight: Tensor | Blocks | None) -> Tensor:
+    """A weight that is one tensor: 8 bit formats take no other."""
+    assert isinstance(weight, Tensor)
+    return weight
+
+
+def project_up(rows: Tensor, weights: Weights | BlockWeights, segments: list[Segment], out: Tensor,
+               options: Options) -> Tensor:
     """H of a panel: rows [n, D] -> out [n, M]."""
     name = options.format("up")
     if name is None:
-        multiply(rows, weights.gate_up_E2ND.mT, segments, out)
+        linear(rows, weights.gate_up_E2ND, segments, out)
     else:
-        left = round_left(rows, name)
+        left, gate_up_E2ND = round_left(rows, name), tensor(weights.gate_up_E2ND)
         for expert, low, high, _ in segments:
-            out[low:high] = left[low:high] @ round_gate_up(weights.gate_up_E2ND[expert], options.gate, name).T
+            out[low:high] = left[low:high] @ round_gate_up(gate_up_E2ND[expert], options.gate, name).T
     if weights.gate_up_bias_EM is not None:
-        for expert, low, high, _ in segments:
-            out[low:high] += weights.gate_up_bias_EM[expert]
+        for columns, bias in blocks_of(weights.gate_up_bias_EM):
+            for expert, low, high, _ in segments:
+                out[low:high, columns] += tensor(bias[expert])
     return out
 
 
@@ -138,8 +189,8 @@ def gated_backward(grad_a: Tensor, h: Tensor, scale: Tensor | None, options: Opt
     return a, grad_h
 
 
-def forward(x_TD: Tensor, weights: Weights, order_S: Tensor, offsets: Tensor, weight_TK: Tensor | None, top_k: int,
-            options: Options) -> tuple[Tensor, Tensor]:
+def forward(x_TD: Tensor, weights: Weights | BlockWeights, order_S: Tensor, offsets: Tensor, weight_TK: Tensor | None,
+            top_k: int, options: Options) -> tuple[Tensor, Tensor]:
     """As reference.forward."""
     exact = accumulate_dtype(x_TD.dtype)
     token_S = order_S // max(top_k, 1)
@@ -158,38 +209,47 @@ def forward(x_TD: Tensor, weights: Weights, order_S: Tensor, offsets: Tensor, we
         name = options.format("down")
         # in 8 bits A is what is rounded: with its weight it would round to something else
         a = gated(h, scale if name is None else None, options, scratch.take("a", count, weights.down_EDN.shape[2]))
-        y = multiply(a, weights.down_EDN.mT, segments,
-                     scratch.take("y", count, width, None if name is None else exact), name)
+        y = linear(a, weights.down_EDN, segments,
+                   scratch.take("y", count, width, None if name is None else exact), name)
         if scale is not None and name is not None:
             y.mul_(scale[:, None])
         if weights.down_bias_ED is not None:
-            for expert, low, high, _ in segments:
-                bias = weights.down_bias_ED[expert]
-                y[low:high] += bias if scale is None else scale[low:high, None].to(y.dtype) * bias
+            for columns, biases in blocks_of(weights.down_bias_ED):
+                for expert, low, high, _ in segments:
+                    bias = tensor(biases[expert])
+                    y[low:high, columns] += bias if scale is None else scale[low:high, None].to(y.dtype) * bias
         add_rows(out_TD, token, y, scratch)
     return out_TD.to(x_TD.dtype), h_SM
 
 
-def accumulate_outer(total_EPQ: Tensor, left: Tensor, right: Tensor, segments: list[Segment], name: str | None) -> None:
+def accumulate_outer(total: Tensor | Blocks, left: Tensor, right: Tensor, segments: list[Segment],
+                     name: str | None) -> None:
     """total[e] (+)= left[rows of e].T @ right[rows of e], for a panel's rows, in the format of that name.
 
     An expert is cut at multiples of PANEL_ROWS of its rows, and so never within a format's block.
     """
-    for expert, low, high, first in segments:
-        if name is not None:
-            part = round_outer(left[low:high], name).T @ round_outer(right[low:high], name)
-            total_EPQ[expert].copy_(part) if first else total_EPQ[expert].add_(part)
-        elif first:
-            torch.mm(left[low:high].T, right[low:high], out=total_EPQ[expert])
-        else:
-            total_EPQ[expert].addmm_(left[low:high].T, right[low:high])
+    for columns, totals in blocks_of(total):
+        for expert, low, high, first in segments:
+            room = totals[expert]
+            if room is None:
+                continue
+            if name is not None:
+                part = round_outer(left[low:high], name).T @ round_outer(right[low:high], name)
+                room.copy_(part) if first else room.add_(part)
+            elif first:
+                torch.mm(left[low:high, columns].T, right[low:high], out=room)
+            else:
+                room.addmm_(left[low:high, columns].T, right[low:high])
 
 
-def accumulate_sums(total_EP: Tensor, rows: Tensor, segments: list[Segment]) -> None:
+def accumulate_sums(total: Tensor | Blocks, rows: Tensor, segments: list[Segment]) -> None:
     """total[e] (+)= the sum of e's rows, for a panel's rows."""
-    for expert, low, high, first in segments:
-        part = rows[low:high].sum(0)
-        total_EP[expert].copy_(part) if first else total_EP[expert].add_(part)
+    for columns, totals in blocks_of(total):
+        for expert, low, high, first in segments:
+            room = totals[expert]
+            if room is not None:
+                part = rows[low:high, columns].sum(0)
+                room.copy_(part) if first else room.add_(part)
 
 
 def empty_gradient(parameter: Tensor | None, needed: bool, empty_experts: Tensor) -> Tensor | None:
@@ -202,16 +262,28 @@ def empty_gradient(parameter: Tensor | None, needed: bool, empty_experts: Tensor
 def backward(grad_TD: Tensor, x_TD: Tensor, h_SM: Tensor, weights: Weights, order_S: Tensor, offsets: Tensor,
              weight_TK: Tensor | None, top_k: int, options: Options, needs: Needs) -> Gradients:
     """As reference.backward; a gradient that is not needed is not computed."""
+    empty_experts = (offsets.diff() == 0).nonzero().flatten()
+    rooms = [empty_gradient(parameter, needed, empty_experts) for parameter, needed in zip(
+        weights, (needs.gate_up, needs.down, needs.gate_up_bias, needs.down_bias), strict=True)]
+    grad_x, grad_weight = backward_into(
+        rooms, grad_TD, x_TD, h_SM, weights, order_S, offsets, weight_TK, top_k, options, needs.x, needs.weight)
+    grad_gate_up, grad_down, grad_up_bias, grad_down_bias = rooms
+    return Gradients(grad_x, grad_gate_up, grad_down, grad_weight, grad_up_bias, grad_down_bias)
+
+
+def backward_into(
+    rooms: Sequence[Tensor | Blocks | None], grad_TD: Tensor, x_TD: Tensor, h_SM: Tensor,
+    weights: Weights | BlockWeights, order_S: Tensor, offsets: Tensor, weight_TK: Tensor | None, top_k: int,
+    options: Options, needs_x: bool, needs_weight: bool,
+) -> tuple[Tensor | None, Tensor | None]:
+    """The gradients of x and of the routing weights; those of Weights' four are written into rooms, where there is
+    one. The rooms of experts without rows are left as they are."""
     dtype, exact = x_TD.dtype, accumulate_dtype(x_TD.dtype)
     token_S = order_S // max(top_k, 1)
     scale_S = row_weight(weight_TK, order_S, exact)
-    empty_experts = (offsets.diff() == 0).nonzero().flatten()
-    grad_x = torch.zeros(x_TD.shape, dtype=exact) if needs.x else None
-    grad_s_S = torch.zeros(order_S.shape[0], dtype=exact) if needs.weight else None
-    grad_gate_up, grad_down, grad_up_bias, grad_down_bias = (
-        empty_gradient(parameter, needed, empty_experts)
-        for parameter, needed in zip(weights, (needs.gate_up, needs.down, needs.gate_up_bias, needs.down_bias),
-                                     strict=True))
+    grad_x = torch.zeros(x_TD.shape, dtype=exact) if needs_x else None
+    grad_s_S = torch.zeros(order_S.shape[0], dtype=exact) if needs_weight else None
+    grad_gate_up, grad_down, grad_up_bias, grad_down_bias = rooms
 
     scratch = Scratch(x_TD, order_S.shape[0])
     width, width_h, narrow = x_TD.shape[1], weights.gate_up_E2ND.shape[1], weights.down_EDN.shape[2]
@@ -231,8 +303,9 @@ def backward(grad_TD: Tensor, x_TD: Tensor, h_SM: Tensor, weights: Weights, orde
         grad_s = None if grad_s_S is None else grad_s_S[start:stop]
         scaled_a, grad_h = gated_backward(grad_a, h, scale, options, scratch, grad_s)
         if grad_s is not None and weights.down_bias_ED is not None:
-            for expert, low, high, _ in segments:
-                grad_s[low:high] += torch.mv(grad_y[low:high], weights.down_bias_ED[expert])
+            for columns, biases in blocks_of(weights.down_bias_ED):
+                for expert, low, high, _ in segments:
+                    grad_s[low:high] += torch.mv(grad_y[low:high, columns], tensor(biases[expert]))
         if grad_down is not None:
             accumulate_outer(grad_down, grad_y, scaled_a, segments, options.format("grad_down"))
         if grad_down_bias is not None:
@@ -250,6 +323,4 @@ def backward(grad_TD: Tensor, x_TD: Tensor, h_SM: Tensor, weights: Weights, orde
     if grad_s_S is not None and weight_TK is not None:
         flat = torch.empty_like(grad_s_S).index_copy_(0, order_S.long(), grad_s_S)
         grad_weight = flat.reshape(weight_TK.shape).to(weight_TK.dtype)
-    return Gradients(
-        None if grad_x is None else grad_x.to(dtype), grad_gate_up, grad_down, grad_weight, grad_up_bias,
-        grad_down_bias)
+    return None if grad_x is None else grad_x.to(dtype), grad_weight

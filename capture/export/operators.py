@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from moebius.kernels import experts, experts_rows
-from moebius.lowering.experts.joining import experts_rejoining
+from moebius.lowering.experts.joining import experts_of_parts
 from moebius.lowering.experts.stacking import block_experts, blocks_apart, join_blocks, stack_experts
 from moebius.lowering.graph import expert_loop, skip_turn
 from moebius.lowering.step import (
@@ -116,7 +116,7 @@ OURS: dict[str, Callable[..., Any]] = {
     "moebius.set_gradient": set_gradient,
     "moebius.experts": experts,
     "moebius.experts_rows": experts_rows,
-    "moebius.experts_rejoining": experts_rejoining,
+    "moebius.experts_of_parts": experts_of_parts,
     "moebius.stack_experts": stack_experts,
     "moebius.join_blocks": join_blocks,
     "moebius.block_experts": block_experts,

@@ -104,6 +104,12 @@ class Writer:
             node = self.call(torch.transpose, node, 1, 2)
         return self.rows(node, weight.range_of(out_axis))
 
+    def joined(self, parts: list[fx.Node]) -> fx.Node:
+        """Gate and up as one, [E, out, …]."""
+        node = self.call(torch.cat, parts, 1)
+        node.meta[joining.JOINED] = True
+        return node
+
     def vector(self, bias: Slice) -> fx.Node:
         """[E, out]: the biases of all experts."""
         return self.rows(self.cast(self.invariant(bias.weight), bias.dtype), bias.range_of(1))
@@ -190,9 +196,9 @@ def write_operator(claim: Claim, options: LoweringOptions, known: dict[Any, Any]
         bias = None if gate.bias is None else writer.cast(writer.invariant(gate.bias.weight), gate.bias.dtype)
     else:
         layout = "concat"
-        gate_up = writer.call(torch.cat, [writer.matrix(g.weight, g.out_axis) for g in (gate, up)], 1)
+        gate_up = writer.joined([writer.matrix(g.weight, g.out_axis) for g in (gate, up)])
         if gate.bias is not None and up.bias is not None:
-            bias = writer.call(torch.cat, [writer.vector(b) for b in (gate.bias, up.bias)], 1)
+            bias = writer.joined([writer.vector(b) for b in (gate.bias, up.bias)])
     down = writer.matrix(claim.down.weight, claim.down.out_axis)
     down_bias = None if claim.down.bias is None else writer.vector(claim.down.bias)
     inside = None if claim.after is not None else scale

@@ -155,8 +155,9 @@ depends on no other turn, stays a loop, and the report says at which line the pr
 
 A loop that Python runs by itself (over a ModuleList, a while loop, a generator, a dictionary of rows) leaves its turns
 one after another in the graph. Turns that are alike but for the expert's number and the expert's own parameters are put
-to the same proof. Parameters that each expert has of its own are stacked for the operator: a copy at each call, which
-is kept for backward and counted in the report. An expert whose turn would not have run gets no gradient, as in eager.
+to the same proof. Parameters that each expert has of its own go to the operator where
+they lie on a CPU; on a GPU they are stacked, a copy at each call that is not kept for backward. An expert whose turn
+would not have run gets no gradient, as in eager.
 An `if` on values without `else` is part of the graph; with `else`, or with a `return` or a changed list in it, it is a
 graph break.
 

@@ -1,5 +1,6 @@
-"""Weights that lowering joined (gate with up, experts with parameters of their own) are not kept for backward: they are
-joined again. What is kept, and gradients, with plain PyTorch as the oracle."""
+"""Weights that lowering joined (gate with up, experts with parameters of their own): on a CPU the operator takes the
+parts, elsewhere they are joined, and joined again for backward. What is kept, and gradients, with plain PyTorch as the
+oracle."""
 
 from __future__ import annotations
 
@@ -12,6 +13,15 @@ from torch.utils.checkpoint import checkpoint
 from moebius import capture
 from moebius.api import captured_of, report_of
 from moebius.lowering.experts import joining
+
+
+@pytest.fixture(params=["parts", "joined"], autouse=True)
+def form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """How the operator takes weights of several tensors: as they lie, or joined, as on a GPU."""
+    if request.param == "joined":
+        monkeypatch.setattr(joining, "takes_parts", lambda *given: False)
+    return request.param
+
 
 T, D, N, E, K = 24, 16, 32, 6, 2
 
@@ -115,3 +125,33 @@ def test_weights_changed_before_backward(kind: type[nn.Module]) -> None:
             next(experts.parameters()).mul_(2)
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):
             loss.backward()
+
+
+@pytest.mark.parametrize("kind", [Apart, Modules])
+@pytest.mark.parametrize("frozen", [0, 1, 2])
+def test_frozen_parts(kind: type[nn.Module], frozen: int) -> None:
+    """A part that asks for no gradient gets none, and the others theirs."""
+    results = []
+    for make in (capture, lambda function: function):
+        x, router, experts = given(kind)
+        list(experts.parameters())[frozen].requires_grad_(False)
+        make(layer)(x, router, experts).square().sum().backward()
+        results.append([x.grad, *(p.grad for p in experts.parameters())])
+    for ours, plain in zip(*results, strict=True):
+        torch.testing.assert_close(ours, plain, rtol=1e-10, atol=1e-10)
+
+
+def test_parts_are_not_copied(form: str) -> None:
+    """With parts, no tensor as large as the up-projections of all experts is made, in forward or in backward."""
+    x, router, experts = given(Modules)
+    captured = capture(layer)
+    captured(x, router, experts).sum().backward()
+    experts.zero_grad()
+    largest = 0
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+        captured(x, router, experts).sum().backward()
+    for event in profile.profiler.kineto_results.events():
+        if event.name() == "[memory]":
+            largest = max(largest, event.nbytes())
+    stacked = sum(layer.weight.numel() * 8 for layer in experts.up)
+    assert (largest < stacked) == (form == "parts")

@@ -1,0 +1,136 @@
+"""Experts whose weights are not one tensor, on a CPU: a parameter for each expert, or gate and up apart.
+
+The CPU form multiplies expert by expert, so it takes the parts where they lie: nothing is joined, and each part gets a
+gradient of its own instead of a view of one that is as large as all experts.
+"""
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from moebius.kernels import cpu
+from moebius.kernels.contract import Options
+from moebius.kernels.routing import sort_rows
+
+
+class Block(NamedTuple):
+    """Some rows of a weight, of all experts: one tensor [E, rows, …], or a tensor [rows, …] for each expert.
+
+    turned: the two last axes of what is given lie the other way round.
+    """
+
+    turned: bool
+    parts: Tensor | tuple[Tensor, ...]
+
+
+Weight = Tensor | Sequence[Block] | None
+
+
+def experts_apart(
+    x_TD: Tensor, gate_up: Weight, down: Weight, index_TK: Tensor, weight_TK: Tensor | None, activation: str,
+    *, gate: str = "concat", gate_up_bias: Weight = None, down_bias: Weight = None, save: str = "default",
+    hit: Tensor | None = None,
+) -> Tensor:
+    """experts(…) on a CPU, in x's dtype, whose weights may each be blocks of rows, one after another.
+
+    hit: integers of any shape; an expert with a parameter of its own that is not among them gets no gradient, where
+    without hit it gets one of zeros. Tensors are not checked: the caller knows that they fit.
+    """
+    leaves: list[Tensor] = []
+    layout = tuple(None if weight is None else numbered(weight, is_bias, leaves) for weight, is_bias in (
+        (gate_up, False), (down, False), (gate_up_bias, True), (down_bias, True)))
+    trained = (x_TD, weight_TK, *leaves)
+    if not (torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in trained)):
+        save = "recompute"  # no backward: H is not kept
+    return ExpertsApart.apply(layout, Options(activation, gate, save, "cpu"), hit, index_TK, x_TD, weight_TK, *leaves)
+
+
+# Blocks of rows: which rows, whether turned, and the parts' places among the leaves.
+Layout = tuple[tuple[slice, bool, "int | tuple[int, ...]"], ...]
+
+
+def numbered(weight: Tensor | Sequence[Block], is_bias: bool, leaves: list[Tensor]) -> Layout:
+    """The layout of a weight, whose parts are put at the end of leaves."""
+    found: list[tuple[slice, bool, int | tuple[int, ...]]] = []
+    row = 0
+    for turned, parts in [(False, weight)] if isinstance(weight, Tensor) else weight:
+        start = len(leaves)
+        leaves += [parts] if isinstance(parts, Tensor) else parts
+        rows = slice(row, row + leaves[start].shape[-1 if turned or is_bias else -2])
+        found.append((rows, turned, start if isinstance(parts, Tensor) else tuple(range(start, len(leaves)))))
+        row = rows.stop
+    return tuple(found)
+
+
+def placed(layout: Layout | None, leaves: Sequence[Tensor | None]) -> cpu.Blocks | None:
+    """The weight with that layout, without blocks of which there is nothing; None where there is nothing at all."""
+    def oriented(place: int, turned: bool) -> Tensor | None:
+        leaf = leaves[place]
+        return leaf.mT if turned and leaf is not None else leaf
+
+    found: list[tuple[slice, Tensor | Sequence[Tensor | None]]] = []
+    for rows, turned, places in layout or ():
+        if isinstance(places, int):
+            whole = oriented(places, turned)
+            found += [] if whole is None else [(rows, whole)]
+        elif any(leaves[place] is not None for place in places):
+            found.append((rows, [oriented(place, turned) for place in places]))
+    return cpu.Blocks(found) if found else None
+
+
+def placed_all(layout: Sequence[Layout | None], leaves: Sequence[Tensor]) -> cpu.BlockWeights:
+    gate_up, down, gate_up_bias, down_bias = (placed(part, leaves) for part in layout)
+    assert gate_up is not None and down is not None
+    return cpu.BlockWeights(gate_up, down, gate_up_bias, down_bias)
+
+
+class ExpertsApart(torch.autograd.Function):
+    """Keeps x, H, the routing weights, the sorted order and the parts themselves for backward."""
+
+    @staticmethod
+    def forward(ctx: Any, layout: tuple[Layout | None, ...], options: Options, hit: Tensor | None, index_TK: Tensor,
+                x_TD: Tensor, weight_TK: Tensor | None, *leaves: Tensor) -> Tensor:
+        weights = placed_all(layout, leaves)
+        order_S, offsets = sort_rows(index_TK, weights.down_EDN.shape[0])
+        out_TD, h_SM = cpu.forward(x_TD, weights, order_S, offsets, weight_TK, index_TK.shape[1], options)
+        ctx.save_for_backward(hit, x_TD, h_SM, order_S, offsets, weight_TK, *leaves)
+        ctx.set_materialize_grads(False)
+        ctx.layout, ctx.options, ctx.top_k = layout, options, index_TK.shape[1]
+        return out_TD
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor | None) -> Any:
+        needs_x, needs_weight, *needs = ctx.needs_input_grad[4:]
+        if grad is None:
+            return (None,) * len(ctx.needs_input_grad)
+        hit, x_TD, h_SM, order_S, offsets, weight_TK, *leaves = ctx.saved_tensors
+        weights = placed_all(ctx.layout, leaves)
+        rooms = make_rooms(ctx.layout, leaves, needs, offsets, hit)
+        grad_x, grad_weight = cpu.backward_into(
+            [placed(part, rooms) for part in ctx.layout], grad, x_TD, h_SM, weights, order_S, offsets, weight_TK,
+            ctx.top_k, ctx.options, needs_x, needs_weight)
+        return None, None, None, None, grad_x, grad_weight, *rooms
+
+
+def make_rooms(layout: Iterable[Layout | None], leaves: Sequence[Tensor], needs: Sequence[bool], offsets: Tensor,
+               hit: Tensor | None) -> list[Tensor | None]:
+    """Room for each leaf's gradient, zero for experts without rows; None where there will be no gradient."""
+    rows_E = offsets.diff()
+    empty_experts, counts = (rows_E == 0).nonzero().flatten(), rows_E.tolist()
+    running = range(len(counts)) if hit is None else set(hit.unique().tolist())
+    rooms: list[Tensor | None] = [None] * len(leaves)
+    for _, _, places in (block for blocks in layout if blocks is not None for block in blocks):
+        if isinstance(places, int):
+            if needs[places]:
+                rooms[places] = torch.empty_like(leaves[places]).index_fill_(0, empty_experts, 0)
+            continue
+        for expert, place in enumerate(places):
+            if needs[place] and expert in running:
+                make = torch.empty_like if counts[expert] else torch.zeros_like
+                rooms[place] = make(leaves[place])
+    return rooms
