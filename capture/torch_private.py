@@ -397,6 +397,12 @@ def expression_text(expression: Any, names: dict[Any, str]) -> str:
         def _print_Symbol(self, symbol: Any) -> str:
             return names[symbol]
 
+        def _print_ToFloat(self, number: Any) -> str:  # (torch's own forms of these are for symbols)
+            return f"float({self._print(number.args[0])})"
+
+        def _helper_sqrt(self, number: Any) -> str:
+            return f"math.sqrt({self._print(number)})"
+
     return Printer().doprint(expression)
 
 

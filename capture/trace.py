@@ -242,7 +242,7 @@ class Trace:
                 self.broke(
                     Break(
                         "exception",
-                        f"the step raises {type(error).__name__}: {error}"[:300],
+                        f"the step raises {words_of(error)}"[:300],
                         "the exception is raised natively",
                     ),
                     error,
@@ -389,6 +389,14 @@ class Trace:
         fake = self.world.symbolic_int(value, source.name)
         self.tensors.add_input(value, fake, source)
         return fake
+
+
+def words_of(error: BaseException) -> str:
+    """The error's type and text, if it has one that is known while tracing."""
+    try:
+        return f"{type(error).__name__}: {error}"
+    except (Break, Exception):  # a text that the graph makes, or a __str__ of the user's that fails
+        return type(error).__name__
 
 
 def traced(request: Request, policy: Policy) -> Trace:

@@ -41,6 +41,7 @@ CALLS: dict[str, Callable[..., Any]] = {
     "max": max,
     "abs": abs,
     "int": int,
+    "float": float,
     "round": round,
     "math.floor": math.floor,
     "math.ceil": math.ceil,

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from ..tracking.tensors import TensorOperations
     from .recorder import GuardRecorder
 
+KNOWN = {"min": min, "max": max, "abs": abs, "int": int, "float": float, "round": round}  # what a relation may call
+
 
 def guard_sizes(world: torch_private.FakeWorld, tensors: TensorOperations, guards: GuardRecorder) -> None:
     """One check over all inputs with symbolic sizes: every relation that tracing relied on, and each size's range."""
@@ -50,10 +52,7 @@ def guard_sizes(world: torch_private.FakeWorld, tensors: TensorOperations, guard
         relations.append(torch_private.expression_text(expression, names))
     text = " and ".join(f"({r})" for r in dict.fromkeys([*bounds, *relations])) or "True"
     arguments = ", ".join(f"t{i}" for i in range(len(sources)))
-    predicate = eval(
-        f"lambda {arguments}: {text}",
-        {"math": math, "__builtins__": {"min": min, "max": max, "abs": abs, "int": int, "round": round}},
-    )
+    predicate = eval(f"lambda {arguments}: {text}", {"math": math, "__builtins__": KNOWN})
     predicate.relation = text  # what an exported step writes down
     shown = re.sub(r"\bt(\d+)\b", lambda found: sources[int(found[1])].name, text)
     guards.holds(", ".join(s.name for s in sources), shown, predicate, *sources)

@@ -82,7 +82,22 @@ copy_set(PyObject *module, PyObject *from)
     return mb_copy_set(from);
 }
 
+static PyObject *
+own_attributes(PyObject *module, PyObject *type)
+{
+    (void)module;
+    if (!PyType_Check(type)) {
+        PyErr_SetString(PyExc_TypeError, "own_attributes needs a type");
+        return NULL;
+    }
+    PyTypeObject *t = (PyTypeObject *)type;
+    return Py_BuildValue("(NN)", PyBool_FromLong(t->tp_getattro != PyObject_GenericGetAttr),
+                         PyBool_FromLong(t->tp_setattro != PyObject_GenericSetAttr));
+}
+
 static PyMethodDef methods[] = {
+    {"own_attributes", own_attributes, METH_O,
+     "own_attributes(type) -> (bool, bool): whether its objects read, and set, attributes otherwise than object's do."},
     {"copy_set", copy_set, METH_O, "copy_set(set) -> set: with the same hash table, so that the order is the same."},
     {"finish", mb_finish, METH_O, "finish(result): the result, or what the rest gives that it is, run to its end."},
     {"disable", disable, METH_NOARGS, "disable(): every Entry calls its function natively, until enable()."},

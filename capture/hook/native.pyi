@@ -145,6 +145,9 @@ def features() -> dict[str, Any]:
     """What the self-tests found here: dict_tags, instance_dict_tags, class_tags, dict_watchers,
     instance_dict_watchers, class_watchers (bool); tensor_reading (str)."""
 
+def own_attributes(kind: type, /) -> tuple[bool, bool]:
+    """Whether objects of this type read, and set, attributes in another way than ``object`` does (in C or Python)."""
+
 def copy_set(items: set[Any], /) -> set[Any]:
     """A copy with the same hash table: what is added to both stands in the same order. (`set.copy` makes another.)"""
 

@@ -17,7 +17,7 @@ import torch
 
 from moebius.interpreter import Signal
 
-from ..hook import ABSENT
+from ..hook import ABSENT, own_attributes
 from ..sources import Static, part
 from .numbers import Number
 from .objects import Objects
@@ -27,7 +27,8 @@ from .texts import Text
 from .values import ATOMS, SYMBOLIC, Break, LoopLeftover, TensorMethod, TensorProxy
 
 IMMUTABLE_TYPE = 1 << 8  # Py_TPFLAGS_IMMUTABLETYPE: nobody can change these, they need no guard
-NO_GETATTR = frozenset({object.__getattribute__, types.ModuleType.__getattribute__, type.__getattribute__})
+# Types in C with a look-up of their own that ends where ``object``'s does, for what they have.
+KNOWN_LOOK_UPS = (types.GenericAlias, types.UnionType)
 
 Call = Callable[[Any, list, dict], Any]
 
@@ -106,8 +107,8 @@ class Attributes:
             return self.of_super(obj, name)
         if kind is types.FunctionType:
             return self.of_function(obj, name)
-        if kind is types.MethodType and name in ("__func__", "__self__"):
-            return getattr(obj, name)
+        if kind is types.MethodType:
+            return self.of_method(obj, name)
         return self.of_instance(obj, name)
 
     def of_instance(self, obj: Any, name: str) -> Any:
@@ -116,6 +117,9 @@ class Attributes:
         try:
             if isinstance(getter, types.FunctionType):
                 return self.call(getter, [obj, name], {})
+            if looks_up_in_c(getter) and not isinstance(obj, KNOWN_LOOK_UPS):
+                hint = "read it outside of the step, or keep it in an ordinary object"
+                raise Break("attributes kept in C", f"{kind.__module__}.{kind.__qualname__}.{name} is read", hint)
             return self.generic(obj, name)
         except AttributeError as error:
             fallback = self.on_type(kind, "__getattr__")
@@ -385,6 +389,14 @@ class Attributes:
             return self.c_value(function, value, name)
         return self.of_instance(function, name)
 
+    def of_method(self, method: types.MethodType, name: str) -> Any:
+        """What a bound method has itself, else what its function has (Objects/classobject.c method_getattro)."""
+        if name in ("__func__", "__self__"):
+            return getattr(method, name)
+        if name != "__doc__" and self.on_type(types.MethodType, name) is not ABSENT:
+            return self.generic(method, name)
+        return self.get(method.__func__, name)
+
     def of_symbol(self, value: Any, name: str) -> Any:
         if isinstance(value, torch.SymInt) and name in ("real", "numerator"):
             return value
@@ -407,8 +419,8 @@ class Attributes:
         if kind is TensorProxy and name == "grad":
             self.tensors.gradients.write(obj, value)
             return
-        if kind is TensorProxy and name == "requires_grad" and type(value) is bool:
-            self.tensors.gradients.switch(obj, value)
+        if kind is TensorProxy and name == "requires_grad" and type(value) in (bool, torch.SymBool):
+            self.tensors.gradients.switch(obj, self.tensors.flag(value))
             return
         if kind is TensorProxy and name == "data" and value is obj:
             return  # what Module.to does with a parameter that is already there
@@ -423,7 +435,14 @@ class Attributes:
         if isinstance(setter, types.FunctionType):
             self.call(setter, [obj, name, value], {})
         else:
+            self.refuse_set_in_c(kind, setter, name)
             self.set_generic(obj, name, value)
+
+    def refuse_set_in_c(self, kind: type, setter: Any, name: str) -> None:
+        owner = getattr(setter, "__objclass__", None)
+        if owner is not None and own_attributes(owner)[1]:
+            hint = "set it outside of the step, or keep it in an ordinary object"
+            raise Break("attributes kept in C", f"{kind.__module__}.{kind.__qualname__}.{name} is set", hint)
 
     def set_generic(self, obj: Any, name: str, value: Any) -> None:
         """``object.__setattr__(obj, name, value)``."""
@@ -475,6 +494,7 @@ class Attributes:
         if isinstance(deleter, types.FunctionType):
             self.call(deleter, [obj, name], {})
         else:
+            self.refuse_set_in_c(kind, deleter, name)
             self.delete_generic(obj, name)
 
     def delete_generic(self, obj: Any, name: str) -> None:
@@ -503,6 +523,12 @@ class Attributes:
 
 TUPLE_FIELD: Any = type(vars(collections.namedtuple("Single", "item"))["item"])  # it tells pickle its index
 MODULE_GETATTR = torch.nn.Module.__getattr__
+
+
+def looks_up_in_c(getter: Any) -> bool:
+    """Whether a type's ``__getattribute__`` is C code that is not ``object``'s (``threading.local``, a weak proxy)."""
+    owner = getattr(getter, "__objclass__", None)
+    return owner is not None and own_attributes(owner)[0]
 
 
 def is_data_descriptor(value: Any) -> bool:

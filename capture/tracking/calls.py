@@ -426,6 +426,7 @@ class Calls(Methods, Construction, StandIns):
 
     def state_writer(self, function: Any, args: list, kwargs: dict[str, Any]) -> Any:
         """A switch of torch's: thrown now for the fakes, and kept as a node."""
+        args = [self.tensors.flag(a) for a in args]
         result = function(*args, **kwargs)
         self.tensors.writer.node("call_function", function, tuple(args), kwargs).meta["val"] = None
         return result

@@ -304,6 +304,11 @@ class Containers(Parts):
             value = self.objects.contents(value)
         return super().unpack(value, count)
 
+    def unpack_ex(self, value: Any, before: int, after: int) -> list[Any]:
+        items = super().unpack_ex(value, before, after)
+        self.objects.made(items[before])
+        return items
+
     def length_hint(self, value: Any) -> None:
         if not type(value).__module__.startswith("moebius."):  # a stand-in has nothing to tell
             super().length_hint(value)

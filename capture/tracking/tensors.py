@@ -201,6 +201,7 @@ class TensorOperations:
 
     def method(self, proxy: TensorProxy, name: str, args: tuple, kwargs: dict[str, Any]) -> Any:
         """``proxy.name(*args, **kwargs)`` as a node, or a graph break where it leaves the graph."""
+        args, kwargs = self.with_flags(args, kwargs)
         if name == "backward":
             return self.gradients.backward([proxy], *args, **kwargs)
         if name == "register_hook":
@@ -249,6 +250,7 @@ class TensorOperations:
 
     def run(self, op: str, target: Any, function: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Any:
         """Run on fakes; write the node if tensors come out or anything was changed."""
+        args, kwargs = self.with_flags(args, kwargs)
         if function in BINCOUNTS and isinstance(args[0], TensorProxy) and (count := bins(*args, **kwargs)) is not None:
             result: Any = args[0].fake.new_empty(count, dtype=torch.int64)
         else:
@@ -396,6 +398,16 @@ class TensorOperations:
                 else []
             )
         return self.rows(proxy)
+
+    def with_flags(self, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
+        """Arguments of an operator; what compares sizes is decided, as an operator's flags are bools."""
+        if torch.SymBool in map(type, (*args, *kwargs.values())):
+            return tuple(self.flag(a) for a in args), {name: self.flag(a) for name, a in kwargs.items()}
+        return args, kwargs
+
+    def flag(self, value: Any) -> Any:
+        """A value; a comparison of sizes as the bool that it is in this call."""
+        return self.symbolic_truth(value) if type(value) is torch.SymBool else value
 
     def symbolic_truth(self, value: Any) -> bool:
         """``bool(size expression)``: a guard on backed sizes, a graph break where it depends on values."""

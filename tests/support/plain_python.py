@@ -35,13 +35,16 @@ ROWS = (3, 3, 4)
 NAMES = (type, types.FunctionType, types.ModuleType, types.BuiltinFunctionType, types.MethodType)
 
 
-def compare(recipe: Recipe, backend: str = "moebius") -> Any:
-    """Assert that capturing changes nothing, and that each break has a hint; gives ``stats`` of the captured step."""
+def compare(recipe: Recipe, backend: str = "moebius", sizes: tuple[int, ...] = ROWS) -> Any:
+    """Assert that capturing changes nothing, and that each break has a hint; gives ``stats`` of the captured step.
+
+    sizes: the rows of each call's tensor.
+    """
     step, reached = seeded(recipe)
-    want = list(calls(step, reached))
+    want = list(calls(step, reached, sizes))
     step, reached = seeded(recipe)
     captured = capture(step, backend=backend)
-    for number, (ours, plain) in enumerate(zip(calls(captured, reached), want, strict=True)):
+    for number, (ours, plain) in enumerate(zip(calls(captured, reached, sizes), want, strict=True)):
         for key, expected in plain.items():
             assert ours[key] == expected, f"call {number}: {key}"
     owner = captured_of(captured)
@@ -58,11 +61,11 @@ def seeded(recipe: Recipe) -> tuple[Step, Any]:
     return recipe()
 
 
-def calls(step: Step, reached: Any) -> Iterator[dict[str, Any]]:
+def calls(step: Step, reached: Any, sizes: tuple[int, ...] = ROWS) -> Iterator[dict[str, Any]]:
     """What each call did."""
     for module in list(sys.modules.values()):  # what was warned of once is new to this run
         vars(module).get("__warningregistry__", {}).clear()
-    for number, rows in enumerate(ROWS):
+    for number, rows in enumerate(sizes):
         x = torch.rand(rows, 4, generator=torch.Generator().manual_seed(number)).requires_grad_()
         out, err = io.StringIO(), io.StringIO()
         with (
