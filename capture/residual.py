@@ -14,6 +14,7 @@ import functools
 import itertools
 import keyword
 import types
+import weakref
 from typing import Any
 
 import torch
@@ -31,6 +32,7 @@ from .tracking.methods import ContextToken
 from .tracking.numbers import Number
 from .tracking.objects import Objects
 from .tracking.records import CONTAINERS, DICTS, LISTS, SETS, Record, raw_dict
+from .tracking.substitutes import HandleNumber, next_number
 from .tracking.values import ATOMS, IDENTITIES, SYMBOLIC, CannotRebuild, LoopLeftover, TensorMethod, TensorProxy
 
 LONG_RUN = 8  # constants in a row that are cheaper to pass as one tuple
@@ -256,6 +258,12 @@ class Emitter:
             return self.assign(value, f"{owner}.{value.__name__}")
         if kind is slice:
             return self.slice_value(value)
+        if kind is HandleNumber:
+            return self.assign(value, f"{self.constant(next_number)}(None)")
+        if kind is weakref.ref:
+            if self.objects.record_of(value()) is None:  # (a tensor's hooks, too, are a dict of the trace's own)
+                raise CannotRebuild("a weak reference to an object that the step made is alive")
+            return self.assign(value, f"{self.constant(kind)}({self.value(value())})")
         if kind in REDUCIBLE:
             return self.iterator_value(value)
         if kind is types.GeneratorType and (frame := frame_of(value)) is not None:

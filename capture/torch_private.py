@@ -113,6 +113,15 @@ STATE_WRITERS = (
     torch.autocast_decrement_nesting,
 )
 
+# Those of its switches that no guard looks at, and what reads each. Checked on torch 2.13.
+SWITCHES: dict[Callable[..., Any], tuple[Callable[[], Any], ...]] = {
+    torch.set_anomaly_enabled: (torch.is_anomaly_enabled, torch.is_anomaly_check_nan_enabled),
+    **{
+        getattr(torch._C, f"_set_sdp_use_{name}"): (getattr(torch._C, f"_get_{name}_sdp_enabled"),)
+        for name in ("cudnn", "flash", "mem_efficient", "math", "overrideable")
+    },
+    torch._C._set_sdp_priority_order: (torch._C._get_sdp_priority_order,),
+}
 
 health_check = torch.optim.Optimizer._accelerator_graph_capture_health_check
 
@@ -271,6 +280,7 @@ def switches() -> dict[str, Any]:
         "grad": torch.is_grad_enabled(),
         "autocast": {d: (torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in ("cpu", "cuda")},
         "cache": torch.is_autocast_cache_enabled(),
+        "others": tuple(tuple(read() for read in readers) for readers in SWITCHES.values()),
     }
 
 
@@ -280,6 +290,9 @@ def throw_switches(wanted: dict[str, Any]) -> None:
         torch.set_autocast_enabled(device, enabled)
         torch.set_autocast_dtype(device, dtype)
     torch.set_autocast_cache_enabled(wanted["cache"])
+    for (write, readers), values in zip(SWITCHES.items(), wanted["others"], strict=True):
+        if values != tuple(read() for read in readers):
+            write(*values)
 
 
 @contextlib.contextmanager

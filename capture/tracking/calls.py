@@ -35,7 +35,8 @@ from .numbers import FUNCTIONS as NUMBER_FUNCTIONS
 from .optimizers import is_state_maker, make_state
 from .records import CONTAINERS, DICTS, Record
 from .stand_ins import StandIns
-from .substitutes import ANYWHERE, COPY_PROTOCOL, SUBSTITUTES, is_plain_object
+from .substitutes import ANYWHERE, COPY_PROTOCOL, SUBSTITUTES, HandleNumber, is_plain_object, next_number
+from .switches import Switches
 from .values import ATOMS, Break, LoopLeftover, TensorMethod, TensorProxy, type_of
 
 if TYPE_CHECKING:
@@ -91,6 +92,7 @@ class Calls(Methods, Construction, StandIns):
             sys.exc_info: self.exception_details,
             warnings.warn: self.messages.warn,
             torch_private.InferenceGuard: self.inference.make,
+            **Switches(domain).functions,
             **{clock: functools.partial(self.read_clock, clock) for clock in CLOCKS},
         }
         self.tensors.gradients.hooks = GradientHooks(self.domain, self.call)
@@ -105,6 +107,7 @@ class Calls(Methods, Construction, StandIns):
             torch.autograd.backward: self.backward,
             torch.autograd.grad: self.derive,
             json.loads: self.parse_json,
+            next_number: lambda hooks: self.objects.made(HandleNumber(next_number(hooks))),
         }
         self.functions |= self.messages.functions | self.inference.functions
         o = operator

@@ -6,6 +6,7 @@ import collections
 import functools
 import types
 import typing
+import weakref
 from typing import Any, cast
 
 import torch
@@ -47,6 +48,8 @@ class Construction(CallParts):
             return self.objects.made(cls(*values, **kwargs))
         if cls in natives.SHALLOW:
             return self.shallow(cls, args, kwargs)
+        if cls is weakref.ref and len(args) == 1 and (self.known(args[0]) or self.objects.is_new(args[0])):
+            return self.objects.made(weakref.ref(args[0]))
         if issubclass(cls, torch.Tensor):
             if cls is torch.nn.Parameter or cls is torch.nn.Buffer:
                 raise Break("parameter made in the step", cls.__name__, "make parameters before the step")

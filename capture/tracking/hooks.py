@@ -28,18 +28,19 @@ if TYPE_CHECKING:
 REASON = "gradient hook"
 
 
-def run_hooks(hooks: dict[int, Callable[[Any], Any]], gradient: Any) -> Any:
+def run_hooks(registered: list[dict[int, Callable[[Any], Any]]], gradient: Any) -> Any:
     """What autograd does with a tensor's hooks (torch/csrc/autograd/python_hook.cpp); interpreted."""
-    for hook in list(hooks.values()):
-        result = hook(gradient)
-        if result is not None:
-            gradient = result
+    for hooks in registered:
+        for hook in list(hooks.values()):
+            result = hook(gradient)
+            if result is not None:
+                gradient = result
     return gradient
 
 
 @dataclass
 class Registered:
-    """The hooks of one tensor that the step computes. history: what autograd knew it by when the first was registered.
+    """The hooks that the step registers on one tensor. history: what autograd knew it by when the first was registered.
 
     waiting: no backward has freed the tensor's graph since.
     """
@@ -71,7 +72,7 @@ class GradientHooks(Bodies):
         """``tensor.register_hook(hook)``, as torch/_tensor.py does it."""
         if not tensor.fake.requires_grad:
             raise RuntimeError("cannot register a hook on a tensor that doesn't require gradient")
-        if tensor.real is not None:
+        if tensor.real is not None and not tensor.real.is_leaf:
             raise Break(REASON, f"on {tensor.describe()}, which lives longer than the step", self.hint)
         if self.writer.scope.parent is not None or self.writer.recomputed or not self.tensors.whole_step:
             raise Break(REASON, "one is registered in an expert loop or in a checkpointed call", self.hint)
@@ -107,22 +108,26 @@ class GradientHooks(Bodies):
         """For each tensor with hooks: the tensor, their graph, and what that takes besides the gradient."""
         found = []
         for entry in self.registered.values():
-            if entry.hooks:
+            if entry.hooks and entry.tensor.real is None:
                 self.refuse_changed(entry)
-                found.append((entry.tensor, *self.graph_of(entry.tensor, entry.hooks)))
+                found.append((entry.tensor, *self.graph_of(entry.tensor, [entry.hooks])))
         for leaf in leaves:
             hooks = getattr(leaf.real, "_backward_hooks", None)
+            all_hooks = []
             if hooks and leaf.source is not None:
-                known = enter(hooks, part(leaf.source, "attr", "_backward_hooks"))
-                found.append((leaf, *self.graph_of(leaf, known)))
+                all_hooks.append(enter(hooks, part(leaf.source, "attr", "_backward_hooks")))
+            if leaf.real is not None and (here := self.registered.get(leaf)) is not None and here.hooks:
+                all_hooks.append(here.hooks)
+            if all_hooks:
+                found.append((leaf, *self.graph_of(leaf, all_hooks)))
         return found
 
-    def graph_of(self, tensor: TensorProxy, hooks: dict[int, Any]) -> tuple[fx.Node, tuple[fx.Node, ...]]:
+    def graph_of(self, tensor: TensorProxy, hooks: list[dict[int, Any]]) -> tuple[fx.Node, tuple[fx.Node, ...]]:
         with self.scope() as scope:
             gradient = self.gradient("gradient", tensor.fake)
             self.interpreting = True
             try:
-                result = self.domain.call_function(self.domain.calls.substitute(run_hooks), [hooks, gradient], {})
+                result = self.domain.call_function(self.domain.calls.substitute(run_hooks), [self.objects.made(hooks), gradient], {})
             finally:
                 self.interpreting = False
             if not isinstance(result, TensorProxy):
@@ -142,7 +147,7 @@ class GradientHooks(Bodies):
         """The end of the segment: the hooks of what lives on."""
         lives_on = any(isinstance(o, TensorProxy) and o.fake.requires_grad for o in emitter.outputs)
         for entry in self.registered.values():
-            if entry.hooks and (entry.waiting or lives_on):
+            if entry.hooks and (entry.waiting or lives_on or entry.tensor.real is not None):
                 if entry.changed:
                     raise CannotRebuild("a gradient hook belongs to what a tensor was before it was changed in place")
                 name = emitter.value(entry.tensor)

@@ -10,10 +10,12 @@ import copy
 import copyreg
 import enum
 import types
+import weakref
 from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.utils.hooks import RemovableHandle
 
 from .. import torch_private
 
@@ -145,6 +147,28 @@ def is_plain_object(cls: Any) -> bool:
     )
 
 
+def new_handle(self: Any, hooks_dict: Any, *, extra_dict: Any = None) -> None:
+    """``RemovableHandle.__init__`` (torch/utils/hooks.py): the original counts in an attribute of its class."""
+    self.hooks_dict_ref = weakref.ref(hooks_dict)
+    self.id = next_number(hooks_dict)
+    self.extra_dict_ref = ()
+    if isinstance(extra_dict, dict):
+        self.extra_dict_ref = (weakref.ref(extra_dict),)
+    elif isinstance(extra_dict, list):
+        self.extra_dict_ref = tuple(weakref.ref(d) for d in extra_dict)
+
+
+class HandleNumber(int):
+    """A handle's number while tracing. Where the hook or the handle lives on, each call takes the next one."""
+
+
+def next_number(hooks_dict: Any) -> int:
+    """The number of the next handle."""
+    number = RemovableHandle.next_id
+    RemovableHandle.next_id += 1
+    return number
+
+
 def nothing(*_: Any, **__: Any) -> None:
     """``torch._dynamo.graph_break`` asks torch.compile for a break, for reasons that do not hold here. The optimizers'
     health check warns of CUDA graphs."""
@@ -171,7 +195,11 @@ COPY_IS_METHOD = frozenset({list, dict, set})
 HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: a class made by Python code
 
 # Those that hold whether backward and the optimizer are in the graph or not.
-ANYWHERE: dict[Any, Callable[..., Any]] = {copy.copy: copied, copy.deepcopy: deep_copied}
+ANYWHERE: dict[Any, Callable[..., Any]] = {
+    copy.copy: copied,
+    copy.deepcopy: deep_copied,
+    RemovableHandle.__init__: new_handle,
+}
 SUBSTITUTES: dict[Any, Callable[..., Any]] = ANYWHERE | {
     torch.optim.Optimizer.zero_grad: zero_grad,
     torch.nn.Module.zero_grad: module_zero_grad,

@@ -9,6 +9,7 @@ import types
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
+from torch.nn.attention import SDPBackend
 
 from moebius.interpreter import Signal
 
@@ -45,6 +46,7 @@ ATOMS = frozenset(
         torch.Generator,
         torch.finfo,
         torch.iinfo,
+        SDPBackend,
     }
 )
 SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)

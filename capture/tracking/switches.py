@@ -1,0 +1,61 @@
+"""torch's global switches that no guard looks at: which attention kernels may be used, autograd's anomaly mode.
+
+A step that reads one is guarded by what it read. One that throws one gets a node at its place, so that a context that
+throws it and throws it back (``sdpa_kernel``, ``detect_anomaly``) is a part of the graph.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from .. import torch_private
+from .values import Break
+
+if TYPE_CHECKING:
+    from .domain import TrackingDomain
+
+HINT = "throw it around the step"
+
+
+class Switches:
+    """Those of one trace. thrown: the writers that were called so far."""
+
+    def __init__(self, domain: TrackingDomain):
+        self.domain, self.objects, self.tensors = domain, domain.objects, domain.tensors
+        self.thrown: set[Callable[..., Any]] = set()
+        self.functions: dict[Any, Callable[..., Any]] = {}
+        for writer, readers in torch_private.SWITCHES.items():
+            self.functions[writer] = functools.partial(self.throw, writer)
+            self.functions |= {reader: functools.partial(self.read, reader, writer) for reader in readers}
+
+    def read(self, reader: Callable[[], Any], writer: Callable[..., Any]) -> Any:
+        """What the switch is: as the call found it, or as the step has thrown it."""
+        value = reader()
+        self.objects.note("switch")  # (a module that reads it is interpreted each time)
+        if writer not in self.thrown:
+            answer = tuple(value) if type(value) is list else value
+            asked = functools.partial(as_tuple, reader) if type(value) is list else reader
+            self.objects.guards.answers(f"torch's {reader.__name__}()", f"is {answer}", (asked, answer))
+        return self.objects.made(value)
+
+    def throw(self, writer: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+        """Thrown now, as fakes are laid out by it, and again by a node; tracing ends with all of them as they were."""
+        scope = self.tensors.writer
+        if not self.tensors.whole_step or scope.scope.parent is not None or scope.recomputed:
+            detail = f"{writer.__name__} in a loop over experts, a checkpointed call or for a foreign backend"
+            raise Break("switch of torch's", detail, HINT)
+        read = self.domain.plain_contents
+        args, kwargs = (
+            tuple(self.tensors.flag(read(a)) for a in args),
+            {name: self.tensors.flag(read(a)) for name, a in kwargs.items()},
+        )
+        self.objects.note("switch")
+        writer(*args, **kwargs)
+        self.thrown.add(writer)
+        scope.node("call_function", writer, args, kwargs).meta["val"] = None
+
+
+def as_tuple(reader: Callable[[], Any]) -> tuple:
+    return tuple(reader())
