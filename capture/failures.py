@@ -20,6 +20,7 @@ from torch import fx
 
 from moebius.lowering import Lowered, Storage, apply, is_pure, where_raised
 from moebius.lowering.step import BranchError, MissingGradientError, is_backward
+from moebius.lowering.step.filters import enter_block, leave_block
 
 from . import torch_private
 from .hook import call_unhooked
@@ -42,12 +43,16 @@ class Unavailable(Exception):
 
 @dataclass
 class Reached:
-    """How far a graph came. number: of the operator that failed. values: by the number of the node that computed it."""
+    """How far a graph came. number: of the operator that failed. values: by the number of the node that computed it.
+
+    blocks: how many blocks of ``warnings.catch_warnings`` it has entered and not left.
+    """
 
     number: int
     values: dict[Any, Any]
     inputs: dict[str, Any]
     below: types.TracebackType | None
+    blocks: int
 
 
 class FailureHandler:
@@ -103,11 +108,13 @@ class FailureHandler:
                 "moebius: what the step had done to Python objects before this line is not done "
                 f"({type(fault).__name__}: {fault}); please report this"
             )
-        return [partial(self.raise_again, error)]
+        return [partial(self.raise_again, error, reached.blocks)]
 
-    def raise_again(self, error: BaseException) -> Any:
+    def raise_again(self, error: BaseException, blocks: int = 0) -> Any:
         """Raise it where the call stood: outside of the contexts that the graph has entered and nobody will leave."""
         torch_private.throw_switches(self.switches)
+        for _ in range(blocks):
+            leave_block()
         raise error
 
     def go_on(self, error: BaseException, reached: Reached, args: tuple, kwargs: dict[str, Any]) -> Callable[[], Any]:
@@ -186,18 +193,19 @@ def locate(error: BaseException, lowered: Lowered, inputs: tuple) -> Reached | N
     if found is None:
         return None
     values = {}
-    last = 0
+    last = entered = 0
     nodes = list(lowered.gm.graph.nodes)
     for node in nodes[: nodes.index(found.node)]:
         number = node.meta.get("number")
         last = number if isinstance(number, int) else last
+        entered += (node.target is enter_block) - (node.target is leave_block)
         if number is not None and found.values.get(node) is not None:
             values[number] = found.values[node]
     number = found.node.meta.get("number")
     if not isinstance(number, int):
         number = number[0] if isinstance(number, tuple) else last + 1
     placeholders = [n.meta.get("source", n.name) for n in nodes if n.op == "placeholder"]
-    return Reached(number, values, dict(zip(placeholders, inputs, strict=True)), found.below)
+    return Reached(number, values, dict(zip(placeholders, inputs, strict=True)), found.below, entered)
 
 
 class Values:

@@ -51,6 +51,8 @@ from torch.utils._sympy.interp import sympy_interp
 from torch.utils._sympy.printers import PythonPrinter
 from torch.utils._sympy.reference import PythonReferenceAnalysis
 
+from moebius.lowering.step.filters import blocks, leave_to
+
 from .hook import calibrate_tensors
 
 __all__ = [
@@ -330,8 +332,8 @@ def without_saved_tensor_hooks() -> Iterator[None]:
 
 @contextlib.contextmanager
 def preserved_state() -> Iterator[None]:
-    """Whatever tracing does to torch's global switches and random state is undone at the end."""
-    rng, before = torch.get_rng_state(), switches()
+    """Whatever tracing does to torch's global switches, random state and the warnings' filters is undone at the end."""
+    rng, before, depth = torch.get_rng_state(), switches(), len(blocks())
     inference = torch.is_inference_mode_enabled()
     torch.autocast_increment_nesting()
     nesting = torch.autocast_decrement_nesting()
@@ -340,6 +342,7 @@ def preserved_state() -> Iterator[None]:
             yield
     finally:
         throw_switches(before)
+        leave_to(depth)
         assert torch.is_inference_mode_enabled() == inference
         torch.autocast_increment_nesting()
         now = torch.autocast_decrement_nesting()

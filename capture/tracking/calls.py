@@ -25,6 +25,7 @@ from . import natives
 from .call_parts import holds_proxy
 from .checkpoints import Checkpoints
 from .construction import Construction
+from .filters import Filters, warnings_block
 from .functions import AutogradFunctions
 from .hooks import GradientHooks
 from .inference import InferenceModes
@@ -98,6 +99,7 @@ class Calls(Methods, Construction, StandIns):
         self.tensors.gradients.hooks = GradientHooks(self.domain, self.call)
         self.tensors.gradients.enter = self.objects.enter
         self.substitutes = SUBSTITUTES if self.tensors.whole_step else ANYWHERE
+        self.substitutes = self.substitutes | {warnings.catch_warnings: warnings_block}
         self.functions: dict[Any, Callable[..., Any]] = {
             torch.compiler.is_compiling: self.is_compiling,
             torch.compiler.is_dynamo_compiling: self.is_compiling,
@@ -109,7 +111,7 @@ class Calls(Methods, Construction, StandIns):
             json.loads: self.parse_json,
             next_number: lambda hooks: self.objects.made(HandleNumber(next_number(hooks))),
         }
-        self.functions |= self.messages.functions | self.inference.functions
+        self.functions |= self.messages.functions | self.inference.functions | Filters(domain).functions
         o = operator
         self.builtins |= {
             o.getitem: self.domain.get_item,

@@ -127,7 +127,8 @@ class GradientHooks(Bodies):
             gradient = self.gradient("gradient", tensor.fake)
             self.interpreting = True
             try:
-                result = self.domain.call_function(self.domain.calls.substitute(run_hooks), [self.objects.made(hooks), gradient], {})
+                running = self.domain.calls.substitute(run_hooks)
+                result = self.domain.call_function(running, [self.objects.made(hooks), gradient], {})
             finally:
                 self.interpreting = False
             if not isinstance(result, TensorProxy):

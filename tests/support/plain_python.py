@@ -40,6 +40,16 @@ def compare(recipe: Recipe, backend: str = "moebius", sizes: tuple[int, ...] = R
 
     sizes: the rows of each call's tensor.
     """
+    return stats(compared(recipe, backend, sizes))
+
+
+def breaks_of(recipe: Recipe, sizes: tuple[int, ...] = ROWS) -> list[Any]:
+    """``compare``; gives the graph breaks."""
+    return graph_breaks(compared(recipe, "moebius", sizes))
+
+
+def compared(recipe: Recipe, backend: str, sizes: tuple[int, ...]) -> Any:
+    """The captured step, after the comparison."""
     step, reached = seeded(recipe)
     want = list(calls(step, reached, sizes))
     step, reached = seeded(recipe)
@@ -47,11 +57,15 @@ def compare(recipe: Recipe, backend: str = "moebius", sizes: tuple[int, ...] = R
     for number, (ours, plain) in enumerate(zip(calls(captured, reached, sizes), want, strict=True)):
         for key, expected in plain.items():
             assert ours[key] == expected, f"call {number}: {key}"
+    assert all(b.hint for b in graph_breaks(captured))
+    return captured
+
+
+def graph_breaks(captured: Any) -> list[Any]:
+    """All graph breaks of what was captured so far."""
     owner = captured_of(captured)
     assert owner is not None
-    breaks = [s.graph_break for member in owner.family() for s in member.segments if s.graph_break is not None]
-    assert all(b.hint for b in breaks)
-    return stats(captured)
+    return [s.graph_break for member in owner.family() for s in member.segments if s.graph_break is not None]
 
 
 def seeded(recipe: Recipe) -> tuple[Step, Any]:
