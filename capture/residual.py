@@ -227,6 +227,9 @@ class Emitter:
             factory = f"({self.value(value.default_factory)})" if kind is collections.defaultdict else "()"
             name = self.assign(value, f"{self.constant(kind)}{factory}")
             self.fill_dict(name, "dict" if kind is dict else self.constant(kind), value)
+            if kind is collections.OrderedDict:  # has attributes, too: state_dict()'s _metadata
+                for key, item in (raw_dict(value) or {}).items():
+                    self.lines.append(f"{name}.__dict__[{key!r}] = {self.value(item)}")
             return name
         if kind is types.CellType:
             name = self.assign(value, "m_cell()")
@@ -260,6 +263,8 @@ class Emitter:
             return self.slice_value(value)
         if kind is HandleNumber:
             return self.assign(value, f"{self.constant(next_number)}(None)")
+        if kind is types.MappingProxyType and (shown := self.objects.behind.get(id(value))) is not None:
+            return self.assign(value, f"m_types.MappingProxyType({self.value(shown)})")
         if kind is weakref.ref:
             if self.objects.record_of(value()) is None:  # (a tensor's hooks, too, are a dict of the trace's own)
                 raise CannotRebuild("a weak reference to an object that the step made is alive")

@@ -35,8 +35,9 @@ from .numbers import CLOCKS, Number
 from .numbers import FUNCTIONS as NUMBER_FUNCTIONS
 from .optimizers import is_state_maker, make_state
 from .records import CONTAINERS, DICTS, Record
+from .signatures import Signatures
 from .stand_ins import StandIns
-from .substitutes import ANYWHERE, COPY_PROTOCOL, SUBSTITUTES, HandleNumber, is_plain_object, next_number
+from .substitutes import ANYWHERE, COPY_PROTOCOL, SUBSTITUTES, HandleNumber, copied_tensor, is_plain_object, next_number
 from .switches import Switches
 from .values import ATOMS, Break, LoopLeftover, TensorMethod, TensorProxy, type_of
 
@@ -109,9 +110,11 @@ class Calls(Methods, Construction, StandIns):
             torch.autograd.backward: self.backward,
             torch.autograd.grad: self.derive,
             json.loads: self.parse_json,
+            copied_tensor: self.copy_tensor,
             next_number: lambda hooks: self.objects.made(HandleNumber(next_number(hooks))),
         }
-        self.functions |= self.messages.functions | self.inference.functions | Filters(domain).functions
+        self.functions |= self.messages.functions | self.inference.functions
+        self.functions |= Filters(domain).functions | Signatures(domain).functions
         o = operator
         self.builtins |= {
             o.getitem: self.domain.get_item,
@@ -251,6 +254,16 @@ class Calls(Methods, Construction, StandIns):
         for name in COPY_PROTOCOL:
             self.domain.attributes.on_type(cls, name)
         return is_plain_object(cls)
+
+    def copy_tensor(self, tensor: TensorProxy, before: list[Any]) -> Any:
+        """``copy.deepcopy(tensor)``: a clone, where it is all of its memory and shares none with another copy's."""
+        real, fake = tensor.real, tensor.fake
+        plain = tensor.cls is torch.Tensor and not fake.requires_grad and not tensor.attributes
+        alone = not any(isinstance(one, TensorProxy) and shares_storage(one.fake, fake) for one in before)
+        if not plain or not alone or not torch_private.owns_storage(fake) or (real is not None and vars(real)):
+            detail = f"copy.deepcopy of {tensor.describe()}, which requires gradients or shares its memory"
+            raise Break("tensor copied by copy", detail, "use tensor.detach().clone()")
+        return self.tensors.method(tensor, "clone", (), {})
 
     def operator(self, function: Any, args: list, kwargs: dict[str, Any]) -> Any:
         """An operator of torch's, as one node."""
@@ -464,6 +477,10 @@ class Calls(Methods, Construction, StandIns):
     def callback(self, function: Any) -> Callable[..., Any]:
         """A native callable that runs ``function`` in the trace."""
         return lambda *args, **kwargs: self.call(function, list(args), kwargs)
+
+
+def shares_storage(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return torch_private.storage_of(one) == torch_private.storage_of(other)
 
 
 IDENTITY_HASHED = type(

@@ -48,6 +48,10 @@ class Construction(CallParts):
             return self.objects.made(cls(*values, **kwargs))
         if cls in natives.SHALLOW:
             return self.shallow(cls, args, kwargs)
+        if cls is types.MappingProxyType and len(args) == 1 and type(args[0]) in DICTS:
+            shown = self.objects.made(types.MappingProxyType(args[0]))
+            self.objects.behind[id(shown)] = args[0]
+            return shown
         if cls is weakref.ref and len(args) == 1 and (self.known(args[0]) or self.objects.is_new(args[0])):
             return self.objects.made(weakref.ref(args[0]))
         if issubclass(cls, torch.Tensor):

@@ -80,6 +80,8 @@ class Containers(Parts):
         if kind in (str, bytes, range, torch.Size) or kind is tuple:
             return self.sequence_item(obj, key)
         self.refuse_alien(obj)
+        obj = self.objects.seen_through(obj)
+        kind = type(obj)
         if isinstance(obj, type):
             return self.class_subscript(obj, key)
         method = self.attributes.on_type(kind, "__getitem__")
@@ -238,6 +240,8 @@ class Containers(Parts):
         if kind in ROWS:
             return value.begin() if isinstance(value, TensorRows) else value
         self.refuse_alien(value)
+        value = self.objects.seen_through(value)
+        kind = type(value)
         if kind is range:
             iterator = self.objects.made(iter(value))
             self.loops.note_range(iterator)

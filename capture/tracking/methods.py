@@ -97,6 +97,8 @@ class Methods(CallParts):
 
     def method_of(self, owner: Any, name: str, bound: Any, args: list, kwargs: dict[str, Any]) -> Any:
         """A builtin method with the object that it belongs to."""
+        if (shown := self.objects.seen_through(owner)) is not owner:
+            return self.call(self.domain.get_attr(shown, name), args, kwargs)
         kind = type(owner)
         if isinstance(owner, contextvars.ContextVar):
             return self.context_variable(owner, name, args)

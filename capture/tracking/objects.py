@@ -70,6 +70,7 @@ class Objects(Identities, Cells):
         self.depth = 0  # how many expert loops are open: what is older than the innermost must not be changed in it
         self.tuples: dict[int, MetTuple] = {}  # by id of the tuple, and of what stands for it
         self.paths: dict[tuple[int, str], Source] = {}  # to tuples in watched dicts
+        self.behind: dict[int, dict] = {}  # by id of a mapping proxy: what it shows
         self.cells: dict[int, Record] = {}
         self.context: dict[contextvars.ContextVar, tuple[Any, Any]] = {}
         self.writes = 0
@@ -91,6 +92,10 @@ class Objects(Identities, Cells):
             if self.log is not None:
                 self.born[id(obj)] = len(self.log)
         return obj
+
+    def seen_through(self, obj: Any) -> Any:
+        """What a mapping proxy shows, if that is known; anything else as itself."""
+        return self.behind.get(id(obj), obj) if type(obj) is types.MappingProxyType else obj
 
     def is_new(self, obj: Any) -> bool:
         return id(obj) in self.new

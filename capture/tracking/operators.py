@@ -260,6 +260,7 @@ class Operators(Parts):
         return self.tensors.function(COMPARISONS[op], (left, right), {})
 
     def contains(self, item: Any, container: Any) -> Any:
+        container = self.objects.seen_through(container)
         kind = type(container)
         if kind is TensorProxy:
             raise Break("tensor read as a number", "membership in a tensor", "use (t == x).any()")

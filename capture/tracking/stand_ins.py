@@ -65,6 +65,7 @@ class StandIns(CallParts):
         return issubclass(cls, classes)
 
     def length(self, value: Any) -> Any:
+        value = self.objects.seen_through(value)
         if isinstance(value, TensorProxy):
             if value.fake.dim() == 0:
                 raise TypeError("len() of a 0-d tensor")

@@ -11,6 +11,7 @@ import copyreg
 import enum
 import types
 import weakref
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable
 from typing import Any
 
@@ -114,6 +115,19 @@ def deep_copy(x: Any, done: list[tuple[Any, Any]]) -> Any:
         for key, value in x.items():
             made[deep_copy(key, done)] = deep_copy(value, done)
         return made
+    if cls is OrderedDict or cls is defaultdict:  # (copied by what __reduce_ex__ gives: copy._reconstruct)
+        made = OrderedDict() if cls is OrderedDict else defaultdict(x.default_factory)
+        done.append((x, made))
+        if cls is OrderedDict:
+            for key, value in x.__dict__.items():
+                made.__dict__[key] = deep_copy(value, done)
+        for key, value in x.items():
+            made[deep_copy(key, done)] = deep_copy(value, done)
+        return made
+    if cls is torch.Tensor or cls is torch.nn.Parameter:
+        made = copied_tensor(x, [one for one, _ in done])
+        done.append((x, made))
+        return made
     if cls is tuple:
         items = [deep_copy(item, done) for item in x]
         for one, copied_one in done:
@@ -134,6 +148,11 @@ def deep_copy(x: Any, done: list[tuple[Any, Any]]) -> Any:
         made.__dict__.update(state)
         return made
     return object.__reduce_ex__(x, 4)  # a graph break
+
+
+def copied_tensor(x: Any, before: list[Any]) -> Any:
+    """``copy.deepcopy`` of a tensor; while tracing, where a clone is the same. before: what was copied before it."""
+    return original_deepcopy(x)
 
 
 def is_plain_object(cls: Any) -> bool:

@@ -164,8 +164,6 @@ def shown(value: Any, path: tuple[int, ...] = ()) -> Any:
     else:
         inner = None
     own = {k: v for k, v in getattr(value, "__dict__", {}).items() if "hooks" not in k}
-    if inner is not None and type(value).__module__ == "collections":
-        own = {}
     slots = [n for c in type(value).__mro__ for n in slot_names(c)]
     return kind, inner, shown(own, path) if own else None, [(n, shown(getattr(value, n, None), path)) for n in slots]
 
