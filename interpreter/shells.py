@@ -96,18 +96,24 @@ async def async_generator_body(machine: Machine, frame: Frame) -> AsyncGenerator
             machine.resume(frame, take_value(frame))
 
 
-# id of a live code object of a shell's -> references to it, and to the user's
+# id of a live code object of a shell's or of a frame object's -> references to it, and to the user's
 USER_CODES: dict[int, tuple[ref[CodeType], ref[CodeType]]] = {}
 
 
+def stands_for(made: CodeType, code: CodeType) -> CodeType:
+    """Keep that `made` is to be shown as the user's `code`."""
+    USER_CODES[id(made)] = ref(made, ForgetShell(id(made))), ref(code)
+    return made
+
+
 def user_code(code: CodeType) -> CodeType:
-    """The user's code object for a shell's, as long as there is one; any other code object is itself."""
+    """The user's code object for one of the machine's, as long as there is one; any other code object is itself."""
     known = USER_CODES.get(id(code))
     return code if known is None else known[1]() or code
 
 
 class ForgetShell:
-    """Called when a shell's code object dies, at the end of the process after this module's names are gone."""
+    """Called when such a code object dies, at the end of the process after this module's names are gone."""
 
     __slots__ = ("key", "known")
 
@@ -152,8 +158,7 @@ def make_shell(machine: Machine, frame: Frame) -> Any:
     """The object that a call of the frame's generator function returns."""
     program = frame.program
     if program.shell is None:
-        made = program.shell = shell_code(frame.code)
-        USER_CODES[id(made)] = ref(made, ForgetShell(id(made))), ref(frame.code)
+        program.shell = stands_for(shell_code(frame.code), frame.code)
     # the module's own globals mark the native frame as the machine's, for tracebacks
     shell = FunctionType(program.shell, globals())(machine, frame)
     name = frame.function.__name__ if frame.function is not None else frame.code.co_name

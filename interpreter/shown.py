@@ -56,6 +56,8 @@ class Shown:
 
     def shown_part(self, obj: Any, name: str) -> Any:
         """An attribute of domain/attributes.py's SHOWN_PARTS."""
+        if name == "f_code":
+            return user_code(obj.f_code)
         if name.startswith("f_"):
             return self.frame_part(obj, name)
         if name == "__callback__":

@@ -14,7 +14,7 @@ from .decode import Program
 from .frame import Frame
 from .natives import DICT_GET, call_outside, fill_frame, is_a, set_frame_names
 from .sentinels import UNSET
-from .shells import USER_CODES
+from .shells import USER_CODES, stands_for
 
 SET_TRACEBACK = BaseException.__dict__["__traceback__"].__set__
 GET_TRACEBACK = BaseException.__dict__["__traceback__"].__get__
@@ -71,7 +71,7 @@ def stub_frame(frame: Frame, filled: bool) -> FrameType:
         program.stubs = {}
     code = program.stubs.get(pc)
     if code is None:
-        code = program.stubs[pc] = stub_code(program, frame.code, pc)
+        code = program.stubs[pc] = stands_for(stub_code(program, frame.code, pc), frame.code)
     native = call_outside(FunctionType(code, frame.globals)).gi_frame
     if not program.optimized:
         set_frame_names(native, frame.names)

@@ -28,7 +28,7 @@ SHOWN_PARTS: dict[str, tuple[type, ...]] = {
     for prefix, tp in GENERATOR_TYPES.items()
     for part in ("code", "frame", "yieldfrom", "await")
 }
-SHOWN_PARTS |= dict.fromkeys(("f_back", "f_locals", "f_lineno", "f_lasti"), (FrameType,))
+SHOWN_PARTS |= dict.fromkeys(("f_back", "f_code", "f_locals", "f_lineno", "f_lasti"), (FrameType,))
 SHOWN_PARTS["__callback__"] = (ref,)
 SHOWN_PARTS["cr_origin"] = (CoroutineType,)
 # Descriptors whose __get__ runs no Python code when read through an instance.
@@ -181,7 +181,7 @@ class Attributes(Core):
 
     def load_super_attr(self, frame: Any, callee: Any, cls: Any, obj: Any, name: str, two_arguments: bool) -> Any:
         """`super().name` and `super(cls, obj).name`; `callee` is what the name super stands for."""
-        if callee is super:
+        if callee is super and is_class(cls):
             bound = self.native(super, cls, obj)
         else:
             bound = self.call(callee, [cls, obj] if two_arguments else [], {})

@@ -4,12 +4,13 @@ from __future__ import annotations
 import sys
 import types
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from ..natives import watch_finalizer
 from ..sentinels import UNSET
 from ..type_parameters import run_intrinsic
-from .core import MISSING, Core, is_a, is_class, is_subtype, lookup, special, type_name
+from .core import Core, is_a, is_class, is_mapping, is_subtype, special, type_name
 
 
 class Classes(Core):
@@ -51,12 +52,13 @@ class Classes(Core):
         if is_class(cls):
             watch_finalizer(cls)
         if is_class(cls) and is_a(cell, types.CellType):
-            try:
+            held = UNSET
+            with suppress(ValueError):
                 held = cell.cell_contents
-            except ValueError:
+            if held is UNSET:  # raised here, it has no context
                 raise RuntimeError(
                     f"__class__ not set defining {name!r} as {cls!r}. Was __classcell__ propagated to type.__new__?"
-                ) from None
+                )
             if held is not cls:
                 raise TypeError(f"__class__ set to {held!r} defining {name!r} as {cls!r}")
         return cls
@@ -147,8 +149,3 @@ def calculate_metaclass(meta: type, bases: tuple[Any, ...]) -> type:
             "of all its bases"
         )
     return winner
-
-
-def is_mapping(value: Any) -> bool:
-    """PyMapping_Check."""
-    return lookup(type(value), "__getitem__") is not MISSING

@@ -2,14 +2,16 @@
 from __future__ import annotations
 
 import operator
+import sys
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, NoReturn
 from weakref import CallableProxyType, ProxyType
 
 from ..natives import merge_keywords
 from ..sentinels import STOP
 from .core import MISSING, PLAIN, Core, is_a, is_class, is_heap, is_subtype, lookup, special, type_name
 
+BARE_KEY_ERRORS = sys.version_info < (3, 12)
 PLAIN_TEXT = PLAIN - {int}  # from 3.12 on C code calls Lib/_pylong.py for long ones
 EXACT = frozenset({list, tuple, str, bytes, range})
 # Iterators that never lead into Python code; a dict's or set's goes on in order without looking keys up.
@@ -309,8 +311,7 @@ class Containers(Core):
     def merge_unique(self, target: dict[Any, Any], pairs: Iterable[tuple[Any, Any]], function: Any) -> None:
         for key, value in pairs:
             if key in target if type(key) is str else self.native(operator.contains, target, key):
-                shown = self.to_str(key)
-                raise TypeError(f"{self.function_text(function)} got multiple values for keyword argument '{shown}'")
+                self.key_twice(key, function)
             self.map_add(target, key, value)
 
     def merge_entries(self, target: dict[Any, Any], other: dict[Any, Any], function: Any) -> None:
@@ -325,8 +326,17 @@ class Containers(Core):
             if len(error.args) != 1:
                 raise
             key = self.machine.swallow(error).args[0]
-        text = self.function_text(function)
-        raise TypeError(f"{text} got multiple values for keyword argument '{self.to_str(key)}'")
+        self.key_twice(key, function)
+
+    def key_twice(self, key: Any, function: Any) -> NoReturn:
+        """Python/ceval.c format_kwargs_error. 3.11 knows the error by its being no exception object yet, which it is
+
+        while another is handled.
+        """
+        if BARE_KEY_ERRORS and self.machine.handled() is not None:
+            raise KeyError(key)
+        shown = self.to_str(key)
+        raise TypeError(f"{self.function_text(function)} got multiple values for keyword argument '{shown}'")
 
     def keys_of(self, other: Any) -> Any:
         """The bound method `keys`, or MISSING."""

@@ -131,3 +131,8 @@ class Core:
         if native is MISSING:
             return raw
         return self.native(native, raw, obj, owner)
+
+
+def is_mapping(value: Any) -> bool:
+    """PyMapping_Check."""
+    return lookup(type(value), "__getitem__") is not MISSING

@@ -131,21 +131,23 @@ class Names(Core):
             found = sys.modules.get(f"{package}.{name}", UNSET)
             if found is not UNSET:
                 return found
-        shown = package if is_a(package, str) else "<unknown module name>"
-        path = getattr(module, "__file__", None) if is_a(package, str) else None
+        else:
+            package = None
+        shown = "<unknown module name>" if package is None else package
+        path = module.__dict__.get("__file__") if is_a(module, ModuleType) else None  # PyModule_GetFilenameObject
         if not is_a(path, str):
-            wrong = ImportError(f"cannot import name '{name}' from '{shown}' (unknown location)", name=shown)
+            wrong = ImportError(f"cannot import name {name!r} from {shown!r} (unknown location)", name=package)
             if sys.version_info >= (3, 12):
                 wrong.name_from = name
             raise wrong
         if still_importing(module):
             message = (
-                f"cannot import name '{name}' from partially initialized module '{shown}' "
+                f"cannot import name {name!r} from partially initialized module {shown!r} "
                 f"(most likely due to a circular import) ({path})"
             )
         else:
-            message = f"cannot import name '{name}' from '{shown}' ({path})"
-        wrong = ImportError(message, name=shown, path=path)
+            message = f"cannot import name {name!r} from {shown!r} ({path})"
+        wrong = ImportError(message, name=package, path=path)
         if sys.version_info >= (3, 12):
             wrong.name_from = name
         raise wrong

@@ -1,11 +1,12 @@
 """Callables that look at the running frame: locals(), globals(), super(), exec(), sys.exc_info(), …"""
 from __future__ import annotations
 
+import operator
 import sys
 from types import CellType, CodeType, FrameType, FunctionType
 from typing import Any
 
-from ..domain.core import is_a, is_class
+from ..domain.core import is_a, is_class, is_mapping, type_name
 from ..errors import InterpreterError
 from ..natives import call_outside
 from ..private_builtins import ORIGINAL as builtins
@@ -118,14 +119,21 @@ def scope(domain: Any, what: str, globals_given: Any, locals_given: Any, kwargs:
     frame = domain.machine.frame
     globals_given = kwargs.get("globals", globals_given)
     locals_given = kwargs.get("locals", locals_given)
+    if what == "eval" and locals_given is not None and not is_mapping(locals_given):
+        raise TypeError("locals must be a mapping")
     if globals_given is None:
         globals_given = frame.globals
         if locals_given is None:
             locals_given = frame.namespace()
     elif not is_a(globals_given, dict):
-        raise TypeError(f"{what}() globals must be a dict, not {type(globals_given).__name__}")
+        if what == "exec":
+            raise TypeError(f"exec() globals must be a dict, not {type_name(type(globals_given))}")
+        known = is_mapping(globals_given)
+        raise TypeError(f"globals must be a {'real dict; try eval(code, {}, mapping)' if known else 'dict'}")
     if locals_given is None:
         locals_given = globals_given
+    elif not is_mapping(locals_given):
+        raise TypeError(f"locals must be a mapping or None, not {type_name(type(locals_given))}")
     if not dict.__contains__(globals_given, "__builtins__"):
         dict.__setitem__(globals_given, "__builtins__", frame.builtins)
     return globals_given, locals_given
@@ -138,8 +146,13 @@ def exec_(domain: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     source, globals_given, locals_given = (*args, None, None)[:3]
     closure = kwargs.get("closure")
     globals_given, locals_given = scope(domain, "exec", globals_given, locals_given, kwargs)
-    code = source if is_a(source, CodeType) else compile_source(domain, source, "exec")
-    check_closure(code, closure)
+    if is_a(source, CodeType):
+        code = source
+        check_closure(code, closure)
+    elif closure is not None:
+        raise TypeError("closure can only be used when source is a code object")
+    else:
+        code = compile_source(domain, source, "exec")
     domain.machine.run_code(code, globals_given, locals_given, closure or ())
     return None
 
@@ -260,7 +273,12 @@ def setrecursionlimit(domain: Any, args: list[Any], kwargs: dict[str, Any]) -> A
 
 @form(sys._getframe)
 def getframe(domain: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    return domain.machine.native_frame(args[0] if args else 0)
+    if kwargs or len(args) > 1:
+        return domain.native(sys._getframe, *args, **kwargs)  # raises
+    depth = domain.native(operator.index, args[0]) if args else 0
+    if not -(1 << 31) <= depth < 1 << 31:
+        return domain.native(sys._getframe, depth)  # raises
+    return domain.machine.native_frame(depth)
 
 
 if sys.version_info >= (3, 12):

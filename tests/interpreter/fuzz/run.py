@@ -60,16 +60,19 @@ def run_batch(batch: Batch) -> tuple[int, list[tuple[str, str]], Any]:
 
     def check(source: str) -> str | None:
         batch.running.write_text(source)
-        if captured:
-            return difference_captured(source)
-        with recording(reach) if checked(source) else contextlib.nullcontext():
-            return difference(source)
+        try:
+            if captured:
+                return difference_captured(source)
+            with recording(reach) if checked(source) else contextlib.nullcontext():
+                return difference(source)
+        except SyntaxError as error:
+            return f"the grammar made what is no program: {error}"
 
     def smaller(source: str) -> str:
         return reduced(source, lambda one: bool(check(one)), 500) if batch.shrink else source
 
     if number % 2:
-        found = search(number, count, batch.shrink, check, strategy=programs(families=families))
+        found = search(number, count, False, check, strategy=programs(families=families))
         differing = [(source, f"hypothesis seed {number}") for source, _ in found.differing]
         count = found.ran
     else:

@@ -332,8 +332,8 @@ class Expressions(Core):
         coroutines = [s for s in self.scope.visible_functions() if s.kind == "coroutine"]
         if coroutines and self.chance(50):
             return f"(await {self.call_of(self.pick(coroutines), depth)})"
-        value = self.expr("int", depth - 1)
-        return f"(await {self.pick((f'Pause({value})', 'Pause(1)', 'Pause(0)', self.expr('any', depth - 1)))})"
+        value, other = self.expr("int", depth - 1), self.expr("any", depth - 1)
+        return f"(await {self.pick((f'Pause({value})', 'Pause(1)', 'Pause(0)', f'({other})'))})"
 
     def attribute(self, depth: int) -> str:
         return f"{self.expr('obj', depth - 1)}.{self.pick(BUILTIN_ATTRIBUTES)}"
