@@ -20,6 +20,15 @@ def named(args: list[Any], names: tuple[str, ...]) -> dict[str, Any]:
     return kwargs
 
 
+def drop(args: list[Any]) -> None:
+    """What C code was given dies after its object, the first argument first; a list drops its last one first.
+
+    A function's frame has taken its arguments: then there are none here.
+    """
+    args.reverse()
+    args.clear()
+
+
 @opcode("KW_NAMES")
 def kw_names(frame: Frame, stack: list[Any], names: tuple[str, ...]) -> None:
     frame.kw_names = names
@@ -44,26 +53,35 @@ def call_null_first(frame: Frame, stack: list[Any], count: int) -> None:
         stack[-1] = frame.domain.call(callee, args, kwargs)
     else:
         stack[-1] = frame.domain.call(callee, args, {})
+    if args:
+        del callee, method  # a bound method of C's holds its object
+        drop(args)
 
 
 @opcode("CALL:NULL_AFTER")
 def call_null_after(frame: Frame, stack: list[Any], count: int) -> None:
     args = take(stack, count)
-    owner = stack.pop()
-    if owner is not NULL:
-        args.insert(0, owner)
+    if stack[-1] is NULL:
+        stack.pop()
+    else:
+        args.insert(0, stack.pop())
     stack[-1] = frame.domain.call(stack[-1], args, {})
+    if args:
+        drop(args)
 
 
 @opcode("CALL_KW")
 def call_kw(frame: Frame, stack: list[Any], count: int) -> None:
     names = stack.pop()
     args = take(stack, count)
-    owner = stack.pop()
-    if owner is not NULL:
-        args.insert(0, owner)
+    if stack[-1] is NULL:
+        stack.pop()
+    else:
+        args.insert(0, stack.pop())
     kwargs = named(args, names)
     stack[-1] = frame.domain.call(stack[-1], args, kwargs)
+    if args:
+        drop(args)
 
 
 def spread(frame: Frame, stack: list[Any], callee: Any, has_kwargs: bool) -> None:

@@ -1,4 +1,7 @@
-"""Each file of programs/ is a family of programs, divided by lines of "# ---"; each runs natively and interpreted."""
+"""Each file of programs/ is a family of programs, divided by lines of "# ---"; each runs natively and interpreted.
+
+Those of programs/logged use the fuzzer's helpers (note, caught, …) and are compared as its programs are.
+"""
 from __future__ import annotations
 
 import sys
@@ -6,13 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fuzz.compare import compiled, difference, native_outcome
+from fuzz.prelude import ALWAYS
 
 FOLDER = Path(__file__).parent / "programs"
 
 
-def programs() -> list[Any]:
+def programs(folder: Path) -> list[Any]:
     found = []
-    for path in sorted(FOLDER.glob("*.txt")):
+    for path in sorted(folder.glob("*.txt")):
         needed = (3, int(path.stem.rpartition("_")[2])) if path.stem.rpartition("_")[2].isdigit() else (3, 11)
         if sys.version_info < needed:
             continue
@@ -22,6 +27,15 @@ def programs() -> list[Any]:
     return found
 
 
-@pytest.mark.parametrize("source", programs())
+@pytest.mark.parametrize("source", programs(FOLDER))
 def test_interpreted_as_native(same: Any, source: str) -> None:
     same(source)
+
+
+@pytest.mark.parametrize("source", programs(FOLDER / "logged"))
+def test_logged_as_native(source: str) -> None:
+    source += ALWAYS
+    native = native_outcome(compiled(source))
+    assert native is not None and native.error is None and native.log
+    for checks in (False, True):
+        assert difference(source, native, checks) == ""
