@@ -4,7 +4,6 @@ from __future__ import annotations
 import sys
 import types
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 
 from ..natives import watch_finalizer
@@ -52,9 +51,10 @@ class Classes(Core):
         if is_class(cls):
             watch_finalizer(cls)
         if is_class(cls) and is_a(cell, types.CellType):
-            held = UNSET
-            with suppress(ValueError):
+            try:
                 held = cell.cell_contents
+            except ValueError:
+                held = UNSET
             if held is UNSET:  # raised here, it has no context
                 raise RuntimeError(
                     f"__class__ not set defining {name!r} as {cls!r}. Was __classcell__ propagated to type.__new__?"
