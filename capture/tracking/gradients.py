@@ -230,7 +230,7 @@ class Gradients:
         now = self.of.get(proxy, UNREAD)
         if now is UNREAD:
             now = None if proxy in self.retained else self.before_the_call(proxy, enter)
-        else:
+        elif self.check is not None:  # there was a backward: until then the gradient is the one that code here set
             self.asked_by_others |= not treats_each_alone(self.tensors.writer.where()[-1][0])
         if isinstance(now, Accumulated):
             if proxy in self.retained and now.before is not None:
