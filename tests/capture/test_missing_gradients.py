@@ -115,6 +115,27 @@ def twice(model, optimizer, x):
     return total
 
 
+def moved(model, optimizer, x):
+    """``Module.to`` looks at gradients too, before there is a backward: they are what zero_grad made them."""
+    optimizer.zero_grad()
+    model.head = model.head.to(torch.float32)
+    loss = model(x).square().mean()
+    loss.backward()
+    optimizer.step()
+    return loss.detach()
+
+
+def moved_between(model, optimizer, x):
+    """After a backward a gradient is read in ``Module.to``, and set: that is up to Python."""
+    optimizer.zero_grad()
+    model(x).square().mean().backward()
+    model.up[1] = model.up[1].to(torch.float32)
+    loss = model(x).square().mean()
+    loss.backward()
+    optimizer.step()
+    return loss.detach()
+
+
 def counted(model, optimizer, x):
     """Its own code asks for gradients: how many there are is a number of Python's."""
     optimizer.zero_grad()
@@ -195,7 +216,7 @@ def test_optimizers_pass_over_what_has_no_gradient(name):
         assert (counts.graphs, counts.breaks, counts.recompiles) == (1, 0, [])
 
 
-@pytest.mark.parametrize("step", [plain, clipped_by_value, averaged], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("step", [plain, clipped_by_value, averaged, moved], ids=lambda f: f.__name__)
 def test_any_set_of_experts_is_one_graph(step):
     counts = compare(step, OPTIMIZERS["AdamW, foreach"])
     assert (counts.graphs, counts.breaks, counts.recompiles) == (1, 0, [])
@@ -207,7 +228,7 @@ def test_with_the_experts_in_one_operator(step):
     assert (counts.graphs, counts.breaks, counts.recompiles) == (1, 0, [])
 
 
-@pytest.mark.parametrize("step", [twice, counted, normed_by_hand, scaled, with_closure], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("step", [twice, counted, moved_between, normed_by_hand, scaled, with_closure], ids=lambda f: f.__name__)
 def test_where_others_ask_for_gradients_the_answer_is_pythons(step):
     compare(step, OPTIMIZERS["AdamW"])
 
