@@ -228,7 +228,10 @@ def test_with_the_experts_in_one_operator(step):
     assert (counts.graphs, counts.breaks, counts.recompiles) == (1, 0, [])
 
 
-@pytest.mark.parametrize("step", [twice, counted, moved_between, normed_by_hand, scaled, with_closure], ids=lambda f: f.__name__)
+OTHERS = [twice, counted, moved_between, normed_by_hand, scaled, with_closure]
+
+
+@pytest.mark.parametrize("step", OTHERS, ids=lambda f: f.__name__)
 def test_where_others_ask_for_gradients_the_answer_is_pythons(step):
     compare(step, OPTIMIZERS["AdamW"])
 
