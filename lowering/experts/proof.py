@@ -490,6 +490,8 @@ def routing_unchanged(claim: Claim) -> Fault | None:
     """Nothing writes into the routing index, the mask or the hit list between their making and the loop."""
     loop = claim.reader.loop
     sources = [claim.index, index_root(claim.index), *([claim.hits.index.node] if claim.hits else [])]
+    for made in claim.reader.made.values():  # stands at the loop, for what the user computed earlier
+        sources += made.all_input_nodes
     for node in [*claim.reader.evidence.routing, *sources]:
         if node.graph is loop.graph:
             writer = claim.storage.writer_between(node, loop)

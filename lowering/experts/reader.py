@@ -29,7 +29,7 @@ from moebius.lowering.experts.facts import (
 )
 from moebius.lowering.operators import CONTROL, Call, call_operands, loop_body, read_call, target_name
 from moebius.lowering.torch_private import set_grad_enabled
-from moebius.lowering.values import shape_of, tensor_of, value_of
+from moebius.lowering.values import add_call, shape_of, tensor_of, value_of
 
 Rule = Callable[["Reader", Call], "Fact | None"]
 RULES: dict[str, list[Rule]] = {}
@@ -38,7 +38,7 @@ RULES: dict[str, list[Rule]] = {}
 READ_OUTSIDE = frozenset(
     {"one_hot", "permute", "transpose", "t", "T", "mT", "sum", "any", "gt", "ge", "ne", "eq", "nonzero", "argwhere",
      "where", "unique", "squeeze", "unsqueeze", "reshape", "flatten", "getitem", "select", "unbind", "cast",
-     "contiguous", "arange", "clone", "bincount", "tolist"}
+     "contiguous", "arange", "clone", "bincount", "tolist", "mul", "and"}
 )  # fmt: skip
 SIZES = frozenset({"size", "numel"})
 
@@ -64,6 +64,7 @@ class Reader:
         self.facts: dict[fx.Node, Fact] = {}
         self.outside: dict[fx.Node, Fact] = {}
         self.evidence = Evidence()
+        self.made: dict[Any, fx.Node] = {}
         self.mode_at_entry = grad_mode_before(loop, self.body)
         self.mode = self.mode_at_entry
         self.switch: fx.Node = loop
@@ -149,6 +150,15 @@ class Reader:
                 found = Invariant(("outside", node), node)
             known = self.outside[node] = found
         return known
+
+    def make(self, target: Any, *args: Any) -> fx.Node:
+        """A node before the loop that a fact needs to speak of: equal arguments, one node. Where the proof fails, whoever
+        asked for it takes these nodes out again."""
+        key = (target, repr(args))
+        if key not in self.made:
+            with self.loop.graph.inserting_before(self.loop):
+                self.made[key] = add_call(self.loop.graph, self.loop, target, *args)
+        return self.made[key]
 
     # ------------------------------------------------------------------------------------------------------------------
     # Facts of body nodes

@@ -221,7 +221,10 @@ def replace_loop(work: Work, loop: fx.Node, storage: Storage, region: ExpertRegi
     """Prove one loop and put the operator in its place; or the graph stays as it was, and the region says why."""
     before = loop.prev
     try:
-        claim = prove(Reader(loop), storage)
+        reader = Reader(loop)
+        for node in reader.made.values():
+            storage.add(node)
+        claim = prove(reader, storage)
         result = write_operator(claim, work.options, work.known)
     except Refused as refusal:
         region.refusal = str(refusal)
@@ -232,11 +235,11 @@ def replace_loop(work: Work, loop: fx.Node, storage: Storage, region: ExpertRegi
         if turns is not None:
             writer = Writer(claim)
             index = writer.invariant(claim.selection.index)
-            turns.skip_unused(index, writer.made)
+            turns.skip_unused(index, [*reader.made.values(), *writer.made])
             work.loose += remove(turns, storage)
             if region.saved_bytes is not None and not joining.applies(work.options):
                 region.saved_bytes += turns.stacked_bytes()
-        work.loose += put_in_place(claim, result)
+        work.loose += [*put_in_place(claim, result), *reader.made.values()]
         return True
     while loop.prev is not before:  # what the attempt wrote stands before the loop
         work.gm.graph.erase_node(loop.prev)

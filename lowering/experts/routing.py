@@ -13,6 +13,9 @@ from moebius.lowering.operators import read_call
 from moebius.lowering.values import shape_of
 
 
+DROPPED = "slots dropped"  # in a node's meta: an index that the proof made, -1 for slots that go to no expert
+
+
 @dataclass(frozen=True)
 class Allowed:
     """The routing indices for which the user's loop does not raise: low <= index < high; None is unbounded."""
@@ -99,7 +102,7 @@ def allowed_indices(
     """For which routing indices the loop runs without an error, or why that is not one interval."""
     tops = [classes for classes in (selection.classes, hits.classes if hits else None) if classes not in (None, -1)]
     one_hot = selection.classes is not None or (hits is not None and hits.classes is not None)
-    low = 0 if one_hot else None
+    low = 0 if one_hot and not index_root(selection.index.node).meta.get(DROPPED) else None
     if limit is not None:
         return Allowed(low, min(tops) if tops else None)
     if not tops:

@@ -23,7 +23,7 @@ from moebius.lowering.experts.facts import (
     Test,
 )
 from moebius.lowering.experts.reader import Reader, negate, rule
-from moebius.lowering.experts.routing import index_bounds, index_root
+from moebius.lowering.experts.routing import DROPPED, index_bounds, index_root
 from moebius.lowering.operators import MISSING, Call
 from moebius.lowering.values import same_shape, tensor_of
 
@@ -147,6 +147,54 @@ def compare(reader: Reader, call: Call) -> Fact | None:
 def selected(mask: Mask) -> Selection:
     """The positions where the mask holds."""
     return Selection(mask.index, mask.axes, mask.classes, mask.keep)
+
+
+@rule("and", "mul")
+def drop_from_one_hot(reader: Reader, call: Call) -> Fact | None:
+    """``one_hot(index) * (place < capacity)``: the one_hot of an index that is -1 where a slot is dropped."""
+    for left, right in ((call["input"], call["other"]), (call["other"], call["input"])):
+        fact, keep = reader.fact(left), reader.fact(right)
+        if not isinstance(fact, OneHot) or not isinstance(keep, Invariant) or call.op.inplace or fact.classes < 0:
+            continue
+        shape, rank = reader.shape(left), len(fact.axes)
+        if fact.axes != (*range(rank - 1), "e") or reader.dtype(right) is not torch.bool:
+            continue
+        if keep.node.graph is not reader.loop.graph or fact.index.node.graph is not reader.loop.graph:
+            continue
+        if not same_shape(shape, reader.shape(right)) or reader.dtype(call.node) not in (*INTEGERS, torch.bool):
+            continue
+        index = fact.index.node
+        kept = reader.make(torch.gather, keep.node, -1, reader.make(torch.unsqueeze, index, -1))
+        with_drops = reader.make(torch.where, reader.make(torch.squeeze, kept, -1), index, -1)
+        with_drops.meta[DROPPED] = True
+        return replace(fact, index=Invariant(("outside", with_drops), with_drops))
+    return None
+
+
+@rule("reshape", "flatten")
+def rows_of_one_hot(reader: Reader, call: Call) -> Fact | None:
+    """``one_hot.view(-1, 1, E)``: the one_hot of the index in that shape."""
+    fact, shape = reader.fact(call["input"]), reader.shape(call.node)
+    before = reader.shape(call["input"])
+    if not isinstance(fact, OneHot) or shape is None or before is None or len(shape) < 2 or fact.classes < 0:
+        return None
+    rank = len(fact.axes)
+    if fact.axes != (*range(rank - 1), "e") or shape[-1] != fact.classes or before[-1] != fact.classes:
+        return None
+    index = fact.index.node
+    if index.graph is not reader.loop.graph or call.node.graph is not reader.loop.graph:
+        return None
+    if same_shape(before, shape):
+        return fact
+    if call.name == "flatten":
+        sizes: tuple[Any, ...] = (-1,) if len(shape) == 2 else ()
+    else:
+        sizes = tuple(call["shape"])[:-1]
+    if len(sizes) != len(shape) - 1 or sum(size == -1 for size in sizes if isinstance(size, int)) > 1:
+        return None
+    made = reader.make("reshape", index, *sizes)
+    made.meta.update({DROPPED: True} if index_root(index).meta.get(DROPPED) else {})
+    return OneHot(Invariant(("outside", made), made), fact.classes, (*range(len(sizes)), "e"), fact.boolean)
 
 
 @rule("and", "mul")

@@ -607,6 +607,22 @@ def dropped_by_threshold(x, moe):
     return out
 
 
+@spelled(LOWERED)
+def switch_capacity(x, moe):
+    """`one_hot(argmax) * (one_hot.cumsum(0) <= capacity)`, over hits, a ModuleDict (Switch Transformers)"""
+    p = softmax(moe.gate(x), -1).view(2, -1, E)
+    chosen = one_hot(p.argmax(-1), E)
+    chosen = chosen * (chosen.cumsum(-2) <= 1)
+    mask = chosen.view(-1, 1, E).permute(2, 1, 0)
+    weight = p.max(-1).values.view(-1, 1)
+    out = torch.zeros_like(x)
+    for e in torch.greater(mask.sum((-1, -2)), 0).nonzero():
+        slot, token = torch.where(mask[e].squeeze(0))
+        rows = x[None, token].reshape(-1, x.shape[-1])
+        out.index_add_(0, token, moe.named[f"expert_{e[0]}"](rows) * weight[token, slot, None])
+    return out
+
+
 @spelled(CAPTURED)
 def identity_experts(x, moe):
     """zero-computation experts: the last numbers pass x on (LongCat)"""
