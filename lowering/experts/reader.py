@@ -152,7 +152,7 @@ class Reader:
         return known
 
     def make(self, target: Any, *args: Any) -> fx.Node:
-        """A node before the loop that a fact needs to speak of: equal arguments, one node. Where the proof fails, whoever
+        """A node before the loop that a fact speaks of: equal arguments, one node. Where the proof fails, whoever
         asked for it takes these nodes out again."""
         key = (target, repr(args))
         if key not in self.made:

@@ -1,4 +1,4 @@
-"""``one_hot(index) * keep``: slots that are dropped before the loop. Right ones become the operator; where what the mask
+"""``one_hot(index) * keep``: slots dropped before the loop. Right ones become the operator; where what the mask
 was made of changes before the loop, or the mask counts, the loop stays. All give eager's output and gradients."""
 
 from __future__ import annotations
