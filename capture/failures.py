@@ -19,7 +19,7 @@ import torch
 from torch import fx
 
 from moebius.lowering import Lowered, Storage, apply, is_pure, where_raised
-from moebius.lowering.step import BranchError, MissingGradientError, is_backward
+from moebius.lowering.step import BranchError, MissingGradientError
 from moebius.lowering.step.filters import enter_block, leave_block
 
 from . import torch_private
@@ -222,10 +222,6 @@ class Values:
     def has_changed(self, node: fx.Node) -> bool:
         """Whether memory that the node read may have been written to since it ran."""
         read = {root for argument in node.all_input_nodes for root in self.storage.roots[argument]}
-        if any(str(root.meta.get("source", "")).endswith(".grad") for root in read) and any(
-            is_backward(later) and later > node for later in self.storage.graph.nodes
-        ):
-            return True
         return any(
             writer > node and not read.isdisjoint(self.storage.roots[target])
             for writer, targets in self.storage.writers.items()

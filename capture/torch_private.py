@@ -125,6 +125,7 @@ SWITCHES: dict[Callable[..., Any], tuple[Callable[[], Any], ...]] = {
     torch._C._set_sdp_priority_order: (torch._C._get_sdp_priority_order,),
 }
 
+STATE_MAKER = "_init_group"  # the method with which torch's optimizers make a parameter's state, in its first step
 health_check = torch.optim.Optimizer._accelerator_graph_capture_health_check
 
 
@@ -138,6 +139,16 @@ def forget_source_with(gm: torch.fx.GraphModule) -> None:
 def forget_source(name: str) -> None:
     linecache.cache.pop(name, None)
     fx_sources.eval_cache.pop(name, None)
+
+
+def version_of(tensor: torch.Tensor) -> int:
+    """How often the tensor's memory was written to in place."""
+    return tensor._version
+
+
+def state_maker(optimizer: torch.optim.Optimizer) -> Callable[..., Any]:
+    """The class's function that makes state: ``(optimizer, group, *lists that it fills)``."""
+    return getattr(type(optimizer), STATE_MAKER)
 
 
 def unwrapped(function: Any) -> Any:

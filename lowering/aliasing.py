@@ -13,7 +13,7 @@ from torch import fx
 from moebius.lowering.graph import LayerCall
 from moebius.lowering.memo import MEMO
 from moebius.lowering.operators import Call, call_operands, is_pure, loop_body, read_call
-from moebius.lowering.step import autograd_function
+from moebius.lowering.step import autograd_function, is_backward
 from moebius.lowering.torch_private import may_write, only_reads
 from moebius.lowering.values import value_of
 
@@ -25,6 +25,8 @@ def writes_into(node: fx.Node) -> list[fx.Node]:
 
 def writes_of(node: fx.Node, call: Call | None) -> list[fx.Node]:
     """The same for a node that was read."""
+    if is_backward(node):
+        return gradients_before(node)
     tensors = [argument for argument in node.all_input_nodes]
     if call is not None:
         if call.name == "expert_loop":
@@ -41,6 +43,16 @@ def writes_of(node: fx.Node, call: Call | None) -> list[fx.Node]:
     if node.op == "call_function":
         return function_writes(node, tensors)
     return tensors if node.op == "call_module" else []
+
+
+def gradients_before(node: fx.Node) -> list[fx.Node]:
+    """The ``.grad`` that the graph was given: backward adds to them, in place."""
+    return [other for other in node.graph.find_nodes(op="placeholder") if is_gradient(other)]
+
+
+def is_gradient(node: fx.Node) -> bool:
+    """Whether an input of the graph was found in some tensor's ``.grad``."""
+    return str(node.meta.get("source", "")).endswith(".grad")
 
 
 def function_writes(node: fx.Node, tensors: list[fx.Node]) -> list[fx.Node]:

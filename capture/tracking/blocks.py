@@ -111,12 +111,12 @@ class Blocks:
             writer.count,
             len(writer.where()),
             self.domain.instructions,
-            [p.fake._version for p in proxies_in(arguments)],
+            [torch_private.version_of(p.fake) for p in proxies_in(arguments)],
         )
         result = run()
         block.end, block.after, block.count = len(self.log), last_node(writer.scope.graph), writer.count - block.number
         block.instructions, block.result = self.domain.instructions - block.instructions, result
-        unchanged = [p.fake._version for p in proxies_in(arguments)] == block.versions
+        unchanged = [torch_private.version_of(p.fake) for p in proxies_in(arguments)] == block.versions
         variants = self.met.setdefault(key, [])
         if unchanged and torch_private.switches() == switches and len(variants) < MAX_VARIANTS:
             variants.append(block)
@@ -193,7 +193,7 @@ class Blocks:
         nodes = nodes_between(self.writer.scope.graph, block.before, block.after)
         inside = set(nodes)
         outside = {p.node for p in (*proxies_in(block.arguments), *read_tensors)}
-        if any(p.fake._version for p in read_tensors):
+        if any(torch_private.version_of(p.fake) for p in read_tensors):
             raise Differs  # written in place: a buffer that counts
         for node in nodes:
             if any(n not in inside and n not in outside and not reads_size(n) for n in node.all_input_nodes):
@@ -363,7 +363,7 @@ class Pairs:
                 raise Differs
             if tensor_meta(ours) != tensor_meta(others) or ours.is_leaf != others.is_leaf or second.attributes:
                 raise Differs
-            if second.fake._version:
+            if torch_private.version_of(second.fake):
                 raise Differs
         if id(first) not in self.forth:
             self.tensors.append((first, second))

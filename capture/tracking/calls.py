@@ -226,9 +226,21 @@ class Calls(Methods, Construction, StandIns):
                 f"{function.__module__}.{function.__qualname__}",
                 "it runs natively; nothing to do",
             )
-        if function.__name__ == "_init_group" and is_state_maker(function, args):
+        if str(function.__module__).startswith("tqdm.") and self.draws(args):
+            hint = "draw it around the step: for batch in tqdm(loader): step(batch)"
+            raise Break("progress bar", f"{function.__qualname__}() writes to the terminal", hint)
+        if function.__name__ == torch_private.STATE_MAKER and is_state_maker(function, args):
             make_state(args[0], args[1], self.objects, self.tensors.gradients)
         return self.domain.call_function(function, args, kwargs)
+
+    def draws(self, args: list) -> bool:
+        """Whether a function of tqdm's draws a bar: one that others call, but on a bar that is switched off."""
+        frame = self.domain.machine.frame
+        if frame is not None and str(frame.globals.get("__name__")).startswith("tqdm."):
+            return False
+        bar = args[0] if args and not isinstance(args[0], type) else None
+        known = bar is not None and self.objects.is_known(bar) and self.domain.attributes.has(bar, "disable")
+        return not known or self.domain.attributes.get(bar, "disable") is not True
 
     def print(self, *values: Any, **options: Any) -> None:
         """``print``: to the stream that ``sys.stdout`` is when the graph runs."""

@@ -39,7 +39,7 @@ def never_written(node: Any) -> bool:
     root = index_root(node)
     while True:
         value = node.meta["val"]
-        if value.is_inference() or value._version:  # in inference mode nobody counts
+        if value.is_inference() or torch_private.version_of(value):  # in inference mode nobody counts
             return False
         if node is root:
             return True

@@ -29,6 +29,7 @@ from .hooks import GradientHooks, has_late_hooks
 from .values import Break, TensorProxy
 
 if TYPE_CHECKING:
+    from .optimizers import MadeState
     from .tensors import TensorOperations
 
 Enter = Callable[[Any, Source], Any]
@@ -52,7 +53,7 @@ class Gradients:
         self.note: Callable[[str], None] = lambda what: None
         self.of: dict[TensorProxy, Any] = {}  # what is known of each leaf's .grad
         self.check: fx.Node | None = None  # that the gradients are there which are read after the last backward
-        self.made_state: list[Any] = []  # of optimizers, for gradients that are expected
+        self.made_state: list[MadeState] = []  # of optimizers, for gradients that are expected
         self.was_set: dict[str, bool] = {}  # by source: what the call began with
         self.retained: dict[TensorProxy, Any] = {}  # the tensors that keep their gradients, with their autograd nodes
         self.asked_by_others = False  # whether code other than torch's optimizers asked for what backward left

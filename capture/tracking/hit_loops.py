@@ -17,6 +17,7 @@ from torch import fx
 from moebius.lowering.experts.routing import index_bounds
 from moebius.lowering.operators import read_call
 
+from ..torch_private import version_of
 from .counts import never_written
 
 if TYPE_CHECKING:
@@ -110,7 +111,7 @@ def flags_of(call: Any, source: fx.Node) -> tuple[int, bool] | None:
 def unwritten(node: fx.Node) -> bool:
     values = node.meta["val"]
     try:
-        return not any(value._version for value in (values if isinstance(values, tuple | list) else (values,)))
+        return not any(version_of(value) for value in (values if isinstance(values, tuple | list) else (values,)))
     except RuntimeError:  # of inference mode: nobody counts
         return False
 

@@ -2,7 +2,7 @@
 
 torch's optimizers make a parameter's state in the first step in which it has a gradient. Captured as it is, that would
 be one graph for the first step and another for the rest. The state is zeros either way, so it is made when tracing
-comes to it, by the optimizer's own ``_init_group``, and the graph is that of every step.
+comes to it, by the optimizer's own code, and the graph is that of every step.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from .. import torch_private
 from .gradients import Gradients
 from .objects import Objects
 from .values import TensorProxy
@@ -35,7 +36,8 @@ class MadeState:
         optimizer, p = self.optimizer(), self.parameter()
         if optimizer is not None and p is not None:
             state = optimizer.state.get(p, {})
-            self.made.update({name: (weakref.ref(v), v._version) for name, v in state.items() if torch.is_tensor(v)})
+            tensors = {name: value for name, value in state.items() if torch.is_tensor(value)}
+            self.made.update({n: (weakref.ref(v), torch_private.version_of(v)) for n, v in tensors.items()})
 
     def is_untouched(self) -> bool:
         """Whether the parameter has no gradient, and the state that was made, which no step has written to since."""
@@ -46,15 +48,15 @@ class MadeState:
         if not state or state.keys() != self.made.keys():
             return False
         return all(
-            reference() is state[name] and state[name]._version == version
+            reference() is state[name] and torch_private.version_of(state[name]) == version
             for name, (reference, version) in self.made.items()
         )
 
 
 def is_state_maker(function: Any, args: list[Any]) -> bool:
-    """Whether this is ``_init_group`` of one of torch's optimizers, called on an optimizer and a group."""
+    """Whether this is the state maker of one of torch's optimizers, called on an optimizer and a group."""
     return (
-        function.__name__ == "_init_group"
+        function.__name__ == torch_private.STATE_MAKER
         and function.__module__.startswith("torch.optim.")
         and len(args) > 1
         and isinstance(args[0], torch.optim.Optimizer)
@@ -93,13 +95,13 @@ def initialise(optimizer: torch.optim.Optimizer, group: dict[str, Any], missing:
         make_momentum(optimizer, group, missing)
         if not getattr(optimizer, "_need_device_dtype_check_for_fused", False):
             return
-    lists = len(inspect.signature(type(optimizer)._init_group).parameters) - 2  # type: ignore[attr-defined]
+    init_group = torch_private.state_maker(optimizer)
+    lists = len(inspect.signature(init_group).parameters) - 2
     before = [p.grad for p in missing]
     try:
         for p in missing:
             p.grad = p.detach()  # the state's shape and dtype are the parameter's; no value is read
         with torch.no_grad():
-            init_group = type(optimizer)._init_group  # type: ignore[attr-defined]
             init_group(optimizer, {**group, "params": missing}, *([] for _ in range(lists)))
     finally:
         for p, gradient in zip(missing, before, strict=True):

@@ -1,4 +1,4 @@
-"""Warnings' filters, torch's switches, anomaly mode: captured, or a graph break whose hint says what to do.
+"""Warnings' filters, switches of torch, progress bars: captured, or a graph break whose hint says what to do.
 
 Six calls of each beside plain Python. ``TABLE``: None for a step without a graph break, else the break's reason and
 words of its hint.
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import io
 import warnings
 
 import plain_python
@@ -421,6 +422,94 @@ def anomaly_break_in():
     return step, [m]
 
 
+def tqdm_loop():
+    from tqdm import tqdm
+
+    m = net()
+
+    def step(x):
+        t = 0
+        for row in tqdm(range(3), disable=True):
+            t = t + m(x).sum() * row
+        return t
+
+    return step, [m]
+
+
+def tqdm_shown():
+    from tqdm import tqdm
+
+    m = net()
+
+    def step(x):
+        t = 0
+        for row in tqdm([x, x * 2], file=io.StringIO()):
+            t = t + m(row).sum()
+        return t
+
+    return step, [m]
+
+
+def tqdm_desc():
+    from tqdm import tqdm
+
+    m = net()
+
+    def step(x):
+        bar = tqdm([1, 2, 3], desc="a", leave=False, file=io.StringIO())
+        t = 0
+        for k in bar:
+            l = m(x).sum() * k
+            bar.set_postfix(loss=l.item())
+            t = t + l
+        return t
+
+    return step, [m]
+
+
+def tqdm_outer():
+    from tqdm import tqdm
+
+    m = net()
+    bar = tqdm(total=10, file=io.StringIO())
+
+    def step(x):
+        y = m(x).sum()
+        bar.update(1)
+        bar.set_description(f"loss {y.item():.2f}")
+        return y, bar.n
+
+    return step, [m]
+
+
+def tqdm_trange():
+    from tqdm.auto import trange
+
+    def step(x):
+        for i in trange(3, disable=None, file=io.StringIO()):
+            x = x * 2
+        return x
+
+    return step, []
+
+
+def tqdm_outer_disabled():
+    from tqdm import tqdm
+
+    m = net()
+    bar = tqdm(total=10, disable=True)
+
+    def step(x):
+        y = m(x).sum()
+        bar.update(1)
+        bar.set_postfix(loss=1)
+        for row in tqdm(range(2), disable=True):
+            y = y * 2
+        return y, bar.n
+
+    return step, [m]
+
+
 TABLE = {
     cw_ignore: None,
     cw_category: None,
@@ -448,6 +537,12 @@ TABLE = {
     cw_break: ("tensor read as a number", "keep them in tensors"),
     sdpa_break_in: ("tensor read as a number", "keep them in tensors"),
     anomaly_break_in: ("tensor read as a number", "keep them in tensors"),
+    tqdm_loop: ("progress bar", "around the step"),
+    tqdm_shown: ("progress bar", "around the step"),
+    tqdm_desc: ("progress bar", "around the step"),
+    tqdm_outer: ("progress bar", "around the step"),
+    tqdm_trange: ("progress bar", "around the step"),
+    tqdm_outer_disabled: ("progress bar", "around the step"),
 }
 
 
