@@ -51,11 +51,18 @@ def refuse_context(*_: Any) -> None:
 
 
 class FunctionHistory(torch.autograd.Function):
-    """The fake of a function's output: of the template's shape, with a history that reaches the arguments."""
+    """The fake of a function's output, with a history that reaches the arguments.
+
+    An output that is an argument, or a view, stays one: torch makes a view of an argument that comes back, and refuses
+    what is then written into it (torch/csrc/autograd/custom_function.cpp, ``_process_backward_mode_ad``).
+    """
 
     @staticmethod
-    def forward(_: Any, template: torch.Tensor, *__: torch.Tensor) -> torch.Tensor:
-        return template.clone()
+    def forward(_: Any, templates: list[torch.Tensor], *inputs: torch.Tensor) -> torch.Tensor:
+        (template,) = templates
+        if any(template is i for i in inputs):
+            return template
+        return template.clone() if template._base is None else template.view_as(template)
 
 
 class AutogradFunctions(Bodies):
@@ -73,7 +80,7 @@ class AutogradFunctions(Bodies):
             ctx = self.context(needs)
             results = self.forward(cls, ctx, args)
             outputs = list(results) if isinstance(results, tuple) else [results]
-            self.check_outputs(outputs, inputs)
+            self.check_outputs(outputs)
             constant = tuple(i for i, o in enumerate(outputs) if any(o is c for c in self.get(ctx, "constant")))
             with self.scope() as backward:
                 gradients = self.backward(cls, ctx, outputs, args) if recorded else ()
@@ -85,7 +92,7 @@ class AutogradFunctions(Bodies):
         bodies = [self.body("function_forward", forward_module), self.body("function_backward", backward_module)]
         node = self.writer.node("call_function", autograd_function, (), {})
         captures = tuple(self.writer.scope.own(n) for n in forward.lifted)
-        node.args = (*bodies, len(outputs), constant, captures, self.writer.argument(tuple(inputs)))
+        node.args = (*bodies, len(outputs), constant, captures, self.writer.argument(tuple(inputs)), cls.__name__)
         fakes = tuple(
             self.fake(o.fake, i in constant, recorded, [p.fake for p in inputs]) for i, o in enumerate(outputs)
         )
@@ -98,14 +105,17 @@ class AutogradFunctions(Bodies):
             raise Break("autograd.Function", f"{name}: this backend takes a graph of operators alone", HINT)
         if self.writer.scope.parent is not None:
             raise Break("autograd.Function", f"{name}, in an expert loop or in another function", HINT)
-        for method in ("setup_context", "vjp", "jvp", "vmap"):
-            self.domain.attributes.on_type(cls, method)
-            if getattr(cls, method) is not getattr(torch.autograd.Function, method):
+        for method in ("vjp", "jvp", "vmap"):
+            if self.has_own(cls, method):
                 raise Break("autograd.Function", f"{name} has its own {method}", HINT)
         # the class whose apply calls backward; torch's metaclass makes one for each function
         self.domain.attributes.on_type(cls, "_backward_cls")
         if getattr(getattr(cls, "_backward_cls", None), "_forward_cls", None) is not cls:
             raise Break("autograd.Function", f"{name} has another function's _backward_cls", HINT)
+
+    def has_own(self, cls: type, method: str) -> bool:
+        self.domain.attributes.on_type(cls, method)
+        return getattr(cls, method) is not getattr(torch.autograd.Function, method)
 
     def context(self, needs: tuple[bool, ...]) -> Any:
         known = self.objects.enter(Context, Static("Context", Context))
@@ -118,7 +128,12 @@ class AutogradFunctions(Bodies):
         return self.domain.attributes.get(cls, name)
 
     def forward(self, cls: type, ctx: Any, args: tuple) -> Any:
-        return self.call(self.method(cls, "forward"), [ctx, *args], {})
+        """What the user's forward gives. One that has a ``setup_context`` sees no context itself."""
+        if not self.has_own(cls, "setup_context"):
+            return self.call(self.method(cls, "forward"), [ctx, *args], {})
+        results = self.call(self.method(cls, "forward"), list(args), {})
+        self.call(self.method(cls, "setup_context"), [ctx, args, results], {})
+        return results
 
     def backward(self, cls: type, ctx: Any, outputs: list[TensorProxy], args: tuple) -> list[Any]:
         """One gradient or None for each tensor among the arguments."""
@@ -137,16 +152,17 @@ class AutogradFunctions(Bodies):
                 found.append(gradient)
         return found
 
-    def check_outputs(self, outputs: list[Any], inputs: list[TensorProxy]) -> None:
+    def check_outputs(self, outputs: list[Any]) -> None:
         for output in outputs:
             if not isinstance(output, TensorProxy):
                 raise Break("autograd.Function", "forward gives something that is no tensor", HINT)
-            if any(output is i for i in inputs) or output.fake._base is not None:
-                raise Break("autograd.Function", "forward gives an input, or a view", "return a new tensor")
+        if len({id(o) for o in outputs}) < len(outputs):
+            raise Break("autograd.Function", "forward gives one tensor twice", "return a clone as the second of them")
 
     def fake(self, template: torch.Tensor, constant: bool, recorded: bool, inputs: list[torch.Tensor]) -> torch.Tensor:
         with self.tensors.world.mode:
             if constant or not recorded:
-                return template.detach().clone()
+                is_new = template._base is None and not any(template is i for i in inputs)
+                return template.detach().clone() if is_new else template.detach()
             with torch.enable_grad():
-                return cast(torch.Tensor, FunctionHistory.apply(template, *inputs))
+                return cast(torch.Tensor, FunctionHistory.apply([template], *inputs))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any, cast
 
@@ -40,6 +41,12 @@ class GraphFunction(torch.autograd.Function):
         return (None, None, None, None, None, *code_of(ctx.graph)(*gradients, *kept))
 
 
+@functools.cache
+def named(name: str) -> type[GraphFunction]:
+    """As ``GraphFunction``, by the user's name: autograd's errors and ``grad_fn`` show it."""
+    return type(name, (GraphFunction,), {})
+
+
 def autograd_function(
     forward: fx.GraphModule,
     backward: fx.GraphModule,
@@ -47,14 +54,15 @@ def autograd_function(
     constant: tuple[int, ...],
     captures: Sequence[Any],
     tensors: Sequence[torch.Tensor],
+    name: str,
 ) -> tuple[Any, ...]:
     """``Function.apply(...)``: the outputs of the forward graph, with the backward graph as their history.
 
     forward: takes ``captures``, gives ``n_outputs`` outputs and then whatever backward needs. backward: takes the
     outputs' gradients and what forward kept; gives one gradient (or None) for each of ``tensors``. constant: indices of
-    outputs that are not differentiable.
+    outputs that are not differentiable. name: of the user's class.
     """
-    result = GraphFunction.apply(forward, backward, n_outputs, constant, captures, *tensors)
+    result = named(name).apply(forward, backward, n_outputs, constant, captures, *tensors)
     return cast(tuple[Any, ...], result)
 
 

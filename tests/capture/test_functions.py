@@ -70,6 +70,63 @@ class StraightThrough(torch.autograd.Function):
         return gradient
 
 
+class OwnSetup(torch.autograd.Function):
+    @staticmethod
+    def forward(x, power):
+        return x**power, x.sign()
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        x, ctx.power = inputs
+        ctx.save_for_backward(x, output[1])
+        ctx.mark_non_differentiable(output[1])
+
+    @staticmethod
+    def backward(ctx, gradient, _):
+        x, sign = ctx.saved_tensors
+        return gradient * ctx.power * x ** (ctx.power - 1) * sign, None
+
+
+class Reversed(torch.autograd.Function):
+    """Its argument comes back: torch makes a view of it."""
+
+    @staticmethod
+    def forward(ctx, x, scale):
+        ctx.scale = scale
+        return x
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return -ctx.scale * gradient, None
+
+
+class Rows(torch.autograd.Function):
+    """A view of its argument comes back, or of a tensor of its own."""
+
+    @staticmethod
+    def forward(ctx, x, own):
+        ctx.shape = x.shape
+        return (x * 1.0).view(-1)[:8] if own else x.view(-1)[:8]
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return torch.nn.functional.pad(gradient * 3, (0, ctx.shape.numel() - 8)).view(ctx.shape), None
+
+
+class AuxiliaryLoss(torch.autograd.Function):
+    """How DeepSeek's modelling code gives a loss to the router: the tokens pass, the loss gets a gradient of one."""
+
+    @staticmethod
+    def forward(ctx, x, loss):
+        assert loss.numel() == 1
+        ctx.dtype, ctx.wanted = loss.dtype, loss.requires_grad
+        return x
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient, torch.ones(1, dtype=ctx.dtype) if ctx.wanted else None
+
+
 def parameters():
     generator = torch.Generator().manual_seed(0)
     return [torch.randn(4, 4, generator=generator).requires_grad_() for _ in range(2)]
@@ -96,7 +153,29 @@ def twice_the_same(x, w):
     return Gated.apply(w, w, 2).sum() + x.sum()
 
 
-FUNCTIONS = [square, gated, top_one, straight_through, twice_the_same]
+def own_setup(x, w):
+    power, sign = OwnSetup.apply(x @ w, 3)
+    return (power * sign).sum()
+
+
+def reversed_gradient(x, w):
+    return (Reversed.apply(x @ w, 0.5) * w).sum() + Reversed.apply(x, 2.0).square().sum()
+
+
+def rows(x, w):
+    return Rows.apply(x @ w, False).square().sum() + Rows.apply(x * w, True).square().sum()
+
+
+def auxiliary_loss(x, w):
+    scores = (x @ w).softmax(-1)
+    passed = AuxiliaryLoss.apply(x * 1.5, (scores.mean(0) * scores.sum(0)).sum())
+    return (AuxiliaryLoss.apply(passed, scores.detach().sum()) @ w).sum()
+
+
+FUNCTIONS = [
+    square, gated, top_one, straight_through, twice_the_same, own_setup, reversed_gradient, rows,
+    auxiliary_loss,
+]  # fmt: skip
 
 
 def step(loss, x, w):
@@ -168,34 +247,36 @@ class Logs(torch.autograd.Function):
         return gradient * 2
 
 
-class OwnSetup(torch.autograd.Function):
+class Twice(torch.autograd.Function):
     @staticmethod
-    def forward(x):
-        return x * 2
+    def forward(ctx, x):
+        y = x * 2
+        return y, y
 
     @staticmethod
-    def setup_context(ctx, inputs, output):
-        pass
+    def backward(ctx, first, second):
+        return first * 2 + second * 2
+
+
+class InPlace(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.mark_dirty(x)
+        return x.mul_(2)
 
     @staticmethod
     def backward(ctx, gradient):
         return gradient * 2
 
 
-class SameTensor(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        return x
-
-    @staticmethod
-    def backward(ctx, gradient):
-        return gradient * 3
+def first_of(result):
+    return result[0] if isinstance(result, tuple) else result
 
 
-@pytest.mark.parametrize("function", [Logs, OwnSetup, SameTensor])
+@pytest.mark.parametrize("function", [Logs, Twice, InPlace])
 def test_what_is_no_graph_is_a_break_with_plain_pythons_results(function):
     def loss(x, w):
-        return (function.apply(x @ w) * w).sum()
+        return (first_of(function.apply(x @ w)) * w).sum()
 
     captured = capture(step, backend="eager")
     for _ in range(2):
@@ -205,3 +286,55 @@ def test_what_is_no_graph_is_a_break_with_plain_pythons_results(function):
         theirs = step(loss, *parameters())
         assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True)) and mine == CALLS
     assert explain(step, backend="eager")(loss, *parameters()).breaks
+
+
+def written_into(x, w):
+    return Reversed.apply(x @ w, 1.0).mul_(2).sum()
+
+
+def written_into_as_a_view(x, w):
+    return Rows.apply(x @ w, True).mul_(2).sum()
+
+
+def written_into_from_outside(x, w):
+    h = x @ w
+    same = Reversed.apply(h, 0.5)
+    with torch.no_grad():
+        h.mul_(2)
+    return (same * 3).sum()
+
+
+@pytest.mark.parametrize("backend", ["eager", "moebius"])
+@pytest.mark.parametrize("loss", [written_into, written_into_as_a_view, written_into_from_outside])
+def test_what_torch_forbids_after_a_function_is_the_same_error(loss, backend):
+    texts = []
+    for function in (capture(step, backend=backend), step):
+        with pytest.raises(RuntimeError) as raised:
+            function(loss, *parameters())
+        texts.append(str(raised.value))
+    assert texts[0] == texts[1]
+
+
+def test_the_result_carries_the_functions_name():
+    def forward(x):
+        return Square.apply(x)
+
+    x = torch.ones(3, requires_grad=True)
+    assert type(capture(forward)(x).grad_fn).__name__ == type(forward(x).grad_fn).__name__ == "SquareBackward"
+
+
+def test_what_came_back_shares_the_arguments_memory():
+    def forward(x):
+        same = Reversed.apply(x, 1.0)
+        with torch.no_grad():
+            x.add_(1)
+        return same, same is x
+
+    for captured in (forward, capture(forward, backend="eager"), capture(forward)):
+        for _ in range(2):
+            x = torch.zeros(3, requires_grad=True)
+            same, is_x = captured(x)
+            assert same.data_ptr() == x.data_ptr() and not is_x and same.tolist() == [1.0] * 3 and same.requires_grad
+            with torch.no_grad():
+                again, _ = captured(x)
+            assert again.data_ptr() == x.data_ptr() and not again.requires_grad
