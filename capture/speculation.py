@@ -86,7 +86,7 @@ class Speculation:
         writer = trace.writer
         if writer.scope.parent is not None or writer.recomputed or trace.domain.loops.open:
             return None
-        if len(self.exits) >= MAX_EXITS or trace.objects.depth:
+        if len(self.exits) >= MAX_EXITS or trace.objects.inside:
             return None
         frames = trace.frames()
         innermost = frames[-1]

@@ -127,6 +127,7 @@ SWITCHES: dict[Callable[..., Any], tuple[Callable[[], Any], ...]] = {
 
 STATE_MAKER = "_init_group"  # the method with which torch's optimizers make a parameter's state, in its first step
 health_check = torch.optim.Optimizer._accelerator_graph_capture_health_check
+module_hook_on_tensors = torch.utils.hooks.BackwardHook._apply_on_tensors
 
 
 def forget_source_with(gm: torch.fx.GraphModule) -> None:

@@ -10,16 +10,17 @@ import torch
 from torch import fx
 
 from .graphs import GraphScope
-from .values import Break
+from .values import Body, Break
 
 if TYPE_CHECKING:
     from .domain import TrackingDomain
 
 
 class Bodies:
-    """Interprets functions of the user's into such graphs. what: their name in graph breaks."""
+    """Interprets functions of the user's into such graphs. what: their name in graph breaks; where: the code."""
 
     what = "a function"
+    where = "it"
     hint = "it runs natively; nothing to do"
 
     def __init__(self, domain: TrackingDomain, call: Callable[..., Any]):
@@ -31,14 +32,15 @@ class Bodies:
         """A graph of its own; what is older than it must not be changed in it, and gradients are not recorded."""
         outer, enabled = self.writer.scope, torch.is_grad_enabled()
         self.writer.scope = inner = GraphScope(outer)
-        self.objects.depth += 1
+        changes = f"{self.what} changes Python state", f"a {{}} that existed before is changed in {self.where}"
+        self.objects.inside.append(Body(*changes, self.hint))
         try:
             with torch.no_grad():
                 yield inner
             if torch.is_grad_enabled() is not enabled:
                 raise Break(self.what, "it changes grad mode and does not change it back", self.hint)
         finally:
-            self.objects.depth -= 1
+            self.objects.inside.pop()
             self.writer.scope = outer
 
     def gradient(self, name: str, of: torch.Tensor) -> Any:

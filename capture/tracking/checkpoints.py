@@ -15,12 +15,18 @@ from torch.utils.checkpoint import noop_context_fn
 
 from moebius.lowering.step.checkpoint import begin_checkpoint, end_checkpoint
 
-from .values import Break, TensorProxy
+from .values import Body, Break, TensorProxy
 
 if TYPE_CHECKING:
     from .domain import TrackingDomain
 
 DEFAULTS = {"context_fn": noop_context_fn, "determinism_check": "default", "debug": False, "early_stop": True}
+
+CALL = Body(
+    "a checkpointed call changes Python state",
+    "a {} that existed before the call is changed in it; backward would do that once more",
+    "return what it sets, and set it after the call",
+)
 
 
 class Checkpoints:
@@ -39,12 +45,12 @@ class Checkpoints:
         if not torch.is_grad_enabled():
             return self.call(function, list(args), options)  # nothing is recorded, so nothing is recomputed
         self.mark(begin_checkpoint, preserve, *(a for a in args if isinstance(a, TensorProxy)))
-        self.objects.depth += 1
+        self.objects.inside.append(CALL)
         self.writer.recomputed = True
         try:
             result = self.call(function, list(args), options)
         finally:
-            self.objects.depth -= 1
+            self.objects.inside.pop()
             self.writer.recomputed = False
         if not torch.is_grad_enabled():
             raise Break("checkpoint", "the function changes grad mode and does not change it back", "use a with block")

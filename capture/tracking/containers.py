@@ -296,7 +296,7 @@ class Containers(Parts):
                 "iterate over the container itself",
             )
         self.objects.writes += 1
-        if self.objects.depth or self.objects.log is not None:
+        if self.objects.inside or self.objects.log is not None:
             self.objects.touch(iterator)
         value = next(cast(Iterator, iterator), STOP)
         return value if value is STOP else self.objects.made(value)

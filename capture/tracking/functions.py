@@ -69,6 +69,7 @@ class AutogradFunctions(Bodies):
     """Calls of ``Function.apply`` in one trace."""
 
     what = "autograd.Function"
+    where = "its forward or its backward"
 
     def apply(self, cls: type, *args: Any) -> Any:
         """``cls.apply(*args)``."""

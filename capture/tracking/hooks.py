@@ -18,7 +18,9 @@ from torch import fx
 from torch.utils.hooks import RemovableHandle
 
 from ..sources import Source, part
+from . import natives
 from .bodies import Bodies
+from .substitutes import module_hook
 from .values import Break, CannotRebuild, TensorProxy
 
 if TYPE_CHECKING:
@@ -36,6 +38,15 @@ def run_hooks(registered: list[dict[int, Callable[[Any], Any]]], gradient: Any) 
             if result is not None:
                 gradient = result
     return gradient
+
+
+@natives.replaced(module_hook)
+def refuse_module_hook() -> None:
+    raise Break(
+        "module backward hook",
+        "it is called between the gradients of the module's output and of its input",
+        "a hook on its output, which a forward hook can register (output.register_hook), stays in the graph",
+    )
 
 
 @dataclass
@@ -60,6 +71,7 @@ class GradientHooks(Bodies):
     """All gradient hooks in one trace."""
 
     what = REASON
+    where = "the hook"
     hint = "backward runs natively between two graphs; nothing to do"
 
     def __init__(self, domain: TrackingDomain, call: Callable[..., Any]):

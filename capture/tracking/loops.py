@@ -25,7 +25,7 @@ from .counts import INTEGERS
 from .graphs import GraphScope
 from .hit_loops import HitTurns, hit_turns
 from .range_loops import RANGE_ITERATOR, RangeRows, goes_over_experts, length_of
-from .values import SYMBOLIC, Break, LoopLeftover, TensorProxy
+from .values import SYMBOLIC, Body, Break, LoopLeftover, TensorProxy
 
 if TYPE_CHECKING:
     from .domain import TrackingDomain
@@ -49,6 +49,11 @@ class TensorRows:
         return self
 
 
+TURN = Body(
+    "an expert loop changes Python state",
+    "a {} that existed before the turn is changed inside the loop",
+    "collect results in a tensor (index_add_), or iterate over a Python range",
+)
 ROWS = (TensorRows, RangeRows, HitTurns)
 ONE = (OneTurn, HitTurns)  # recorded as loops of one turn
 
@@ -209,7 +214,7 @@ class Loops:
         loop.where = writer.where()
         loop.number = writer.count + 1
         writer.scope = GraphScope(writer.scope)
-        objects.depth += 1
+        objects.inside.append(TURN)
         loop.row = writer.scope.placeholder("row")
         if isinstance(rows, ONE):
             loop.row.meta.update(val=0, where=loop.where[-1] if loop.where else ("", 0, ""), stack=loop.where)
@@ -384,7 +389,7 @@ class Loops:
                     "keep shape and dtype the same in each turn",
                 )
         self.open.pop()
-        self.domain.objects.depth -= 1
+        self.domain.objects.inside.pop()
         parent = self.domain.tensors.writer.scope.parent
         assert parent is not None
         self.domain.tensors.writer.scope = parent
@@ -407,7 +412,7 @@ class Loops:
         assert scope.parent is not None
         loop.lifted = dict(scope.lifted)
         writer.scope = scope.parent
-        self.domain.objects.depth -= 1
+        self.domain.objects.inside.pop()
         self.open.pop()
         return body
 

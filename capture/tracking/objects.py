@@ -37,7 +37,7 @@ from .records import (
     same_item,
     whole_items,
 )
-from .values import ATOMS, IDENTITIES, Break, TensorProxy, type_of
+from .values import ATOMS, IDENTITIES, Body, Break, TensorProxy, type_of
 
 if TYPE_CHECKING:
     from ..guards.recorder import GuardRecorder
@@ -67,7 +67,7 @@ class Objects(Identities, Cells):
         self.new: dict[int, Any] = {}
         self.age: dict[int, int] = {}
         self.at_the_end: list[Callable[[Any], None]] = []  # called with the emitter, after the effects on objects
-        self.depth = 0  # how many expert loops are open: what is older than the innermost must not be changed in it
+        self.inside: list[Body] = []  # the open ones: what is older than the innermost must not be changed in it
         self.tuples: dict[int, MetTuple] = {}  # by id of the tuple, and of what stands for it
         self.paths: dict[tuple[int, str], Source] = {}  # to tuples in watched dicts
         self.behind: dict[int, dict] = {}  # by id of a mapping proxy: what it shows
@@ -88,7 +88,7 @@ class Objects(Identities, Cells):
         """Register an object that tracing created. It lives as long as the trace, so that its id stays its own."""
         if type(obj) not in ATOMS and id(obj) not in self.records and id(obj) not in self.new:
             self.new[id(obj)] = obj
-            self.age[id(obj)] = self.depth
+            self.age[id(obj)] = len(self.inside)
             if self.log is not None:
                 self.born[id(obj)] = len(self.log)
         return obj
@@ -104,18 +104,15 @@ class Objects(Identities, Cells):
         return id(obj) in self.new or id(obj) in self.records
 
     def touch(self, obj: Any) -> None:
-        """Before anything is changed: inside an expert loop only what this turn made may change."""
+        """Before anything is changed: inside a body only what was made in it may change."""
         self.writes += 1
         if self.log is not None:
             born = -1 if id(obj) in self.records else self.born.get(id(obj), -1)
             self.outside_writes += born < 0
             self.log.append(("changed", born))
-        if self.depth and self.age.get(id(obj), 0) < self.depth:
-            raise Break(
-                "an expert loop changes Python state",
-                f"a {type(obj).__name__} that existed before the turn is changed inside the loop",
-                "collect results in a tensor (index_add_), or iterate over a Python range",
-            )
+        if self.inside and self.age.get(id(obj), 0) < len(self.inside):
+            body = self.inside[-1]
+            raise Break(body.reason, body.detail.format(type(obj).__name__), body.hint)
 
     # ------------------------------------------------------------------------------------------------------------------
     # Entering: a value found at a guarded place becomes a value of the trace

@@ -188,6 +188,19 @@ def next_number(hooks_dict: Any) -> int:
     return number
 
 
+def no_module_hook(self: Any, fn: Any, args: Any) -> Any:
+    """``BackwardHook._apply_on_tensors``: the original asks autograd's own records for the place of a module's hook."""
+    if torch.is_grad_enabled():
+        for arg in args:
+            if isinstance(arg, torch.Tensor) and arg.requires_grad:
+                module_hook()
+    return args, None
+
+
+def module_hook() -> None:
+    """Stands where autograd would be told of a module's backward hook: a graph break (``hooks``)."""
+
+
 def nothing(*_: Any, **__: Any) -> None:
     """``torch._dynamo.graph_break`` asks torch.compile for a break, for reasons that do not hold here. The optimizers'
     health check warns of CUDA graphs."""
@@ -218,6 +231,7 @@ ANYWHERE: dict[Any, Callable[..., Any]] = {
     copy.copy: copied,
     copy.deepcopy: deep_copied,
     RemovableHandle.__init__: new_handle,
+    torch_private.module_hook_on_tensors: no_module_hook,
 }
 SUBSTITUTES: dict[Any, Callable[..., Any]] = ANYWHERE | {
     torch.optim.Optimizer.zero_grad: zero_grad,

@@ -6,6 +6,7 @@ import enum
 import operator
 import threading
 import types
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
@@ -86,6 +87,16 @@ class Break(Signal):
         self.reason, self.detail, self.hint = reason, detail, hint
         locate = getattr(TRACING, "where", None)
         self.places: tuple | None = locate() if locate is not None else None
+
+
+@dataclass(frozen=True)
+class Body:
+    """The graph break where code that has a graph of its own changes what is older: it runs another number of times
+    than it is traced, or at another time. detail: with a place for the object's type."""
+
+    reason: str
+    detail: str
+    hint: str
 
 
 class CannotRebuild(Exception):

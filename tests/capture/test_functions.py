@@ -338,3 +338,24 @@ def test_what_came_back_shares_the_arguments_memory():
             with torch.no_grad():
                 again, _ = captured(x)
             assert again.data_ptr() == x.data_ptr() and not again.requires_grad
+
+
+def test_a_modules_backward_hook_is_a_break_that_says_so():
+    def train(model, x):
+        model.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        return [p.grad.clone() for p in model.parameters()]
+
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Tanh(), torch.nn.Linear(4, 2))
+    model[2].register_full_backward_hook(lambda module, inner, outer: (inner[0] * 0.5,))
+    x = torch.randn(3, 4)
+    want = train(model, x)
+    for backend in ("eager", "moebius"):
+        captured = capture(train, backend=backend)
+        for _ in range(2):
+            assert all(torch.equal(a, b) for a, b in zip(captured(model, x), want, strict=True))
+        assert "module backward hook" in {b.reason for b in explain(train, backend=backend)(model, x).breaks}
+        with torch.no_grad():
+            assert not explain(lambda: model(x), backend=backend)().breaks

@@ -21,9 +21,15 @@ from torch import nn
 from torch.nn import functional as F
 from torch.optim import lr_scheduler as schedules
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
-from script_parts import CLASSES, WIDTH, Dense, Listed, Model, Stacked, decayed, head_first
+from script_parts import (
+    CLASSES, WIDTH, Attention, Balanced, Dense, Dropping, Listed, Meter, Model, Stacked, by_hand, decayed, head_first,
+    rebalance,
+)
 """
-BLOCKS = ("Stacked", "Listed", "lambda: Stacked(top_k=1)", "lambda: Listed(top_k=2)", "Dense")
+BLOCKS = (
+    "Stacked", "Listed", "lambda: Stacked(top_k=1)", "lambda: Listed(top_k=2)", "Dense", "Balanced", "Dropping",
+    "Attention",
+)  # fmt: skip
 NORMS = ("lambda: nn.LayerNorm(WIDTH)", "lambda: nn.RMSNorm(WIDTH)", "nn.Identity", "lambda: nn.BatchNorm1d(WIDTH)")
 GROUPS = ("list(model.parameters())", "list(model.parameters())", "decayed(model)", "head_first(model)")
 OPTIMIZERS = (
@@ -42,6 +48,7 @@ OPTIMIZERS = (
     "torch.optim.Adamax(params, lr=0.01)",
     "torch.optim.ASGD(params, lr=0.01)",
     "torch.optim.Rprop(params, lr=0.01)",
+    "torch.optim.SGD(params, lr=0.1, momentum=0.9, foreach=True)",
 )
 SCHEDULES = (
     "None",
@@ -88,6 +95,12 @@ CLIPS = (
     "norm = sum(p.grad.pow(2).sum() for p in model.parameters() if p.grad is not None) ** 0.5",
     "for p in model.parameters():\n    if p.grad is not None:\n        p.grad.mul_(0.5)",
 )
+UPDATES = (
+    *["optimizer.step()"] * 6,
+    "by_hand(list(model.parameters()))",
+    "if all(p.grad is None or p.grad.isfinite().all() for p in model.parameters()):\n    optimizer.step()",
+    "optimizer.step(lambda: loss.detach())",
+)
 LOGS = (
     "history.append(float({result}))",
     "metrics['loss'] = 0.9 * metrics['loss'] + 0.1 * {result}.item()",
@@ -95,6 +108,11 @@ LOGS = (
     "print(f'loss {{{result}.item():.4f}}')",
     "metrics['lr'] = optimizer.param_groups[0]['lr']",
     "for group in optimizer.param_groups:\n    group['lr'] = group['lr'] * 0.9",
+    "metrics.setdefault('meter', Meter()).update({result}.item())",
+    "meter = metrics.setdefault('meter', Meter())\nmeter.update({result}.detach(), rows=len(x))\n"
+    "metrics['smooth'] = meter.corrected",
+    "metrics.setdefault('norms', []).append(torch.stack([p.detach().norm() for p in model.parameters()]).max())",
+    "print(f\"{{metrics['steps']:03d}} {{{result}:.3f}}\", *(list(x.shape)), sep=' | ')",
     "metrics.setdefault('rows', 0)\nmetrics['rows'] += x.shape[0]",
     "if {result}.isnan():\n    raise FloatingPointError('the loss is not a number')",
     "if {result} > 1.5:\n    metrics['large'] = metrics.get('large', 0) + 1",
@@ -146,7 +164,7 @@ class Writer:
         )
 
     def build(self) -> str:
-        blocks = ", ".join(self.pick(BLOCKS) for _ in range(self.pick([1, 1, 2])))
+        blocks = self.blocks = ", ".join(self.pick(BLOCKS) for _ in range(self.pick([1, 1, 2])))
         dropout, tied = self.pick([0.0, 0.0, 0.0, 0.1]), self.once_in(4)
         frozen = "model.inner.weight.requires_grad_(False)" if self.once_in(4) else ""
         return "\n".join(
@@ -177,8 +195,9 @@ class Writer:
         if parts > 1:
             inner = indent("\n".join([*work, "total = total + loss.detach()"]), "    ")
             work = ["total = 0.0", f"for x, y in zip(x.chunk({parts}), y.chunk({parts})):\n{inner}"]
-        update = ["scaler.step(optimizer)", "scaler.update()"] if self.scaled else ["optimizer.step()"]
+        update = ["scaler.step(optimizer)", "scaler.update()"] if self.scaled else [self.pick(UPDATES)]
         update += ["scheduler.step()"] if self.scheduler != "None" else []
+        update += ["rebalance(model)"] if "Balanced" in self.blocks else []
         update += [line for line in (self.average[1], zero if when != "start" else "") if line]
         if when == "every second time":
             inner = indent("\n".join(update), "    ")
