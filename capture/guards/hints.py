@@ -43,6 +43,9 @@ TENSORS = {
     "stride": "call .contiguous() on it before the call",
     "storage_offset": "call .clone() on it before the call: it is a view into another tensor",
 }
+TRAINING = "each way is captured by itself: call train() or eval() outside of the step, or leave it"
+GRADIENT = "with a gradient and without are captured each by itself: zero them in every step, or in none"
+NUMBER = "the step decides on this number, and each way is captured by itself: let it take few ways"
 RELATION = (
     "its sizes are dynamic already, and the step depends on this relation: pad to few sizes, or keep what needs a "
     "fixed number out of the step"
@@ -53,6 +56,8 @@ def hint(fact: Fact, now: Any, sizes: set[int]) -> str:
     """For a failed fact. now: what its source leads to in this call, or ABSENT. sizes: the axes of a tensor that have
     another size."""
     kind, *rest = fact.check
+    if fact.source is not None and fact.source.name.endswith(".grad") and kind in ("equal", "tensor", "is"):
+        return GRADIENT
     if sizes and kind == "tensor":
         name = fact.record.source.removeprefix("L['").replace("']", "", 1)
         return f"moebius.mark_dynamic({name}, {tuple(sorted(sizes))})"
@@ -61,8 +66,10 @@ def hint(fact: Fact, now: Any, sizes: set[int]) -> str:
         return of_tensor(tensor, meta)
     if kind == "dict":
         return of_dict(*rest)
-    if kind == "python" and (isinstance(now, torch.Tensor) or type(now) in (int, float)):
+    if kind == "python" and isinstance(now, torch.Tensor):
         return RELATION
+    if kind == "python" and type(now) in (int, float):
+        return NUMBER
     return TEXT if kind == "equal" and type(now) is str else HINTS[kind]
 
 
@@ -102,6 +109,8 @@ def of_dict(the_dict: dict[Any, Any], entries: dict[Any, Any], keys: tuple | Non
         return "change the tensor in place: the step was captured with the one that was there"
     if type(now) is type(then) is str:
         return TEXT
+    if key == "training" and type(now) is type(then) is bool:
+        return TRAINING
     if type(now) in (bool, int, float, complex, str, bytes, tuple):
         return KEEP_OUT
     return HINTS["is"]

@@ -70,6 +70,24 @@ def frozen():
     return step
 
 
+def train_and_eval():
+    layer = torch.nn.Dropout(0.5)
+    step = capture(layer)
+    for wanted in (True, False):
+        layer.train(wanted)
+        step(torch.ones(2))
+    return step
+
+
+def gradients():
+    layer = torch.nn.Linear(2, 2)
+    step = capture(lambda x: x if layer.weight.grad is None else x * layer.weight.grad.sum())
+    for gradient in (None, torch.ones(2, 2)):
+        layer.weight.grad = gradient
+        step(torch.ones(2))
+    return step
+
+
 def turned(x, n):
     for _ in range(n):
         x = x * 2
@@ -84,7 +102,9 @@ CASES: dict[str, tuple[Any, str, str]] = {  # case, the guard, what stands in it
     "dtypes": (called_with(lambda x: x * 2, (ONES,), (ONES.double(),), (ONES.int(),)), "L['x']", "dtype"),
     "dimensions": (called_with(lambda x: x * 2, (ONES,), (ONES[None],)), "L['x']", "dimensions"),
     "sizes": (called_with(lambda x: x * 2, (ONES,), (torch.ones(3),)), "L['x']", "moebius.mark_dynamic(x, (0,))"),
-    "a count of turns": (called_with(turned, *((ONES, n) for n in range(2, 6))), "L['n']", "pad to few sizes"),
+    "a count of turns": (called_with(turned, *((ONES, n) for n in range(2, 6))), "L['n']", "few ways"),
+    "train and eval": (train_and_eval, "__dict__", "train() or eval()"),
+    "a gradient that is there": (gradients, "weight'].grad", "zero them"),
     "deques": (
         called_with(lambda x, q: x * q[0], *((ONES, collections.deque(range(n))) for n in (1, 2, 3))), "L['q']", "keep",
     ),
