@@ -178,6 +178,8 @@ def make_claim(reader: Reader, storage: Storage) -> Claim:
     claim.limit = turns_limit(reader.call["source"], fact)
     shape = shape_of(gate.weight.weight.node)
     claim.experts = shape[0] if shape and isinstance(shape[0], int) else 0
+    if claim.limit is not None:  # the first ones run, and what goes to the others goes nowhere
+        claim.experts = min(claim.experts, claim.limit)
     return claim
 
 
@@ -430,7 +432,8 @@ def whole_weights(claim: Claim) -> Fault | None:
             return "a projection uses part of its weight's input axis", claim.node
     for piece in claim.slices:
         shape = shape_of(piece.weight.node)
-        if shape is None or shape[0] != claim.experts:
+        fits = shape is not None and (shape[0] == claim.experts if claim.limit is None else shape[0] >= claim.experts)
+        if not fits:
             return "the weights of gate, up and down do not hold the same number of experts", claim.node
     if claim.up is not None and (claim.gate.bias is None) != (claim.up.bias is None):
         return "only one of gate and up has a bias", claim.node

@@ -17,7 +17,7 @@ from moebius.lowering.experts.dense import Chain, NoExperts, Stacked, build_dens
 from moebius.lowering.experts.proof import Refused, prove
 from moebius.lowering.experts.reader import Reader
 from moebius.lowering.experts.stacking import blocks_apart
-from moebius.lowering.experts.turns import Differ, Turns, added_rows, build_loop, groups, remove
+from moebius.lowering.experts.turns import Differ, Turns, added_rows, build_loop, groups, place_of, remove
 from moebius.lowering.experts.writing import Writer, fill_region, put_in_place, write_operator
 from moebius.lowering.graph import ExpertRegion, expert_loop
 from moebius.lowering.operators import loop_body, read_call, target_name
@@ -34,6 +34,7 @@ CONTRACT = Contract(
 )
 
 
+PRODUCTS = frozenset({"linear", "matmul", "mm", "bmm", "addmm", "einsum", "expert_loop"})
 DIFFERENT = "turns alike"  # the first step of the proof for turns that stand one after another
 DEFECT = "defect of moebius, please report it"
 
@@ -282,6 +283,7 @@ def replace_turns(work: Work, storage: Storage) -> list[Failed]:
     for anchors in groups(work.gm.graph):
         if done and all(leads_to(anchor, done, min(done)) for anchor in anchors):
             continue  # the turns of a loop that was written out: their experts are an operator already
+        anchors = without_identities(anchors)
         count = len(anchors)
         lengths = [count // parts for parts in range(1, count // 2 + 1) if count % parts == 0]
         refusals: list[ExpertRegion] = []
@@ -298,6 +300,34 @@ def replace_turns(work: Work, storage: Storage) -> list[Failed]:
             work.regions.append(worst)
             failed.append(Failed(worst, anchors))
     return failed
+
+
+def without_identities(anchors: list[fx.Node]) -> list[fx.Node]:
+    """The first turns, where the last ones add the tokens themselves (zero-computation experts): these stay."""
+    count = len(anchors)
+    while count and not projects(anchors[count - 1], anchors[count - 2] if count > 1 else None):
+        count -= 1
+    return anchors[:count] if count > 1 else anchors
+
+
+def projects(anchor: fx.Node, before: fx.Node | None) -> bool:
+    """Whether what is added is made by a product with a weight in the turn itself, which begins after ``before``."""
+    place = place_of(anchor)
+    if place is None or before is None:
+        return True
+    pending, seen = [n for n in place.inner.all_input_nodes if n is not place.inner.args[0]], set[fx.Node]()
+    while pending:
+        node = pending.pop()
+        if node in seen or (node.graph is anchor.graph and not before < node):
+            continue
+        seen.add(node)
+        call = read_call(node)
+        if call is None and node.op not in ("placeholder", "get_attr"):
+            return True  # it may be one
+        if call is not None and call.name in PRODUCTS:
+            return True
+        pending += node.all_input_nodes
+    return False
 
 
 def replace_part(work: Work, anchors: list[fx.Node], storage: Storage) -> ExpertRegion:

@@ -78,11 +78,6 @@ def coverage_fault(limit: int | None, hits: HitList | None, selection: Selection
     if limit is not None:
         if limit > experts:
             return f"the loop runs over range({limit}), but the weights hold {experts} experts"
-        if limit < experts:
-            bounds = index_bounds(selection.index.node)
-            if bounds is None or bounds[1] > limit:
-                others = f"the other {experts - limit} experts"
-                return f"the loop runs over range({limit}), and nothing proves that no token goes to {others}"
         if selection.classes == -1:
             return "one_hot was called without num_classes, so the mask may have fewer rows than the loop has turns"
         if selection.classes is not None and limit > selection.classes:

@@ -99,7 +99,7 @@ class Writer:
 
     def matrix(self, weight: Slice, out_axis: int) -> fx.Node:
         """[E, out, in]: the weights of all experts, oriented as in F.linear."""
-        node = self.cast(self.invariant(weight.weight), weight.dtype)
+        node = self.cast(self.of_experts(weight), weight.dtype)
         if out_axis == 2:
             node = self.call(torch.transpose, node, 1, 2)
         return self.rows(node, weight.range_of(out_axis))
@@ -112,7 +112,15 @@ class Writer:
 
     def vector(self, bias: Slice) -> fx.Node:
         """[E, out]: the biases of all experts."""
-        return self.rows(self.cast(self.invariant(bias.weight), bias.dtype), bias.range_of(1))
+        return self.rows(self.cast(self.of_experts(bias), bias.dtype), bias.range_of(1))
+
+    def of_experts(self, weight: Slice) -> fx.Node:
+        """[E, …]: of a weight that may hold more experts than turns run."""
+        node = self.invariant(weight.weight)
+        shape = shape_of(node)
+        assert shape is not None
+        more = shape[0] != self.claim.experts
+        return self.call(operator.getitem, node, slice(None, self.claim.experts)) if more else node
 
     def rows(self, node: fx.Node, part: range) -> fx.Node:
         """node[:, part]."""
@@ -193,7 +201,7 @@ def write_operator(claim: Claim, options: LoweringOptions, known: dict[Any, Any]
         bias = None if gate.bias is None else writer.vector(gate.bias)
     elif layout is not None:
         gate_up = writer.matrix(whole, gate.out_axis)
-        bias = None if gate.bias is None else writer.cast(writer.invariant(gate.bias.weight), gate.bias.dtype)
+        bias = None if gate.bias is None else writer.cast(writer.of_experts(gate.bias), gate.bias.dtype)
     else:
         layout = "concat"
         gate_up = writer.joined([writer.matrix(g.weight, g.out_axis) for g in (gate, up)])

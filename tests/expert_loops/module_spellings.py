@@ -640,6 +640,22 @@ def identity_experts(x, moe):
 
 
 @spelled(LOWERED)
+def identity_experts_by_else(x, moe):
+    """the same with `if e < n: … else: rows = x[token]`, more weights than experts with weights"""
+    weight, index = moe.route(x)
+    out = torch.zeros_like(x)
+    mask = one_hot(index, E).permute(2, 1, 0)
+    for e in range(E):
+        slot, token = torch.where(mask[e])
+        if e < E - 2:
+            rows = moe.experts[e](x[token])
+        else:
+            rows = x[token]
+        out.index_add_(0, token, rows * weight[token, slot, None])
+    return out
+
+
+@spelled(LOWERED)
 def top_1_by_argmax(x, moe):
     """top-1 by `argmax`, `out[chosen] = expert(x[chosen]) * p[chosen, i, None]`"""
     p = softmax(moe.gate(x), -1)

@@ -187,11 +187,25 @@ def a_token_twice(x, logits, gate_up, down):
     return out * 1.0
 
 
+def hits_of_one_token(x, logits, gate_up, down):
+    def turn(row, out, x, mask, weights, gate_up, down):
+        slot, token = torch.where(mask[row[0]])
+        out.index_add_(0, token, expert(x[token], row[0], gate_up, down) * weights[token, slot, None])
+        return ()
+
+    weights, index = route(logits)
+    mask = functional.one_hot(index, num_classes=E).permute(2, 1, 0)
+    hit = functional.one_hot(index[:1], num_classes=E).permute(2, 1, 0).sum((1, 2)).nonzero()
+    out = torch.zeros_like(x)
+    loop(turn, hit, (), (out, x, mask, weights, gate_up, down))
+    return out * 1.0
+
+
 WRONG = {
     "nothing else written": counting_usage,
     "one sum": layer(adding_twice),
     "own storage": reading_its_own_sum,
-    "every expert once": layer(plain, source=E - 1),
+    "every expert once": hits_of_one_token,
     "harmless skips": layer(skipping_an_expert),
     "rows by token": layer(rows_by_slot),
     "one selection": other_positions,
@@ -238,6 +252,16 @@ def test_the_step_and_only_the_step_refuses(name, monkeypatch):
     assert same(function, lowered(function, inputs).fn, inputs)
     without(monkeypatch, name)
     assert differs(function, inputs), f"without the step {name!r} the loop is lowered and right: the step is not needed"
+
+
+@pytest.mark.parametrize("turns", [2, E - 1])
+def test_the_first_experts_alone(turns):
+    """Rows of the others go nowhere, and their weights get zeros for gradients."""
+    function, inputs = layer(plain, source=turns), make_inputs()
+    made = lowered(function, inputs)
+    (region,) = made.regions
+    assert region.lowered and region.num_experts == turns, region.refusal
+    assert same(function, made.fn, inputs)
 
 
 def test_known_operators(monkeypatch):
