@@ -1,7 +1,7 @@
 """Methods and attributes of generators that would look at the shell instead of the interpreted frame."""
 from __future__ import annotations
 
-from types import CoroutineType, GeneratorType
+from types import CoroutineType, GeneratorType, TracebackType
 from typing import Any
 
 from ..domain.core import MISSING, is_a, is_class, is_subtype, lookup
@@ -23,6 +23,13 @@ def delegates_throw(domain: Any, frame: Any) -> bool:
     return receiver is not UNSET and lookup(type(receiver), "throw") is not MISSING
 
 
+def refused(kind: Any, value: Any = None, trace: Any = None) -> bool:
+    """Whether throw() raises TypeError instead of its arguments, which it does in the innermost generator."""
+    if not is_exception(kind) or not (trace is None or is_a(trace, TracebackType)):
+        return True
+    return is_a(kind, BaseException) and value is not None
+
+
 def throw_form(kind: Any) -> None:
     """throw(): what is delegated to gets the arguments as they were given."""
 
@@ -38,7 +45,7 @@ def throw_form(kind: Any) -> None:
                     domain.machine.propagating, domain.machine.clean = error, None
                 raise
         frame.thrown_args = args[1:]
-        if len(args) > 1 and not is_exception(args[1]) and delegates_throw(domain, frame):
+        if len(args) > 1 and refused(*args[1:4]) and delegates_throw(domain, frame):
             args = [args[0], Unraised()]
         try:
             return domain.native(kind.throw, *args, **kwargs)
