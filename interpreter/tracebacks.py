@@ -20,7 +20,7 @@ SET_TRACEBACK = BaseException.__dict__["__traceback__"].__set__
 GET_TRACEBACK = BaseException.__dict__["__traceback__"].__get__
 SET_CONTEXT = BaseException.__dict__["__context__"].__set__
 GET_CONTEXT = BaseException.__dict__["__context__"].__get__
-CO_OPTIMIZED, CO_NEWLOCALS = 0x01, 0x02
+CO_OPTIMIZED, CO_NEWLOCALS, CO_VARARGS, CO_VARKW = 0x01, 0x02, 0x04, 0x08
 MACHINE_PREFIXES: tuple[str, ...] = ("moebius.interpreter",)
 
 
@@ -39,19 +39,23 @@ PAST_RESUME = 2 if sys.version_info >= (3, 13) else 0  # from 3.13 a frame's pos
 
 
 def stub_code(program: Program, code: CodeType, pc: int) -> CodeType:
-    """The user's code object as a generator that stands at instruction `pc`: no parameters, its cells plain variables.
+    """The user's code object as a generator that stands at instruction `pc`, with the same variables.
 
     A module's or class body's has no variables: it has a namespace.
     A generator that never ran reports the place of its first RESUME (Python/frame.c take_ownership): it goes there.
+    Up to 3.12 what is in a cell is looked up where a MAKE_CELL stands before that place (_PyFrame_OpAlreadyRan).
+    An argument shares its slot with its cell: then the stub has parameters, else it has none.
     """
     place = max(program.instructions[pc].offset - PAST_RESUME, len(GENERATOR_PROLOGUE))
     filled = bytearray(bytes((dis.opmap["NOP"], 0)) * (len(code.co_code) // 2))  # as long as its line table says
     filled[: len(GENERATOR_PROLOGUE)] = GENERATOR_PROLOGUE
     filled[place : place + 2] = bytes((dis.opmap["RESUME"], 0))
-    own = stub_template.__code__
-    names = program.localsplus if program.optimized else ()
+    own, has_names = stub_template.__code__, program.optimized
+    if has_names:
+        made = b"".join(map(make_cell, sorted(program.cell_indices)))[: place - len(GENERATOR_PROLOGUE)]
+        filled[len(GENERATOR_PROLOGUE) : len(GENERATOR_PROLOGUE) + len(made)] = made
     return own.replace(
-        co_flags=own.co_flags if program.optimized else own.co_flags & ~(CO_OPTIMIZED | CO_NEWLOCALS),
+        co_flags=own.co_flags if has_names else own.co_flags & ~(CO_OPTIMIZED | CO_NEWLOCALS),
         co_code=bytes(filled),
         co_linetable=code.co_linetable,
         co_firstlineno=code.co_firstlineno,
@@ -59,9 +63,27 @@ def stub_code(program: Program, code: CodeType, pc: int) -> CodeType:
         co_name=code.co_name,
         co_qualname=code.co_qualname,
         co_exceptiontable=b"",
-        co_nlocals=len(names),
-        co_varnames=names,
+        co_argcount=parameters(code) if has_names else 0,
+        co_nlocals=len(code.co_varnames) if has_names else 0,
+        co_varnames=code.co_varnames if has_names else (),
+        co_cellvars=code.co_cellvars if has_names else (),
+        co_freevars=code.co_freevars if has_names else (),
     )
+
+
+def make_cell(index: int) -> bytes:
+    unit = bytes((dis.opmap["MAKE_CELL"], index & 255))
+    return unit if index < 256 else bytes((dis.opmap["EXTENDED_ARG"], index >> 8)) + unit
+
+
+def parameters(code: CodeType) -> int:
+    """How many parameters the stub has: those of the code object, where one of them is a cell."""
+    names = code.co_varnames[: arguments_of(code)]
+    return len(names) if any(name in names for name in code.co_cellvars) else 0
+
+
+def arguments_of(code: CodeType) -> int:
+    return code.co_argcount + code.co_kwonlyargcount + bool(code.co_flags & CO_VARARGS) + bool(code.co_flags & CO_VARKW)
 
 
 def stub_frame(frame: Frame, filled: bool) -> FrameType:
@@ -72,24 +94,28 @@ def stub_frame(frame: Frame, filled: bool) -> FrameType:
     code = program.stubs.get(pc)
     if code is None:
         code = program.stubs[pc] = stands_for(stub_code(program, frame.code, pc), frame.code)
-    native = call_outside(FunctionType(code, frame.globals)).gi_frame
+    cells = frame.closure if code.co_freevars else None
+    given = [None] * code.co_argcount
+    native = call_outside(FunctionType(code, frame.globals, closure=cells), *given).gi_frame
     if not program.optimized:
         set_frame_names(native, frame.names)
     elif filled:
-        fill_frame(native, frame.values(), UNSET)
+        fill(native, frame)
+    elif given:
+        empty(native, frame)
     return native
 
 
 def fill(native: FrameType, frame: Frame) -> None:
-    """The frame object gets the interpreted frame's variables; a module's or class body's has them always."""
+    """The frame object gets the interpreted frame's variables and cells; a module's or class body's has them always."""
     if frame.program.optimized:
-        fill_frame(native, frame.values(), UNSET)
+        fill_frame(native, frame.locals or [UNSET] * len(frame.program.localsplus), UNSET)
 
 
 def empty(native: FrameType, frame: Frame) -> None:
     """The variables are the interpreted frame's alone again."""
     if frame.program.optimized:
-        fill_frame(native, [UNSET] * len(frame.locals), UNSET)
+        fill_frame(native, [UNSET] * len(frame.program.localsplus), UNSET)
 
 
 def strip(trace: TracebackType | None, clean: TracebackType | None) -> TracebackType | None:

@@ -190,7 +190,7 @@ def outcome(
         return f"{name}:{line}"
 
     positioned = [PLACE.sub(place, entry) for entry in entries]
-    return Outcome(result, error and PLACE.sub(place, error), positioned, printed.getvalue())
+    return Outcome(result, error and PLACE.sub(place, error), positioned, steady(printed.getvalue()))
 
 
 PLACE = re.compile(r"'<(<?\w+>?) (\d+) (-?\d+) (\d+)>'")
