@@ -19,12 +19,12 @@ from typing import Any
 
 import torch
 
-from moebius.interpreter import NULL, UNSET, Frame
+from moebius.interpreter import NULL, UNSET
 from moebius.interpreter.shells import frame_of
 
 from .hidden import residual_file
 from .hook import ABSENT, copy_set
-from .resume import generator_code, suspended_state
+from .remade import function_value, generator_value
 from .sources import Source, Static
 from .tracking import natives
 from .tracking.loops import RangeRows, TensorRows
@@ -228,8 +228,7 @@ class Emitter:
             name = self.assign(value, f"{self.constant(kind)}{factory}")
             self.fill_dict(name, "dict" if kind is dict else self.constant(kind), value)
             if kind is collections.OrderedDict:  # has attributes, too: state_dict()'s _metadata
-                for key, item in (raw_dict(value) or {}).items():
-                    self.lines.append(f"{name}.__dict__[{key!r}] = {self.value(item)}")
+                self.fill_namespace(name, raw_dict(value) or {})
             return name
         if kind is types.CellType:
             name = self.assign(value, "m_cell()")
@@ -238,7 +237,7 @@ class Emitter:
                 self.lines.append(f"{name}.cell_contents = {self.value(contents)}")
             return name
         if kind is types.FunctionType:
-            return self.function_value(value)
+            return function_value(self, value)
         if kind is types.MethodType:
             return self.assign(value, f"m_types.MethodType({self.value(value.__func__)}, {self.value(value.__self__)})")
         if kind is RangeRows:
@@ -251,7 +250,9 @@ class Emitter:
         if kind is functools.partial:
             keywords = ", ".join(f"{k!r}: {self.value(v)}" for k, v in value.keywords.items())
             args = "".join(f", {self.value(a)}" for a in value.args)
-            return self.assign(value, f"{self.constant(kind)}({self.value(value.func)}{args}, **{{{keywords}}})")
+            name = self.assign(value, f"{self.constant(kind)}({self.value(value.func)}{args}, **{{{keywords}}})")
+            self.fill_namespace(name, vars(value))
+            return name
         if kind is super:
             return self.assign(value, f"super({self.value(value.__thisclass__)}, {self.value(value.__self__)})")
         if kind in (types.BuiltinMethodType, types.MethodWrapperType) and natives.owner_of(value) is not None:
@@ -272,7 +273,7 @@ class Emitter:
         if kind in REDUCIBLE:
             return self.iterator_value(value)
         if kind is types.GeneratorType and (frame := frame_of(value)) is not None:
-            return self.generator_value(value, frame)
+            return generator_value(self, value, frame)
         if isinstance(value, types.GeneratorType | LoopLeftover | ContextToken) or kind in natives.VIEWS:
             raise CannotRebuild(f"a {kind.__name__} is alive across a graph break")
         return self.instance_value(value)
@@ -285,24 +286,9 @@ class Emitter:
         for key, item in items.items():
             self.lines.append(f"{base}.__setitem__({name}, {self.value(key)}, {self.value(item)})")
 
-    def function_value(self, function: types.FunctionType) -> str:
-        closure = "None"
-        if function.__closure__:
-            cells = ", ".join(self.value(c) for c in function.__closure__)
-            closure = f"({cells},)"
-        defaults = "None" if function.__defaults__ is None else self.value(tuple(function.__defaults__))
-        name = self.assign(
-            function,
-            f"m_types.FunctionType({self.constant(function.__code__)}, {self.constant(function.__globals__)}, "
-            f"{function.__name__!r}, {defaults}, {closure})",
-        )
-        self.lines.append(f"{name}.__qualname__ = {function.__qualname__!r}")
-        if function.__kwdefaults__:
-            items = ", ".join(f"{k!r}: {self.value(v)}" for k, v in function.__kwdefaults__.items())
-            self.lines.append(f"{name}.__kwdefaults__ = {{{items}}}")
-        for key, item in function.__dict__.items():
+    def fill_namespace(self, name: str, items: dict[str, Any]) -> None:
+        for key, item in items.items():
             self.lines.append(f"{name}.__dict__[{key!r}] = {self.value(item)}")
-        return name
 
     def iterator_value(self, iterator: Any) -> str:
         """Native iterators say themselves how they are made again (``__reduce__``, Objects/iterobject.c and kin)."""
@@ -318,28 +304,6 @@ class Emitter:
         name = self.assign(iterator, f"{self.constant(maker)}({', '.join(self.value(a) for a in arguments)})")
         if len(reduced) > 2 and reduced[2] is not None:
             self.lines.append(f"{name}.__setstate__({self.value(reduced[2])})")
-        return name
-
-    def generator_value(self, generator: types.GeneratorType, frame: Frame) -> str:
-        """A generator that is suspended (or not started): one from code that begins where this one stands."""
-        if generator.gi_running or any(isinstance(v, BaseException) for v in frame.stack):
-            raise CannotRebuild("a generator is alive that runs, or handles an exception")
-        if generator.gi_frame is None:
-            return self.assign(generator, "iter(())")
-        state = suspended_state(frame)
-        names = {n: i for i, n in enumerate(frame.program.localsplus)}
-        cells = [self.value(frame.locals[names[n]]) for n in state.cells]
-        values = [self.value(frame.locals[names[n]]) for n in state.locals]
-        stack = [*frame.stack, None] if frame.suspended else frame.stack
-        values += [self.value(v) for i, v in enumerate(stack) if i not in state.nulls]
-        make = self.constant(generator_code(frame.code, state))
-        closure = f"({', '.join(cells)},)" if cells else "None"
-        text = f"m_types.FunctionType({make}, {self.constant(frame.globals)}, {frame.code.co_name!r}, None, {closure})"
-        text += f"({', '.join(values)})"
-        name = self.assign(generator, text)
-        if frame.suspended:
-            self.lines.append(f"next({name})")  # up to where it is suspended: code that only yields again
-        self.lines.append(f"{name}.__name__, {name}.__qualname__ = {generator.__name__!r}, {generator.__qualname__!r}")
         return name
 
     def has_origin(self, value: Any) -> bool:
@@ -372,10 +336,13 @@ class Emitter:
             if any(not b.__flags__ & HEAP_TYPE for b in cls.__mro__[: cls.__mro__.index(base)]):
                 raise CannotRebuild(f"a {cls.__name__}, which is made by C code,")
             name = self.assign(value, f"{self.constant(base)}.__new__({self.constant(cls)})")
+            if base is collections.deque:
+                self.lines.append(f"{self.constant(base)}.__init__({name}, (), {value.maxlen!r})")
         if base in DICTS:
             self.fill_dict(name, self.constant(base), dict(dict.items(value)))
         elif base in LISTS:
-            self.fill(f"{self.constant(base)}.extend", list(value))
+            for item in base.__iter__(value):
+                self.lines.append(f"{self.constant(base)}.append({name}, {self.value(item)})")
         elif base in SETS:
             raise CannotRebuild(f"a {cls.__name__}")
         namespace = raw_dict(value)

@@ -383,7 +383,7 @@ class Attributes:
         ):
             value = getattr(function, name)
             if self.objects.is_new(function):
-                return value
+                return value if name in ("__globals__", "__code__") else self.objects.made(value)
             if name == "__globals__":
                 return self.objects.enter(value, Static(f"globals of {function.__qualname__}", value))
             return self.c_value(function, value, name)

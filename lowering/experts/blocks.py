@@ -363,9 +363,8 @@ def whole_split(rows: list[fx.Node]) -> fx.Node | None:
     made = read_call(inputs.pop()) if len(inputs) == 1 else None
     if made is None or made.name != "split" or made["dim"] != 0 or not isinstance(made["input"], fx.Node):
         return None
-    sizes = made["split_size_or_sections"]
-    count = len(sizes) if isinstance(sizes, tuple | list) else len(value_of(sizes) or ())
-    return made["input"] if count == len(rows) else None
+    pieces = value_of(made.node)  # (the sizes may be one number)
+    return made["input"] if isinstance(pieces, tuple | list) and len(pieces) == len(rows) else None
 
 
 def build_blocks(gm: fx.GraphModule, downs: list[fx.Node], storage: Storage) -> tuple[fx.Node, list[fx.Node]]:
