@@ -12,6 +12,7 @@ from moebius.lowering.aliasing import Storage
 from moebius.lowering.contract import Contract, Work, well_formed
 from moebius.lowering.dead_code import drop_dead_code
 from moebius.lowering.experts import joining
+from moebius.lowering.experts.batched import batched_regions
 from moebius.lowering.experts.blocks import Order, build_blocks, runs, write_out
 from moebius.lowering.experts.dense import Chain, NoExperts, Stacked, build_dense, dense_chains, stacked_sums
 from moebius.lowering.experts.proof import Refused, prove
@@ -65,6 +66,8 @@ def replace_loops(work: Work) -> None:
     if work.keep_loops is None and takes_blocks(work):
         drop_dead_code(work)  # what was replaced above is not to be looked at
         replace_blocks(work, failed)
+    if work.keep_loops is None:
+        work.regions += batched_regions(work.gm.graph)
 
 
 def takes_blocks(work: Work) -> bool:

@@ -25,7 +25,7 @@ from moebius import capture, stats
 from moebius.api import captured_of, report_of
 
 SEEDS = range(4)
-BATCHED = "the experts are batched products on all rows: nothing loops over them"
+UNSEEN = "no experts were found"
 EXPERTS = "(the experts; the lookups and sums around them stay)"
 
 
@@ -113,7 +113,7 @@ class Runner:
         if regions and all(region.lowered for region in regions):
             return LOWERED, EXPERTS if any("rows of its own" in region.idiom for region in regions) else ""
         refusals = [region.refusal for region in regions if not region.lowered and region.refusal]
-        return CAPTURED, shortened(refusals[0]) if refusals else BATCHED
+        return CAPTURED, shortened(refusals[0]) if refusals else UNSEEN
 
 
 def line_of(stack: tuple, line: int) -> int:
@@ -163,6 +163,10 @@ graph break.
 
 Experts computed on all tokens and masked by a gate run on the tokens that chose them, where the gate is certainly zero
 for all others. They differ where an expert's output for a token that did not choose it is not finite: 0 · inf is NaN.
+
+Experts as batched products (bmm or einsum with the weights of all of them, or weights gathered for each row) stay as
+they were written: there are no turns. The report has a region for each layer of them, which says where and why.
+Turns that pass tokens on (zero-computation experts) stay beside the operator of those with weights.
 
 Made by `python tests/expert_loops/table.py --docs docs/expert-loops.md` on {date}, torch {torch}. Each spelling is
 written out in tests/expert_loops/spellings.py or module_spellings.py and runs with `@capture` and plainly, in float64.
