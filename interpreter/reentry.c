@@ -9,6 +9,7 @@
  * of generators that were made natively, and anything while no Native is at work (see `count`). */
 #define MOEBIUS_NEEDS_FRAMES
 #include "cpython_private.h"
+#include "end_frame.h"
 #include "objects.h"
 #include "room.h"
 
@@ -104,34 +105,6 @@ count(PyCodeObject *code)
     PyErr_Restore(type, value, trace);
 }
 
-#if PY_VERSION_HEX >= 0x030C0000
-static PyCodeObject *return_none;
-#endif
-
-/* Ends a frame that never ran, with this result (NULL: an exception is set). */
-static PyObject *
-finish(PyThreadState *tstate, mb_Frame *frame, PyObject *result)
-{
-#if PY_VERSION_HEX >= 0x030C0000
-    /* The evaluator has to clear and pop the frame, and CPython exports no function that does only that. */
-    PyObject *error = result == NULL ? PyErr_GetRaisedException() : NULL;
-    mb_frame_swap_code(frame, return_none);
-    PyObject *none = _PyEval_EvalFrameDefault(tstate, frame, 0);
-    if (none == NULL) {
-        Py_CLEAR(result);
-        Py_XDECREF(error);
-        return NULL;
-    }
-    Py_DECREF(none);
-    if (error != NULL) {
-        PyErr_SetRaisedException(error);
-    }
-#else
-    (void)tstate, (void)frame;    /* 3.11: the caller clears the frame, whatever became of it */
-#endif
-    return result;
-}
-
 static PyObject *
 take(mb_Frame *frame, PyCodeObject *code)
 {
@@ -194,9 +167,9 @@ hook_eval(PyThreadState *tstate, mb_Frame *frame, int throwing)
     PyObject *function = mb_frame_function(frame);
     if (here.taking && !throwing && function != NULL && PyFunction_Check(function) && mb_frame_is_fresh(frame, code)) {
         if (!mb_has_room()) {
-            return finish(tstate, frame, NULL);
+            return mb_end_frame(tstate, frame, NULL);
         }
-        return finish(tstate, frame, take(frame, code));
+        return mb_end_frame(tstate, frame, take(frame, code));
     }
     if (counts != NULL && here.inside && !(throwing && mb_frame_never_started(frame))) {
         count(code);
@@ -508,25 +481,6 @@ static struct PyModuleDef definition = {
     methods, NULL, NULL, NULL, NULL,
 };
 
-#if PY_VERSION_HEX >= 0x030C0000
-/* `return None` in one instruction that uses no stack, without RESUME: frames that run it are invisible to tracing. */
-static PyCodeObject *
-make_return_none(void)
-{
-    static const char source[] = "import opcode\n"
-                                 "code = (lambda: None).__code__.replace(co_code=bytes([opcode.opmap['RETURN_CONST'], 0]), "
-                                 "co_consts=(None,), co_name='return_none', co_qualname='return_none')\n";
-    PyObject *namespace = PyDict_New(), *code = NULL;
-    if (namespace != NULL && PyDict_SetItemString(namespace, "__builtins__", PyEval_GetBuiltins()) == 0) {
-        PyObject *done = PyRun_String(source, Py_file_input, namespace, namespace);
-        code = done == NULL ? NULL : Py_XNewRef(PyDict_GetItemString(namespace, "code"));
-        Py_XDECREF(done);
-    }
-    Py_XDECREF(namespace);
-    return (PyCodeObject *)code;
-}
-#endif
-
 __attribute__((visibility("default"))) PyMODINIT_FUNC
 PyInit_reentry(void)
 {
@@ -539,11 +493,9 @@ PyInit_reentry(void)
     if (str_name == NULL || opaque_prefixes == NULL || transparent == NULL) {
         return NULL;
     }
-#if PY_VERSION_HEX >= 0x030C0000
-    if ((return_none = make_return_none()) == NULL) {
+    if (!mb_can_end_frames()) {
         return NULL;
     }
-#endif
     PyObject *module = PyModule_Create(&definition);
     if (module != NULL && (PyModule_AddObjectRef(module, "Native", (PyObject *)&NativeType) < 0 ||
                            PyModule_AddFunctions(module, mb_object_functions) < 0)) {

@@ -4,6 +4,7 @@
  * was installed before (torch.compile's hook, a debugger's) gets each frame that we do not take, and is put back after. */
 #define MOEBIUS_NEEDS_FRAMES
 #include "frames.h"
+#include "end_frame.h"
 
 #include <limits.h>
 
@@ -150,51 +151,6 @@ may_take(PyThreadState *tstate, mb_Frame *frame, PyCodeObject *code)
            mb_recursion_room(tstate) > 1;
 }
 
-#if PY_VERSION_HEX >= 0x030C0000
-static PyCodeObject *return_none;
-
-/* `return None` in one instruction that uses no stack, without RESUME: frames that run it are invisible to tracing. */
-static PyCodeObject *
-make_return_none(void)
-{
-    static const char source[] = "import opcode\n"
-                                 "code = (lambda: None).__code__.replace(co_code=bytes([opcode.opmap['RETURN_CONST'], 0]), "
-                                 "co_consts=(None,), co_name='return_none', co_qualname='return_none')\n";
-    PyObject *namespace = PyDict_New(), *code = NULL;
-    if (namespace != NULL && PyDict_SetItemString(namespace, "__builtins__", PyEval_GetBuiltins()) == 0) {
-        PyObject *done = PyRun_String(source, Py_file_input, namespace, namespace);
-        code = done == NULL ? NULL : Py_XNewRef(PyDict_GetItemString(namespace, "code"));
-        Py_XDECREF(done);
-    }
-    Py_XDECREF(namespace);
-    return (PyCodeObject *)code;
-}
-#endif
-
-/* Ends a frame that never ran, with this result (NULL: an exception is set). */
-static PyObject *
-finish(PyThreadState *tstate, mb_Frame *frame, PyObject *result)
-{
-#if PY_VERSION_HEX >= 0x030C0000
-    /* The evaluator has to clear and pop the frame, and CPython exports no function that does only that. */
-    PyObject *error = result == NULL ? PyErr_GetRaisedException() : NULL;
-    mb_frame_swap_code(frame, return_none);
-    PyObject *none = _PyEval_EvalFrameDefault(tstate, frame, 0);
-    if (none == NULL) {
-        Py_CLEAR(result);
-        Py_XDECREF(error);
-        return NULL;
-    }
-    Py_DECREF(none);
-    if (error != NULL) {
-        PyErr_SetRaisedException(error);
-    }
-#else
-    (void)tstate, (void)frame;    /* 3.11: the caller clears the frame, whatever became of it */
-#endif
-    return result;
-}
-
 static PyObject *
 take(PyThreadState *tstate, mb_Frame *frame, CodeNote *note, int n)
 {
@@ -222,7 +178,7 @@ take(PyThreadState *tstate, mb_Frame *frame, CodeNote *note, int n)
     }
     mb_hook_leave(scope);
     Py_DECREF(callable);
-    return finish(tstate, frame, result);
+    return mb_end_frame(tstate, frame, result);
 }
 
 /* Asks the callback about the frame's function. -1: an exception that must not be swallowed. */
@@ -292,7 +248,7 @@ hook_eval(PyThreadState *tstate, mb_Frame *frame, int throwing)
     if (ours < 0 && mb_frame_callback != NULL) {
         note = mb_note_of((PyObject *)code, 1);
         if (note == NULL || ask(note, function) < 0) {
-            return finish(tstate, frame, NULL);
+            return mb_end_frame(tstate, frame, NULL);
         }
         ours = note->verdict == ATTACHED ? mb_is_for(note, function) : 0;
     }
@@ -361,10 +317,8 @@ mb_frames_init(PyObject *module)
     if (mb_notes_init(module) < 0) {
         return -1;
     }
-#if PY_VERSION_HEX >= 0x030C0000
-    if (return_none == NULL && (return_none = make_return_none()) == NULL) {
+    if (!mb_can_end_frames()) {
         return -1;
     }
-#endif
     return 0;
 }
