@@ -504,6 +504,12 @@ def calibrate_tensor_guards() -> str | None:
 
     None: guards read memory. Otherwise the reason why they read attributes instead (right, and slower).
     """
+    library = os.path.join(os.path.dirname(torch.__file__), "lib", "libtorch_cpu.so")
+    return calibrate_tensors(library, *tensor_samples())
+
+
+def tensor_samples() -> tuple[list[tuple[torch.Tensor, int, int]], list[tuple[torch.Tensor, int, int]]]:
+    """Tensors that differ in everything that guards read, and some alike: each with its address and its keys."""
 
     def sample(tensor: torch.Tensor) -> tuple[torch.Tensor, int, int]:
         return tensor, tensor._cdata, torch._C._dispatch_keys(tensor).raw_repr()
@@ -521,5 +527,4 @@ def calibrate_tensor_guards() -> str | None:
         torch.zeros(1, 2, 3, 4, 5, 6, 7),
         torch.zeros(2, 2, device="meta"),
     ]
-    library = os.path.join(os.path.dirname(torch.__file__), "lib", "libtorch_cpu.so")
-    return calibrate_tensors(library, [sample(t) for t in tensors], [sample(torch.zeros(3)) for _ in range(4)])
+    return [sample(t) for t in tensors], [sample(torch.zeros(3)) for _ in range(4)]

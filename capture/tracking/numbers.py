@@ -252,7 +252,15 @@ def representative_of(value: Any) -> Any:
     return 0.5 if isinstance(value, float) and not (math.isfinite(value) and value) else value
 
 
-OPERATIONS: dict[str, Callable[..., Any]] = {
+COMPARISONS: dict[str, Callable[..., Any]] = {
+    "<": operator.lt,
+    "<=": operator.le,
+    "==": operator.eq,
+    "!=": operator.ne,
+    ">": operator.gt,
+    ">=": operator.ge,
+}
+OPERATIONS: dict[str, Callable[..., Any]] = COMPARISONS | {
     "+": operator.add,
     "-": operator.sub,
     "*": operator.mul,
@@ -260,12 +268,6 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "//": operator.floordiv,
     "%": operator.mod,
     "**": operator.pow,
-    "<": operator.lt,
-    "<=": operator.le,
-    "==": operator.eq,
-    "!=": operator.ne,
-    ">": operator.gt,
-    ">=": operator.ge,
 }
 UNARY: dict[str, Callable[..., Any]] = {"-": operator.neg, "+": operator.pos}
 

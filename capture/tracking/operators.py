@@ -17,7 +17,7 @@ from ..hook import ABSENT
 from . import natives, numbers
 from .folding import constant_truth
 from .loops import ROWS
-from .numbers import Number
+from .numbers import COMPARISONS, Number
 from .objects import identified
 from .parts import Parts
 from .records import CONTAINERS, DICTS, SETS
@@ -26,14 +26,6 @@ from .values import ATOMS, IDENTITIES, SYMBOLIC, Break, LoopLeftover, TensorMeth
 
 UNARIES: dict[str, Callable[[Any], Any]] = {"-": operator.neg, "+": operator.pos, "~": operator.invert}
 SIMPLE = frozenset({int, float, str, bool, bytes, type(None)})
-COMPARISONS = {
-    "<": operator.lt,
-    "<=": operator.le,
-    "==": operator.eq,
-    "!=": operator.ne,
-    ">": operator.gt,
-    ">=": operator.ge,
-}
 DUNDERS = {
     "+": "add",
     "&": "and",

@@ -68,6 +68,15 @@ OUTSIDE = frozenset(
 TENSOR_ATTRIBUTES = frozenset({"T", "mT", "H", "mH", "real", "imag", "data"})
 
 
+def depends_on_data(function: Any, error: Exception) -> Break:
+    """The graph break where an operator's fake says that it needs real values."""
+    return Break(
+        "data-dependent operator",
+        f"{getattr(function, '__name__', str(function))}: {str(error).splitlines()[0][:160]}",
+        "write it without a branch or a size that depends on values",
+    )
+
+
 class TensorOperations:
     """All tensor operators of one trace."""
 
@@ -268,21 +277,11 @@ class TensorOperations:
         try:
             return self.world.call(function, fake_args, fake_kwargs)
         except torch_private.DATA_DEPENDENT as error:
-            name = getattr(function, "__name__", str(function))
-            raise Break(
-                "data-dependent operator",
-                f"{name}: {str(error).splitlines()[0][:160]}",
-                "write it without a branch or a size that depends on values",
-            ) from None
+            raise depends_on_data(function, error) from None
         except RuntimeError as error:
             if any(torch_private.depends_on_values(leaf) for leaf in pytree.tree_leaves((fake_args, fake_kwargs))):
                 # with sizes that nobody knows yet, a failure says nothing of the real operator
-                name = getattr(function, "__name__", str(function))
-                raise Break(
-                    "data-dependent operator",
-                    f"{name}: {str(error).splitlines()[0][:160]}",
-                    "write it without a branch or a size that depends on values",
-                ) from None
+                raise depends_on_data(function, error) from None
             self.refuse_handled(function, error)
             raise
         except Exception as error:

@@ -6,6 +6,8 @@ import tracemalloc
 
 import pytest
 
+from moebius.hook import evaluator, forget_frames, is_hooked, set_frame_callback
+
 
 @pytest.fixture
 def growth():
@@ -27,3 +29,14 @@ def growth():
 
     assert not tracemalloc.is_tracing()
     return measure
+
+
+@pytest.fixture
+def clean_frames():
+    """No callback of capture's before the test, and none of the test's afterwards."""
+    before = set_frame_callback(None)
+    yield
+    set_frame_callback(before)
+    forget_frames()
+    assert evaluator() == "default"
+    assert not is_hooked()

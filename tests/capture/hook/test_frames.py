@@ -4,6 +4,7 @@ import functools
 import types
 
 import pytest
+from hook_programs import asking
 
 from moebius.hook import (
     attach,
@@ -17,27 +18,7 @@ from moebius.hook import (
     set_frame_callback,
 )
 
-
-@pytest.fixture(autouse=True)
-def clean():
-    before = set_frame_callback(None)
-    yield
-    set_frame_callback(before)
-    forget_frames()
-    assert evaluator() == "default"
-    assert not is_hooked()
-
-
-def asking(answers):
-    """A callback that records what it was asked and answers by name."""
-    asked = []
-
-    def callback(function):
-        asked.append(function.__name__)
-        return answers.get(function.__name__)
-
-    set_frame_callback(callback)
-    return asked
+pytestmark = pytest.mark.usefixtures("clean_frames")
 
 
 def test_only_under_call_hooked():

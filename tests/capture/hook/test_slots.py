@@ -4,22 +4,7 @@ import collections
 import gc
 import types
 
-from moebius.hook import GuardProgram
-
-
-def program(slots, checks, n_positional=1, kwnames=()):
-    return GuardProgram(n_positional, kwnames, slots, checks)
-
-
-def holds(slot_path, check, *args):
-    """A program whose last slot is looked at by `check` (its slot field is filled in)."""
-    p = program(slot_path, [(check[0], len(slot_path) - 1, *check[1:])], n_positional=len(args))
-    return p.check(args)
-
-
-class Plain:
-    def __init__(self, **values):
-        self.__dict__.update(values)
+from hook_programs import Plain, holds, program
 
 
 def test_slot_arg():

@@ -10,28 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from moebius.hook import GuardProgram, calibrate_tensors, features, read_tensors_by_attributes  # noqa: E402
-
-
-def sample(t):
-    return t, t._cdata, torch._C._dispatch_keys(t).raw_repr()
-
-
-def samples():
-    with torch.inference_mode():
-        inference = torch.zeros(5)
-    tensors = [
-        torch.zeros(2, 3),
-        torch.nn.Parameter(torch.zeros(4, 1, 2)),
-        torch.zeros(7, 5)[1:, ::2],
-        torch.zeros(3, dtype=torch.complex64).conj(),
-        torch._neg_view(torch.zeros(3)),
-        inference,
-        torch.zeros((), dtype=torch.int64),
-        torch.zeros(1, 2, 3, 4, 5, 6, 7),
-        torch.zeros(2, 2, device="meta"),
-    ]
-    return [sample(t) for t in tensors], [sample(torch.zeros(3)) for _ in range(4)]
-
+from moebius.torch_private import tensor_samples  # noqa: E402
 
 LIBRARY = os.path.join(os.path.dirname(torch.__file__), "lib", "libtorch_cpu.so")
 
@@ -41,12 +20,12 @@ def reading(request):
     before = features()["tensor_reading"]
     read_tensors_by_attributes()
     if request.param == "memory":
-        assert calibrate_tensors(LIBRARY, *samples()) is None
+        assert calibrate_tensors(LIBRARY, *tensor_samples()) is None
     assert features()["tensor_reading"] == request.param
     yield request.param
     read_tensors_by_attributes()
     if before == "memory":
-        calibrate_tensors(LIBRARY, *samples())
+        calibrate_tensors(LIBRARY, *tensor_samples())
 
 
 def meta_of(t, **changes):
@@ -244,7 +223,7 @@ def test_bad_meta_is_refused(meta, error):
 
 def test_calibration_refuses_what_it_cannot_find():
     before = features()["tensor_reading"]
-    good, toggles = samples()
+    good, toggles = tensor_samples()
     try:
         assert "not loaded" in calibrate_tensors("/nowhere/libtorch_cpu.so", good, toggles)
         assert "too few" in calibrate_tensors(LIBRARY, good[:1], toggles)
@@ -257,14 +236,14 @@ def test_calibration_refuses_what_it_cannot_find():
             calibrate_tensors(LIBRARY, [1, 2], toggles)
     finally:
         if before == "memory":
-            calibrate_tensors(LIBRARY, *samples())
+            calibrate_tensors(LIBRARY, *tensor_samples())
 
 
 def test_programs_made_before_calibration_use_it_after():
     read_tensors_by_attributes()
     p = program(meta_of(base()))
     assert p.check((base(),))
-    assert calibrate_tensors(LIBRARY, *samples()) is None
+    assert calibrate_tensors(LIBRARY, *tensor_samples()) is None
     try:
         assert p.check((base(),))
         assert p.check((base(),))
@@ -314,7 +293,7 @@ def test_memory_is_at_least_five_times_as_fast_as_attributes():
 
     read_tensors_by_attributes()
     slow = best()
-    calibrate_tensors(LIBRARY, *samples())
+    calibrate_tensors(LIBRARY, *tensor_samples())
     try:
         fast = best()
     finally:
