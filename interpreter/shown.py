@@ -9,7 +9,7 @@ from .frame import FRESH_LOCALS, Frame
 from .locals_proxy import FrameLocalsProxy
 from .sentinels import UNSET
 from .shells import frame_of, user_code
-from .tracebacks import fill, is_machine_module, stub_frame
+from .tracebacks import caller_of, fill, is_machine_module, stub_frame
 
 SHOWN_FRAMES = 64
 
@@ -142,6 +142,9 @@ class Shown:
     def frame_part(self, native: Any, name: str) -> Any:
         """The parts of a frame object that change with the frame, of one that `show` made."""
         frame = self.frame_shown_as(native)
+        if frame is None and name == "f_back":  # of what an exception ended
+            back = caller_of(native)
+            return native.f_back if back is None else self.show(back)
         if frame is None:
             return getattr(native, name)
         if name == "f_back":

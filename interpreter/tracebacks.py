@@ -6,9 +6,11 @@ has the user's names, file, lines and columns: a frame without a caller, cheap t
 from __future__ import annotations
 
 import dis
+import gc
 import sys
 from types import CodeType, FrameType, FunctionType, TracebackType
 from typing import Any
+from weakref import ref
 
 from .decode import Program
 from .frame import Frame
@@ -71,6 +73,15 @@ def stub_code(program: Program, code: CodeType, pc: int) -> CodeType:
     )
 
 
+def caller_of(native: FrameType) -> Frame | None:
+    """The interpreted frame that called the one of a frame object of `stub_frame`'s, while there is one."""
+    for function in gc.get_referents(native):
+        if type(function) is FunctionType and function.__code__ is native.f_code and type(function.__doc__) is tuple:
+            back = function.__doc__[1]
+            return None if back is None else back()
+    return None
+
+
 def make_cell(index: int) -> bytes:
     unit = bytes((dis.opmap["MAKE_CELL"], index & 255))
     return unit if index < 256 else bytes((dis.opmap["EXTENDED_ARG"], index >> 8)) + unit
@@ -96,7 +107,10 @@ def stub_frame(frame: Frame, filled: bool) -> FrameType:
         code = program.stubs[pc] = stands_for(stub_code(program, frame.code, pc), frame.code)
     cells = frame.closure if code.co_freevars else None
     given = [None] * code.co_argcount
-    native = call_outside(FunctionType(code, frame.globals, closure=cells), *given).gi_frame
+    function = FunctionType(code, frame.globals, closure=cells)
+    back = None if frame.back is None else ref(frame.back)
+    function.__doc__ = frame.code, back  # type: ignore[assignment]  # the code lives as long as the frame object
+    native = call_outside(function, *given).gi_frame
     if not program.optimized:
         set_frame_names(native, frame.names)
     elif filled:
