@@ -278,6 +278,20 @@ def expression(value: Any) -> Any:
     return value.node.expr if is_symbolic(value) else sympy.sympify(value)
 
 
+def equal_where(a: Any, b: Any, condition: Any, truth: bool) -> bool:
+    """Whether two integers are certainly equal where a condition on integers has this truth: ``n == 0`` has ``s + n``
+    equal to ``s``."""
+    relation = expression(condition)
+    if not isinstance(condition, torch.SymBool):
+        relation = sympy.Ne(relation, 0)
+    if not truth:
+        relation = sympy.Not(relation)
+    if not isinstance(relation, sympy.Eq):
+        return False
+    apart, zero = sympy.expand(expression(a) - expression(b)), sympy.expand(relation.lhs - relation.rhs)
+    return any(sympy.expand(apart + times * zero) == 0 for times in (-1, 0, 1))
+
+
 def constant_of(value: Any) -> Any:
     """The Python number that a symbolic scalar is certain to equal, or None."""
     expr = expression(value)

@@ -335,8 +335,10 @@ class Loops:
         if carried:
             self.record_again(loop, carried)
             return
+        if isinstance(loop.rows, OneTurn):
+            changed = [i for i in changed if not self.is_same_if_skipped(loop, loop.rows, i)]
         if isinstance(loop.rows, ONE):
-            self.refuse_open_locals(loop, [i for i in changed if i not in carried])
+            self.refuse_open_locals(loop, changed)
         body = self.close(loop)
         outcome = self.emit(loop, body)
         for index in changed:
@@ -350,6 +352,16 @@ class Loops:
             self.begin(frame, loop.rows, self.decided.get((id(frame.code), loop.start), []))
         elif not isinstance(loop.rows, OneTurn):
             loop.rows.finished = True
+
+    def is_same_if_skipped(self, loop: OpenLoop, rows: OneTurn, index: int) -> bool:
+        """Whether a number that the body sets is what it was where the body does not run: ``start += n``, if n."""
+        before, after, condition = loop.before[index], loop.frame.locals[index], loop.begun_with[-1]
+        numbers = all(type(value) in (int, torch.SymInt) for value in (before, after))
+        return (
+            numbers
+            and isinstance(condition, torch.SymInt | torch.SymBool)
+            and torch_private.equal_where(after, before, condition, rows.skip_if)
+        )
 
     def refuse_open_locals(self, loop: OpenLoop, changed: list[int]) -> None:
         """A local that only one side of a branch sets, to something that a graph cannot hand on, must be done with."""

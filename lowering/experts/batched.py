@@ -56,7 +56,8 @@ def weight_of(node: fx.Node) -> Weight | None:
     if node.op not in ("call_function", "call_method") or node.target not in PRODUCTS:
         return None
     for operand in node.all_input_nodes:
-        found = parameter_of(operand)
+        value = tensor_of(operand)
+        found = parameter_of(operand) if value is not None and value.dim() > 2 else None
         if found is not None:
             return found
     return None

@@ -55,6 +55,46 @@ def counts(x):
     return x * n
 
 
+def lengths_of(x):
+    return ((x + 1).abs().long() % 4).tolist()  # 2, 3, 0 and 0, 1, 2 and 2, 1, 2
+
+
+def segments(x, skip, after):
+    """Rows in segments whose lengths the data says, an empty one left out; where the next begins, the branch says."""
+    y, start = x.new_zeros(16), 0
+    for i, length in enumerate(lengths_of(x)):
+        if skip(length):
+            continue
+        y[start : start + length] += (i + 1) * x.sum()
+        start += after(length)
+    return y * start
+
+
+@one_graph
+def a_number_that_an_empty_turn_leaves_alone(x):
+    return segments(x, lambda n: n == 0, lambda n: n)
+
+
+@one_graph
+def the_same_by_its_truth(x):
+    y, start = x.new_zeros(16), 0
+    for i, length in enumerate(lengths_of(x)):
+        if length:
+            y[start : start + length] += (i + 1) * x.sum()
+            start += length
+    return y * start
+
+
+@broken
+def a_number_that_an_empty_turn_would_change(x):
+    return segments(x, lambda n: n == 0, lambda n: n + 1)
+
+
+@broken
+def a_number_that_a_turn_left_out_would_change(x):
+    return segments(x, lambda n: n == 1, lambda n: n)
+
+
 @one_graph
 def own_locals(x):
     if x.sum() > 0:

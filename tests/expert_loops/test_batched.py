@@ -71,3 +71,21 @@ def test_no_region_where_there_are_no_experts(function):
     captured = capture(function)
     torch.testing.assert_close(captured(x, *weights), function(x, *weights))
     assert not report_of(captured_of(captured)).expert_regions
+
+
+def test_the_turns_of_a_lowered_loop_are_no_products_of_all_experts():
+    def turns(x, up, down):
+        index = (x.detach()[:, 0] * 2).long().abs() % 3
+        out, start, order = torch.zeros_like(x), 0, index.argsort(stable=True)
+        for expert, count in enumerate(index.bincount(minlength=3).tolist()):
+            rows = order[start : start + count]
+            out.index_add_(0, rows, (x[rows] @ up[expert]).relu() @ down[expert])
+            start += count
+        return out
+
+    torch.manual_seed(0)
+    x, *weights = (torch.randn(*s, requires_grad=True) for s in ((9, 6), (3, 6, 4), (3, 4, 6)))
+    captured = capture(turns)
+    torch.testing.assert_close(captured(x, *weights), turns(x, *weights))
+    (region,) = report_of(captured_of(captured)).expert_regions
+    assert "batched" not in region.idiom
