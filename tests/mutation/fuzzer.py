@@ -23,6 +23,7 @@ import json
 import logging
 import os
 import signal
+import subprocess
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -42,7 +43,7 @@ NAMES = sorted(p.stem for p in PROGRAMS.glob("*.py"))
 # Thousands of attributes of one model and its configuration: one in so many is changed.
 SPARSE = {"mixtral": 4, "qwen3_moe": 4, "deepseek": 4}
 WARM_UP = 9  # calls at most before the change; numbers that differ from call to call are learnt one by one
-PATIENCE = 120  # seconds that one change may take
+PATIENCE = 120  # seconds of CPU that one change may take
 ENDED = "the process ended with status"
 OUTCOMES = ("hit", "recompiled", "break", "native", "both raise", "WRONG")
 
@@ -226,7 +227,7 @@ def in_child(work: Callable[[], tuple[str, str]]) -> tuple[str, str]:
     child = os.fork()
     if child == 0:
         try:
-            signal.alarm(PATIENCE)
+            signal.setitimer(signal.ITIMER_PROF, PATIENCE)  # of CPU: other processes may keep it waiting
             what, detail = work()
             os.write(writing, json.dumps((what, detail[:1000])).encode())
         except BaseException as error:
@@ -286,6 +287,7 @@ def table(outcomes: list[Outcome], seconds: float, each: int = 1) -> str:
         of_all="all" if each == 1 else f"one in {each}",
         of_models=each * SPARSE["mixtral"],
         date=datetime.date.today(),
+        commit=commit(),
     )
     wrong = [o for o in outcomes if o.what == "WRONG"]
     if wrong:
@@ -296,13 +298,13 @@ def table(outcomes: list[Outcome], seconds: float, each: int = 1) -> str:
 
 INTRODUCTION = """# One thing changed between two calls
 
-Written by `make mutate` on {date} (Python {python}, torch {torch}; {minutes} minutes of CPU); not edited by hand. For
-{programs} programs (`tests/mutation/programs/`), one reachable thing at a time was changed after a captured call,
-{changes} changes ({of_all} of those that there are; of transformers' models, one in {of_models}), and the call was made
-again, twice, next to plain Python with the same change. Compared bit for bit: the result or the exception, everything
-reachable from the arguments, the function and its globals, which objects are one object, gradients, random state and
-torch's switches. Only programs that say why (transformers' models: the order in which autograd adds) may round
-differently. Differences: {wrong}. With any one kind of guard switched off, there are.
+Written by `make mutate` on {date}, at commit {commit} (Python {python}, torch {torch}; {minutes} minutes of CPU); not
+edited by hand. For {programs} programs (`tests/mutation/programs/`), one reachable thing at a time was changed after a
+captured call, {changes} changes ({of_all} of those that there are; of transformers' models, one in {of_models}), and the
+call was made again, twice, next to plain Python with the same change. Compared bit for bit: the result or the
+exception, everything reachable from the arguments, the function and its globals, which objects are one object,
+gradients, random state and torch's switches. Only programs that say why (transformers' models: the order in which
+autograd adds) may round differently. Differences: {wrong}. With any one kind of guard switched off, there are.
 
 - *hit*: the captured call still held, and was right: the change was of something that the program does not depend on,
   or that the graph reads each time.
@@ -311,6 +313,12 @@ differently. Differences: {wrong}. With any one kind of guard switched off, ther
   same type.
 
 """
+
+
+def commit() -> str:
+    """The commit that the sources are at."""
+    asked = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=PROGRAMS)
+    return asked.stdout.strip() or "unknown"
 
 
 def cpu_seconds() -> float:
