@@ -300,8 +300,8 @@ INTRODUCTION = """# One thing changed between two calls
 
 Written by `make mutate` on {date}, at commit {commit} (Python {python}, torch {torch}; {minutes} minutes of CPU); not
 edited by hand. For {programs} programs (`tests/mutation/programs/`), one reachable thing at a time was changed after a
-captured call, {changes} changes ({of_all} of those that there are; of transformers' models, one in {of_models}), and the
-call was made again, twice, next to plain Python with the same change. Compared bit for bit: the result or the
+captured call, {changes} changes ({of_all} of those that there are; of transformers' models, one in {of_models}), and
+the call was made again, twice, next to plain Python with the same change. Compared bit for bit: the result or the
 exception, everything reachable from the arguments, the function and its globals, which objects are one object,
 gradients, random state and torch's switches. Only programs that say why (transformers' models: the order in which
 autograd adds) may round differently. Differences: {wrong}. With any one kind of guard switched off, there are.
