@@ -52,6 +52,11 @@ class Matching(Core):
             self.scope.bound.add(name)
         return name
 
+    def capture_after(self, mark: str) -> str:
+        """`mark` and a name, where one is left: `_` may not stand there."""
+        name = self.capture()
+        return "" if name == "_" else mark + name
+
     def pattern(self, depth: int) -> str:
         if depth <= 0:
             return str(
@@ -72,7 +77,7 @@ class Matching(Core):
                     (2, lambda: f"[{self.pattern(one)}, *{self.capture()}]"),
                     (1, lambda: f"(*_, {self.pattern(one)})"),
                     (2, lambda: "{'k': " + self.pattern(one) + "}"),
-                    (1, lambda: "{'k': " + self.pattern(one) + ", **" + self.capture() + "}"),
+                    (1, lambda: "{'k': " + self.pattern(one) + self.capture_after(", **") + "}"),
                     (1, lambda: "{1: _, 'k': " + self.pattern(one) + "}"),
                     (2, lambda: f"{self.pick(('int', 'str', 'list'))}({self.pattern(one)})"),
                     (1, lambda: f"{self.pick(('int', 'Point', 'dict'))}()"),
@@ -80,7 +85,7 @@ class Matching(Core):
                     (2, lambda: f"Point({self.pattern(one)}, y={self.pattern(one)})"),
                     (1, lambda: f"Point({self.pattern(one)}, {self.pattern(one)}, {self.pattern(one)})"),
                     (1, lambda: self.pick(("int() | str()", "[1, _] | [_, 2]", "None | False | 3"))),
-                    (1, lambda: f"{self.refutable(one)} as {self.capture()}"),
+                    (1, lambda: self.refutable(one) + self.capture_after(" as ")),
                     (1, lambda: "Box.tag"),
                 ]
             )
