@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import fx
 
 from moebius.lowering.experts.facts import (
     Constant,
@@ -34,7 +35,9 @@ INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 @rule("one_hot")
 def one_hot(reader: Reader, call: Call) -> Fact | None:
     index, classes = reader.fact(call["input"]), call["num_classes"]
-    rank = reader.rank(call["input"])
+    rank, node = reader.rank(call["input"]), call["input"]
+    if isinstance(index, OneHot) and isinstance(node, fx.Node) and node.graph is reader.loop.graph:
+        index = Invariant(("outside", node), node)  # a mask that is taken for an index (NLLB-MoE)
     if not isinstance(index, Invariant) or not isinstance(classes, int) or rank is None:
         return None
     return OneHot(index, classes, (*range(rank), "e"))
