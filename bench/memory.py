@@ -4,8 +4,8 @@
 numbers of its own, every hundredth call breaks the graph, and every tenth gets arguments that no later call gets.
 *Captures*: another process; each time a new class, a model of it, an optimizer and a step of their own, calls of two
 batch sizes and with a graph break, then ``moebius.reset()``. After a garbage collection are counted: resident memory,
-all objects that Python's collector knows, and how many of the models, optimizers, functions and batches that the
-program has let go of are still there (by weak references).
+the blocks that Python has allocated, the objects that its collector knows, and how many of the models, optimizers,
+functions and batches that the program has let go of are still there (by weak references).
 
     moebius bench memory --calls 10000 --captures 1000
 """
@@ -27,6 +27,7 @@ from common import machine
 import moebius
 
 SIZES = (2, 3, 5, 8, 4, 13, 7)
+HEAD = "| | MiB | blocks | objects | alive, of those let go |\n|---|---:|---:|---:|---:|"
 SHOWN = (20, 100, 200, 300, 500, 700, 1_000, 2_000, 5_000, 10_000, 20_000, 50_000)  # after so many a row is printed
 
 
@@ -68,7 +69,8 @@ def row(words: str, released: list[weakref.ref]) -> None:
     gc.collect()
     gc.collect()  # the second sees what finalizers of the first let go
     alive = sum(reference() is not None for reference in released)
-    print(f"| {words} | {resident():.1f} | {len(gc.get_objects()):,} | {alive} of {len(released)} |", flush=True)
+    blocks, objects = sys.getallocatedblocks(), len(gc.get_objects())
+    print(f"| {words} | {resident():.1f} | {blocks:,} | {objects:,} | {alive} of {len(released)} |", flush=True)
 
 
 def calls(count: int) -> None:
@@ -124,7 +126,7 @@ def main() -> None:
     parser.add_argument("--captures", type=int, default=1_000)
     args = parser.parse_args()
     if args.calls and args.captures:  # each in a process of its own
-        print(f"{machine()}\n\n| | MiB | objects | alive, of those let go |\n|---|---:|---:|---:|", flush=True)
+        print(f"{machine()}\n\n{HEAD}", flush=True)
         for calls_made, captures_made in ((args.calls, 0), (0, args.captures)):
             chosen = ["--calls", str(calls_made), "--captures", str(captures_made)]
             subprocess.run([sys.executable, __file__, *chosen], check=True)

@@ -362,7 +362,7 @@ TABLE = {
     hp_module: None,
     h_saved: None,
     h_log: ("tensor read as a number", "keep them in tensors"),
-    h_full_backward: ("autograd.Function", "return a new tensor"),
+    h_full_backward: ("module backward hook", "output.register_hook"),
     h_across_break: ("tensor read as a number", "keep them in tensors"),
     hp_break: ("tensor read as a number", "keep them in tensors"),
     hp_existing: ("Tensor._backward_hooks", "outside of the step"),
