@@ -110,8 +110,10 @@ class Classes(Core):
 
     def any_of(self, test: Callable[[Any, Any], bool], value: Any, classes: tuple[Any, ...]) -> bool:
         """A tuple of classes takes a level of recursion, as in Objects/abstract.c object_recursive_isinstance."""
-        machine = self.machine
-        machine.depth += 1
+        machine, levels = self.machine, 1
+        while len(classes) == 1 and type(classes[0]) is tuple:  # one in the other, as deep as anybody likes
+            classes, levels = classes[0], levels + 1
+        machine.depth += levels
         try:
             if machine.depth > machine.depth_limit:
                 raise RecursionError("maximum recursion depth exceeded in __instancecheck__")
@@ -120,7 +122,7 @@ class Classes(Core):
                     return True
             return False
         finally:
-            machine.depth -= 1
+            machine.depth -= levels
 
     def print_expression(self, value: Any) -> None:
         """The interactive prompt's sys.displayhook."""
