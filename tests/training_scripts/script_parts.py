@@ -145,12 +145,12 @@ class Dropping(nn.Module):
 
 
 class Attention(nn.Module):
-    """The batch as one sequence; causal."""
+    """The batch as one sequence; causal. Without a bias: a key's has no gradient but noise, which Adagrad makes large."""
 
     def __init__(self, heads=2):
         super().__init__()
         self.heads = heads
-        self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH, bias=False), nn.Linear(WIDTH, WIDTH)
         self.aux = 0.0
 
     def forward(self, x):
