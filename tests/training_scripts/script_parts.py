@@ -145,7 +145,7 @@ class Dropping(nn.Module):
 
 
 class Attention(nn.Module):
-    """The batch as one sequence; causal. Without a bias: a key's has no gradient but noise, which Adagrad makes large."""
+    """The batch as one sequence; causal. No bias: a key's has no gradient but noise, which Adagrad makes large."""
 
     def __init__(self, heads=2):
         super().__init__()
