@@ -37,7 +37,7 @@ from .export.write import export
 from .frames import with_plain_arguments, worth_capturing
 from .guards import hints
 from .hidden import hidden
-from .hook import Entry, call_hooked, call_unhooked, set_frame_callback
+from .hook import Entry, call_hooked, call_unhooked, set_frame_callback, set_settler, settle
 from .opening import met, open_place, other_sizes
 from .options import Options
 from .parked import Parked
@@ -106,6 +106,7 @@ class Captured:
             run = self.prepare(entry, args, kwargs)
         finally:
             torch_private.set_eval_frame(compiling)
+            settle()
         return run(*args, **kwargs)
 
     @hidden
@@ -534,6 +535,7 @@ FRAMES = FrameCapture()
 def install_frame_callback() -> None:
     """Let the frame hook ask us (the hook itself is on only while a native part of a captured frame runs)."""
     set_frame_callback(cast(Any, FRAMES))
+    set_settler(torch_private.set_eval_frame)
 
 
 def missed(captured: weakref.ref[Captured], program: Any, error: BaseException) -> None:

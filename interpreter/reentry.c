@@ -142,6 +142,11 @@ hook_eval(PyThreadState *tstate, mb_Frame *frame, int throwing)
 {
     PyCodeObject *code = installed_here && passing != frame ? mb_frame_code(frame) : NULL;
     if (code == NULL) {
+        PyInterpreterState *interpreter = PyInterpreterState_Get();
+        if (threads_on == 0 && _PyInterpreterState_GetEvalFrameFunc(interpreter) == hook_eval) {
+            /* Put back by somebody who came after us and left after us. */
+            _PyInterpreterState_SetEvalFrameFunc(interpreter, below == NULL ? _PyEval_EvalFrameDefault : below);
+        }
         return pass_on(tstate, frame, throwing);
     }
     Kind kind = kind_of(frame->f_globals);

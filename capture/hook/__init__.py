@@ -29,6 +29,8 @@ from moebius.hook.native import (
     own_attributes,
     read_tensors_by_attributes,
     set_frame_callback,
+    set_settler,
+    settle,
     use_watchers,
 )
 
@@ -56,5 +58,7 @@ __all__ = [
     "own_attributes",
     "read_tensors_by_attributes",
     "set_frame_callback",
+    "set_settler",
+    "settle",
     "use_watchers",
 ]

@@ -20,6 +20,11 @@ static _PyFrameEvalFunction chain[MAX_DEPTH];
 static int depth;
 static int owed = INT_MAX;    /* the last thread to leave also goes back to this depth, for a thread that left before */
 
+/* Threads that come and go in turns can leave somebody else's hook installed that has nothing to do: its last thread left
+ * while ours was on top, and we put it back. `mixed`: that may have happened. `settler` is torch's own switch. */
+static int mixed;
+static PyObject *settler;
+
 static PyObject *hook_eval(PyThreadState *, mb_Frame *, int);
 
 static _PyFrameEvalFunction
@@ -41,6 +46,7 @@ push(void)
     if (now == hook_eval || depth == MAX_DEPTH) {
         return 0;
     }
+    mixed |= depth > 0;
     chain[depth++] = now;
     install(hook_eval);
     return 1;
@@ -55,8 +61,34 @@ pop_to(int target)
     if (installed() == hook_eval) {
         install(chain[target]);
     }
-    /* Else somebody went on top and has not left yet. They may put us back when they do: hook_eval then removes itself. */
+    else {    /* somebody went on top and has not left yet. They may put us back when they do: hook_eval removes itself then */
+        mixed = 1;
+    }
     depth = target;
+}
+
+/* Lets torch take its hook away if no thread uses it: switched on and off again in this thread, it counts its threads.
+ * Not where it is on in this thread: it is used then, and torch 2.13 counts a change from a compiler to False as one more. */
+static void
+settle(void)
+{
+    mixed = 0;
+    _PyFrameEvalFunction now = installed();
+    if (settler == NULL || now == hook_eval || now == _PyEval_EvalFrameDefault) {
+        return;
+    }
+    PyObject *type, *value, *trace;
+    PyErr_Fetch(&type, &value, &trace);
+    PyObject *before = PyObject_CallOneArg(settler, Py_None);
+    PyObject *on = before == Py_None ? PyObject_CallOneArg(settler, Py_False) : Py_XNewRef(before);
+    PyObject *done = on == NULL ? NULL : PyObject_CallOneArg(settler, before);
+    if (done == NULL) {
+        PyErr_WriteUnraisable(settler);
+    }
+    Py_XDECREF(before);
+    Py_XDECREF(on);
+    Py_XDECREF(done);
+    PyErr_Restore(type, value, trace);
 }
 
 HookScope
@@ -68,7 +100,7 @@ mb_hook_enter(int on)
     }
     hook_is_on = on;
     if (on) {
-        mb_hooked_threads++;
+        mixed |= mb_hooked_threads++ > 0;
         scope.did = push();
     }
     else if (--mb_hooked_threads == 0 && depth > 0 && installed() == hook_eval) {
@@ -99,6 +131,9 @@ mb_hook_leave(HookScope scope)
     if (mb_hooked_threads == 0 && owed != INT_MAX) {
         pop_to(owed);
         owed = INT_MAX;
+    }
+    if (mb_hooked_threads == 0 && depth == 0 && mixed) {
+        settle();
     }
 }
 
@@ -300,7 +335,32 @@ evaluator(PyObject *module, PyObject *unused)
     return PyUnicode_FromString(now == hook_eval ? "moebius" : now == _PyEval_EvalFrameDefault ? "default" : "other");
 }
 
+static PyObject *
+set_settler(PyObject *module, PyObject *given)
+{
+    (void)module;
+    if (!PyCallable_Check(given)) {
+        PyErr_Format(PyExc_TypeError, "set_settler(callable), not %R", given);
+        return NULL;
+    }
+    Py_XSETREF(settler, Py_NewRef(given));
+    Py_RETURN_NONE;
+}
+
+static PyObject *
+settle_now(PyObject *module, PyObject *unused)
+{
+    (void)module, (void)unused;
+    if (depth == 0) {
+        settle();
+    }
+    Py_RETURN_NONE;
+}
+
 PyMethodDef mb_frame_methods[] = {
+    {"set_settler", set_settler, METH_O,
+     "set_settler(switch): torch's set_eval_frame, by which a hook of torch's that no thread uses is taken away."},
+    {"settle", settle_now, METH_NOARGS, "settle(): take away a hook of torch's that threads have left behind."},
     {"call_hooked", (PyCFunction)(void (*)(void))call_hooked, METH_FASTCALL | METH_KEYWORDS,
      "call_hooked(callable, /, *args, **kwargs): call it with the frame hook on for this thread."},
     {"call_unhooked", (PyCFunction)(void (*)(void))call_unhooked, METH_FASTCALL | METH_KEYWORDS,

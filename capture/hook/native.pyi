@@ -179,6 +179,12 @@ def set_frame_callback(
     """callback(function) is asked once for each code object met under the hook (and again when what it answered was
     for a function that is gone); it returns what to run instead, or None: never ask again. Returns the one before."""
 
+def set_settler(switch: Callable[[Any], Any], /) -> None:
+    """torch's set_eval_frame: how a hook of torch's that threads have left behind is taken away."""
+
+def settle() -> None:
+    """Take away such a hook now, if there is one and none of our calls is under the hook."""
+
 def call_hooked(callable: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     """Call it with the frame hook on for this thread."""
 

@@ -6,29 +6,32 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from moebius import capture  # noqa: E402
 from moebius.hook import (  # noqa: E402
     Entry,
     attach,
     call_hooked,
+    call_unhooked,
     evaluator,
     forget_frames,
     is_hooked,
     set_frame_callback,
+    set_settler,
+    settle,
 )
+from moebius.interpreter import interpret  # noqa: E402
+from moebius.torch_private import set_eval_frame  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
 def clean():
     torch._dynamo.reset()
     before = set_frame_callback(None)  # capture's own, where another test has imported it
+    set_settler(set_eval_frame)
     yield
     set_frame_callback(before)
     forget_frames()
     torch._dynamo.reset()
-    if evaluator() != "default":
-        # Seen when threads leave both hooks in a certain order: torch's stays installed, with nothing to do, until its
-        # next call ends. Python calls are slower meanwhile and nothing else; the next call must really take it away.
-        torch.compile(lambda x: x, backend="eager")(torch.ones(1))
     assert evaluator() == "default"
     assert not is_hooked()
 
@@ -269,6 +272,86 @@ def test_threads_with_both_hooks():
     for t in threads:
         t.join()
     assert wrong == []
+
+
+class Turn:
+    """A compiled call in a thread of its own, which waits in its middle until it is told to leave."""
+
+    def __init__(self):
+        inside, self.leave, seen = threading.Event(), threading.Event(), []
+
+        def body(x):
+            y = x + 1
+            seen.append(evaluator())
+            inside.set()
+            self.leave.wait(20)
+            return y * 2
+
+        compiled = torch.compile(body, backend="eager")
+        self.thread = threading.Thread(target=lambda: seen.append(compiled(torch.ones(1)).item()))
+        self.thread.start()
+        assert inside.wait(60)
+        self.seen = seen
+
+    def end(self):
+        self.leave.set()
+        self.thread.join(60)
+        assert self.seen[-1] == 4.0
+
+
+def python_call():
+    return evaluator()
+
+
+@pytest.mark.parametrize("settled", [True, False])
+def test_a_hook_that_threads_leave_behind_is_taken_away(settled):
+    """Torch comes after ours and leaves while ours is on top of it again: what we put back then has nothing to do. (The
+    second case shows that it would stay: nobody switches torch's hook off.)"""
+    if not settled:
+        set_settler(lambda switch: None)
+
+    def outer():
+        turn = Turn()
+        assert call_unhooked(call_hooked, turn.end) is None
+        return is_hooked()
+
+    assert call_hooked(outer)
+    python_call()
+    assert python_call() == ("default" if settled else "other")
+    if not settled:
+        set_settler(set_eval_frame)
+        settle()
+        python_call()
+
+
+def test_a_thread_that_still_compiles_keeps_its_hook():
+    def outer():
+        first, second = Turn(), Turn()
+        call_unhooked(call_hooked, first.end)
+        return second
+
+    second = call_hooked(outer)
+    calls = []
+    inside = torch.compile(lambda x: calls.append(1) or x + 1, backend="eager")
+    assert python_call() == "other"
+    assert inside(torch.ones(1)).item() == 2.0
+    second.end()
+    python_call()
+    assert python_call() == "default"
+
+
+def test_what_the_interpreters_hook_leaves_is_taken_away_by_the_next_cold_call():
+    def turns():
+        turn = Turn()
+        turn.end()
+        return len(turn.seen)
+
+    assert interpret(turns)() == 2
+    python_call()
+    assert python_call() == "other"
+    assert capture(lambda x: x + 1)(torch.ones(1)).item() == 2.0
+    python_call()
+    assert python_call() == "default"
 
 
 def test_no_growth(growth):
