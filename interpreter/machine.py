@@ -19,8 +19,9 @@ from .forms import form_of
 from .frame import Frame
 from .modules import import_interpreted
 from .natives import DICT_GET, Native, call_inside, is_a, is_opaque, write_unraisable
+from .registry import OPERANDS
 from .room import ROOM
-from .sentinels import UNSET, sentinel
+from .sentinels import NULL, UNSET, sentinel
 from .shown import Shown
 from .tracebacks import (
     GET_CONTEXT,
@@ -367,16 +368,19 @@ class Machine(Shown):
             if trace is not None:
                 trace = with_variables(frame, trace)
         SET_TRACEBACK(exc, trace)
+        stack = frame.stack
         if region is None:
             self.propagating, self.clean = exc, trace
             if not self.domain.keeps_frames:
+                drop_operands(frame, 0)
+                stack.clear()
                 self.drop_locals(frame)  # the traceback has them
             return False
         self.propagating = self.clean = None
         target, depth, push_lasti = region
-        stack = frame.stack
         if len(stack) < depth:
             self.fail(frame, f"the exception's handler keeps {depth} values of {len(stack)}", exc)
+        drop_operands(frame, depth)
         del stack[depth:]
         if push_lasti:
             stack.append(frame.pc if again is None else again)
@@ -518,6 +522,16 @@ def raised_by_handler(exc: BaseException) -> bool:
 
 
 HANDLER_MODULES = f"{__package__}.opcodes."
+
+
+def drop_operands(frame: Frame, depth: int) -> None:
+    """Those of the instruction that raised die, the deepest first, down to the stack's height `depth`."""
+    handler, operand = frame.program.steps[frame.pc]
+    counted = OPERANDS.get(handler)
+    if counted is not None:
+        stack = frame.stack
+        for index in range(max(depth, len(stack) - counted(operand)), len(stack)):
+            stack[index] = NULL
 
 
 def rethrow(thrown: list[BaseException]) -> None:
