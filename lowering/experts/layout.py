@@ -102,7 +102,36 @@ def same_value(node: Any) -> Any:
     return call.name, tuple((name, same_value(value)) for name, value in call.args.items())
 
 
-def moved(call: Call, dims: Dims) -> Dims | None:
+def bare(node: fx.Node, dims: tuple) -> tuple[fx.Node, tuple]:
+    """(a tensor, its axes) that a tensor is made of by rearranging axes and by repeating along new ones."""
+    while (call := read_call(node)) is not None and isinstance(call.args.get("input"), fx.Node):
+        source: fx.Node = call["input"]
+        shape = shape_of(source)
+        if not shape:
+            break
+        places = moved(call, tuple(range(len(shape))))
+        if call.name == "expand" and shape_of(node) is not None:
+            wide = shape_of(node) or ()
+            kept = dims[len(wide) - len(shape) :]
+            pairs = zip(shape, wide[-len(kept) :], strict=True)
+            grown = [sized_one(own) and not sized_one(size) for own, size in pairs]
+            if any(more and axis == FEATURE for axis, more in zip(kept, grown, strict=True)):
+                break
+            node, dims = source, tuple(None if more else axis for axis, more in zip(kept, grown, strict=True))
+        elif places is not None and call.name not in ("contiguous", "clone", "squeeze"):
+            node, dims = source, tuple(dims[places.index(dim)] for dim in range(len(shape)))
+        else:
+            break
+    return node, dims
+
+
+def origin(node: fx.Node, dim: int) -> Axis:
+    """The axis of a tensor, as that of the tensor that it is a view of."""
+    base, dims = bare(node, tuple(range(len(shape_of(node) or ()))))
+    return Axis((base, dims.index(dim)), base, dims.index(dim)) if dim in dims else Axis((node, dim), node, dim)
+
+
+def moved(call: Call, dims: tuple) -> tuple | None:
     """The axes after a view that only rearranges them or adds one of size 1, or None for other operators."""
     count = len(dims)
     match call.name:

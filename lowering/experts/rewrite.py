@@ -12,7 +12,8 @@ from moebius.lowering.aliasing import Storage
 from moebius.lowering.contract import Contract, Work, well_formed
 from moebius.lowering.dead_code import drop_dead_code
 from moebius.lowering.experts import joining
-from moebius.lowering.experts.batched import Batched, Weight, batched_layers, refusal_of
+from moebius.lowering.experts.batched import Weight, batched_layers
+from moebius.lowering.experts.batched_turns import Batched, refusal_of
 from moebius.lowering.experts.blocks import Order, build_blocks, runs, write_out
 from moebius.lowering.experts.dense import Chain, NoExperts, Stacked, build_dense, dense_chains, stacked_sums
 from moebius.lowering.experts.proof import Refused, prove

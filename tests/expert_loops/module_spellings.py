@@ -461,7 +461,7 @@ def boolean_masks_tested(x, moe):
     return out
 
 
-@spelled(CAPTURED)
+@spelled(LOWERED)
 def bmm_over_experts(x, moe):
     """`torch.bmm(x.expand(E, …), w1)`, masked by gates: Llama-4's dense form"""
     weight, index = moe.route(x)
@@ -471,7 +471,7 @@ def bmm_over_experts(x, moe):
     return torch.bmm(h, moe.w2).sum(0)
 
 
-@spelled(CAPTURED)
+@spelled(LOWERED)
 def einsum_over_capacity(x, moe):
     """einsum with dispatch and combine masks [T, E, C], a capacity (GShard)"""
     weight, index = moe.route(x)
@@ -486,7 +486,7 @@ def einsum_over_capacity(x, moe):
     return torch.einsum("tec,ecd->td", combine, torch.einsum("ecn,end->ecd", h, moe.w2))
 
 
-@spelled(CAPTURED)
+@spelled(LOWERED)
 def gathered_per_slot(x, moe):
     """`for k in range(K)`: weights gathered with `w1[index[:, k]]`, `torch.bmm`"""
     weight, index = moe.route(x)
