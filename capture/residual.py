@@ -11,6 +11,7 @@ from __future__ import annotations
 import collections
 import contextvars
 import functools
+import gc
 import itertools
 import keyword
 import types
@@ -274,7 +275,9 @@ class Emitter:
             return self.iterator_value(value)
         if kind is types.GeneratorType and (frame := frame_of(value)) is not None:
             return generator_value(self, value, frame)
-        if isinstance(value, types.GeneratorType | LoopLeftover | ContextToken) or kind in natives.VIEWS:
+        if kind in natives.VIEWS:
+            return self.view_value(value)
+        if isinstance(value, types.GeneratorType | LoopLeftover | ContextToken):
             raise CannotRebuild(f"a {kind.__name__} is alive across a graph break")
         return self.instance_value(value)
 
@@ -305,6 +308,13 @@ class Emitter:
         if len(reduced) > 2 and reduced[2] is not None:
             self.lines.append(f"{name}.__setstate__({self.value(reduced[2])})")
         return name
+
+    def view_value(self, view: Any) -> str:
+        """``d.items()`` of the dict that the view is of (its ``mapping`` is a proxy that does not give it)."""
+        (owner,) = gc.get_referents(view)
+        kind: Any = next(base for base in type(owner).__mro__ if base in DICTS and base is not collections.defaultdict)
+        method = next(m for m in (kind.keys, kind.values, kind.items) if type(m(kind())) is type(view))
+        return self.assign(view, f"{self.constant(method)}({self.value(owner)})")
 
     def has_origin(self, value: Any) -> bool:
         """Whether there is an expression for a value that nobody may ask for."""

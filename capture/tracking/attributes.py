@@ -19,6 +19,7 @@ from moebius.interpreter import Signal
 
 from ..hook import ABSENT, own_attributes
 from ..sources import Static, part
+from .data import assign_data
 from .numbers import Number
 from .objects import Objects
 from .records import CONTAINERS, HEAP_TYPE, Record, raw_dict
@@ -422,8 +423,9 @@ class Attributes:
         if kind is TensorProxy and name == "requires_grad" and type(value) in (bool, torch.SymBool):
             self.tensors.gradients.switch(obj, self.tensors.flag(value))
             return
-        if kind is TensorProxy and name == "data" and value is obj:
-            return  # what Module.to does with a parameter that is already there
+        if kind is TensorProxy and name == "data" and isinstance(value, TensorProxy):
+            assign_data(self.tensors, obj, value)
+            return
         if kind is TensorProxy:
             raise Break("attribute of a tensor is set", f"{obj.describe()}.{name} = …", "set it outside of the step")
         if isinstance(obj, type):
