@@ -426,6 +426,7 @@ class Captured:
         self.watched.clear()
         self.parked = Parked([])
         self.policy.volatile.clear()
+        self.policy.wholes.clear()
         self.policy.texts.clear()
         self.policy.letters.clear()
         self.policy.dynamic_dims.clear()

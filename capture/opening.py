@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 def open_place(policy: Policy, fact: Fact, guards: CompiledGuards, args: tuple, kwargs: dict[str, Any]) -> None:
     """A place that changed becomes a place that may change, where that can be expressed."""
     kind, *rest = fact.check
+    if (name := other_whole(fact, args, kwargs)) is not None:
+        policy.wholes[name] += 1
     if kind == "tensor":
         for other in guards.facts:  # one size often shows in several tensors: all of them at once
             open_sizes(policy, other, args, kwargs)
@@ -42,6 +45,22 @@ def open_place(policy: Policy, fact: Fact, guards: CompiledGuards, args: tuple, 
         if type(now) is list and len(now) == len(then):  # count[0] += 1
             places = [i for i, (a, b) in enumerate(zip(then, now, strict=True)) if a is not b]
             policy.volatile.update((fact.source.name, *(f"{fact.source.name}[{i}]" for i in places)))
+
+
+def other_whole(fact: Fact, args: tuple, kwargs: dict[str, Any]) -> str | None:
+    """The name of a container that was read as a whole and holds another number of items now, or is a deque."""
+    kind, *rest = fact.check
+    if kind == "dict":
+        the_dict, entries, keys = rest
+        name = fact.record.source
+        return name if keys is not None and len(keys) != len(the_dict) and not name.endswith(".__dict__") else None
+    if kind not in ("contents", "length", "python") or fact.source is None:
+        return None
+    now = met(fact, args, kwargs)
+    if kind == "python":
+        return fact.source.name if type(now) is collections.deque else None
+    before = len(rest[1]) if kind == "contents" else rest[1]
+    return fact.source.name if type(now) is list and len(now) != before else None
 
 
 def open_sizes(policy: Policy, fact: Fact, args: tuple, kwargs: dict[str, Any]) -> None:

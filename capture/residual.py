@@ -399,13 +399,21 @@ class Emitter:
                 self.lines.append(f"{self.constant(slot_of(kind, slot))}.__set__({name}, {self.value(item)})")
             return
         base = self.constant(next((b for b in kind.__mro__ if b in CONTAINERS), kind))
+        self.replay_known(record, name, base)
+        for key, item in record.late or ():
+            self.write_item(base, name, key, item)
+
+    def replay_known(self, record: Record, name: str, base: str) -> None:
+        """What was done to a container under keys and at places that tracing knows."""
+        kind = type(record.obj)
         if record.shadow is None:
             for key, item in record.writes.items():
                 if key in record.moved and item is not ABSENT:
                     self.write_item(base, name, key, ABSENT)
                 self.write_item(base, name, key, item)
             if record.appends:
-                self.fill(f"{name}.extend", record.appends)
+                items = ", ".join(self.value(v) for v in record.appends)
+                self.lines.append(f"{base}.extend({name}, ({items},))")
             return
         shadow, original = record.shadow, record.original
         if kind in DICTS:

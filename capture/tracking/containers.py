@@ -262,7 +262,8 @@ class Containers(Parts):
             return self.call(method, [value], {})
         if any(b in CONTAINERS or b is tuple for b in kind.__mro__):
             base: Any = next(b for b in kind.__mro__ if b in CONTAINERS or b is tuple)
-            return self.objects.made(base.__iter__(self.objects.contents(value) if base in CONTAINERS else value))
+            held = self.objects.contents(value, iterated=True) if base in CONTAINERS else value
+            return self.objects.made(base.__iter__(held))
         if isinstance(value, type) and isinstance(
             method := self.attributes.on_type(type(value), "__iter__"), types.FunctionType
         ):
@@ -273,6 +274,8 @@ class Containers(Parts):
 
     def native_iter(self, value: Any) -> Any:
         """An iterator over `value` that C code may be given: one in Python is advanced in the trace."""
+        if (record := self.objects.record_of(value)) is not None:
+            self.objects.refuse_growing(record)
         iterator = self.get_iter(value)
         if type(iterator) in ROWS:
             raise Break("iterating over a tensor of unknown length", "in a builtin", "iterate over it with a for loop")

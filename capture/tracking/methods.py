@@ -179,7 +179,7 @@ class Methods(CallParts):
         if record is not None and base in DICTS:
             if (done := self.single_key(record, name, args)) is not ABSENT:
                 return done
-        if record is not None and name in ("append", "extend") and record.shadow is None and base is list:
+        if record is not None and name in ("append", "extend") and record.shadow is None and base in LISTS:
             items = args if name == "append" else self.listed(args[0])
             record.appends = record.appends or []
             record.appends.extend(items)
