@@ -1,7 +1,7 @@
 """The training step's own nodes: what a graph needs to hold backward and optimizer beside the forward pass.
 
-May live here: functions that stand in a step's graph for what autograd and optimizers do to ``.grad`` and ``.data``, and
-the passes over them; a user's autograd.Function and gradient hooks; branches on data; text and printed lines.
+May live here: functions that stand in a step's graph for what autograd and optimizers do to ``.grad`` and ``.data``,
+and the passes over them; a user's autograd.Function and gradient hooks; branches on data; text and printed lines.
 ``Tensor.backward`` itself is a node as it is.
 """
 
