@@ -412,8 +412,8 @@ class Emitter:
                     self.write_item(base, name, key, ABSENT)
                 self.write_item(base, name, key, item)
             if record.appends:
-                items = ", ".join(self.value(v) for v in record.appends)
-                self.lines.append(f"{base}.extend({name}, ({items},))")
+                appended = ", ".join(self.value(v) for v in record.appends)
+                self.lines.append(f"{base}.extend({name}, ({appended},))")
             return
         shadow, original = record.shadow, record.original
         if kind in DICTS:
