@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 def open_place(policy: Policy, fact: Fact, guards: CompiledGuards, args: tuple, kwargs: dict[str, Any]) -> None:
     """A place that changed becomes a place that may change, where that can be expressed."""
     kind, *rest = fact.check
-    if (name := other_whole(fact, args, kwargs)) is not None:
-        policy.wholes[name] += 1
     if kind == "tensor":
         for other in guards.facts:  # one size often shows in several tensors: all of them at once
             open_sizes(policy, other, args, kwargs)
@@ -45,6 +43,13 @@ def open_place(policy: Policy, fact: Fact, guards: CompiledGuards, args: tuple, 
         if type(now) is list and len(now) == len(then):  # count[0] += 1
             places = [i for i, (a, b) in enumerate(zip(then, now, strict=True)) if a is not b]
             policy.volatile.update((fact.source.name, *(f"{fact.source.name}[{i}]" for i in places)))
+
+
+def count_whole(policy: Policy, fact: Fact, args: tuple, kwargs: dict[str, Any]) -> None:
+    """A container that is read as a whole and has changed once more."""
+    name = other_whole(fact, args, kwargs)
+    if name is not None and not name.endswith("_hooks"):  # a break there would be one in the middle of each module's call
+        policy.wholes[name] += 1
 
 
 def other_whole(fact: Fact, args: tuple, kwargs: dict[str, Any]) -> str | None:

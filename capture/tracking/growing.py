@@ -10,7 +10,7 @@ from __future__ import annotations
 from .records import Record
 from .values import Break
 
-GROWN = 6  # times that a container was not what it had been, from which on it is one of these (captures end at 16)
+GROWN = 4  # times that a container was not what it had been, from which on it is one of these (captures end at 16)
 
 
 class Growing:

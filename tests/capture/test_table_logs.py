@@ -257,8 +257,8 @@ CAPTURED = {
     last_hundred: 1,
     own_extend: 1,
     both_ends: 5,
-    mean_of_last: 11,
-    stacked: 5,
+    mean_of_last: 13,
+    stacked: 6,
 }
 BREAKS = {
     read_after: "dict read after a write at a number",
