@@ -48,7 +48,7 @@ def open_place(policy: Policy, fact: Fact, guards: CompiledGuards, args: tuple, 
 def count_whole(policy: Policy, fact: Fact, args: tuple, kwargs: dict[str, Any]) -> None:
     """A container that is read as a whole and has changed once more."""
     name = other_whole(fact, args, kwargs)
-    if name is not None and not name.endswith("_hooks"):  # a break there would be one in the middle of each module's call
+    if name is not None and not name.endswith("_hooks"):  # (each module's call asks for those)
         policy.wholes[name] += 1
 
 
