@@ -349,6 +349,9 @@ class Containers(Parts):
         self.calls.container_method(target, list, "append", [value], {})
 
     def list_extend(self, target: Any, values: Any) -> None:
+        kind = type_of(values)
+        if self.attributes.on_type(kind, "__iter__") is ABSENT and self.attributes.on_type(kind, "__getitem__") is ABSENT:
+            raise TypeError(f"Value after * must be an iterable, not {kind.__name__}")
         self.calls.container_method(target, list, "extend", [values], {})
 
     def list_to_tuple(self, values: Any) -> Any:
