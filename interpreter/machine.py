@@ -213,6 +213,8 @@ class Machine(Shown):
     def throw(self, frame: Frame, error: BaseException) -> Any:
         """Continue a suspended generator frame by raising at its yield, or in what it delegates to."""
         closing = is_a(error, GeneratorExit) and frame.thrown_args is None and not runs_async(frame)
+        if closing:
+            chain_context(error, self.handled())  # close() raises it where it is called
         thrown = [error]  # a list, emptied as it is used: a traceback through here must not lead back to its exception
         del error
         if self.domain.keeps_frames and frame.shell is not None and frame.shell() is None:
