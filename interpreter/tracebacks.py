@@ -75,11 +75,35 @@ def stub_code(program: Program, code: CodeType, pc: int) -> CodeType:
 
 def caller_of(native: FrameType) -> Frame | None:
     """The interpreted frame that called the one of a frame object of `stub_frame`'s, while there is one."""
+    function = function_of(native)
+    if function is None:
+        return None
+    back = function.__doc__[1]  # type: ignore[index]
+    return None if back is None else back()
+
+
+def function_of(native: FrameType) -> FunctionType | None:
+    """The function that `stub_frame` made for a frame object: its __doc__ is what the frame object keeps alive."""
     for function in gc.get_referents(native):
         if type(function) is FunctionType and function.__code__ is native.f_code and type(function.__doc__) is tuple:
-            back = function.__doc__[1]
-            return None if back is None else back()
+            return function
     return None
+
+
+def outlive(native: FrameType, frame: Frame) -> None:
+    """The frame has ended, the program has its frame object: it keeps what CPython's does (take_ownership, frame.c).
+
+    That is the variables, up to 3.12 the dict that locals() gave, and the caller's frame object.
+    """
+    fill(native, frame)
+    function = function_of(native)
+    if function is None:
+        return
+    back = frame.back
+    if back is not None and back.native is None:
+        back.native = stub_frame(back, False)
+    code, called_by = function.__doc__[:2]  # type: ignore[index]
+    function.__doc__ = code, called_by, back and back.native, frame.locals_dict  # type: ignore[assignment]
 
 
 def make_cell(index: int) -> bytes:
