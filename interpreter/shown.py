@@ -143,7 +143,7 @@ class Shown:
         """The parts of a frame object that change with the frame, of one that `show` made."""
         frame = self.frame_shown_as(native)
         if frame is None and name == "f_back":  # of what an exception ended
-            back = caller_of(native)
+            back = None if native.f_back is not None else caller_of(native)
             return native.f_back if back is None else self.show(back)
         if frame is None:
             return getattr(native, name)

@@ -129,6 +129,17 @@ mb_set_frame_names(PyFrameObject *frame, PyObject *names)
     Py_XSETREF(frame->f_frame->f_locals, Py_NewRef(names));
 }
 
+/* What take_ownership (Python/frame.c) leaves a frame object whose call is over: its caller's; and, up to 3.12, the dict
+   that locals() gave, or NULL. */
+static inline void
+mb_link_frame(PyFrameObject *frame, PyFrameObject *back, PyObject *locals)
+{
+    Py_XSETREF(frame->f_back, (PyFrameObject *)Py_XNewRef((PyObject *)back));
+    if (locals != NULL) {
+        Py_XSETREF(frame->f_frame->f_locals, Py_NewRef(locals));
+    }
+}
+
 /* Calls of Python functions that may still be nested. */
 static inline int
 mb_recursion_room(PyThreadState *tstate)

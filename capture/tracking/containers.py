@@ -350,7 +350,7 @@ class Containers(Parts):
 
     def list_extend(self, target: Any, values: Any) -> None:
         kind = type_of(values)
-        if self.attributes.on_type(kind, "__iter__") is ABSENT and self.attributes.on_type(kind, "__getitem__") is ABSENT:
+        if all(self.attributes.on_type(kind, name) is ABSENT for name in ("__iter__", "__getitem__")):
             raise TypeError(f"Value after * must be an iterable, not {kind.__name__}")
         self.calls.container_method(target, list, "extend", [values], {})
 
