@@ -86,8 +86,8 @@ def caller_of(native: FrameType) -> Frame | None:
 def outlive(native: FrameType, frame: Frame) -> None:
     """The frame ends, its frame object does not: it keeps what CPython's does (take_ownership, Python/frame.c).
 
-    That is the variables, the caller's frame object (on 3.11 not a generator's: gen_send_ex2 has cut the link), and up to
-    3.12 the dict that locals() gave.
+    That is the variables, the caller's frame object (not a generator's on 3.11: gen_send_ex2 has cut the link), and up
+    to 3.12 the dict that locals() gave.
     """
     fill(native, frame)
     back = frame.back if frame.exc_item is None or GENERATORS_LINKED else None
