@@ -94,7 +94,7 @@ def outlive(native: FrameType, frame: Frame) -> None:
     if back is not None and back.native is None:
         back.native = stub_frame(back, False)
     kept = frame.program.optimized and not FRESH_LOCALS
-    link_frame(native, back and back.native, frame.locals_dict if kept else None)
+    link_frame(native, None if back is None else back.native, frame.locals_dict if kept else None)
 
 
 def make_cell(index: int) -> bytes:
