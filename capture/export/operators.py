@@ -115,6 +115,7 @@ OURS: dict[str, Callable[..., Any]] = {
     "moebius.require_branch": require_branch,
     "moebius.require_gradients": require_gradients,
     "moebius.set_data": set_data,
+    "torch.Size": torch.Size,
     "moebius.set_gradient": set_gradient,
     "moebius.experts": experts,
     "moebius.experts_rows": experts_rows,

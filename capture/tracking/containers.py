@@ -14,6 +14,7 @@ from moebius.interpreter import NULL, STOP, Frame
 
 from ..hook import ABSENT
 from . import natives
+from .enums import plain_member
 from .hit_loops import number_of
 from .loops import ROWS, TensorRows
 from .parts import Parts
@@ -431,6 +432,8 @@ class Containers(Parts):
                 return self.call(method, [value], {})
             if method is object.__str__:
                 return self.repr_of(value)
+            if plain_member(value) is not value:
+                return str(value)  # C's, of a number or a text
         raise Break(
             "text of a value that is not plain", f"str() of a {type_of(value).__name__}", "print it after the step"
         )

@@ -16,6 +16,7 @@ from ..hook import ABSENT, copy_set
 from ..sources import Static
 from . import natives
 from .call_parts import CallParts, is_alien
+from .enums import plain_member
 from .records import DICTS, LISTS, SETS, Record
 from .texts import Text, texts
 from .values import ATOMS, Break, TensorProxy
@@ -108,7 +109,7 @@ class Methods(CallParts):
             return bound(*args, **kwargs)
         if isinstance(owner, type):
             return self.class_method(owner, name, bound, args, kwargs)
-        if kind in ATOMS:
+        if kind in ATOMS or plain_member(owner) is not owner:
             return self.atom_method(owner, name, bound, args, kwargs)
         base = next((b for b in kind.__mro__ if b in natives.CONTAINER_METHODS), None)
         if base is not None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import collections
 import contextvars
 import inspect
+import logging
 import types
 import weakref
 from collections.abc import Callable, Iterable, Sequence
@@ -560,6 +561,7 @@ LONG_LIVED = (
     torch.optim.Optimizer,
     torch.optim.lr_scheduler.LRScheduler,
     contextvars.ContextVar,
+    logging.Logger,
     types.CellType,
     weakref.ref,
     Entry,
