@@ -413,7 +413,8 @@ class Emitter:
                 self.write_item(base, name, key, item)
             if record.appends:
                 appended = ", ".join(self.value(v) for v in record.appends)
-                self.lines.append(f"{base}.extend({name}, ({appended},))")
+                own = kind in CONTAINERS  # (a derived class may have an ``extend`` of its own, which did not run)
+                self.lines.append(f"{name}.extend(({appended},))" if own else f"{base}.extend({name}, ({appended},))")
             return
         shadow, original = record.shadow, record.original
         if kind in DICTS:

@@ -256,20 +256,25 @@ class Methods(CallParts):
         if name == "sort":
             target[:] = self.sort(target, **kwargs)
             return None
+        if kwargs or not 1 <= len(args) <= (3 if name == "index" else 1):
+            raise Break("method in C", f"{type(target).__name__}.{name} of {len(args)} arguments", "it runs natively")
+        start, stop, _ = slice(*(natives.specialised(a) for a in args[1:]), *[None] * (3 - len(args))).indices(len(target))
+        count = 0
         for i, item in enumerate(target):
+            if not start <= i < stop:
+                continue
             if self.domain.is_one(item, args[0]) or self.domain.truth(self.domain.compare("==", item, args[0])):
-                if name == "index" and len(args) == 1:
+                if name == "index":
                     return i
                 if name == "remove":
                     del target[i]
                     return None
+                count += 1
         if name == "count":
-            return sum(
-                1
-                for item in target
-                if self.domain.is_one(item, args[0]) or self.domain.truth(self.domain.compare("==", item, args[0]))
-            )
-        raise ValueError(f"{args[0]!r} is not in list" if name == "index" else "list.remove(x): x not in list")
+            return count
+        if not natives.is_plain(args[0], self.known):
+            raise Break("method in C", f"{type(target).__name__}.{name} of what is not there", "it runs natively")
+        return getattr(type(target)(), name)(args[0])  # raises, in its own words
 
     def mapping_or_items(self, value: Any, base: type) -> Any:
         """The argument of ``update``/``extend``: a native mapping or iterator."""

@@ -788,6 +788,74 @@ def tassert():
     return step, []
 
 
+def looked_for():
+    ls, ts, log = [1, 2, 3, 2], (1, 2, 3, 2), []
+
+    class Counts:
+        n = 0
+
+        def __eq__(self, other):
+            self.n += 1
+            return NotImplemented
+
+    c = Counts()
+
+    def step(x):
+        for ask in (
+            lambda: ls.index(2, 2),
+            lambda: ls.index(2, -1),
+            lambda: ls.index(2, 2, 3),
+            lambda: ts.index(2, 1),
+            lambda: ts.index(7),
+            lambda: ls.index(9, 1),
+            lambda: ls.remove(9),
+            lambda: [1, c].count(c),
+            lambda: [1, c, 2].count(2),
+        ):
+            try:
+                log.append(ask())
+            except ValueError as e:
+                log.append(str(e))
+        return x * 2
+
+    return step, [log, c]
+
+
+def slots_that_are_empty():
+    class Config:
+        __slots__ = ("a", "b")
+
+    c, st = Config(), {"n": 0}
+    c.a = 1
+
+    def step(x):
+        return x * getattr(c, "b", 10) * getattr(c, "a", 20), hasattr(c, "b")
+
+    def outer(x):
+        y = step(x)
+        st["n"] += 1
+        if st["n"] == 1:
+            c.b = 3
+        if st["n"] == 2:
+            del c.a
+        if st["n"] == 3:
+            c.a = 7
+        return y
+
+    return outer, [c]
+
+
+def sizes_in_texts():
+    def step(x):
+        print(x.shape, "is", x.size())
+        print("%s %r %.2f" % (x.shape, x.shape, x.sum().item()))
+        print(f"{x.shape} {x.sum().item():.2f}", " ".join([str(x.shape), f"{x.sum().item()}"]))
+        print(x.shape[0] / 2, x.dtype, x.shape[0])
+        return x * 2
+
+    return step, []
+
+
 TABLE = {
     nt_return: None,
     nt_arg_unpack: None,
@@ -819,6 +887,9 @@ TABLE = {
     tcheck: ("tensor read as a number", "end of the step"),
     tcheck_data: None,
     tassert: ("exception", "natively"),
+    looked_for: None,
+    slots_that_are_empty: ("descriptor is deleted", "outside of the step"),
+    sizes_in_texts: None,
 }
 
 
