@@ -258,7 +258,8 @@ class Methods(CallParts):
             return None
         if kwargs or not 1 <= len(args) <= (3 if name == "index" else 1):
             raise Break("method in C", f"{type(target).__name__}.{name} of {len(args)} arguments", "it runs natively")
-        start, stop, _ = slice(*(natives.specialised(a) for a in args[1:]), *[None] * (3 - len(args))).indices(len(target))
+        bounds = [natives.specialised(a) for a in args[1:]]
+        start, stop, _ = slice(*bounds, *[None] * (2 - len(bounds))).indices(len(target))
         count = 0
         for i, item in enumerate(target):
             if not start <= i < stop:

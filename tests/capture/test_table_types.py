@@ -3,7 +3,7 @@
 Six calls of each beside plain Python (``tests/support/tables.py``).
 """
 
-# ruff: noqa: B006, B007, B008, B010, B018, B023, B024, B028, B904, B905, E701, E702, E731, E741, E742, F841, UP042 (as users write)
+# ruff: noqa: B006, B007, B008, B010, B018, B023, B024, B028, B904, B905, E701, E702, E731, E741, E742, F841, UP031, UP042 (as users write)
 
 from __future__ import annotations
 
