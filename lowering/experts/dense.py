@@ -427,6 +427,10 @@ def holds_zeros(node: fx.Node) -> bool:
 
 def build_dense(gm: fx.GraphModule, nodes: list[fx.Node], storage: Storage) -> Turns:
     """The loop node for these additions (functional ones), before the first. Raises Differ, NoExperts."""
+    for node in gm.graph.nodes:
+        call = read_call(node) if nodes[0] < node < nodes[-1] else None
+        if call is not None and call.name == "require_branch":
+            raise Differ("the step may be left between the turns, at a branch on data", node)
     places = []
     for node in nodes:
         parts = added(node)

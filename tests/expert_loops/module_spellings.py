@@ -347,6 +347,26 @@ def moe_infer(x, moe):
     return (back.view(*index.shape, -1) * weight.unsqueeze(-1)).sum(dim=1)
 
 
+@spelled(BROKEN)
+def moe_infer_as_list(x, moe):
+    """the same with `counts.tolist()`"""
+    weight, index = moe.route(x)
+    counts = index.new_zeros((len(x), E)).scatter_(1, index, 1).sum(dim=0)
+    idxs = index.view(-1).argsort()
+    sorted_tokens = x[idxs // index.shape[1]]
+    outputs, start = [], 0
+    for i, count in enumerate(counts.tolist()):
+        end = start + count
+        if count == 0:
+            continue
+        outputs.append(moe.experts[i](sorted_tokens[start:end]))
+        start = end
+    outs = torch.cat(outputs, dim=0) if outputs else sorted_tokens.new_empty(0)
+    back = torch.empty_like(outs)
+    back[idxs] = outs
+    return (back.view(*index.shape, -1) * weight.unsqueeze(-1)).sum(dim=1)
+
+
 @spelled(LOWERED)
 def counts_and_where(x, moe):
     """`counts = bincount(…).tolist()`, `if counts[i] == 0: continue`, `torch.where(indices == i)` (DeepSeek-V3)"""
