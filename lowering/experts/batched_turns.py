@@ -22,6 +22,7 @@ from torch.nn.functional import linear
 
 from moebius.lowering.aliasing import Storage
 from moebius.lowering.experts.batched import VIEWS, gathered_with, is_gathered, keeps_all, parameter_of
+from moebius.lowering.experts.chosen import Gates, gates_of, zero_at_zero
 from moebius.lowering.experts.dense import NoExperts
 from moebius.lowering.experts.layout import (
     COLUMNS,
@@ -44,7 +45,7 @@ from moebius.lowering.experts.routing import index_bounds
 from moebius.lowering.experts.turns import Builder, Differ, Place, has_effect, loop_of
 from moebius.lowering.operators import ELEMENTWISE, read_call, target_name
 from moebius.lowering.torch_private import same_size
-from moebius.lowering.values import add_call, describe_where, shape_of, stands_at, tensor_of, value_of
+from moebius.lowering.values import add_call, describe_where, infer, shape_of, stands_at, tensor_of, value_of
 
 
 @dataclass
@@ -78,10 +79,14 @@ class Split:
 class Batched(Builder):
     """Builds the loop for the products behind one down-projection."""
 
-    def __init__(self, gm: fx.GraphModule, down: fx.Node, experts: int, ups: list[fx.Node], storage: Storage):
+    def __init__(self, gm: fx.GraphModule, down: fx.Node, experts: int, ups: list[fx.Node], storage: Storage,
+                 gates: Gates | None = None):
         super().__init__(gm, [Place(down, down, down)] * experts, storage)
         self.down, self.ups, self.experts = down, set(ups), experts
         self.begin = min(ups)
+        self.gates = gates  # what says which rows are zero, and run nowhere
+        self.some: fx.Node | None = None
+        self.written: list[fx.Node] = []
         self.laid_nodes: dict[fx.Node, Laid] = {}
         self.within: dict[fx.Node, bool] = {down: True}
         self.computed: set[fx.Node] = {down}  # what the products are made of, behind which the loop stands
@@ -91,6 +96,8 @@ class Batched(Builder):
         self.order: list[Axis] = []  # the axes of rows
         self.token: fx.Node | None = None
         self.spread_nodes: dict[Any, fx.Node] = {}
+        self.looked_up: dict[tuple[fx.Node, bool], fx.Node] = {}  # rows of this turn's expert, in the body
+        self.leaves: list[tuple[fx.Node, Dims]] = []  # what the products read besides weights
         self.wide: list[tuple[fx.Node, Dims]] = []  # the rows that are given
 
     # What each tensor's axes are ------------------------------------------------------------------------------------
@@ -321,6 +328,7 @@ class Batched(Builder):
         """A tensor that the products read: rows, an expert's bias, a weight of each row, a constant."""
         axes, wide = [axis for axis in dims if isinstance(axis, Axis)], FEATURE in dims
         self.given.add(node)
+        self.leaves.append((node, dims))
         if not axes and not wide:
             return Laid(dims, lambda: self.capture(self.before(torch.squeeze, node) if dims else node))
         if wide and [axis.key for axis in axes] == ["experts"]:
@@ -344,7 +352,9 @@ class Batched(Builder):
 
     def of_these_rows(self, table: fx.Node, wide: bool, at: fx.Node) -> fx.Node:
         index = self.token if wide else (self.token, None)
-        return add_call(self.body, at, operator.getitem, self.capture(table), index)
+        if (table, wide) not in self.looked_up:
+            self.looked_up[table, wide] = add_call(self.body, at, operator.getitem, self.capture(table), index)
+        return self.looked_up[table, wide]
 
     def bias(self, node: fx.Node, dims: Dims) -> fx.Node:
         """[E, N] of a bias of all experts that was given axes of size 1."""
@@ -375,7 +385,11 @@ class Batched(Builder):
         """A node before the last product."""
         with self.gm.graph.inserting_before(self.down):
             made = add_call(self.gm.graph, self.down, target, *args, **kwargs)
+        return self.kept(made)
+
+    def kept(self, made: fx.Node) -> fx.Node:
         self.storage.add(made)
+        self.written.append(made)
         return made
 
     def size(self, axis: Axis) -> Any:
@@ -386,7 +400,10 @@ class Batched(Builder):
         node, dims = bare(node, dims)
         key = (same_value(node), dims)
         if key not in self.spread_nodes:
-            self.spread_nodes[key] = self.flat(node, dims)
+            made = self.flat(node, dims)
+            if self.gates is not None:
+                made = self.before(torch.index_select, made, 0, self.some_rows(self.gates))
+            self.spread_nodes[key] = made
         return self.spread_nodes[key]
 
     def flat(self, node: fx.Node, dims: Dims) -> fx.Node:
@@ -417,7 +434,7 @@ class Batched(Builder):
                 every = self.gm.graph.call_function(torch.arange, (self.experts,), {"device": value.device})
             with torch.no_grad():
                 every.meta["val"] = value.new_empty((self.experts,), dtype=torch.int64)
-            self.storage.add(stands_at(every, self.down))
+            self.kept(stands_at(every, self.down))
             numbers = every if numbers is None else self.before(operator.getitem, every, numbers)
         return self.spread(numbers, self.index_dims)
 
@@ -431,15 +448,55 @@ class Batched(Builder):
         zeros = self.before(torch.zeros_like, self.spread(*self.wide[0]))
         self.places = [Place(self.down, self.down, zeros)] * self.experts
         self.state.meta["val"], self.carried = value_of(zeros), True
-        chosen = add_call(self.body, self.down, torch.eq, self.capture(self.expert_of_each_row()), self.row)
+        numbers = self.expert_of_each_row()
+        chosen = add_call(self.body, self.down, torch.eq, self.capture(numbers), self.row)
         places = add_call(self.body, self.down, torch.where, chosen)
         self.token = add_call(self.body, self.down, operator.getitem, places, 0)
         added = self.body.call_function(torch.index_add, (self.state, 0, self.token, rows.node()))
         stands_at(added, self.down).meta["val"] = self.state.meta["val"]
         self.body.output((added,))
+        gates = self.rows_of_zeros(rows.node()) if self.gates is None else None
+        if gates is not None:
+            for node in reversed(self.written):
+                self.gm.graph.erase_node(node)
+            again = Batched(self.gm, self.down, self.experts, list(self.ups), Storage(self.gm.graph), gates)
+            self.computed, self.storage = again.computed, again.storage
+            return again.loop()
         turns = loop_of(self.gm, self, fx.GraphModule(torch.nn.Module(), self.body))
         assert turns.total is not None
         return turns.loop, self.result(turns.total, rows.dims, letters, split)
+
+    def rows_of_zeros(self, result: fx.Node) -> Gates | None:
+        """What says which rows are zero, where no expert need see these. result: what the turn's function gives."""
+        rows, dims = self.leaves[0]
+        if self.index is not None or len(self.looked_up) != 1 or dims != (*self.order, FEATURE):
+            return None
+        if any(same_value(leaf) != same_value(rows) for leaf, _ in self.leaves):
+            return None
+        gates = gates_of(rows, self.storage, self.down)
+        if gates is None or (shape_of(gates.gates) or ())[1] != self.experts:
+            return None
+        return gates if zero_at_zero(self.body, next(iter(self.looked_up.values())), result) else None
+
+    def some_rows(self, gates: Gates) -> fx.Node:
+        """[T · K]: the positions of the rows that are not zero."""
+        if self.some is None:
+            mask = self.before(torch.zeros_like, gates.gates, dtype=torch.uint8)
+            mask = self.before(torch.scatter, mask, 1, gates.index, 1)
+            for view in gates.views:
+                call = read_call(view)
+                assert call is not None
+                replaced = {call["input"]: mask}
+                with self.gm.graph.inserting_before(self.down):
+                    mask = self.gm.graph.node_copy(view, lambda node, table=replaced: table.get(node, node))  # type: ignore[misc]
+                mask.meta["val"] = infer(mask)
+                self.kept(mask)
+            order = self.before(torch.argsort, self.before("reshape", mask, -1), descending=True, stable=True)
+            flat = self.before("reshape", gates.index, -1)
+            count = (shape_of(flat) or ())[0]
+            count = count if isinstance(count, int) else self.before("size", flat, 0)
+            self.some = self.before(operator.getitem, order, slice(None, count))
+        return self.some
 
     def result(self, total: fx.Node, dims: Dims, letters: str, split: Split) -> fx.Node:
         """The rows' results as the last product gives them, and what else its line does with them."""
@@ -447,6 +504,9 @@ class Batched(Builder):
         assert value is not None
         if value.dtype != dtype_of(total):
             total = self.before("to", total, value.dtype)
+        if self.gates is not None:
+            whole = self.before(torch.zeros_like, self.flat(*self.wide[0]), dtype=value.dtype)
+            total = self.before(torch.index_copy, whole, 0, self.some_rows(self.gates), total)
         if len(self.order) > 1:
             total = self.before("reshape", total, *map(self.size, self.order), (shape_of(total) or ())[-1])
         present = [axis for axis in dims if axis is not None]

@@ -162,7 +162,7 @@ def replace_batched(work: Work, down: fx.Node, weight: Weight, ups: list[fx.Node
     except Exception as error:  # the products stay, whatever went wrong
         region.refusal = f"{DEFECT}: {type(error).__name__}: {error} ({describe_where(down)})"
     else:
-        replace_loop(work, loop, storage, region)
+        replace_loop(work, loop, layer.storage, region)
     if region.lowered:
         down.replace_all_uses_with(result)
         work.loose += layer.drop()
