@@ -479,7 +479,7 @@ class Batched(Builder):
         return gates if zero_at_zero(self.body, next(iter(self.looked_up.values())), result) else None
 
     def some_rows(self, gates: Gates) -> fx.Node:
-        """[T · K]: the positions of the rows that are not zero."""
+        """[T · K]: the positions of the rows that are not zero; of others too, if a token has an expert twice."""
         if self.some is None:
             mask = self.before(torch.zeros_like, gates.gates, dtype=torch.uint8)
             mask = self.before(torch.scatter, mask, 1, gates.index, 1)

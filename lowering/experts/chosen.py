@@ -18,7 +18,6 @@ from torch import fx
 from moebius.lowering.aliasing import Storage
 from moebius.lowering.experts.dense import scatter_into
 from moebius.lowering.experts.layout import indexed
-from moebius.lowering.experts.proof import distinct
 from moebius.lowering.operators import read_call
 from moebius.lowering.torch_private import same_size
 from moebius.lowering.values import apply, same_shape, shape_of, tensor_of
@@ -29,7 +28,7 @@ IGNORED = frozenset({"contiguous", "cast"})
 
 @dataclass
 class Gates:
-    """gates [T, E], zero but where ``index`` [T, K] says, K of each row; views: what makes the rows' factor [..., 1] of
+    """gates [T, E], zero but where ``index`` [T, K] says, at most K in a row; views: what makes the rows' factor [..., 1] of
     it, in order."""
 
     index: fx.Node
@@ -72,10 +71,7 @@ def gates_behind(factor: fx.Node, storage: Storage, end: fx.Node) -> Gates | Non
     made = scatter_into(base, node, end, storage)
     if made is None or rank(node) != 2 or made["dim"] not in (1, -1) or not isinstance(made["index"], fx.Node):
         return None
-    kept = (made["index"], node, *views)
-    if not distinct(made["index"]):  # the same number of rows run, whatever the numbers are
-        return None
-    if any(storage.writer_between(tensor, end) is not None for tensor in kept if tensor is not made.node):
+    if any(storage.writer_between(tensor, end) is not None for tensor in (made["index"], *views)):
         return None
     return Gates(made["index"], node, views[::-1])
 

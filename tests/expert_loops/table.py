@@ -162,7 +162,8 @@ An `if` on values without `else` is part of the graph; with `else`, or with a `r
 graph break.
 
 Experts computed on all tokens and masked by a gate run on the tokens that chose them, where the gate is certainly zero
-for all others. They differ where an expert's output for a token that did not choose it is not finite: 0 · inf is NaN.
+for all others: as turns, or as one batched product whose rows the gate scales (Llama 4). They differ where x, or an
+expert's output for a token that did not choose it, is not finite: 0 · inf is NaN.
 
 Experts as batched products (bmm or einsum with the weights of all of them, or weights gathered for each row) are put
 under one another, a row for each entry of the last product, and go to the same operator, if every axis between the
