@@ -28,8 +28,8 @@ IGNORED = frozenset({"contiguous", "cast"})
 
 @dataclass
 class Gates:
-    """gates [T, E], zero but where ``index`` [T, K] says, at most K in a row; views: what makes the rows' factor [..., 1] of
-    it, in order."""
+    """gates [T, E], zero but where ``index`` [T, K] says, at most K in a row. views: these make the rows' factor
+    [..., 1] of it, in order."""
 
     index: fx.Node
     gates: fx.Node
