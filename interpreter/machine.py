@@ -18,7 +18,7 @@ from .errors import INTERNAL, UNROUTED, InterpreterError
 from .forms import form_of
 from .frame import Frame
 from .modules import import_interpreted
-from .natives import DICT_GET, Native, call_inside, is_a, is_opaque, write_unraisable
+from .natives import DICT_GET, Native, call_afresh, call_inside, is_a, is_opaque, write_unraisable
 from .registry import OPERANDS
 from .room import ROOM
 from .sentinels import NULL, UNSET, sentinel
@@ -213,12 +213,18 @@ class Machine(Shown):
     def throw(self, frame: Frame, error: BaseException) -> Any:
         """Continue a suspended generator frame by raising at its yield, or in what it delegates to."""
         closing = is_a(error, GeneratorExit) and frame.thrown_args is None and not runs_async(frame)
-        if closing:
-            chain_context(error, self.handled())  # close() raises it where it is called
+        if closing:  # close() raised it where it was called
+            SET_CONTEXT(error, None)
+            chain_context(error, self.handled())
         thrown = [error]  # a list, emptied as it is used: a traceback through here must not lead back to its exception
         del error
         if self.domain.keeps_frames and frame.shell is not None and frame.shell() is None:
             raise thrown.pop()  # it dies, maybe not where it would natively: it stays suspended, the rest is not run
+        if sys.exception() is None:
+            return self.throw_now(frame, thrown, closing)
+        return call_afresh(self.throw_now, frame, thrown, closing)  # it dies as the machine handles an exception
+
+    def throw_now(self, frame: Frame, thrown: list[BaseException], closing: bool) -> Any:
         receiver = self.delegate(frame)
         if receiver is not UNSET:
             frame.back = outer = self.frame
