@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from moebius.kernels import cpu
+from moebius.kernels import cpu, products
 from moebius.kernels.contract import Options
 from moebius.kernels.routing import sort_rows
 
@@ -66,7 +66,7 @@ def numbered(weight: Tensor | Sequence[Block], is_bias: bool, leaves: list[Tenso
     return tuple(found)
 
 
-def placed(layout: Layout | None, leaves: Sequence[Tensor | None]) -> cpu.Blocks | None:
+def placed(layout: Layout | None, leaves: Sequence[Tensor | None]) -> products.Blocks | None:
     """The weight with that layout, without blocks of which there is nothing; None where there is nothing at all."""
     def oriented(place: int, turned: bool) -> Tensor | None:
         leaf = leaves[place]
@@ -79,13 +79,13 @@ def placed(layout: Layout | None, leaves: Sequence[Tensor | None]) -> cpu.Blocks
             found += [] if whole is None else [(rows, whole)]
         elif any(leaves[place] is not None for place in places):
             found.append((rows, [oriented(place, turned) for place in places]))
-    return cpu.Blocks(found) if found else None
+    return products.Blocks(found) if found else None
 
 
-def placed_all(layout: Sequence[Layout | None], leaves: Sequence[Tensor]) -> cpu.BlockWeights:
+def placed_all(layout: Sequence[Layout | None], leaves: Sequence[Tensor]) -> products.BlockWeights:
     gate_up, down, gate_up_bias, down_bias = (placed(part, leaves) for part in layout)
     assert gate_up is not None and down is not None
-    return cpu.BlockWeights(gate_up, down, gate_up_bias, down_bias)
+    return products.BlockWeights(gate_up, down, gate_up_bias, down_bias)
 
 
 class ExpertsApart(torch.autograd.Function):

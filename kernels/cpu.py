@@ -1,14 +1,13 @@
 """The CPU form: the library's GEMMs on slices, and all else done on panels of rows small enough to stay in the cache.
 
-Rows are sorted once. A panel is at most PANEL_ROWS consecutive sorted rows: several experts, or a part of one. Its
+Rows are sorted once. A panel is some consecutive sorted rows: several experts, or a part of one. Its
 gathered tokens, activations and products live in scratch that the next panel reuses, so that nothing of size T*K x D is
 ever made; gathers, element-wise work and sums are done a panel at a time, GEMMs an expert at a time. Routing weights
 scale A (N wide) rather than the expert's output (D wide).
 """
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -16,142 +15,20 @@ from torch import Tensor
 from moebius.kernels.activations import activate, activate_backward, find_activation
 from moebius.kernels.contract import Gradients, Needs, Options, Weights, accumulate_dtype
 from moebius.kernels.native import panel_work
-from moebius.kernels.quantize import round_gate_up, round_left, round_matrix, round_outer
+from moebius.kernels.panels import Scratch, panels
+from moebius.kernels.products import (
+    Blocks,
+    BlockWeights,
+    Operands,
+    accumulate_outer,
+    accumulate_sums,
+    existing,
+    linear,
+    matrices,
+    multiply,
+    project_up,
+)
 from moebius.kernels.reference import row_weight
-
-PANEL_ROWS = 1024
-
-
-class Blocks:
-    """A weight [E, rows, …] as blocks of rows, one after another: each one tensor of all experts, or one an expert.
-
-    blocks: (which rows, the tensors). As room for gradients: an expert that is None gets none.
-    """
-
-    def __init__(self, blocks: list[tuple[slice, Tensor | Sequence[Tensor | None]]]) -> None:
-        self.blocks = blocks
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        rows, parts = self.blocks[-1]
-        assert parts[0] is not None
-        return (len(parts), rows.stop, *parts[0].shape[1:])
-
-
-class BlockWeights(NamedTuple):
-    """As contract.Weights, of weights that are not one tensor."""
-
-    gate_up_E2ND: Blocks
-    down_EDN: Blocks
-    gate_up_bias_EM: Blocks | None
-    down_bias_ED: Blocks | None
-
-
-def blocks_of(weight: Tensor | Blocks) -> list[tuple[slice, Tensor | Sequence[Tensor | None]]]:
-    return [(slice(None), weight)] if isinstance(weight, Tensor) else weight.blocks
-
-
-class Segment(NamedTuple):
-    """Rows low:high of a panel, all of one expert; first: no earlier panel has this expert."""
-
-    expert: int
-    low: int
-    high: int
-    first: bool
-
-
-class Panel(NamedTuple):
-    """Sorted rows start:stop, at least one."""
-
-    start: int
-    stop: int
-    segments: list[Segment]
-
-
-def panels(offsets: Tensor) -> Iterator[Panel]:
-    """The experts' rows in sorted order; an expert is cut only where it is larger than a panel. offsets: [E+1]."""
-    bounds = offsets.tolist()
-    start, segments = 0, list[Segment]()
-    for expert, (low, high) in enumerate(zip(bounds, bounds[1:], strict=False)):
-        if segments and high - start > PANEL_ROWS:
-            yield Panel(start, low, segments)
-            start, segments = low, []
-        for at in range(low, high, PANEL_ROWS):
-            stop = min(at + PANEL_ROWS, high)
-            segments.append(Segment(expert, at - start, stop - start, at == low))
-            if stop < high:
-                yield Panel(start, stop, segments)
-                start, segments = stop, []
-    if segments:
-        yield Panel(start, bounds[-1], segments)
-
-
-class Scratch:
-    """Buffers of one call, made on first use at a full panel's size and handed out as slices."""
-
-    def __init__(self, like: Tensor, rows: int) -> None:
-        self.like, self.rows = like, min(rows, PANEL_ROWS)
-        self.buffers: dict[str, Tensor] = {}
-
-    def take(self, name: str, rows: int, width: int, dtype: torch.dtype | None = None) -> Tensor:
-        """An uninitialised [rows, width] slice of the buffer called name."""
-        buffer = self.buffers.get(name)
-        if buffer is None:
-            buffer = self.buffers[name] = self.like.new_empty((self.rows, width), dtype=dtype or self.like.dtype)
-        return buffer[:rows]
-
-    def gather(self, name: str, source: Tensor, token: Tensor) -> Tensor:
-        """source[token] in the buffer called name."""
-        return torch.index_select(source, 0, token, out=self.take(name, token.shape[0], source.shape[1]))
-
-
-def linear(rows: Tensor, weight: Tensor | Blocks, segments: list[Segment], out: Tensor,
-           name: str | None = None) -> Tensor:
-    """out[r] = weight[expert of r] @ rows[r], for a panel's rows, in the format of that name."""
-    if name is not None:
-        return multiply(rows, tensor(weight).mT, segments, out, name)
-    for columns, matrices in blocks_of(weight):
-        for expert, low, high, _ in segments:
-            torch.mm(rows[low:high], tensor(matrices[expert]).T, out=out[low:high, columns])
-    return out
-
-
-def multiply(rows: Tensor, weight: Tensor | Blocks, segments: list[Segment], out: Tensor,
-             name: str | None = None) -> Tensor:
-    """out[r] = rows[r] @ weight[expert of r], for a panel's rows, in the format of that name."""
-    if name is not None:
-        left, matrix_EPQ = round_left(rows, name), tensor(weight)
-        for expert, low, high, _ in segments:
-            out[low:high] = left[low:high] @ round_matrix(matrix_EPQ[expert], name)
-        return out
-    for number, (columns, matrices) in enumerate(blocks_of(weight)):
-        for expert, low, high, _ in segments:
-            left, matrix = rows[low:high, columns], tensor(matrices[expert])
-            torch.mm(left, matrix, out=out[low:high]) if number == 0 else out[low:high].addmm_(left, matrix)
-    return out
-
-
-def tensor(weight: Tensor | Blocks | None) -> Tensor:
-    """A weight that is one tensor: 8 bit formats take no other."""
-    assert isinstance(weight, Tensor)
-    return weight
-
-
-def project_up(rows: Tensor, weights: Weights | BlockWeights, segments: list[Segment], out: Tensor,
-               options: Options) -> Tensor:
-    """H of a panel: rows [n, D] -> out [n, M]."""
-    name = options.format("up")
-    if name is None:
-        linear(rows, weights.gate_up_E2ND, segments, out)
-    else:
-        left, gate_up_E2ND = round_left(rows, name), tensor(weights.gate_up_E2ND)
-        for expert, low, high, _ in segments:
-            out[low:high] = left[low:high] @ round_gate_up(gate_up_E2ND[expert], options.gate, name).T
-    if weights.gate_up_bias_EM is not None:
-        for columns, bias in blocks_of(weights.gate_up_bias_EM):
-            for expert, low, high, _ in segments:
-                out[low:high, columns] += tensor(bias[expert])
-    return out
 
 
 def add_rows(total_TD: Tensor, token: Tensor, rows: Tensor, scratch: Scratch) -> None:
@@ -201,55 +78,25 @@ def forward(x_TD: Tensor, weights: Weights | BlockWeights, order_S: Tensor, offs
     h_SM[int(offsets[-1]):].zero_()
     out_TD = torch.zeros(x_TD.shape, dtype=exact, device=x_TD.device)
     scratch = Scratch(x_TD, order_S.shape[0])
-    for start, stop, segments in panels(offsets):
+    operands = Operands(*map(matrices, weights))
+    for panel in panels(offsets):
+        start, stop = panel.start, panel.stop
         token, count = token_S[start:stop], stop - start
         h = h_SM[start:stop] if keep else scratch.take("h", count, width_h)
-        project_up(scratch.gather("x", x_TD, token), weights, segments, h, options)
+        project_up(scratch.gather("x", x_TD, token), operands, panel, h, options.gate, options.format("up"))
         scale = None if scale_S is None else scale_S[start:stop]
         name = options.format("down")
         # in 8 bits A is what is rounded: with its weight it would round to something else
         a = gated(h, scale if name is None else None, options, scratch.take("a", count, weights.down_EDN.shape[2]))
-        y = linear(a, weights.down_EDN, segments,
-                   scratch.take("y", count, width, None if name is None else exact), name)
+        y = linear(a, operands.down, panel, scratch.take("y", count, width, None if name is None else exact), name)
         if scale is not None and name is not None:
             y.mul_(scale[:, None])
-        if weights.down_bias_ED is not None:
-            for columns, biases in blocks_of(weights.down_bias_ED):
-                for expert, low, high, _ in segments:
-                    bias = tensor(biases[expert])
-                    y[low:high, columns] += bias if scale is None else scale[low:high, None].to(y.dtype) * bias
+        for block in operands.down_bias:
+            for to, (expert, low, high, _) in zip(panel.cut(y[:, block.rows]), panel.segments, strict=True):
+                bias = existing(block.parts[expert])
+                to += bias if scale is None else scale[low:high, None].to(y.dtype) * bias
         add_rows(out_TD, token, y, scratch)
     return out_TD.to(x_TD.dtype), h_SM
-
-
-def accumulate_outer(total: Tensor | Blocks, left: Tensor, right: Tensor, segments: list[Segment],
-                     name: str | None) -> None:
-    """total[e] (+)= left[rows of e].T @ right[rows of e], for a panel's rows, in the format of that name.
-
-    An expert is cut at multiples of PANEL_ROWS of its rows, and so never within a format's block.
-    """
-    for columns, totals in blocks_of(total):
-        for expert, low, high, first in segments:
-            room = totals[expert]
-            if room is None:
-                continue
-            if name is not None:
-                part = round_outer(left[low:high], name).T @ round_outer(right[low:high], name)
-                room.copy_(part) if first else room.add_(part)
-            elif first:
-                torch.mm(left[low:high, columns].T, right[low:high], out=room)
-            else:
-                room.addmm_(left[low:high, columns].T, right[low:high])
-
-
-def accumulate_sums(total: Tensor | Blocks, rows: Tensor, segments: list[Segment]) -> None:
-    """total[e] (+)= the sum of e's rows, for a panel's rows."""
-    for columns, totals in blocks_of(total):
-        for expert, low, high, first in segments:
-            room = totals[expert]
-            if room is not None:
-                part = rows[low:high, columns].sum(0)
-                room.copy_(part) if first else room.add_(part)
 
 
 def empty_gradient(parameter: Tensor | None, needed: bool, empty_experts: Tensor) -> Tensor | None:
@@ -283,39 +130,38 @@ def backward_into(
     scale_S = row_weight(weight_TK, order_S, exact)
     grad_x = torch.zeros(x_TD.shape, dtype=exact) if needs_x else None
     grad_s_S = torch.zeros(order_S.shape[0], dtype=exact) if needs_weight else None
-    grad_gate_up, grad_down, grad_up_bias, grad_down_bias = rooms
+    operands, grads = Operands(*map(matrices, weights)), Operands(*map(matrices, rooms))
 
     scratch = Scratch(x_TD, order_S.shape[0])
     width, width_h, narrow = x_TD.shape[1], weights.gate_up_E2ND.shape[1], weights.down_EDN.shape[2]
-    for start, stop, segments in panels(offsets):
+    for panel in panels(offsets):
+        start, stop = panel.start, panel.stop
         token, count = token_S[start:stop], stop - start
         scale = None if scale_S is None else scale_S[start:stop]
         grad_y = scratch.gather("grad_y", grad_TD, token)
         rows = x_TD[:0]
-        if grad_gate_up is not None or options.save == "recompute":
+        if grads.gate_up or options.save == "recompute":
             rows = scratch.gather("x", x_TD, token)
         h = h_SM[start:stop] if options.save == "default" else project_up(
-            rows, weights, segments, scratch.take("h", count, width_h), options)
+            rows, operands, panel, scratch.take("h", count, width_h), options.gate, options.format("up"))
 
         # dA' is before the routing weight, so that dS = <dA', A>
-        grad_a = multiply(grad_y, weights.down_EDN, segments, scratch.take("grad_a", count, narrow),
+        grad_a = multiply(grad_y, operands.down, panel, scratch.take("grad_a", count, narrow),
                           options.format("grad_act"))
         grad_s = None if grad_s_S is None else grad_s_S[start:stop]
         scaled_a, grad_h = gated_backward(grad_a, h, scale, options, scratch, grad_s)
-        if grad_s is not None and weights.down_bias_ED is not None:
-            for columns, biases in blocks_of(weights.down_bias_ED):
-                for expert, low, high, _ in segments:
-                    grad_s[low:high] += torch.mv(grad_y[low:high, columns], tensor(biases[expert]))
-        if grad_down is not None:
-            accumulate_outer(grad_down, grad_y, scaled_a, segments, options.format("grad_down"))
-        if grad_down_bias is not None:
-            accumulate_sums(grad_down_bias, grad_y if scale is None else grad_y * scale[:, None], segments)
-        if grad_gate_up is not None:
-            accumulate_outer(grad_gate_up, grad_h, rows, segments, options.format("grad_gate_up"))
-        if grad_up_bias is not None:
-            accumulate_sums(grad_up_bias, grad_h, segments)
+        if grad_s is not None:
+            for block in operands.down_bias:
+                parts = zip(panel.cut(grad_y[:, block.rows]), panel.cut(grad_s), panel.segments, strict=True)
+                for part, to, segment in parts:
+                    to += torch.mv(part, existing(block.parts[segment.expert]))
+        accumulate_outer(grads.down, grad_y, scaled_a, panel, options.format("grad_down"))
+        if grads.down_bias:
+            accumulate_sums(grads.down_bias, grad_y if scale is None else grad_y * scale[:, None], panel)
+        accumulate_outer(grads.gate_up, grad_h, rows, panel, options.format("grad_gate_up"))
+        accumulate_sums(grads.gate_up_bias, grad_h, panel)
         if grad_x is not None:
-            y = multiply(grad_h, weights.gate_up_E2ND, segments, scratch.take("y", count, width),
+            y = multiply(grad_h, operands.gate_up, panel, scratch.take("y", count, width),
                          options.format("grad_x"))
             add_rows(grad_x, token, y, scratch)
 

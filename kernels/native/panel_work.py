@@ -1,4 +1,5 @@
-"""The row work of the CPU form, handed to C: the gated activation and its gradient, and sums by token.
+"""The row work of the CPU form, handed to C: the gated activation and its gradient, sums by token, and the loop over
+the experts of a panel that calls torch's products.
 
 Each function returns False, having done nothing, where C does not do it: the extension is not built, the dtype is not
 float32 or bfloat16, the activation is an expression or a gelu with erf, or memory is not laid out row after row. The
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from moebius.kernels.activations import Activation
 from moebius.kernels.expressions import Gating
+from moebius.kernels.panels import Panel
 
 try:  # after torch, whose thread pool it looks for
     from moebius.kernels.native import rows
@@ -22,6 +24,7 @@ except ImportError:  # a checkout that was not built: torch's operators do all o
 DTYPES = {torch.float32: 0, torch.bfloat16: 1}
 ACTIVATIONS = {"silu": 0, "gelu_tanh": 1, "relu": 2, "relu2": 3, "sigmoid": 4, "identity": 5}
 GATES = {"concat": 0, "interleaved": 1, "none": 2}
+NEVER, ALWAYS, LATER = range(3)  # whether a product is added; LATER: unless no earlier panel has the expert
 
 
 def by_rows(*tensors: Tensor) -> bool:
@@ -67,6 +70,21 @@ def gated_backward(grad_h: Tensor, a: Tensor, dot: Tensor | None, grad_a: Tensor
                         a.shape[0], a.shape[1], DTYPES[h.dtype], ACTIVATIONS[activation.name], GATES[gate],
                         torch.get_num_threads())
     return True
+
+
+# As rows.pyi says it.
+Operand = tuple[int, int, int, int, int, int]
+
+
+def multiplies() -> bool:
+    """Whether C finds the operands of products."""
+    return rows is not None and bool(rows.PRODUCTS)
+
+
+def products(out: Operand, left: Operand, right: Operand, panel: Panel, dtype: torch.dtype, add: int = NEVER) -> None:
+    """out = left @ right for each segment of a panel, by torch. The operands are as rows.pyi says, of this dtype."""
+    assert rows is not None
+    rows.products(out, left, right, panel.table.buffer_info()[0], len(panel.segments), DTYPES[dtype], add)
 
 
 def address(numbers: Tensor | None) -> int:

@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "elements.h"
+#include "products.h"
 #include "threads.h"
 
 /* Below this many elements a thread's start costs more than it saves (torch's own grain, at::internal::GRAIN_SIZE). */
@@ -192,6 +193,7 @@ static PyMethodDef functions[] = {
      "gated(h, 0, scale, a, 0, 0, count, width, dtype, activation, gate, threads): a = f(gate) * up * scale."},
     {"gated_backward", gated_backward, METH_VARARGS,
      "gated_backward(h, grad_a, scale, a, grad_h, dot, count, width, dtype, activation, gate, threads)."},
+    {"products", products, METH_VARARGS, "products(out, left, right, segments, count, dtype, add): see rows.pyi."},
     {NULL, NULL, 0, NULL},
 };
 
@@ -203,7 +205,8 @@ static struct PyModuleDef module = {
 PyMODINIT_FUNC PyInit_rows(void)
 {
     PyObject *self = PyModule_Create(&module);
-    if (self == NULL || PyModule_AddIntConstant(self, "POOL", threads_find()) < 0)
+    if (self == NULL || PyModule_AddIntConstant(self, "POOL", threads_find()) < 0 ||
+        PyModule_AddIntConstant(self, "PRODUCTS", products_find()) < 0)
         return NULL;
     return self;
 }

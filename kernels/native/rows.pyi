@@ -2,6 +2,8 @@
 
 POOL: int
 # 1 where torch's OpenMP threads were found at import
+PRODUCTS: int
+# 1 where torch's C interface was
 
 def add(
     total: int, rows: int, index: int, count: int, tokens: int, width: int, dtype: int, threads: int, /,
@@ -14,3 +16,12 @@ def gated_backward(
     h: int, grad_a: int, scale: int, a: int, grad_h: int, dot: int, count: int, width: int, dtype: int,
     activation: int, gate: int, threads: int, /,
 ) -> None: ...
+
+# (address, rows, columns, their strides, axis): a panel's rows, from the address on, the rows of each segment along
+# that axis; or axis -1: the address of a table of int64, each expert's matrix's address or 0.
+Operand = tuple[int, int, int, int, int, int]
+
+def products(
+    out: Operand, left: Operand, right: Operand, segments: int, count: int, dtype: int, add: int, /,
+) -> None: ...
+# segments: the address of count times four int64 (expert, low, high, first); add: 0 never, 1 always, 2 if not first.

@@ -18,7 +18,7 @@ from experts_oracle import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moebius.kernels import ACTIVATIONS, cpu, experts, experts_rows
+from moebius.kernels import ACTIVATIONS, cpu, experts, experts_rows, panels
 from moebius.kernels.activations import activate, activate_backward, split_gate
 from moebius.kernels.contract import Options, Weights
 from moebius.kernels.routing import invert, sort_rows
@@ -86,7 +86,7 @@ def test_no_token_no_slot_no_expert(form: str) -> None:
 
 @pytest.mark.parametrize("form", FORMS)
 def test_more_rows_than_a_panel(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cpu, "PANEL_ROWS", 8)
+    monkeypatch.setattr(panels, "PANEL_ROWS", 8)
     for save in ("default", "recompute"):
         assert worst_error(make_layer(50, 6, 5, 3, 2, bias=True, dtype=torch.float64), backend=form, save=save) < 1e-12
 
@@ -95,8 +95,8 @@ def test_more_rows_than_a_panel(form: str, monkeypatch: pytest.MonkeyPatch) -> N
 @given(st.lists(st.integers(0, 40), min_size=1, max_size=12), st.integers(1, 24))
 def test_panels_hold_every_row_once(counts: list[int], size: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cpu, "PANEL_ROWS", size)
-        made = list(cpu.panels(torch.tensor([0, *counts]).cumsum(0)))
+        patch.setattr(panels, "PANEL_ROWS", size)
+        made = list(panels.panels(torch.tensor([0, *counts]).cumsum(0)))
     rows = [expert for expert, count in enumerate(counts) for _ in range(count)]
     covered, seen, at = [], set(), 0
     for panel in made:
@@ -252,7 +252,7 @@ def test_rows_equal_experts_with_one_slot(form: str) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_cpu_form_makes_nothing_of_size_rows_by_model_width(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype
                                                             ) -> None:
-    monkeypatch.setattr(cpu, "PANEL_ROWS", 64)
+    monkeypatch.setattr(panels, "PANEL_ROWS", 64)
     tokens, width, narrow, num_experts, top_k = 128, 256, 16, 8, 8
     layer = make_layer(tokens, width, narrow, num_experts, top_k, dtype=dtype)
     order, offsets = sort_rows(layer.index, num_experts)

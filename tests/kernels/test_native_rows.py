@@ -8,8 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from moebius.kernels import products
 from moebius.kernels.activations import ACTIVATIONS, GATES, activate, activate_backward
 from moebius.kernels.native import panel_work
+from moebius.kernels.panels import Panel, Segment
 
 NAMES = sorted(panel_work.ACTIVATIONS)
 DTYPES = list(panel_work.DTYPES)
@@ -19,10 +21,10 @@ SPECIAL = [0.0, -0.0, float("inf"), float("-inf"), float("nan"), 1e-40, -1e-40, 
 TOLERANCE = {torch.float32: 12 * 5 * 2.0**-24, torch.bfloat16: 2.0**-8}
 
 
-def test_it_is_built_and_found_torchs_threads() -> None:
+def test_it_is_built_and_found_torchs_threads_and_products() -> None:
     """Everything else here would pass in torch's operators too."""
     assert panel_work.rows is not None, "python setup.py build_ext --inplace"
-    assert panel_work.rows.POOL
+    assert panel_work.rows.POOL and panel_work.rows.PRODUCTS
 
 
 def forward(h: Tensor, scale: Tensor | None, name: str, gate: str) -> Tensor:
@@ -168,3 +170,43 @@ def test_the_form_without_it(dtype: torch.dtype, gate: str, monkeypatch: pytest.
     assert worst_error(layer, backend="cpu") < {torch.float32: 2e-6, torch.bfloat16: 1.5e-2, torch.float16: 2e-3}[dtype]
     assert calls
     torch.testing.assert_close(run(layer, backend="cpu").detach(), built)
+
+
+# ---- products --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_products_are_torchs_own(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same bits with C's loop over the experts as with Python's, which C's leaves alone; experts of several panels,
+    of one row and of none among them."""
+    monkeypatch.setattr("moebius.kernels.panels.PANEL_ROWS", 64)
+    index = torch.randint(0, 5, (200, 2)).clamp(min=1)
+    index[:150, 0], index[7, 1] = 6, 0
+    layer = make_layer(200, 24, 16, 8, 2, gate="concat", bias=True, dtype=dtype, index=index)
+
+    def results() -> list[torch.Tensor]:
+        out = run(layer, backend="cpu")
+        return [out, *torch.autograd.grad(out.float().square().sum(), layer.leaves())]
+
+    calls, mm = [], torch.mm
+    monkeypatch.setattr(torch, "mm", lambda *given, **named: calls.append(1) or mm(*given, **named))
+    in_c = results()
+    assert not calls
+    monkeypatch.setattr(panel_work, "multiplies", lambda: False)
+    in_python = results()
+    assert calls
+    assert all(torch.equal(a, b) for a, b in zip(in_c, in_python, strict=True))
+
+
+def test_experts_of_different_strides_are_left_to_python() -> None:
+    assert products.Matrices(slice(None), [torch.ones(4, 3), torch.ones(4, 3)]).table is not None
+    assert products.Matrices(slice(None), [torch.ones(4, 3), torch.ones(3, 4).T]).table is None
+    assert products.Matrices(slice(None), torch.ones(2, 4, 3, dtype=torch.float64)).table is None
+
+
+def test_a_product_that_torch_refuses_is_an_error() -> None:
+    panel = Panel(0, 2, [Segment(0, 0, 2, True)])
+    weight = products.Matrices(slice(None), torch.ones(1, 5, 3))
+    rows, out = torch.ones(2, 4), torch.ones(2, 3)
+    with pytest.raises(RuntimeError, match=r"refused.*\[2, 4\] @ \[5, 3\] -> \[2, 3\]"):
+        panel_work.products(products.along(out, 0), products.along(rows, 0), weight.operand(), panel, torch.float32)
