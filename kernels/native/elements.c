@@ -115,79 +115,113 @@ static inline float sigmoid(float x) { return 1.0f / (1.0f + exponential(-x)); }
 #define GELU_SCALE 1.5957691216057308f /* 2 sqrt(2/pi): 1 + tanh(y) = 2 sigmoid(2y) */
 #define GELU_CUBE 0.044715f
 
-/* One loop for a value alone and one for value and slope; EACH says both for an element x. */
-#define EACH(VALUE, SLOPE)                        \
-    if (slope == NULL)                            \
-        for (int i = 0; i < count; i++) {         \
-            float x = xs[i];                      \
-            value[i] = VALUE;                     \
-        }                                         \
-    else                                          \
-        for (int i = 0; i < count; i++) {         \
-            float x = xs[i];                      \
-            value[i] = VALUE;                     \
-            slope[i] = SLOPE;                     \
-        }                                         \
-    break
-
-static inline float silu_slope(float x)
-{
-    float s = sigmoid(x);
-    return s * (1.0f + x * (1.0f - s));
-}
-
-static inline float gelu_inner(float x) { return GELU_SCALE * (x + GELU_CUBE * x * x * x); }
-
-static inline float gelu_slope(float x)
-{
-    float s = sigmoid(gelu_inner(x));
-    return s + x * s * (1.0f - s) * GELU_SCALE * (1.0f + 3.0f * GELU_CUBE * x * x);
-}
-
-static inline float sigmoid_slope(float x)
-{
-    float s = sigmoid(x);
-    return s * (1.0f - s);
-}
-
 /* relu of a NaN is NaN, as torch's. */
 static inline float relu(float x) { return x < 0.0f ? 0.0f : x; }
 
-CLONED void elements_activate(float *restrict value, float *restrict slope, const float *restrict xs,
-                              Activation activation, int count)
+/* f(x), and its slope in *slope; which activation it is, the compiler knows where this is inlined. */
+static INLINED float activate(float x, Activation activation, float *slope)
 {
+    float s;
     switch (activation) {
-    case SILU: EACH(x * sigmoid(x), silu_slope(x));
-    case GELU_TANH: EACH(x * sigmoid(gelu_inner(x)), gelu_slope(x));
-    case RELU: EACH(relu(x), (x <= 0.0f ? 0.0f : 1.0f));
-    case RELU2: EACH(relu(x) * relu(x), 2.0f * relu(x));
-    case SIGMOID: EACH(sigmoid(x), sigmoid_slope(x));
-    default: EACH(x, 1.0f);
+    case SILU:
+        s = sigmoid(x);
+        *slope = s * (1.0f + x * (1.0f - s));
+        return x * s;
+    case GELU_TANH:
+        s = sigmoid(GELU_SCALE * (x + GELU_CUBE * x * x * x));
+        *slope = s + x * s * (1.0f - s) * GELU_SCALE * (1.0f + 3.0f * GELU_CUBE * x * x);
+        return x * s;
+    case RELU:
+        *slope = x <= 0.0f ? 0.0f : 1.0f;
+        return relu(x);
+    case RELU2:
+        *slope = 2.0f * relu(x);
+        return relu(x) * relu(x);
+    case SIGMOID:
+        s = sigmoid(x);
+        *slope = s * (1.0f - s);
+        return s;
+    default:
+        *slope = 1.0f;
+        return x;
     }
 }
 
-CLONED void elements_multiply(float *restrict a, const float *restrict b, int count)
+/* ---- the gate ---------------------------------------------------------------------------------------------------- */
+
+/* A loop of its own for each activation, which the compiler then knows. */
+#define FOR_EACH_ACTIVATION(LOOP)         \
+    switch (activation) {                 \
+    case SILU: LOOP(SILU);                \
+    case GELU_TANH: LOOP(GELU_TANH);      \
+    case RELU: LOOP(RELU);                \
+    case RELU2: LOOP(RELU2);              \
+    case SIGMOID: LOOP(SIGMOID);          \
+    default: LOOP(IDENTITY);              \
+    }
+
+static INLINED void forward(float *restrict a, const float *restrict gate, const float *restrict up, float scale,
+                            int count, Activation activation)
 {
-    for (int i = 0; i < count; i++)
-        a[i] *= b[i];
+    for (int i = 0; i < count; i++) {
+        float slope, value = activate(gate[i], activation, &slope);
+        a[i] = (up == NULL ? value : value * up[i]) * scale;
+    }
 }
 
-CLONED void elements_scale(float *restrict a, float factor, int count)
+CLONED void elements_gated(float *a, const float *gate, const float *up, float scale, Activation activation, int count)
 {
-    for (int i = 0; i < count; i++)
-        a[i] *= factor;
+#define LOOP(NAME)                                         \
+    if (up == NULL)                                        \
+        forward(a, gate, NULL, scale, count, NAME);        \
+    else                                                   \
+        forward(a, gate, up, scale, count, NAME);          \
+    break
+    FOR_EACH_ACTIVATION(LOOP)
+#undef LOOP
+}
+
+static INLINED void backward(Grads out, const float *restrict gate, const float *restrict up,
+                             const float *restrict grad_a, float scale, int count, Activation activation)
+{
+    float *restrict a = out.a, *restrict grad_gate = out.gate, *restrict grad_up = out.up, *restrict dot = out.dot;
+    for (int i = 0; i < count; i++) {
+        float slope, value = activate(gate[i], activation, &slope);
+        float scaled = grad_a[i] * scale;
+        if (up != NULL) {
+            grad_up[i] = value * scaled;
+            value *= up[i];
+            slope *= up[i];
+        }
+        dot[i] = grad_a[i] * value;
+        grad_gate[i] = slope * scaled;
+        a[i] = value * scale;
+    }
+}
+
+CLONED void elements_gated_backward(Grads out, const float *gate, const float *up, const float *grad_a, float scale,
+                                    Activation activation, int count)
+{
+#define LOOP(NAME)                                                  \
+    if (up == NULL)                                                 \
+        backward(out, gate, NULL, grad_a, scale, count, NAME);      \
+    else                                                            \
+        backward(out, gate, up, grad_a, scale, count, NAME);        \
+    break
+    FOR_EACH_ACTIVATION(LOOP)
+#undef LOOP
 }
 
 /* Sixteen sums side by side, so that the order is the same whatever the vector width. */
-CLONED float elements_dot(const float *restrict a, const float *restrict b, int count)
+CLONED float elements_sum(const float *restrict a, int count)
 {
     float sums[16] = {0};
     int i = 0;
     for (; i + 16 <= count; i += 16)
         for (int lane = 0; lane < 16; lane++)
-            sums[lane] += a[i + lane] * b[i + lane];
+            sums[lane] += a[i + lane];
     for (int lane = 0; i < count; i++, lane++)
-        sums[lane] += a[i] * b[i];
+        sums[lane] += a[i];
     for (int width = 8; width > 0; width /= 2)
         for (int lane = 0; lane < width; lane++)
             sums[lane] += sums[lane + width];

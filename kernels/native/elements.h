@@ -16,6 +16,12 @@
 #define CLONED
 #endif
 
+#ifdef __GNUC__
+#define INLINED inline __attribute__((always_inline))
+#else
+#define INLINED inline
+#endif
+
 typedef enum { FLOAT32, BFLOAT16 } Dtype;
 
 static inline long dtype_bytes(Dtype dtype) { return dtype == FLOAT32 ? 4 : 2; }
@@ -30,12 +36,23 @@ void elements_store(void *to, const float *from, Dtype dtype, long first, int st
 /* total[i] += from[first + i] */
 void elements_add(float *total, const void *from, Dtype dtype, long first, int count);
 
-/* value[i] = f(x[i]), and slope[i] = f'(x[i]) where slope is not NULL. At a kink the slope is torch's: 0. */
-void elements_activate(float *value, float *slope, const float *x, Activation activation, int count);
+/* a[i] = f(gate[i]) * up[i] * scale; up is NULL where there is none. */
+void elements_gated(float *a, const float *gate, const float *up, float scale, Activation activation, int count);
 
-/* a[i] *= b[i]; a[i] *= factor; sum of a[i] * b[i], in an order that depends on count alone. */
-void elements_multiply(float *a, const float *b, int count);
-void elements_scale(float *a, float factor, int count);
-float elements_dot(const float *a, const float *b, int count);
+/* Where a run's gradients go. up: unused where there is none. */
+typedef struct {
+    float *a;    /* A times its weight, for the gradient of the down weights */
+    float *gate; /* dG */
+    float *up;   /* dU */
+    float *dot;  /* dA A, whose sum is the weight's gradient */
+} Grads;
+
+/* With A = f(g) u and dA = grad_a, before the weight s = scale:  d = s dA;  dU = d f(g);  dG = d u f'(g).
+   At a kink the slope is torch's: 0. No two of these arrays overlap. */
+void elements_gated_backward(Grads out, const float *gate, const float *up, const float *grad_a, float scale,
+                             Activation activation, int count);
+
+/* The sum of a[i], in an order that depends on count alone. */
+float elements_sum(const float *a, int count);
 
 #endif
