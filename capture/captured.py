@@ -38,7 +38,7 @@ from .frames import with_plain_arguments, worth_capturing
 from .guards import hints
 from .hidden import hidden
 from .hook import Entry, call_hooked, call_unhooked, set_frame_callback, set_settler, settle
-from .opening import met, open_place, other_sizes
+from .opening import count_whole, met, open_place, other_sizes
 from .options import Options
 from .parked import Parked
 from .report.records import Recompile, Stats
@@ -358,6 +358,7 @@ class Captured:
                 now = met(fact, args, kwargs)
                 hint = hints.hint(fact, now, other_sizes(fact, now))
                 self.recompiles.append(Recompile(record.source, record.check, found, record.file, record.line, hint))
+                count_whole(self.policy, fact, args, kwargs)
             open_place(self.policy, fact, segment.guards, args, kwargs)
         if len(self.segments) >= MAX_SEGMENTS:
             self.given_up = True
@@ -426,6 +427,7 @@ class Captured:
         self.watched.clear()
         self.parked = Parked([])
         self.policy.volatile.clear()
+        self.policy.wholes.clear()
         self.policy.texts.clear()
         self.policy.letters.clear()
         self.policy.dynamic_dims.clear()

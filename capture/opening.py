@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -42,6 +43,29 @@ def open_place(policy: Policy, fact: Fact, guards: CompiledGuards, args: tuple, 
         if type(now) is list and len(now) == len(then):  # count[0] += 1
             places = [i for i, (a, b) in enumerate(zip(then, now, strict=True)) if a is not b]
             policy.volatile.update((fact.source.name, *(f"{fact.source.name}[{i}]" for i in places)))
+
+
+def count_whole(policy: Policy, fact: Fact, args: tuple, kwargs: dict[str, Any]) -> None:
+    """A container that is read as a whole and has changed once more."""
+    name = other_whole(fact, args, kwargs)
+    if name is not None and not name.endswith("_hooks"):  # (each module's call asks for those)
+        policy.wholes[name] += 1
+
+
+def other_whole(fact: Fact, args: tuple, kwargs: dict[str, Any]) -> str | None:
+    """The name of a container that was read as a whole and holds another number of items now, or is a deque."""
+    kind, *rest = fact.check
+    if kind == "dict":
+        the_dict, entries, keys = rest
+        name = fact.record.source
+        return name if keys is not None and len(keys) != len(the_dict) and not name.endswith(".__dict__") else None
+    if kind not in ("contents", "length", "python") or fact.source is None:
+        return None
+    now = met(fact, args, kwargs)
+    if kind == "python":
+        return fact.source.name if type(now) is collections.deque else None
+    before = len(rest[1]) if kind == "contents" else rest[1]
+    return fact.source.name if type(now) is list and len(now) != before else None
 
 
 def open_sizes(policy: Policy, fact: Fact, args: tuple, kwargs: dict[str, Any]) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import collections
 import contextvars
 import functools
+import gc
 import itertools
 import keyword
 import types
@@ -274,7 +275,9 @@ class Emitter:
             return self.iterator_value(value)
         if kind is types.GeneratorType and (frame := frame_of(value)) is not None:
             return generator_value(self, value, frame)
-        if isinstance(value, types.GeneratorType | LoopLeftover | ContextToken) or kind in natives.VIEWS:
+        if kind in natives.VIEWS:
+            return self.view_value(value)
+        if isinstance(value, types.GeneratorType | LoopLeftover | ContextToken):
             raise CannotRebuild(f"a {kind.__name__} is alive across a graph break")
         return self.instance_value(value)
 
@@ -305,6 +308,13 @@ class Emitter:
         if len(reduced) > 2 and reduced[2] is not None:
             self.lines.append(f"{name}.__setstate__({self.value(reduced[2])})")
         return name
+
+    def view_value(self, view: Any) -> str:
+        """``d.items()`` of the dict that the view is of (its ``mapping`` is a proxy that does not give it)."""
+        (owner,) = gc.get_referents(view)
+        kind: Any = next(base for base in type(owner).__mro__ if base in DICTS and base is not collections.defaultdict)
+        method = next(m for m in (kind.keys, kind.values, kind.items) if type(m(kind())) is type(view))
+        return self.assign(view, f"{self.constant(method)}({self.value(owner)})")
 
     def has_origin(self, value: Any) -> bool:
         """Whether there is an expression for a value that nobody may ask for."""
@@ -389,13 +399,22 @@ class Emitter:
                 self.lines.append(f"{self.constant(slot_of(kind, slot))}.__set__({name}, {self.value(item)})")
             return
         base = self.constant(next((b for b in kind.__mro__ if b in CONTAINERS), kind))
+        self.replay_known(record, name, base)
+        for key, item in record.late or ():
+            self.write_item(base, name, key, item)
+
+    def replay_known(self, record: Record, name: str, base: str) -> None:
+        """What was done to a container under keys and at places that tracing knows."""
+        kind = type(record.obj)
         if record.shadow is None:
             for key, item in record.writes.items():
                 if key in record.moved and item is not ABSENT:
                     self.write_item(base, name, key, ABSENT)
                 self.write_item(base, name, key, item)
             if record.appends:
-                self.fill(f"{name}.extend", record.appends)
+                appended = ", ".join(self.value(v) for v in record.appends)
+                own = kind in CONTAINERS  # (a derived class may have an ``extend`` of its own, which did not run)
+                self.lines.append(f"{name}.extend(({appended},))" if own else f"{base}.extend({name}, ({appended},))")
             return
         shadow, original = record.shadow, record.original
         if kind in DICTS:

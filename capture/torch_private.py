@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import linecache
+import math
 import os
 import re
 import sys
@@ -89,6 +90,7 @@ VARIABLE_FUNCTION_MODULES = frozenset(
 log_api_usage = torch._C._log_api_usage_once
 set_grad_enabled = torch._C._set_grad_enabled
 InferenceGuard = torch._C._InferenceMode
+has_torch_function = torch._C._has_torch_function
 # torch.compile tags each module that is made; what the step makes is nobody's to tag.
 tag_module = getattr(GenerationTracker.tag, "__func__", GenerationTracker.tag)
 # C functions that answer from torch's global state, which is guarded as a whole.
@@ -424,11 +426,54 @@ def answer_in_words(ask: Callable[[], Any]) -> str:
     return f"{getattr(ask, '__name__', 'it').strip('_')} gives another answer"
 
 
+class PythonArithmetic(PythonReferenceAnalysis):
+    """What torch's own leaves to sympy, which cannot be asked of nodes: Python's operators. Checked on torch 2.13."""
+
+    @staticmethod
+    def int_truediv(a: Any, b: Any) -> Any:
+        return a / b
+
+    @staticmethod
+    def floor_to_int(x: Any, dtype: Any) -> Any:
+        return applied(math.floor, x)
+
+    @staticmethod
+    def ceil_to_int(x: Any, dtype: Any) -> Any:
+        return applied(math.ceil, x)
+
+    @staticmethod
+    def trunc_to_int(x: Any, dtype: Any) -> Any:
+        return applied(math.trunc, x)
+
+    @staticmethod
+    def round_to_int(a: Any, dtype: Any) -> Any:
+        return applied(round, a)
+
+    @staticmethod
+    def round_decimal(a: Any, b: Any) -> Any:
+        return applied(round, a, b)
+
+    @staticmethod
+    def floor(x: Any) -> Any:
+        return applied(float, applied(math.floor, x))
+
+    @staticmethod
+    def ceil(x: Any) -> Any:
+        return applied(float, applied(math.ceil, x))
+
+
+def applied(function: Callable[..., Any], x: Any, *rest: Any) -> Any:
+    """``function(x, *rest)``, of a node as a node: fx's proxies have no part in Python's own roundings."""
+    if isinstance(x, torch.fx.Proxy):
+        return x.tracer.create_proxy("call_function", function, (x, *rest), {})
+    return function(x, *rest)
+
+
 def expression_to_node(expression: Any, symbol_node: Callable[[Any], Any], graph: Any) -> Any:
     """Write a sympy size expression as nodes of ``graph``. ``symbol_node`` gives the node of a symbol."""
     tracer = torch.fx.proxy.GraphAppendingTracer(graph)
     environment = {s: torch.fx.Proxy(symbol_node(s), tracer) for s in expression.free_symbols}
-    result = sympy_interp(PythonReferenceAnalysis, environment, expression)
+    result = sympy_interp(PythonArithmetic, environment, expression)
     return result.node if isinstance(result, torch.fx.Proxy) else result
 
 

@@ -12,6 +12,7 @@ import contextlib
 import os
 import traceback
 import types
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -31,6 +32,7 @@ from .speculation import Speculation
 from .stopped import Stopped
 from .tracking.domain import OwnError, StopHere, TrackingDomain, refuse_own
 from .tracking.graphs import GraphWriter, Where
+from .tracking.growing import GROWN
 from .tracking.objects import COUNTERS, Objects
 from .tracking.optimizers import MadeState
 from .tracking.records import Record
@@ -46,6 +48,7 @@ class Policy:
     """What earlier calls of the same code taught: places and sizes that differ from call to call.
 
     volatile: names of places that hold another number each call. counters: those that the step itself writes.
+    wholes: how often a container that the step reads as a whole held something else, by its name.
     texts: names of places that hold another text each call. letters: those where the step looks into the text.
     whole_step: whether backward and numbers read from tensors may be in the graph (our own backends run them).
     told_compiling: file and name of the functions to which ``is_compiling()`` answers True.
@@ -61,6 +64,7 @@ class Policy:
     dynamic_dims: dict[str, set[int]] = field(default_factory=dict)
     dynamic: bool | None = None
     counters: set[str] = field(default_factory=set)
+    wholes: Counter[str] = field(default_factory=Counter)
     texts: set[str] = field(default_factory=set)
     letters: set[str] = field(default_factory=set)
     whole_step: bool = True
@@ -121,6 +125,7 @@ class Trace:
             frozenset(policy.volatile | policy.counters | (policy.texts - policy.letters)),
             self.tensors.proxies,
         )
+        self.objects.growing = frozenset(name for name, count in policy.wholes.items() if count >= GROWN)
         self.tensors.unread = self.objects.is_entered
         self.tensors.gradients.note = self.objects.note
         self.tensors.gradients.made_state = request.made_state

@@ -68,3 +68,21 @@ def bind_arguments(
             raise TypeError("keywords must be strings")
         return native(binder, *args, **kwargs)
     return binder(*args, **kwargs)
+
+
+def unbound_arguments(code: CodeType, args: list[Any], kwargs: dict[str, Any]) -> list[Any]:
+    """Arguments that do not fit, in the order in which they die (Python/ceval.c initialize_locals).
+
+    First the positional ones that are too many, then the keywords from the first wrong one on, then the parameters.
+    """
+    excess = [] if code.co_flags & CO_VARARGS else args[code.co_argcount :]
+    taken = args[: code.co_argcount]
+    names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+    bound: dict[str, Any] = {}
+    wrong: list[Any] = []
+    for name, value in kwargs.items():
+        if wrong or name not in names[code.co_posonlyargcount :] or name in names[: len(taken)]:
+            wrong.append(value)
+        else:
+            bound[name] = value
+    return [*excess, *wrong, *taken, *(bound[name] for name in names if name in bound)]

@@ -22,9 +22,10 @@ except ImportError as error:
     ) from error
 
 Native, call_inside, call_outside = reentry.Native, reentry.call_inside, reentry.call_outside
+call_afresh = reentry.call_afresh
 watch_finalizer, write_unraisable, fill_frame = reentry.watch_finalizer, reentry.write_unraisable, reentry.fill_frame
 is_a, is_sequence_slot, merge_keywords = reentry.is_a, reentry.is_sequence_slot, reentry.merge_keywords
-set_frame_names = reentry.set_frame_names
+set_frame_names, link_frame = reentry.set_frame_names, reentry.link_frame
 
 # Python code -> why it runs natively
 NATIVE_CALLBACKS: dict[str, str] = {

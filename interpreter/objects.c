@@ -211,6 +211,19 @@ set_frame_names(PyObject *module, PyObject *const *args, Py_ssize_t n)
 }
 
 static PyObject *
+link_frame(PyObject *module, PyObject *const *args, Py_ssize_t n)
+{
+    (void)module;
+    if (n != 3 || !PyFrame_Check(args[0]) || !(args[1] == Py_None || PyFrame_Check(args[1]))) {
+        PyErr_SetString(PyExc_TypeError, "link_frame(frame, frame or None, dict or None)");
+        return NULL;
+    }
+    PyFrameObject *back = args[1] == Py_None ? NULL : (PyFrameObject *)args[1];
+    mb_link_frame((PyFrameObject *)args[0], back, args[2] == Py_None ? NULL : args[2]);
+    Py_RETURN_NONE;
+}
+
+static PyObject *
 merge_keywords(PyObject *module, PyObject *const *args, Py_ssize_t n)
 {
     (void)module;
@@ -255,6 +268,8 @@ PyMethodDef mb_object_functions[] = {
      "fill_frame(frame, list, unset): the frame's local variables become the list's values; those that are unset, unbound."},
     {"set_frame_names", (PyCFunction)(void (*)(void))set_frame_names, METH_FASTCALL,
      "set_frame_names(frame, mapping): the namespace of a module's or class body's frame, its f_locals."},
+    {"link_frame", (PyCFunction)(void (*)(void))link_frame, METH_FASTCALL,
+     "link_frame(frame, back, locals): the frame object of a call that is over keeps its caller's, and the dict of locals()."},
     {"merge_keywords", (PyCFunction)(void (*)(void))merge_keywords, METH_FASTCALL,
      "merge_keywords(dict, dict): the second's entries go into the first; KeyError(key) at one that is there already."},
     {"untrack", untrack, METH_O, "untrack(object): gc.get_objects() does not list it."},

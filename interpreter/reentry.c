@@ -127,7 +127,9 @@ take(mb_Frame *frame, PyCodeObject *code)
     here.taking = 0;
     int given = mb_begin_machine();
     follow();
+    _PyErr_StackItem item, *handled = mb_handle_nothing(PyThreadState_Get(), &item);    /* the machine's own `except` */
     result = PyObject_Vectorcall(handler, args + 1, 4 | PY_VECTORCALL_ARGUMENTS_OFFSET, NULL);
+    mb_handle_again(PyThreadState_Get(), handled);
     here.taking = before.taking;
     here.handler = before.handler;
     mb_end_machine(given);
@@ -340,6 +342,20 @@ call_outside(PyObject *module, PyObject *const *args, Py_ssize_t n, PyObject *kw
 }
 
 static PyObject *
+call_afresh(PyObject *module, PyObject *const *args, Py_ssize_t n)
+{
+    (void)module;
+    if (n < 1) {
+        PyErr_SetString(PyExc_TypeError, "the callable comes first");
+        return NULL;
+    }
+    _PyErr_StackItem item, *handled = mb_handle_nothing(PyThreadState_Get(), &item);
+    PyObject *result = PyObject_Vectorcall(args[0], args + 1, (size_t)(n - 1), NULL);
+    mb_handle_again(PyThreadState_Get(), handled);
+    return result;
+}
+
+static PyObject *
 set_counts(PyObject *module, PyObject *given)
 {
     (void)module;
@@ -469,6 +485,8 @@ static PyMethodDef methods[] = {
      "call_inside(native, callable, /, *args, **kwargs): call the machine; user frames that then run natively count."},
     {"call_outside", (PyCFunction)(void (*)(void))call_outside, METH_FASTCALL | METH_KEYWORDS,
      "call_outside(callable, /, *args, **kwargs): call for the machine's own needs; nothing is taken or counted."},
+    {"call_afresh", (PyCFunction)(void (*)(void))call_afresh, METH_FASTCALL,
+     "call_afresh(callable, /, *args): with no exception being handled natively, whoever calls."},
     {"watch_finalizer", watch_finalizer, METH_O,
      "watch_finalizer(class): its Python __del__, if it has one, is interpreted wherever the last reference goes."},
     {"watch_native_finalizer", watch_native_finalizer, METH_O,

@@ -9,7 +9,7 @@ from .frame import FRESH_LOCALS, Frame
 from .locals_proxy import FrameLocalsProxy
 from .sentinels import UNSET
 from .shells import frame_of, user_code
-from .tracebacks import caller_of, fill, is_machine_module, stub_frame
+from .tracebacks import caller_of, fill, is_machine_module, outlive, stub_frame
 
 SHOWN_FRAMES = 64
 
@@ -32,7 +32,7 @@ class Shown:
             shown = id(native) in self.shown
             frame.native = None
             if sys.getrefcount(native) > 2 + shown:  # that is: with the program
-                fill(native, frame)
+                outlive(native, frame)
                 if shown:
                     return
             self.shown.pop(id(native), None)
@@ -143,7 +143,7 @@ class Shown:
         """The parts of a frame object that change with the frame, of one that `show` made."""
         frame = self.frame_shown_as(native)
         if frame is None and name == "f_back":  # of what an exception ended
-            back = caller_of(native)
+            back = None if native.f_back is not None else caller_of(native)
             return native.f_back if back is None else self.show(back)
         if frame is None:
             return getattr(native, name)

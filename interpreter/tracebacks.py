@@ -13,8 +13,8 @@ from typing import Any
 from weakref import ref
 
 from .decode import Program
-from .frame import Frame
-from .natives import DICT_GET, call_outside, fill_frame, is_a, set_frame_names
+from .frame import FRESH_LOCALS, Frame
+from .natives import DICT_GET, call_outside, fill_frame, is_a, link_frame, set_frame_names
 from .sentinels import UNSET
 from .shells import USER_CODES, stands_for
 
@@ -22,6 +22,7 @@ SET_TRACEBACK = BaseException.__dict__["__traceback__"].__set__
 GET_TRACEBACK = BaseException.__dict__["__traceback__"].__get__
 SET_CONTEXT = BaseException.__dict__["__context__"].__set__
 GET_CONTEXT = BaseException.__dict__["__context__"].__get__
+GENERATORS_LINKED = sys.version_info >= (3, 12)
 CO_OPTIMIZED, CO_NEWLOCALS, CO_VARARGS, CO_VARKW = 0x01, 0x02, 0x04, 0x08
 MACHINE_PREFIXES: tuple[str, ...] = ("moebius.interpreter",)
 
@@ -82,6 +83,20 @@ def caller_of(native: FrameType) -> Frame | None:
     return None
 
 
+def outlive(native: FrameType, frame: Frame) -> None:
+    """The frame ends, its frame object does not: it keeps what CPython's does (take_ownership, Python/frame.c).
+
+    That is the variables, the caller's frame object (not a generator's on 3.11: gen_send_ex2 has cut the link), and up
+    to 3.12 the dict that locals() gave.
+    """
+    fill(native, frame)
+    back = frame.back if frame.exc_item is None or GENERATORS_LINKED else None
+    if back is not None and back.native is None:
+        back.native = stub_frame(back, False)
+    kept = frame.program.optimized and not FRESH_LOCALS
+    link_frame(native, None if back is None else back.native, frame.locals_dict if kept else None)
+
+
 def make_cell(index: int) -> bytes:
     unit = bytes((dis.opmap["MAKE_CELL"], index & 255))
     return unit if index < 256 else bytes((dis.opmap["EXTENDED_ARG"], index >> 8)) + unit
@@ -113,8 +128,8 @@ def stub_frame(frame: Frame, filled: bool) -> FrameType:
     native = call_outside(function, *given).gi_frame
     if not program.optimized:
         set_frame_names(native, frame.names)
-    elif filled:
-        fill(native, frame)
+    if filled:
+        outlive(native, frame)
     elif given:
         empty(native, frame)
     return native
@@ -198,7 +213,10 @@ def add_entry(frame: Frame, following: TracebackType | None, ends: bool) -> Trac
     instruction = frame.instruction
     line = instruction.line
     if ends:
-        native = stub_frame(frame, True)
+        native = frame.native  # (`drop_locals` fills it)
+        here = None if native is None else (frame.program.stubs or {}).get(frame.pc)
+        if native is None or native.f_code is not here or frame.domain.keeps_frames:
+            native = stub_frame(frame, True)
     else:
         native = frame.native = frame.native or stub_frame(frame, False)
     return TracebackType(following, native, instruction.offset, line if line is not None else frame.code.co_firstlineno)

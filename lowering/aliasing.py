@@ -13,7 +13,7 @@ from torch import fx
 from moebius.lowering.graph import LayerCall
 from moebius.lowering.memo import MEMO
 from moebius.lowering.operators import Call, call_operands, is_pure, loop_body, read_call
-from moebius.lowering.step import autograd_function, is_backward
+from moebius.lowering.step import autograd_function, is_backward, set_data
 from moebius.lowering.torch_private import may_write, only_reads
 from moebius.lowering.values import value_of
 
@@ -143,6 +143,8 @@ class Storage:
         """Take a node in whose arguments are known."""
         call = read_call(node)
         self.put(node, self.find(node, call))
+        if node.target is set_data:
+            self.merge(self.roots[node])
         if node.op not in ("placeholder", "output", "get_attr"):
             written = writes_of(node, call)
             if written:
@@ -153,6 +155,11 @@ class Storage:
         if node.op != "output":
             for root in roots:
                 self.sharing.setdefault(root, []).append(node)
+
+    def merge(self, roots: frozenset[fx.Node]) -> None:
+        """What had one of these storages may from now on have any of them."""
+        for node in set().union(*(self.sharing.get(root, ()) for root in roots)):
+            self.put(node, self.roots[node] | roots)
 
     def replace(self, old: fx.Node, new: fx.Node) -> None:
         """``new`` takes the place of ``old``: what shared with the one shares with the other."""

@@ -25,6 +25,7 @@ from moebius.lowering.step import (
     gradient_of,
     require_branch,
     require_gradients,
+    set_data,
     set_gradient,
 )
 from moebius.lowering.torch_private import assert_holds, foreach_operators, set_grad_enabled
@@ -113,6 +114,8 @@ OURS: dict[str, Callable[..., Any]] = {
     "moebius.gradient_of": gradient_of,
     "moebius.require_branch": require_branch,
     "moebius.require_gradients": require_gradients,
+    "moebius.set_data": set_data,
+    "torch.Size": torch.Size,
     "moebius.set_gradient": set_gradient,
     "moebius.experts": experts,
     "moebius.experts_rows": experts_rows,

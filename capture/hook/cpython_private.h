@@ -129,6 +129,36 @@ mb_set_frame_names(PyFrameObject *frame, PyObject *names)
     Py_XSETREF(frame->f_frame->f_locals, Py_NewRef(names));
 }
 
+/* Nothing is being handled from here on, whoever calls; until mb_handle_again. `item` is the caller's. */
+static inline _PyErr_StackItem *
+mb_handle_nothing(PyThreadState *tstate, _PyErr_StackItem *item)
+{
+    _PyErr_StackItem *before = tstate->exc_info;
+    item->exc_value = NULL;
+    item->previous_item = NULL;
+    tstate->exc_info = item;
+    return before;
+}
+
+static inline void
+mb_handle_again(PyThreadState *tstate, _PyErr_StackItem *before)
+{
+    PyObject *left = tstate->exc_info->exc_value;
+    tstate->exc_info = before;
+    Py_XDECREF(left);
+}
+
+/* What take_ownership (Python/frame.c) leaves a frame object whose call is over: its caller's; and, up to 3.12, the dict
+   that locals() gave, or NULL. */
+static inline void
+mb_link_frame(PyFrameObject *frame, PyFrameObject *back, PyObject *locals)
+{
+    Py_XSETREF(frame->f_back, (PyFrameObject *)Py_XNewRef((PyObject *)back));
+    if (locals != NULL) {
+        Py_XSETREF(frame->f_frame->f_locals, Py_NewRef(locals));
+    }
+}
+
 /* Calls of Python functions that may still be nested. */
 static inline int
 mb_recursion_room(PyThreadState *tstate)

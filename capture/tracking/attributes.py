@@ -19,6 +19,7 @@ from moebius.interpreter import Signal
 
 from ..hook import ABSENT, own_attributes
 from ..sources import Static, part
+from .data import assign_data
 from .numbers import Number
 from .objects import Objects
 from .records import CONTAINERS, HEAP_TYPE, Record, raw_dict
@@ -196,7 +197,13 @@ class Attributes:
                 f"{kind.__qualname__}.{name} is read past a __getattribute__ or another descriptor of that name",
                 "read the attribute by its name, without a __getattribute__ of the class's own",
             )
-        return self.c_value(obj, descriptor.__get__(obj, kind), name)
+        try:
+            value = descriptor.__get__(obj, kind)
+        except AttributeError:  # an empty slot
+            empty = functools.partial(is_empty, descriptor)
+            self.objects.guards.holds(f"{record.source.name}.{name}", "is not set", empty, record.source)
+            raise
+        return self.c_value(obj, value, name)
 
     def c_value(self, obj: Any, value: Any, name: str) -> Any:
         """A value that C code keeps for an object: guarded by reading it again."""
@@ -422,8 +429,9 @@ class Attributes:
         if kind is TensorProxy and name == "requires_grad" and type(value) in (bool, torch.SymBool):
             self.tensors.gradients.switch(obj, self.tensors.flag(value))
             return
-        if kind is TensorProxy and name == "data" and value is obj:
-            return  # what Module.to does with a parameter that is already there
+        if kind is TensorProxy and name == "data" and isinstance(value, TensorProxy):
+            assign_data(self.tensors, obj, value)
+            return
         if kind is TensorProxy:
             raise Break("attribute of a tensor is set", f"{obj.describe()}.{name} = …", "set it outside of the step")
         if isinstance(obj, type):
@@ -529,6 +537,15 @@ def looks_up_in_c(getter: Any) -> bool:
     """Whether a type's ``__getattribute__`` is C code that is not ``object``'s (``threading.local``, a weak proxy)."""
     owner = getattr(getter, "__objclass__", None)
     return owner is not None and own_attributes(owner)[0]
+
+
+def is_empty(slot: Any, obj: Any) -> bool:
+    """A guard: nothing is in an object's slot."""
+    try:
+        slot.__get__(obj, type(obj))
+    except AttributeError:
+        return True
+    return False
 
 
 def is_data_descriptor(value: Any) -> bool:

@@ -94,6 +94,7 @@ class Calls(Methods, Construction, StandIns):
             sys.exc_info: self.exception_details,
             warnings.warn: self.messages.warn,
             torch_private.InferenceGuard: self.inference.make,
+            torch_private.has_torch_function: self.overridden,
             **Switches(domain).functions,
             **{clock: functools.partial(self.read_clock, clock) for clock in CLOCKS},
         }
@@ -202,6 +203,8 @@ class Calls(Methods, Construction, StandIns):
         stand_in = self.functions.get(function) or natives.REPLACED.get(function)
         if stand_in is not None:
             return stand_in(*args, **kwargs)
+        if function.__code__ is SINGLE_DISPATCH:
+            return self.dispatched(function, *args, **kwargs)
         if natives.is_tensor_function(function) and any(
             isinstance(a, TensorProxy) or holds_proxy(a) for a in (*args, *kwargs.values())
         ):
@@ -381,6 +384,26 @@ class Calls(Methods, Construction, StandIns):
         self.objects.guards.answers(f"{name}()", "gives what it gave", (ask, value))
         return self.objects.enter(value, Static(f"{name}()", value))
 
+    def dispatched(self, dispatch: types.FunctionType, cls: Any) -> Any:
+        """``functools.singledispatch``'s choice of a function for a class: asked natively, as its cache knows classes
+        by weak references, and by a guard at each call."""
+        registry: Any = dict(zip(dispatch.__code__.co_freevars, dispatch.__closure__ or (), strict=True))["registry"]
+        record = self.objects.record_of(registry.cell_contents)
+        if record is not None and record.changed:
+            raise Break("functools.singledispatch", "after the step registered a function", "register before the step")
+        chosen = dispatch(cls)
+        name = getattr(chosen, "__qualname__", "function")
+        self.objects.note("cache")
+        ask = functools.partial(dispatch, cls)
+        self.objects.guards.answers(name, f"is chosen for {cls.__qualname__}", (ask, chosen))
+        return self.objects.enter(chosen, Static(name, chosen))
+
+    def overridden(self, values: Any) -> bool:
+        """torch's ``has_torch_function``: no, where all are tensors of torch's own or have no part in it."""
+        if all(type(v) is TensorProxy or type(v) in ATOMS or isinstance(v, Number) for v in self.fast(values)):
+            return False
+        raise Break("__torch_function__", "torch asks objects that may have one", "pass tensors and plain values")
+
     def captured(self, entry: Entry, args: list, kwargs: dict[str, Any]) -> Any:
         """What ``capture`` returned, called inside of a captured step: part of the same graph, if run the same way."""
         owner = getattr(entry.cold, "__self__", None)
@@ -495,6 +518,7 @@ def shares_storage(one: torch.Tensor, other: torch.Tensor) -> bool:
     return torch_private.storage_of(one) == torch_private.storage_of(other)
 
 
+SINGLE_DISPATCH = functools.singledispatch(shares_storage).dispatch.__code__
 IDENTITY_HASHED = type(
     "AnyHashable",
     (),

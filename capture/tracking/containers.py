@@ -14,6 +14,7 @@ from moebius.interpreter import NULL, STOP, Frame
 
 from ..hook import ABSENT
 from . import natives
+from .enums import plain_member
 from .hit_loops import number_of
 from .loops import ROWS, TensorRows
 from .parts import Parts
@@ -262,7 +263,8 @@ class Containers(Parts):
             return self.call(method, [value], {})
         if any(b in CONTAINERS or b is tuple for b in kind.__mro__):
             base: Any = next(b for b in kind.__mro__ if b in CONTAINERS or b is tuple)
-            return self.objects.made(base.__iter__(self.objects.contents(value) if base in CONTAINERS else value))
+            held = self.objects.contents(value, iterated=True) if base in CONTAINERS else value
+            return self.objects.made(base.__iter__(held))
         if isinstance(value, type) and isinstance(
             method := self.attributes.on_type(type(value), "__iter__"), types.FunctionType
         ):
@@ -273,6 +275,8 @@ class Containers(Parts):
 
     def native_iter(self, value: Any) -> Any:
         """An iterator over `value` that C code may be given: one in Python is advanced in the trace."""
+        if (record := self.objects.record_of(value)) is not None:
+            self.objects.refuse_growing(record)
         iterator = self.get_iter(value)
         if type(iterator) in ROWS:
             raise Break("iterating over a tensor of unknown length", "in a builtin", "iterate over it with a for loop")
@@ -346,6 +350,9 @@ class Containers(Parts):
         self.calls.container_method(target, list, "append", [value], {})
 
     def list_extend(self, target: Any, values: Any) -> None:
+        kind = type_of(values)
+        if all(self.attributes.on_type(kind, name) is ABSENT for name in ("__iter__", "__getitem__")):
+            raise TypeError(f"Value after * must be an iterable, not {kind.__name__}")
         self.calls.container_method(target, list, "extend", [values], {})
 
     def list_to_tuple(self, values: Any) -> Any:
@@ -425,6 +432,8 @@ class Containers(Parts):
                 return self.call(method, [value], {})
             if method is object.__str__:
                 return self.repr_of(value)
+            if plain_member(value) is not value:
+                return str(value)  # C's, of a number or a text
         raise Break(
             "text of a value that is not plain", f"str() of a {type_of(value).__name__}", "print it after the step"
         )

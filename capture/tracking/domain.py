@@ -75,6 +75,7 @@ class TrackingDomain(Operators, Containers):
             self.loops.settle(frame)
         if frame is self.root:
             if self.root_steps == self.stop_at:
+                self.root_handled = self.machine.exc_item[0]
                 raise StopHere
             handler = frame.program.handler_at(self.root_pc)
             if handler is not None and handler[0] == frame.pc:  # (nothing falls into a handler: the last step raised)

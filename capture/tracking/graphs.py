@@ -118,6 +118,8 @@ class GraphWriter:
         """A traced value as an fx argument of the innermost scope."""
         if isinstance(value, TensorProxy):
             return self.scope.own(value.node)
+        if isinstance(value, fx.Node):
+            return self.scope.own(value)
         if isinstance(value, SYMBOLIC):
             return self.size_argument(value)
         kind = type(value)
@@ -160,6 +162,17 @@ class GraphWriter:
             node.meta.update(val=None, where=("", 0, ""), stack=())
             self.generators[id(generator)] = (generator, node)
         return self.generators[id(generator)][1]
+
+    def with_sizes(self, values: tuple) -> tuple:
+        """Values for a text: a ``torch.Size`` as a node, since fx would take it for a tuple, which prints otherwise."""
+        made = []
+        for value in values:
+            if type(value) is torch.Size:
+                sizes = self.argument(value)
+                value = self.scope.graph.call_function(torch.Size, (sizes,))
+                value.meta.update(val=None, where=("", 0, ""), stack=())
+            made.append(value)
+        return tuple(made)
 
     def size_argument(self, value: Any) -> Any:
         """A symbolic scalar as a node (or as the number that it certainly is)."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..sources import Source
+from .enums import hashes_by_name
 from .records import CONTAINERS, DICTS, SIMPLE, Record, python_method
 from .values import ATOMS, SYMBOLIC, Break, RuntimeNumber, TensorProxy
 
@@ -147,7 +148,8 @@ class Identities:
                 "mark the size static, or use a constant key",
             )
         if type(key).__hash__ is not object.__hash__ and type(key) not in ATOMS:  # (a str subclass may have its own)
-            if python_method(type(key), "__hash__") or python_method(type(key), "__eq__"):
+            own = python_method(type(key), "__hash__") or python_method(type(key), "__eq__")
+            if own and not hashes_by_name(type(key)):
                 raise Break(
                     "key with its own hash",
                     f"a {type(key).__name__} is used as a dict key",

@@ -15,6 +15,8 @@ import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from moebius.lowering.step import texts
 
 from ..hidden import MARK
@@ -75,7 +77,7 @@ class Messages:
             raise Break(what, "of a caller outside of the step", AFTER)
         code = frame.code
         place = texts.log_line(logger, level, code.co_filename, frame.line or code.co_firstlineno, code.co_name)
-        node = writer.node("call_function", place, (message, *args), {})
+        node = writer.node("call_function", place, (message, *writer.with_sizes(args)), {})
         node.meta["val"] = None
 
     def log_at(self, logger: Any, level: Any, message: Any, *args: Any, **options: Any) -> None:
@@ -91,6 +93,7 @@ class Messages:
         if type(message) is not str or not all(known):
             return False
         words = [v.representative if isinstance(v, Number) else "" if parts.is_part(v) else v for v in args]
+        words = [2 if type(v) is torch.SymInt else word for v, word in zip(args, words, strict=True)]
         try:
             message % tuple(words)  # (a tensor by %s; a line that cannot be made is an error message with a traceback)
         except (TypeError, ValueError):

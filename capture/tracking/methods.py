@@ -16,6 +16,7 @@ from ..hook import ABSENT, copy_set
 from ..sources import Static
 from . import natives
 from .call_parts import CallParts, is_alien
+from .enums import plain_member
 from .records import DICTS, LISTS, SETS, Record
 from .texts import Text, texts
 from .values import ATOMS, Break, TensorProxy
@@ -108,7 +109,7 @@ class Methods(CallParts):
             return bound(*args, **kwargs)
         if isinstance(owner, type):
             return self.class_method(owner, name, bound, args, kwargs)
-        if kind in ATOMS:
+        if kind in ATOMS or plain_member(owner) is not owner:
             return self.atom_method(owner, name, bound, args, kwargs)
         base = next((b for b in kind.__mro__ if b in natives.CONTAINER_METHODS), None)
         if base is not None:
@@ -179,7 +180,7 @@ class Methods(CallParts):
         if record is not None and base in DICTS:
             if (done := self.single_key(record, name, args)) is not ABSENT:
                 return done
-        if record is not None and name in ("append", "extend") and record.shadow is None and base is list:
+        if record is not None and name in ("append", "extend") and record.shadow is None and base in LISTS:
             items = args if name == "append" else self.listed(args[0])
             record.appends = record.appends or []
             record.appends.extend(items)
@@ -255,20 +256,26 @@ class Methods(CallParts):
         if name == "sort":
             target[:] = self.sort(target, **kwargs)
             return None
+        if kwargs or not 1 <= len(args) <= (3 if name == "index" else 1):
+            raise Break("method in C", f"{type(target).__name__}.{name} of {len(args)} arguments", "it runs natively")
+        bounds = [natives.specialised(a) for a in args[1:]]
+        start, stop, _ = slice(*bounds, *[None] * (2 - len(bounds))).indices(len(target))
+        count = 0
         for i, item in enumerate(target):
+            if not start <= i < stop:
+                continue
             if self.domain.is_one(item, args[0]) or self.domain.truth(self.domain.compare("==", item, args[0])):
-                if name == "index" and len(args) == 1:
+                if name == "index":
                     return i
                 if name == "remove":
                     del target[i]
                     return None
+                count += 1
         if name == "count":
-            return sum(
-                1
-                for item in target
-                if self.domain.is_one(item, args[0]) or self.domain.truth(self.domain.compare("==", item, args[0]))
-            )
-        raise ValueError(f"{args[0]!r} is not in list" if name == "index" else "list.remove(x): x not in list")
+            return count
+        if not natives.is_plain(args[0], self.known):
+            raise Break("method in C", f"{type(target).__name__}.{name} of what is not there", "it runs natively")
+        return getattr(type(target)(), name)(args[0])  # raises, in its own words
 
     def mapping_or_items(self, value: Any, base: type) -> Any:
         """The argument of ``update``/``extend``: a native mapping or iterator."""

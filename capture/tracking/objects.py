@@ -12,6 +12,7 @@ from __future__ import annotations
 import collections
 import contextvars
 import inspect
+import logging
 import types
 import weakref
 from collections.abc import Callable, Iterable, Sequence
@@ -23,7 +24,9 @@ from ..guards.recorder import describe
 from ..hook import ABSENT, Entry, copy_set
 from ..sources import Part, Source, Static, part, part_name
 from .cells import Cells
+from .growing import Growing
 from .identities import Identities, MetTuple
+from .late_writes import LateWrites
 from .records import (
     CONTAINERS,
     DICTS,
@@ -50,7 +53,7 @@ def is_bound_builtin(value: Any) -> bool:
     return owner is not None and not isinstance(owner, types.ModuleType | torch.Tensor)
 
 
-class Objects(Identities, Cells):
+class Objects(Identities, Cells, LateWrites, Growing):
     """All objects of one trace. ``volatile``: names of places whose value differs from call to call."""
 
     def __init__(
@@ -289,6 +292,7 @@ class Objects(Identities, Cells):
 
     def dict_get(self, record: Record, key: Any) -> Any:
         """The value at ``key``, or ABSENT."""
+        self.refuse_late(record)
         if self.misses(record, key):
             return ABSENT
         value = self.entry_now(record, self.real_key(key))
@@ -299,6 +303,7 @@ class Objects(Identities, Cells):
     def entries(self, record: Record, keys: Sequence[Any]) -> list[Any]:
         """``dict_get`` for several plain keys of a dict."""
         source, reads, log = record.source, record.reads, self.log
+        self.refuse_late(record)
         if record.shadow is not None or record.writes or not source.static or self.volatile or log is None:
             return [self.dict_get(record, key) for key in keys]
         if id(record) in self.schedules:
@@ -325,6 +330,7 @@ class Objects(Identities, Cells):
         """Whether an unchanged dict holds nothing, which is guarded and written down as ``contents`` does."""
         if record.obj or record.shadow is not None or record.writes or type(record.obj) not in DICTS:
             return False
+        self.refuse_late(record)
         self.guard_keys(record)
         if self.log is not None:
             self.log.append(("whole", record, ()))
@@ -383,6 +389,9 @@ class Objects(Identities, Cells):
 
     def dict_set(self, record: Record, key: Any, value: Any) -> None:
         self.touch(record.obj)
+        if self.writes_late(record, key):
+            self.write_late(record, key, value)
+            return
         key = self.real_key(key)
         if record.shadow is not None:
             record.shadow[key] = value
@@ -411,11 +420,16 @@ class Objects(Identities, Cells):
     # Whole containers
     # ------------------------------------------------------------------------------------------------------------------
 
-    def contents(self, obj: Any) -> Any:
-        """A real container that stands for ``obj`` in natively run code: itself if new, else its shadow."""
+    def contents(self, obj: Any, iterated: bool = False) -> Any:
+        """A real container that stands for ``obj`` in natively run code: itself if new, else its shadow.
+
+        iterated: whether a loop goes through it.
+        """
         record = self.records.get(id(obj))
         if record is None:
             return obj
+        if not iterated:
+            self.refuse_growing(record)
         shadow = self.shadow(record)
         if self.log is not None:
             self.log.append(("whole", record, whole_items(shadow)))
@@ -427,6 +441,7 @@ class Objects(Identities, Cells):
         return record is not None and record.obj is obj
 
     def shadow(self, record: Record) -> Any:
+        self.refuse_late(record)
         if record.shadow is None:
             kind = type(record.obj)
             if kind not in CONTAINERS:
@@ -454,6 +469,7 @@ class Objects(Identities, Cells):
 
     def guard_keys(self, record: Record) -> None:
         """The dict has these keys, in this order."""
+        self.refuse_late(record)
         source = record.source
         if source.static:
             self.guards.dict_keys(source.name, record.obj)
@@ -545,6 +561,7 @@ LONG_LIVED = (
     torch.optim.Optimizer,
     torch.optim.lr_scheduler.LRScheduler,
     contextvars.ContextVar,
+    logging.Logger,
     types.CellType,
     weakref.ref,
     Entry,

@@ -15,6 +15,7 @@ from moebius.interpreter.domain.operators import OPERATIONS as OPERATORS
 
 from ..hook import ABSENT
 from . import natives, numbers
+from .enums import plain_member
 from .folding import constant_truth
 from .loops import ROWS
 from .numbers import COMPARISONS, Number
@@ -103,6 +104,8 @@ class Operators(Parts):
         return self.binary(op, natives.specialised(left), natives.specialised(right))
 
     def tensor_binary(self, op: str, left: Any, right: Any) -> Any:
+        names = [f"__{n}{DUNDERS[op.removesuffix('=')]}__" for n in ("", "r")]
+        left, right = (plain_member(v) if not any(special(type(v), n) for n in names) else v for v in (left, right))
         for value in (left, right):
             if (
                 type(value) not in SIMPLE
@@ -348,6 +351,8 @@ class Operators(Parts):
                 raise TypeError(f"__bool__ should return bool, returned {type_of(result).__name__}")
             return self.truth(result)
         if method is not ABSENT:
+            if plain_member(value) is not value:
+                return bool(plain_member(value))
             raise Break("truth of a C object", kind.__name__, "test it outside of the step")
         length = self.attributes.on_type(kind, "__len__")
         if length is ABSENT:

@@ -40,11 +40,12 @@ class Record:
     reads: parts already entered, by key; writes: for a dict, keys written without the whole having been read, in the
     order in which that made them; moved: those of them that were there, were deleted and came again, last;
     appends: the same for a list; operations: of a set, its methods with their argument; shadow: stands for the
-    container from the first whole read on.
+    container from the first whole read on; late: of a dict, entries at keys that only the running step knows.
     """
 
     __slots__ = (
-        "appends", "instance_dict", "moved", "obj", "operations", "original", "reads", "shadow", "source", "writes",
+        "appends", "instance_dict", "late", "moved", "obj", "operations", "original", "reads", "shadow", "source",
+        "writes",
     )  # fmt: skip
 
     def __init__(self, obj: Any, source: Source):
@@ -54,6 +55,7 @@ class Record:
         self.moved: frozenset[Any] = frozenset()
         self.appends: list[Any] | None = None  # most objects are only read: no containers for those
         self.operations: tuple[tuple[str, Any], ...] = ()
+        self.late: list[tuple[Any, Any]] | None = None
         self.shadow: Any = None
         self.original: Any = None
         self.instance_dict: Record | None = None
@@ -61,6 +63,8 @@ class Record:
     @property
     def changed(self) -> bool:
         """Whether the residual code has something to replay here."""
+        if self.late:
+            return True
         if self.shadow is None:
             if not self.writes:
                 return bool(self.appends or self.moved)

@@ -14,6 +14,7 @@ import torch
 from ..hook import ABSENT
 from . import natives
 from .call_parts import CallParts
+from .enums import plain_member
 from .hit_loops import number_of
 from .numbers import Number
 from .records import CONTAINERS, HEAP_TYPE
@@ -257,6 +258,8 @@ class StandIns(CallParts):
             method = self.domain.attributes.on_type(type(value), name)
             if isinstance(method, types.FunctionType):
                 return self.call(method, [value], {})
+        if (member := plain_member(value)) is not value:
+            return int(member) if what == "int" else float(member)
         raise Break(f"{what}() in C", type(value).__name__, "convert it outside of the step")
 
     def to_text(self, *args: Any, **kwargs: Any) -> Any:

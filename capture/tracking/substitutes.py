@@ -9,6 +9,7 @@ import contextlib
 import copy
 import copyreg
 import enum
+import functools
 import types
 import weakref
 from collections import OrderedDict, defaultdict
@@ -201,6 +202,16 @@ def module_hook() -> None:
     """Stands where autograd would be told of a module's backward hook: a graph break (``hooks``)."""
 
 
+def cached_value(self: Any, instance: Any, owner: Any = None) -> Any:
+    """``cached_property.__get__`` (Lib/functools.py): before 3.12 the original computes the value under a lock."""
+    if instance is None or self.attrname is None or not hasattr(instance, "__dict__"):
+        return original_cached_value(self, instance, owner)
+    cache = instance.__dict__
+    if self.attrname not in cache:
+        cache[self.attrname] = self.func(instance)
+    return cache[self.attrname]
+
+
 def nothing(*_: Any, **__: Any) -> None:
     """``torch._dynamo.graph_break`` asks torch.compile for a break, for reasons that do not hold here. The optimizers'
     health check warns of CUDA graphs."""
@@ -217,6 +228,9 @@ COPY_PROTOCOL = (
     "__getnewargs_ex__",
     "__getnewargs__",
 )
+original_cached_value = types.FunctionType(
+    functools.cached_property.__get__.__code__, functools.cached_property.__get__.__globals__, "__get__", (None,)
+)
 original_copy = types.FunctionType(copy.copy.__code__, copy.copy.__globals__, "copy")
 original_deepcopy = types.FunctionType(copy.deepcopy.__code__, copy.deepcopy.__globals__, "deepcopy")
 COPIED_AS_THEMSELVES = frozenset(
@@ -231,6 +245,7 @@ ANYWHERE: dict[Any, Callable[..., Any]] = {
     copy.copy: copied,
     copy.deepcopy: deep_copied,
     RemovableHandle.__init__: new_handle,
+    functools.cached_property.__get__: cached_value,
     torch_private.module_hook_on_tensors: no_module_hook,
 }
 SUBSTITUTES: dict[Any, Callable[..., Any]] = ANYWHERE | {

@@ -76,7 +76,8 @@ class Texts:
         """``function(*operands)``, one of ``lowering.step.texts``, as a node."""
         if self.tensors.writer.scope.parent is not None:
             raise Break("text in an expert loop", "of what its turns compute", "make it after the loop")
-        node = self.tensors.writer.node("call_function", function, operands, {})
+        writer = self.tensors.writer
+        node = writer.node("call_function", function, writer.with_sizes(operands), {})
         node.meta["val"] = None
         if any(type(o) in SYMBOLIC or type(o) is Text or is_unknown(o) for o in operands):
             made = Text(self.numbers, "…", node)
@@ -119,7 +120,8 @@ class Texts:
                 "print", f"sys.stdout is a {type(sys.stdout).__name__}, whose write is not known", "it runs natively"
             )
         self.tensors.guards.holds("sys.stdout", "is a plain stream", lambda: is_stream(sys.stdout))
-        node = self.tensors.writer.node("call_function", texts.say, (sep, end, bool(flush), *values), {})
+        writer = self.tensors.writer
+        node = writer.node("call_function", texts.say, (sep, end, bool(flush), *writer.with_sizes(values)), {})
         node.meta["val"] = None
 
 

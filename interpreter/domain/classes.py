@@ -11,6 +11,8 @@ from ..sentinels import UNSET
 from ..type_parameters import run_intrinsic
 from .core import Core, is_a, is_class, is_mapping, is_subtype, special, type_name
 
+C_LIMIT_APART = sys.version_info >= (3, 12)  # the nesting of C code has a limit of its own
+
 
 class Classes(Core):
     """What a class statement does."""
@@ -91,7 +93,7 @@ class Classes(Core):
     def is_instance(self, value: Any, cls: Any) -> bool:
         """isinstance() with a Python __instancecheck__ interpreted."""
         if type(cls) is tuple:
-            return self.any_of(self.is_instance, value, cls)
+            return self.any_of(isinstance, self.is_instance, value, cls)
         if type(value) is cls:
             return True
         if type(cls) is not type:
@@ -102,14 +104,18 @@ class Classes(Core):
 
     def is_subclass(self, value: Any, cls: Any) -> bool:
         if type(cls) is tuple:
-            return self.any_of(self.is_subclass, value, cls)
+            return self.any_of(issubclass, self.is_subclass, value, cls)
         raw = special(type(cls), "__subclasscheck__")
         if raw is not None:
             return self.truth(self.call_special(raw, cls, [value]))
         return self.native(issubclass, value, cls)
 
-    def any_of(self, test: Callable[[Any, Any], bool], value: Any, classes: tuple[Any, ...]) -> bool:
+    def any_of(
+        self, builtin: Callable[..., bool], test: Callable[[Any, Any], bool], value: Any, classes: tuple[Any, ...]
+    ) -> bool:
         """A tuple of classes takes a level of recursion, as in Objects/abstract.c object_recursive_isinstance."""
+        if C_LIMIT_APART and self.interprets_callbacks:
+            return self.native(builtin, value, classes)
         machine, levels = self.machine, 1
         while len(classes) == 1 and type(classes[0]) is tuple:  # one in the other, as deep as anybody likes
             classes, levels = classes[0], levels + 1

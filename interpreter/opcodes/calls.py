@@ -2,8 +2,10 @@
 from __future__ import annotations
 
 import sys
+from types import FunctionType
 from typing import Any
 
+from ..binding import unbound_arguments
 from ..frame import Frame
 from ..registry import opcode
 from ..sentinels import NULL
@@ -29,12 +31,24 @@ def drop(args: list[Any]) -> None:
     args.clear()
 
 
+def put_back(stack: list[Any], left: list[Any], count: int) -> None:
+    """The call raised: what is left of its `count` operands stands on the stack again, to die in this order."""
+    stack[-1:] = left + [NULL] * (count - len(left))
+
+
+def left_of(callee: Any, args: list[Any], kwargs: dict[str, Any]) -> list[Any]:
+    """What a call that raised has left of its operands: a function's frame has taken them, unless they do not fit."""
+    if type(callee) is not FunctionType:
+        return [callee, *args, *kwargs.values()]
+    return [*unbound_arguments(callee.__code__, args, kwargs), callee] if args or kwargs else [callee]
+
+
 @opcode("KW_NAMES")
 def kw_names(frame: Frame, stack: list[Any], names: tuple[str, ...]) -> None:
     frame.kw_names = names
 
 
-@opcode("CALL:NULL_FIRST")
+@opcode("CALL:NULL_FIRST", operands=lambda count: count + 2)
 def call_null_first(frame: Frame, stack: list[Any], count: int) -> None:
     if count:
         args = stack[-count:]
@@ -47,30 +61,37 @@ def call_null_first(frame: Frame, stack: list[Any], count: int) -> None:
         args.insert(0, callee)
         callee = method
     names = frame.kw_names
+    kwargs = {}
     if names:
         frame.kw_names = ()
         kwargs = named(args, names)
+    try:
         stack[-1] = frame.domain.call(callee, args, kwargs)
-    else:
-        stack[-1] = frame.domain.call(callee, args, {})
+    except BaseException:
+        put_back(stack, left_of(callee, args, kwargs), count + 2)
+        raise
     if args:
         del callee, method  # a bound method of C's holds its object
         drop(args)
 
 
-@opcode("CALL:NULL_AFTER")
+@opcode("CALL:NULL_AFTER", operands=lambda count: count + 2)
 def call_null_after(frame: Frame, stack: list[Any], count: int) -> None:
     args = take(stack, count)
     if stack[-1] is NULL:
         stack.pop()
     else:
         args.insert(0, stack.pop())
-    stack[-1] = frame.domain.call(stack[-1], args, {})
+    try:
+        stack[-1] = frame.domain.call(stack[-1], args, {})
+    except BaseException:
+        put_back(stack, left_of(stack[-1], args, {}), count + 2)
+        raise
     if args:
         drop(args)
 
 
-@opcode("CALL_KW")
+@opcode("CALL_KW", operands=lambda count: count + 3)
 def call_kw(frame: Frame, stack: list[Any], count: int) -> None:
     names = stack.pop()
     args = take(stack, count)
@@ -79,29 +100,38 @@ def call_kw(frame: Frame, stack: list[Any], count: int) -> None:
     else:
         args.insert(0, stack.pop())
     kwargs = named(args, names)
-    stack[-1] = frame.domain.call(stack[-1], args, kwargs)
+    try:
+        stack[-1] = frame.domain.call(stack[-1], args, kwargs)
+    except BaseException:
+        put_back(stack, left_of(stack[-1], args, kwargs), count + 3)
+        raise
     if args:
         drop(args)
 
 
 def spread(frame: Frame, stack: list[Any], callee: Any, has_kwargs: bool) -> None:
-    """`callee(*stack[-2], **stack[-1])`: from 3.12 on the tuple and the dict are the call's alone, and die in it."""
-    held = stack[-1 - has_kwargs :] if SPREAD_OUTLIVES_CALL else None
-    if has_kwargs:
-        result = frame.domain.call_spread(callee, stack.pop(-2), stack.pop())
-    else:
-        result = frame.domain.call_spread(callee, stack.pop(), {})
+    """`callee(*stack[-2], **stack[-1])`: from 3.12 on a function's tuple and dict are the call's, and die in it."""
+    outlive = SPREAD_OUTLIVES_CALL or type(callee) is not FunctionType
+    held = [callee, *stack[-1 - has_kwargs :]] if outlive else []
+    try:
+        if has_kwargs:
+            result = frame.domain.call_spread(callee, stack.pop(-2), stack.pop())
+        else:
+            result = frame.domain.call_spread(callee, stack.pop(), {})
+    except BaseException:
+        put_back(stack, held, 3 + has_kwargs)
+        raise
     stack[-1] = result
-    del held
+    del callee
+    drop(held)
 
 
-@opcode("CALL_FUNCTION_EX:NULL_FIRST")
+@opcode("CALL_FUNCTION_EX:NULL_FIRST", operands=lambda has_kwargs: 3 + has_kwargs)
 def call_function_ex_null_first(frame: Frame, stack: list[Any], has_kwargs: bool) -> None:
-    callee = stack.pop(-2 - has_kwargs)
-    spread(frame, stack, callee, has_kwargs)
+    spread(frame, stack, stack.pop(-2 - has_kwargs), has_kwargs)
 
 
-@opcode("CALL_FUNCTION_EX:NULL_AFTER")
+@opcode("CALL_FUNCTION_EX:NULL_AFTER", operands=lambda has_kwargs: 3 + has_kwargs)
 def call_function_ex_null_after(frame: Frame, stack: list[Any], has_kwargs: bool) -> None:
     stack.pop(-2 - has_kwargs)
     spread(frame, stack, stack[-2 - has_kwargs], has_kwargs)

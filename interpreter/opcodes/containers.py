@@ -35,10 +35,14 @@ def build_set(frame: Frame, stack: list[Any], count: int) -> None:
     stack.append(frame.domain.build_set(items))
 
 
-@opcode("BUILD_MAP")
+@opcode("BUILD_MAP", operands=lambda count: 2 * count)
 def build_map(frame: Frame, stack: list[Any], count: int) -> None:
-    items = take(stack, 2 * count)
-    stack.append(frame.domain.build_map(list(zip(items[::2], items[1::2], strict=True))))
+    items = stack[len(stack) - 2 * count :]
+    made = frame.domain.build_map(list(zip(items[::2], items[1::2], strict=True)))
+    del stack[len(stack) - 2 * count :]
+    items.reverse()  # of equal keys the later ones die here
+    items.clear()
+    stack.append(made)
 
 
 @opcode("BUILD_CONST_KEY_MAP")
@@ -60,11 +64,14 @@ def build_slice(frame: Frame, stack: list[Any], count: int) -> None:
     stack.append(frame.domain.make_slice(*parts))
 
 
-@opcode("FORMAT_VALUE")
+@opcode("FORMAT_VALUE", operands=lambda operand: 1 + operand[1])
 def format_value(frame: Frame, stack: list[Any], operand: tuple[str, bool]) -> None:
     conversion, has_spec = operand
-    spec = stack.pop() if has_spec else ""
-    stack[-1] = frame.domain.format_value(stack[-1], conversion, spec)
+    if not has_spec:
+        stack[-1] = frame.domain.format_value(stack[-1], conversion, "")
+    else:
+        stack[-2] = frame.domain.format_value(stack[-2], conversion, stack[-1])
+        del stack[-1]
 
 
 @opcode("FORMAT_SIMPLE")
@@ -72,10 +79,10 @@ def format_simple(frame: Frame, stack: list[Any], operand: Any) -> None:
     stack[-1] = frame.domain.format_value(stack[-1], "", "")
 
 
-@opcode("FORMAT_WITH_SPEC")
+@opcode("FORMAT_WITH_SPEC", operands=2)
 def format_with_spec(frame: Frame, stack: list[Any], operand: Any) -> None:
-    spec = stack.pop()
-    stack[-1] = frame.domain.format_value(stack[-1], "", spec)
+    stack[-2] = frame.domain.format_value(stack[-2], "", stack[-1])
+    del stack[-1]
 
 
 @opcode("CONVERT_VALUE")
@@ -112,11 +119,11 @@ def set_update(frame: Frame, stack: list[Any], depth: int) -> None:
     frame.domain.set_update(stack[-depth], values)
 
 
-@opcode("MAP_ADD")
+@opcode("MAP_ADD", operands=2)
 def map_add(frame: Frame, stack: list[Any], depth: int) -> None:
-    value = stack.pop()
-    key = stack.pop()
-    frame.domain.map_add(stack[-depth], key, value)
+    frame.domain.map_add(stack[-depth - 2], stack[-2], stack[-1])
+    stack[-2] = None
+    del stack[-2:]
 
 
 @opcode("DICT_UPDATE")
@@ -137,14 +144,14 @@ def dict_merge(frame: Frame, stack: list[Any], depth: int) -> None:
 
 @opcode("UNPACK_SEQUENCE")
 def unpack_sequence(frame: Frame, stack: list[Any], count: int) -> None:
-    items = frame.domain.unpack(stack.pop(), count)
-    stack.extend(reversed(items))
+    items = frame.domain.unpack(stack[-1], count)
+    stack[-1:] = reversed(items)
 
 
 @opcode("UNPACK_EX")
 def unpack_ex(frame: Frame, stack: list[Any], counts: tuple[int, int]) -> None:
-    items = frame.domain.unpack_ex(stack.pop(), counts[0], counts[1])
-    stack.extend(reversed(items))
+    items = frame.domain.unpack_ex(stack[-1], counts[0], counts[1])
+    stack[-1:] = reversed(items)
 
 
 @opcode("GET_LEN")

@@ -33,69 +33,77 @@ def to_bool(frame: Frame, stack: list[Any], operand: Any) -> None:
     stack[-1] = frame.domain.truth(stack[-1])
 
 
-@opcode("BINARY_OP")
+@opcode("BINARY_OP", operands=2)
 def binary_op(frame: Frame, stack: list[Any], op: str) -> None:
-    right = stack.pop()
-    stack[-1] = frame.domain.binary(op, stack[-1], right)
+    stack[-2] = frame.domain.binary(op, stack[-2], stack[-1])
+    del stack[-1]  # the right operand dies after the left one
 
 
-@opcode("COMPARE_OP")
+@opcode("COMPARE_OP", operands=2)
 def compare_op(frame: Frame, stack: list[Any], op: str) -> None:
-    right = stack.pop()
-    stack[-1] = frame.domain.compare(op, stack[-1], right)
+    stack[-2] = frame.domain.compare(op, stack[-2], stack[-1])
+    del stack[-1]
 
 
-@opcode("COMPARE_OP:BOOL")
+@opcode("COMPARE_OP:BOOL", operands=2)
 def compare_op_bool(frame: Frame, stack: list[Any], op: str) -> None:
-    right = stack.pop()
-    stack[-1] = frame.domain.truth(frame.domain.compare(op, stack[-1], right))
+    stack[-2] = frame.domain.compare(op, stack[-2], stack[-1])
+    stack[-1] = None
+    stack[-2] = frame.domain.truth(stack[-2])
+    del stack[-1]
 
 
-@opcode("IS_OP")
+@opcode("IS_OP", operands=2)
 def is_op(frame: Frame, stack: list[Any], negate: bool) -> None:
-    right = stack.pop()
-    stack[-1] = frame.domain.is_same(stack[-1], right) is not negate
+    stack[-2] = frame.domain.is_same(stack[-2], stack[-1]) is not negate
+    del stack[-1]
 
 
-@opcode("CONTAINS_OP")
+@opcode("CONTAINS_OP", operands=2)
 def contains_op(frame: Frame, stack: list[Any], negate: bool) -> None:
-    container = stack.pop()
-    found = frame.domain.contains(stack[-1], container)
-    stack[-1] = frame.domain.unary("not", found) if negate else found
+    found = frame.domain.contains(stack[-2], stack[-1])
+    stack[-2] = frame.domain.unary("not", found) if negate else found
+    del stack[-1]
 
 
-@opcode("BINARY_SUBSCR")
+@opcode("BINARY_SUBSCR", operands=2)
 def binary_subscr(frame: Frame, stack: list[Any], operand: Any) -> None:
-    key = stack.pop()
-    stack[-1] = frame.domain.get_item(stack[-1], key)
+    stack[-2] = frame.domain.get_item(stack[-2], stack[-1])
+    del stack[-1]
 
 
-@opcode("STORE_SUBSCR")
+@opcode("STORE_SUBSCR", operands=3)
 def store_subscr(frame: Frame, stack: list[Any], operand: Any) -> None:
-    key = stack.pop()
-    container = stack.pop()
-    frame.domain.set_item(container, key, stack.pop())
+    frame.domain.set_item(stack[-2], stack[-1], stack[-3])
+    stack[-3] = stack[-2] = None  # the value dies first, then the container
+    del stack[-3:]
 
 
-@opcode("DELETE_SUBSCR")
+@opcode("DELETE_SUBSCR", operands=2)
 def delete_subscr(frame: Frame, stack: list[Any], operand: Any) -> None:
-    key = stack.pop()
-    frame.domain.del_item(stack.pop(), key)
+    frame.domain.del_item(stack[-2], stack[-1])
+    stack[-2] = None
+    del stack[-2:]
 
 
 @opcode("BINARY_SLICE")
 def binary_slice(frame: Frame, stack: list[Any], operand: Any) -> None:
     stop = stack.pop()
-    start = stack.pop()
-    stack[-1] = frame.domain.get_item(stack[-1], frame.domain.make_slice(start, stop))
+    stack[-1] = frame.domain.make_slice(stack[-1], stop)
+    del stop  # the slice alone has it
+    value = frame.domain.get_item(stack[-2], stack[-1])
+    del stack[-1]
+    stack[-1] = value
 
 
-@opcode("STORE_SLICE")
+@opcode("STORE_SLICE", operands=3)
 def store_slice(frame: Frame, stack: list[Any], operand: Any) -> None:
     stop = stack.pop()
-    start = stack.pop()
-    container = stack.pop()
-    frame.domain.set_item(container, frame.domain.make_slice(start, stop), stack.pop())
+    stack.insert(-2, frame.domain.make_slice(stack.pop(), stop))  # it dies first, then the value
+    del stop
+    frame.domain.set_item(stack[-1], stack[-3], stack[-2])
+    stack[-3] = stack[-2] = None
+    del stack[-3:]
 
 
 @opcode("LOAD_ATTR")
@@ -103,10 +111,11 @@ def load_attr(frame: Frame, stack: list[Any], name: str) -> None:
     stack[-1] = frame.domain.get_attr(stack[-1], name)
 
 
-@opcode("STORE_ATTR")
+@opcode("STORE_ATTR", operands=2)
 def store_attr(frame: Frame, stack: list[Any], name: str) -> None:
-    owner = stack.pop()
-    frame.domain.set_attr(owner, name, stack.pop())
+    frame.domain.set_attr(stack[-1], name, stack[-2])
+    stack[-2] = None
+    del stack[-2:]
 
 
 @opcode("DELETE_ATTR")
@@ -131,11 +140,12 @@ def load_method_null_after(frame: Frame, stack: list[Any], name: str) -> None:
     stack.append(owner)
 
 
-@opcode("LOAD_SUPER_ATTR")
+@opcode("LOAD_SUPER_ATTR", operands=3)
 def load_super_attr(frame: Frame, stack: list[Any], operand: tuple[str, bool]) -> None:
-    owner = stack.pop()
-    cls = stack.pop()
-    stack[-1] = frame.domain.load_super_attr(frame, stack[-1], cls, owner, operand[0], operand[1])
+    name, with_arguments = operand
+    stack[-3] = frame.domain.load_super_attr(frame, stack[-3], stack[-2], stack[-1], name, with_arguments)
+    stack[-2] = None
+    del stack[-2:]
 
 
 @opcode("LOAD_SUPER_METHOD:NULL_FIRST")

@@ -1,26 +1,24 @@
-"""Experts as batched products, with the weights of all of them or with a copy of them for each row: found, not lowered.
-
-Nothing loops there, so there are no turns to prove anything of. The report has a region for them all the same, which
-says at which line the products are and why they stay.
-"""
+"""Which products may be experts in a batch: with the weights of all of them, or with a copy gathered for each row."""
 
 from __future__ import annotations
 
 import operator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import fx
 
-from moebius.lowering.graph import ExpertRegion
-from moebius.lowering.operators import read_call, target_name
-from moebius.lowering.values import describe_where, shape_of, tensor_of, where_of
+from moebius.lowering.experts.layout import indexed
+from moebius.lowering.operators import read_call
+from moebius.lowering.values import shape_of, tensor_of
 
 PRODUCTS = frozenset(
-    {torch.bmm, torch.baddbmm, torch.einsum, torch.matmul, operator.matmul, "bmm", "baddbmm", "matmul"}
+    {torch.bmm, torch.baddbmm, torch.einsum, torch.matmul, operator.matmul, "bmm", "baddbmm", "matmul", "__matmul__"}
 )
 STOPS = frozenset({"linear", "matmul", "addmm", "expert_loop"})
-VIEWS = frozenset({"transpose", "permute", "T", "mT", "cast", "contiguous", "chunk", "split"})
+VIEWS = frozenset({"transpose", "permute", "T", "mT", "cast", "contiguous", "chunk", "split", "unsqueeze"})
+INTEGERS = frozenset({torch.int64, torch.int32, torch.int16, torch.int8})
 FAR = 64  # nodes looked at between two products
 
 
@@ -33,22 +31,16 @@ class Weight:
     sizes: frozenset[int]
     gathered: bool
 
+    @property
+    def idiom(self) -> str:
+        return "weights gathered for each row" if self.gathered else "experts as batched products"
 
-def batched_regions(graph: fx.Graph) -> list[ExpertRegion]:
-    """A region for each product with expert weights that reads another one: the down-projection of an expert layer."""
+
+def batched_layers(graph: fx.Graph) -> list[tuple[fx.Node, Weight, list[fx.Node]]]:
+    """Each product with expert weights that reads others, its weights and these: the down-projection of a layer."""
     products = {node: weight for node in graph.nodes if (weight := weight_of(node)) is not None}
-    regions = []
-    for down, weight in products.items():
-        if not any(goes_with(products[up], weight) for up in products_before(down, products)):
-            continue
-        file, line, _ = where_of(down)
-        if weight.gathered:
-            idiom, why = "weights gathered for each row", "multiplies each row with a copy of its expert's weights"
-        else:
-            idiom, why = "experts as batched products", "multiplies the weights of all experts at once"
-        refusal = f"batched experts: {target_name(down)} {why}, and there is no loop to prove ({describe_where(down)})"
-        regions.append(ExpertRegion(file, line, idiom, refusal=refusal))
-    return regions
+    layers = [(down, weight, products_before(down, products)) for down, weight in products.items()]
+    return [layer for layer in layers if any(goes_with(products[up], layer[1]) for up in layer[2])]
 
 
 def weight_of(node: fx.Node) -> Weight | None:
@@ -70,11 +62,9 @@ def parameter_of(node: fx.Node) -> Weight | None:
         call = read_call(node)
         if call is None:
             return None
-        rows = call.args.get("index") if call.name in ("getitem", "index_select") else None
-        index = tensor_of(rows) if isinstance(rows, fx.Node) else None
-        if index is not None and not index.dtype.is_floating_point and index.dim() > 0:
+        if gathered_with(node) is not None:
             gathered = True
-        elif call.name not in VIEWS and not (call.name == "getitem" and type(call["index"]) is int):
+        elif call.name not in VIEWS and not (call.name == "getitem" and keeps_all(call["index"])):
             return None
         if not isinstance(call["input"], fx.Node):
             return None
@@ -85,6 +75,22 @@ def parameter_of(node: fx.Node) -> Weight | None:
     if not all(type(size) is int and size > 1 for size in shape):
         return None
     return Weight(node, shape[0], frozenset(shape[1:]), gathered)
+
+
+def keeps_all(index: Any) -> bool:
+    """Whether an index picks a part of a split, or whole axes."""
+    return type(index) is int or (isinstance(index, tuple) and indexed(index, (None,) * 8) is not None)
+
+
+def gathered_with(node: fx.Node) -> fx.Node | None:
+    """The index of ``w[index]`` or ``w.index_select(0, index)``: integers, one axis of them at least."""
+    call = read_call(node)
+    if call is None or not (call.name == "getitem" or (call.name == "index_select" and call["dim"] == 0)):
+        return None
+    index = call["index"]
+    index = index[0] if isinstance(index, tuple) and len(index) == 1 else index
+    value = tensor_of(index) if isinstance(index, fx.Node) else None
+    return index if value is not None and value.dtype in INTEGERS and value.dim() > 0 else None
 
 
 def products_before(down: fx.Node, products: dict[fx.Node, Weight]) -> list[fx.Node]:
@@ -111,3 +117,8 @@ def goes_with(up: Weight, down: Weight) -> bool:
         and (up.experts, up.gathered) == (down.experts, down.gathered)
         and bool(up.sizes & down.sizes)
     )
+
+
+def is_gathered(node: fx.Node) -> bool:
+    found = parameter_of(node)
+    return found is not None and found.gathered

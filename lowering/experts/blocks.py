@@ -264,6 +264,8 @@ class Blocks(Builder):
             call = read_call(node) if first < node < last else None
             if call is not None and call.name == "set_grad_enabled":
                 raise Differ("gradients are switched between the experts", node)
+            if call is not None and call.name == "require_branch":  # later experts may never run: no gradients then
+                raise Differ("the step may be left between the experts, at a branch on data", node)
         for node in [node for node in graph.nodes if node in wanted]:
             first.prepend(node)
 

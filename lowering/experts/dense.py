@@ -337,7 +337,7 @@ class Sparse:
         elif not isinstance(keys, tuple) or not any(alike(keys, pattern) for pattern in wanted):
             return None
         gates = self.outer.get(call["input"])
-        made = scatter_into_zeros(gates, self.builder.first, self.storage) if isinstance(gates, fx.Node) else None
+        made = scatter_into(0.0, gates, self.builder.first, self.storage) if isinstance(gates, fx.Node) else None
         if made is None or made["dim"] not in (1, -1):
             return None
         index, weight = made["index"], made["src"]
@@ -403,8 +403,9 @@ def column_of(node: fx.Node) -> fx.Node | None:
     return None
 
 
-def scatter_into_zeros(gates: fx.Node, end: fx.Node, storage: Storage) -> Call | None:
-    """``zeros.scatter(…)`` that made the gates, or the only one that wrote into them before ``end``."""
+def scatter_into(base: float, gates: fx.Node, end: fx.Node, storage: Storage) -> Call | None:
+    """``zeros.scatter(…)`` that made the gates, or the only one that wrote into them before ``end``.
+    base: in place of zero."""
     writers = [
         writer
         for writer, targets in storage.writers.items()
@@ -414,19 +415,24 @@ def scatter_into_zeros(gates: fx.Node, end: fx.Node, storage: Storage) -> Call |
     call = read_call(made) if made is not None else None
     if call is None or call.name != "scatter" or (writers and call["input"] is not gates):
         return None
-    if not isinstance(call["input"], fx.Node) or not holds_zeros(call["input"]):
+    if not isinstance(call["input"], fx.Node) or not holds(base, call["input"]):
         return None
     return call if storage.writer_between(call["input"], call.node) is None else None
 
 
-def holds_zeros(node: fx.Node) -> bool:
-    """Whether the tensor was made of zeros."""
+def holds(number: float, node: fx.Node) -> bool:
+    """Whether the tensor was made of this number."""
     call = read_call(node)
-    return call is not None and (call.name == "zeros" or (call.name == "full" and call["fill_value"] == 0))
+    zeros = call is not None and call.name == "zeros" and number == 0
+    return zeros or (call is not None and call.name == "full" and call["fill_value"] == number)
 
 
 def build_dense(gm: fx.GraphModule, nodes: list[fx.Node], storage: Storage) -> Turns:
     """The loop node for these additions (functional ones), before the first. Raises Differ, NoExperts."""
+    for node in gm.graph.nodes:
+        call = read_call(node) if nodes[0] < node < nodes[-1] else None
+        if call is not None and call.name == "require_branch":
+            raise Differ("the step may be left between the turns, at a branch on data", node)
     places = []
     for node in nodes:
         parts = added(node)

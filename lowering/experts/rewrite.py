@@ -12,7 +12,8 @@ from moebius.lowering.aliasing import Storage
 from moebius.lowering.contract import Contract, Work, well_formed
 from moebius.lowering.dead_code import drop_dead_code
 from moebius.lowering.experts import joining
-from moebius.lowering.experts.batched import batched_regions
+from moebius.lowering.experts.batched import Weight, batched_layers
+from moebius.lowering.experts.batched_turns import Batched, refusal_of
 from moebius.lowering.experts.blocks import Order, build_blocks, runs, write_out
 from moebius.lowering.experts.dense import Chain, NoExperts, Stacked, build_dense, dense_chains, stacked_sums
 from moebius.lowering.experts.proof import Refused, prove
@@ -67,7 +68,8 @@ def replace_loops(work: Work) -> None:
         drop_dead_code(work)  # what was replaced above is not to be looked at
         replace_blocks(work, failed)
     if work.keep_loops is None:
-        work.regions += batched_regions(work.gm.graph)
+        for layer in batched_layers(work.gm.graph):
+            work.regions.append(replace_batched(work, *layer))
 
 
 def takes_blocks(work: Work) -> bool:
@@ -141,6 +143,33 @@ def replace_piece(work: Work, downs: list[fx.Node], fault: Differ | None = None)
     erase_new(gm, before)
     for name in set(gm._modules) - modules:
         delattr(gm, name)
+    return region
+
+
+def replace_batched(work: Work, down: fx.Node, weight: Weight, ups: list[fx.Node]) -> ExpertRegion:
+    """Experts as batched products, as one loop."""
+    gm = work.gm
+    before, modules = set(gm.graph.nodes), set(gm._modules)
+    region = ExpertRegion(*users_line(down), weight.idiom)
+    storage = Storage(gm.graph)
+    try:
+        if not takes_blocks(work):
+            raise Differ(f"the backend {work.options.backend} has products of its own for them", down)
+        layer = Batched(gm, down, weight.experts, ups, storage)
+        loop, result = layer.loop()
+    except Differ as difference:
+        region.refusal = refusal_of(difference, down)
+    except Exception as error:  # the products stay, whatever went wrong
+        region.refusal = f"{DEFECT}: {type(error).__name__}: {error} ({describe_where(down)})"
+    else:
+        replace_loop(work, loop, layer.storage, region)
+    if region.lowered:
+        down.replace_all_uses_with(result)
+        work.loose += layer.drop()
+    else:
+        erase_new(gm, before)
+        for name in set(gm._modules) - modules:
+            delattr(gm, name)
     return region
 
 

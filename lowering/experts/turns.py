@@ -394,12 +394,14 @@ class Builder:
 
 
 def has_effect(node: fx.Node) -> bool:
-    """Whether a node is there for something else than its value: a switch of the grad mode, autocast, a mark."""
+    """Whether a node is there for something else than its value: a switch of the grad mode, autocast, a mark, a branch
+    on data where the graph may be left: an expert behind it may never run, and then has no gradient."""
     if node.op in ("placeholder", "get_attr", "output"):
         return False
     call = read_call(node)
     if call is not None:
-        return call.name in ("set_grad_enabled", "skip_turn") or (call.name == "expert_loop" and not is_branch(node))
+        turns = call.name == "expert_loop" and not is_branch(node)
+        return turns or call.name in ("set_grad_enabled", "skip_turn", "require_branch")
     return not holds_values(value_of(node))
 
 

@@ -1,12 +1,13 @@
 """The training step's own nodes: what a graph needs to hold backward and optimizer beside the forward pass.
 
-May live here: functions that stand in a step's graph for what autograd and optimizers do to ``.grad``, and the passes
-over them; a user's autograd.Function and gradient hooks; branches on data; text and printed lines.
+May live here: functions that stand in a step's graph for what autograd and optimizers do to ``.grad`` and ``.data``,
+and the passes over them; a user's autograd.Function and gradient hooks; branches on data; text and printed lines.
 ``Tensor.backward`` itself is a node as it is.
 """
 
 from moebius.lowering.step.absent import going_on, is_backward, treats_each_alone
 from moebius.lowering.step.branches import BranchError, require_branch
+from moebius.lowering.step.data import set_data
 from moebius.lowering.step.functions import autograd_function
 from moebius.lowering.step.gradients import MissingGradientError, gradient_of, require_gradients, set_gradient
 from moebius.lowering.step.hooks import backward_with_hooks, observed
@@ -22,6 +23,7 @@ __all__ = [
     "observed",
     "require_branch",
     "require_gradients",
+    "set_data",
     "set_gradient",
     "treats_each_alone",
 ]

@@ -347,6 +347,26 @@ def moe_infer(x, moe):
     return (back.view(*index.shape, -1) * weight.unsqueeze(-1)).sum(dim=1)
 
 
+@spelled(BROKEN)
+def moe_infer_as_list(x, moe):
+    """the same with `counts.tolist()`"""
+    weight, index = moe.route(x)
+    counts = index.new_zeros((len(x), E)).scatter_(1, index, 1).sum(dim=0)
+    idxs = index.view(-1).argsort()
+    sorted_tokens = x[idxs // index.shape[1]]
+    outputs, start = [], 0
+    for i, count in enumerate(counts.tolist()):
+        end = start + count
+        if count == 0:
+            continue
+        outputs.append(moe.experts[i](sorted_tokens[start:end]))
+        start = end
+    outs = torch.cat(outputs, dim=0) if outputs else sorted_tokens.new_empty(0)
+    back = torch.empty_like(outs)
+    back[idxs] = outs
+    return (back.view(*index.shape, -1) * weight.unsqueeze(-1)).sum(dim=1)
+
+
 @spelled(LOWERED)
 def counts_and_where(x, moe):
     """`counts = bincount(…).tolist()`, `if counts[i] == 0: continue`, `torch.where(indices == i)` (DeepSeek-V3)"""
@@ -461,7 +481,7 @@ def boolean_masks_tested(x, moe):
     return out
 
 
-@spelled(CAPTURED)
+@spelled(LOWERED)
 def bmm_over_experts(x, moe):
     """`torch.bmm(x.expand(E, …), w1)`, masked by gates: Llama-4's dense form"""
     weight, index = moe.route(x)
@@ -471,7 +491,7 @@ def bmm_over_experts(x, moe):
     return torch.bmm(h, moe.w2).sum(0)
 
 
-@spelled(CAPTURED)
+@spelled(LOWERED)
 def einsum_over_capacity(x, moe):
     """einsum with dispatch and combine masks [T, E, C], a capacity (GShard)"""
     weight, index = moe.route(x)
@@ -486,7 +506,7 @@ def einsum_over_capacity(x, moe):
     return torch.einsum("tec,ecd->td", combine, torch.einsum("ecn,end->ecd", h, moe.w2))
 
 
-@spelled(CAPTURED)
+@spelled(LOWERED)
 def gathered_per_slot(x, moe):
     """`for k in range(K)`: weights gathered with `w1[index[:, k]]`, `torch.bmm`"""
     weight, index = moe.route(x)

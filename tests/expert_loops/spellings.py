@@ -270,7 +270,7 @@ def dictionary_of_rows(x, router, gate_up, down):
     return out
 
 
-@spelled(CAPTURED)
+@spelled(LOWERED)
 def einsum_dispatch(x, router, gate_up, down):
     """einsum with dispatch masks"""
     weight, index = route(x, router)
@@ -280,7 +280,7 @@ def einsum_dispatch(x, router, gate_up, down):
     return torch.einsum("ted,te->td", y, combine)
 
 
-@spelled(CAPTURED)
+@spelled(LOWERED)
 def gathered_weights(x, router, gate_up, down):
     """weights gathered for each token: `gate_up[index]`"""
     weight, index = route(x, router)

@@ -18,7 +18,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent))
 
 from module_spellings import MODULES, Layer
-from spellings import BROKEN, CAPTURED, LOWERED, SPELLINGS, D, E, N, T
+from spellings import BROKEN, CAPTURED, LOWERED, SPELLINGS, D, E, K, N, T
 
 import moebius
 from moebius import capture, stats
@@ -162,10 +162,15 @@ An `if` on values without `else` is part of the graph; with `else`, or with a `r
 graph break.
 
 Experts computed on all tokens and masked by a gate run on the tokens that chose them, where the gate is certainly zero
-for all others. They differ where an expert's output for a token that did not choose it is not finite: 0 · inf is NaN.
+for all others: as turns, or as one batched product whose rows the gate scales (Llama 4). They differ where x, or an
+expert's output for a token that did not choose it, is not finite: 0 · inf is NaN.
 
-Experts as batched products (bmm or einsum with the weights of all of them, or weights gathered for each row) stay as
-they were written: there are no turns. The report has a region for each layer of them, which says where and why.
+Experts as batched products (bmm or einsum with the weights of all of them, or weights gathered for each row) are put
+under one another, a row for each entry of the last product, and go to the same operator, if every axis between the
+products is known to be one of rows or of features; gates, dispatch and combine masks and sums over slots stay as they
+were written. The copies of weights that `w[index]` makes for each slot are neither made nor kept: of `gathered_weights`
+below, with {gathered_sizes}, eager keeps {gathered_eager} KiB for backward beside its
+inputs, the operator {gathered_mine} KiB.
 Turns that pass tokens on (zero-computation experts) stay beside the operator of those with weights.
 
 Made by `python tests/expert_loops/table.py --docs docs/expert-loops.md` on {date}, torch {torch}. Each spelling is
@@ -179,11 +184,42 @@ written out in tests/expert_loops/spellings.py or module_spellings.py and runs w
 """
 
 
+SIZES = {"E": 8, "T": 64, "K": K, "D": 64, "N": 96}
+
+
+def kept_for_backward(name: str) -> tuple[int, int]:
+    """Bytes that one spelling of SPELLINGS keeps beside its inputs, in float32 at SIZES: (plainly, captured)."""
+    e, t, d, n = (SIZES[size] for size in "ETDN")
+    torch.manual_seed(0)
+    inputs = [torch.randn(shape, requires_grad=True) for shape in ((t, d), (e, d), (e, 2 * n, d), (e, d, n))]
+    own = {tensor.untyped_storage().data_ptr() for tensor in inputs}
+    function = SPELLINGS[name].function
+    captured = capture(function)
+    captured(*inputs)
+    found = []
+    for form in (function, captured):
+        kept: dict[int, torch.UntypedStorage] = {}
+
+        def pack(tensor: torch.Tensor, kept: dict = kept) -> torch.Tensor:
+            kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            out = form(*inputs)
+        found.append(sum(storage.nbytes() for place, storage in kept.items() if place not in own))
+        del out
+    return found[0], found[1]
+
+
 def page(outcomes: list[Outcome]) -> str:
     counts = [f"- {word}: {sum(o.outcome == word for o in outcomes)}" for word in (LOWERED, CAPTURED, BROKEN)]
     counts[0] += f", of which {sum(o.why == EXPERTS for o in outcomes)} with lookups and sums left around the experts"
     equal = f"- Equal to plain PyTorch: **{sum(not o.faults for o in outcomes)} of {len(outcomes)}**"
+    plain, mine = kept_for_backward("gathered_weights")
     head = INTRODUCTION.format(
+        gathered_sizes=", ".join(f"{name} = {size}" for name, size in SIZES.items()),
+        gathered_eager=round(plain / 1024),
+        gathered_mine=round(mine / 1024),
         date=datetime.datetime.now(datetime.UTC).date(),
         torch=torch.__version__,
         batches=len(SEEDS),

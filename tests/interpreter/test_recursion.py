@@ -109,3 +109,22 @@ def test_counting_is_no_crash_either():
     with count_native_frames() as seen, pytest.raises(RecursionError):
         interpret(CALLS["sorted"])()
     assert not seen
+
+
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="one limit for C code and Python together")
+def test_nested_tuples_of_classes_have_the_limit_of_c_code() -> None:
+    def deepest() -> int:
+        least, most = 1, 1 << 17
+        while least < most:
+            depth, classes = (least + most) // 2, (int,)
+            for _ in range(depth):
+                classes = (classes,)  # type: ignore[assignment]
+            try:
+                isinstance("", classes)
+                least = depth + 1
+            except RecursionError:
+                most = depth
+        return least
+
+    native, interpreted = deepest(), interpret(deepest)()
+    assert native > sys.getrecursionlimit() and native - 50 < interpreted <= native

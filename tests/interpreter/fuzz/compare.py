@@ -110,7 +110,12 @@ def drive(program: Program, namespace: dict[str, Any]) -> Any:
     return namespace["main"]()
 
 
+# Objects hash by their address: with one in it, a set has another order each time.
+ADDRESSED_SET = re.compile(r"\{([^{}:]* at 0x[0-9a-f]+>[^{}:]*)\}")
+
+
 def steady(text: str) -> str:
+    text = ADDRESSED_SET.sub(lambda found: f"{{{', '.join(sorted(found[1].split(', ')))}}}", text)
     return re.sub(r"0x[0-9a-f]+", "0x", text)
 
 

@@ -1,0 +1,29 @@
+"""Containers that hold something else in each call: a list of losses, a deque of the last hundred.
+
+To append to them reads nothing. What reads one as a whole (``len``, ``sum``, ``torch.stack``, an item of a list) is a
+guard on all that it holds, and so another capture in each call. Once that has been seen some times, such a read is a
+graph break: what stands before it and after it is captured once. A loop over one is not, as each turn would break.
+"""
+
+from __future__ import annotations
+
+from .records import Record
+from .values import Break
+
+GROWN = 4  # times that a container was not what it had been, from which on it is one of these (captures end at 16)
+
+
+class Growing:
+    """Part of ``Objects``. growing: names of such containers."""
+
+    growing: frozenset[str] = frozenset()
+
+    def refuse_growing(self, record: Record) -> None:
+        """A graph break where one of these is to be read as a whole."""
+        if record.source.name in self.growing and record.shadow is None:
+            kind = type(record.obj).__name__
+            raise Break(
+                "container that changes from call to call",
+                f"{record.source.name} is read as a whole, and the {kind} held something else in each call",
+                "read it outside of the step: append() alone reads nothing",
+            )

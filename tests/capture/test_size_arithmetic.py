@@ -1,0 +1,34 @@
+"""Python's arithmetic on a size that varies: each expression in a step of its own, beside plain Python."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from moebius import capture, stats
+from moebius.api import captured_of
+
+EXPRESSIONS = """
+n / 2; n // 2; n % 3; n ** 2; n ** 0.5; math.sqrt(n); math.floor(n / 2); math.ceil(n / 2); round(n / 3); max(n, m)
+min(n, m); abs(n - 5); -n; n / m; math.log2(n); 2 ** n; n * 1.5; n / 2.5; (n + m) // 3 * 2; round(n * 0.33, 1)
+math.cos(n); divmod(n, 3); n << 1; n >> 1; n & 1; n ^ 3; math.prod([n, m]); sum([n, m]); 1 / n; -(-n // 4); n == 4
+str(n); pow(n, 2, 7); n // 2 / 3; (n / 2) // 1; n / 2 % 1; n ** -0.5; max(n, 4); math.ceil(n * 0.3)
+math.trunc(n * 0.7); round(n * 0.33); math.floor(n * 0.3); n / 3 - n / 4; n / 2 ** 3; n / 2 > 2
+list(range(0, n, 2)); [0] * n; f"{n / 2:.3f}"; (n * 0.7) // 1; -((n * 0.7) // -1)
+"""
+
+
+@pytest.mark.parametrize("expression", [e.strip() for e in EXPRESSIONS.strip().replace("\n", ";").split(";")])
+def test_a_size_is_a_number(expression):
+    names = {"math": math}
+    exec(f"def step(x):\n    n, m = x.shape\n    return x * 2, {expression}\n", names)
+    captured = capture(names["step"])
+    for rows in (3, 4, 5, 6, 7, 9):
+        x = torch.ones(rows, 2)
+        want, got = names["step"](x), captured(x)
+        assert got[1] == want[1] and type(got[1]) is type(want[1])
+        assert torch.equal(got[0], want[0])
+    assert stats(captured).breaks == 0
+    assert not captured_of(captured).given_up

@@ -1,0 +1,297 @@
+"""What steps keep of their numbers: dicts keyed by the step's number, lists and deques of losses, meters.
+
+Calls beside plain Python (``tests/support/tables.py``), and how many of them had to be captured.
+"""
+
+# ruff: noqa: B006, B007, B008, B018, B023, B028, B904, B905, E731, E741, E742, F841 (as users write)
+
+from __future__ import annotations
+
+import collections
+
+import plain_python
+import pytest
+import torch
+from tables import net
+
+from moebius import stats
+from moebius.tracking import growing
+from moebius.tracking.growing import Growing
+from moebius.tracking.late_writes import LateWrites
+
+CALLS = (3,) * 15
+
+
+def by_number():
+    class Trainer:
+        def __init__(self):
+            self.step_number, self.log, self.model = 0, {}, net()
+
+    t = Trainer()
+
+    def step(x):
+        loss = t.model(x).sum()
+        t.log[t.step_number] = loss.item()
+        t.step_number += 1
+        return loss
+
+    return step, [t.model, t]
+
+
+def by_text():
+    log, st, m = {}, {"n": 0}, net()
+
+    def step(x):
+        loss = m(x).sum()
+        log[f"loss/{st['n']}"] = loss.item()
+        log["last"] = loss.item()
+        st["n"] += 1
+        return loss
+
+    return step, [m, log, st]
+
+
+def by_size():
+    log = {}
+
+    def step(x):
+        log[x.shape[0]] = x.sum().item()
+        return x + 1
+
+    return step, [log]
+
+
+def known_and_unknown_keys():
+    log, st = {}, {"n": 0}
+
+    def step(x):
+        log["first"] = st["n"]
+        log[st["n"]] = x.sum().item()
+        log[1] = "one"
+        log[st["n"] + 1] = "next"
+        st["n"] += 1
+        return x * 2
+
+    return step, [log, st]
+
+
+def modulo():
+    log, st = collections.OrderedDict(), {"n": 0}
+
+    def step(x):
+        log[st["n"] % 3] = x.shape[0]
+        st["n"] += 1
+        return x + 1
+
+    return step, [log, st]
+
+
+def nested():
+    log, st = {"a": {}}, {"n": 0}
+
+    def step(x):
+        log["a"][st["n"]] = {"loss": x.sum().item(), "rows": x.shape[0]}
+        st["n"] += 1
+        return x + 1
+
+    return step, [log, st]
+
+
+def read_after():
+    log, st = {}, {"n": 0}
+    other = log
+
+    def step(x):
+        log[st["n"]] = x.sum().item()
+        other["k"] = 2
+        st["n"] += 1
+        return x * len(other)
+
+    return step, [log, st]
+
+
+def looked_up_after():
+    log, st = {7: 5.0}, {"n": 0}
+
+    def step(x):
+        log[st["n"]] = 2.0
+        y = x * log.get(7, 1)
+        st["n"] += 1
+        return y
+
+    return step, [log, st]
+
+
+def break_after():
+    log, st = {}, {"n": 0}
+
+    def step(x):
+        log[st["n"]] = x.shape[0]
+        st["n"] += 1
+        y = x.tolist()
+        log[st["n"]] = "more"
+        return x + y[0][0]
+
+    return step, [log, st]
+
+
+def last_hundred():
+    d, m = collections.deque(maxlen=3), net()
+
+    def step(x):
+        loss = m(x).sum()
+        d.append(loss.item())
+        d.extend([1, 2])
+        return loss
+
+    return step, [m, d]
+
+
+def own_extend():
+    class Losses(list):
+        n = 0
+
+        def extend(self, it):
+            self.n += 1
+            super().extend(it)
+
+    losses = Losses()
+
+    def step(x):
+        losses.append(x.sum().item())
+        return x
+
+    return step, [losses]
+
+
+def both_ends():
+    d = collections.deque([1.0, 2.0], maxlen=3)
+
+    def step(x):
+        d.append(3.0)
+        d.appendleft(4.0)
+        d.append(d[0])
+        return x * d[-1] + len(d)
+
+    return step, [d]
+
+
+def mean_of_all():
+    losses, m = [], net()
+
+    def step(x):
+        loss = m(x).sum()
+        losses.append(loss.item())
+        return loss, sum(losses) / len(losses)
+
+    return step, [m, losses]
+
+
+def mean_of_last():
+    d, m = collections.deque(maxlen=3), net()
+
+    def step(x):
+        loss = m(x).sum()
+        d.append(loss.item())
+        return loss, sum(d) / len(d)
+
+    return step, [m, d]
+
+
+def stacked():
+    d, m = collections.deque(maxlen=3), net()
+
+    def step(x):
+        loss = m(x).sum()
+        d.append(loss.detach())
+        return loss + torch.stack(list(d)).mean()
+
+    return step, [m, d]
+
+
+def one_out_at_the_head():
+    losses, m = [], net()
+
+    def step(x):
+        loss = m(x).sum()
+        losses.append(loss.item())
+        if len(losses) > 5:
+            losses.pop(0)
+        return loss
+
+    return step, [m, losses]
+
+
+def longer_dict():
+    log = {}
+
+    def step(x):
+        known = len(log)
+        log[known] = x.sum().item()
+        return x + known
+
+    return step, [log]
+
+
+def looped_over():
+    losses = []
+
+    def step(x):
+        losses.append(x.sum().item())
+        total = 0
+        for v in losses:
+            total += v
+        return x * total
+
+    return step, [losses]
+
+
+# how many of 15 calls may be captured, those of graph breaks' second halves among them
+CAPTURED = {
+    by_number: 3,
+    by_text: 1,
+    by_size: 1,
+    known_and_unknown_keys: 3,
+    modulo: 3,
+    nested: 3,
+    last_hundred: 1,
+    own_extend: 1,
+    both_ends: 5,
+    mean_of_last: 13,
+    stacked: 6,
+}
+BREAKS = {
+    read_after: "dict read after a write at a number",
+    looked_up_after: "dict read after a write at a number",
+    break_after: "tensor read as a number",
+    mean_of_all: "container that changes from call to call",
+    mean_of_last: "container that changes from call to call",
+    stacked: "container that changes from call to call",
+    one_out_at_the_head: "container that changes from call to call",
+    longer_dict: "container that changes from call to call",
+    looped_over: None,
+}
+
+
+@pytest.mark.parametrize("recipe", CAPTURED, ids=lambda r: r.__name__)
+def test_warm_although_it_keeps_its_numbers(recipe):
+    assert stats(plain_python.compared(recipe, "moebius", CALLS)).misses <= CAPTURED[recipe]
+
+
+@pytest.mark.parametrize("recipe", BREAKS, ids=lambda r: r.__name__)
+def test_breaks_where_it_reads_what_it_keeps(recipe):
+    reasons = {b.reason for b in plain_python.breaks_of(recipe, CALLS)}
+    assert reasons >= ({BREAKS[recipe]} - {None})
+
+
+def test_what_an_entry_is_called_may_not_be_guessed(monkeypatch):
+    """Switched off, the step takes what the dict held before for what it holds after the write."""
+    monkeypatch.setattr(LateWrites, "refuse_late", lambda self, record: None)
+    with pytest.raises(AssertionError, match="result"):
+        plain_python.compare(read_after, sizes=CALLS)
+
+
+def test_without_growing_containers_each_call_is_captured(monkeypatch):
+    monkeypatch.setattr(growing, "GROWN", 1000)
+    monkeypatch.setattr(Growing, "refuse_growing", lambda self, record: None)
+    assert stats(plain_python.compared(mean_of_last, "moebius", CALLS)).misses == len(CALLS)
