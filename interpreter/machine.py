@@ -19,7 +19,7 @@ from .forms import form_of
 from .frame import Frame
 from .modules import import_interpreted
 from .natives import DICT_GET, Native, call_afresh, call_inside, is_a, is_opaque, write_unraisable
-from .registry import OPERANDS
+from .registry import HANDLERS, OPERANDS
 from .room import ROOM
 from .sentinels import NULL, UNSET, sentinel
 from .shown import Shown
@@ -146,7 +146,7 @@ class Machine(Shown):
                         else:
                             if frame.exc_item is None:
                                 self.drop_locals(frame)
-                            elif not pc and not frame.suspended:  # RETURN_GENERATOR: the generator must not hold itself
+                            elif handler is MAKES_GENERATOR:  # it must not hold itself
                                 value, frame.value = frame.value, None
                                 return value
                             return frame.value
@@ -188,7 +188,7 @@ class Machine(Shown):
                         break
                 if trace is not None:
                     trace.left(frame.value)
-                if frame.exc_item is not None and not pc and not frame.suspended:  # as in `run`
+                if handler is MAKES_GENERATOR:  # as in `run`
                     value, frame.value = frame.value, None
                     return value
                 return frame.value
@@ -513,6 +513,7 @@ class Machine(Shown):
 
 Machine.entry_code = Machine.enter.__code__
 RETURNED = sentinel("RETURNED")
+MAKES_GENERATOR = HANDLERS["RETURN_GENERATOR"]
 POPS_DELEGATE = sys.version_info < (3, 12)
 # 3.11 keeps the traceback of what propagates beside the exception, and stores it there when a handler catches it. What
 # is thrown into a frame that handles an exception (_PyErr_ChainStackItem) goes back to what was stored.
