@@ -35,6 +35,10 @@ class FrameLocalsProxy:
     def __init__(self, frame: Frame, native: Any) -> None:
         self._frame, self._native = frame, native
 
+    def _ended(self) -> Any:
+        """The frame object's own proxy, once the frame has ended and left its variables there; None before."""
+        return None if self._frame.native is self._native else self._native.f_locals
+
     def _index(self, key: Any) -> int | None:
         names = self._frame.program.localsplus
         return names.index(key) if isinstance(key, str) and key in names and self._frame.locals else None
@@ -46,6 +50,8 @@ class FrameLocalsProxy:
         return frame.locals_dict
 
     def __getitem__(self, key: Any) -> Any:
+        if (ended := self._ended()) is not None:
+            return ended[key]
         index = self._index(key)
         value = UNSET if index is None else self._frame.values()[index]
         if value is UNSET:
@@ -55,6 +61,9 @@ class FrameLocalsProxy:
         return value
 
     def __setitem__(self, key: Any, value: Any) -> None:
+        if (ended := self._ended()) is not None:
+            ended[key] = value
+            return
         frame, index = self._frame, self._index(key)
         if index is None:
             self._extra()[key] = value
@@ -64,12 +73,17 @@ class FrameLocalsProxy:
             frame.locals[index] = value
 
     def __delitem__(self, key: Any) -> None:
+        if (ended := self._ended()) is not None:
+            del ended[key]
+            return
         error = OF_VARIABLE if self._index(key) is not None else OF_EXTRA
         if error is not None:
             raise type(error)(*error.args)
         del self._extra()[key]
 
     def copy(self) -> dict[Any, Any]:
+        if (ended := self._ended()) is not None:
+            return dict(ended)
         return {**self._frame.variables(), **self._extra()}
 
     def __contains__(self, key: Any) -> bool:

@@ -65,7 +65,6 @@ class Machine(Shown):
         self.slow = self.checks  # each instruction is looked at: by the checks, or by the program's trace function
         self.tracer: Any = None  # what the program gave to sys.settrace
         self.in_trace = False  # it runs at the moment, and is not traced itself
-        self.shown: dict[int, tuple[Any, Frame]] = {}  # frame objects handed out, with the frames they show
 
     @property
     def propagating(self) -> BaseException | None:
@@ -226,6 +225,13 @@ class Machine(Shown):
 
     def throw_now(self, frame: Frame, thrown: list[BaseException], closing: bool) -> Any:
         receiver = self.delegate(frame)
+        if closing and receiver is UNSET and closes_unrun(frame):
+            if frame.native is not None:
+                empty(frame.native, frame)
+                frame.native = None
+            self.drop_locals(frame)
+            frame.stack.clear()
+            raise thrown.pop()
         if receiver is not UNSET:
             frame.back = outer = self.frame
             self.frame = frame  # it is on the stack of what it delegates to
@@ -451,7 +457,6 @@ class Machine(Shown):
         try:
             return call_inside(self.native, self.domain.call, callee, args, kwargs)
         finally:
-            self.shown.clear()
             self.propagating = self.clean = None  # no cycle through the traceback of what leaves
             ROOM.give_back(self.depth_limit if self.limit_changed else None)
             if self.tracer is not None:
@@ -514,6 +519,7 @@ class Machine(Shown):
 Machine.entry_code = Machine.enter.__code__
 RETURNED = sentinel("RETURNED")
 MAKES_GENERATOR = HANDLERS["RETURN_GENERATOR"]
+RESUME_DEPTH_1 = 4  # RESUME_OPARG_DEPTH1_MASK
 POPS_DELEGATE = sys.version_info < (3, 12)
 # 3.11 keeps the traceback of what propagates beside the exception, and stores it there when a handler catches it. What
 # is thrown into a frame that handles an exception (_PyErr_ChainStackItem) goes back to what was stored.
@@ -552,6 +558,14 @@ def rethrow(thrown: list[BaseException]) -> None:
     finally:
         SET_CONTEXT(error, context)
         del error, context
+
+
+def closes_unrun(frame: Frame) -> bool:
+    """Whether closing a suspended generator runs nothing of it (3.13 gen_close): its yield is in no try statement."""
+    if sys.version_info < (3, 13) or not frame.suspended:
+        return False
+    following = frame.program.instructions[frame.pc + 1]
+    return following.opname == "RESUME" and bool((following.arg or 0) & RESUME_DEPTH_1)
 
 
 def take_thrown(frame: Frame, thrown: list[BaseException]) -> list[Any]:

@@ -9,16 +9,13 @@ from .frame import FRESH_LOCALS, Frame
 from .locals_proxy import FrameLocalsProxy
 from .sentinels import UNSET
 from .shells import frame_of, user_code
-from .tracebacks import caller_of, fill, is_machine_module, outlive, stub_frame
-
-SHOWN_FRAMES = 64
+from .tracebacks import caller_of, fill, is_machine_module, note_of, outlive, stub_frame
 
 
 class Shown:
     """The machine's frames, as native frame objects."""
 
     frame: Frame | None
-    shown: dict[int, tuple[Any, Frame]]
     entry_code: CodeType  # of `enter`, which native code calls
 
     if TYPE_CHECKING:
@@ -29,13 +26,12 @@ class Shown:
         """The variables of a frame that has returned go, the first one first; a list drops its last one first."""
         native = frame.native
         if native is not None:
-            shown = id(native) in self.shown
             frame.native = None
-            if sys.getrefcount(native) > 2 + shown:  # that is: with the program
+            if sys.getrefcount(native) > 2:  # that is: with the program
                 outlive(native, frame)
-                if shown:
-                    return
-            self.shown.pop(id(native), None)
+                note = note_of(native)
+                if note is not None:
+                    note.line, note.lasti = frame.line, frame.instruction.offset
         variables = frame.locals
         variables.reverse()
         variables.clear()
@@ -43,7 +39,7 @@ class Shown:
     def show_suspended(self, frame: Frame) -> None:
         """A frame object of a suspended generator's that the program holds has its variables; see `reenter`."""
         native = frame.native
-        if native is not None and sys.getrefcount(native) > 3 + (id(native) in self.shown):
+        if native is not None and sys.getrefcount(native) > 3:
             fill(native, frame)
 
     def awaited_by(self, coroutine: Any) -> Any:
@@ -113,25 +109,16 @@ class Shown:
         return native
 
     def show(self, frame: Frame) -> Any:
-        """A native frame object for an interpreted frame; what changes with the frame is looked up in `shown`."""
-        native = frame.native
-        if native is None or sys.getrefcount(native) <= 2 + (id(native) in self.shown):  # the program has none
-            native = frame.native = stub_frame(frame, False)
-        if id(native) not in self.shown:
-            if len(self.shown) >= SHOWN_FRAMES:
-                del self.shown[next(iter(self.shown))]
-            self.shown[id(native)] = native, frame
-        return native
+        """A native frame object for an interpreted frame; what changes with the frame is asked of that."""
+        if frame.native is None:
+            frame.native = stub_frame(frame, False)
+        return frame.native
 
     def frame_shown_as(self, native: FrameType) -> Frame | None:
-        """The interpreted frame that a frame object stands for."""
-        shown = self.shown.get(id(native))
-        if shown is not None:
-            return shown[1]
-        frame = self.frame
-        while frame is not None and frame.native is not native:
-            frame = frame.back
-        return frame
+        """The interpreted frame that a frame object stands for, until it ends."""
+        note = note_of(native)
+        frame = None if note is None else note.frame()
+        return frame if frame is not None and frame.native is native else None
 
     def is_running(self, frame: Frame) -> bool:
         walk = self.frame
@@ -142,11 +129,8 @@ class Shown:
     def frame_part(self, native: Any, name: str) -> Any:
         """The parts of a frame object that change with the frame, of one that `show` made."""
         frame = self.frame_shown_as(native)
-        if frame is None and name == "f_back":  # of what an exception ended
-            back = None if native.f_back is not None else caller_of(native)
-            return native.f_back if back is None else self.show(back)
         if frame is None:
-            return getattr(native, name)
+            return self.ended_part(native, name)
         if name == "f_back":
             if frame.back is not None:
                 return self.show(frame.back)
@@ -158,3 +142,13 @@ class Shown:
         if FRESH_LOCALS and (frame.names is None or frame.hidden()):
             return FrameLocalsProxy(frame, native)
         return frame.namespace()
+
+    def ended_part(self, native: FrameType, name: str) -> Any:
+        """The same of a frame that has ended, or of a native one."""
+        if name == "f_back":
+            back = None if native.f_back is not None else caller_of(native)
+            return native.f_back if back is None else self.show(back)
+        note = note_of(native) if name in ("f_lineno", "f_lasti") else None
+        if note is None or note.lasti < 0:
+            return getattr(native, name)
+        return note.line if name == "f_lineno" else note.lasti

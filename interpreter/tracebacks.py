@@ -74,13 +74,30 @@ def stub_code(program: Program, code: CodeType, pc: int) -> CodeType:
     )
 
 
+class Note:
+    """What a frame object of `stub_frame`'s knows of the frame that it is of: its function's __doc__."""
+
+    __slots__ = ("code", "frame", "back", "line", "lasti")
+
+    def __init__(self, frame: Frame) -> None:
+        self.code = frame.code  # it lives as long as the frame object
+        self.frame = ref(frame)
+        self.back = None if frame.back is None else ref(frame.back)
+        self.line: int | None = None  # where the frame ended, and the program had its frame object
+        self.lasti = -1
+
+
+def note_of(native: FrameType) -> Note | None:
+    for function in gc.get_referents(native):
+        if type(function) is FunctionType and function.__code__ is native.f_code and type(function.__doc__) is Note:
+            return function.__doc__
+    return None
+
+
 def caller_of(native: FrameType) -> Frame | None:
     """The interpreted frame that called the one of a frame object of `stub_frame`'s, while there is one."""
-    for function in gc.get_referents(native):
-        if type(function) is FunctionType and function.__code__ is native.f_code and type(function.__doc__) is tuple:
-            back = function.__doc__[1]
-            return None if back is None else back()
-    return None
+    note = note_of(native)
+    return None if note is None or note.back is None else note.back()
 
 
 def outlive(native: FrameType, frame: Frame) -> None:
@@ -94,6 +111,8 @@ def outlive(native: FrameType, frame: Frame) -> None:
     if back is not None and back.native is None:
         back.native = stub_frame(back, False)
     kept = frame.program.optimized and not FRESH_LOCALS
+    if FRESH_LOCALS and frame.locals_dict:
+        native.f_locals.update(frame.locals_dict)
     link_frame(native, None if back is None else back.native, frame.locals_dict if kept else None)
 
 
@@ -123,8 +142,7 @@ def stub_frame(frame: Frame, filled: bool) -> FrameType:
     cells = frame.closure if code.co_freevars else None
     given = [None] * code.co_argcount
     function = FunctionType(code, frame.globals, closure=cells)
-    back = None if frame.back is None else ref(frame.back)
-    function.__doc__ = frame.code, back  # type: ignore[assignment]  # the code lives as long as the frame object
+    function.__doc__ = Note(frame)  # type: ignore[assignment]
     native = call_outside(function, *given).gi_frame
     if not program.optimized:
         set_frame_names(native, frame.names)
