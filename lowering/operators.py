@@ -17,7 +17,14 @@ import torch
 from torch import fx
 from torch.nn import functional
 
-from moebius.lowering.experts.stacking import block_experts, blocks_apart, join_blocks, pick, stack_experts
+from moebius.lowering.experts.stacking import (
+    block_experts,
+    blocks_apart,
+    in_set_order,
+    join_blocks,
+    pick,
+    stack_experts,
+)
 from moebius.lowering.graph import expert_loop, skip_turn
 from moebius.lowering.memo import MEMO
 from moebius.lowering.step.branches import require_branch
@@ -227,6 +234,9 @@ declare("argwhere", "input", [torch.argwhere], ["argwhere"])
 declare("where", "condition, input=MISSING, other=MISSING", [torch.where])
 declare("where", "input, condition, other", [], ["where"])  # x.where(condition, other)
 declare("unique", "input, sorted=True, return_inverse=False, return_counts=False, dim=None", [torch.unique], ["unique"])
+declare(
+    "unique", "input, *, sorted=False, return_inverse=False, return_counts=False, dim=None", [in_set_order]
+)  # (as torch.unique with sorted=False: in an order of its own)
 declare("bincount", "input, weights=None, minlength=0", [torch.bincount], ["bincount"])
 declare("tolist", "input", [], ["tolist"])
 declare("and", "input, other", [torch.logical_and, operator.and_], ["logical_and"])

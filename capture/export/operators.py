@@ -17,7 +17,7 @@ import torch
 
 from moebius.kernels import experts, experts_rows
 from moebius.lowering.experts.joining import experts_of_parts
-from moebius.lowering.experts.stacking import block_experts, blocks_apart, join_blocks, stack_experts
+from moebius.lowering.experts.stacking import block_experts, blocks_apart, in_set_order, join_blocks, stack_experts
 from moebius.lowering.graph import expert_loop, skip_turn
 from moebius.lowering.step import (
     autograd_function,
@@ -122,6 +122,7 @@ OURS: dict[str, Callable[..., Any]] = {
     "moebius.experts_of_parts": experts_of_parts,
     "moebius.stack_experts": stack_experts,
     "moebius.join_blocks": join_blocks,
+    "moebius.in_set_order": in_set_order,
     "moebius.block_experts": block_experts,
     "moebius.blocks_apart": blocks_apart,
     "torch.set_grad_enabled": set_grad_enabled,

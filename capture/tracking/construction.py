@@ -15,6 +15,7 @@ from moebius.interpreter.domain.core import special
 
 from . import natives
 from .call_parts import CallParts
+from .loops import TensorRows
 from .records import CONTAINERS, DICTS
 from .values import Break, TensorProxy, type_of
 
@@ -144,7 +145,9 @@ class Construction(CallParts):
             collections.defaultdict(args[0] if args else None, self.make_dict(*args[1:], **kwargs))
         )
 
-    def make_set(self, *args: Any) -> set:
+    def make_set(self, *args: Any) -> Any:
+        if len(args) == 1 and type(args[0]) is TensorRows:  # of a list that tolist() left out
+            return args[0]
         return self.objects.made({self.objects.real_key(k) for k in (self.domain.native_iter(args[0]) if args else ())})
 
     def make_partial(self, function: Any, *args: Any, **kwargs: Any) -> Any:

@@ -158,6 +158,17 @@ class Identities:
         return key
 
 
+@dataclass(frozen=True, eq=False)
+class SameItems:
+    """A guard: a frozenset gives these items, types and values, in this order."""
+
+    items: tuple[Any, ...]
+
+    def __call__(self, found: frozenset[Any]) -> bool:
+        pairs = zip(found, self.items, strict=False)
+        return len(found) == len(self.items) and all(a is b or (type(a) is type(b) and a == b) for a, b in pairs)
+
+
 def may_be_one(a: Any, b: Any) -> bool:
     """Whether two items of tuples are one, or could be: constants of one value are not told apart."""
     return a is b or (type(a) is type(b) and (isinstance(a, tuple) or (type(a) in ATOMS and (a == b or a != a))))

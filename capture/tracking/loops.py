@@ -16,6 +16,7 @@ import torch
 from torch import fx
 
 from moebius.interpreter import STOP, UNSET, Frame
+from moebius.lowering.experts.stacking import in_set_order
 from moebius.lowering.graph import expert_loop, skip_turn
 from moebius.lowering.values import same_shape
 
@@ -24,6 +25,7 @@ from .branches import BRANCHES, OneTurn, branch_at, is_read_from, past_jumps
 from .counts import INTEGERS
 from .graphs import GraphScope
 from .hit_loops import HitTurns, hit_turns
+from .number_sets import ELEMENTS, LISTED, iterated_as
 from .range_loops import RANGE_ITERATOR, RangeRows, goes_over_experts, length_of
 from .values import SYMBOLIC, Body, Break, LoopLeftover, TensorProxy
 
@@ -112,15 +114,20 @@ class Loops:
         return self.domain.objects.made(iter(self.domain.tensors.rows(proxy)))
 
     def numbers(self, proxy: TensorProxy) -> TensorRows | None:
-        """``for e in tensor.tolist():`` of a vector of integers, how many is not known; None for any other use."""
+        """``for e in tensor.tolist():`` of a vector of integers, how many is not known, or ``for e in set(…)`` of them;
+        None for any other use."""
         frame = self.domain.machine.frame
         if frame is None or not self.domain.tensors.whole_step or self.open:
             return None
-        following = frame.program.instructions[frame.pc + 1 : frame.pc + 2]
-        vector = proxy.fake.dim() == 1 and isinstance(proxy.fake.shape[0], torch.SymInt)
-        if not following or following[0].opname != "GET_ITER" or not vector or proxy.fake.dtype not in INTEGERS:
+        how = iterated_as(frame)
+        if how is None or proxy.fake.dim() != 1 or proxy.fake.dtype not in INTEGERS:
             return None
-        copied = self.domain.tensors.method(proxy, "clone", (), {})  # the list stays as it is, whatever the turns write
+        if how == LISTED and not isinstance(proxy.fake.shape[0], torch.SymInt):
+            return None
+        # the list stays as it is, whatever the turns write
+        copied = self.domain.tensors.method(proxy, "clone" if how == LISTED else "unique", (), {})
+        if how == ELEMENTS:
+            copied = self.domain.tensors.record("call_function", in_set_order, (proxy,), {}, copied.fake.clone())
         return self.domain.objects.made(TensorRows(copied, numbers=True))
 
     def next_row(self, rows: TensorRows | RangeRows | HitTurns) -> Any:

@@ -25,7 +25,7 @@ from ..hook import ABSENT, Entry, copy_set
 from ..sources import Part, Source, Static, part, part_name
 from .cells import Cells
 from .growing import Growing
-from .identities import Identities, MetTuple
+from .identities import Identities, MetTuple, SameItems
 from .late_writes import LateWrites
 from .records import (
     CONTAINERS,
@@ -221,6 +221,8 @@ class Objects(Identities, Cells, LateWrites, Growing):
             self.guards.check("type", source, type(value), text=f"type is {type(value).__qualname__}")
             if type(value) is frozenset:
                 self.guards.check("equal", source, value, text=f"== {value!r}"[:60])
+                if len(value) > 1:  # equal ones may have been made in another order, and give their items in another
+                    self.guards.holds(source.name, "its items stand in this order", SameItems(tuple(value)), source)
                 return value
             self.guards.check("length", source, len(value), text=f"has {len(value)} items")
         elif type(value) is frozenset:

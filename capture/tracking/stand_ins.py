@@ -16,6 +16,7 @@ from . import natives
 from .call_parts import CallParts
 from .enums import plain_member
 from .hit_loops import number_of
+from .loops import TensorRows
 from .numbers import Number
 from .records import CONTAINERS, HEAP_TYPE
 from .values import ATOMS, SYMBOLIC, Break, LoopLeftover, TensorMethod, TensorProxy, type_of
@@ -218,7 +219,9 @@ class StandIns(CallParts):
 
         return run
 
-    def sort(self, values: Any, *, key: Any = None, reverse: Any = False) -> list:
+    def sort(self, values: Any, *, key: Any = None, reverse: Any = False) -> Any:
+        if type(values) is TensorRows and values.numbers:  # a set that tolist() sorted
+            return values
         items = self.listed(values)
         keys = [self.call(key, [v], {}) for v in items] if key is not None else items
         keys = [natives.specialised(k) for k in keys]

@@ -328,7 +328,7 @@ def harmless_skips(claim: Claim) -> Fault | None:
             reason = skip.condition.reason if isinstance(skip.condition, Unknown) else "the condition is not understood"
             return f"a turn ends early, and it is not proven for which experts: {reason}", skip.node
         rows = skip.condition.value
-        if isinstance(rows, Selection) and rows.index != claim.selection.index:
+        if isinstance(rows, Selection) and index_root(rows.index.node) is not index_root(claim.index):
             return "a turn ends early where another selection is empty", skip.node
         if isinstance(rows, Selection) and rows.keep:  # where all are dropped, not even x gets a gradient
             return "a turn ends early where all rows are dropped", skip.node

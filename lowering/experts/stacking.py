@@ -36,6 +36,11 @@ def pick(stacked: torch.Tensor, e: Any) -> torch.Tensor:
     return stacked[e]
 
 
+def in_set_order(numbers: torch.Tensor) -> torch.Tensor:
+    """[elements]: those of ``set(numbers.tolist())``, in the order in which Python iterates over that set."""
+    return torch.tensor(list(set(numbers.tolist())), dtype=numbers.dtype, device=numbers.device)
+
+
 def join_blocks(*rows: torch.Tensor) -> torch.Tensor:
     """[S, D]: blocks of rows, one after another."""
     return torch.cat(rows)

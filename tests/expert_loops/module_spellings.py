@@ -711,9 +711,9 @@ def only_hit_modules(x, moe):
     return out
 
 
-@spelled(BROKEN)
+@spelled(LOWERED)
 def set_of_hit_modules(x, moe):
-    """`for e in {…index.view(-1).tolist()}`: a set of numbers, ModuleList"""
+    """`for e in sorted(set(index.view(-1).tolist()))`, ModuleList"""
     weight, index = moe.route(x)
     out = torch.zeros_like(x)
     for e in sorted(set(index.view(-1).tolist())):

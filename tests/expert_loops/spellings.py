@@ -299,12 +299,12 @@ def unique_as_a_list(x, router, gate_up, down):
     return out
 
 
-@spelled(BROKEN)
+@spelled(LOWERED)
 def set_of_numbers(x, router, gate_up, down):
     """`for e in set(index.flatten().tolist())`"""
     weight, index = route(x, router)
     out = torch.zeros_like(x)
-    for e in sorted(set(index.flatten().tolist())):
+    for e in set(index.flatten().tolist()):
         token, slot = torch.where(index == e)
         out.index_add_(0, token, expert(x[token], gate_up, down, e) * weight[token, slot, None])
     return out
