@@ -28,6 +28,7 @@ from .hook import ABSENT, copy_set
 from .remade import function_value, generator_value
 from .sources import Source, Static
 from .tracking import natives
+from .tracking.calls import InTrace
 from .tracking.loops import RangeRows, TensorRows
 from .tracking.methods import ContextToken
 from .tracking.numbers import Number
@@ -277,6 +278,8 @@ class Emitter:
             return generator_value(self, value, frame)
         if kind in natives.VIEWS:
             return self.view_value(value)
+        if isinstance(value, InTrace):
+            return self.value(value.function)
         if isinstance(value, types.GeneratorType | LoopLeftover | ContextToken):
             raise CannotRebuild(f"a {kind.__name__} is alive across a graph break")
         return self.instance_value(value)
@@ -301,7 +304,7 @@ class Emitter:
             raise CannotRebuild(f"a {type(iterator).__name__} over a changed container") from error
         maker, arguments = reduced[0], reduced[1]
         for a in arguments:
-            if type(a) in CONTAINERS or type(a) in REDUCIBLE:
+            if type(a) in CONTAINERS or type(a) in REDUCIBLE or isinstance(a, InTrace):
                 if id(a) not in self.objects.records:
                     self.objects.made(a)
         name = self.assign(iterator, f"{self.constant(maker)}({', '.join(self.value(a) for a in arguments)})")

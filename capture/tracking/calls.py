@@ -494,8 +494,16 @@ class Calls(Methods, Construction, StandIns):
                 else (self.domain.truth if function is filter else None)
             )
             start = 1
+        if function is itertools.groupby:
+            keys = kwargs.get("key") if "key" in kwargs or len(values) < 2 else values[1]
+            values, kwargs = [*values[:1], GroupKey(self, keys)], {}
+        kwargs = {k: self.callback(v) if k in ("func", "key") and v is not None else v for k, v in kwargs.items()}
+        if function is itertools.accumulate and len(values) > 1 and values[1] is not None:
+            values[1] = self.callback(values[1])
         for i in range(start, len(values)):
             value = values[i]
+            if i == 1 and function in natives.CALLBACK_SECOND:
+                continue
             if type(value) not in ATOMS or isinstance(value, str | bytes | range | torch.Size):
                 if function is reversed:
                     values[i] = self.objects.contents(value)
@@ -509,9 +517,34 @@ class Calls(Methods, Construction, StandIns):
             values[2] = args[2]
         return self.objects.made(function(*values, **kwargs))
 
-    def callback(self, function: Any) -> Callable[..., Any]:
+    def callback(self, function: Any) -> InTrace:
         """A native callable that runs ``function`` in the trace."""
-        return lambda *args, **kwargs: self.call(function, list(args), kwargs)
+        return InTrace(self, function)
+
+
+class InTrace:
+    """What C code is given to call back. An iterator that holds one may live on after the trace."""
+
+    __slots__ = ("calls", "function")
+
+    def __init__(self, calls: Calls, function: Any):
+        self.calls, self.function = calls, function
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.calls.call(self.function, list(args), kwargs)
+
+
+class GroupKey(InTrace):
+    """The key function of ``groupby``, None for the items themselves: C code compares what it gives."""
+
+    __slots__ = ()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        key = args[0] if self.function is None else super().__call__(*args, **kwargs)
+        key = natives.specialised(key)
+        if not natives.is_plain(key, self.calls.known):
+            raise Break("itertools.groupby", f"by a {type_of(key).__name__}", "group by plain keys")
+        return key
 
 
 def shares_storage(one: torch.Tensor, other: torch.Tensor) -> bool:

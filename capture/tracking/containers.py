@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import inspect
+import itertools
 import types
 from collections.abc import Iterator
 from typing import Any, cast
@@ -303,6 +304,8 @@ class Containers(Parts):
         if self.objects.inside or self.objects.log is not None:
             self.objects.touch(iterator)
         value = next(cast(Iterator, iterator), STOP)
+        if type(iterator) is itertools.groupby and value is not STOP:
+            self.objects.made(value[1])  # type: ignore[index]
         return value if value is STOP else self.objects.made(value)
 
     def unpack(self, value: Any, count: int) -> list[Any]:

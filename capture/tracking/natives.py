@@ -122,6 +122,9 @@ CALLBACK_FIRST: frozenset[Any] = frozenset(
     {map, filter, functools.reduce, itertools.starmap, itertools.takewhile, itertools.dropwhile}
 )
 
+# Their second argument is, or the one called ``func`` or ``key``.
+CALLBACK_SECOND: frozenset[Any] = frozenset({itertools.accumulate, itertools.groupby})
+
 # Constructors of plain values from plain values.
 PLAIN_TYPES: frozenset[type] = frozenset(
     {int, float, bool, complex, str, bytes, range, slice, frozenset, torch.Size, torch.device, torch.finfo, torch.iinfo}
@@ -296,6 +299,7 @@ ITERATORS: tuple[type, ...] = (
     itertools.takewhile,
     itertools.dropwhile,
     itertools.groupby,
+    type(next(itertools.groupby(" "))[1]),
     itertools.compress,
     types.GeneratorType,
     type(iter(torch.Size([]))),

@@ -454,7 +454,13 @@ class TensorOperations:
                     proxy.source.name, f"has no attribute {name!r}", lambda t: not hasattr(t, name), proxy.source
                 )
             raise AttributeError(f"'{proxy.cls.__name__}' object has no attribute '{name}'")
-        value = getattr(proxy.fake, name)
+        if name == "nbytes":  # (torch's own refuses sizes that are symbols)
+            return proxy.fake.numel() * proxy.fake.element_size()
+        try:
+            value = getattr(proxy.fake, name)
+        except RuntimeError as error:
+            self.refuse_handled(f"attribute {name}", error)
+            raise
         if isinstance(value, torch.Tensor):
             return self.function(getattr, (proxy, name), {})
         if type(value) in ATOMS or isinstance(value, tuple):

@@ -14,9 +14,11 @@ import dataclasses
 import enum
 import functools
 import io
+import itertools
 import logging
 import numbers
 import operator
+import statistics
 import types
 import typing
 
@@ -821,6 +823,42 @@ def looked_for():
     return step, [log, c]
 
 
+def iterators_that_call_back():
+    ls, log, st = [1, 2, 3, 2], [], {"k": 2}
+
+    def step(x):
+        st["k"] += x.shape[0] == 4
+        for ask in (
+            lambda: list(itertools.accumulate(ls, lambda a, b: a * b + st["k"])),
+            lambda: list(itertools.accumulate(ls, func=operator.mul, initial=st["k"])),
+            lambda: [(k, list(g)) for k, g in itertools.groupby(ls)],
+            lambda: [(k, len(list(g))) for k, g in itertools.groupby(ls, key=lambda v: v > st["k"] - 1)],
+            lambda: statistics.mean(ls),
+            lambda: x.nbytes,
+        ):
+            try:
+                log.append(ask())
+            except Exception as e:
+                log.append(str(e))
+        return x * 2
+
+    return step, [log]
+
+
+def iterators_that_call_back_after_a_break():
+    st = {"k": 2}
+
+    def step(x):
+        kept = itertools.takewhile(lambda v: v < 3 + st["k"], [1, 2, 3, 4, 5, 6])
+        mapped = map(lambda v: v * st["k"], [1, 2, 3])
+        first = next(kept) + next(mapped)
+        total = x.tolist()[0][0]
+        st["k"] += 1
+        return x * total, first, list(kept), list(mapped)
+
+    return step, [st]
+
+
 def slots_that_are_empty():
     class Config:
         __slots__ = ("a", "b")
@@ -888,6 +926,8 @@ TABLE = {
     tcheck_data: None,
     tassert: ("exception", "natively"),
     looked_for: None,
+    iterators_that_call_back: None,
+    iterators_that_call_back_after_a_break: ("tensor read as a number", "keep them in tensors"),
     slots_that_are_empty: ("descriptor is deleted", "outside of the step"),
     sizes_in_texts: None,
 }
