@@ -505,6 +505,11 @@ def uncompiled(owner: torch.nn.Module, graph: torch.fx.Graph) -> torch.fx.GraphM
         return _make_graph_module(owner, graph)
 
 
+def is_view(tensor: torch.Tensor) -> bool:
+    """Whether autograd knows the tensor as a view of another. Checked on torch 2.13."""
+    return tensor._base is not None
+
+
 def owns_storage(tensor: torch.Tensor) -> bool:
     """Whether a tensor is all of its storage."""
     return tensor.storage_offset() == 0 and tensor.untyped_storage().nbytes() == tensor.numel() * tensor.itemsize

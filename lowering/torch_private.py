@@ -34,10 +34,16 @@ __all__ = [
     "same_size",
     "set_grad_enabled",
     "split_module",
+    "version_of",
 ]
 
 set_grad_enabled = torch._C._set_grad_enabled
 assert_holds = torch._assert_async  # raises at once on a CPU; on a GPU when the kernel runs, without a synchronisation
+
+
+def version_of(tensor: torch.Tensor) -> int:
+    """How often the tensor was written to in place, as autograd counts. Checked on torch 2.13."""
+    return tensor._version
 
 
 def backend_names() -> list[str]:

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from ..hook import ABSENT
+from ..sources import Part, Source
 from .program import changed_key
 from .recorder import Fact
 
@@ -56,7 +57,7 @@ def hint(fact: Fact, now: Any, sizes: set[int]) -> str:
     """For a failed fact. now: what its source leads to in this call, or ABSENT. sizes: the axes of a tensor that have
     another size."""
     kind, *rest = fact.check
-    if fact.source is not None and fact.source.name.endswith(".grad") and kind in ("equal", "tensor", "is"):
+    if is_gradient(fact.source) and kind in ("equal", "tensor", "is"):
         return GRADIENT
     if sizes and kind == "tensor":
         name = fact.record.source.removeprefix("L['").replace("']", "", 1)
@@ -71,6 +72,11 @@ def hint(fact: Fact, now: Any, sizes: set[int]) -> str:
     if kind == "python" and type(now) in (int, float):
         return NUMBER
     return TEXT if kind == "equal" and type(now) is str else HINTS[kind]
+
+
+def is_gradient(source: Source | None) -> bool:
+    """Whether a source is the ``.grad`` of a tensor (an attribute of an object of Python's is an entry of its dict)."""
+    return isinstance(source, Part) and (source.operation, source.operand) == ("attr", "grad")
 
 
 def of_tensor(tensor: Any, meta: dict[str, Any]) -> str:

@@ -23,6 +23,8 @@ from .records import CONTAINERS, DICTS, LISTS
 from .texts import Text, Texts, texts
 from .values import ATOMS, Break, LoopLeftover, TensorMethod, TensorProxy, type_of
 
+ADVANCED = "pass what it gives as an argument (for batch in loader: step(batch)), or iterate over the container itself"
+
 
 class Pulled:
     """An iterator whose every item the trace computes."""
@@ -256,7 +258,7 @@ class Containers(Parts):
                 raise Break(
                     "iterator from outside",
                     f"a {kind.__name__} that existed before the step is advanced",
-                    "iterate over the container itself",
+                    ADVANCED,
                 )
             return value
         method = self.attributes.on_type(kind, "__iter__")
@@ -298,7 +300,7 @@ class Containers(Parts):
             raise Break(
                 "iterator from outside",
                 f"a {type(iterator).__name__} that existed before the step is advanced",
-                "iterate over the container itself",
+                ADVANCED,
             )
         self.objects.writes += 1
         if self.objects.inside or self.objects.log is not None:

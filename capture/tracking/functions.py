@@ -13,6 +13,7 @@ import torch
 
 from moebius.lowering.step import autograd_function
 
+from .. import torch_private
 from ..sources import Static
 from . import natives
 from .bodies import Bodies
@@ -62,7 +63,7 @@ class FunctionHistory(torch.autograd.Function):
         (template,) = templates
         if any(template is i for i in inputs):
             return template
-        return template.clone() if template._base is None else template.view_as(template)
+        return template.clone() if not torch_private.is_view(template) else template.view_as(template)
 
 
 class AutogradFunctions(Bodies):
@@ -163,7 +164,7 @@ class AutogradFunctions(Bodies):
     def fake(self, template: torch.Tensor, constant: bool, recorded: bool, inputs: list[torch.Tensor]) -> torch.Tensor:
         with self.tensors.world.mode:
             if constant or not recorded:
-                is_new = template._base is None and not any(template is i for i in inputs)
+                is_new = not torch_private.is_view(template) and not any(template is i for i in inputs)
                 return template.detach().clone() if is_new else template.detach()
             with torch.enable_grad():
                 return cast(torch.Tensor, FunctionHistory.apply([template], *inputs))

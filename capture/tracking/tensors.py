@@ -59,7 +59,6 @@ OUTSIDE = frozenset(
         "pin_memory",
         "cpu_",
         "__deepcopy__",
-        "__reduce_ex__",
         "__setstate__",
         "as_subclass",
     }
@@ -230,6 +229,10 @@ class TensorOperations:
                 f"{proxy.describe()}.{name}() gives Python the numbers of a tensor",
                 "keep them in tensors, or read them after the step",
             )
+        if name == "__reduce_ex__":
+            detail = f"copy.copy() or pickle of {proxy.describe()}"
+            hint = "tensor.detach() has the same memory, tensor.clone() its own"
+            raise Break("tensor copied by copy", detail, hint)
         if name in OUTSIDE:
             raise Break(
                 f"Tensor.{name}",

@@ -21,7 +21,7 @@ from moebius.lowering.dead_code import drop_dead_code
 from moebius.lowering.experts.stacking import stack_experts
 from moebius.lowering.graph import LoweringOptions
 from moebius.lowering.step.checkpoint import is_marked
-from moebius.lowering.torch_private import default_saved_tensors_hooks
+from moebius.lowering.torch_private import default_saved_tensors_hooks, version_of
 
 CONTRACT = Contract(
     name="joining",
@@ -167,7 +167,7 @@ def kept_parts(blocks: Any, keep: Any) -> Any:
     """The blocks with what the outer hooks make of each part, and the version that the part has now."""
 
     def kept(part: torch.Tensor) -> Any:
-        return keep(part.detach()), part, part._version
+        return keep(part.detach()), part, version_of(part)
 
     return [
         (turned, kept(parts) if isinstance(parts, torch.Tensor) else list(map(kept, parts))) for turned, parts in blocks
@@ -179,10 +179,10 @@ def given_back(blocks: Any, give: Any) -> Any:
 
     def given(kept: Any) -> torch.Tensor:
         held, part, version = kept
-        if part._version != version:
+        if version_of(part) != version:
             raise RuntimeError(
                 "one of the variables needed for gradient computation has been modified by an inplace operation: an "
-                f"expert's weight of shape {tuple(part.shape)} has version {part._version}, and had {version}"
+                f"expert's weight of shape {tuple(part.shape)} has version {version_of(part)}, and had {version}"
             )
         return give(held)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import collections
 import collections.abc
 import contextlib
+import copy
 import dataclasses
 import enum
 import functools
@@ -859,6 +860,25 @@ def iterators_that_call_back_after_a_break():
     return step, [st]
 
 
+def a_tensor_copied():
+    def step(x):
+        y = copy.copy(x.detach())
+        y.mul_(2)
+        return y, x * 2
+
+    return step, []
+
+
+def a_batch_asked_for():
+    m = net()
+    batches = iter([torch.full((2, 4), float(i)) for i in range(10)])
+
+    def step(x):
+        return m(x).sum() + m(next(batches)).sum()
+
+    return step, [m]
+
+
 def slots_that_are_empty():
     class Config:
         __slots__ = ("a", "b")
@@ -926,6 +946,8 @@ TABLE = {
     tcheck_data: None,
     tassert: ("exception", "natively"),
     looked_for: None,
+    a_tensor_copied: ("tensor copied by copy", "tensor.clone()"),
+    a_batch_asked_for: ("iterator from outside", "for batch in loader: step(batch)"),
     iterators_that_call_back: None,
     iterators_that_call_back_after_a_break: ("tensor read as a number", "keep them in tensors"),
     slots_that_are_empty: ("descriptor is deleted", "outside of the step"),
