@@ -62,7 +62,9 @@ class Matrices:
         else:
             layouts = {(part.dtype, tuple(part.shape), part.stride()) for part in parts if part is not None}
             addresses = [0 if part is None else part.data_ptr() for part in parts]
-        if len(layouts) == 1:
+        tensors = [parts] if isinstance(parts, Tensor) else [part for part in parts if part is not None]
+        negated = any(tensor.is_neg() for tensor in tensors)
+        if len(layouts) == 1 and not negated:  # what a view with the negative bit means does not stand in its memory
             (self.dtype, self.sizes, self.strides), = layouts
             if self.dtype in panel_work.DTYPES and len(self.sizes) == 2:
                 self.table = array("q", addresses)

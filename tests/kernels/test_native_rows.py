@@ -200,10 +200,13 @@ def test_products_are_torchs_own(dtype: torch.dtype, monkeypatch: pytest.MonkeyP
     assert all(torch.equal(a, b) for a, b in zip(in_c, in_python, strict=True))
 
 
-def test_experts_of_different_strides_are_left_to_python() -> None:
+def test_what_no_table_of_addresses_says_is_left_to_python() -> None:
     assert products.Matrices(slice(None), [torch.ones(4, 3), torch.ones(4, 3)]).table is not None
     assert products.Matrices(slice(None), [torch.ones(4, 3), torch.ones(3, 4).T]).table is None
     assert products.Matrices(slice(None), torch.ones(2, 4, 3, dtype=torch.float64)).table is None
+    negated = torch.ones(2, 4, 3, dtype=torch.complex64).conj().imag
+    assert negated.is_neg() and products.Matrices(slice(None), negated).table is None
+    assert products.Matrices(slice(None), [negated[0], negated[1]]).table is None
 
 
 def test_a_product_that_torch_refuses_is_an_error() -> None:
