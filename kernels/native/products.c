@@ -9,8 +9,8 @@
 /* ---- torch's C interface ------------------------------------------------------------------------------------------ */
 
 /* What AOTInductor's compiled models call, kept stable for them (torch/csrc/inductor/aoti_torch/c/shim.h): a tensor
-   over memory that lies there, and torch's own product of such tensors, with whatever library torch has. Checked with
-   torch 2.11 and 2.13. Nothing is linked: the functions are looked up in the library that importing torch loaded. */
+   over memory that lies there, and torch's own product of such tensors, with whatever library torch has. Run with torch
+   2.13; 2.11 has the same functions. Nothing is linked: they are looked up in the library that importing torch loaded. */
 typedef void *Handle;
 static int32_t (*make)(void *, int64_t, const int64_t *, const int64_t *, int64_t, int32_t, int32_t, int32_t, Handle *);
 static int32_t (*delete)(Handle);
