@@ -16,7 +16,7 @@ FAMILIES = {
     "gpt_oss": (True, 2, 2),  # biases, interleaved and clamped gate
     "granitemoe": (True, 2, 2),
     "dbrx": (True, 2, 2),  # transposed weights
-    "llama4": (True, 2, 0),  # all experts on all tokens, as batched products: said, not lowered
+    "llama4": (True, 2, 2),  # all experts on all tokens, as batched products
     "jetmoe": (True, 0, 0),  # counts.tolist() drives split, also in attention
     "qwen3_next": (True, 2, 2),  # linear attention
     "muse_spark": (True, 2, 2),  # a norm after the experts
