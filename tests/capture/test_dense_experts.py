@@ -212,7 +212,7 @@ def test_same_as_plain(function):
 
 SWITCHES = {
     "distinct": (named_twice, lambda index: True),
-    "holds_zeros": (not_on_zeros, lambda node: True),
+    "holds": (not_on_zeros, lambda number, node: True),
 }
 
 
