@@ -9,8 +9,9 @@ from moebius.interpreter import decode
 
 LEAVES = frozenset({"RETURN_VALUE", "RETURN_CONST", "RAISE_VARARGS", "RERAISE"})
 JUMPS = frozenset({"JUMP_FORWARD", "JUMP_BACKWARD", "JUMP_BACKWARD_NO_INTERRUPT"})
-# Builtins that may read locals of their caller without naming them.
-READERS = frozenset({"locals", "vars", "dir", "eval", "exec", "super"})
+# Builtins, and ways to a frame object, that may read locals without naming them.
+FRAME_READERS = frozenset({"_getframe", "currentframe", "f_locals"})
+READERS = frozenset({"locals", "vars", "dir", "eval", "exec", "super"}) | FRAME_READERS
 
 
 def falls_through(instruction: Any) -> bool:
@@ -18,10 +19,15 @@ def falls_through(instruction: Any) -> bool:
     return instruction.opname not in LEAVES and instruction.opname not in JUMPS
 
 
+def reads_unnamed(code: types.CodeType) -> bool:
+    """Whether the code may read locals that no instruction names."""
+    return not READERS.isdisjoint(code.co_names)
+
+
 def read_later(code: types.CodeType, index: int) -> set[str]:
     """Names that some way on from ``index`` loads or deletes before it stores them; every name where the code calls a
     builtin that reads locals unnamed. The usual backward analysis, handlers being a way on from each instruction."""
-    if READERS & set(code.co_names):
+    if reads_unnamed(code):
         return {*code.co_varnames, *code.co_cellvars, *code.co_freevars}
     program = decode(code)
     instructions = program.instructions

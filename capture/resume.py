@@ -22,7 +22,7 @@ from bytecode import Bytecode, CellVar, FreeVar, Instr, Label, TryBegin, TryEnd
 from moebius.interpreter import NULL, UNSET, Frame, decode
 
 from .hidden import hidden
-from .liveness import LEAVES, falls_through
+from .liveness import LEAVES, falls_through, reads_unnamed
 
 ENTRY_OPCODES = frozenset({"COPY_FREE_VARS", "MAKE_CELL", "RETURN_GENERATOR"})
 BEFORE_CALL = frozenset({"KW_NAMES", "PRECALL"})
@@ -59,7 +59,9 @@ class State:
 def live_names(frame_code: types.CodeType, index: int) -> set[str]:
     """Local names that some instruction reachable from ``index`` loads. More than needed does no harm."""
     program = decode(frame_code)
-    seen, work, names = set(), [index], set()
+    seen, work, names = set(), [index], set[str]()
+    if reads_unnamed(frame_code):
+        names |= {name for name in program.localsplus if not is_own(name)}
     while work:
         i = work.pop()
         if i in seen or i >= len(program.instructions):
@@ -268,6 +270,11 @@ class Continuation:
     def resume_code(self, state: State) -> types.CodeType:
         """Code that takes ``state`` as arguments and goes on from there."""
         return rebuild(self.code, state, [])
+
+
+def is_own(name: str) -> bool:
+    """Whether a local is a continuation's and not the user's."""
+    return name == "m_inner" or name.startswith("m_stack")
 
 
 def argument_names(state: State) -> list[str]:

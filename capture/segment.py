@@ -21,6 +21,7 @@ from .failures import FailureHandler
 from .guards.program import CompiledGuards
 from .guards.shapes import guard_sizes
 from .hook import mark_skip
+from .liveness import FRAME_READERS
 from .options import Options
 from .parked import Parked
 from .report.records import GraphBreak
@@ -337,6 +338,8 @@ def wants_hook(callee: Any) -> bool:
         if issubclass(owner, torch.optim.Optimizer | torch.optim.lr_scheduler.LRScheduler):
             return False
         callee = callee.__func__
+    if isinstance(callee, types.FunctionType) and not FRAME_READERS.isdisjoint(callee.__code__.co_names):
+        return False  # it looks for its caller, who is to be the next frame
     if isinstance(callee, types.FunctionType | type):
         return (callee.__module__ or "").split(".")[0] not in LIBRARIES
     return (

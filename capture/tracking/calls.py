@@ -31,6 +31,7 @@ from .hooks import GradientHooks
 from .inference import InferenceModes
 from .messages import Messages
 from .methods import Methods
+from .namespaces import Namespaces
 from .numbers import CLOCKS, Number
 from .numbers import FUNCTIONS as NUMBER_FUNCTIONS
 from .optimizers import is_state_maker, make_state
@@ -65,7 +66,6 @@ class Calls(Methods, Construction, StandIns):
             iter: self.iterate,
             next: self.advance,
             callable: self.is_callable,
-            vars: self.variables,
             id: self.identity,
             bool: self.boolean,
             dict: self.make_dict,
@@ -117,7 +117,7 @@ class Calls(Methods, Construction, StandIns):
         self.functions |= self.messages.functions | self.inference.functions
         self.functions |= Filters(domain).functions | Signatures(domain).functions
         o = operator
-        self.builtins |= {
+        self.builtins |= Namespaces(domain).functions | {
             o.getitem: self.domain.get_item,
             o.setitem: self.domain.set_item,
             o.delitem: self.domain.del_item,
