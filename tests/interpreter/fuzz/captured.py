@@ -33,7 +33,6 @@ UNBOUND = re.compile(
 UNBOUND_NAME = re.compile(r"(unbound (\w+).{,20}\[\], None, )(?:None|'\2')")
 # a tensor's hash is its address: with one in it, a set has another order each time
 TENSOR_SETS = re.compile(r"\{([^{}:]*tensor\([^{}:]*)\}")
-HALF_BUILT = re.compile(r"'m_stack\d+', ")
 
 
 def drive_captured(program, namespace):  # type: ignore[no-untyped-def]
@@ -44,7 +43,7 @@ def drive_captured(program, namespace):  # type: ignore[no-untyped-def]
 
 def comparable(found: Outcome) -> Outcome:
     def text(entry: str) -> str:
-        entry = EXIT_LINE.sub(r"\1)", HALF_BUILT.sub("", ENTRIES.sub("[]", entry)))
+        entry = EXIT_LINE.sub(r"\1)", ENTRIES.sub("[]", entry))
         entry = TENSOR_SETS.sub(lambda found: f"{{{', '.join(sorted(found[1].split(', ')))}}}", entry)
         plain = UNBOUND_NAME.sub(r"\1'\2'", UNBOUND.sub(r"UnboundError\1unbound \3", entry))
         return re.sub("'(UnboundLocalError|NameError)'", "'UnboundError'", plain) if "UnboundError" in plain else plain
