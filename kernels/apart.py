@@ -14,7 +14,6 @@ from torch.autograd.function import once_differentiable
 
 from moebius.kernels import cpu, products
 from moebius.kernels.contract import Options
-from moebius.kernels.native import panel_work
 from moebius.kernels.routing import sort_rows
 
 
@@ -128,10 +127,10 @@ def make_rooms(layout: Iterable[Layout | None], leaves: Sequence[Tensor], needs:
     for _, _, places in (block for blocks in layout if blocks is not None for block in blocks):
         if isinstance(places, int):
             if needs[places]:
-                rooms[places] = panel_work.fresh(torch.empty_like(leaves[places])).index_fill_(0, empty_experts, 0)
+                rooms[places] = torch.empty_like(leaves[places]).index_fill_(0, empty_experts, 0)
             continue
         for expert, place in enumerate(places):
             if needs[place] and expert in running:
-                leaf = leaves[place]
-                rooms[place] = panel_work.fresh(torch.empty_like(leaf)) if counts[expert] else torch.zeros_like(leaf)
+                make = torch.empty_like if counts[expert] else torch.zeros_like
+                rooms[place] = make(leaves[place])
     return rooms

@@ -74,7 +74,7 @@ def forward(x_TD: Tensor, weights: Weights | BlockWeights, order_S: Tensor, offs
     scale_S = row_weight(weight_TK, order_S, exact)
     keep = options.save == "default"
     width, width_h = x_TD.shape[1], weights.gate_up_E2ND.shape[1]
-    h_SM = panel_work.fresh(x_TD.new_empty(order_S.shape[0] if keep else 0, width_h))
+    h_SM = x_TD.new_empty(order_S.shape[0] if keep else 0, width_h)
     h_SM[int(offsets[-1]):].zero_()
     out_TD = torch.zeros(x_TD.shape, dtype=exact, device=x_TD.device)
     scratch = Scratch(x_TD, order_S.shape[0])
@@ -103,7 +103,7 @@ def empty_gradient(parameter: Tensor | None, needed: bool, empty_experts: Tensor
     """Room for a parameter's gradient, zero for experts without rows; None where it is not needed."""
     if not needed or parameter is None:
         return None
-    return panel_work.fresh(parameter.new_empty(parameter.shape)).index_fill_(0, empty_experts, 0)
+    return parameter.new_empty(parameter.shape).index_fill_(0, empty_experts, 0)
 
 
 def backward(grad_TD: Tensor, x_TD: Tensor, h_SM: Tensor, weights: Weights, order_S: Tensor, offsets: Tensor,

@@ -24,7 +24,6 @@ except ImportError:  # a checkout that was not built: torch's operators do all o
 DTYPES = {torch.float32: 0, torch.bfloat16: 1}
 ACTIVATIONS = {"silu": 0, "gelu_tanh": 1, "relu": 2, "relu2": 3, "sigmoid": 4, "identity": 5}
 GATES = {"concat": 0, "interleaved": 1, "none": 2}
-LARGE = 8 << 20  # bytes
 NEVER, ALWAYS, LATER = range(3)  # whether a product is added; LATER: unless no earlier panel has the expert
 
 
@@ -86,13 +85,6 @@ def products(out: Operand, left: Operand, right: Operand, panel: Panel, dtype: t
     """out = left @ right for each segment of a panel, by torch. The operands are as rows.pyi says, of this dtype."""
     assert rows is not None
     rows.products(out, left, right, panel.table.buffer_info()[0], len(panel.segments), DTYPES[dtype], add)
-
-
-def fresh(room: Tensor) -> Tensor:
-    """The same tensor, which nothing was written to yet: large ones come in large pages."""
-    if rows is not None and room.nbytes >= LARGE and room.is_contiguous():
-        rows.huge(room.data_ptr(), room.nbytes)
-    return room
 
 
 def address(numbers: Tensor | None) -> int:

@@ -3,14 +3,10 @@
    Arguments are addresses and sizes, checked by the caller (panel_work.py); an index, which would write elsewhere if it were
    wrong, is checked here. Every function lets go of the GIL, and gives the same bits whatever the number of
    threads: each element is computed by one thread, in an order that does not depend on the others. */
-#define _GNU_SOURCE
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
 #include <string.h>
-#ifdef __linux__
-#include <sys/mman.h>
-#endif
 
 #include "elements.h"
 #include "products.h"
@@ -196,25 +192,6 @@ static PyObject *gated_backward(PyObject *module, PyObject *arguments)
     return run_gated(arguments, backward_range);
 }
 
-/* ---- memory ------------------------------------------------------------------------------------------------------ */
-
-#define HUGE_PAGE (2l << 20)
-
-/* Linux gives memory a page at a time, when it is first written: for gradients of 100 MB that took a seventh of the whole
-   call's time. Asked for, it gives 2 MB at once. */
-static PyObject *huge(PyObject *module, PyObject *arguments)
-{
-    Py_ssize_t address, bytes;
-    if (!PyArg_ParseTuple(arguments, "nn", &address, &bytes))
-        return NULL;
-#ifdef MADV_HUGEPAGE
-    Py_ssize_t low = (address + HUGE_PAGE - 1) / HUGE_PAGE * HUGE_PAGE, high = (address + bytes) / HUGE_PAGE * HUGE_PAGE;
-    if (low < high)
-        madvise((void *)low, (size_t)(high - low), MADV_HUGEPAGE); /* a kernel without them says no: nothing is lost */
-#endif
-    Py_RETURN_NONE;
-}
-
 /* ---- the module -------------------------------------------------------------------------------------------------- */
 
 static PyMethodDef functions[] = {
@@ -224,7 +201,6 @@ static PyMethodDef functions[] = {
      "gated(h, 0, scale, a, 0, 0, count, width, dtype, activation, gate, threads): a = f(gate) * up * scale."},
     {"gated_backward", gated_backward, METH_VARARGS,
      "gated_backward(h, grad_a, scale, a, grad_h, dot, count, width, dtype, activation, gate, threads)."},
-    {"huge", huge, METH_VARARGS, "huge(address, bytes): let this memory come in large pages."},
     {"products", products, METH_VARARGS, "products(out, left, right, segments, count, dtype, add): see rows.pyi."},
     {NULL, NULL, 0, NULL},
 };

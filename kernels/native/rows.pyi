@@ -17,8 +17,6 @@ def gated_backward(
     activation: int, gate: int, threads: int, /,
 ) -> None: ...
 
-def huge(address: int, bytes: int, /) -> None: ...
-
 # (address, rows, columns, their strides, axis): a panel's rows, from the address on, the rows of each segment along
 # that axis; or axis -1: the address of a table of int64, each expert's matrix's address or 0.
 Operand = tuple[int, int, int, int, int, int]

@@ -1,8 +1,6 @@
 """The CPU form's row work in C: equal to float64 and to torch's operators for all threads, widths and values."""
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 from experts_oracle import make_layer, run, worst_error
@@ -215,33 +213,3 @@ def test_a_product_that_torch_refuses_is_an_error() -> None:
     rows, out = torch.ones(2, 4), torch.ones(2, 3)
     with pytest.raises(RuntimeError, match=r"refused.*\[2, 4\] @ \[5, 3\] -> \[2, 3\]"):
         panel_work.products(products.along(out, 0), products.along(rows, 0), weight.operand(), panel, torch.float32)
-
-
-# ---- memory ----------------------------------------------------------------------------------------------------------
-
-
-def flags_of(address: int) -> str:
-    """What Linux says of the mapping that this address is in."""
-    inside = False
-    for line in Path("/proc/self/smaps").read_text().splitlines():
-        bounds = line.split(" ", 1)[0].split("-")
-        if len(bounds) == 2:
-            inside = int(bounds[0], 16) <= address < int(bounds[1], 16)
-        elif inside and line.startswith("VmFlags:"):
-            return line
-    return ""
-
-
-@pytest.mark.skipif(not Path("/sys/kernel/mm/transparent_hugepage").exists(), reason="no large pages on this system")
-def test_what_is_large_comes_in_large_pages(monkeypatch: pytest.MonkeyPatch) -> None:
-    plain, room = torch.empty(40 << 20, dtype=torch.uint8), torch.empty(40 << 20, dtype=torch.uint8)
-    assert panel_work.fresh(room) is room
-    middle = 20 << 20
-    assert " hg" in flags_of(room.data_ptr() + middle) and " hg" not in flags_of(plain.data_ptr() + middle)
-
-    asked = []
-    monkeypatch.setattr(panel_work, "LARGE", 1)
-    monkeypatch.setattr(panel_work.rows, "huge", lambda address, size: asked.append(size))
-    layer = make_layer(50, 24, 16, 4, 2, dtype=torch.float32)
-    torch.autograd.grad(run(layer, backend="cpu").sum(), layer.leaves())
-    assert asked == [50 * 2 * 32 * 4, 4 * 32 * 24 * 4, 4 * 24 * 16 * 4]  # H, and the gradients of both weights
