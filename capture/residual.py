@@ -29,13 +29,23 @@ from .remade import function_value, generator_value
 from .sources import Source, Static
 from .tracking import natives
 from .tracking.calls import InTrace
+from .tracking.containers import Pulled
 from .tracking.loops import RangeRows, TensorRows
 from .tracking.methods import ContextToken
 from .tracking.numbers import Number
 from .tracking.objects import Objects
 from .tracking.records import CONTAINERS, DICTS, LISTS, SETS, Record, raw_dict
 from .tracking.substitutes import HandleNumber, next_number
-from .tracking.values import ATOMS, IDENTITIES, SYMBOLIC, CannotRebuild, LoopLeftover, TensorMethod, TensorProxy
+from .tracking.values import (
+    ATOMS,
+    IDENTITIES,
+    SYMBOLIC,
+    CannotRebuild,
+    LoopLeftover,
+    StandIn,
+    TensorMethod,
+    TensorProxy,
+)
 
 LONG_RUN = 8  # constants in a row that are cheaper to pass as one tuple
 LITERALS = frozenset({type(None), bool, int, str, bytes, type(Ellipsis)})
@@ -246,9 +256,12 @@ class Emitter:
             return self.assign(value, f"iter(range({value.count}))")
         if kind is TensorRows:
             rows = self.value(value.proxy)
-            return self.assign(value, f"iter({rows}.tolist())" if value.numbers else f"iter({rows})")
+            form = ".numpy()" if value.of_array else ".tolist()" if value.numbers else ""
+            return self.assign(value, f"iter({rows}{form})")
         if kind is TensorMethod:
             return self.assign(value, f"{self.value(value.proxy)}.{value.name}")
+        if isinstance(value, StandIn):
+            return self.assign(value, value.expression(self))
         if kind is functools.partial:
             keywords = ", ".join(f"{k!r}: {self.value(v)}" for k, v in value.keywords.items())
             args = "".join(f", {self.value(a)}" for a in value.args)
@@ -280,6 +293,8 @@ class Emitter:
             return self.view_value(value)
         if isinstance(value, InTrace):
             return self.value(value.function)
+        if kind is Pulled:
+            return self.value(value.iterator)
         if isinstance(value, types.GeneratorType | LoopLeftover | ContextToken):
             raise CannotRebuild(f"a {kind.__name__} is alive across a graph break")
         return self.instance_value(value)
@@ -304,7 +319,7 @@ class Emitter:
             raise CannotRebuild(f"a {type(iterator).__name__} over a changed container") from error
         maker, arguments = reduced[0], reduced[1]
         for a in arguments:
-            if type(a) in CONTAINERS or type(a) in REDUCIBLE or isinstance(a, InTrace):
+            if type(a) in CONTAINERS or type(a) in REDUCIBLE or isinstance(a, InTrace | Pulled):
                 if id(a) not in self.objects.records:
                     self.objects.made(a)
         name = self.assign(iterator, f"{self.constant(maker)}({', '.join(self.value(a) for a in arguments)})")

@@ -27,6 +27,7 @@ from moebius.lowering.experts.stacking import (
 )
 from moebius.lowering.graph import expert_loop, skip_turn
 from moebius.lowering.memo import MEMO
+from moebius.lowering.step.arrays import array_numbers
 from moebius.lowering.step.branches import require_branch
 from moebius.lowering.torch_private import set_grad_enabled
 
@@ -238,7 +239,7 @@ declare(
     "unique", "input, *, sorted=False, return_inverse=False, return_counts=False, dim=None", [in_set_order]
 )  # (as torch.unique with sorted=False: in an order of its own)
 declare("bincount", "input, weights=None, minlength=0", [torch.bincount], ["bincount"])
-declare("tolist", "input", [], ["tolist"])
+declare("tolist", "input", [array_numbers], ["tolist"])
 declare("and", "input, other", [torch.logical_and, operator.and_], ["logical_and"])
 declare("topk", "input, k, dim=-1, largest=True, sorted=True", [torch.topk], ["topk"])
 declare("argmax", "input, dim=None, keepdim=False", [torch.argmax], ["argmax"])

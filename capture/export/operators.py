@@ -28,6 +28,7 @@ from moebius.lowering.step import (
     set_data,
     set_gradient,
 )
+from moebius.lowering.step.arrays import array_numbers
 from moebius.lowering.torch_private import assert_holds, foreach_operators, set_grad_enabled
 
 from ..errors import LoadError
@@ -123,6 +124,7 @@ OURS: dict[str, Callable[..., Any]] = {
     "moebius.stack_experts": stack_experts,
     "moebius.join_blocks": join_blocks,
     "moebius.in_set_order": in_set_order,
+    "moebius.array_numbers": array_numbers,
     "moebius.block_experts": block_experts,
     "moebius.blocks_apart": blocks_apart,
     "torch.set_grad_enabled": set_grad_enabled,

@@ -25,7 +25,7 @@ from .objects import Objects
 from .records import CONTAINERS, HEAP_TYPE, Record, raw_dict
 from .tensors import TensorOperations
 from .texts import Text
-from .values import ATOMS, SYMBOLIC, Break, LoopLeftover, TensorMethod, TensorProxy
+from .values import ATOMS, SYMBOLIC, Break, LoopLeftover, StandIn, TensorMethod, TensorProxy
 
 IMMUTABLE_TYPE = 1 << 8  # Py_TPFLAGS_IMMUTABLETYPE: nobody can change these, they need no guard
 # Types in C with a look-up of their own that ends where ``object``'s does, for what they have.
@@ -49,6 +49,8 @@ class Attributes:
         """What ``name`` is along the MRO of ``cls``, not bound; ABSENT if nowhere. Guarded."""
         key = (cls, name)
         if key not in self.looked_up:
+            if issubclass(cls, StandIn):
+                raise Break("tensor read as a number", f"{name} of a {cls.__name__} of the graph's", "it runs natively")
             found = ABSENT
             for base in cls.__mro__:
                 if name in base.__dict__:
@@ -88,6 +90,8 @@ class Attributes:
             return self.of_symbol(obj, name)
         if isinstance(obj, Text) and obj.known:
             return getattr(obj.numbers.constant(obj), name)
+        if isinstance(obj, StandIn):
+            return obj.attribute(name)
         if isinstance(obj, Number):
             raise Break("attribute of a number", f"{name} of a number that the graph computes", "use arithmetic only")
         if kind is TensorMethod:

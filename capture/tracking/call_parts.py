@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from .values import SYMBOLIC, LoopLeftover, TensorMethod, TensorProxy
+from .values import SYMBOLIC, LoopLeftover, StandIn, TensorMethod, TensorProxy
 
 if TYPE_CHECKING:
     from .domain import TrackingDomain
@@ -74,4 +74,4 @@ def holds_proxy(value: Any) -> bool:
 
 def is_alien(value: Any) -> bool:
     """Values that exist in the trace only, other than tensors."""
-    return isinstance(value, (*SYMBOLIC, TensorMethod, LoopLeftover))
+    return isinstance(value, (*SYMBOLIC, TensorMethod, LoopLeftover, StandIn))

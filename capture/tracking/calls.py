@@ -22,6 +22,7 @@ from ..guards.recorder import can_die
 from ..hook import ABSENT, Entry
 from ..sources import Static
 from . import natives
+from .arrays import Array, without_arrays
 from .call_parts import holds_proxy
 from .checkpoints import Checkpoints
 from .construction import Construction
@@ -40,7 +41,7 @@ from .signatures import Signatures
 from .stand_ins import StandIns
 from .substitutes import ANYWHERE, COPY_PROTOCOL, SUBSTITUTES, HandleNumber, copied_tensor, is_plain_object, next_number
 from .switches import Switches
-from .values import ATOMS, Break, LoopLeftover, TensorMethod, TensorProxy, type_of
+from .values import ATOMS, Break, LoopLeftover, StandIn, TensorMethod, TensorProxy, type_of
 
 if TYPE_CHECKING:
     from .domain import TrackingDomain
@@ -148,6 +149,8 @@ class Calls(Methods, Construction, StandIns):
             return self.objects.made(self.tensor_method(function.proxy, function.name, args, kwargs))
         if kind is functools.partial:
             return self.partial(function, args, kwargs)
+        if isinstance(function, StandIn):
+            return function.call(args, kwargs)
         if function in IDENTITY_HASHED and (stand_in := self.lookup(function)) is not None:
             return stand_in(*args, **kwargs)
         if isinstance(function, type):
@@ -302,7 +305,7 @@ class Calls(Methods, Construction, StandIns):
     def operands(self, args: list, kwargs: dict[str, Any]) -> tuple[list, dict[str, Any]]:
         """The arguments with every container read, under guards: C code may look into them."""
         read = self.domain.plain_contents
-        return [read(a) for a in args], {k: read(v) for k, v in kwargs.items()}
+        return [without_arrays(read(a)) for a in args], {k: without_arrays(read(v)) for k, v in kwargs.items()}
 
     def backward(self, tensors: Any, grad_tensors: Any = None, retain_graph: Any = None, **options: Any) -> None:
         """``torch.autograd.backward``."""
@@ -417,6 +420,8 @@ class Calls(Methods, Construction, StandIns):
         kind = type(function)
         if kind is Entry:
             return self.captured(function, args, kwargs)
+        if args and type(args[0]) is Array:
+            return self.domain.arrays.function(function, args, kwargs)
         if isinstance(function, classmethod | staticmethod):
             return self.call(self.domain.attributes.inside(function, function.__func__), args, kwargs)
         method = self.domain.attributes.on_type(kind, "__call__")

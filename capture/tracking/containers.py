@@ -15,13 +15,14 @@ from moebius.interpreter import NULL, STOP, Frame
 
 from ..hook import ABSENT
 from . import natives
+from .arrays import without_arrays
 from .enums import plain_member
 from .hit_loops import number_of
 from .loops import ROWS, TensorRows
 from .parts import Parts
 from .records import CONTAINERS, DICTS, LISTS
 from .texts import Text, Texts, texts
-from .values import ATOMS, Break, LoopLeftover, TensorMethod, TensorProxy, type_of
+from .values import ATOMS, Break, LoopLeftover, StandIn, TensorMethod, TensorProxy, type_of
 
 ADVANCED = "pass what it gives as an argument (for batch in loader: step(batch)), or iterate over the container itself"
 
@@ -80,7 +81,9 @@ class Containers(Parts):
         obj = natives.specialised(obj) if type(obj) is Text else obj
         kind = type(obj)
         if kind is TensorProxy:
-            return self.tensors.get_item(obj, self.plain_contents(key))
+            return self.tensors.get_item(obj, without_arrays(self.plain_contents(key)))
+        if isinstance(obj, StandIn):
+            return obj.item(key)
         if kind in (str, bytes, range, torch.Size) or kind is tuple:
             return self.sequence_item(obj, key)
         self.refuse_alien(obj)
@@ -166,7 +169,8 @@ class Containers(Parts):
     def set_item(self, obj: Any, key: Any, value: Any) -> None:
         kind = type(obj)
         if kind is TensorProxy:
-            self.tensors.set_item(obj, self.plain_contents(key), self.plain_contents(value))
+            key = without_arrays(self.plain_contents(key))
+            self.tensors.set_item(obj, key, without_arrays(self.plain_contents(value)))
             return
         method = self.attributes.on_type(kind, "__setitem__")
         if isinstance(method, types.FunctionType):
@@ -243,6 +247,8 @@ class Containers(Parts):
             return self.loops.rows(value)
         if kind in ROWS:
             return value.begin() if isinstance(value, TensorRows) else value
+        if isinstance(value, StandIn):
+            return value.iterate()
         self.refuse_alien(value)
         value = self.objects.seen_through(value)
         kind = type(value)
@@ -288,6 +294,8 @@ class Containers(Parts):
     def next_item(self, iterator: Any) -> Any:
         if type(iterator) in ROWS:
             return self.loops.next_row(cast(Any, iterator))
+        if isinstance(iterator, StandIn):
+            return iterator.advance()
         if not isinstance(iterator, natives.ITERATORS):
             method = self.attributes.on_type(type(iterator), "__next__")
             if isinstance(method, types.FunctionType):

@@ -21,6 +21,7 @@ from moebius.interpreter import UNSET, Frame, Signal
 from ..hook import ABSENT
 from ..options import Options
 from ..sources import Static
+from .arrays import Arrays
 from .attributes import Attributes
 from .blocks import Blocks
 from .calls import Calls
@@ -48,6 +49,7 @@ class TrackingDomain(Operators, Containers):
         self.attributes = Attributes(objects, tensors, self.call)
         self.calls = Calls(self)
         self.loops = Loops(self)
+        self.arrays = Arrays(self)
         self.blocks = Blocks(self) if tensors.whole_step else None  # (a foreign backend takes each size symbol once)
         self.root: Frame | None = None
         self.root_steps = 0

@@ -41,7 +41,7 @@ class HitTurns:
     count = 1
 
     def __init__(self, rows: TensorRows, experts: int, flags: fx.Node, unique: bool, watched: list[fx.Node], key: Any):
-        self.numbers, self.fake = rows.numbers, rows.proxy.fake
+        self.numbers, self.of_array, self.fake = rows.numbers, rows.of_array, rows.proxy.fake
         self.experts, self.flags, self.unique, self.watched, self.key = experts, flags, unique, watched, key
         self.at = 0
         self.finished = False

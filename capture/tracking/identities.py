@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from ..sources import Source
 from .enums import hashes_by_name
 from .records import CONTAINERS, DICTS, SIMPLE, Record, python_method
-from .values import ATOMS, SYMBOLIC, Break, RuntimeNumber, TensorProxy
+from .values import ATOMS, SYMBOLIC, Break, RuntimeNumber, StandIn, TensorProxy
 
 if TYPE_CHECKING:
     from ..guards.recorder import GuardRecorder
@@ -139,6 +139,8 @@ class Identities:
             return key if all(a is b for a, b in zip(keys, key, strict=True)) else keys
         if (record := self.records.get(id(key))) is not None:  # hashed by what it is: another object is another key
             self.pin(record, "the same key")
+        if isinstance(key, StandIn):
+            key.refuse("the hash")
         if isinstance(key, RuntimeNumber):
             return key.settled()  # type: ignore[attr-defined]
         if isinstance(key, SYMBOLIC):

@@ -36,11 +36,12 @@ if TYPE_CHECKING:
 class TensorRows:
     """The iterator over the rows of a tensor whose length is not known while tracing.
 
-    numbers: it stands for ``tensor.tolist()`` instead, at once iterated over: rows are Python ints.
+    numbers: it stands for ``tensor.tolist()`` instead, at once iterated over: rows are Python ints. of_array: they are
+    numpy's, of ``tensor.numpy()``.
     """
 
-    def __init__(self, proxy: TensorProxy, numbers: bool = False):
-        self.proxy, self.numbers = proxy, numbers
+    def __init__(self, proxy: TensorProxy, numbers: bool = False, of_array: bool = False):
+        self.proxy, self.numbers, self.of_array = proxy, numbers, of_array
         self.finished = self.begun = False
 
     def begin(self) -> TensorRows:
@@ -129,6 +130,16 @@ class Loops:
         if how == ELEMENTS:
             copied = self.domain.tensors.record("call_function", in_set_order, (proxy,), {}, copied.fake.clone())
         return self.domain.objects.made(TensorRows(copied, numbers=True))
+
+    def array_rows(self, proxy: TensorProxy) -> TensorRows:
+        """``iter(array)`` of a vector of unknown length. A turn sees what an earlier one wrote into it."""
+        if self.open or self.domain.tensors.writer.scope.parent is not None:
+            raise Break("tensor read as a number", "an array of unknown length", "iterate over the tensor")
+        return self.domain.objects.made(TensorRows(proxy, numbers=True, of_array=True)).begin()
+
+    def number(self, rows: TensorRows | HitTurns, value: Any) -> Any:
+        """A row that is a number: Python's, or numpy's."""
+        return self.domain.arrays.number(value, bounded=type(value) is int) if rows.of_array else value
 
     def next_row(self, rows: TensorRows | RangeRows | HitTurns) -> Any:
         """The row of the turn that begins, or STOP after the recorded turn."""
@@ -230,7 +241,7 @@ class Loops:
         else:
             loop.row_value = self.number_row(loop, rows)
         if isinstance(rows, TensorRows) and rows.numbers:
-            loop.row_value = self.domain.tensors.method(loop.row_value, "item", (), {})
+            loop.row_value = self.number(rows, self.domain.tensors.method(loop.row_value, "item", (), {}))
         for index in carried:
             value = frame.locals[index]
             node = writer.scope.placeholder(f"carried_{frame.program.localsplus[index]}")
@@ -248,7 +259,8 @@ class Loops:
         if not rows.unwritten():
             raise Break("expert loop changes what it runs over", "a turn writes into the list of hits", "copy it first")
         self.skip(rows.is_hit(self.domain.tensors), False)
-        loop.row_value = rows.row(self.domain.tensors)
+        row = rows.row(self.domain.tensors)
+        loop.row_value = self.number(rows, row) if rows.numbers else row
 
     def tensor_row(self, loop: OpenLoop) -> TensorProxy:
         tensors = self.domain.tensors

@@ -82,6 +82,8 @@ class Methods(CallParts):
         """``proxy.name(*args, **kwargs)``; what a list in an argument holds is read, so it is guarded."""
         if name == "tolist" and (rows := self.domain.loops.numbers(proxy)) is not None:
             return rows
+        if name == "numpy" and (array := self.domain.arrays.of_tensor(proxy, args, kwargs)) is not None:
+            return array
         args, kwargs = self.operands(args, kwargs)
         return self.tensors.method(proxy, name, tuple(args), kwargs)
 

@@ -23,7 +23,7 @@ import torch
 
 from .. import torch_private
 from .records import CONTAINERS, DICTS, VIEWS
-from .values import ATOMS, SYMBOLIC, Break, RuntimeNumber, TensorProxy
+from .values import ATOMS, SYMBOLIC, Break, RuntimeNumber, StandIn, TensorProxy
 
 PURE: frozenset[Any] = frozenset(
     {
@@ -361,6 +361,8 @@ def is_plain(value: Any, known: Callable[[Any], bool]) -> bool:
 def specialised(value: Any) -> Any:
     """Symbolic scalars as the numbers that they are today: a guard that they stay so. A graph break if nobody knows."""
     kind = type(value)
+    if isinstance(value, StandIn):
+        value.refuse("the value")
     if isinstance(value, RuntimeNumber):
         return value.numbers.constant(value)  # type: ignore[attr-defined]
     if kind in SYMBOLIC:

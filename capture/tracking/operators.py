@@ -23,7 +23,7 @@ from .objects import identified
 from .parts import Parts
 from .records import CONTAINERS, DICTS, SETS
 from .texts import Text, texts
-from .values import ATOMS, IDENTITIES, SYMBOLIC, Break, LoopLeftover, TensorMethod, TensorProxy, type_of
+from .values import ATOMS, IDENTITIES, SYMBOLIC, Break, LoopLeftover, StandIn, TensorMethod, TensorProxy, type_of
 
 UNARIES: dict[str, Callable[[Any], Any]] = {"-": operator.neg, "+": operator.pos, "~": operator.invert}
 SIMPLE = frozenset({int, float, str, bool, bytes, type(None)})
@@ -69,6 +69,8 @@ class Operators(Parts):
             return self.percent(left, right)
         if left_kind is Text or right_kind is Text:
             return self.text_binary(op, left, right)
+        if (stand_in := stand_in_of(left, right)) is not None:
+            return stand_in.binary(op, left, right)
         if left_kind is TensorProxy or right_kind is TensorProxy:
             return self.tensor_binary(op, left, right)
         if (left_kind is Number or right_kind is Number) and op.removesuffix("=") in numbers.OPERATIONS:
@@ -152,6 +154,8 @@ class Operators(Parts):
         left_kind, right_kind = type(left), type(right)
         if left_kind in SIMPLE and right_kind in SIMPLE:
             return COMPARISONS[op](left, right)
+        if (stand_in := stand_in_of(left, right)) is not None:
+            return stand_in.compare(op, left, right)
         if left_kind is TensorProxy or right_kind is TensorProxy:
             return self.tensor_compare(op, left, right)
         if left_kind is Text or right_kind is Text:
@@ -337,6 +341,8 @@ class Operators(Parts):
             return self.tensors.symbolic_truth(value)
         if kind is Number:
             return self.tensors.numbers.truth(value)
+        if isinstance(value, StandIn):
+            return value.truth()
         if kind is Text:
             return bool(natives.specialised(value))
         if kind in ATOMS or isinstance(
@@ -360,7 +366,7 @@ class Operators(Parts):
         return self.truth(self.compare("!=", self.calls.length(value), 0))
 
     def refuse_alien(self, value: Any) -> None:
-        if isinstance(value, (LoopLeftover, TensorMethod, *ROWS)):
+        if isinstance(value, (LoopLeftover, TensorMethod, StandIn, *ROWS)):
             if isinstance(value, LoopLeftover):
                 self.attributes.get(value, "value")
             raise Break("tensor machinery used as a value", type_of(value).__name__, "call it, or iterate over it")
@@ -385,6 +391,11 @@ class Operators(Parts):
         if kind.__flags__ & (1 << 9):
             for name in names:
                 self.attributes.on_type(kind, name)
+
+
+def stand_in_of(left: Any, right: Any) -> StandIn | None:
+    """That of two operands which stands for something else, the left one first."""
+    return left if isinstance(left, StandIn) else right if isinstance(right, StandIn) else None
 
 
 def defined_in_c(kind: type, name: str) -> bool:

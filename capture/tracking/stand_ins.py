@@ -13,13 +13,14 @@ import torch
 
 from ..hook import ABSENT
 from . import natives
+from .arrays import ArrayNumber
 from .call_parts import CallParts
 from .enums import plain_member
 from .hit_loops import number_of
 from .loops import TensorRows
 from .numbers import Number
 from .records import CONTAINERS, HEAP_TYPE
-from .values import ATOMS, SYMBOLIC, Break, LoopLeftover, TensorMethod, TensorProxy, type_of
+from .values import ATOMS, SYMBOLIC, Break, LoopLeftover, StandIn, TensorMethod, TensorProxy, type_of
 
 TRUSTED_METACLASSES = frozenset({"abc", "typing", "enum", "torch.nn.parameter", "torch", "_py_abc"})
 
@@ -47,7 +48,7 @@ class StandIns(CallParts):
                 if isinstance(value.real, torch.Tensor)
                 else issubclass(value.cls, classes)
             )
-        if isinstance(value, (*SYMBOLIC, Number)):
+        if isinstance(value, (*SYMBOLIC, Number, StandIn)):
             return issubclass(type_of(value), classes)
         if isinstance(value, TensorMethod | LoopLeftover):
             return False
@@ -73,6 +74,8 @@ class StandIns(CallParts):
                 raise TypeError("len() of a 0-d tensor")
             return value.fake.shape[0]
         kind = type(value)
+        if isinstance(value, StandIn):
+            return value.length()
         if kind in ATOMS or isinstance(value, natives.VIEWS) or kind in (tuple, frozenset):
             return len(value)
         method = self.domain.attributes.on_type(kind, "__len__")
@@ -120,7 +123,7 @@ class StandIns(CallParts):
     def is_callable(self, value: Any) -> bool:
         if isinstance(value, TensorMethod):
             return True
-        return not isinstance(value, (TensorProxy, *SYMBOLIC)) and callable(value)
+        return not isinstance(value, (TensorProxy, *SYMBOLIC)) and callable(value) and not isinstance(value, StandIn)
 
     def handled_exception(self) -> Any:
         """``sys.exception()``: what an except clause of the step's handles, or the caller's own, which must be none."""
@@ -233,6 +236,8 @@ class StandIns(CallParts):
         return self.objects.made([items[i] for i in order])
 
     def to_int(self, *args: Any, **kwargs: Any) -> Any:
+        if args and type(args[0]) is ArrayNumber and len(args) == 1 and not kwargs:
+            return args[0].value
         if args and isinstance(args[0], torch.SymInt):
             return args[0]
         if args and type(args[0]) is Number:

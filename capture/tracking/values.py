@@ -202,6 +202,65 @@ class RuntimeNumber:
         raise NotImplementedError
 
 
+class StandIn:
+    """What stands, while tracing, for an object of another type that only the running step has (a numpy array of a
+    tensor's). What a program does with it is a graph break, where a subclass says nothing else."""
+
+    __slots__ = ()
+
+    @property
+    def kind(self) -> type:
+        """``type(value)``."""
+        raise NotImplementedError
+
+    def refuse(self, what: str) -> NoReturn:
+        raise Break(
+            "tensor read as a number",
+            f"{what} of a {self.kind.__name__} that the graph makes",
+            "use the tensor itself, or .tolist() for plain numbers",
+        )
+
+    def attribute(self, name: str) -> Any:
+        """``value.name``."""
+        self.refuse(f"attribute {name}")
+
+    def call(self, args: list, kwargs: dict[str, Any]) -> Any:
+        """``value(*args, **kwargs)``."""
+        self.refuse("a call")
+
+    def iterate(self) -> Any:
+        """``iter(value)``."""
+        self.refuse("the items")
+
+    def advance(self) -> Any:
+        """``next(value)``; STOP at its end."""
+        self.refuse("the next item")
+
+    def item(self, key: Any) -> Any:
+        """``value[key]``."""
+        self.refuse("an item")
+
+    def length(self) -> Any:
+        """``len(value)``."""
+        self.refuse("the length")
+
+    def truth(self) -> bool:
+        """``bool(value)``."""
+        self.refuse("the truth")
+
+    def binary(self, op: str, left: Any, right: Any) -> Any:
+        """``left op right``, one of which it is."""
+        self.refuse(f"{op}")
+
+    def compare(self, op: str, left: Any, right: Any) -> Any:
+        """The same of a comparison."""
+        self.refuse(f"{op}")
+
+    def expression(self, emitter: Any) -> str:
+        """The text that makes, once the step has run, what it stands for."""
+        raise CannotRebuild(f"a {type(self).__name__} is alive across a graph break")
+
+
 class LoopLeftover:
     """A local that only an expert loop's last turn would have set. Using it after the loop is a graph break."""
 
@@ -219,6 +278,6 @@ def type_of(value: Any) -> type:
         return int if isinstance(value, torch.SymInt) else bool if isinstance(value, torch.SymBool) else float
     if isinstance(value, TensorMethod):
         return types.BuiltinMethodType
-    if isinstance(value, RuntimeNumber):
+    if isinstance(value, RuntimeNumber | StandIn):
         return value.kind
     return type(value)

@@ -1,0 +1,274 @@
+"""numpy arrays of integers that are a tensor's memory: what is read of them is followed in the graph, at its place and
+with numpy's meaning; what is not followed is a graph break. The same values and types as in plain Python, always."""
+
+# ruff: noqa: B007, F841 (as users write)
+
+from __future__ import annotations
+
+import numpy
+import pytest
+import torch
+
+from moebius import capture, stats
+from moebius.tracking import arrays
+
+FOLLOWED, BROKEN = {}, {}
+
+
+def followed(function):
+    FOLLOWED[function.__name__] = function
+    return function
+
+
+def broken(function):
+    BROKEN[function.__name__] = function
+    return function
+
+
+@followed
+def slices(x, counts):
+    out, start = [], 0
+    for i, count in enumerate(counts.cpu().numpy()):
+        end = start + count
+        out.append(x[start:end] * (i + 1))
+        start = end
+    return torch.cat(out)
+
+
+@followed
+def running_ends(x, counts):
+    ends = counts.numpy().cumsum(0)
+    out = []
+    for i, end in enumerate(ends):
+        start = 0 if i == 0 else ends[i - 1]
+        out.append(x[start:end].sum(0) + i)
+    return torch.stack(out)
+
+
+@followed
+def by_zip(x, counts):
+    return [part * n for part, n in zip((x, x + 1, x + 2), counts.numpy(), strict=True)]
+
+
+@followed
+def functions(x, counts):
+    a = counts.numpy()
+    return x * numpy.cumsum(a)[2] + x * a.sum() - x * a.max() + x[a.min() :].sum() + len(a) + a.ndim + a.size
+
+
+@followed
+def changed_before_it_is_read(x, counts):
+    a = counts.numpy()
+    counts[0] += 1
+    return x[: a[0]] * 2, counts
+
+
+@followed
+def changed_while_it_is_read(x, counts):
+    parts = []
+    for n in counts.numpy():
+        parts.append(x[:n].sum())
+        counts.add_(1)
+    return torch.stack(parts), counts
+
+
+@followed
+def changed_in_a_copy(x, counts):
+    a = counts.numpy().copy()
+    counts.zero_()
+    return x[: a[1]] * 2
+
+
+@followed
+def a_view_of_it(x, counts):
+    tail = counts.numpy()[1:]
+    counts[2] = 1
+    return x[: tail[1]], x[: tail[0] + tail[1]]
+
+
+@followed
+def as_plain_numbers(x, counts):
+    a = counts.numpy()
+    return [int(n) for n in a], a.tolist(), x.split(a.tolist())
+
+
+@followed
+def split_by_it(x, counts):
+    return x.split([counts.numpy()[0] + counts.numpy()[1], counts.numpy()[2]])
+
+
+@followed
+def compared_with_a_tensor(x, counts):
+    return [(x > n).sum() for n in counts.numpy()]
+
+
+@followed
+def returned(x, counts):
+    a = counts.numpy()
+    return x * 2, a, a[0], a[0] + a[1]
+
+
+@broken
+def written_by_numpy(x, counts):
+    a = counts.numpy()
+    a[0] = 3
+    return x[: a[0]], counts
+
+
+@broken
+def added_to_by_numpy(x, counts):
+    a = counts.numpy()
+    a += 1
+    return x[: a[0]], counts
+
+
+@broken
+def a_text(x, counts):
+    return x * 2, f"{counts.numpy()[0]} {counts.numpy()[0]!r} {counts.numpy()}"
+
+
+@broken
+def divided(x, counts):
+    return x / (counts.numpy()[0] / 2), counts.numpy()[0] // 2
+
+
+@broken
+def an_answer_that_is_kept(x, counts):
+    same = counts.numpy()[0] == 2
+    return x * 2, same, type(same).__name__, same is True
+
+
+@broken
+def a_key(x, counts):
+    return {n: x * i for i, n in enumerate(counts.numpy())}
+
+
+@broken
+def of_which_class(x, counts):
+    n = counts.numpy()[0]
+    return x * 2, isinstance(n, int), type(n).__name__, type(n + 1).__name__
+
+
+@broken
+def a_python_list_by_its_numbers(x, counts):
+    return [("a", "b", "c", "d", "e", "f", "g")[n] for n in counts.numpy()]
+
+
+@broken
+def of_other_integers(x, counts):
+    a = counts.to(torch.int8).numpy()
+    return x * 2, a[0] + numpy.int8(120) if a[0] > 100 else a[0]
+
+
+@broken
+def of_floats(x, counts):
+    return x * 2, x.detach().numpy().mean()
+
+
+@broken
+def without_an_axis(x, counts):
+    return x[: counts.sum().numpy() // 2]
+
+
+@broken
+def too_far(x, counts):
+    try:
+        return counts.numpy()[9]
+    except IndexError as error:
+        return x, str(error)
+
+
+@broken
+def across_a_break(x, counts):
+    a, numbers = counts.numpy(), enumerate(counts.numpy())
+    next(numbers)
+    setattr(torch, "_a_tests_own", a[0])  # noqa: B010
+    del torch._a_tests_own
+    return x[: a[1]], list(numbers), a[1]
+
+
+def kinds(value):
+    if isinstance(value, list | tuple):
+        return [kinds(v) for v in value]
+    return kinds(list(value.items())) if isinstance(value, dict) else type(value)
+
+
+def same(a, b):
+    assert kinds(a) == kinds(b)
+    if isinstance(a, list | tuple | dict):
+        items = (a.items(), b.items()) if isinstance(a, dict) else (a, b)
+        return len(a) == len(b) and all(same(*pair) for pair in zip(*items, strict=True))
+    if isinstance(a, torch.Tensor):
+        return torch.equal(a, b)
+    return bool(numpy.all(a == b))
+
+
+def compare(function, batches=((2, 3, 1), (0, 6, 0), (4, 1, 1), (1, 1, 4))):
+    captured = capture(function)
+    for batch in batches:
+        x = torch.randn(6, 3)
+        mine, plain = (torch.tensor(batch) for _ in range(2))
+        a, b = captured(x.clone(), mine), function(x.clone(), plain)
+        assert same(a, b) and torch.equal(mine, plain)
+    return captured
+
+
+@pytest.mark.parametrize("name", FOLLOWED)
+def test_one_graph(name):
+    captured = compare(FOLLOWED[name])
+    assert stats(captured).graphs == 1
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_what_is_not_followed(name):
+    compare(BROKEN[name])
+
+
+def test_an_array_that_is_returned_shares_the_tensors_memory():
+    counts = torch.tensor([1, 2])
+    a = capture(lambda counts: (counts * 2, counts.numpy()))(counts)[1]
+    counts[0] = 7
+    assert a[0] == 7
+
+
+def test_its_numbers_are_read_again_once_it_was_written(monkeypatch):
+    """With the tensor's version not looked at, a number from before the write would be used."""
+    monkeypatch.setattr(arrays.torch_private, "version_of", lambda tensor: 0)
+    with pytest.raises(AssertionError):
+        compare(changed_while_it_is_read)
+
+
+def test_sums_that_64_bits_do_not_hold_are_an_error():
+    def sums(x, counts):
+        a = counts.numpy()
+        return x[: a[0] + a[1]]
+
+    captured = compare(sums)
+    with pytest.raises(OverflowError):
+        captured(torch.randn(6, 3), torch.tensor([1 << 62, 1 << 62, 0]))
+
+
+def test_a_branch_on_a_number():
+    """A number that is numpy's or Python's, as a branch decides, has no known type."""
+
+    def turns(x, counts):
+        out, start = torch.zeros_like(x), 0
+        for n in counts.numpy():
+            end = start + n
+            if n == 0:
+                continue
+            out[start:end] += x[start:end] * 2
+            start = end
+        return out
+
+    def and_its_type(x, counts):
+        start = 0
+        for n in counts.numpy()[:1]:
+            if n == 0:
+                continue
+            x[start : start + n] += 1
+            start = start + n
+        return x * 2, start
+
+    for function, batches in ((turns, ((2, 3, 1), (0, 6, 0))), (and_its_type, ((2, 3, 1), (0, 6, 0), (1, 0, 5)))):
+        compare(function, batches)
