@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from .trace import Policy
 
 
+OPENED = (int, float, str)
+
+
 def open_place(policy: Policy, fact: Fact, guards: CompiledGuards, args: tuple, kwargs: dict[str, Any]) -> None:
     """A place that changed becomes a place that may change, where that can be expressed."""
     kind, *rest = fact.check
@@ -38,11 +41,26 @@ def open_place(policy: Policy, fact: Fact, guards: CompiledGuards, args: tuple, 
             policy.volatile.add(name)
         elif isinstance(then, tuple) and isinstance(now, tuple):  # an optimizer's betas
             policy.volatile.update((name, *(f"{name}[{i}]" for i in range(len(now)))))
+    elif kind == "class":
+        open_class_attribute(policy, *rest[:2])
     elif kind == "contents" and fact.source is not None:
         then, now = rest[1], met(fact, args, kwargs)
         if type(now) is list and len(now) == len(then):  # count[0] += 1
             places = [i for i, (a, b) in enumerate(zip(then, now, strict=True)) if a is not b]
             policy.volatile.update((fact.source.name, *(f"{fact.source.name}[{i}]" for i in places)))
+
+
+def open_class_attribute(policy: Policy, cls: type, entries: dict[str, Any]) -> None:
+    """A number, text or tensor that a class holds, and another class in its order of resolution may now hide."""
+    for name, then in entries.items():
+        owner = next((base for base in cls.__mro__ if name in base.__dict__), None)
+        now = ABSENT if owner is None else owner.__dict__[name]
+        if owner is None or now is then or (type(now) is type(then) and isinstance(now, OPENED) and now == then):
+            continue
+        if isinstance(now, int | float | torch.Tensor) and isinstance(then, int | float | torch.Tensor):
+            policy.volatile.add(f"{owner.__qualname__}.{name}")
+        elif type(now) is type(then) is str:
+            policy.texts.add(f"{owner.__qualname__}.{name}")
 
 
 def count_whole(policy: Policy, fact: Fact, args: tuple, kwargs: dict[str, Any]) -> None:

@@ -28,13 +28,14 @@ from .hook import ABSENT, copy_set
 from .remade import function_value, generator_value
 from .sources import Source, Static
 from .tracking import natives
+from .tracking.attributes import SET_ON_CLASS
 from .tracking.calls import InTrace
 from .tracking.containers import Pulled
 from .tracking.loops import RangeRows, TensorRows
 from .tracking.methods import ContextToken
 from .tracking.numbers import Number
 from .tracking.objects import Objects
-from .tracking.records import CONTAINERS, DICTS, LISTS, SETS, Record, raw_dict
+from .tracking.records import CONTAINERS, DICTS, LISTS, SETS, UNREAD, Record, raw_dict
 from .tracking.substitutes import HandleNumber, next_number
 from .tracking.values import (
     ATOMS,
@@ -412,6 +413,12 @@ class Emitter:
 
     def replay(self, record: Record, name: str) -> None:
         kind = type(record.obj)
+        if (cls := self.objects.class_of(record)) is not None:
+            for name, item in record.writes.items():
+                if record.reads.get(name, UNREAD) is not item:
+                    set_on_class = self.constant(SET_ON_CLASS)
+                    self.lines.append(f"{set_on_class}({self.constant(cls)}, {name!r}, {self.value(item)})")
+            return
         if kind not in CONTAINERS and not issubclass(kind, tuple(CONTAINERS)):  # slots
             for slot, item in record.writes.items():
                 self.lines.append(f"{self.constant(slot_of(kind, slot))}.__set__({name}, {self.value(item)})")

@@ -135,10 +135,14 @@ class GuardRecorder:
 
     def class_entry(self, cls: type, name: str, value: Any) -> None:
         """Looking ``name`` up along the class's MRO gives this very object, or nothing (ABSENT)."""
+        self.class_order(cls).entries.setdefault(name, value)
+
+    def class_order(self, cls: type) -> WatchedClass:
+        """The class has the method resolution order that it has now."""
         watched = self.classes.get(cls)
         if watched is None:
             watched = self.classes[cls] = WatchedClass(self.where())
-        watched.entries.setdefault(name, value)
+        return watched
 
     def instance(self, source: Source, obj: Any, namespace: dict[str, Any] | None) -> None:
         """An object that is the same each call still has this type and, if given, keeps its attributes in this dict."""

@@ -19,10 +19,11 @@ from moebius.interpreter import Signal
 
 from ..hook import ABSENT, own_attributes
 from ..sources import Static, part
+from .class_attributes import ClassAttributes
 from .data import assign_data
 from .numbers import Number
 from .objects import Objects
-from .records import CONTAINERS, HEAP_TYPE, Record, raw_dict
+from .records import CONTAINERS, HEAP_TYPE, UNREAD, Record, raw_dict
 from .tensors import TensorOperations
 from .texts import Text
 from .values import ATOMS, SYMBOLIC, Break, LoopLeftover, StandIn, TensorMethod, TensorProxy
@@ -40,6 +41,7 @@ class Attributes:
     def __init__(self, objects: Objects, tensors: TensorOperations, call: Call):
         self.objects, self.tensors, self.call = objects, tensors, call
         self.looked_up: dict[tuple[type, str], Any] = {}
+        self.of_classes = ClassAttributes(objects)
 
     # ------------------------------------------------------------------------------------------------------------------
     # Look-up on types
@@ -51,6 +53,8 @@ class Attributes:
         if key not in self.looked_up:
             if issubclass(cls, StandIn):
                 raise Break("tensor read as a number", f"{name} of a {cls.__name__} of the graph's", "it runs natively")
+            if (moving := self.of_classes.find(cls, name)) is not UNREAD:
+                return moving
             found = ABSENT
             for base in cls.__mro__:
                 if name in base.__dict__:
@@ -247,9 +251,7 @@ class Attributes:
             return self.objects.made(found.__get__(obj, kind))
         if isinstance(found, property):
             return self.from_descriptor(found, obj, kind, "")
-        if descriptor in ATOMS or isinstance(
-            found, type | types.BuiltinFunctionType | torch.Tensor | TensorProxy | tuple
-        ):
+        if descriptor in ATOMS or isinstance(found, NEVER_BOUND):
             return found
         if descriptor is TUPLE_FIELD and isinstance(obj, tuple):
             return tuple.__getitem__(obj, found.__reduce__()[1][0])
@@ -322,6 +324,8 @@ class Attributes:
         if on_meta is not ABSENT and is_data_descriptor(on_meta):
             if isinstance(on_meta, property):
                 return self.from_descriptor(on_meta, cls, meta, name)
+            if name == "__dict__":
+                self.of_classes.show(cls)
             return getattr(cls, name)
         found = self.on_type(cls, name)
         if found is not ABSENT:
@@ -350,7 +354,7 @@ class Attributes:
             )
         if isinstance(found, types.ClassMethodDescriptorType):
             return self.objects.made(found.__get__(None, cls))
-        if type(found) in ATOMS or isinstance(found, type):
+        if type(found) in ATOMS or isinstance(found, NEVER_BOUND):
             return found
         getter = self.on_type(type(found), "__get__")
         if isinstance(getter, types.FunctionType):
@@ -362,7 +366,9 @@ class Attributes:
         owner, obj, kind = proxy.__self_class__, proxy.__self__, proxy.__self_class__
         mro = owner.__mro__
         for base in mro[mro.index(proxy.__thisclass__) + 1 :]:
-            if name in base.__dict__:
+            if self.of_classes.has(base, name):
+                if (moving := self.of_classes.find(base, name)) is not UNREAD:
+                    return self.bind(moving, obj, kind)
                 value = base.__dict__[name]
                 if not base.__flags__ & IMMUTABLE_TYPE:
                     self.objects.guards.class_entry(base, name, value)
@@ -439,7 +445,8 @@ class Attributes:
         if kind is TensorProxy:
             raise Break("attribute of a tensor is set", f"{obj.describe()}.{name} = …", "set it outside of the step")
         if isinstance(obj, type):
-            raise Break("attribute of a class is set", f"{obj.__qualname__}.{name} = …", "set it outside of the step")
+            self.set_on_class(obj, name, value)
+            return
         if isinstance(obj, types.ModuleType):
             self.set_generic(obj, name, value)
             return
@@ -449,6 +456,18 @@ class Attributes:
         else:
             self.refuse_set_in_c(kind, setter, name)
             self.set_generic(obj, name, value)
+
+    def set_on_class(self, cls: type, name: str, value: Any) -> None:
+        """``cls.name = value`` (Objects/typeobject.c, type_setattro)."""
+        meta = type(cls)
+        on_meta, setter = self.on_type(meta, name), self.on_type(meta, "__setattr__")
+        by_meta = setter is not SET_ON_CLASS or (on_meta is not ABSENT and is_data_descriptor(on_meta))
+        was_read = any(looked == name and cls in kind.__mro__ for kind, looked in self.looked_up)
+        before = next((base.__dict__[name] for base in cls.__mro__ if name in base.__dict__), None)
+        self.of_classes.refuse_set(cls, name, before, value, by_meta)
+        self.of_classes.set(cls, name, value, was_read)
+        for key in [key for key in self.looked_up if key[1] == name and cls in key[0].__mro__]:
+            del self.looked_up[key]
 
     def refuse_set_in_c(self, kind: type, setter: Any, name: str) -> None:
         owner = getattr(setter, "__objclass__", None)
@@ -533,7 +552,9 @@ class Attributes:
         return True
 
 
+SET_ON_CLASS = vars(type)["__setattr__"]
 TUPLE_FIELD: Any = type(vars(collections.namedtuple("Single", "item"))["item"])  # it tells pickle its index
+NEVER_BOUND = (type, types.BuiltinFunctionType, torch.Tensor, TensorProxy, tuple, Number, Text, *SYMBOLIC)
 MODULE_GETATTR = torch.nn.Module.__getattr__
 
 

@@ -138,7 +138,8 @@ class Blocks:
             return None
         switches = torch_private.switches()
         state = (switches["grad"], tuple(switches["autocast"].items()), switches["cache"])
-        return type(module), positional, names, tuple(described), state
+        classes = self.domain.attributes.of_classes.changes  # what is looked up on a class is not in the log
+        return type(module), positional, names, tuple(described), state, classes
 
     def describe(self, value: Any) -> Any:
         kind = type(value)

@@ -81,6 +81,7 @@ class Objects(Identities, Cells, LateWrites, Growing):
         self.born: dict[int, int] = {}  # how long the log was when an object was made
         self.outside_writes = 0  # how often something was changed that tracing did not make
         self.owners: dict[int, Record] = {}  # by id of an instance dict's record
+        self.class_dicts: dict[type, Record] = {}  # of classes whose attributes the step sets
         self.schedules: set[int] = set()  # instance dicts of schedulers
 
     # ------------------------------------------------------------------------------------------------------------------
@@ -532,6 +533,10 @@ class Objects(Identities, Cells, LateWrites, Growing):
     # ------------------------------------------------------------------------------------------------------------------
     # Effects
     # ------------------------------------------------------------------------------------------------------------------
+
+    def class_of(self, record: Record) -> type | None:
+        """The class whose own dict a record is of."""
+        return next((cls for cls, own in self.class_dicts.items() if own is record), None)
 
     def changed_records(self) -> list[Record]:
         """Records with something to replay, each once, in the order in which they were met."""

@@ -171,3 +171,22 @@ def shown(value: Any, path: tuple[int, ...] = ()) -> Any:
 def slot_names(cls: type) -> tuple[str, ...]:
     names = vars(cls).get("__slots__", ())
     return tuple(n for n in ((names,) if isinstance(names, str) else names) if not n.startswith("__"))
+
+
+class Reader:
+    """Shows the comparison what ``read`` gives after each call: a closure's variables, attributes of classes."""
+
+    def __init__(self, read: Callable[[], Any]) -> None:
+        self.__dict__ = Shown(read)
+
+
+class Shown(dict):
+    def __init__(self, read: Callable[[], Any]) -> None:
+        super().__init__()
+        self.read = read
+
+    def items(self) -> Any:
+        return [("read", self.read())]
+
+    def __bool__(self) -> bool:
+        return True
