@@ -91,6 +91,9 @@ log_api_usage = torch._C._log_api_usage_once
 set_grad_enabled = torch._C._set_grad_enabled
 InferenceGuard = torch._C._InferenceMode
 has_torch_function = torch._C._has_torch_function
+# Whether torch.func.grad, vmap or another of their kind runs, and the modules that make them. Checked on torch 2.13.
+in_function_transform = torch._C._are_functorch_transforms_active
+FUNCTION_TRANSFORMS = frozenset({"torch._functorch.eager_transforms", "torch._functorch.vmap"})
 # torch.compile tags each module that is made; what the step makes is nobody's to tag.
 tag_module = getattr(GenerationTracker.tag, "__func__", GenerationTracker.tag)
 # C functions that answer from torch's global state, which is guarded as a whole.
@@ -180,6 +183,11 @@ def found_by_name(function: Any) -> bool:
     except (RuntimeError, AttributeError, KeyError, AssertionError):
         return True  # it has no such name: fx keeps the object
     return found is function or found is None
+
+
+def makes_transform(function: Any) -> bool:
+    """Whether it is a function of torch.func's that turns functions into others, or runs one of those."""
+    return function.__globals__.get("__name__") in FUNCTION_TRANSFORMS and function.__name__ != "_check_randomness_arg"
 
 
 def kept_out(function: Any) -> bool:
@@ -412,10 +420,10 @@ def global_state() -> tuple[tuple[Callable[[], Any], Any], ...]:
     """Functions of torch's, and what they answer as long as torch's global switches are what they are now.
 
     Covers grad mode, inference mode, autocast, default dtype, determinism flags, tf32, thread count, and that no torch
-    function or dispatch mode was entered (a default device is such a mode).
+    function or dispatch mode was entered (a default device is such a mode), nor a transform of ``torch.func``.
     """
     lengths = (torch._C._len_torch_function_stack, torch._C._len_torch_dispatch_stack)
-    readers: tuple[Callable[[], Any], ...] = (*lengths, torch.is_inference_mode_enabled)
+    readers: tuple[Callable[[], Any], ...] = (*lengths, torch.is_inference_mode_enabled, in_function_transform)
     return ((GlobalStateGuard().check, True), *((reader, reader()) for reader in readers))
 
 

@@ -221,6 +221,10 @@ class Trace:
             detail = f"a {type(mode).__name__} sees each operator"
             self.not_entered(Break("mode", detail, "it runs natively, so that the mode sees what plain Python does"))
             return
+        if torch_private.in_function_transform():
+            detail = "it is called inside of torch.func.grad, vmap or the like"
+            self.not_entered(Break("function transform", detail, "it runs natively; capture what calls the transform"))
+            return
         with torch_private.preserved_state(), contextlib.closing(self.domain.calls.inference):
             try:
                 frame = self.frame = self.enter_frame()

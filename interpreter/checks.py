@@ -1,4 +1,5 @@
 """The debug switch that compares what each instruction does to the stack with what `dis` says."""
+
 from __future__ import annotations
 
 import dis

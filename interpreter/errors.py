@@ -1,4 +1,5 @@
 """Errors of the machine itself, as opposed to exceptions of the interpreted program."""
+
 from __future__ import annotations
 
 from typing import Any

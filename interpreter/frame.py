@@ -1,4 +1,5 @@
 """The activation record of one interpreted code object."""
+
 from __future__ import annotations
 
 import sys

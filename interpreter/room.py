@@ -1,4 +1,5 @@
 """Python's recursion limit, raised while machines run."""
+
 from __future__ import annotations
 
 import sys

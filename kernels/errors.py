@@ -1,4 +1,5 @@
 """What the operators raise on bad input. Nothing of moebius is imported here, so these stand beside MoebiusError."""
+
 from __future__ import annotations
 
 

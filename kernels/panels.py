@@ -1,4 +1,5 @@
 """Sorted rows in panels: how the CPU form cuts them, and the room that each panel reuses."""
+
 from __future__ import annotations
 
 from array import array

@@ -1,4 +1,5 @@
 """From a routing table to rows grouped by expert: sorted once, on the device, without a host synchronisation."""
+
 from __future__ import annotations
 
 import torch

@@ -232,6 +232,9 @@ class Calls(Methods, Construction, StandIns):
                 f"{function.__module__}.{function.__qualname__}",
                 "it runs natively; nothing to do",
             )
+        if torch_private.makes_transform(function):
+            hint = "it runs natively; torch.autograd.grad, of sums where there is a batch, stays in the graph"
+            raise Break("function transform", f"torch.func's {function.__qualname__}", hint)
         if str(function.__module__).startswith("tqdm.") and self.draws(args):
             hint = "draw it around the step: for batch in tqdm(loader): step(batch)"
             raise Break("progress bar", f"{function.__qualname__}() writes to the terminal", hint)

@@ -1,4 +1,5 @@
 """Attribute access: object.__getattribute__ and its kin, emulated where a step of it would run Python code."""
+
 from __future__ import annotations
 
 import sys

@@ -1,4 +1,5 @@
 """Class statements, isinstance and issubclass, annotations, type parameters."""
+
 from __future__ import annotations
 
 import sys

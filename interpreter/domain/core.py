@@ -1,4 +1,5 @@
 """What every part of the domain leans on: the machine, looking dunders up on types, calling what was found."""
+
 from __future__ import annotations
 
 import operator

@@ -1,4 +1,5 @@
 """Generators, coroutines and asynchronous iteration."""
+
 from __future__ import annotations
 
 from types import AsyncGeneratorType, CoroutineType, GeneratorType

@@ -1,4 +1,5 @@
 """Names: globals, class and module namespaces, cells, imports."""
+
 from __future__ import annotations
 
 import sys

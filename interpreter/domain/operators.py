@@ -1,4 +1,5 @@
 """Operators, truth, identity and comparison, with Python's rules of precedence between the operands' dunders."""
+
 from __future__ import annotations
 
 import operator

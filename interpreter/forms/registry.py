@@ -1,4 +1,5 @@
 """Where forms register."""
+
 from __future__ import annotations
 
 from collections.abc import Callable

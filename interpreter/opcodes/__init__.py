@@ -1,4 +1,5 @@
 """Opcode handlers by family. A handler does stack and control work, and one domain method a semantic operation."""
+
 from __future__ import annotations
 
 from . import (

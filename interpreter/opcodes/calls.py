@@ -1,4 +1,5 @@
 """Calls and function objects."""
+
 from __future__ import annotations
 
 import sys

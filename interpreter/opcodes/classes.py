@@ -1,4 +1,5 @@
 """Class creation and annotations."""
+
 from __future__ import annotations
 
 from typing import Any

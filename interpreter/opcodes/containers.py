@@ -1,4 +1,5 @@
 """Building, filling and unpacking containers and strings."""
+
 from __future__ import annotations
 
 from typing import Any

@@ -1,4 +1,5 @@
 """Jumps, loops and returns."""
+
 from __future__ import annotations
 
 from typing import Any

@@ -1,4 +1,5 @@
 """async and await."""
+
 from __future__ import annotations
 
 from typing import Any

@@ -1,4 +1,5 @@
 """Raising, matching and leaving exceptions; with-blocks."""
+
 from __future__ import annotations
 
 from typing import Any

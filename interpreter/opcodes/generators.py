@@ -1,4 +1,5 @@
 """Generators and delegation."""
+
 from __future__ import annotations
 
 from typing import Any

@@ -1,4 +1,5 @@
 """Structural pattern matching (PEP 634)."""
+
 from __future__ import annotations
 
 from typing import Any

@@ -1,4 +1,5 @@
 """Local, global, class-level and cell variables; imports."""
+
 from __future__ import annotations
 
 from typing import Any

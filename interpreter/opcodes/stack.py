@@ -1,4 +1,5 @@
 """Stack shuffling and constants."""
+
 from __future__ import annotations
 
 from typing import Any

@@ -1,4 +1,5 @@
 """The opcodes that 3.11, 3.12 and 3.13 share, with the same meaning."""
+
 from __future__ import annotations
 
 from . import forms

@@ -1,4 +1,5 @@
 """Python 3.12: inlined comprehensions, super and slice instructions, intrinsics, END_FOR and END_SEND."""
+
 from __future__ import annotations
 
 from . import forms

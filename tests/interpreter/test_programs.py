@@ -2,6 +2,7 @@
 
 Those of programs/logged use the fuzzer's helpers (note, caught, …) and are compared as its programs are.
 """
+
 from __future__ import annotations
 
 import sys

@@ -1,4 +1,5 @@
 """A small slice of `make semantics`: some of CPython's modules through the interpreter, and the comparison itself."""
+
 from __future__ import annotations
 
 import sys

@@ -1,4 +1,5 @@
 """The arithmetic of plans, against torch and against counting."""
+
 from __future__ import annotations
 
 from itertools import combinations
