@@ -60,11 +60,8 @@ def find_extensions() -> list[Extension]:
         ),
         # Without errno and traps a loop over an activation becomes vector code; NaN and inf keep their meaning.
         Extension(
-            "moebius.kernels.native.rows",
-            files(ROWS, "*.c"),
-            depends=files(ROWS, "*.h"),
-            extra_compile_args=[*flags, "-fno-math-errno", "-fno-trapping-math"],
-            libraries=DL,
+            "moebius.kernels.native.rows", files(ROWS, "*.c"), depends=files(ROWS, "*.h"),
+            extra_compile_args=[*flags, "-fno-math-errno", "-fno-trapping-math"], libraries=DL,
         ),
     ]
 

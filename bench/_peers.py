@@ -79,15 +79,9 @@ def make_problem(shape: Shape, dtype: torch.dtype, device: str) -> Problem:
     t, d, n, e, k = shape.tokens, shape.width, shape.narrow, shape.experts, shape.top_k
     scores = torch.randn(t, e, generator=generator, device=device)
     weight, index = scores.softmax(-1).topk(k)
-    return Problem(
-        shape,
-        normal(t, d).requires_grad_(),
-        normal(e, 2 * n, d, scale=d**-0.5).requires_grad_(),
-        normal(e, d, n, scale=n**-0.5).requires_grad_(),
-        index,
-        weight.to(dtype).requires_grad_(),
-        normal(t, d),
-    )
+    return Problem(shape, normal(t, d).requires_grad_(), normal(e, 2 * n, d, scale=d**-0.5).requires_grad_(),
+                   normal(e, d, n, scale=n**-0.5).requires_grad_(), index, weight.to(dtype).requires_grad_(),
+                   normal(t, d))
 
 
 def moebius_default(p: Problem) -> Tensor:
@@ -122,8 +116,7 @@ def grouped_mm(p: Problem) -> Tensor:
     flat = p.index.flatten()
     order = flat.argsort(stable=True)
     counts = torch.zeros(p.shape.experts, dtype=torch.int32, device=flat.device).scatter_add_(
-        0, flat, torch.ones_like(flat, dtype=torch.int32)
-    )
+        0, flat, torch.ones_like(flat, dtype=torch.int32))
     ends = counts.cumsum(0, dtype=torch.int32)
     gate, up = multiply(p.x[order // k], p.gate_up.mT, offs=ends).chunk(2, -1)
     y = multiply(functional.silu(gate) * up, p.down.mT, offs=ends) * p.weight.flatten()[order, None]
@@ -142,8 +135,7 @@ def grouped_mm_of_tensors(x: Tensor, gate_up: Tensor, down: Tensor, index: Tenso
     flat = index.flatten()
     order = flat.argsort(stable=True)
     counts = torch.zeros(num_experts, dtype=torch.int32, device=flat.device).scatter_add(
-        0, flat, torch.ones_like(flat, dtype=torch.int32)
-    )
+        0, flat, torch.ones_like(flat, dtype=torch.int32))
     ends = counts.cumsum(0, dtype=torch.int32)
     gate, up = functional.grouped_mm(x[order // k], gate_up.mT, offs=ends).chunk(2, -1)
     y = functional.grouped_mm(functional.silu(gate) * up, down.mT, offs=ends) * weight.flatten()[order, None]
@@ -165,13 +157,8 @@ def scattermoe(shape: Shape) -> Callable[[Problem], Tensor]:
         from scattermoe.mlp import GLUMLP
     except ImportError as error:
         raise Unavailable(f"scattermoe is not installed ({error})") from error
-    layer = GLUMLP(
-        input_size=shape.width,
-        hidden_size=shape.narrow,
-        num_experts=shape.experts,
-        top_k=shape.top_k,
-        activation=torch.nn.SiLU(),
-    ).to("cuda", torch.bfloat16)
+    layer = GLUMLP(input_size=shape.width, hidden_size=shape.narrow, num_experts=shape.experts, top_k=shape.top_k,
+                   activation=torch.nn.SiLU()).to("cuda", torch.bfloat16)
     return lambda p: layer(p.x, p.weight, p.index)
 
 
@@ -182,15 +169,9 @@ def sonicmoe(shape: Shape) -> Callable[[Problem], Tensor]:
         from sonicmoe.enums import ActivationType
     except ImportError as error:
         raise Unavailable(f"sonicmoe is not installed ({error})") from error
-    layer = MoE(
-        num_experts=shape.experts,
-        num_experts_per_tok=shape.top_k,
-        hidden_size=shape.width,
-        intermediate_size=shape.narrow,
-        activation_function=ActivationType.SWIGLU,
-        add_bias=False,
-        std=0.02,
-    ).to("cuda", torch.bfloat16)
+    layer = MoE(num_experts=shape.experts, num_experts_per_tok=shape.top_k, hidden_size=shape.width,
+                intermediate_size=shape.narrow, activation_function=ActivationType.SWIGLU, add_bias=False,
+                std=0.02).to("cuda", torch.bfloat16)
     return lambda p: layer(p.x, kernel_backend_moe=KernelBackendMoE.sonicmoe)[0]
 
 

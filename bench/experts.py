@@ -104,9 +104,8 @@ def error(got: Tensor, want: Tensor) -> float:
 class Contender:
     """Something to time: forward, then backward of what forward made. check: it takes the problem's own weights."""
 
-    def __init__(
-        self, name: str, problem: Problem, make: Callable[[], Callable[[Problem], Tensor]], check: bool = True
-    ) -> None:
+    def __init__(self, name: str, problem: Problem, make: Callable[[], Callable[[Problem], Tensor]],
+                 check: bool = True) -> None:
         self.name, self.problem, self.check = name, problem, check
         self.run = make()
         self.out: Tensor | None = None
@@ -129,9 +128,8 @@ class Contender:
         self.backward()
         if not self.check:
             return
-        for name, a, b in zip(
-            ("result", "dx", "d gate_up", "d down", "d weight"), [*got, *self.grads], want, strict=True
-        ):
+        for name, a, b in zip(("result", "dx", "d gate_up", "d down", "d weight"), [*got, *self.grads], want,
+                              strict=True):
             assert a is not None
             if not error(a, b) < LOOSEST[b.dtype]:
                 raise SystemExit(f"{self.name}, {self.problem.shape}: {name} is {error(a, b):.1e} off")
@@ -167,16 +165,8 @@ def peak_of(call: Callable[[], object], device: str) -> int | None:
     return torch.cuda.max_memory_allocated() - before
 
 
-def measure(
-    name: str,
-    shape: Shape,
-    dtype: torch.dtype,
-    device: str,
-    clock: Clock,
-    rounds: int,
-    deadline: float,
-    chosen: list[str] | None,
-) -> list[Row]:
+def measure(name: str, shape: Shape, dtype: torch.dtype, device: str, clock: Clock, rounds: int, deadline: float,
+            chosen: list[str] | None) -> list[Row]:
     """All contenders on one problem, one after the other in every round, so that what disturbs the machine disturbs
     all of them alike."""
     problem = make_problem(shape, dtype, device)
@@ -224,7 +214,7 @@ def measure(
     for number in range(rounds + 1):
         if number > 2 and time.monotonic() > deadline:
             break
-        for row, forward, backward in running[number % len(running) :] + running[: number % len(running)]:
+        for row, forward, backward in running[number % len(running):] + running[: number % len(running)]:
             measured = clock.time(forward, backward)
             if number:
                 times[id(row)].append(measured)
@@ -249,10 +239,8 @@ def show(rows: list[Row], shapes: dict[str, Shape], rates: dict[str, float]) -> 
         ours = next((row.both for row in group if row.contender == "moebius"), float("nan"))
         alone = next((row.both for row in group if row.contender == "GEMMs alone"), None)
         print(f"\n{case[0]}: {shapes[case[0]]}, {case[1]}; torch.mm reaches {rate / 1e12:.3g} TFLOP/s")
-        print(
-            f"  {'':<22}{'forward':>12}{'backward':>12}{'both':>12}{'% of mm':>9}{'time':>11}"
-            f"{'of GEMMs' if alone else 'peak':>10}"
-        )
+        print(f"  {'':<22}{'forward':>12}{'backward':>12}{'both':>12}{'% of mm':>9}{'time':>11}"
+              f"{'of GEMMs' if alone else 'peak':>10}")
         for row in group:
             if row.note:
                 print(f"  {row.contender:<22}{row.note}")
@@ -260,10 +248,8 @@ def show(rows: list[Row], shapes: dict[str, Shape], rates: dict[str, float]) -> 
             parts = ((row.forward, flops), (row.backward, 2 * flops), (row.both, 3 * flops))
             cells = [f"{s * 1e3:.1f} ms" if alone else f"{f / s / 1e12:.0f} TFLOP/s" for s, f in parts]
             last = f"{row.both / alone:.2f}×" if alone else f"{row.peak / 2**30:.2f} GiB" if row.peak else ""
-            print(
-                f"  {row.contender:<22}{cells[0]:>12}{cells[1]:>12}{cells[2]:>12}"
-                f"{300 * flops / row.both / rate:>8.0f}%{row.both / ours:>10.2f}×{last:>10}"
-            )
+            print(f"  {row.contender:<22}{cells[0]:>12}{cells[1]:>12}{cells[2]:>12}"
+                  f"{300 * flops / row.both / rate:>8.0f}%{row.both / ours:>10.2f}×{last:>10}")
 
 
 def draw(rows: list[Row], shapes: dict[str, Shape], title: str, path: Path) -> None:
@@ -286,13 +272,8 @@ def draw(rows: list[Row], shapes: dict[str, Shape], title: str, path: Path) -> N
         for row in good:
             if row.contender == name:
                 rate = 3 * shapes[row.shape].forward_flops / row.both / 1e12
-                axis.bar(
-                    cases.index((row.shape, row.dtype)) + (place - (len(names) - 1) / 2) * width,
-                    rate,
-                    width * 0.92,
-                    color=color,
-                    label=name,
-                )
+                axis.bar(cases.index((row.shape, row.dtype)) + (place - (len(names) - 1) / 2) * width, rate,
+                         width * 0.92, color=color, label=name)
     handles, labels = axis.get_legend_handles_labels()
     unique = dict(zip(labels, handles, strict=True))
     axis.legend(unique.values(), unique.keys(), frameon=False, fontsize=8)
@@ -339,9 +320,8 @@ def main() -> None:
                 torch.cuda.empty_cache()
     show(rows, shapes, rates)
     if args.json:
-        args.json.write_text(
-            json.dumps({"title": title, "matrix_rate": rates, "rows": [asdict(r) for r in rows]}, indent=1)
-        )
+        args.json.write_text(json.dumps({"title": title, "matrix_rate": rates, "rows": [asdict(r) for r in rows]},
+                                        indent=1))
     if args.plot:
         draw(rows, shapes, title, args.plot)
 

@@ -72,14 +72,8 @@ def check(name: str, shape: Shape, options: dict, dtype: torch.dtype, device: st
     error = max(benchmark.error(a.to(b.device), b) for a, b in zip(first, want, strict=True))
     limit = max(FORMAT_LIMIT if "precision" in options else 0.0, LIMITS[dtype])
     same = all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
-    return {
-        "case": name,
-        "dtype": str(dtype),
-        "error": error,
-        "limit": limit,
-        "same bits": same,
-        "right": error < limit and same,
-    }
+    return {"case": name, "dtype": str(dtype), "error": error, "limit": limit, "same bits": same,
+            "right": error < limit and same}
 
 
 def check_all(device: str, dry: bool) -> list[dict]:
@@ -148,15 +142,8 @@ def main() -> int:
         tuned = tune_all(device, began + 60 * args.minutes * 0.4)
         (args.out / "tuned.json").write_text(json.dumps(tuned, indent=1))
     left = args.minutes - (time.monotonic() - began) / 60
-    sys.argv = [
-        "experts.py",
-        "--minutes",
-        f"{max(left, 0.5):.2f}",
-        "--json",
-        str(args.out / "experts.json"),
-        "--plot",
-        str(args.out / "experts.png"),
-    ]
+    sys.argv = ["experts.py", "--minutes", f"{max(left, 0.5):.2f}", "--json", str(args.out / "experts.json"),
+                "--plot", str(args.out / "experts.png")]
     benchmark.main()
     return 0
 

@@ -87,16 +87,12 @@ def difference(curve: Curve, base: Curve) -> tuple[float, float]:
 def table(curves: list[Curve]) -> str:
     """Markdown."""
     base = curves[0]
-    lines = [
-        f"| experts | first loss | mean of the last {LAST} steps | against bfloat16 | most of any step |",
-        "|---|---|---|---|---|",
-    ]
+    lines = [f"| experts | first loss | mean of the last {LAST} steps | against bfloat16 | most of any step |",
+             "|---|---|---|---|---|"]
     for curve in curves:
         mean, largest = difference(curve, base)
-        lines.append(
-            f"| {curve.name} | {curve.losses[0]:.3f} | {curve.last:.4f} | "
-            + ("– | – |" if curve is base else f"{mean:+.2%} | {largest:.1%} |")
-        )
+        lines.append(f"| {curve.name} | {curve.losses[0]:.3f} | {curve.last:.4f} | "
+                     + ("– | – |" if curve is base else f"{mean:+.2%} | {largest:.1%} |"))
     return "\n".join(lines)
 
 
@@ -108,9 +104,8 @@ def draw(curves: list[Curve], path: Path) -> None:
     import matplotlib.pyplot as plt
 
     colors = ["#222222", "#6a43d9", "#e08a3c", "#b0b3bd", "#3c9a8f", "#c94f6d", "#4a86c9"]
-    figure, (top, bottom) = plt.subplots(
-        2, 1, figsize=(8, 6.4), sharex=True, layout="constrained", gridspec_kw={"height_ratios": [3, 2]}
-    )
+    figure, (top, bottom) = plt.subplots(2, 1, figsize=(8, 6.4), sharex=True, layout="constrained",
+                                         gridspec_kw={"height_ratios": [3, 2]})
     base = smooth(curves[0].losses)
     for curve, color in zip(curves, colors, strict=False):
         line = smooth(curve.losses)
@@ -133,7 +128,7 @@ def draw(curves: list[Curve], path: Path) -> None:
 
 def smooth(losses: list[float], width: int = 10) -> list[float]:
     """Each step's mean with the steps before it, at most ``width`` of them."""
-    return [sum(losses[max(0, i + 1 - width) : i + 1]) / min(i + 1, width) for i in range(len(losses))]
+    return [sum(losses[max(0, i + 1 - width):i + 1]) / min(i + 1, width) for i in range(len(losses))]
 
 
 def main() -> None:

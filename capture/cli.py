@@ -61,12 +61,8 @@ def make_parser() -> argparse.ArgumentParser:
         usage="moebius explain SCRIPT.py [ARGS ...] [--html FILE] [--json FILE]\n"
         "       moebius explain --kernels [-h] ...",
     )
-    explain.add_argument(
-        "--kernels",
-        action="store_true",
-        help="instead of a script: what the compiler makes of the "
-        "GPU kernels, and what bounds them; its own options stand after it",
-    )
+    explain.add_argument("--kernels", action="store_true", help="instead of a script: what the compiler makes of the "
+                         "GPU kernels, and what bounds them; its own options stand after it")
     explain.add_argument("script", help="the script to run, with its own arguments after it")
     explain.add_argument("--html", metavar="FILE", help="also write the reports as one self-contained HTML page")
     explain.add_argument("--json", metavar="FILE", help="also write the reports as a JSON list")
@@ -74,11 +70,8 @@ def make_parser() -> argparse.ArgumentParser:
     doctor = commands.add_parser("doctor", help="say what works on this machine, and what is used instead")
     doctor.set_defaults(run=run_doctor)
 
-    bench = commands.add_parser(
-        "bench",
-        help="run a benchmark of bench/; without a name, list them",
-        epilog="Other options go to the benchmark.",
-    )
+    bench = commands.add_parser("bench", help="run a benchmark of bench/; without a name, list them",
+                                epilog="Other options go to the benchmark.")
     bench.add_argument("name", nargs="?", help="the benchmark, for example warm")
     bench.add_argument("--plot", nargs="?", const="", metavar="FILE", help="also draw the result as a PNG (NAME.png)")
     bench.set_defaults(run=run_bench)

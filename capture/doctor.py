@@ -36,15 +36,7 @@ def examine() -> list[Finding]:
     """Look at everything, in the order in which it matters. One broken part never hides the others."""
     findings: list[Finding] = []
     checks: tuple[Callable[[], Iterator[Finding]], ...] = (
-        python,
-        hook,
-        torch,
-        rows,
-        triton,
-        devices,
-        distributed,
-        compiler,
-    )
+        python, hook, torch, rows, triton, devices, distributed, compiler)
     for check in checks:
         try:
             findings += check()

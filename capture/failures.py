@@ -62,14 +62,8 @@ class FailureHandler:
     """
 
     def __init__(
-        self,
-        function: types.FunctionType,
-        n_cells: int,
-        names: tuple[str, ...],
-        policy: Policy,
-        lowered: Lowered,
-        gradients: dict[str, bool],
-        exits: dict[str, SideExit],
+        self, function: types.FunctionType, n_cells: int, names: tuple[str, ...], policy: Policy, lowered: Lowered,
+        gradients: dict[str, bool], exits: dict[str, SideExit],
     ) -> None:
         self.function, self.n_cells, self.names = function, n_cells, names
         self.lowered, self.gradients, self.exits = lowered, gradients, exits

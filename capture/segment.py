@@ -231,7 +231,9 @@ def graph_inputs(attempt: Trace, emitter: Emitter, lowered: Lowered | None, opti
     from moebius.lowering.distribution import input_conversions, to_graph_input
 
     convert = emitter.constant(to_graph_input)
-    conversions = input_conversions(lowered.gm, options.for_lowering())
+    conversions = input_conversions(
+        lowered.gm, options.for_lowering()
+    )
     return [n if c == "as is" else f"{convert}({n}, {c!r})" for n, c in zip(names, conversions, strict=True)]
 
 

@@ -1,7 +1,7 @@
 """Training in the manner of torchtitan: a job config, a model in plain PyTorch, a trainer with the step as a method.
 
-python examples/train_titan.py --training.steps 20            # captured
-python examples/train_titan.py --training.steps 20 --compare  # and plain PyTorch beside it, from the same seed
+    python examples/train_titan.py --training.steps 20            # captured
+    python examples/train_titan.py --training.steps 20 --compare  # and plain PyTorch beside it, from the same seed
 """
 
 from __future__ import annotations

@@ -5,7 +5,6 @@ Frames, `Domain` is what capture subclasses. Opcode handlers live in opcodes/, v
 operations in domain/, interpreted forms of C callables in forms/; reentry.c hands the machine Python functions that C
 code calls back; natives.py lists what still runs natively.
 """
-
 from __future__ import annotations
 
 from .private_builtins import private_builtins

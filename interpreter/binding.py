@@ -3,7 +3,6 @@
 A function with the user's signature whose body returns its parameters is compiled once per code object; calling it
 natively binds, and raises what a call of the user's function raises.
 """
-
 from __future__ import annotations
 
 import operator

@@ -1,5 +1,4 @@
 """The debug switch that compares what each instruction does to the stack with what `dis` says."""
-
 from __future__ import annotations
 
 import dis

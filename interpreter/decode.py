@@ -2,7 +2,6 @@
 
 A code object is decoded once.
 """
-
 from __future__ import annotations
 
 import dis
@@ -65,7 +64,9 @@ class Program:
         self.localsplus: tuple[str, ...] = code.co_varnames + extra + code.co_freevars
         cells = set(code.co_cellvars)
         first_free = len(self.localsplus) - len(code.co_freevars)
-        self.cell_indices = frozenset(i for i, name in enumerate(self.localsplus) if i >= first_free or name in cells)
+        self.cell_indices = frozenset(
+            i for i, name in enumerate(self.localsplus) if i >= first_free or name in cells
+        )
         flags = code.co_flags
         self.optimized = bool(flags & CO_OPTIMIZED)  # a function's code; any other has its globals for namespace
         self.n_args = code.co_argcount

@@ -1,5 +1,4 @@
 """Errors of the machine itself, as opposed to exceptions of the interpreted program."""
-
 from __future__ import annotations
 
 from typing import Any

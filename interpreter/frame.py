@@ -1,5 +1,4 @@
 """The activation record of one interpreted code object."""
-
 from __future__ import annotations
 
 import sys

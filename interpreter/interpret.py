@@ -1,5 +1,4 @@
 """`interpret(fn)`: a callable that behaves as fn, with the bytecode run by the machine."""
-
 from __future__ import annotations
 
 import functools

@@ -2,7 +2,6 @@
 
 As FrameLocalsProxy of Objects/frameobject.c does, with its errors. What is no variable's name is kept beside them.
 """
-
 from __future__ import annotations
 
 import sys

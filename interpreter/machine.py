@@ -1,5 +1,4 @@
 """The machine: runs frames, routes exceptions, keeps the stack of frames and of handled exceptions."""
-
 from __future__ import annotations
 
 import sys
@@ -420,7 +419,9 @@ class Machine(Shown):
 
     # --- code that is not a function call
 
-    def run_code(self, code: CodeType, globals_: dict[str, Any], names: Any, closure: tuple[CellType, ...] = ()) -> Any:
+    def run_code(
+        self, code: CodeType, globals_: dict[str, Any], names: Any, closure: tuple[CellType, ...] = ()
+    ) -> Any:
         """Run a module, class or exec body in the given namespaces."""
         program = decode(code)
         frame = Frame(

@@ -1,5 +1,4 @@
 """Imports whose module bodies are interpreted: importlib's own Python implementation, run by the machine."""
-
 from __future__ import annotations
 
 import importlib

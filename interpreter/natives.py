@@ -4,7 +4,6 @@ A Python function that C code calls while the machine runs that C code is interp
 is: sort keys, `__hash__` and `__eq__` of dict keys, `__set_name__`, replacement functions, … The program's own
 `sys.setprofile` is refused with InterpreterError. NATIVE_CALLBACKS names the rest.
 """
-
 from __future__ import annotations
 
 import os
@@ -44,7 +43,6 @@ OWN_FOLDER = os.path.dirname(__file__) + os.sep
 OPAQUE_PREFIXES = ("moebius.", "torch._dynamo.")  # torch.compile's wrappers switch a frame hook of their own
 IN_BETWEEN = "a native frame of the machine's"  # the module of frames that it puts between its own and C code
 TRANSPARENT = frozenset({"importlib._bootstrap", "importlib._bootstrap_external", IN_BETWEEN})
-
 
 async def never_awaited() -> AsyncGenerator[None, None]:
     yield

@@ -3,7 +3,6 @@
 A function looks builtins up in its module's `__builtins__`. While the package loads, each of its modules gets a copy
 of the builtins there before its body runs. A library module that the machine runs in Python has a copy of its own.
 """
-
 from __future__ import annotations
 
 import builtins

@@ -2,7 +2,6 @@
 
 Private names of dis, read on 3.11.7, 3.12.1 and 3.13.0: see tables/caches.py. The tests compare with dis itself.
 """
-
 from __future__ import annotations
 
 import dis

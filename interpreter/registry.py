@@ -1,5 +1,4 @@
 """Where opcode handlers register. A handler is `handler(frame, stack, operand) -> None | next pc | LEAVE`."""
-
 from __future__ import annotations
 
 from collections.abc import Callable

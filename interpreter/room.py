@@ -1,5 +1,4 @@
 """Python's recursion limit, raised while machines run."""
-
 from __future__ import annotations
 
 import sys

@@ -1,5 +1,4 @@
 """Marks that stand in frames where there is no value."""
-
 from __future__ import annotations
 
 from .natives import reentry

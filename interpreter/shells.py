@@ -4,7 +4,6 @@ A shell is a native generator whose body only resumes the frame: the protocol (s
 states, finalizers, isinstance) is CPython's own. One native function a kind; its code is copied with the user
 function's name, place and flags, so that warnings and repr read right.
 """
-
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Generator

@@ -1,5 +1,4 @@
 """What a program sees of the frames that the machine runs: frame objects, f_locals, parts of generators."""
-
 from __future__ import annotations
 
 import sys
@@ -101,7 +100,9 @@ class Shown:
     def caller(self) -> FrameType | None:
         """The native frame that called the machine."""
         native: FrameType | None = sys._getframe()
-        while native is not None and not (native.f_code is self.entry_code and native.f_locals["self"] is self):
+        while native is not None and not (
+            native.f_code is self.entry_code and native.f_locals["self"] is self
+        ):
             native = native.f_back
         while native is not None and is_machine_module(native):
             native = native.f_back

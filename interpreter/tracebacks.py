@@ -3,7 +3,6 @@
 A traceback entry needs a real frame object. It is the frame of a native generator that never runs, whose code object
 has the user's names, file, lines and columns: a frame without a caller, cheap to make.
 """
-
 from __future__ import annotations
 
 import dis

@@ -4,7 +4,6 @@ Rules of Python/ceval.c maybe_call_line_trace and Python/sysmodule.c trace_tramp
 frames that ran already when the function was set, give no events; `f_trace`, `f_trace_opcodes` and jumps by setting
 `f_lineno` are not supported.
 """
-
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any

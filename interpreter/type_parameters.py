@@ -3,7 +3,6 @@
 Only CPython's intrinsics make these objects with late evaluation, and only bytecode reaches the intrinsics: a small
 native function is patched to hold the one wanted. The evaluation functions are interpreted.
 """
-
 from __future__ import annotations
 
 import dis

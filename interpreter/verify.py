@@ -5,7 +5,6 @@ or name a constant that is not there, and crash the process. Here each instructi
 suffices for it and keeps within co_stacksize, each argument has something to refer to, and each jump and each handler
 begins at an instruction. What values stand on the stack is not checked: wrong ones are errors when they are met.
 """
-
 from __future__ import annotations
 
 import dis

@@ -3,7 +3,6 @@ operator: the contract (contract.py), the torch operators and their front door (
 run: reference.py (readable, float64), cpu.py (the library's GEMMs; its work on rows in C, native/) and triton_form/
 (GPU). A file here knows tensors and nothing of capture, lowering or models; it imports nothing of ours but its
 neighbours."""
-
 from moebius.kernels.activations import ACTIVATIONS
 from moebius.kernels.calibrate import PrecisionReport, chosen_precisions, precision_report
 from moebius.kernels.contract import saved_elements
@@ -13,18 +12,7 @@ from moebius.kernels.precision import Budget, Precision
 from moebius.kernels.rounding import round_routing, round_tokens
 
 __all__ = [
-    "ACTIVATIONS",
-    "BackendUnavailableError",
-    "Budget",
-    "ExpertsInputError",
-    "ExpertsTypeError",
-    "Precision",
-    "PrecisionReport",
-    "chosen_precisions",
-    "experts",
-    "experts_rows",
-    "precision_report",
-    "round_routing",
-    "round_tokens",
-    "saved_elements",
+    "ACTIVATIONS", "BackendUnavailableError", "Budget", "ExpertsInputError", "ExpertsTypeError", "Precision",
+    "PrecisionReport", "chosen_precisions", "experts", "experts_rows", "precision_report", "round_routing",
+    "round_tokens", "saved_elements",
 ]

@@ -1,7 +1,6 @@
 """What stands between an expert's two products, in torch: the named activations as one table, gates given as
 expressions (expressions.py), and the layouts of gate and up. The Triton form writes its own code from expressions of
 the same names; tests hold the two equal."""
-
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -68,8 +67,7 @@ def find_activation(text: str, gate: str) -> Activation | expressions.Gating:
         return entry
     if text.isidentifier() and text not in ("g", "h"):
         raise ExpertsInputError(
-            f"activation={text!r} is not known; one of {', '.join(ACTIVATIONS)}, or an expression of g and u"
-        )
+            f"activation={text!r} is not known; one of {', '.join(ACTIVATIONS)}, or an expression of g and u")
     return expressions.gating(text, gate != "none")
 
 
@@ -105,9 +103,8 @@ def activate(h: Tensor, activation: Activation | expressions.Gating, gate: str) 
     return value if up_half is None else value.mul_(up_half)
 
 
-def activate_backward(
-    grad_a: Tensor, h: Tensor, activation: Activation | expressions.Gating, gate: str
-) -> tuple[Tensor, Tensor]:
+def activate_backward(grad_a: Tensor, h: Tensor, activation: Activation | expressions.Gating, gate: str
+                      ) -> tuple[Tensor, Tensor]:
     """A recomputed from h, and dH from dA. grad_a: [rows, N] and h: [rows, M] -> (a [rows, N], grad_h [rows, M]).
 
     grad_h has h's layout of gate and up.

@@ -3,7 +3,6 @@
 The CPU form multiplies expert by expert, so it takes the parts where they lie: nothing is joined, and each part gets a
 gradient of its own instead of a view of one that is as large as all experts.
 """
-
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
@@ -32,17 +31,8 @@ Weight = Tensor | Sequence[Block] | None
 
 
 def experts_apart(
-    x_TD: Tensor,
-    gate_up: Weight,
-    down: Weight,
-    index_TK: Tensor,
-    weight_TK: Tensor | None,
-    activation: str,
-    *,
-    gate: str = "concat",
-    gate_up_bias: Weight = None,
-    down_bias: Weight = None,
-    save: str = "default",
+    x_TD: Tensor, gate_up: Weight, down: Weight, index_TK: Tensor, weight_TK: Tensor | None, activation: str,
+    *, gate: str = "concat", gate_up_bias: Weight = None, down_bias: Weight = None, save: str = "default",
     hit: Tensor | None = None,
 ) -> Tensor:
     """experts(…) on a CPU, in x's dtype, whose weights may each be blocks of rows, one after another.
@@ -51,10 +41,8 @@ def experts_apart(
     without hit it gets one of zeros. Tensors are not checked: the caller knows that they fit.
     """
     leaves: list[Tensor] = []
-    layout = tuple(
-        None if weight is None else numbered(weight, is_bias, leaves)
-        for weight, is_bias in ((gate_up, False), (down, False), (gate_up_bias, True), (down_bias, True))
-    )
+    layout = tuple(None if weight is None else numbered(weight, is_bias, leaves) for weight, is_bias in (
+        (gate_up, False), (down, False), (gate_up_bias, True), (down_bias, True)))
     trained = (x_TD, weight_TK, *leaves)
     if not (torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in trained)):
         save = "recompute"  # no backward: H is not kept
@@ -80,7 +68,6 @@ def numbered(weight: Tensor | Sequence[Block], is_bias: bool, leaves: list[Tenso
 
 def placed(layout: Layout | None, leaves: Sequence[Tensor | None]) -> products.Blocks | None:
     """The weight with that layout, without blocks of which there is nothing; None where there is nothing at all."""
-
     def oriented(place: int, turned: bool) -> Tensor | None:
         leaf = leaves[place]
         return leaf.mT if turned and leaf is not None else leaf
@@ -105,16 +92,8 @@ class ExpertsApart(torch.autograd.Function):
     """Keeps x, H, the routing weights, the sorted order and the parts themselves for backward."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        layout: tuple[Layout | None, ...],
-        options: Options,
-        hit: Tensor | None,
-        index_TK: Tensor,
-        x_TD: Tensor,
-        weight_TK: Tensor | None,
-        *leaves: Tensor,
-    ) -> Tensor:
+    def forward(ctx: Any, layout: tuple[Layout | None, ...], options: Options, hit: Tensor | None, index_TK: Tensor,
+                x_TD: Tensor, weight_TK: Tensor | None, *leaves: Tensor) -> Tensor:
         weights = placed_all(layout, leaves)
         order_S, offsets = sort_rows(index_TK, weights.down_EDN.shape[0])
         out_TD, h_SM = cpu.forward(x_TD, weights, order_S, offsets, weight_TK, index_TK.shape[1], options)
@@ -133,29 +112,13 @@ class ExpertsApart(torch.autograd.Function):
         weights = placed_all(ctx.layout, leaves)
         rooms = make_rooms(ctx.layout, leaves, needs, offsets, hit)
         grad_x, grad_weight = cpu.backward_into(
-            [placed(part, rooms) for part in ctx.layout],
-            grad,
-            x_TD,
-            h_SM,
-            weights,
-            order_S,
-            offsets,
-            weight_TK,
-            ctx.top_k,
-            ctx.options,
-            needs_x,
-            needs_weight,
-        )
+            [placed(part, rooms) for part in ctx.layout], grad, x_TD, h_SM, weights, order_S, offsets, weight_TK,
+            ctx.top_k, ctx.options, needs_x, needs_weight)
         return None, None, None, None, grad_x, grad_weight, *rooms
 
 
-def make_rooms(
-    layout: Iterable[Layout | None],
-    leaves: Sequence[Tensor],
-    needs: Sequence[bool],
-    offsets: Tensor,
-    hit: Tensor | None,
-) -> list[Tensor | None]:
+def make_rooms(layout: Iterable[Layout | None], leaves: Sequence[Tensor], needs: Sequence[bool], offsets: Tensor,
+               hit: Tensor | None) -> list[Tensor | None]:
     """Room for each leaf's gradient, zero for experts without rows; None where there will be no gradient."""
     rows_E = offsets.diff()
     empty_experts, counts = (rows_E == 0).nonzero().flatten(), rows_E.tolist()

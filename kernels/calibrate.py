@@ -3,7 +3,6 @@
 Errors are relative, ||got - exact|| / ||exact||, expert by expert and over all of them: of each slot's result before
 the sum over slots, and of every gradient. The exact values come from the float64 reference, one expert at a time.
 """
-
 from __future__ import annotations
 
 import itertools
@@ -74,22 +73,15 @@ def split_experts(layer: Layer, options: Options) -> Iterator[OneExpert]:
         if low == high:
             continue
         token = token_S[low:high]
-        weights = Weights._make(None if w is None else w[number : number + 1] for w in layer.weights)
+        weights = Weights._make(None if w is None else w[number:number + 1] for w in layer.weights)
         one = Layer(
-            layer.x_TD[token],
-            weights,
-            torch.arange(high - low, dtype=torch.int32, device=token.device),
-            layer.offsets.new_tensor([0, high - low]),
-            None if weight_S is None else weight_S[low:high, None],
-            1,
-            None if layer.grad_TD is None else layer.grad_TD[token],
-        )
+            layer.x_TD[token], weights, torch.arange(high - low, dtype=torch.int32, device=token.device),
+            layer.offsets.new_tensor([0, high - low]), None if weight_S is None else weight_S[low:high, None], 1,
+            None if layer.grad_TD is None else layer.grad_TD[token])
         wide = one._replace(
-            x_TD=one.x_TD.double(),
-            weights=Weights._make(None if w is None else w.double() for w in weights),
+            x_TD=one.x_TD.double(), weights=Weights._make(None if w is None else w.double() for w in weights),
             weight_TK=None if one.weight_TK is None else one.weight_TK.double(),
-            grad_TD=None if one.grad_TD is None else one.grad_TD.double(),
-        )
+            grad_TD=None if one.grad_TD is None else one.grad_TD.double())
         yield OneExpert(number, one, run_expert(wide, options, exact=True))
 
 
@@ -310,4 +302,5 @@ def resolve(text: str, layer: Layer, options: Options, forward: bool) -> Precisi
 
 def chosen_precisions() -> list[tuple[str, Precision]]:
     """(layer, precision) of every choice that a budget has made in this process, oldest first."""
-    return [(f"E={key[2][0]} D={key[2][1]} N={key[2][2]} {key[3]} {key[0]}", held) for key, (held, _) in CHOSEN.items()]
+    return [(f"E={key[2][0]} D={key[2][1]} N={key[2][2]} {key[3]} {key[0]}", held)
+            for key, (held, _) in CHOSEN.items()]

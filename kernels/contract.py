@@ -5,7 +5,6 @@
 
 Letters: T tokens, K slots a token, S = T*K, D model width, N expert width, E experts, M = 2N gated or N ungated.
 """
-
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -52,9 +51,7 @@ class Options:
     def check(self) -> None:
         """Raise ExpertsInputError where an option has no such value."""
         for name, value, known in (
-            ("gate", self.gate, GATES),
-            ("save", self.save, SAVES),
-            ("backend", self.backend, BACKENDS),
+            ("gate", self.gate, GATES), ("save", self.save, SAVES), ("backend", self.backend, BACKENDS)
         ):
             if value not in known:
                 raise ExpertsInputError(f"{name}={value!r} is not known; one of {', '.join(known)}")
@@ -91,13 +88,8 @@ def accumulate_dtype(dtype: torch.dtype) -> torch.dtype:
 def check_types(x: Tensor, weights: Weights, index: Tensor, weight: Tensor | None) -> None:
     """Raise ExpertsTypeError where an argument is no tensor or has a dtype that the contract does not take."""
     tensors = {
-        "x_TD": x,
-        "gate_up_E2ND": weights.gate_up_E2ND,
-        "down_EDN": weights.down_EDN,
-        "index_TK": index,
-        "weight_TK": weight,
-        "gate_up_bias": weights.gate_up_bias_EM,
-        "down_bias": weights.down_bias_ED,
+        "x_TD": x, "gate_up_E2ND": weights.gate_up_E2ND, "down_EDN": weights.down_EDN, "index_TK": index,
+        "weight_TK": weight, "gate_up_bias": weights.gate_up_bias_EM, "down_bias": weights.down_bias_ED,
     }
     optional = ("weight_TK", "gate_up_bias", "down_bias")
     for name, tensor in tensors.items():
@@ -126,13 +118,9 @@ def check_shapes(x: Tensor, weights: Weights, index: Tensor, weight: Tensor | No
     """Raise ExpertsInputError where shapes or devices do not fit one another."""
     gate_up, down, gate_up_bias, down_bias = weights
     for name, tensor, rank, letters in (
-        ("x_TD", x, 2, "[tokens, D]"),
-        ("gate_up_E2ND", gate_up, 3, "[E, M, D]"),
-        ("down_EDN", down, 3, "[E, D, N]"),
-        ("index_TK", index, 2, "[tokens, K]"),
-        ("weight_TK", weight, 2, "[tokens, K]"),
-        ("gate_up_bias", gate_up_bias, 2, "[E, M]"),
-        ("down_bias", down_bias, 2, "[E, D]"),
+        ("x_TD", x, 2, "[tokens, D]"), ("gate_up_E2ND", gate_up, 3, "[E, M, D]"), ("down_EDN", down, 3, "[E, D, N]"),
+        ("index_TK", index, 2, "[tokens, K]"), ("weight_TK", weight, 2, "[tokens, K]"),
+        ("gate_up_bias", gate_up_bias, 2, "[E, M]"), ("down_bias", down_bias, 2, "[E, D]"),
     ):
         if tensor is None:
             continue
@@ -158,8 +146,7 @@ def check_shapes(x: Tensor, weights: Weights, index: Tensor, weight: Tensor | No
         raise ExpertsInputError(f"index_TK has {index.shape[0]} tokens and x_TD {tokens}")
     if weight is not None and (differ(weight.shape[0], index.shape[0]) or differ(weight.shape[1], index.shape[1])):
         raise ExpertsInputError(
-            f"weight_TK is {tuple(weight.shape)} and index_TK {tuple(index.shape)}; both are [tokens, K]"
-        )
+            f"weight_TK is {tuple(weight.shape)} and index_TK {tuple(index.shape)}; both are [tokens, K]")
     for name, bias, size in (("gate_up_bias", gate_up_bias, rows), ("down_bias", down_bias, width)):
         if bias is not None and (differ(bias.shape[0], experts) or differ(bias.shape[1], size)):
             raise ExpertsInputError(f"{name} is {tuple(bias.shape)}; it goes with [{experts}, {size}]")
@@ -170,15 +157,8 @@ def stored_width(width_h: int, save: str) -> int:
     return {"default": width_h, "fp8": packed_width(width_h), "recompute": 0}[save]
 
 
-def saved_elements(
-    tokens: int,
-    width: int,
-    expert_width: int,
-    top_k: int,
-    gate: str = "concat",
-    save: str = "default",
-    num_experts: int = 0,
-) -> int:
+def saved_elements(tokens: int, width: int, expert_width: int, top_k: int, gate: str = "concat",
+                   save: str = "default", num_experts: int = 0) -> int:
     """Elements kept for backward by one call, parameters excluded: X, H, the routing weights and the sorted order.
 
     tokens T, width D, expert_width N, top_k K. Counts T*D + T*K*M (default), T*D (recompute) or T*D and

@@ -5,7 +5,6 @@ gathered tokens, activations and products live in scratch that the next panel re
 ever made; gathers, element-wise work and sums are done a panel at a time, GEMMs an expert at a time. Routing weights
 scale A (N wide) rather than the expert's output (D wide).
 """
-
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -50,9 +49,8 @@ def gated(h: Tensor, scale: Tensor | None, options: Options, out: Tensor) -> Ten
     return out
 
 
-def gated_backward(
-    grad_a: Tensor, h: Tensor, scale: Tensor | None, options: Options, scratch: Scratch, dot: Tensor | None
-) -> tuple[Tensor, Tensor]:
+def gated_backward(grad_a: Tensor, h: Tensor, scale: Tensor | None, options: Options, scratch: Scratch,
+                   dot: Tensor | None) -> tuple[Tensor, Tensor]:
     """(A times its weight [n, N], dH [n, M]), in h's dtype, from dA before the weight; dot [n] becomes <dA, A>."""
     activation = find_activation(options.activation, options.gate)
     a, grad_h = scratch.take("a", *grad_a.shape), scratch.take("grad_h", *h.shape)
@@ -60,8 +58,7 @@ def gated_backward(
         exact = accumulate_dtype(h.dtype)
         grad_a = grad_a.to(exact)
         value, slope = activate_backward(
-            grad_a if scale is None else grad_a * scale[:, None], h.to(exact), activation, options.gate
-        )
+            grad_a if scale is None else grad_a * scale[:, None], h.to(exact), activation, options.gate)
         if dot is not None:
             torch.linalg.vecdot(grad_a, value, out=dot)
         a.copy_(value if scale is None else value.mul_(scale[:, None]))
@@ -69,15 +66,8 @@ def gated_backward(
     return a, grad_h
 
 
-def forward(
-    x_TD: Tensor,
-    weights: Weights | BlockWeights,
-    order_S: Tensor,
-    offsets: Tensor,
-    weight_TK: Tensor | None,
-    top_k: int,
-    options: Options,
-) -> tuple[Tensor, Tensor]:
+def forward(x_TD: Tensor, weights: Weights | BlockWeights, order_S: Tensor, offsets: Tensor, weight_TK: Tensor | None,
+            top_k: int, options: Options) -> tuple[Tensor, Tensor]:
     """As reference.forward."""
     exact = accumulate_dtype(x_TD.dtype)
     token_S = order_S // max(top_k, 1)
@@ -85,7 +75,7 @@ def forward(
     keep = options.save == "default"
     width, width_h = x_TD.shape[1], weights.gate_up_E2ND.shape[1]
     h_SM = x_TD.new_empty(order_S.shape[0] if keep else 0, width_h)
-    h_SM[int(offsets[-1]) :].zero_()
+    h_SM[int(offsets[-1]):].zero_()
     out_TD = torch.zeros(x_TD.shape, dtype=exact, device=x_TD.device)
     scratch = Scratch(x_TD, order_S.shape[0])
     operands = Operands(*map(matrices, weights))
@@ -116,46 +106,22 @@ def empty_gradient(parameter: Tensor | None, needed: bool, empty_experts: Tensor
     return parameter.new_empty(parameter.shape).index_fill_(0, empty_experts, 0)
 
 
-def backward(
-    grad_TD: Tensor,
-    x_TD: Tensor,
-    h_SM: Tensor,
-    weights: Weights,
-    order_S: Tensor,
-    offsets: Tensor,
-    weight_TK: Tensor | None,
-    top_k: int,
-    options: Options,
-    needs: Needs,
-) -> Gradients:
+def backward(grad_TD: Tensor, x_TD: Tensor, h_SM: Tensor, weights: Weights, order_S: Tensor, offsets: Tensor,
+             weight_TK: Tensor | None, top_k: int, options: Options, needs: Needs) -> Gradients:
     """As reference.backward; a gradient that is not needed is not computed."""
     empty_experts = (offsets.diff() == 0).nonzero().flatten()
-    rooms = [
-        empty_gradient(parameter, needed, empty_experts)
-        for parameter, needed in zip(
-            weights, (needs.gate_up, needs.down, needs.gate_up_bias, needs.down_bias), strict=True
-        )
-    ]
+    rooms = [empty_gradient(parameter, needed, empty_experts) for parameter, needed in zip(
+        weights, (needs.gate_up, needs.down, needs.gate_up_bias, needs.down_bias), strict=True)]
     grad_x, grad_weight = backward_into(
-        rooms, grad_TD, x_TD, h_SM, weights, order_S, offsets, weight_TK, top_k, options, needs.x, needs.weight
-    )
+        rooms, grad_TD, x_TD, h_SM, weights, order_S, offsets, weight_TK, top_k, options, needs.x, needs.weight)
     grad_gate_up, grad_down, grad_up_bias, grad_down_bias = rooms
     return Gradients(grad_x, grad_gate_up, grad_down, grad_weight, grad_up_bias, grad_down_bias)
 
 
 def backward_into(
-    rooms: Sequence[Tensor | Blocks | None],
-    grad_TD: Tensor,
-    x_TD: Tensor,
-    h_SM: Tensor,
-    weights: Weights | BlockWeights,
-    order_S: Tensor,
-    offsets: Tensor,
-    weight_TK: Tensor | None,
-    top_k: int,
-    options: Options,
-    needs_x: bool,
-    needs_weight: bool,
+    rooms: Sequence[Tensor | Blocks | None], grad_TD: Tensor, x_TD: Tensor, h_SM: Tensor,
+    weights: Weights | BlockWeights, order_S: Tensor, offsets: Tensor, weight_TK: Tensor | None, top_k: int,
+    options: Options, needs_x: bool, needs_weight: bool,
 ) -> tuple[Tensor | None, Tensor | None]:
     """The gradients of x and of the routing weights; those of Weights' four are written into rooms, where there is
     one. The rooms of experts without rows are left as they are."""
@@ -176,18 +142,12 @@ def backward_into(
         rows = x_TD[:0]
         if grads.gate_up or options.save == "recompute":
             rows = scratch.gather("x", x_TD, token)
-        h = (
-            h_SM[start:stop]
-            if options.save == "default"
-            else project_up(
-                rows, operands, panel, scratch.take("h", count, width_h), options.gate, options.format("up")
-            )
-        )
+        h = h_SM[start:stop] if options.save == "default" else project_up(
+            rows, operands, panel, scratch.take("h", count, width_h), options.gate, options.format("up"))
 
         # dA' is before the routing weight, so that dS = <dA', A>
-        grad_a = multiply(
-            grad_y, operands.down, panel, scratch.take("grad_a", count, narrow), options.format("grad_act")
-        )
+        grad_a = multiply(grad_y, operands.down, panel, scratch.take("grad_a", count, narrow),
+                          options.format("grad_act"))
         grad_s = None if grad_s_S is None else grad_s_S[start:stop]
         scaled_a, grad_h = gated_backward(grad_a, h, scale, options, scratch, grad_s)
         if grad_s is not None:
@@ -201,7 +161,8 @@ def backward_into(
         accumulate_outer(grads.gate_up, grad_h, rows, panel, options.format("grad_gate_up"))
         accumulate_sums(grads.gate_up_bias, grad_h, panel)
         if grad_x is not None:
-            y = multiply(grad_h, operands.gate_up, panel, scratch.take("y", count, width), options.format("grad_x"))
+            y = multiply(grad_h, operands.gate_up, panel, scratch.take("y", count, width),
+                         options.format("grad_x"))
             add_rows(grad_x, token, y, scratch)
 
     grad_weight = None

@@ -1,6 +1,5 @@
 """Which form of the operator runs: chosen where the tensors are concrete, so that one traced graph serves every
 device."""
-
 from __future__ import annotations
 
 from types import ModuleType
@@ -35,6 +34,5 @@ def find_form(backend: str, x: Tensor) -> ModuleType:
     if x.device.type != "cuda" and not triton_form.INTERPRETED:
         raise BackendUnavailableError(
             f"backend='triton' with tensors on {x.device}: it needs a GPU, or Triton's interpreter "
-            "(TRITON_INTERPRET=1 in the environment before Python starts)"
-        )
+            "(TRITON_INTERPRET=1 in the environment before Python starts)")
     return triton_form

@@ -1,5 +1,4 @@
 """What the operators raise on bad input. Nothing of moebius is imported here, so these stand beside MoebiusError."""
-
 from __future__ import annotations
 
 

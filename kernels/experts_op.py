@@ -5,7 +5,6 @@ Both are opaque to graph transformations, functional, and read sizes only from t
 trace with symbolic and unbacked sizes. Nothing but X, H, the routing weights and two index tensors is saved for
 backward.
 """
-
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -36,18 +35,8 @@ from moebius.kernels.routing import ids_from_counts, sort_rows
 
 @torch.library.custom_op("moebius::experts", mutates_args=())
 def experts_forward(
-    x: Tensor,
-    gate_up: Tensor,
-    down: Tensor,
-    index: Tensor,
-    weight: Tensor | None,
-    gate_up_bias: Tensor | None,
-    down_bias: Tensor | None,
-    activation: str,
-    gate: str,
-    save: str,
-    backend: str,
-    precision: str = "",
+    x: Tensor, gate_up: Tensor, down: Tensor, index: Tensor, weight: Tensor | None, gate_up_bias: Tensor | None,
+    down_bias: Tensor | None, activation: str, gate: str, save: str, backend: str, precision: str = "",
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """(out_TD, h_SM, order_S, offsets): routing.sort_rows' two, and what the form's ``forward`` returns."""
     weights, options = Weights(gate_up, down, gate_up_bias, down_bias), Options(activation, gate, save, backend)
@@ -58,7 +47,8 @@ def experts_forward(
         options = replace(options, precision=resolve(precision, layer, options, forward=True))
         note(layer, options)
     inside = replace(options, save="default") if save == "fp8" else options
-    out_TD, h_SM = find_form(backend, x).forward(x, weights, order_S, offsets, weight, index.shape[1], inside)
+    out_TD, h_SM = find_form(backend, x).forward(
+        x, weights, order_S, offsets, weight, index.shape[1], inside)
     if save == "fp8":
         h_SM = pack(h_SM)
     return out_TD, h_SM, order_S, offsets
@@ -66,31 +56,16 @@ def experts_forward(
 
 @experts_forward.register_fake
 def fake_forward(
-    x: Tensor,
-    gate_up: Tensor,
-    down: Tensor,
-    index: Tensor,
-    weight: Tensor | None,
-    gate_up_bias: Tensor | None,
-    down_bias: Tensor | None,
-    activation: str,
-    gate: str,
-    save: str,
-    backend: str,
-    precision: str = "",
+    x: Tensor, gate_up: Tensor, down: Tensor, index: Tensor, weight: Tensor | None, gate_up_bias: Tensor | None,
+    down_bias: Tensor | None, activation: str, gate: str, save: str, backend: str, precision: str = "",
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     options = Options(activation, gate, save, backend)
     check_shapes(x, Weights(gate_up, down, gate_up_bias, down_bias), index, weight, options)
     slots = index.shape[0] * index.shape[1]
     return (
         x.new_empty((x.shape[0], x.shape[1])),
-        x.new_empty(
-            (
-                slots if save != "recompute" else 0,
-                packed_width(gate_up.shape[1]) if save == "fp8" else gate_up.shape[1],
-            ),
-            dtype=torch.uint8 if save == "fp8" else x.dtype,
-        ),
+        x.new_empty((slots if save != "recompute" else 0, packed_width(gate_up.shape[1]) if save == "fp8" else
+                     gate_up.shape[1]), dtype=torch.uint8 if save == "fp8" else x.dtype),
         index.new_empty((slots,), dtype=torch.int32),
         index.new_empty((gate_up.shape[0] + 1,), dtype=torch.int32),
     )
@@ -98,23 +73,9 @@ def fake_forward(
 
 @torch.library.custom_op("moebius::experts_backward", mutates_args=())
 def experts_backward(
-    grad: Tensor,
-    x: Tensor,
-    h: Tensor,
-    order: Tensor,
-    offsets: Tensor,
-    gate_up: Tensor,
-    down: Tensor,
-    weight: Tensor | None,
-    gate_up_bias: Tensor | None,
-    down_bias: Tensor | None,
-    top_k: int,
-    activation: str,
-    gate: str,
-    save: str,
-    backend: str,
-    precision: str,
-    needs: list[bool],
+    grad: Tensor, x: Tensor, h: Tensor, order: Tensor, offsets: Tensor, gate_up: Tensor, down: Tensor,
+    weight: Tensor | None, gate_up_bias: Tensor | None, down_bias: Tensor | None, top_k: int,
+    activation: str, gate: str, save: str, backend: str, precision: str, needs: list[bool],
 ) -> list[Tensor]:
     """The gradients that ``needs`` (contract.Needs) asks for, in its order."""
     weights, options = Weights(gate_up, down, gate_up_bias, down_bias), Options(activation, gate, save, backend)
@@ -125,30 +86,15 @@ def experts_backward(
     if save == "fp8":
         h, options = unpack(h, gate_up.shape[1], x.dtype), replace(options, save="default")
     gradients = find_form(backend, x).backward(
-        grad, x, h, weights, order, offsets, weight, top_k, options, Needs(*needs)
-    )
+        grad, x, h, weights, order, offsets, weight, top_k, options, Needs(*needs))
     return [gradient for gradient, needed in zip(gradients, needs, strict=True) if needed]
 
 
 @experts_backward.register_fake
 def fake_backward(
-    grad: Tensor,
-    x: Tensor,
-    h: Tensor,
-    order: Tensor,
-    offsets: Tensor,
-    gate_up: Tensor,
-    down: Tensor,
-    weight: Tensor | None,
-    gate_up_bias: Tensor | None,
-    down_bias: Tensor | None,
-    top_k: int,
-    activation: str,
-    gate: str,
-    save: str,
-    backend: str,
-    precision: str,
-    needs: list[bool],
+    grad: Tensor, x: Tensor, h: Tensor, order: Tensor, offsets: Tensor, gate_up: Tensor, down: Tensor,
+    weight: Tensor | None, gate_up_bias: Tensor | None, down_bias: Tensor | None, top_k: int,
+    activation: str, gate: str, save: str, backend: str, precision: str, needs: list[bool],
 ) -> list[Tensor]:
     inputs = (x, gate_up, down, weight, gate_up_bias, down_bias)
     asked = [like for like, needed in zip(inputs, needs, strict=True) if needed]
@@ -231,12 +177,8 @@ def experts(
     options = Options(activation, gate, save, backend)
     options.check()
     precision_text = text_of(precision)
-    if (
-        precision_text.startswith("budget")
-        and "@" not in precision_text
-        and isinstance(down_EDN, Tensor)
-        and (not torch.compiler.is_compiling() and type(down_EDN) in (Tensor, torch.nn.Parameter))
-    ):
+    if precision_text.startswith("budget") and "@" not in precision_text and isinstance(down_EDN, Tensor) and (
+            not torch.compiler.is_compiling() and type(down_EDN) in (Tensor, torch.nn.Parameter)):
         precision_text += f"@{down_EDN.data_ptr():x}"
     if weighting not in WEIGHTINGS:
         raise ExpertsInputError(f"weighting={weighting!r} is not known; one of {', '.join(WEIGHTINGS)}")
@@ -246,15 +188,8 @@ def experts(
         index_TK = round_tokens(index_TK, weight_TK, gate_up_E2ND.shape[0], token_rounding)
     if weight_TK is not None and weighting != "output":
         check_arguments(x_TD, gate_up_E2ND, down_EDN, index_TK, weight_TK, down_bias)
-        run = partial(
-            experts,
-            activation=activation,
-            gate=gate,
-            gate_up_bias=gate_up_bias,
-            save=save,
-            precision=precision_text,
-            backend=backend,
-        )
+        run = partial(experts, activation=activation, gate=gate, gate_up_bias=gate_up_bias, save=save,
+                      precision=precision_text, backend=backend)
         if weighting == "input":
             return scale_input(partial(run, down_bias=down_bias), x_TD, gate_up_E2ND, down_EDN, index_TK, weight_TK)
         return scale_hidden(run, x_TD, gate_up_E2ND, down_EDN, index_TK, weight_TK, down_bias)
@@ -270,33 +205,16 @@ def experts(
     if not (torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in trained)):
         save = "recompute"  # no backward: H is not kept
     out_TD = experts_forward(
-        x_TD,
-        weights.gate_up_E2ND,
-        weights.down_EDN,
-        index_TK,
-        weight_TK,
-        weights.gate_up_bias_EM,
-        weights.down_bias_ED,
-        activation,
-        gate,
-        save,
-        backend,
-        precision_text,
-    )[0]
+        x_TD, weights.gate_up_E2ND, weights.down_EDN, index_TK, weight_TK, weights.gate_up_bias_EM,
+        weights.down_bias_ED, activation, gate, save, backend, precision_text)[0]
     return out_TD if result_dtype is None else out_TD.to(result_dtype)
 
 
-def check_arguments(
-    x_TD: Tensor, gate_up: Tensor, down: Tensor, index_TK: Tensor, weight_TK: Tensor, down_bias: Tensor | None
-) -> None:
+def check_arguments(x_TD: Tensor, gate_up: Tensor, down: Tensor, index_TK: Tensor, weight_TK: Tensor,
+                    down_bias: Tensor | None) -> None:
     """What scale_input and scale_hidden look into before the operator checks the rest."""
-    for name, tensor, rank in (
-        ("x_TD", x_TD, 2),
-        ("gate_up_E2ND", gate_up, 3),
-        ("down_EDN", down, 3),
-        ("index_TK", index_TK, 2),
-        ("weight_TK", weight_TK, 2),
-    ):
+    for name, tensor, rank in (("x_TD", x_TD, 2), ("gate_up_E2ND", gate_up, 3), ("down_EDN", down, 3),
+                               ("index_TK", index_TK, 2), ("weight_TK", weight_TK, 2)):
         if not isinstance(tensor, Tensor):
             raise ExpertsTypeError(f"{name} must be a tensor, not {type(tensor).__name__}")
         if tensor.dim() != rank:
@@ -304,30 +222,22 @@ def check_arguments(
     if not weight_TK.dtype.is_floating_point:
         raise ExpertsTypeError(f"weight_TK has dtype {weight_TK.dtype}; routing weights are floating point")
     if differ(index_TK.shape[0], x_TD.shape[0]) or any(map(differ, weight_TK.shape, index_TK.shape)):
-        raise ExpertsInputError(
-            f"weight_TK is {tuple(weight_TK.shape)}, index_TK {tuple(index_TK.shape)} and x_TD "
-            f"{tuple(x_TD.shape)}; they are [tokens, K], [tokens, K] and [tokens, D]"
-        )
+        raise ExpertsInputError(f"weight_TK is {tuple(weight_TK.shape)}, index_TK {tuple(index_TK.shape)} and x_TD "
+                                f"{tuple(x_TD.shape)}; they are [tokens, K], [tokens, K] and [tokens, D]")
     if down_bias is not None:
         if not isinstance(down_bias, Tensor):
             raise ExpertsTypeError(f"down_bias must be a tensor, not {type(down_bias).__name__}")
         if down_bias.dtype != x_TD.dtype:
-            raise ExpertsTypeError(
-                f"down_bias has dtype {down_bias.dtype} and x_TD {x_TD.dtype}; cast one to the other's"
-            )
-        if (
-            down_bias.dim() != 2
-            or differ(down_bias.shape[0], down.shape[0])
-            or differ(down_bias.shape[1], x_TD.shape[1])
-        ):
+            raise ExpertsTypeError(f"down_bias has dtype {down_bias.dtype} and x_TD {x_TD.dtype}; cast one to the "
+                                   "other's")
+        if down_bias.dim() != 2 or differ(down_bias.shape[0], down.shape[0]) or differ(
+                down_bias.shape[1], x_TD.shape[1]):
             raise ExpertsInputError(
-                f"down_bias is {tuple(down_bias.shape)}; it goes with [{down.shape[0]}, {x_TD.shape[1]}]"
-            )
+                f"down_bias is {tuple(down_bias.shape)}; it goes with [{down.shape[0]}, {x_TD.shape[1]}]")
 
 
-def scale_input(
-    run: Callable[..., Tensor], x_TD: Tensor, gate_up: Tensor, down: Tensor, index_TK: Tensor, weight_TK: Tensor
-) -> Tensor:
+def scale_input(run: Callable[..., Tensor], x_TD: Tensor, gate_up: Tensor, down: Tensor, index_TK: Tensor,
+                weight_TK: Tensor) -> Tensor:
     """experts with weighting="input": every slot a row of its own, x[t] * weight[t, k]."""
     tokens, top_k = index_TK.shape
     real_TK = (index_TK >= 0) & (index_TK < gate_up.shape[0])
@@ -337,15 +247,8 @@ def scale_input(
     return out_SD.reshape(tokens, top_k, x_TD.shape[1]).to(accumulate_dtype(x_TD.dtype)).sum(1).to(x_TD.dtype)
 
 
-def scale_hidden(
-    run: Callable[..., Tensor],
-    x_TD: Tensor,
-    gate_up: Tensor,
-    down: Tensor,
-    index_TK: Tensor,
-    weight_TK: Tensor,
-    down_bias: Tensor | None,
-) -> Tensor:
+def scale_hidden(run: Callable[..., Tensor], x_TD: Tensor, gate_up: Tensor, down: Tensor, index_TK: Tensor,
+                 weight_TK: Tensor, down_bias: Tensor | None) -> Tensor:
     """experts with weighting="hidden": down(weight * A), and each slot's bias as it is."""
     out_TD = run(x_TD, gate_up, down, index_TK, weight_TK)
     if down_bias is None:
@@ -354,8 +257,7 @@ def scale_hidden(
     ids = index_TK.long()
     ids = torch.where((ids >= 0) & (ids < num_experts), ids, num_experts)
     counts_TE = torch.zeros((ids.shape[0], num_experts + 1), dtype=out_TD.dtype, device=ids.device).scatter_add(
-        1, ids, torch.ones_like(ids, dtype=out_TD.dtype)
-    )
+        1, ids, torch.ones_like(ids, dtype=out_TD.dtype))
     return torch.addmm(out_TD, counts_TE[:, :num_experts], down_bias.to(out_TD.dtype))
 
 
@@ -386,28 +288,16 @@ def experts_rows(
     """
     if (expert_S is None) == (counts_E is None):
         raise ExpertsInputError(
-            "experts_rows takes either expert_S (an expert id per row) or counts_E (rows an expert)"
-        )
+            "experts_rows takes either expert_S (an expert id per row) or counts_E (rows an expert)")
     if expert_S is None:
         assert counts_E is not None
         if counts_E.dim() != 1 or counts_E.shape[0] != gate_up_E2ND.shape[0]:
             raise ExpertsInputError(
-                f"counts_E is {tuple(counts_E.shape)} and there are {gate_up_E2ND.shape[0]} experts; it is [E]"
-            )
+                f"counts_E is {tuple(counts_E.shape)} and there are {gate_up_E2ND.shape[0]} experts; it is [E]")
         expert_S = ids_from_counts(counts_E, x_SD.shape[0])
     if expert_S.dim() != 1 or (weight_S is not None and weight_S.dim() != 1):
         raise ExpertsInputError("expert_S and weight_S are one-dimensional: one entry a row")
     return experts(
-        x_SD,
-        gate_up_E2ND,
-        down_EDN,
-        expert_S[:, None],
-        None if weight_S is None else weight_S[:, None],
-        activation,
-        gate=gate,
-        gate_up_bias=gate_up_bias,
-        down_bias=down_bias,
-        save=save,
-        precision=precision,
-        backend=backend,
-    )
+        x_SD, gate_up_E2ND, down_EDN, expert_S[:, None], None if weight_S is None else weight_S[:, None], activation,
+        gate=gate, gate_up_bias=gate_up_bias, down_bias=down_bias, save=save, precision=precision,
+        backend=backend)

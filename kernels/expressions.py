@@ -7,7 +7,6 @@ torch here; the Triton form writes it out as Triton source.
 Operators + - * /, numbers, and the functions of FUNCTIONS. Derivatives at kinks are torch's: clamp passes the gradient
 on its bounds, relu has 0 at 0.
 """
-
 from __future__ import annotations
 
 import ast
@@ -36,9 +35,8 @@ class Expr:
 MADE: dict[tuple, Expr] = {}
 
 
-def node(
-    op: str, *arguments: Expr, number: float = 0.0, bounds: tuple[float | None, float | None] = (None, None)
-) -> Expr:
+def node(op: str, *arguments: Expr, number: float = 0.0, bounds: tuple[float | None, float | None] = (None, None)
+         ) -> Expr:
     """The one node of this meaning."""
     key = (op, arguments, repr(number), bounds)  # repr: 0.0 and -0.0 differ
     return MADE.setdefault(key, Expr(op, arguments, number, bounds))
@@ -103,10 +101,7 @@ PRIMITIVES: dict[str, Callable[[Expr], Expr]] = {
 }
 # Functions that are written out.
 MACROS: dict[str, Callable[[Expr], Expr]] = {
-    "silu": silu,
-    "gelu": gelu,
-    "gelu_tanh": gelu_tanh,
-    "relu2": lambda x: call("square", call("relu", x)),
+    "silu": silu, "gelu": gelu, "gelu_tanh": gelu_tanh, "relu2": lambda x: call("square", call("relu", x)),
     "identity": lambda x: x,
 }
 FUNCTIONS = ("clamp", *(name for name in PRIMITIVES if name not in ("neg", "clamp")), *MACROS)
@@ -130,8 +125,7 @@ def parse(text: str) -> Expr:
     def fail(what: str) -> ExpertsInputError:
         return ExpertsInputError(
             f"activation={text!r}: {what}. It is a name of ACTIVATIONS, or an expression of g and u with + - * /, "
-            f"numbers and {', '.join(FUNCTIONS)}; clamp(x, low, high) takes None for no bound"
-        )
+            f"numbers and {', '.join(FUNCTIONS)}; clamp(x, low, high) takes None for no bound")
 
     def number_of(part: ast.AST) -> float | None:
         """The value of a literal, with its sign; None for the word None."""
@@ -140,11 +134,8 @@ def parse(text: str) -> Expr:
         sign = 1.0
         while isinstance(part, ast.UnaryOp) and isinstance(part.op, ast.USub | ast.UAdd):
             sign, part = (-sign if isinstance(part.op, ast.USub) else sign), part.operand
-        if (
-            not isinstance(part, ast.Constant)
-            or isinstance(part.value, bool)
-            or not isinstance(part.value, int | float)
-        ):
+        if not isinstance(part, ast.Constant) or isinstance(part.value, bool) or not isinstance(
+                part.value, int | float):
             raise fail(f"{ast.unparse(part)!r} is not a number or None")
         return sign * part.value
 
@@ -275,9 +266,8 @@ def evaluate(roots: list[Expr], gate: Tensor, up: Tensor | None) -> list[Tensor]
         elif each.arguments:
             held[each] = apply(each, [held[argument] for argument in each.arguments], gate)
     results = (held[root] for root in roots)
-    return [
-        r.clone() if r is gate or r is up else r if isinstance(r, Tensor) else torch.full_like(gate, r) for r in results
-    ]
+    return [r.clone() if r is gate or r is up else r if isinstance(r, Tensor) else torch.full_like(gate, r)
+            for r in results]
 
 
 def apply(of: Expr, values: list[Tensor | float], like: Tensor) -> Tensor | float:

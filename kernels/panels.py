@@ -1,5 +1,4 @@
 """Sorted rows in panels: how the CPU form cuts them, and the room that each panel reuses."""
-
 from __future__ import annotations
 
 from array import array

@@ -5,7 +5,6 @@ its scale (E8M0), rounded up so that nothing saturates. Products are accumulated
 two, a GEMM in a format is the plain GEMM of the rounded operands, in exact arithmetic; so every form emulates it
 exactly, up to the order of float32 sums.
 """
-
 from __future__ import annotations
 
 import math
@@ -63,8 +62,7 @@ class Precision:
             if name is not None and gemm in OVER_ROWS and not FORMATS[name].rows[1]:
                 raise ExpertsInputError(
                     f"precision of {gemm} is {name!r}, which has one scale for a whole contraction; a weight gradient "
-                    "contracts over an expert's rows: use fp8_block or mxfp8, or None"
-                )
+                    "contracts over an expert's rows: use fp8_block or mxfp8, or None")
 
     def items(self) -> list[tuple[str, str | None]]:
         """(GEMM, format) in the order in which they run."""
@@ -97,11 +95,8 @@ class Budget:
     layer: str = ""
 
     def __post_init__(self) -> None:
-        if (
-            isinstance(self.limit, bool)
-            or not isinstance(self.limit, float | int)
-            or not (math.isfinite(self.limit) and self.limit > 0)
-        ):
+        if isinstance(self.limit, bool) or not isinstance(self.limit, float | int) or not (
+                math.isfinite(self.limit) and self.limit > 0):
             raise ExpertsInputError(f"Budget({self.limit!r}): a relative error is a positive number, like 5e-2")
         if type(self.every) is not int or self.every < 1:
             raise ExpertsInputError(f"Budget(every={self.every!r}): it is a positive number of calls")
@@ -112,8 +107,7 @@ class Budget:
 
 NAMED: dict[str, Precision] = {
     name: Precision(**{gemm: name for gemm in GEMMS if blocks.rows[1] or gemm not in OVER_ROWS})
-    for name, blocks in FORMATS.items()
-}
+    for name, blocks in FORMATS.items()}
 
 
 TEXTS: dict[str, str] = {name: str(precision) for name, precision in NAMED.items()}
@@ -152,5 +146,4 @@ def parse(given: object) -> Precision | Budget:
                 if isinstance(error, ExpertsInputError):
                     raise
     raise ExpertsInputError(
-        f"precision={given!r} is not known; None, {', '.join(map(repr, NAMED))}, a Precision or a Budget"
-    )
+        f"precision={given!r} is not known; None, {', '.join(map(repr, NAMED))}, a Precision or a Budget")

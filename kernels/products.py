@@ -4,7 +4,6 @@ The library multiplies. To find the operands of a small product costs Python as 
 does that for a whole panel, and calls torch (native/products.c). It takes float32 and bfloat16; for other dtypes, the
 8 bit formats, and in a checkout that was not built, the loops here call torch.mm, which is the same product.
 """
-
 from __future__ import annotations
 
 from array import array
@@ -66,7 +65,7 @@ class Matrices:
         tensors = [parts] if isinstance(parts, Tensor) else [part for part in parts if part is not None]
         negated = any(tensor.is_neg() for tensor in tensors)
         if len(layouts) == 1 and not negated:  # what a view with the negative bit means does not stand in its memory
-            ((self.dtype, self.sizes, self.strides),) = layouts
+            (self.dtype, self.sizes, self.strides), = layouts
             if self.dtype in panel_work.DTYPES and len(self.sizes) == 2:
                 self.table = array("q", addresses)
 
@@ -134,14 +133,8 @@ def multiply(rows: Tensor, weight: list[Matrices], panel: Panel, out: Tensor, na
     for number, block in enumerate(weight):
         mine = rows[:, block.rows]
         if name is None and in_c(block, rows, out):
-            panel_work.products(
-                along(out, 0),
-                along(mine, 0),
-                block.operand(),
-                panel,
-                block.dtype,
-                panel_work.ALWAYS if number else panel_work.NEVER,
-            )
+            panel_work.products(along(out, 0), along(mine, 0), block.operand(), panel, block.dtype,
+                                panel_work.ALWAYS if number else panel_work.NEVER)
             continue
         lefts = panel.cut(mine if name is None else round_left(mine, name))
         for left, to, segment in zip(lefts, panel.cut(out), panel.segments, strict=True):

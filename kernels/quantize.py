@@ -4,7 +4,6 @@ MXFP8: blocks of 32 elements along the last axis. OCP Microscaling Formats v1.0 
 the scale's rounding: up, so that the largest element of a block is at most E4M3's 448 and nothing saturates (Mishra et
 al. 2025, "Recipes for Pre-training LLMs with MXFP8"). An element is rounded to nearest even once, from float32.
 """
-
 from __future__ import annotations
 
 import torch

@@ -2,7 +2,6 @@
 
 It is what the other forms are compared with (in float64), and what an operator call falls to where no other form fits.
 """
-
 from __future__ import annotations
 
 import torch
@@ -33,23 +32,13 @@ def outer(left: Tensor, right: Tensor, name: str | None) -> Tensor:
 def pre_activation(rows: Tensor, weights: Weights, expert: int, options: Options) -> Tensor:
     """H of one expert: rows [n, D] -> [n, M]."""
     gate_up_MD, name = weights.gate_up_E2ND[expert], options.format("up")
-    h = (
-        rows @ gate_up_MD.T
-        if name is None
-        else (round_left(rows, name) @ round_gate_up(gate_up_MD, options.gate, name).T).to(rows.dtype)
-    )
+    h = rows @ gate_up_MD.T if name is None else (
+        round_left(rows, name) @ round_gate_up(gate_up_MD, options.gate, name).T).to(rows.dtype)
     return h if weights.gate_up_bias_EM is None else h + weights.gate_up_bias_EM[expert]
 
 
-def forward(
-    x_TD: Tensor,
-    weights: Weights,
-    order_S: Tensor,
-    offsets: Tensor,
-    weight_TK: Tensor | None,
-    top_k: int,
-    options: Options,
-) -> tuple[Tensor, Tensor]:
+def forward(x_TD: Tensor, weights: Weights, order_S: Tensor, offsets: Tensor, weight_TK: Tensor | None, top_k: int,
+            options: Options) -> tuple[Tensor, Tensor]:
     """(out_TD, h_SM); h_SM has no rows with save="recompute". Rows of sentinel slots are zero in h_SM."""
     activation = find_activation(options.activation, options.gate)
     exact = accumulate_dtype(x_TD.dtype)
@@ -74,18 +63,8 @@ def forward(
     return out_TD.to(x_TD.dtype), h_SM
 
 
-def backward(
-    grad_TD: Tensor,
-    x_TD: Tensor,
-    h_SM: Tensor,
-    weights: Weights,
-    order_S: Tensor,
-    offsets: Tensor,
-    weight_TK: Tensor | None,
-    top_k: int,
-    options: Options,
-    needs: Needs,
-) -> Gradients:
+def backward(grad_TD: Tensor, x_TD: Tensor, h_SM: Tensor, weights: Weights, order_S: Tensor, offsets: Tensor,
+             weight_TK: Tensor | None, top_k: int, options: Options, needs: Needs) -> Gradients:
     """The gradients of forward. All are computed; those not needed are dropped."""
     activation = find_activation(options.activation, options.gate)
     dtype, exact = x_TD.dtype, accumulate_dtype(x_TD.dtype)
@@ -121,10 +100,7 @@ def backward(
         flat = torch.zeros_like(grad_scale).index_copy_(0, order_S.long(), grad_scale)
         grad_weight = flat.reshape(weight_TK.shape).to(weight_TK.dtype)
     return Gradients(
-        grad_x.to(dtype) if needs.x else None,
-        grad_gate_up if needs.gate_up else None,
-        grad_down if needs.down else None,
-        grad_weight,
-        grad_up_bias if needs.gate_up_bias else None,
-        grad_down_bias if needs.down_bias else None,
+        grad_x.to(dtype) if needs.x else None, grad_gate_up if needs.gate_up else None,
+        grad_down if needs.down else None, grad_weight,
+        grad_up_bias if needs.gate_up_bias else None, grad_down_bias if needs.down_bias else None,
     )

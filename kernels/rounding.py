@@ -4,7 +4,6 @@ After Guo et al. 2025, "SonicMoE" (arXiv:2512.14080), section on tile-aware rout
 table and only drops slots; round_routing works on the router's scores and can also add the experts that a token ranked
 next.
 """
-
 from __future__ import annotations
 
 import torch
@@ -52,9 +51,8 @@ def rank_slots(ids: Tensor, weight_S: Tensor | None, num_experts: int) -> tuple[
     return torch.empty_like(rank).scatter_(0, slots, rank), first.diff()
 
 
-def round_routing(
-    scores_TE: Tensor, top_k: int, tile: int = 128, to: str = "nearest", spare: int = 1
-) -> tuple[Tensor, Tensor]:
+def round_routing(scores_TE: Tensor, top_k: int, tile: int = 128, to: str = "nearest", spare: int = 1
+                  ) -> tuple[Tensor, Tensor]:
     """A routing table from a router's scores, every expert's slots a multiple of ``tile``: (index, weight), int64 and
     scores' dtype, [T, K + spare].
 

@@ -1,5 +1,4 @@
 """From a routing table to rows grouped by expert: sorted once, on the device, without a host synchronisation."""
-
 from __future__ import annotations
 
 import torch

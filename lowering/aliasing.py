@@ -95,10 +95,7 @@ def asks(node: fx.Node, option: str) -> bool:
 # Functions that write into an argument without saying so, running statistics or rows that max_norm shortens; and the
 # option that asks for it.
 UNSAID: dict[str, str | None] = {
-    "batch_norm": None,
-    "instance_norm": None,
-    "fused_moving_avg_obs_fake_quant": None,
-    "embedding": "max_norm",
+    "batch_norm": None, "instance_norm": None, "fused_moving_avg_obs_fake_quant": None, "embedding": "max_norm",
     "embedding_bag": "max_norm",
 }
 INPLACE_OPERATORS = frozenset(

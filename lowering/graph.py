@@ -4,7 +4,6 @@ These types live here, below capture, so that no import runs up. A captured grap
 ``torch.fx.GraphModule``; two functions give it what FX lacks: :func:`expert_loop`, the higher-order node that holds one
 turn of a Python loop over experts, and :func:`skip_turn`, the ``continue`` of such a loop.
 """
-
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence

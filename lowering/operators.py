@@ -261,7 +261,9 @@ declare("logical_not", "input", [torch.logical_not, torch.bitwise_not, operator.
 for _name in ("mean", "amax", "amin"):
     declare(_name, "input, dim=None, keepdim=False, *, dtype=None", [getattr(torch, _name)], [_name])
 declare("var", "input, dim=None, unbiased=None, keepdim=False, *, correction=None", [torch.var], ["var"])
-declare("softmax", "input, dim=None, _stacklevel=3, dtype=None", [functional.softmax, functional.log_softmax])
+declare(
+    "softmax", "input, dim=None, _stacklevel=3, dtype=None", [functional.softmax, functional.log_softmax]
+)
 declare("softmax", "input, dim, dtype=None", [torch.softmax, torch.log_softmax], ["softmax", "log_softmax"])
 declare("layer_norm", "input, normalized_shape, weight=None, bias=None, eps=1e-05", [functional.layer_norm])
 declare("rms_norm", "input, normalized_shape, weight=None, eps=None", [functional.rms_norm])

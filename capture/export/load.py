@@ -344,3 +344,4 @@ class Program:
                 new.update((key, e(loads, outputs, made)) for key, e in items)
         cells.update([(name, e(loads, outputs, made)) for name, e in self.writes])
         return self.result(loads, outputs, made)
+

@@ -24,7 +24,8 @@ DTYPES = {
 }  # fmt: skip
 LAYOUTS = {"strided": torch.strided}
 MEMORY_FORMATS = {
-    name: getattr(torch, name) for name in ("contiguous_format", "preserve_format", "channels_last", "channels_last_3d")
+    name: getattr(torch, name)
+    for name in ("contiguous_format", "preserve_format", "channels_last", "channels_last_3d")
 }
 DEVICE_TYPES = ("cpu", "cuda", "meta")
 NAMES = {value: name for table in (DTYPES, LAYOUTS, MEMORY_FORMATS) for name, value in table.items()}

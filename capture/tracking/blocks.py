@@ -497,3 +497,4 @@ def gradient_sources(result: TensorProxy, every: list[TensorProxy]) -> list[Tens
             found[leaves[id(variable)]] = None
         pending += edge[0].next_functions
     return list(found)
+

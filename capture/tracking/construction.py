@@ -183,7 +183,6 @@ def check_object_arguments(cls: Any) -> None:
     if cls.__new__ is object.__new__ and cls.__init__ is object.__init__:
         raise TypeError(f"{cls.__name__}() takes no arguments")
 
-
 HINTS = {
     "_ExperimentalConfig": "enter the profiler around the step",
 }

@@ -82,8 +82,7 @@ class Namespaces:
         given = [*args[1:], *named.values()]
         if any(value is not None for value in given):
             raise Break(
-                f"{function.__name__}() in namespaces of its own", "a dictionary is given", "call a function instead"
-            )
+                f"{function.__name__}() in namespaces of its own", "a dictionary is given", "call a function instead")
         if len(args) != 1 or type(args[0]) not in (str, CodeType):
             return self.domain.calls.native(function, list(args), named)
         self.namespace()

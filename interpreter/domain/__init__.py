@@ -1,5 +1,4 @@
 """The concrete meaning of every operation that touches a value, each a method to override. One file a family."""
-
 from __future__ import annotations
 
 from .attributes import Attributes

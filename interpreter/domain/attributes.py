@@ -1,5 +1,4 @@
 """Attribute access: object.__getattribute__ and its kin, emulated where a step of it would run Python code."""
-
 from __future__ import annotations
 
 import sys

@@ -1,5 +1,4 @@
 """Calls: functions, methods, classes, callable objects, and the C callables that need an interpreted form."""
-
 from __future__ import annotations
 
 import functools

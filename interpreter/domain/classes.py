@@ -1,5 +1,4 @@
 """Class statements, isinstance and issubclass, annotations, type parameters."""
-
 from __future__ import annotations
 
 import sys

@@ -1,5 +1,4 @@
 """Items, iteration, unpacking, and the containers and strings that displays and f-strings build."""
-
 from __future__ import annotations
 
 import operator
@@ -116,11 +115,15 @@ class Containers(Core):
         while len(items) < before:
             item = self.next_item(iterator)
             if item is STOP:
-                raise ValueError(f"not enough values to unpack (expected at least {before + after}, got {len(items)})")
+                raise ValueError(
+                    f"not enough values to unpack (expected at least {before + after}, got {len(items)})"
+                )
             items.append(item)
         items += self.drain(iterator)
         if len(items) < before + after:
-            raise ValueError(f"not enough values to unpack (expected at least {before + after}, got {len(items)})")
+            raise ValueError(
+                f"not enough values to unpack (expected at least {before + after}, got {len(items)})"
+            )
         middle = len(items) - after
         return [*items[:before], items[before:middle], *items[middle:]]
 
@@ -398,3 +401,4 @@ def checked_str(value: Any, message: str) -> str:
     if not is_a(value, str):
         raise TypeError(message.format(type_name(type(value))))
     return value
+

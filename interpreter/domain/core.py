@@ -1,5 +1,4 @@
 """What every part of the domain leans on: the machine, looking dunders up on types, calling what was found."""
-
 from __future__ import annotations
 
 import operator

@@ -1,5 +1,4 @@
 """Raising, matching, exception groups, with-blocks."""
-
 from __future__ import annotations
 
 import sys
@@ -82,7 +81,9 @@ class Exceptions(Core):
             if not is_a(pair, tuple):
                 raise TypeError(f"{type_name(type(exc))}.split must return a tuple, not {type_name(type(pair))}")
             if len(pair) < 2:
-                raise TypeError(f"{type_name(type(exc))}.split must return a 2-tuple, got tuple of size {len(pair)}")
+                raise TypeError(
+                    f"{type_name(type(exc))}.split must return a 2-tuple, got tuple of size {len(pair)}"
+                )
             return (exc if KEEPS_UNMATCHED and pair[0] is None else pair[1]), pair[0]
         return exc, None
 

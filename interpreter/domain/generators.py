@@ -1,5 +1,4 @@
 """Generators, coroutines and asynchronous iteration."""
-
 from __future__ import annotations
 
 from types import AsyncGeneratorType, CoroutineType, GeneratorType

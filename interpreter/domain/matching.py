@@ -1,5 +1,4 @@
 """Structural pattern matching (PEP 634; Python/ceval.c match_keys and match_class)."""
-
 from __future__ import annotations
 
 import operator
@@ -71,7 +70,9 @@ class Matching(Core):
         if match_args is UNSET:
             match_args = ()
         elif type(match_args) is not tuple:
-            raise TypeError(f"{type_name(cls)}.__match_args__ must be a tuple (got {type_name(type(match_args))})")
+            raise TypeError(
+                f"{type_name(cls)}.__match_args__ must be a tuple (got {type_name(type(match_args))})"
+            )
         allowed = 1 if match_self else len(match_args)
         if allowed < count:
             plural = "" if allowed == 1 else "s"

@@ -1,5 +1,4 @@
 """Names: globals, class and module namespaces, cells, imports."""
-
 from __future__ import annotations
 
 import sys

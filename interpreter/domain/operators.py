@@ -1,5 +1,4 @@
 """Operators, truth, identity and comparison, with Python's rules of precedence between the operands' dunders."""
-
 from __future__ import annotations
 
 import operator

@@ -3,7 +3,6 @@
 A form is `form(domain, args, kwargs) -> value`; it is found by the identity of the C callable. What has no form here
 and calls Python code back runs that code natively: `moebius.interpreter.natives` lists what is known.
 """
-
 from __future__ import annotations
 
 from collections.abc import Callable

@@ -1,5 +1,4 @@
 """getattr() and its kin, isinstance(), object's own attribute methods."""
-
 from __future__ import annotations
 
 from typing import Any
@@ -88,3 +87,5 @@ def type_call(domain: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     if not args or not is_class(args[0]) or args[0] is type:
         return domain.native(type.__call__, *args, **kwargs)
     return domain.construct(args[0], args[1:], kwargs)
+
+

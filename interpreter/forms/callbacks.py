@@ -1,5 +1,4 @@
 """C callables that take a function and call it. Where it may be called later, they get a native one that interprets."""
-
 from __future__ import annotations
 
 import _thread

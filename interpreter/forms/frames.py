@@ -1,5 +1,4 @@
 """Callables that look at the running frame: locals(), globals(), super(), exec(), sys.exc_info(), …"""
-
 from __future__ import annotations
 
 import operator
@@ -164,11 +163,8 @@ def check_closure(code: CodeType, closure: Any) -> None:
         return
     if not code.co_freevars:
         raise TypeError("cannot use a closure with this code object")
-    if (
-        closure is None
-        or not is_a(closure, tuple)
-        or len(closure) != len(code.co_freevars)
-        or not all(is_a(cell, CellType) for cell in closure)
+    if closure is None or not is_a(closure, tuple) or len(closure) != len(code.co_freevars) or not all(
+        is_a(cell, CellType) for cell in closure
     ):
         raise TypeError(f"code object requires a closure of exactly length {len(code.co_freevars)}")
 

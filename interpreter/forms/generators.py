@@ -1,5 +1,4 @@
 """Methods and attributes of generators that would look at the shell instead of the interpreted frame."""
-
 from __future__ import annotations
 
 from types import CoroutineType, GeneratorType, TracebackType

@@ -1,5 +1,4 @@
 """iter(), next(), len() and what walks an iterable whose methods are Python."""
-
 from __future__ import annotations
 
 from array import array

@@ -1,5 +1,4 @@
 """str(), repr(), bool(), hash() and friends, where the object's dunder is Python."""
-
 from __future__ import annotations
 
 from typing import Any

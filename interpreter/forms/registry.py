@@ -1,5 +1,4 @@
 """Where forms register."""
-
 from __future__ import annotations
 
 from collections.abc import Callable

@@ -2,7 +2,6 @@
 
 What C code itself warns of names the machine's file: there is no native frame of the program's for it to find.
 """
-
 from __future__ import annotations
 
 import _warnings

@@ -1,5 +1,4 @@
 """Opcode handlers by family. A handler does stack and control work, and one domain method a semantic operation."""
-
 from __future__ import annotations
 
 from . import (

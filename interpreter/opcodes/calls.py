@@ -1,5 +1,4 @@
 """Calls and function objects."""
-
 from __future__ import annotations
 
 import sys

@@ -1,5 +1,4 @@
 """Class creation and annotations."""
-
 from __future__ import annotations
 
 from typing import Any

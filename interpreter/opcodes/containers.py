@@ -1,5 +1,4 @@
 """Building, filling and unpacking containers and strings."""
-
 from __future__ import annotations
 
 from typing import Any

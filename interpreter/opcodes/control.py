@@ -1,5 +1,4 @@
 """Jumps, loops and returns."""
-
 from __future__ import annotations
 
 from typing import Any

@@ -1,5 +1,4 @@
 """async and await."""
-
 from __future__ import annotations
 
 from typing import Any

@@ -1,5 +1,4 @@
 """Raising, matching and leaving exceptions; with-blocks."""
-
 from __future__ import annotations
 
 from typing import Any

@@ -1,5 +1,4 @@
 """Generators and delegation."""
-
 from __future__ import annotations
 
 from typing import Any

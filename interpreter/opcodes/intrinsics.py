@@ -1,5 +1,4 @@
 """Intrinsic calls (3.12 and later) and the interactive displayhook."""
-
 from __future__ import annotations
 
 from typing import Any

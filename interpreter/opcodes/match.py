@@ -1,5 +1,4 @@
 """Structural pattern matching (PEP 634)."""
-
 from __future__ import annotations
 
 from typing import Any

@@ -1,5 +1,4 @@
 """Local, global, class-level and cell variables; imports."""
-
 from __future__ import annotations
 
 from typing import Any

@@ -1,5 +1,4 @@
 """Unary, binary and comparison operators, attributes and items."""
-
 from __future__ import annotations
 
 from typing import Any

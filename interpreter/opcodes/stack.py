@@ -1,5 +1,4 @@
 """Stack shuffling and constants."""
-
 from __future__ import annotations
 
 from typing import Any

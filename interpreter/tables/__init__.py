@@ -1,5 +1,4 @@
 """What differs between Python versions: which handler runs an opcode and how its argument reads. One file a version."""
-
 from __future__ import annotations
 
 import sys

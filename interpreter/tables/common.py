@@ -1,5 +1,4 @@
 """The opcodes that 3.11, 3.12 and 3.13 share, with the same meaning."""
-
 from __future__ import annotations
 
 from . import forms

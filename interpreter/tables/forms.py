@@ -3,7 +3,6 @@
 A form is `form(code, instruction, target index) -> operand`; an Entry names the handler and the form, with a second
 handler for instructions whose low argument bit asks for a variant.
 """
-
 from __future__ import annotations
 
 import dis

@@ -1,5 +1,4 @@
 """Python 3.11."""
-
 from __future__ import annotations
 
 from . import forms
@@ -10,12 +9,7 @@ TABLE: dict[str, Entry] = {
     **COMMON,
     **same(
         forms.none,
-        "UNARY_POSITIVE",
-        "PRINT_EXPR",
-        "LIST_TO_TUPLE",
-        "IMPORT_STAR",
-        "ASYNC_GEN_WRAP",
-        "PREP_RERAISE_STAR",
+        "UNARY_POSITIVE", "PRINT_EXPR", "LIST_TO_TUPLE", "IMPORT_STAR", "ASYNC_GEN_WRAP", "PREP_RERAISE_STAR",
     ),
     **same(forms.jump, "JUMP_IF_FALSE_OR_POP", "JUMP_IF_TRUE_OR_POP"),
     **{

@@ -1,5 +1,4 @@
 """Python 3.12: inlined comprehensions, super and slice instructions, intrinsics, END_FOR and END_SEND."""
-
 from __future__ import annotations
 
 from . import forms

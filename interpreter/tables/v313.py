@@ -1,5 +1,4 @@
 """Python 3.13: NULL stands above the callable, CALL_KW, SET_FUNCTION_ATTRIBUTE, paired local instructions, TO_BOOL."""
-
 from __future__ import annotations
 
 from . import forms

@@ -6,7 +6,6 @@ float32 or bfloat16, the activation is an expression or a gelu with erf, or memo
 caller then uses torch's operators, which give the same to rounding. One pass over a row does what torch does in up to
 eight, with bfloat16 widened in registers instead of in memory.
 """
-
 from __future__ import annotations
 
 import torch
@@ -35,24 +34,11 @@ def by_rows(*tensors: Tensor) -> bool:
 
 def add(total_TD: Tensor, token: Tensor, panel: Tensor) -> bool:
     """total[token[row]] += panel[row], rows in order, in float32. Raises IndexError for a token that is not there."""
-    if (
-        rows is None
-        or token.dtype != torch.int32
-        or total_TD.dtype != torch.float32
-        or not token.is_contiguous()
-        or not by_rows(total_TD, panel)
-    ):
+    if rows is None or token.dtype != torch.int32 or total_TD.dtype != torch.float32 or not token.is_contiguous() \
+            or not by_rows(total_TD, panel):
         return False
-    rows.add(
-        total_TD.data_ptr(),
-        panel.data_ptr(),
-        token.data_ptr(),
-        token.shape[0],
-        total_TD.shape[0],
-        total_TD.shape[1],
-        DTYPES[panel.dtype],
-        torch.get_num_threads(),
-    )
+    rows.add(total_TD.data_ptr(), panel.data_ptr(), token.data_ptr(), token.shape[0], total_TD.shape[0],
+             total_TD.shape[1], DTYPES[panel.dtype], torch.get_num_threads())
     return True
 
 
@@ -66,33 +52,13 @@ def gated(out: Tensor, h: Tensor, scale: Tensor | None, activation: Activation |
     if not knows(h, activation):
         return False
     assert isinstance(activation, Activation) and by_rows(out) and out.dtype == h.dtype
-    rows.gated(
-        h.data_ptr(),
-        0,
-        address(scale),
-        out.data_ptr(),
-        0,
-        0,
-        out.shape[0],
-        out.shape[1],
-        DTYPES[h.dtype],
-        ACTIVATIONS[activation.name],
-        GATES[gate],
-        torch.get_num_threads(),
-    )
+    rows.gated(h.data_ptr(), 0, address(scale), out.data_ptr(), 0, 0, out.shape[0], out.shape[1], DTYPES[h.dtype],
+               ACTIVATIONS[activation.name], GATES[gate], torch.get_num_threads())
     return True
 
 
-def gated_backward(
-    grad_h: Tensor,
-    a: Tensor,
-    dot: Tensor | None,
-    grad_a: Tensor,
-    h: Tensor,
-    scale: Tensor | None,
-    activation: Activation | Gating,
-    gate: str,
-) -> bool:
+def gated_backward(grad_h: Tensor, a: Tensor, dot: Tensor | None, grad_a: Tensor, h: Tensor, scale: Tensor | None,
+                   activation: Activation | Gating, gate: str) -> bool:
     """grad_h [rows, M] = dH; a [rows, N] = A * scale; dot [rows] = <dA, A>, dA being before the routing weight.
 
     grad_a: [rows, N] and h: [rows, M] of one dtype with the results; scale and dot: [rows], float32.
@@ -100,20 +66,9 @@ def gated_backward(
     if not knows(h, activation):
         return False
     assert isinstance(activation, Activation) and by_rows(grad_h, a, grad_a) and grad_a.dtype == a.dtype == h.dtype
-    rows.gated_backward(
-        h.data_ptr(),
-        grad_a.data_ptr(),
-        address(scale),
-        a.data_ptr(),
-        grad_h.data_ptr(),
-        address(dot),
-        a.shape[0],
-        a.shape[1],
-        DTYPES[h.dtype],
-        ACTIVATIONS[activation.name],
-        GATES[gate],
-        torch.get_num_threads(),
-    )
+    rows.gated_backward(h.data_ptr(), grad_a.data_ptr(), address(scale), a.data_ptr(), grad_h.data_ptr(), address(dot),
+                        a.shape[0], a.shape[1], DTYPES[h.dtype], ACTIVATIONS[activation.name], GATES[gate],
+                        torch.get_num_threads())
     return True
 
 

@@ -6,45 +6,15 @@ PRODUCTS: int
 # 1 where torch's C interface was
 
 def add(
-    total: int,
-    rows: int,
-    index: int,
-    count: int,
-    tokens: int,
-    width: int,
-    dtype: int,
-    threads: int,
-    /,
+    total: int, rows: int, index: int, count: int, tokens: int, width: int, dtype: int, threads: int, /,
 ) -> None: ...
 def gated(
-    h: int,
-    nothing: int,
-    scale: int,
-    a: int,
-    no_grad_h: int,
-    no_dot: int,
-    count: int,
-    width: int,
-    dtype: int,
-    activation: int,
-    gate: int,
-    threads: int,
-    /,
+    h: int, nothing: int, scale: int, a: int, no_grad_h: int, no_dot: int, count: int, width: int, dtype: int,
+    activation: int, gate: int, threads: int, /,
 ) -> None: ...
 def gated_backward(
-    h: int,
-    grad_a: int,
-    scale: int,
-    a: int,
-    grad_h: int,
-    dot: int,
-    count: int,
-    width: int,
-    dtype: int,
-    activation: int,
-    gate: int,
-    threads: int,
-    /,
+    h: int, grad_a: int, scale: int, a: int, grad_h: int, dot: int, count: int, width: int, dtype: int,
+    activation: int, gate: int, threads: int, /,
 ) -> None: ...
 
 # (address, rows, columns, their strides, axis): a panel's rows, from the address on, the rows of each segment along
@@ -52,14 +22,6 @@ def gated_backward(
 Operand = tuple[int, int, int, int, int, int]
 
 def products(
-    out: Operand,
-    left: Operand,
-    right: Operand,
-    segments: int,
-    count: int,
-    dtype: int,
-    add: int,
-    /,
+    out: Operand, left: Operand, right: Operand, segments: int, count: int, dtype: int, add: int, /,
 ) -> None: ...
-
 # segments: the address of count times four int64 (expert, low, high, first); add: 0 never, 1 always, 2 if not first.

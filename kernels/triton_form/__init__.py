@@ -1,7 +1,6 @@
 """The Triton form of the experts operator: grouped GEMMs over device-side counts, no host synchronisation, no
 atomics. One kernel a file, with the host code that launches it; launch.py lets that host code also say what it would
 launch, and aot.py compiles exactly that without a GPU. Sources stay within what Triton 3.6, 3.7 and 3.9 share."""
-
 from __future__ import annotations
 
 import os
@@ -25,16 +24,8 @@ INTERPRETED = not isinstance(up_kernel, JITFunction)  # TRITON_INTERPRET=1 was s
 __all__ = ["INTERPRETED", "backward", "forward", "tune"]
 
 
-def tune(
-    x_TD: Tensor,
-    weights: Weights,
-    order_S: Tensor,
-    offsets: Tensor,
-    weight_TK: Tensor | None,
-    top_k: int,
-    options: Options,
-    seconds_of: Callable[[Launch], float] = seconds_on_gpu,
-) -> dict[Problem, Config]:
+def tune(x_TD: Tensor, weights: Weights, order_S: Tensor, offsets: Tensor, weight_TK: Tensor | None, top_k: int,
+         options: Options, seconds_of: Callable[[Launch], float] = seconds_on_gpu) -> dict[Problem, Config]:
     """Measure the configurations of every kernel of a forward and a backward on these tensors, and keep the fastest
     (tuning.py). On a GPU; the arguments are forward's. Returns what was chosen."""
     grad_TD = torch.ones_like(x_TD)
@@ -62,80 +53,45 @@ def tune_once(*arguments: Any) -> None:
         tune(*arguments)
 
 
-def forward(
-    x_TD: Tensor,
-    weights: Weights,
-    order_S: Tensor,
-    offsets: Tensor,
-    weight_TK: Tensor | None,
-    top_k: int,
-    options: Options,
-) -> tuple[Tensor, Tensor]:
+def forward(x_TD: Tensor, weights: Weights, order_S: Tensor, offsets: Tensor, weight_TK: Tensor | None, top_k: int,
+            options: Options) -> tuple[Tensor, Tensor]:
     """As reference.forward. Temporaries: A [S, N], and for K > 1 a panel of the experts' outputs, about S x D / 2."""
     keep = options.save == "default"
     slots = order_S.shape[0]
     if slots == 0 or weights.gate_up_E2ND.shape[0] == 0 or weights.down_EDN.numel() == 0:
         return torch.zeros_like(x_TD, memory_format=torch.contiguous_format), x_TD.new_zeros(
-            slots if keep else 0, weights.gate_up_E2ND.shape[1]
-        )
+            slots if keep else 0, weights.gate_up_E2ND.shape[1])
     if recorder.get() is None:
         tune_once(x_TD, weights, order_S, offsets, weight_TK, top_k, options)
     h_SM, a_SN = project_up(x_TD, weights, order_S, offsets, top_k, options, keep_h=keep, keep_a=True)
     out_TD = project_down(
-        a_SN,
-        weights.down_EDN.transpose(1, 2),
-        weights.down_bias_ED,
-        weight_TK,
-        order_S,
-        offsets,
-        top_k,
-        "down",
-        options.format("down"),
-    )
+        a_SN, weights.down_EDN.transpose(1, 2), weights.down_bias_ED, weight_TK, order_S, offsets, top_k, "down",
+        options.format("down"))
     return out_TD, h_SM
 
 
-def backward(
-    grad_TD: Tensor,
-    x_TD: Tensor,
-    h_SM: Tensor,
-    weights: Weights,
-    order_S: Tensor,
-    offsets: Tensor,
-    weight_TK: Tensor | None,
-    top_k: int,
-    options: Options,
-    needs: Needs,
-) -> Gradients:
+def backward(grad_TD: Tensor, x_TD: Tensor, h_SM: Tensor, weights: Weights, order_S: Tensor, offsets: Tensor,
+             weight_TK: Tensor | None, top_k: int, options: Options, needs: Needs) -> Gradients:
     """As reference.backward; a gradient that is not needed is not computed."""
     inputs = (x_TD, weights.gate_up_E2ND, weights.down_EDN, weight_TK, weights.gate_up_bias_EM, weights.down_bias_ED)
     if order_S.shape[0] == 0 or weights.gate_up_E2ND.shape[0] == 0 or weights.down_EDN.numel() == 0:
-        return Gradients(
-            *(
-                torch.zeros_like(t, memory_format=torch.contiguous_format) if t is not None and needed else None
-                for t, needed in zip(inputs, needs, strict=True)
-            )
-        )
+        return Gradients(*(
+            torch.zeros_like(t, memory_format=torch.contiguous_format) if t is not None and needed else None
+            for t, needed in zip(inputs, needs, strict=True)))
     if options.save == "recompute":
         h_SM, _ = project_up(x_TD, weights, order_S, offsets, top_k, options, keep_h=True, keep_a=False)
     grad_h, scaled_a, grad_s = grad_activation(
-        grad_TD, h_SM, weights, order_S, offsets, weight_TK, top_k, options, needs
-    )
+        grad_TD, h_SM, weights, order_S, offsets, weight_TK, top_k, options, needs)
     grad_weight = None
     if needs.weight and weight_TK is not None:
         grad_weight = grad_s.reshape(weight_TK.shape).to(weight_TK.dtype)
     return Gradients(
-        project_down(
-            grad_h, weights.gate_up_E2ND, None, None, order_S, offsets, top_k, "grad_x", options.format("grad_x")
-        )
-        if needs.x
-        else None,
-        weight_grad(grad_h, x_TD, order_S, offsets, top_k, right_gathered=True, name=options.format("grad_gate_up"))
-        if needs.gate_up
-        else None,
-        weight_grad(grad_TD, scaled_a, order_S, offsets, top_k, left_gathered=True, name=options.format("grad_down"))
-        if needs.down
-        else None,
+        project_down(grad_h, weights.gate_up_E2ND, None, None, order_S, offsets, top_k, "grad_x",
+                     options.format("grad_x")) if needs.x else None,
+        weight_grad(grad_h, x_TD, order_S, offsets, top_k, right_gathered=True,
+                    name=options.format("grad_gate_up")) if needs.gate_up else None,
+        weight_grad(grad_TD, scaled_a, order_S, offsets, top_k, left_gathered=True,
+                    name=options.format("grad_down")) if needs.down else None,
         grad_weight,
         row_sum(grad_h, None, order_S, offsets, top_k) if needs.gate_up_bias else None,
         row_sum(grad_TD, weight_TK, order_S, offsets, top_k, gathered=True) if needs.down_bias else None,

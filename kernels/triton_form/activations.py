@@ -1,5 +1,4 @@
 """Gates written out as Triton source, in float32, from the expressions that the other forms evaluate."""
-
 from __future__ import annotations
 
 import linecache
@@ -70,16 +69,11 @@ def gate_functions(activation: str, gate: str) -> tuple[Any, Any]:
     is dA/dg again."""
     gating = expression_of(activation, gate)
     d_up = gating.d_gate if gating.d_up is None else gating.d_up
-    text = (
-        "\n\n\n".join(
-            [
-                f"# {activation!r}, gate {gate}",
-                function_source("gate_value", [gating.value]),
-                function_source("gate_gradients", [gating.value, gating.d_gate, d_up]),
-            ]
-        )
-        + "\n"
-    )
+    text = "\n\n\n".join([
+        f"# {activation!r}, gate {gate}",
+        function_source("gate_value", [gating.value]),
+        function_source("gate_gradients", [gating.value, gating.d_gate, d_up]),
+    ]) + "\n"
     # Triton reads a function's source through linecache; an entry without a time stamp is kept there.
     filename = f"<moebius gate {activation} {gate}>"
     linecache.cache[filename] = (len(text), None, text.splitlines(keepends=True), filename)

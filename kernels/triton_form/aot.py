@@ -9,7 +9,6 @@ The launches are those of the host code itself, walked over tensors on the meta 
 that a launch on a GPU would make (16-byte alignment, ones folded). For NVIDIA targets: registers, stack and spills from
 ptxas and cuobjdump, HGMMA from the disassembly. For AMD: registers and scratch from the assembly's metadata.
 """
-
 from __future__ import annotations
 
 import argparse
@@ -37,9 +36,7 @@ from moebius.kernels.triton_form import backward, forward
 from moebius.kernels.triton_form.launch import Launch, recording
 
 TARGETS = {
-    "sm_90": GPUTarget("cuda", 90, 32),
-    "sm_100": GPUTarget("cuda", 100, 32),
-    "gfx942": GPUTarget("hip", "gfx942", 64),
+    "sm_90": GPUTarget("cuda", 90, 32), "sm_100": GPUTarget("cuda", 100, 32), "gfx942": GPUTarget("hip", "gfx942", 64),
 }
 
 
@@ -68,9 +65,8 @@ SHAPES = {
 NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32", torch.int32: "i32", torch.int64: "i64"}
 
 
-def plan(
-    shape: Shape, dtype: torch.dtype = torch.bfloat16, options: Options | None = None, bias: bool = False
-) -> list[Launch]:
+def plan(shape: Shape, dtype: torch.dtype = torch.bfloat16, options: Options | None = None,
+         bias: bool = False) -> list[Launch]:
     """Every launch of a forward and a backward with all gradients, in order."""
     options = options or Options()
     t, d, n, e, k = shape.tokens, shape.width, shape.narrow, shape.experts, shape.top_k
@@ -84,9 +80,8 @@ def plan(
     weight = meta(t, k, of=torch.float32)
     with recording() as launches:
         _, h = forward(x, weights, order, offsets, weight, k, options)
-        backward(
-            meta(t, d), x, h, weights, order, offsets, weight, k, options, Needs(True, True, True, True, bias, bias)
-        )
+        backward(meta(t, d), x, h, weights, order, offsets, weight, k, options,
+                 Needs(True, True, True, True, bias, bias))
     return launches
 
 
@@ -156,19 +151,8 @@ def compile_launch(launch: Launch, target: str = "sm_90") -> CompilerReport:
     block = tuple(value for name, value in launch.constants.items() if name.startswith("BLOCK"))
     read = read_amd if target.startswith("gfx") else read_nvidia
     registers, spills, matrix_ops, notes, kind = read(compiled.asm)
-    return CompilerReport(
-        launch.label,
-        block,
-        compiled.metadata.num_warps,
-        launch.stages,
-        registers,
-        spills,
-        compiled.metadata.shared,
-        matrix_ops,
-        launch.tensor_cores,
-        notes,
-        kind,
-    )
+    return CompilerReport(launch.label, block, compiled.metadata.num_warps, launch.stages, registers, spills,
+                          compiled.metadata.shared, matrix_ops, launch.tensor_cores, notes, kind)
 
 
 def read_nvidia(asm: dict[str, Any]) -> tuple[int, int, int, str, str]:
@@ -179,24 +163,17 @@ def read_nvidia(asm: dict[str, Any]) -> tuple[int, int, int, str, str]:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "kernel.cubin"
         path.write_bytes(asm["cubin"])
-        usage = subprocess.run(
-            [nvidia_tool("cuobjdump"), "--dump-resource-usage", str(path)], capture_output=True, text=True, check=True
-        ).stdout
-        sass = subprocess.run(
-            [nvidia_tool("nvdisasm"), "-c", str(path)], capture_output=True, text=True, check=True
-        ).stdout
+        usage = subprocess.run([nvidia_tool("cuobjdump"), "--dump-resource-usage", str(path)],
+                               capture_output=True, text=True, check=True).stdout
+        sass = subprocess.run([nvidia_tool("nvdisasm"), "-c", str(path)],
+                              capture_output=True, text=True, check=True).stdout
     found = re.search(r"REG:(\d+)", usage)
     local = re.search(r"STACK:(\d+)", usage)
     spills = int(local[1]) if local else 0
     matrix = re.findall(r"\b(?:HGMMA|QGMMA|UTC\w*MMA)\b", sass)
     other = len(re.findall(r"\b(?:HMMA)\b", sass))
-    return (
-        int(found[1]) if found else -1,
-        spills,
-        len(matrix),
-        f"HMMA {other}" if other else "",
-        " ".join(sorted(set(matrix))),
-    )
+    return (int(found[1]) if found else -1, spills, len(matrix), f"HMMA {other}" if other else "",
+            " ".join(sorted(set(matrix))))
 
 
 def read_amd(asm: dict[str, Any]) -> tuple[int, int, int, str, str]:
@@ -212,26 +189,17 @@ def read_amd(asm: dict[str, Any]) -> tuple[int, int, int, str, str]:
         return int(found[1]) if found else 0
 
     scratch = max(value("private_segment_fixed_size"), 4 * value("vgpr_spill_count"))
-    return (
-        value("vgpr_count"),
-        scratch,
-        len(re.findall(r"\bv_mfma", text)),
-        f"{value('sgpr_spill_count')} scalars in vector lanes",
-        "MFMA",
-    )
+    return (value("vgpr_count"), scratch, len(re.findall(r"\bv_mfma", text)),
+            f"{value('sgpr_spill_count')} scalars in vector lanes", "MFMA")
 
 
 def table(reports: list[CompilerReport]) -> str:
     """Markdown."""
-    lines = [
-        "| kernel | block | warps | stages | registers | spill bytes | shared KiB | matrix instructions | notes |",
-        "|---|---|---|---|---|---|---|---|---|",
-    ]
+    lines = ["| kernel | block | warps | stages | registers | spill bytes | shared KiB | matrix instructions | notes |",
+             "|---|---|---|---|---|---|---|---|---|"]
     lines += [
         f"| {r.label} | {'×'.join(map(str, r.block))} | {r.warps} | {r.stages} | {r.registers} | {r.spill_bytes} | "
-        f"{r.shared_bytes / 1024:.0f} | {r.matrix_ops} {r.matrix_kind} | {r.notes} |"
-        for r in reports
-    ]
+        f"{r.shared_bytes / 1024:.0f} | {r.matrix_ops} {r.matrix_kind} | {r.notes} |" for r in reports]
     return "\n".join(lines)
 
 
@@ -239,9 +207,8 @@ BENCHED = ("moe", "fine", "finest", "wide", "mixtral")
 BEGIN, END = "<!-- compiler's report: written by python -m moebius.kernels.triton_form.aot --docs -->", "<!-- end -->"
 
 
-def reports_of(
-    shape: str, target: str, dtype: torch.dtype = torch.bfloat16, options: Options | None = None, bias: bool = False
-) -> list[CompilerReport]:
+def reports_of(shape: str, target: str, dtype: torch.dtype = torch.bfloat16, options: Options | None = None,
+               bias: bool = False) -> list[CompilerReport]:
     """Of every kernel of a forward and a backward, once each (panels and sums come several times)."""
     once = {launch.label: launch for launch in plan(SHAPES[shape], dtype, options, bias)}
     return [compile_launch(launch, target) for launch in once.values()]
@@ -250,16 +217,12 @@ def reports_of(
 def documentation() -> str:
     """Markdown: every kernel at the first shape on every target, the other shapes and the 8-bit formats in short."""
     first = SHAPES["moe"]
-    parts = [
-        f"Triton {triton.__version__}, bfloat16, T={first.tokens} D={first.width} N={first.narrow} "
-        f"E={first.experts} K={first.top_k}."
-    ]
+    parts = [f"Triton {triton.__version__}, bfloat16, T={first.tokens} D={first.width} N={first.narrow} "
+             f"E={first.experts} K={first.top_k}."]
     for target in TARGETS:
         parts += [f"**{target}**", table(reports_of("moe", target))]
-    short = [
-        "| shape | precision | kernels | most registers | spill bytes | most shared KiB | matrix instructions |",
-        "|---|---|---|---|---|---|---|",
-    ]
+    short = ["| shape | precision | kernels | most registers | spill bytes | most shared KiB | matrix instructions |",
+             "|---|---|---|---|---|---|---|"]
     cases = [(shape, None) for shape in BENCHED[1:]] + [("moe", name) for name in NAMED]
     for shape, name in cases:
         found = reports_of(shape, "sm_90", options=Options(precision=None if name is None else NAMED[name]))
@@ -269,8 +232,7 @@ def documentation() -> str:
             f"| T={sizes.tokens} D={sizes.width} N={sizes.narrow} E={sizes.experts} K={sizes.top_k} | "
             f"{name or 'bfloat16'} | {len(found)} | {max(r.registers for r in found)} | "
             f"{sum(r.spill_bytes for r in found)} | {max(r.shared_bytes for r in found) / 1024:.0f} | "
-            f"{', '.join(kinds) if all(r.sound for r in found) else 'MISSING'} |"
-        )
+            f"{', '.join(kinds) if all(r.sound for r in found) else 'MISSING'} |")
     return "\n\n".join([*parts, "**sm_90, other shapes and formats**", "\n".join(short)])
 
 

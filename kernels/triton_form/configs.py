@@ -1,5 +1,4 @@
 """The default tile shapes, each compiled ahead of time for sm_90 in the tests: no spills, wgmma in the machine code."""
-
 from __future__ import annotations
 
 import torch
@@ -35,32 +34,18 @@ EXACT: dict[str, tuple[Config, Config]] = {  # float32 without TF32: no tensor c
 
 # 8-bit operands: a block of the format is a tile of the contraction, or a part of it.
 FORMATS: dict[str, dict[str, tuple[Config, Config]]] = {
-    "fp8": {
-        name: (Config(64, 128, 64, 8, 3), Config(64, 128, 64, 8, 3))
-        for name in ("up", "up_ungated", "down", "grad_x", "grad_act")
-    },
-    "fp8_block": {
-        name: (Config(64, 128, 128, 8, 2), Config(64, 128, 128, 8, 2))
-        for name in ("up_ungated", "down", "grad_x", "grad_act", "weight_grad")
-    }
-    | {"up": (Config(64, 128, 128, 8, 3), Config(64, 128, 128, 8, 3))},  # with 2 stages 8 bytes spill on sm_90
-    "mxfp8": {
-        name: (Config(64, 128, 64, 8, 3), Config(64, 128, 64, 8, 3))
-        for name in ("up", "up_ungated", "down", "grad_x", "grad_act", "weight_grad")
-    },
+    "fp8": {name: (Config(64, 128, 64, 8, 3), Config(64, 128, 64, 8, 3))
+            for name in ("up", "up_ungated", "down", "grad_x", "grad_act")},
+    "fp8_block": {name: (Config(64, 128, 128, 8, 2), Config(64, 128, 128, 8, 2))
+                  for name in ("up_ungated", "down", "grad_x", "grad_act", "weight_grad")} | {
+        "up": (Config(64, 128, 128, 8, 3), Config(64, 128, 128, 8, 3))},  # with 2 stages 8 bytes spill on sm_90
+    "mxfp8": {name: (Config(64, 128, 64, 8, 3), Config(64, 128, 64, 8, 3))
+              for name in ("up", "up_ungated", "down", "grad_x", "grad_act", "weight_grad")},
 }
 
 
-def choose(
-    kernel: str,
-    dtype: torch.dtype,
-    slots: int,
-    num_experts: int,
-    inner: int,
-    outer: int,
-    name: str | None,
-    device: torch.device,
-) -> tuple[Config, Problem]:
+def choose(kernel: str, dtype: torch.dtype, slots: int, num_experts: int, inner: int, outer: int, name: str | None,
+           device: torch.device) -> tuple[Config, Problem]:
     """What was measured for a kernel at these sizes (tuning.py), else the default.
 
     inner: of the contraction, outer: columns of the result. name: of the format. The default goes by dtype, format and

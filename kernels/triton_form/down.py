@@ -5,7 +5,6 @@ With one slot a token the rows are scattered straight to their tokens. With more
 is written once, and a second kernel sums a token's rows in slot order: no atomics, so the same bits run for run, and no
 temporary of S x D. More panels would make the temporary smaller and read the left side more often.
 """
-
 from __future__ import annotations
 
 import triton
@@ -24,51 +23,14 @@ PANELS = 2  # the temporary of a sum is half of S x D; with four, `down` falls b
 
 
 @triton.jit
-def down_kernel(
-    left,
-    matrix,
-    bias,
-    weight,
-    out,
-    order,
-    tile_expert,
-    tile_row,
-    offsets,
-    k_left,
-    k_matrix,
-    num_tiles,
-    num_columns,
-    num_experts,
-    size_k,
-    size_d,
-    left_row,
-    left_col,
-    w_e,
-    w_k,
-    w_d,
-    bias_e,
-    bias_d,
-    weight_row,
-    weight_col,
-    k_e,
-    k_d,
-    top_k,
-    BIASED: tl.constexpr,
-    WEIGHTED: tl.constexpr,
-    SCATTER: tl.constexpr,
-    K_LAST: tl.constexpr,
-    LEFT_DESCRIBED: tl.constexpr,
-    DESCRIBED: tl.constexpr,
-    EVEN_K: tl.constexpr,
-    PRECISION: tl.constexpr,
-    FORMAT: tl.constexpr,
-    NARROW: tl.constexpr,
-    WIDE: tl.constexpr,
-    GROUP: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-):
+def down_kernel(left, matrix, bias, weight, out, order, tile_expert, tile_row, offsets,
+                k_left, k_matrix, num_tiles, num_columns, num_experts, size_k, size_d,
+                left_row, left_col, w_e, w_k, w_d, bias_e, bias_d, weight_row, weight_col, k_e, k_d, top_k,
+                BIASED: tl.constexpr, WEIGHTED: tl.constexpr, SCATTER: tl.constexpr, K_LAST: tl.constexpr,
+                LEFT_DESCRIBED: tl.constexpr, DESCRIBED: tl.constexpr, EVEN_K: tl.constexpr,
+                PRECISION: tl.constexpr, FORMAT: tl.constexpr, NARROW: tl.constexpr, WIDE: tl.constexpr,
+                GROUP: tl.constexpr,
+                BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr):
     for work in range(tl.program_id(0), num_tiles * num_columns, tl.num_programs(0)):
         tile, column = place(work, num_tiles, num_columns, GROUP)
         expert = tl.load(tile_expert + tile)
@@ -81,35 +43,9 @@ def down_kernel(
             n_ok = n < size_d
             k_rows = load_exponents(k_left + row, row_ok, FORMAT)
             k_columns = load_exponents(k_matrix + expert.to(tl.int64) * k_e + n * k_d, n_ok, FORMAT)
-            total = product(
-                left,
-                row,
-                row_ok,
-                left_row,
-                left_col,
-                first_row,
-                matrix,
-                expert,
-                w_e,
-                w_k,
-                w_d,
-                n0,
-                size_k,
-                size_d,
-                k_rows,
-                k_columns,
-                LEFT_DESCRIBED,
-                DESCRIBED,
-                K_LAST,
-                EVEN_K,
-                FORMAT,
-                NARROW,
-                WIDE,
-                PRECISION,
-                BLOCK_M,
-                BLOCK_N,
-                BLOCK_K,
-            )
+            total = product(left, row, row_ok, left_row, left_col, first_row, matrix, expert, w_e, w_k, w_d, n0,
+                            size_k, size_d, k_rows, k_columns, LEFT_DESCRIBED, DESCRIBED, K_LAST, EVEN_K, FORMAT,
+                            NARROW, WIDE, PRECISION, BLOCK_M, BLOCK_N, BLOCK_K)
             if BIASED:
                 at = bias + expert.to(tl.int64) * bias_e + n * bias_d
                 total += tl.load(at, mask=n_ok, other=0.0).to(tl.float32)[None, :]
@@ -122,27 +58,13 @@ def down_kernel(
             target = row
             if SCATTER:
                 target = slot
-            tl.store(
-                out + target.to(tl.int64)[:, None] * size_d + n[None, :],
-                total.to(out.dtype.element_ty),
-                mask=row_ok[:, None] & n_ok[None, :],
-            )
+            tl.store(out + target.to(tl.int64)[:, None] * size_d + n[None, :], total.to(out.dtype.element_ty),
+                     mask=row_ok[:, None] & n_ok[None, :])
 
 
 @triton.jit
-def combine_kernel(
-    rows,
-    inverse,
-    offsets,
-    out,
-    num_tokens,
-    num_experts,
-    size_d,
-    out_row,
-    TOP_K: tl.constexpr,
-    BLOCK_T: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-):
+def combine_kernel(rows, inverse, offsets, out, num_tokens, num_experts, size_d, out_row, TOP_K: tl.constexpr,
+                   BLOCK_T: tl.constexpr, BLOCK_D: tl.constexpr):
     token = tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)
     d = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)
     token_ok, d_ok = token < num_tokens, d < size_d
@@ -153,11 +75,8 @@ def combine_kernel(
         ok = token_ok & (row < real_rows)
         at = rows + row.to(tl.int64)[:, None] * size_d + d[None, :]
         total += tl.load(at, mask=ok[:, None] & d_ok[None, :], other=0.0).to(tl.float32)
-    tl.store(
-        out + token.to(tl.int64)[:, None] * out_row + d[None, :],
-        total.to(out.dtype.element_ty),
-        mask=token_ok[:, None] & d_ok[None, :],
-    )
+    tl.store(out + token.to(tl.int64)[:, None] * out_row + d[None, :], total.to(out.dtype.element_ty),
+             mask=token_ok[:, None] & d_ok[None, :])
 
 
 def combine(rows_SC: Tensor, inverse_S: Tensor, offsets: Tensor, top_k: int, out_TC: Tensor) -> None:
@@ -165,26 +84,11 @@ def combine(rows_SC: Tensor, inverse_S: Tensor, offsets: Tensor, top_k: int, out
     tokens, width = out_TC.shape
     block_t = min(COMBINE_TOKENS, triton.next_power_of_2(tokens))
     block_d = min(COMBINE_WIDTH, triton.next_power_of_2(width))
-    submit(
-        Launch(
-            combine_kernel,
-            (triton.cdiv(tokens, block_t), triton.cdiv(width, block_d)),
-            dict(
-                rows=rows_SC,
-                inverse=inverse_S,
-                offsets=offsets,
-                out=out_TC,
-                num_tokens=tokens,
-                num_experts=offsets.shape[0] - 1,
-                size_d=width,
-                out_row=out_TC.stride(0),
-            ),
-            dict(TOP_K=top_k, BLOCK_T=block_t, BLOCK_D=block_d),
-            warps=4,
-            stages=2,
-            label="combine",
-        )
-    )
+    submit(Launch(
+        combine_kernel, (triton.cdiv(tokens, block_t), triton.cdiv(width, block_d)),
+        dict(rows=rows_SC, inverse=inverse_S, offsets=offsets, out=out_TC, num_tokens=tokens,
+             num_experts=offsets.shape[0] - 1, size_d=width, out_row=out_TC.stride(0)),
+        dict(TOP_K=top_k, BLOCK_T=block_t, BLOCK_D=block_d), warps=4, stages=2, label="combine"))
 
 
 def panel_width(width: int, block_n: int) -> int:
@@ -192,17 +96,9 @@ def panel_width(width: int, block_n: int) -> int:
     return triton.cdiv(triton.cdiv(width, PANELS), block_n) * block_n
 
 
-def project_down(
-    left_SP: Tensor,
-    matrix_EPD: Tensor,
-    bias_ED: Tensor | None,
-    weight_TK: Tensor | None,
-    order_S: Tensor,
-    offsets: Tensor,
-    top_k: int,
-    label: str,
-    name: str | None = None,
-) -> Tensor:
+def project_down(left_SP: Tensor, matrix_EPD: Tensor, bias_ED: Tensor | None, weight_TK: Tensor | None,
+                 order_S: Tensor, offsets: Tensor, top_k: int, label: str,
+                 name: str | None = None) -> Tensor:
     """out[t] = sum over t's rows r of weight * (left[r] @ matrix[e] + bias[e]); left is in sorted order. [T, D].
 
     matrix_EPD: [E, P, D] with any strides (a transposed view of down, or gate_up as it is). name: of the format.
@@ -222,68 +118,26 @@ def project_down(
 
     def launch(matrix: Tensor, bias: Tensor, k_matrix: Tensor, out: Tensor) -> None:
         k_last = matrix.stride(1) == 1
-        described = (
-            describe(matrix.transpose(1, 2), [1, block_n, block_k])
-            if k_last
-            else describe(matrix, [1, block_k, block_n])
-        )
+        described = describe(matrix.transpose(1, 2), [1, block_n, block_k]) if k_last else describe(
+            matrix, [1, block_k, block_n])
         columns = triton.cdiv(matrix.shape[2], block_n)
-        submit(
-            Launch(
-                down_kernel,
-                grid_of(tiles, columns, config.waves),
-                dict(
-                    left=left_described or left_SP,
-                    matrix=described or matrix,
-                    bias=bias,
-                    weight=weight,
-                    out=out,
-                    order=order_S,
-                    tile_expert=tiles.expert,
-                    tile_row=tiles.row,
-                    offsets=offsets,
-                    k_left=k_left,
-                    k_matrix=k_matrix,
-                    num_tiles=tiles.limit,
-                    num_columns=columns,
-                    num_experts=num_experts,
-                    size_k=inner,
-                    size_d=matrix.shape[2],
-                    left_row=left_SP.stride(0),
-                    left_col=left_SP.stride(1),
-                    w_e=matrix.stride(0),
-                    w_k=matrix.stride(1),
-                    w_d=matrix.stride(2),
-                    bias_e=bias.stride(0),
-                    bias_d=bias.stride(1),
-                    weight_row=weight.stride(0),
-                    weight_col=weight.stride(1),
-                    k_e=k_matrix.stride(0),
-                    k_d=k_matrix.stride(1),
-                    top_k=top_k,
-                ),
-                dict(
-                    BIASED=bias_ED is not None,
-                    WEIGHTED=weight_TK is not None,
-                    SCATTER=scatter,
-                    K_LAST=k_last,
-                    LEFT_DESCRIBED=left_described is not None,
-                    DESCRIBED=described is not None,
-                    EVEN_K=inner % block_k == 0,
-                    PRECISION=dot_precision(left_SP.dtype),
-                    GROUP=GROUP,
-                    **format_constants(name),
-                    BLOCK_M=block_m,
-                    BLOCK_N=block_n,
-                    BLOCK_K=block_k,
-                ),
-                config.warps,
-                config.stages,
-                flops=2 * slots * inner * matrix.shape[2],
-                label=label,
-                problem=problem,
-            )
-        )
+        submit(Launch(
+            down_kernel, grid_of(tiles, columns, config.waves),
+            dict(left=left_described or left_SP, matrix=described or matrix, bias=bias, weight=weight, out=out,
+                 order=order_S, tile_expert=tiles.expert, tile_row=tiles.row, offsets=offsets,
+                 k_left=k_left, k_matrix=k_matrix, num_tiles=tiles.limit,
+                 num_columns=columns, num_experts=num_experts, size_k=inner, size_d=matrix.shape[2],
+                 left_row=left_SP.stride(0), left_col=left_SP.stride(1), w_e=matrix.stride(0),
+                 w_k=matrix.stride(1), w_d=matrix.stride(2), bias_e=bias.stride(0), bias_d=bias.stride(1),
+                 weight_row=weight.stride(0), weight_col=weight.stride(1), k_e=k_matrix.stride(0),
+                 k_d=k_matrix.stride(1), top_k=top_k),
+            dict(BIASED=bias_ED is not None, WEIGHTED=weight_TK is not None, SCATTER=scatter, K_LAST=k_last,
+                 LEFT_DESCRIBED=left_described is not None, DESCRIBED=described is not None,
+                 EVEN_K=inner % block_k == 0, PRECISION=dot_precision(left_SP.dtype), GROUP=GROUP,
+                 **format_constants(name),
+                 BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_K=block_k),
+            config.warps, config.stages, flops=2 * slots * inner * matrix.shape[2], label=label,
+            problem=problem))
 
     if scatter:
         # Sentinel slots are not written: where rows go straight to tokens, theirs must be zero.

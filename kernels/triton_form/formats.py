@@ -10,7 +10,6 @@ contraction: a kernel of its own finds those first, one int32 a row. What is mul
 Rounding is written out in integers and float32: Triton's interpreter converts to fp8 wrongly, and reads its NaN as a
 number.
 """
-
 from __future__ import annotations
 
 import torch
@@ -76,21 +75,9 @@ def widen(parts, k):
 
 
 @triton.jit
-def multiply(
-    a,
-    b,
-    total,
-    k_a,
-    k_b,
-    FORMAT: tl.constexpr,
-    MATRIX: tl.constexpr,
-    NARROW: tl.constexpr,
-    WIDE: tl.constexpr,
-    PRECISION: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-):
+def multiply(a, b, total, k_a, k_b, FORMAT: tl.constexpr, MATRIX: tl.constexpr, NARROW: tl.constexpr,
+             WIDE: tl.constexpr, PRECISION: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+             BLOCK_K: tl.constexpr):
     """total + a [M, K] @ b [K, N], in a format ("none": as they are).
 
     k_a [M], k_b [N]: exponents of rows and columns, for "fp8" only, whose total is left unscaled. MATRIX: b is weights
@@ -145,29 +132,16 @@ def load_exponents(at, ok, FORMAT: tl.constexpr):
 
 
 @triton.jit
-def exponents_kernel(
-    x,
-    out,
-    num_rows,
-    num_columns,
-    per_matrix,
-    stride_e,
-    stride_row,
-    stride_column,
-    BLOCK_R: tl.constexpr,
-    BLOCK_C: tl.constexpr,
-):
+def exponents_kernel(x, out, num_rows, num_columns, per_matrix, stride_e, stride_row, stride_column,
+                     BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr):
     row = tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R)
     row_ok = row < num_rows
     at = x + (row // per_matrix).to(tl.int64) * stride_e + (row % per_matrix).to(tl.int64) * stride_row
     largest = tl.zeros((BLOCK_R,), tl.int32)
     for c0 in range(0, num_columns, BLOCK_C):
         c = c0 + tl.arange(0, BLOCK_C)
-        tile = tl.load(
-            at[:, None] + c.to(tl.int64)[None, :] * stride_column,
-            mask=row_ok[:, None] & (c < num_columns)[None, :],
-            other=0.0,
-        )
+        tile = tl.load(at[:, None] + c.to(tl.int64)[None, :] * stride_column,
+                       mask=row_ok[:, None] & (c < num_columns)[None, :], other=0.0)
         largest = tl.maximum(largest, tl.max(magnitude(tile.to(tl.float32)), 1))
     tl.store(out + row, exponent_of(largest), mask=row_ok)
 
@@ -178,26 +152,11 @@ def exponents(x: Tensor, name: str | None) -> Tensor:
         return x.new_empty((0, *x.shape[1:-1]), dtype=torch.int32)
     *lead, rows, columns = x.shape
     out = x.new_empty(x.shape[:-1], dtype=torch.int32)
-    submit(
-        Launch(
-            exponents_kernel,
-            (triton.cdiv(out.numel(), ROWS),),
-            dict(
-                x=x,
-                out=out,
-                num_rows=out.numel(),
-                num_columns=columns,
-                per_matrix=rows,
-                stride_e=x.stride(0) if lead else 0,
-                stride_row=x.stride(-2),
-                stride_column=x.stride(-1),
-            ),
-            dict(BLOCK_R=ROWS, BLOCK_C=COLUMNS),
-            warps=4,
-            stages=2,
-            label="exponents",
-        )
-    )
+    submit(Launch(
+        exponents_kernel, (triton.cdiv(out.numel(), ROWS),),
+        dict(x=x, out=out, num_rows=out.numel(), num_columns=columns, per_matrix=rows,
+             stride_e=x.stride(0) if lead else 0, stride_row=x.stride(-2), stride_column=x.stride(-1)),
+        dict(BLOCK_R=ROWS, BLOCK_C=COLUMNS), warps=4, stages=2, label="exponents"))
     return out
 
 

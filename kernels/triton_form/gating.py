@@ -2,7 +2,6 @@
 
 An epilogue that holds a whole tile of gate, up, A and their gradients runs out of registers; it works on halves.
 """
-
 from __future__ import annotations
 
 import triton

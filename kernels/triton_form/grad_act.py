@@ -1,6 +1,5 @@
 """One pass of backward: dA' = dO @ down[e] with dO gathered, and in its epilogue A from H, dH, s*A and dS = <dA',
 A>."""
-
 from __future__ import annotations
 
 from typing import NamedTuple
@@ -21,24 +20,9 @@ from moebius.kernels.triton_form.tiles import grid_of, make_tiles, place
 
 
 @triton.jit
-def finish(
-    grad_a,
-    scale,
-    row,
-    row_ok,
-    n0,
-    size_n,
-    h,
-    grad_h,
-    a,
-    GATE: tl.constexpr,
-    WEIGHTED: tl.constexpr,
-    KEEP_S: tl.constexpr,
-    KEEP_A: tl.constexpr,
-    KEEP_DH: tl.constexpr,
-    GRADIENTS: tl.constexpr,
-    WIDTH: tl.constexpr,
-):
+def finish(grad_a, scale, row, row_ok, n0, size_n, h, grad_h, a, GATE: tl.constexpr, WEIGHTED: tl.constexpr,
+           KEEP_S: tl.constexpr, KEEP_A: tl.constexpr, KEEP_DH: tl.constexpr, GRADIENTS: tl.constexpr,
+           WIDTH: tl.constexpr):
     """The epilogue over WIDTH columns from n0: stores s*A and dH, returns the columns' part of dS [rows]."""
     n = n0 + tl.arange(0, WIDTH)
     ok = row_ok[:, None] & (n < size_n)[None, :]
@@ -60,104 +44,27 @@ def finish(
 
 
 @triton.jit
-def finish_halves(
-    grad_a,
-    scale,
-    row,
-    row_ok,
-    n0,
-    size_n,
-    h,
-    grad_h,
-    a,
-    GATE: tl.constexpr,
-    WEIGHTED: tl.constexpr,
-    KEEP_S: tl.constexpr,
-    KEEP_A: tl.constexpr,
-    KEEP_DH: tl.constexpr,
-    GRADIENTS: tl.constexpr,
-    ROWS: tl.constexpr,
-    WIDTH: tl.constexpr,
-):
+def finish_halves(grad_a, scale, row, row_ok, n0, size_n, h, grad_h, a, GATE: tl.constexpr, WEIGHTED: tl.constexpr,
+                  KEEP_S: tl.constexpr, KEEP_A: tl.constexpr, KEEP_DH: tl.constexpr, GRADIENTS: tl.constexpr,
+                  ROWS: tl.constexpr, WIDTH: tl.constexpr):
     """finish, one half of the columns after the other."""
     HALF: tl.constexpr = WIDTH // 2
     low, high = cut(grad_a, ROWS, WIDTH)
-    part = finish(
-        low, scale, row, row_ok, n0, size_n, h, grad_h, a, GATE, WEIGHTED, KEEP_S, KEEP_A, KEEP_DH, GRADIENTS, HALF
-    )
-    return part + finish(
-        high,
-        scale,
-        row,
-        row_ok,
-        n0 + HALF,
-        size_n,
-        h,
-        grad_h,
-        a,
-        GATE,
-        WEIGHTED,
-        KEEP_S,
-        KEEP_A,
-        KEEP_DH,
-        GRADIENTS,
-        HALF,
-    )
+    part = finish(low, scale, row, row_ok, n0, size_n, h, grad_h, a, GATE, WEIGHTED, KEEP_S, KEEP_A, KEEP_DH,
+                  GRADIENTS, HALF)
+    return part + finish(high, scale, row, row_ok, n0 + HALF, size_n, h, grad_h, a, GATE, WEIGHTED, KEEP_S, KEEP_A,
+                         KEEP_DH, GRADIENTS, HALF)
 
 
 @triton.jit
-def grad_act_kernel(
-    grad,
-    matrix,
-    bias,
-    weight,
-    h,
-    grad_h,
-    a,
-    grad_s,
-    order,
-    tile_expert,
-    tile_row,
-    offsets,
-    k_grad,
-    k_matrix,
-    num_tiles,
-    num_columns,
-    num_experts,
-    top_k,
-    size_d,
-    size_n,
-    grad_row,
-    grad_col,
-    w_e,
-    w_d,
-    w_n,
-    bias_e,
-    bias_d,
-    weight_row,
-    weight_col,
-    k_e,
-    k_n,
-    GATE: tl.constexpr,
-    BIASED: tl.constexpr,
-    WEIGHTED: tl.constexpr,
-    KEEP_S: tl.constexpr,
-    KEEP_A: tl.constexpr,
-    KEEP_DH: tl.constexpr,
-    GRADIENTS: tl.constexpr,
-    K_LAST: tl.constexpr,
-    DESCRIBED: tl.constexpr,
-    EVEN_K: tl.constexpr,
-    PRECISION: tl.constexpr,
-    FORMAT: tl.constexpr,
-    NARROW: tl.constexpr,
-    WIDE: tl.constexpr,
-    GROUP: tl.constexpr,
-    PARTS: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-):
+def grad_act_kernel(grad, matrix, bias, weight, h, grad_h, a, grad_s, order, tile_expert, tile_row, offsets,
+                    k_grad, k_matrix, num_tiles, num_columns, num_experts, top_k, size_d, size_n,
+                    grad_row, grad_col, w_e, w_d, w_n, bias_e, bias_d, weight_row, weight_col, k_e, k_n,
+                    GATE: tl.constexpr, BIASED: tl.constexpr, WEIGHTED: tl.constexpr, KEEP_S: tl.constexpr,
+                    KEEP_A: tl.constexpr, KEEP_DH: tl.constexpr, GRADIENTS: tl.constexpr, K_LAST: tl.constexpr,
+                    DESCRIBED: tl.constexpr, EVEN_K: tl.constexpr, PRECISION: tl.constexpr, FORMAT: tl.constexpr,
+                    NARROW: tl.constexpr, WIDE: tl.constexpr, GROUP: tl.constexpr,
+                    PARTS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr):
     for work in range(tl.program_id(0), num_tiles * num_columns, tl.num_programs(0)):
         tile, column = place(work, num_tiles, num_columns, GROUP)
         expert = tl.load(tile_expert + tile)
@@ -171,35 +78,9 @@ def grad_act_kernel(
             n = n0 + tl.arange(0, BLOCK_N)
             k_rows = load_exponents(k_grad + token, row_ok, FORMAT)
             k_columns = load_exponents(k_matrix + expert.to(tl.int64) * k_e + n * k_n, n < size_n, FORMAT)
-            grad_a = product(
-                grad,
-                token,
-                row_ok,
-                grad_row,
-                grad_col,
-                first_row,
-                matrix,
-                expert,
-                w_e,
-                w_d,
-                w_n,
-                n0,
-                size_d,
-                size_n,
-                k_rows,
-                k_columns,
-                False,
-                DESCRIBED,
-                K_LAST,
-                EVEN_K,
-                FORMAT,
-                NARROW,
-                WIDE,
-                PRECISION,
-                BLOCK_M,
-                BLOCK_N,
-                BLOCK_K,
-            )
+            grad_a = product(grad, token, row_ok, grad_row, grad_col, first_row, matrix, expert, w_e, w_d, w_n, n0,
+                             size_d, size_n, k_rows, k_columns, False, DESCRIBED, K_LAST, EVEN_K, FORMAT, NARROW, WIDE,
+                             PRECISION, BLOCK_M, BLOCK_N, BLOCK_K)
             scale = tl.full((BLOCK_M,), 1.0, tl.float32)
             if WEIGHTED:
                 at = weight + token.to(tl.int64) * weight_row + (slot % top_k) * weight_col
@@ -209,102 +90,23 @@ def grad_act_kernel(
                 if column == 0:
                     for d0 in range(0, size_d, BLOCK_K):
                         d = d0 + tl.arange(0, BLOCK_K)
-                        g = load_rows(
-                            grad,
-                            token,
-                            row_ok,
-                            grad_row,
-                            grad_col,
-                            first_row,
-                            d0,
-                            size_d,
-                            False,
-                            EVEN_K,
-                            BLOCK_M,
-                            BLOCK_K,
-                        )
+                        g = load_rows(grad, token, row_ok, grad_row, grad_col, first_row, d0, size_d,
+                                      False, EVEN_K, BLOCK_M, BLOCK_K)
                         b = tl.load(bias + expert.to(tl.int64) * bias_e + d * bias_d, mask=d < size_d, other=0.0)
                         partial += tl.sum(g.to(tl.float32) * b.to(tl.float32)[None, :], 1)
             if PARTS == 1:
-                partial += finish(
-                    grad_a,
-                    scale,
-                    row,
-                    row_ok,
-                    n0,
-                    size_n,
-                    h,
-                    grad_h,
-                    a,
-                    GATE,
-                    WEIGHTED,
-                    KEEP_S,
-                    KEEP_A,
-                    KEEP_DH,
-                    GRADIENTS,
-                    BLOCK_N,
-                )
+                partial += finish(grad_a, scale, row, row_ok, n0, size_n, h, grad_h, a, GATE, WEIGHTED, KEEP_S, KEEP_A,
+                                  KEEP_DH, GRADIENTS, BLOCK_N)
             elif PARTS == 2:
-                partial += finish_halves(
-                    grad_a,
-                    scale,
-                    row,
-                    row_ok,
-                    n0,
-                    size_n,
-                    h,
-                    grad_h,
-                    a,
-                    GATE,
-                    WEIGHTED,
-                    KEEP_S,
-                    KEEP_A,
-                    KEEP_DH,
-                    GRADIENTS,
-                    BLOCK_M,
-                    BLOCK_N,
-                )
+                partial += finish_halves(grad_a, scale, row, row_ok, n0, size_n, h, grad_h, a, GATE, WEIGHTED, KEEP_S,
+                                         KEEP_A, KEEP_DH, GRADIENTS, BLOCK_M, BLOCK_N)
             else:
                 HALF: tl.constexpr = BLOCK_N // 2
                 low, high = cut(grad_a, BLOCK_M, BLOCK_N)
-                partial += finish_halves(
-                    low,
-                    scale,
-                    row,
-                    row_ok,
-                    n0,
-                    size_n,
-                    h,
-                    grad_h,
-                    a,
-                    GATE,
-                    WEIGHTED,
-                    KEEP_S,
-                    KEEP_A,
-                    KEEP_DH,
-                    GRADIENTS,
-                    BLOCK_M,
-                    HALF,
-                )
-                partial += finish_halves(
-                    high,
-                    scale,
-                    row,
-                    row_ok,
-                    n0 + HALF,
-                    size_n,
-                    h,
-                    grad_h,
-                    a,
-                    GATE,
-                    WEIGHTED,
-                    KEEP_S,
-                    KEEP_A,
-                    KEEP_DH,
-                    GRADIENTS,
-                    BLOCK_M,
-                    HALF,
-                )
+                partial += finish_halves(low, scale, row, row_ok, n0, size_n, h, grad_h, a, GATE, WEIGHTED, KEEP_S,
+                                         KEEP_A, KEEP_DH, GRADIENTS, BLOCK_M, HALF)
+                partial += finish_halves(high, scale, row, row_ok, n0 + HALF, size_n, h, grad_h, a, GATE, WEIGHTED,
+                                         KEEP_S, KEEP_A, KEEP_DH, GRADIENTS, BLOCK_M, HALF)
             if KEEP_S:
                 tl.store(grad_s + slot.to(tl.int64) * num_columns + column, partial, mask=row_ok)
 
@@ -317,17 +119,8 @@ class ActivationGradients(NamedTuple):
     grad_s_S: Tensor
 
 
-def grad_activation(
-    grad_TD: Tensor,
-    h_SM: Tensor,
-    weights: Weights,
-    order_S: Tensor,
-    offsets: Tensor,
-    weight_TK: Tensor | None,
-    top_k: int,
-    options: Options,
-    needs: Needs,
-) -> ActivationGradients:
+def grad_activation(grad_TD: Tensor, h_SM: Tensor, weights: Weights, order_S: Tensor, offsets: Tensor,
+                    weight_TK: Tensor | None, top_k: int, options: Options, needs: Needs) -> ActivationGradients:
     """dH, s*A and dS in one kernel; those that nothing needs have no rows."""
     slots = order_S.shape[0]
     num_experts, width, narrow = weights.down_EDN.shape
@@ -343,73 +136,26 @@ def grad_activation(
     partials = h_SM.new_zeros(slots if needs.weight else 0, columns, dtype=torch.float32)
     matrix = weights.down_EDN
     k_last = matrix.stride(1) == 1 and matrix.stride(2) != 1
-    described = (
-        describe(matrix.transpose(1, 2), [1, block_n, block_k]) if k_last else describe(matrix, [1, block_k, block_n])
-    )
+    described = describe(matrix.transpose(1, 2), [1, block_n, block_k]) if k_last else describe(
+        matrix, [1, block_k, block_n])
     bias = h_SM.new_empty(0, width) if weights.down_bias_ED is None else weights.down_bias_ED
     weight = h_SM.new_empty(0, 1) if weight_TK is None else weight_TK
     k_matrix = exponents(matrix.transpose(1, 2), name)
-    submit(
-        Launch(
-            grad_act_kernel,
-            grid_of(tiles, columns, config.waves),
-            dict(
-                grad=grad_TD,
-                matrix=described or matrix,
-                bias=bias,
-                weight=weight,
-                h=h_SM,
-                grad_h=grad_h,
-                a=scaled_a,
-                grad_s=partials,
-                order=order_S,
-                tile_expert=tiles.expert,
-                tile_row=tiles.row,
-                offsets=offsets,
-                k_grad=exponents(grad_TD, name),
-                k_matrix=k_matrix,
-                num_tiles=tiles.limit,
-                num_columns=columns,
-                num_experts=num_experts,
-                top_k=top_k,
-                size_d=width,
-                size_n=narrow,
-                grad_row=grad_TD.stride(0),
-                grad_col=grad_TD.stride(1),
-                w_e=matrix.stride(0),
-                w_d=matrix.stride(1),
-                w_n=matrix.stride(2),
-                bias_e=bias.stride(0),
-                bias_d=bias.stride(1),
-                weight_row=weight.stride(0),
-                weight_col=weight.stride(1),
-                k_e=k_matrix.stride(0),
-                k_n=k_matrix.stride(1),
-            ),
-            dict(
-                GATE=options.gate,
-                BIASED=weights.down_bias_ED is not None,
-                WEIGHTED=weight_TK is not None,
-                KEEP_S=needs.weight,
-                KEEP_A=needs.down,
-                KEEP_DH=keep_dh,
-                K_LAST=k_last,
-                GRADIENTS=gate_functions(options.activation, options.gate)[1],
-                DESCRIBED=described is not None,
-                EVEN_K=width % block_k == 0,
-                PRECISION=dot_precision(h_SM.dtype),
-                **format_constants(name),
-                GROUP=GROUP,
-                PARTS=epilogue_parts(block_n),
-                BLOCK_M=block_m,
-                BLOCK_N=block_n,
-                BLOCK_K=block_k,
-            ),
-            config.warps,
-            config.stages,
-            flops=2 * slots * width * narrow,
-            label="grad_act",
-            problem=problem,
-        )
-    )
+    submit(Launch(
+        grad_act_kernel, grid_of(tiles, columns, config.waves),
+        dict(grad=grad_TD, matrix=described or matrix, bias=bias, weight=weight, h=h_SM, grad_h=grad_h,
+             a=scaled_a, grad_s=partials, order=order_S, tile_expert=tiles.expert, tile_row=tiles.row,
+             offsets=offsets, k_grad=exponents(grad_TD, name), k_matrix=k_matrix,
+             num_tiles=tiles.limit, num_columns=columns, num_experts=num_experts, top_k=top_k,
+             size_d=width, size_n=narrow, grad_row=grad_TD.stride(0), grad_col=grad_TD.stride(1),
+             w_e=matrix.stride(0), w_d=matrix.stride(1), w_n=matrix.stride(2), bias_e=bias.stride(0),
+             bias_d=bias.stride(1), weight_row=weight.stride(0), weight_col=weight.stride(1),
+             k_e=k_matrix.stride(0), k_n=k_matrix.stride(1)),
+        dict(GATE=options.gate, BIASED=weights.down_bias_ED is not None, WEIGHTED=weight_TK is not None,
+             KEEP_S=needs.weight, KEEP_A=needs.down, KEEP_DH=keep_dh, K_LAST=k_last,
+             GRADIENTS=gate_functions(options.activation, options.gate)[1],
+             DESCRIBED=described is not None, EVEN_K=width % block_k == 0, PRECISION=dot_precision(h_SM.dtype),
+             **format_constants(name), GROUP=GROUP, PARTS=epilogue_parts(block_n),
+             BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_K=block_k),
+        config.warps, config.stages, flops=2 * slots * width * narrow, label="grad_act", problem=problem))
     return ActivationGradients(grad_h, scaled_a, partials.sum(1))

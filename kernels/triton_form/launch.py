@@ -1,5 +1,4 @@
 """How a kernel is launched, and how the same host code tells what it would launch when there is no GPU."""
-
 from __future__ import annotations
 
 import math
@@ -77,9 +76,8 @@ class Launch:
 
     def run(self) -> None:
         """Run it. enable_fp_fusion is given since its default differs between Triton versions."""
-        self.kernel[self.grid](
-            **self.arguments, **self.constants, num_warps=self.warps, num_stages=self.stages, enable_fp_fusion=True
-        )
+        self.kernel[self.grid](**self.arguments, **self.constants, num_warps=self.warps, num_stages=self.stages,
+                               enable_fp_fusion=True)
 
 
 timer: ContextVar[Callable[[Launch], None] | None] = ContextVar("timer", default=None)

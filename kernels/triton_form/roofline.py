@@ -9,7 +9,6 @@ Nothing here is measured: registers, spills, shared memory and matrix instructio
 counted from the arguments, every tensor once, a row that is gathered for K slots counted K times; the bound follows
 from the card's published rates (Williams et al. 2009, "Roofline").
 """
-
 from __future__ import annotations
 
 import argparse
@@ -55,12 +54,8 @@ CARDS = {
     "gfx942": Card("MI300X", 1307e12, 654e12, 5.3e12, 4 * 512 * 64, 64 << 10, 32),
 }
 # Arguments that a kernel reads by token: one row for every slot. grad_act and weight_grad name them differently.
-GATHERED = {
-    "up": ("x",),
-    "grad_act": ("grad",),
-    "weight_grad_gathered_left": ("left",),
-    "weight_grad_gathered_right": ("right",),
-}
+GATHERED = {"up": ("x",), "grad_act": ("grad",), "weight_grad_gathered_left": ("left",),
+            "weight_grad_gathered_right": ("right",)}
 
 
 def bytes_moved(launch: Launch) -> int:
@@ -124,25 +119,15 @@ def describe_kernels(shape: Shape, target: str, dtype: torch.dtype, options: Opt
     for launch in plan(shape, dtype, options, bias):
         launches.setdefault(launch.label, []).append(launch)
     return [
-        Line(
-            compile_launch(same[0], target),
-            len(same),
-            sum(each.flops for each in same),
-            sum(map(bytes_moved, same)),
-            dtype,
-            CARDS[target],
-            WARP[target],
-        )
-        for same in launches.values()
-    ]
+        Line(compile_launch(same[0], target), len(same), sum(each.flops for each in same),
+             sum(map(bytes_moved, same)), dtype, CARDS[target], WARP[target])
+        for same in launches.values()]
 
 
 def table(lines: list[Line]) -> str:
     """Text, one kernel a line."""
-    head = (
-        f"{'kernel':<28}{'block':>12}{'warps':>6}{'stages':>7}{'regs':>6}{'spills':>7}{'shared':>9}{'matrix':>7}"
-        f"{'launches':>9}{'GiB':>8}{'FLOP/B':>8}  {'blocks an SM':<20}bound by"
-    )
+    head = (f"{'kernel':<28}{'block':>12}{'warps':>6}{'stages':>7}{'regs':>6}{'spills':>7}{'shared':>9}{'matrix':>7}"
+            f"{'launches':>9}{'GiB':>8}{'FLOP/B':>8}  {'blocks an SM':<20}bound by")
     rows = [head, "─" * len(head)]
     for line in lines:
         r = line.report
@@ -151,8 +136,7 @@ def table(lines: list[Line]) -> str:
         rows.append(
             f"{r.label:<28}{'×'.join(map(str, r.block)):>12}{r.warps:>6}{r.stages:>7}{r.registers:>6}{r.spill_bytes:>7}"
             f"{r.shared_bytes / 1024:>5.0f} KiB{r.matrix_ops:>7}{line.launches:>9}{line.bytes / 2**30:>8.2f}"
-            f"{intensity:>8}  {f'{blocks} ({why})':<20}{line.bound}"
-        )
+            f"{intensity:>8}  {f'{blocks} ({why})':<20}{line.bound}")
     return "\n".join(rows)
 
 
@@ -167,9 +151,8 @@ def sizes(text: str) -> Shape:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="moebius explain --kernels", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(prog="moebius explain --kernels", description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--shape", choices=list(SHAPES), default="moe")
     which.add_argument("--sizes", type=sizes, metavar="T,D,N,E,K")
@@ -189,10 +172,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(str(error))
     shape, dtype, card = given.sizes or SHAPES[given.shape], getattr(torch, given.dtype), CARDS[given.target]
     lines = describe_kernels(shape, given.target, dtype, options, given.bias)
-    print(
-        f"T={shape.tokens} D={shape.width} N={shape.narrow} E={shape.experts} K={shape.top_k}, {given.dtype}, "
-        f"{given.activation}, gate {given.gate}; Triton {triton.__version__} for {given.target}"
-    )
+    print(f"T={shape.tokens} D={shape.width} N={shape.narrow} E={shape.experts} K={shape.top_k}, {given.dtype}, "
+          f"{given.activation}, gate {given.gate}; Triton {triton.__version__} for {given.target}")
     print(f"{card.name}: compute bounds from {card.balance(dtype):.0f} FLOP a byte (published rates)\n")
     print(table(lines))
     print("\nForward, then backward, in order of the first launch. Compiled, not run: no time here is a measurement.")

@@ -3,7 +3,6 @@
 The host never learns the counts. It launches the most tiles that there can be; a small table on the device gives each
 tile its expert and first row; tiles past the real ones find expert E and return at once.
 """
-
 from __future__ import annotations
 
 from typing import NamedTuple

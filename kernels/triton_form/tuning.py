@@ -8,7 +8,6 @@ Triton and a hash of the kernels' sources: another card, compiler or kernel begi
 is not in it runs with the defaults, which were chosen by the compiler's report. With MOEBIUS_TUNE=1 in the environment
 the first call of a shape tunes it.
 """
-
 from __future__ import annotations
 
 import hashlib
@@ -33,44 +32,24 @@ ROUNDS = 5  # timed runs of a configuration, after one that compiles it
 # What is tried beside the default, of 16-bit operands; `waves` makes a grid persistent. One that does not run on a card
 # is passed over.
 TRIED: dict[str, tuple[Config, ...]] = {
-    "up": (
-        Config(128, 128, 64, 8, 3, 1),
-        Config(128, 128, 64, 8, 4),
-        Config(128, 64, 64, 4, 4),
-        Config(64, 128, 64, 8, 4),
-        Config(64, 128, 64, 8, 4, 2),
-    ),
-    "down": (
-        Config(128, 256, 64, 8, 3, 1),
-        Config(128, 128, 64, 8, 4),
-        Config(128, 128, 64, 4, 4),
-        Config(64, 256, 64, 8, 4),
-        Config(64, 128, 64, 4, 4, 2),
-    ),
-    "grad_act": (
-        Config(128, 128, 64, 8, 3, 1),
-        Config(128, 128, 64, 8, 4),
-        Config(128, 64, 64, 4, 4),
-        Config(64, 128, 64, 8, 4),
-    ),
-    "weight_grad": (
-        Config(128, 128, 64, 8, 4),
-        Config(128, 256, 64, 8, 3),
-        Config(128, 128, 32, 4, 4),
-        Config(64, 128, 64, 4, 4),
-    ),
+    "up": (Config(128, 128, 64, 8, 3, 1), Config(128, 128, 64, 8, 4), Config(128, 64, 64, 4, 4),
+           Config(64, 128, 64, 8, 4), Config(64, 128, 64, 8, 4, 2)),
+    "down": (Config(128, 256, 64, 8, 3, 1), Config(128, 128, 64, 8, 4), Config(128, 128, 64, 4, 4),
+             Config(64, 256, 64, 8, 4), Config(64, 128, 64, 4, 4, 2)),
+    "grad_act": (Config(128, 128, 64, 8, 3, 1), Config(128, 128, 64, 8, 4), Config(128, 64, 64, 4, 4),
+                 Config(64, 128, 64, 8, 4)),
+    "weight_grad": (Config(128, 128, 64, 8, 4), Config(128, 256, 64, 8, 3), Config(128, 128, 32, 4, 4),
+                    Config(64, 128, 64, 4, 4)),
 }
 for _same, _as in (("up_ungated", "up"), ("grad_x", "down")):
     TRIED[_same] = TRIED[_as]
 
 
-def problem(
-    kernel: str, dtype: torch.dtype, name: str | None, slots: int, num_experts: int, inner: int, outer: int
-) -> Problem:
+def problem(kernel: str, dtype: torch.dtype, name: str | None, slots: int, num_experts: int, inner: int, outer: int
+            ) -> Problem:
     rows = slots // max(num_experts, 1)
-    return Problem(
-        kernel, str(dtype).removeprefix("torch."), name or "none", 1 << max(rows, 1).bit_length() - 1, inner, outer
-    )
+    return Problem(kernel, str(dtype).removeprefix("torch."), name or "none",
+                   1 << max(rows, 1).bit_length() - 1, inner, outer)
 
 
 # ----------------------------------------------------------------------------------------------------------------------

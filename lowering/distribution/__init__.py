@@ -17,7 +17,6 @@ How a caller (capture) uses it:
 
 Everything here that says "Collective" must be called on every rank of the mesh, in the same order.
 """
-
 from moebius.lowering.distribution.errors import DistributionError, PlacementError, RanksDisagreeError
 from moebius.lowering.distribution.exchange import Traffic, traffic
 from moebius.lowering.distribution.place import (
@@ -33,26 +32,8 @@ from moebius.lowering.distribution.plan import Bytes, Plan, RegionShape, bytes_f
 from moebius.lowering.distribution.sharded import Sharded
 
 __all__ = [
-    "Bytes",
-    "DistributionError",
-    "PlacementError",
-    "Plan",
-    "RanksDisagreeError",
-    "RegionShape",
-    "Sharded",
-    "Traffic",
-    "bind_inputs",
-    "bytes_for",
-    "collect_parameters",
-    "expected_bytes",
-    "input_conversions",
-    "parameters_to_place",
-    "place",
-    "place_graph_parameters",
-    "place_parameters",
-    "place_state",
-    "plan_for",
-    "resolve_plan",
-    "to_graph_input",
-    "traffic",
+    "Bytes", "DistributionError", "PlacementError", "Plan", "RanksDisagreeError", "RegionShape", "Sharded", "Traffic",
+    "bind_inputs", "bytes_for", "collect_parameters", "expected_bytes", "input_conversions", "parameters_to_place",
+    "place", "place_graph_parameters", "place_parameters", "place_state", "plan_for", "resolve_plan",
+    "to_graph_input", "traffic",
 ]

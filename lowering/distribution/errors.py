@@ -1,5 +1,4 @@
 """What distribution raises. Nothing of capture is imported here, so these stand beside MoebiusError."""
-
 from __future__ import annotations
 
 

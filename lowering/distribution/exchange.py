@@ -9,7 +9,6 @@ padded pieces.
 Letters: T tokens, P ranks, S rows that this rank sends (one for each of its tokens and each rank that has an expert of
 it: a token with two experts on one rank travels once), U rows that it receives.
 """
-
 from __future__ import annotations
 
 import threading
@@ -200,7 +199,9 @@ def return_rows(
 
 
 @return_rows.register_fake
-def _(t_U: Tensor, rows_S: Tensor, source_U: Tensor, splits_2P: Tensor, tokens: int, group_name: str) -> Tensor:
+def _(
+    t_U: Tensor, rows_S: Tensor, source_U: Tensor, splits_2P: Tensor, tokens: int, group_name: str
+) -> Tensor:
     return t_U.new_empty((tokens, *t_U.shape[1:]))
 
 

@@ -6,7 +6,6 @@ row a rank goes back. Both functions are made of the exchange's operators and pl
 
 Letters: T tokens, K slots a token, D model width, E experts, U rows (tokens) received, R their slots that are run here.
 """
-
 from __future__ import annotations
 
 import torch

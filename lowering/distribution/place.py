@@ -6,7 +6,6 @@ promises: the same results on every rank, with each such call done by the ranks 
     placed (:mod:`placement`) goes in as this rank's rows, where nothing else in the graph uses it; any other weight is
     whole, and this rank's experts are taken from it. Changes the graph in place. Nothing else is touched.
 """
-
 from __future__ import annotations
 
 import inspect
@@ -213,14 +212,8 @@ def _only_experts(regions: list[fx.Node], chains: dict[int, list[fx.Node] | None
 
 
 def _replace(
-    node: fx.Node,
-    num_experts: int,
-    chains: dict[int, list[fx.Node] | None],
-    kept: set[fx.Node],
-    here: set[fx.Node],
-    ranks: int,
-    rank: int,
-    group_name: str,
+    node: fx.Node, num_experts: int, chains: dict[int, list[fx.Node] | None], kept: set[fx.Node], here: set[fx.Node],
+    ranks: int, rank: int, group_name: str,
 ) -> None:
     graph = node.graph
     arguments = _arguments(node)
@@ -296,8 +289,7 @@ def _describe(node: fx.Node, chains: dict[int, list[fx.Node] | None], plan: Plan
             source = str(chain[0].meta.get("source", chain[0].name))
             plan.parameters[source] = (total, -(-total // plan.ranks))
     values = {
-        name: arguments[name].meta.get("val")
-        for name in ("x_TD", "index_TK", "weight_TK", "gate_up_E2ND")
+        name: arguments[name].meta.get("val") for name in ("x_TD", "index_TK", "weight_TK", "gate_up_E2ND")
         if isinstance(arguments[name], fx.Node)
     }
     x, index, weight, gate_up = (values.get(name) for name in ("x_TD", "index_TK", "weight_TK", "gate_up_E2ND"))
@@ -307,11 +299,8 @@ def _describe(node: fx.Node, chains: dict[int, list[fx.Node] | None], plan: Plan
     if all(isinstance(size, int) for size in sizes):  # a size that varies from call to call is not known here
         plan.regions.append(
             RegionShape(
-                *sizes,
-                item_bytes=x.element_size(),
-                weight_bytes=weight.element_size() if weight is not None else 0,
-                index_bytes=index.element_size(),
-                weighted=weight is not None,
+                *sizes, item_bytes=x.element_size(), weight_bytes=weight.element_size() if weight is not None else 0,
+                index_bytes=index.element_size(), weighted=weight is not None,
             )
         )
 

@@ -1,5 +1,4 @@
 """Moves parameters to the ranks that own them, and back, in place: the objects that model and optimizer hold stay."""
-
 from __future__ import annotations
 
 from collections.abc import Iterable
@@ -93,12 +92,8 @@ def _split(parameter: torch.Tensor, mesh: DeviceMesh, placements: list[Placement
     low, high = chunk_span(parameter.shape[0], mesh.size(axis), mesh.get_local_rank(axis))
     whole = parameter.detach()
     inner = DTensor.from_local(
-        whole[low:high].clone(memory_format=torch.contiguous_format),
-        mesh,
-        placements,
-        run_check=False,
-        shape=whole.shape,
-        stride=torch.empty(whole.shape, device="meta").stride(),
+        whole[low:high].clone(memory_format=torch.contiguous_format), mesh, placements, run_check=False,
+        shape=whole.shape, stride=torch.empty(whole.shape, device="meta").stride(),
     )
     split = torch.nn.Parameter(Sharded(inner), parameter.requires_grad)
     if parameter.grad is not None:

@@ -1,5 +1,4 @@
 """Where experts live and what a step is expected to send: the plan, and the arithmetic behind its numbers."""
-
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
@@ -62,10 +61,8 @@ class Bytes:
 
     def __add__(self, other: Bytes) -> Bytes:
         return Bytes(
-            self.header + other.header,
-            self.dispatch + other.dispatch,
-            self.combine + other.combine,
-            self.gather + other.gather,
+            self.header + other.header, self.dispatch + other.dispatch,
+            self.combine + other.combine, self.gather + other.gather,
         )
 
 

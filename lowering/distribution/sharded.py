@@ -5,7 +5,6 @@ layouts differ), and putting new objects into the model would leave stale every 
 the user holds. :class:`Sharded` has a parameter's layout, so it can take its place, and it hands every operator to the
 DTensor inside: DTensor stays the engine that knows how operators and shards go together.
 """
-
 from __future__ import annotations
 
 from typing import Any

@@ -4,7 +4,6 @@ LocalTensorMode runs one program for all ranks, each tensor holding every rank's
 by rank. An exchange operator is opaque to it, and its ranks need one another: here each rank's call runs on a thread
 of its own, with the operator's own code, and only the collectives are replaced, by a meeting of the threads.
 """
-
 from __future__ import annotations
 
 import threading
@@ -20,11 +19,7 @@ LocalTensor: Any
 LocalTensor, LocalTensorMode = local_tensor_types()
 
 OPERATORS = (
-    exchange.route,
-    exchange.send_rows,
-    exchange.return_rows,
-    exchange.own_experts,
-    exchange.gather_experts,
+    exchange.route, exchange.send_rows, exchange.return_rows, exchange.own_experts, exchange.gather_experts,
     expert_parallel.own_slots,
 )
 

@@ -1,5 +1,4 @@
 """Every private torch name that distribution uses, in one place. Checked on torch 2.13.0 (CPU, Python 3.11)."""
-
 from __future__ import annotations
 
 from typing import Any, TypeVar
@@ -8,18 +7,8 @@ import torch
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 __all__ = [
-    "has_hooks",
-    "is_mutable",
-    "is_view",
-    "local_tensor_types",
-    "references",
-    "swap",
-    "tree_flatten",
-    "tree_leaves",
-    "tree_map",
-    "tree_unflatten",
-    "wrapper_tensor",
-    "written",
+    "has_hooks", "is_mutable", "is_view", "local_tensor_types", "references", "swap", "tree_flatten", "tree_leaves",
+    "tree_map", "tree_unflatten", "wrapper_tensor", "written",
 ]
 
 T = TypeVar("T", bound=torch.Tensor)
@@ -28,12 +17,7 @@ T = TypeVar("T", bound=torch.Tensor)
 def wrapper_tensor(cls: type[T], like: torch.Tensor, requires_grad: bool) -> T:
     """A tensor of class ``cls`` with the metadata of ``like`` and no storage (torch's "Extending" page has it)."""
     return torch.Tensor._make_wrapper_subclass(
-        cls,
-        like.shape,
-        strides=like.stride(),
-        dtype=like.dtype,
-        device=like.device,
-        layout=like.layout,
+        cls, like.shape, strides=like.stride(), dtype=like.dtype, device=like.device, layout=like.layout,
         requires_grad=requires_grad,
     )
 

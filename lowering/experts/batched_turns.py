@@ -79,15 +79,8 @@ class Split:
 class Batched(Builder):
     """Builds the loop for the products behind one down-projection."""
 
-    def __init__(
-        self,
-        gm: fx.GraphModule,
-        down: fx.Node,
-        experts: int,
-        ups: list[fx.Node],
-        storage: Storage,
-        gates: Gates | None = None,
-    ):
+    def __init__(self, gm: fx.GraphModule, down: fx.Node, experts: int, ups: list[fx.Node], storage: Storage,
+                 gates: Gates | None = None):
         super().__init__(gm, [Place(down, down, down)] * experts, storage)
         self.down, self.ups, self.experts = down, set(ups), experts
         self.begin = min(ups)

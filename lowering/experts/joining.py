@@ -97,18 +97,8 @@ def blocks_of(node: fx.Node, storage: Storage, indices: list[Any]) -> Any:
 
 
 def experts_of_parts(
-    x: torch.Tensor,
-    gate_up: Any,
-    down: Any,
-    index: torch.Tensor,
-    weight: torch.Tensor | None,
-    activation: str,
-    *,
-    gate: str,
-    gate_up_bias: Any,
-    down_bias: Any,
-    save: str = "default",
-    precision: str = "",
+    x: torch.Tensor, gate_up: Any, down: Any, index: torch.Tensor, weight: torch.Tensor | None, activation: str, *,
+    gate: str, gate_up_bias: Any, down_bias: Any, save: str = "default", precision: str = "",
     hit: torch.Tensor | None = None,
 ) -> Any:
     """``experts(…)`` whose weights may each be a tensor or blocks of rows (kernels.apart.Block), joined as its contract

@@ -288,7 +288,7 @@ def grad_mode_before(loop: fx.Node, body: fx.GraphModule) -> bool | None:
     (untouched).
 
     None also stands for "cannot be told" when a body leaves it switched off: its floating point is then taken as
-    ungraded."""
+    ungraded. """
     mode = None
     for node in loop.graph.find_nodes(op="call_function", target=set_grad_enabled):
         if node < loop:

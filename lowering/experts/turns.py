@@ -418,11 +418,9 @@ def is_known(node: fx.Node) -> bool:
 
 def is_plain(node: fx.Node) -> bool:
     """Python's arithmetic on sizes."""
-    return (
-        node.op == "call_function"
-        and not isinstance(value_of(node), torch.Tensor)
-        and getattr(node.target, "__module__", "") in ("_operator", "math")
-    )
+    return node.op == "call_function" and not isinstance(value_of(node), torch.Tensor) and getattr(
+        node.target, "__module__", ""
+    ) in ("_operator", "math")
 
 
 def build_loop(gm: fx.GraphModule, anchors: list[fx.Node], storage: Storage) -> Turns:

@@ -347,8 +347,6 @@ def test_values_assigned_from_a_list_are_guarded():
     captured = capture(step, backend="eager")
     for values in ([1.0, 2.0], [3.0, 4.0]):
         assert torch.equal(captured(torch.zeros(2, 2), values), step(torch.zeros(2, 2), values))
-
-
 @pytest.mark.parametrize(
     ("function", "values"),
     [

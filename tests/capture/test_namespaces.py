@@ -109,21 +109,8 @@ def configured(x):
 
 
 STEPS = [
-    evaluated,
-    executed,
-    listed,
-    with_a_cell,
-    after_a_break,
-    of_the_module,
-    in_given_namespaces,
-    formatted,
-    raised,
-    made_in_it,
-    in_a_call,
-    by_another_name,
-    of_its_frame,
-    asking_who_calls,
-    configured,
+    evaluated, executed, listed, with_a_cell, after_a_break, of_the_module, in_given_namespaces, formatted, raised,
+    made_in_it, in_a_call, by_another_name, of_its_frame, asking_who_calls, configured,
 ]
 
 

@@ -51,6 +51,8 @@ def left_alone(x, s, log):
     return x + 1
 
 
+
+
 def make_log():
     log: Any = types.SimpleNamespace(lines=[], title="", last=None)
     log.append = log.lines.append

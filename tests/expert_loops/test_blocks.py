@@ -325,6 +325,7 @@ def test_the_check_of_order_is_what_refuses(name, monkeypatch):
     assert lowered(WRONG[name])
 
 
+
 def test_an_expert_behind_a_branch_that_leaves_the_graph_gets_no_gradient():
     """Third batch: the graph was made for rows at the second expert, which has none: it is left at that branch, and
     what ran before may not have run that expert."""

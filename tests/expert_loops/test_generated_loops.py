@@ -20,12 +20,10 @@ E, T, K, D, N = 3, 7, 2, 4, 6
 
 # how a turn learns its expert: (lines before the loop, head, lines at the turn's start)
 HEADS = {
-    "rows of nonzero": (
-        "mask = F.one_hot(index, E).permute(2, 1, 0)\nhit = mask.sum((1, 2)).nonzero()",
-        "for row in hit:",
-        "e = row[0]",
-    ),
-    "rows as numbers": ("hit = F.one_hot(index, E).sum((0, 1)).nonzero()[:, 0]", "for row in hit:", "e = row.item()"),
+    "rows of nonzero": ("mask = F.one_hot(index, E).permute(2, 1, 0)\nhit = mask.sum((1, 2)).nonzero()",
+                        "for row in hit:", "e = row[0]"),
+    "rows as numbers": ("hit = F.one_hot(index, E).sum((0, 1)).nonzero()[:, 0]",
+                        "for row in hit:", "e = row.item()"),
     "unique": ("", "for e in index.unique():", ""),
     "range": ("", "for e in range(E):", ""),
     "enumerate": ("", "for e, _ in enumerate(w1):", ""),

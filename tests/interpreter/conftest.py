@@ -1,5 +1,4 @@
 """Makes `moebius.interpreter` importable from the checkout where moebius is not installed (no build, no torch)."""
-
 from __future__ import annotations
 
 import contextlib

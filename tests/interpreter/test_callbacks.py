@@ -1,5 +1,4 @@
 """Python functions that C code calls back are interpreted: the same answer as natively, and no frame ran natively."""
-
 from __future__ import annotations
 
 import bisect

@@ -1,5 +1,4 @@
 """What fails in the machine itself is an InterpreterError that says where, and leaves nothing half-finished behind."""
-
 from __future__ import annotations
 
 import sys

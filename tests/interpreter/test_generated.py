@@ -1,5 +1,4 @@
 """Generated programs: hypothesis builds statements with effects, and each program runs natively and interpreted."""
-
 from __future__ import annotations
 
 from typing import Any

@@ -1,5 +1,4 @@
 """The machine's own interface: programs, frames, observation, signals, errors; nothing runs natively unseen."""
-
 from __future__ import annotations
 
 import gc

@@ -1,5 +1,4 @@
 """count_native_frames sees what runs natively, and nothing else; what C code calls back is interpreted."""
-
 from __future__ import annotations
 
 import pytest

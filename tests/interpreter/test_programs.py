@@ -2,7 +2,6 @@
 
 Those of programs/logged use the fuzzer's helpers (note, caught, …) and are compared as its programs are.
 """
-
 from __future__ import annotations
 
 import sys

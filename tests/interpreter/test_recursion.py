@@ -1,5 +1,4 @@
 """Deep recursion is a RecursionError, as natively, through Python calls and through C's callbacks; never a crash."""
-
 from __future__ import annotations
 
 import functools
@@ -97,7 +96,6 @@ def test_endless_recursion_is_a_recursion_error(name, limit, where):
 
 def test_the_machine_works_after_it():
     for name, call in CALLS.items():
-
         def twice(call=call):
             try:
                 call()

@@ -1,5 +1,4 @@
 """sys.settrace in an interpreted program: the events are the native ones."""
-
 from __future__ import annotations
 
 import sys
@@ -36,8 +35,7 @@ def loop() -> int:
         if n == 1:
             continue
         total += n
-    while total > 0:
-        total -= 1  # noqa: E701
+    while total > 0: total -= 1  # noqa: E701
     return total
 
 

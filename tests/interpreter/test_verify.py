@@ -1,5 +1,4 @@
 """Code objects that no compiler makes are refused before they run, and nothing that is made of bytes crashes."""
-
 from __future__ import annotations
 
 import dis

@@ -1,5 +1,4 @@
 """What a call allocates, by watching every operation: the largest tensor, and the peak of what is alive at once."""
-
 from __future__ import annotations
 
 import weakref

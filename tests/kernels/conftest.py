@@ -1,6 +1,5 @@
 """Makes the helpers of this folder importable, whatever pytest's import mode is, and keeps Triton a compiler here: what
 runs in its interpreter runs in a process of its own (triton_worker.py)."""
-
 import os
 import sys
 from pathlib import Path

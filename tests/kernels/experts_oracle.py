@@ -1,5 +1,4 @@
 """An independent oracle: the layer written as users write it, a Python loop, differentiated by torch's own autograd."""
-
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
@@ -19,12 +18,10 @@ FUNCTIONS = {
 }
 # Whole gates as expressions, and what they say: gpt-oss' clamped SwiGLU, a clamp on one side, an offset inside a ReLU.
 EXPRESSIONS = {
-    "clamp(g, None, 1.5) * sigmoid(1.702 * clamp(g, None, 1.5)) * (clamp(u, -0.7, 0.7) + 1)": lambda g, u: (
-        g.clamp(max=1.5) * torch.sigmoid(1.702 * g.clamp(max=1.5)) * (u.clamp(-0.7, 0.7) + 1)
-    ),
-    "clamp(silu(g), -0.2, None) * u + tanh(u) / (2 - -exp(-square(g)))": lambda g, u: (
-        functional.silu(g).clamp(min=-0.2) * u + torch.tanh(u) / (2 + torch.exp(-g * g))
-    ),
+    "clamp(g, None, 1.5) * sigmoid(1.702 * clamp(g, None, 1.5)) * (clamp(u, -0.7, 0.7) + 1)":
+        lambda g, u: g.clamp(max=1.5) * torch.sigmoid(1.702 * g.clamp(max=1.5)) * (u.clamp(-0.7, 0.7) + 1),
+    "clamp(silu(g), -0.2, None) * u + tanh(u) / (2 - -exp(-square(g)))":
+        lambda g, u: functional.silu(g).clamp(min=-0.2) * u + torch.tanh(u) / (2 + torch.exp(-g * g)),
     "relu(u + 0.1) * erf(g) - u": lambda g, u: functional.relu(u + 0.1) * torch.erf(g) - u,
 }
 UNGATED_EXPRESSIONS = {
@@ -54,59 +51,29 @@ class Layer:
 
     def to(self, dtype: torch.dtype) -> Layer:
         """The same values in dtype, as fresh leaves that require gradients."""
-
         def move(tensor):
             return None if tensor is None else tensor.detach().to(dtype).clone().requires_grad_()
-
-        return replace(
-            self,
-            x=move(self.x),
-            gate_up=move(self.gate_up),
-            down=move(self.down),
-            weight=move(self.weight),
-            up_bias=move(self.up_bias),
-            down_bias=move(self.down_bias),
-        )
+        return replace(self, x=move(self.x), gate_up=move(self.gate_up), down=move(self.down), weight=move(self.weight),
+                       up_bias=move(self.up_bias), down_bias=move(self.down_bias))
 
 
-def make_layer(
-    tokens: int,
-    width: int,
-    narrow: int,
-    experts: int,
-    top_k: int,
-    *,
-    gate: str = "concat",
-    activation: str = "silu",
-    bias: bool = False,
-    weighted: bool = True,
-    seed: int = 0,
-    dtype: torch.dtype = torch.float32,
-    index: Tensor | None = None,
-    weighting: str = "output",
-) -> Layer:
+def make_layer(tokens: int, width: int, narrow: int, experts: int, top_k: int, *, gate: str = "concat",
+               activation: str = "silu", bias: bool = False, weighted: bool = True, seed: int = 0,
+               dtype: torch.dtype = torch.float32, index: Tensor | None = None,
+               weighting: str = "output") -> Layer:
     """Random arguments of unit-scale results; index: given, or K distinct experts a token."""
     generator = torch.Generator().manual_seed(seed)
-
     def normal(*shape, scale=1.0):
         return (torch.randn(*shape, generator=generator, dtype=torch.float64) * scale).to(dtype).requires_grad_()
-
     rows = narrow if gate == "none" else 2 * narrow
     if index is None:
         index = torch.rand(tokens, experts, generator=generator).argsort(1)[:, :top_k]
     weight = torch.rand(tokens, top_k, generator=generator, dtype=torch.float64).to(dtype).requires_grad_()
     return Layer(
-        normal(tokens, width),
-        normal(experts, rows, width, scale=max(width, 1) ** -0.5),
-        normal(experts, width, narrow, scale=max(narrow, 1) ** -0.5),
-        index,
-        weight if weighted else None,
-        normal(experts, rows) if bias else None,
-        normal(experts, width) if bias else None,
-        activation,
-        gate,
-        weighting,
-    )
+        normal(tokens, width), normal(experts, rows, width, scale=max(width, 1) ** -0.5),
+        normal(experts, width, narrow, scale=max(narrow, 1) ** -0.5), index, weight if weighted else None,
+        normal(experts, rows) if bias else None, normal(experts, width) if bias else None, activation, gate,
+        weighting)
 
 
 def loop(layer: Layer) -> Tensor:
@@ -158,19 +125,8 @@ def run(layer: Layer, **options) -> Tensor:
     """The operator on the layer."""
     from moebius.kernels import experts
 
-    return experts(
-        layer.x,
-        layer.gate_up,
-        layer.down,
-        layer.index,
-        layer.weight,
-        layer.activation,
-        gate=layer.gate,
-        gate_up_bias=layer.up_bias,
-        down_bias=layer.down_bias,
-        weighting=layer.weighting,
-        **options,
-    )
+    return experts(layer.x, layer.gate_up, layer.down, layer.index, layer.weight, layer.activation, gate=layer.gate,
+                   gate_up_bias=layer.up_bias, down_bias=layer.down_bias, weighting=layer.weighting, **options)
 
 
 def relative_error(got: Tensor, want: Tensor) -> float:
@@ -200,7 +156,5 @@ def plain_error(layer: Layer, grad: Tensor | None = None) -> float:
     if not out.requires_grad:
         return relative_error(out, exact_out)
     grads = torch.autograd.grad(out, layer.leaves(), grad, allow_unused=True)
-    return max(
-        relative_error(torch.zeros_like(b) if a is None else a, b)
-        for a, b in zip((out, *grads), (exact_out, *exact_grads), strict=True)
-    )
+    return max(relative_error(torch.zeros_like(b) if a is None else a, b)
+               for a, b in zip((out, *grads), (exact_out, *exact_grads), strict=True))

@@ -1,6 +1,5 @@
 """Bad input is a clear error of the package's own, a ValueError or TypeError, in eager and in the fake
 implementation."""
-
 from __future__ import annotations
 
 import subprocess
@@ -82,35 +81,24 @@ def test_types(case: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "option, value",
-    [("activation", "swish"), ("gate", "halves"), ("save", "all"), ("backend", "gpu"), ("weighting", "before")],
-)
+    "option, value", [("activation", "swish"), ("gate", "halves"), ("save", "all"), ("backend", "gpu"),
+                      ("weighting", "before")])
 def test_options(option: str, value: str) -> None:
     with pytest.raises(ExpertsInputError, match=f"{option}='{value}' is not known; one of "):
         experts(LAYER.x, LAYER.gate_up, LAYER.down, LAYER.index, LAYER.weight, **{option: value})
 
 
-@pytest.mark.parametrize(
-    "gate, text, said",
-    [
-        ("concat", "g ** 2 * u", r"'g \*\* 2' cannot be read"),
-        ("concat", "silu(g) *", "invalid syntax"),
-        ("concat", "silu(g) + 1", "does not use u"),
-        ("none", "g * u", "uses u, and with gate='none'"),
-        ("none", "1.0 + 2", "does not use g"),
-        ("none", "clamp(g, 0)", "cannot be read"),
-        ("none", "clamp(g, g, 1)", "'g' is not a number or None"),
-        ("none", "g * 1e999", "not finite"),
-        ("none", f"g * {10**400}", "too large"),
-        ("none", "-" * 1200 + "g", "too deeply"),
-        ("none", "g + 1" * 1000, "at most"),
-        ("none", "-" * 120 + "g", "too deeply"),
-        ("none", "g if g else 1", "cannot be read"),
-        ("none", "__import__('os').getpid() * g", "cannot be read"),
-        ("none", "g * True", "cannot be read"),
-        ("none", 3, "is a int"),
-    ],
-)
+@pytest.mark.parametrize("gate, text, said", [
+    ("concat", "g ** 2 * u", r"'g \*\* 2' cannot be read"), ("concat", "silu(g) *", "invalid syntax"),
+    ("concat", "silu(g) + 1", "does not use u"), ("none", "g * u", "uses u, and with gate='none'"),
+    ("none", "1.0 + 2", "does not use g"), ("none", "clamp(g, 0)", "cannot be read"),
+    ("none", "clamp(g, g, 1)", "'g' is not a number or None"), ("none", "g * 1e999", "not finite"),
+    ("none", f"g * {10 ** 400}", "too large"), ("none", "-" * 1200 + "g", "too deeply"),
+    ("none", "g + 1" * 1000, "at most"), ("none", "-" * 120 + "g", "too deeply"),
+    ("none", "g if g else 1", "cannot be read"),
+    ("none", "__import__('os').getpid() * g", "cannot be read"), ("none", "g * True", "cannot be read"),
+    ("none", 3, "is a int"),
+])
 def test_expressions(gate: str, text: str, said: str) -> None:
     with pytest.raises(ExpertsInputError, match=said):
         experts(LAYER.x, LAYER.gate_up, LAYER.down, LAYER.index, LAYER.weight, text, gate=gate)
@@ -191,19 +179,10 @@ def layers(draw: st.DrawFn) -> tuple[Layer, bool]:
     ids = st.integers(-3, experts + 3) if draw(st.booleans()) else st.integers(0, max(experts - 1, 0))
     index = torch.tensor(draw(st.lists(ids, min_size=tokens * top_k, max_size=tokens * top_k)), dtype=torch.int64)
     dtype = draw(st.sampled_from(FLOATS))
-    layer = make_layer(
-        tokens,
-        draw(st.integers(1, 9)),
-        draw(st.integers(1, 6)),
-        experts,
-        top_k,
-        gate=draw(st.sampled_from(["concat", "interleaved", "none"])),
-        bias=draw(st.booleans()),
-        weighted=draw(st.booleans()),
-        seed=draw(st.integers(0, 9)),
-        dtype=dtype,
-        index=index.view(tokens, top_k).to(draw(st.sampled_from(INTEGERS))),
-    )
+    layer = make_layer(tokens, draw(st.integers(1, 9)), draw(st.integers(1, 6)), experts, top_k,
+                       gate=draw(st.sampled_from(["concat", "interleaved", "none"])), bias=draw(st.booleans()),
+                       weighted=draw(st.booleans()), seed=draw(st.integers(0, 9)), dtype=dtype,
+                       index=index.view(tokens, top_k).to(draw(st.sampled_from(INTEGERS))))
     mixed = draw(st.sampled_from(["", "", "", "gate_up", "down", "up_bias"]))
     for name in ("x", "gate_up", "down", "weight", "up_bias", "down_bias"):
         tensor = getattr(layer, name)
@@ -214,8 +193,7 @@ def layers(draw: st.DrawFn) -> tuple[Layer, bool]:
             if tensor.numel() and draw(st.integers(0, 9)) == 0:
                 tensor = tensor.clone(memory_format=torch.contiguous_format)
                 tensor.view(-1)[draw(st.integers(0, tensor.numel() - 1))] = draw(
-                    st.sampled_from([float("nan"), float("inf")])
-                )
+                    st.sampled_from([float("nan"), float("inf")]))
         if name == "weight" and draw(st.booleans()):
             tensor = tensor.float()  # routing weights may be wider than the rows
         if name == mixed:
@@ -244,11 +222,8 @@ def test_the_right_result_or_an_error(case: tuple[Layer, bool], save: str, form:
         assert not (~out.isfinite() & want.isfinite()).any()
     both = out.isfinite() & want.isfinite()
     assert relative_error(out[both], want[both]) < ROUNDING[layer.x.dtype] or float(want[both].norm()) < 1e-3
-    leaves = [
-        t
-        for t in (layer.x, layer.gate_up, layer.down, layer.weight, layer.up_bias, layer.down_bias)
-        if t is not None and t.requires_grad
-    ]
+    leaves = [t for t in (layer.x, layer.gate_up, layer.down, layer.weight, layer.up_bias, layer.down_bias)
+              if t is not None and t.requires_grad]
     if not leaves:
         assert not out.requires_grad
         return
@@ -256,16 +231,10 @@ def test_the_right_result_or_an_error(case: tuple[Layer, bool], save: str, form:
     if not want.isfinite().all():
         return  # a gradient of NaN is compared nowhere else either
     if want.requires_grad:
-        wide = [
-            t
-            for t in (exact.x, exact.gate_up, exact.down, exact.weight, exact.up_bias, exact.down_bias)
-            if t is not None
-        ]
-        own = [
-            t
-            for t in (layer.x, layer.gate_up, layer.down, layer.weight, layer.up_bias, layer.down_bias)
-            if t is not None
-        ]
+        wide = [t for t in (exact.x, exact.gate_up, exact.down, exact.weight, exact.up_bias, exact.down_bias)
+                if t is not None]
+        own = [t for t in (layer.x, layer.gate_up, layer.down, layer.weight, layer.up_bias, layer.down_bias)
+               if t is not None]
         exact_grads = torch.autograd.grad(want, wide, torch.ones_like(want), allow_unused=True)
         right = dict(zip(map(id, own), exact_grads, strict=True))
     else:

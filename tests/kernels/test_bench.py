@@ -1,5 +1,4 @@
 """The benchmark of the experts: it runs, it checks what it times, and it needs nothing but torch."""
-
 from __future__ import annotations
 
 import json
@@ -35,11 +34,8 @@ def test_it_runs_and_says_how_it_did(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     rows = json.loads((tmp_path / "rows.json").read_text())["rows"]
     ran = {(row["contender"], row["dtype"]) for row in rows if not row["note"]}
-    assert ran == {
-        (name, dtype)
-        for name in ("moebius", "eager loop", "grouped_mm", "GEMMs alone")
-        for dtype in ("float32", "bfloat16")
-    }
+    assert ran == {(name, dtype) for name in ("moebius", "eager loop", "grouped_mm", "GEMMs alone")
+                   for dtype in ("float32", "bfloat16")}
     assert all(row["forward"] > 0 and row["backward"] > 0 for row in rows)
     assert "tiny: T=32 D=16 N=8 E=4 K=2, bfloat16" in done.stdout
 
@@ -80,13 +76,8 @@ import gpu, moebius
 print("from the checkout:", list(moebius.__path__) == [{str(BENCH.parent)!r}])
 sys.exit(gpu.main())
 """
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        env={**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
-    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300,
+                          env={**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"})
     assert done.returncode == 0, done.stderr
     assert "from the checkout: True" in done.stdout and "WRONG" not in done.stdout
     checks = json.loads((tmp_path / "checks.json").read_text())["checks"]
@@ -106,31 +97,13 @@ def test_loss_curves_are_kept_tabled_and_drawn(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     pytest.importorskip("matplotlib")
     kept, page = tmp_path / "curves.json", tmp_path / "page.md"
-    curves = [
-        {"name": "bfloat16", "losses": [4.0, 2.0], "chosen": []},
-        {"name": "mxfp8", "losses": [4.0, 2.3], "chosen": ["up=mxfp8"]},
-    ]
+    curves = [{"name": "bfloat16", "losses": [4.0, 2.0], "chosen": []},
+              {"name": "mxfp8", "losses": [4.0, 2.3], "chosen": ["up=mxfp8"]}]
     kept.write_text(json.dumps(curves))
     page.write_text("before\n<!-- losses: written by bench/precision.py -->\nold\n<!-- end of losses -->\nafter\n")
     done = subprocess.run(
-        [
-            sys.executable,
-            str(BENCH / "precision.py"),
-            "--steps",
-            "2",
-            "--run",
-            "mxfp8",
-            "--json",
-            str(kept),
-            "--plot",
-            str(tmp_path / "plot.png"),
-            "--table",
-            str(page),
-        ],
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+        [sys.executable, str(BENCH / "precision.py"), "--steps", "2", "--run", "mxfp8", "--json", str(kept),
+         "--plot", str(tmp_path / "plot.png"), "--table", str(page)], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     assert "| mxfp8 | 4.000 | 3.1500 | +5.00% | 15.0% |" in page.read_text()
     assert page.read_text().startswith("before\n") and "old" not in page.read_text() and "after" in page.read_text()

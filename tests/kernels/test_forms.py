@@ -1,6 +1,5 @@
 """The reference and CPU forms against an independent float64 loop: results and every gradient, over generated
 shapes."""
-
 from __future__ import annotations
 
 import pytest
@@ -36,24 +35,13 @@ def layers(draw: st.DrawFn, dtype: torch.dtype = torch.float64) -> Layer:
     ids = st.integers(-2, experts_ + 1) if draw(st.booleans()) else st.integers(0, experts_ - 1)
     index = torch.tensor(
         draw(st.lists(st.lists(ids, min_size=top_k, max_size=top_k), min_size=tokens, max_size=tokens)),
-        dtype=draw(st.sampled_from([torch.int64, torch.int32])),
-    ).reshape(tokens, top_k)
+        dtype=draw(st.sampled_from([torch.int64, torch.int32]))).reshape(tokens, top_k)
     gate = draw(st.sampled_from(["concat", "interleaved", "none"]))
     return make_layer(
-        tokens,
-        draw(st.integers(1, 9)),
-        draw(st.integers(1, 9)),
-        experts_,
-        top_k,
-        index=index,
-        dtype=dtype,
-        gate=gate,
-        bias=draw(st.booleans()),
-        activation=draw(st.sampled_from(activations(gate))),
-        weighted=draw(st.booleans()),
-        weighting=draw(st.sampled_from(["output", "output", "hidden", "input"])),
-        seed=draw(st.integers(0, 99)),
-    )
+        tokens, draw(st.integers(1, 9)), draw(st.integers(1, 9)), experts_, top_k, index=index, dtype=dtype,
+        gate=gate, bias=draw(st.booleans()), activation=draw(st.sampled_from(activations(gate))),
+        weighted=draw(st.booleans()), weighting=draw(st.sampled_from(["output", "output", "hidden", "input"])),
+        seed=draw(st.integers(0, 99)))
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -128,20 +116,13 @@ def test_strides(form: str) -> None:
     """Transposed weights, strided tokens, expanded and transposed gradients, column-major routing tables."""
     base = make_layer(11, 6, 4, 3, 2, dtype=torch.float64)
     leaves = dict(
-        x=torch.randn(6, 22, dtype=torch.float64).t()[::2],
-        gate_up=torch.randn(3, 6, 8, dtype=torch.float64).mT,
-        down=torch.randn(3, 4, 6, dtype=torch.float64).mT,
-        weight=torch.rand(2, 11, dtype=torch.float64).t(),
-    )
-    layer = Layer(
-        index=base.index.t().contiguous().t(), **{name: tensor.requires_grad_() for name, tensor in leaves.items()}
-    )
+        x=torch.randn(6, 22, dtype=torch.float64).t()[::2], gate_up=torch.randn(3, 6, 8, dtype=torch.float64).mT,
+        down=torch.randn(3, 4, 6, dtype=torch.float64).mT, weight=torch.rand(2, 11, dtype=torch.float64).t())
+    layer = Layer(index=base.index.t().contiguous().t(),
+                  **{name: tensor.requires_grad_() for name, tensor in leaves.items()})
     assert not any(leaf.is_contiguous() for leaf in layer.leaves())
-    for grad in (
-        torch.tensor(1.5, dtype=torch.float64).expand(11, 6),
-        torch.randn(6, 11, dtype=torch.float64).t(),
-        torch.randn(6, dtype=torch.float64).expand(11, 6),
-    ):
+    for grad in (torch.tensor(1.5, dtype=torch.float64).expand(11, 6), torch.randn(6, 11, dtype=torch.float64).t(),
+                 torch.randn(6, dtype=torch.float64).expand(11, 6)):
         assert worst_error(layer, grad=grad, backend=form) < 1e-12
 
 
@@ -229,10 +210,8 @@ def test_gated_activation_gradcheck(name: str, gate: str) -> None:
 @pytest.mark.parametrize("form", FORMS)
 def test_operator_gradcheck(form: str) -> None:
     layer = make_layer(4, 3, 2, 3, 2, bias=True, dtype=torch.float64)
-
     def call(x, gate_up, down, weight, up_bias, down_bias):
         return experts(x, gate_up, down, layer.index, weight, gate_up_bias=up_bias, down_bias=down_bias, backend=form)
-
     assert torch.autograd.gradcheck(call, layer.leaves())
 
 
@@ -265,21 +244,14 @@ def test_rows_equal_experts_with_one_slot(form: str) -> None:
 
     order, offsets = sort_rows(layer.index, 4)
     by_counts = experts_rows(
-        layer.x[order.long()],
-        layer.gate_up,
-        layer.down,
-        None,
-        weight[order.long()],
-        counts_E=offsets.diff(),
-        backend=form,
-    )
+        layer.x[order.long()], layer.gate_up, layer.down, None, weight[order.long()], counts_E=offsets.diff(),
+        backend=form)
     assert relative_error(by_counts, exact_out[order.long()]) < 1e-12  # the sentinel row lies past the counts' sum
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_cpu_form_makes_nothing_of_size_rows_by_model_width(
-    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype
-) -> None:
+def test_cpu_form_makes_nothing_of_size_rows_by_model_width(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype
+                                                            ) -> None:
     monkeypatch.setattr(panels, "PANEL_ROWS", 64)
     tokens, width, narrow, num_experts, top_k = 128, 256, 16, 8, 8
     layer = make_layer(tokens, width, narrow, num_experts, top_k, dtype=dtype)
@@ -290,3 +262,5 @@ def test_cpu_form_makes_nothing_of_size_rows_by_model_width(
     rows_by_width = tokens * top_k * width
     assert made.largest < rows_by_width / 4
     assert made.peak < 0.75 * rows_by_width  # H, the result and the sum in float32 among it
+
+

@@ -1,5 +1,4 @@
 """The CPU form's row work in C: equal to float64 and to torch's operators for all threads, widths and values."""
-
 from __future__ import annotations
 
 import pytest
@@ -49,17 +48,11 @@ def assert_close(ours: Tensor, exact: Tensor, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 @settings(max_examples=25, deadline=None)
-@given(
-    gate=st.sampled_from(GATES),
-    dtype=st.sampled_from(DTYPES),
-    count=st.integers(0, 5),
-    width=st.one_of(st.integers(0, 40), st.sampled_from([255, 256, 257, 515])),
-    weighted=st.booleans(),
-    seed=st.integers(0, 999),
-)
-def test_equals_float64(
-    name: str, gate: str, dtype: torch.dtype, count: int, width: int, weighted: bool, seed: int
-) -> None:
+@given(gate=st.sampled_from(GATES), dtype=st.sampled_from(DTYPES), count=st.integers(0, 5),
+       width=st.one_of(st.integers(0, 40), st.sampled_from([255, 256, 257, 515])), weighted=st.booleans(),
+       seed=st.integers(0, 999))
+def test_equals_float64(name: str, gate: str, dtype: torch.dtype, count: int, width: int, weighted: bool, seed: int
+                        ) -> None:
     torch.manual_seed(seed)
     h = (3 * torch.randn(count, width * (1 if gate == "none" else 2))).to(dtype)
     grad_a = torch.randn(count, width).to(dtype)
@@ -152,9 +145,8 @@ def test_threads_change_no_bit(dtype: torch.dtype) -> None:
             torch.set_num_threads(threads)
             h = layer.gate_up.detach().reshape(-1, 96).contiguous()
             h = h[: 256 * (h.shape[0] // 256)].reshape(-1, 256).repeat(8, 1)
-            found.append(
-                (forward(h, None, "silu", "concat"), *backward(h[:, :128].contiguous(), h, None, "silu", "concat"))
-            )
+            found.append((forward(h, None, "silu", "concat"),
+                          *backward(h[:, :128].contiguous(), h, None, "silu", "concat")))
             total = torch.zeros(600, 256)
             panel_work.add(total, torch.arange(h.shape[0], dtype=torch.int32) % 600, h)
             found[-1] += (total,)

@@ -1,6 +1,5 @@
 """The torch operators under everything that traces: opcheck, make_fx, aot_function, torch.compile; autocast;
 no_grad."""
-
 from __future__ import annotations
 
 import pytest
@@ -35,52 +34,19 @@ def gradients(layer: Layer, fn=step) -> list[torch.Tensor]:
 def test_opcheck(gate: str, save: str) -> None:
     layer = make_layer(7, 6, 4, 3, 2, gate=gate, bias=gate != "concat", weighted=gate != "none")
     layer.index[0, 0] = -1
-    torch.library.opcheck(
-        torch.ops.moebius.experts.default,
-        (
-            layer.x,
-            layer.gate_up,
-            layer.down,
-            layer.index,
-            layer.weight,
-            layer.up_bias,
-            layer.down_bias,
-            "silu",
-            gate,
-            save,
-            "auto",
-        ),
-    )
+    torch.library.opcheck(torch.ops.moebius.experts.default, (
+        layer.x, layer.gate_up, layer.down, layer.index, layer.weight, layer.up_bias, layer.down_bias,
+        "silu", gate, save, "auto"))
 
 
 def test_opcheck_backward() -> None:
     layer = make_layer(7, 6, 4, 3, 2)
     x, gate_up, down, weight = (t.detach() for t in layer.leaves())
     out, h, order, offsets = torch.ops.moebius.experts(
-        x, gate_up, down, layer.index, weight, None, None, "silu", "concat", "default", "auto"
-    )
-    torch.library.opcheck(
-        torch.ops.moebius.experts_backward.default,
-        (
-            torch.ones_like(out),
-            x,
-            h,
-            order,
-            offsets,
-            gate_up,
-            down,
-            weight,
-            None,
-            None,
-            2,
-            "silu",
-            "concat",
-            "default",
-            "auto",
-            "",
-            [True, False, True, True, False, False],
-        ),
-    )
+        x, gate_up, down, layer.index, weight, None, None, "silu", "concat", "default", "auto")
+    torch.library.opcheck(torch.ops.moebius.experts_backward.default, (
+        torch.ones_like(out), x, h, order, offsets, gate_up, down, weight, None, None, 2, "silu", "concat", "default",
+        "auto", "", [True, False, True, True, False, False]))
 
 
 @pytest.mark.parametrize("mode", ["real", "fake", "symbolic"])
@@ -158,8 +124,7 @@ def test_no_gradient_keeps_nothing(layer: Layer) -> None:
 
 def test_only_the_result_is_differentiable(layer: Layer) -> None:
     out, h, order, offsets = torch.ops.moebius.experts(
-        *arguments(layer), None, None, "silu", "concat", "default", "auto"
-    )
+        *arguments(layer), None, None, "silu", "concat", "default", "auto")
     assert out.requires_grad and not h.requires_grad
     received: list[object] = []
     out.grad_fn.register_prehook(lambda grads: received.extend(grads))
@@ -173,11 +138,8 @@ def test_backward_makes_no_zero_gradient_for_h(layer: Layer) -> None:
 
     traced = make_fx(joint, tracing_mode="fake")(*arguments(layer))
     h_shape = (layer.index.numel(), layer.gate_up.shape[1])
-    made = [
-        node.name
-        for node in traced.graph.nodes
-        if isinstance(node.meta.get("val"), torch.Tensor) and tuple(node.meta["val"].shape) == h_shape
-    ]
+    made = [node.name for node in traced.graph.nodes if isinstance(node.meta.get("val"), torch.Tensor)
+            and tuple(node.meta["val"].shape) == h_shape]
     assert made == ["getitem_1"]  # H itself
 
 

@@ -1,5 +1,4 @@
 """GEMMs with 8-bit operands: every form against GEMMs of operands rounded by definition, and what budgets choose."""
-
 from __future__ import annotations
 
 import math
@@ -38,24 +37,21 @@ def by_definition(x: Tensor, block: tuple[int, int]) -> Tensor:
     out = torch.empty(height, width, dtype=torch.float64)
     for top in range(0, height, rows):
         for low in range(0, width, columns):
-            part = x[top : top + rows, low : low + columns].to(torch.float32).double()
+            part = x[top:top + rows, low:low + columns].to(torch.float32).double()
             largest = float(part.abs().max())
             k = next(k for k in range(-127, 128) if largest <= math.ldexp(448, k))
-            scaled = (part.abs() * 2.0**-k).contiguous()
+            scaled = (part.abs() * 2.0 ** -k).contiguous()
             above = torch.searchsorted(LEVELS, scaled).clamp(max=126)
             below = (above - 1).clamp(min=0)
             up, down = LEVELS[above] - scaled, scaled - LEVELS[below]
             place = torch.where(up < down, above, torch.where(down < up, below, above + above % 2 * (below - above)))
-            out[top : top + rows, low : low + columns] = LEVELS[place] * 2.0**k * part.sign()
+            out[top:top + rows, low:low + columns] = LEVELS[place] * 2.0 ** k * part.sign()
     return out
 
 
 @settings(max_examples=60, deadline=None)
-@given(
-    st.sampled_from([(1, 0), (1, 3), (2, 2), (3, 4)]),
-    st.integers(1, 5),
-    st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=1, max_size=30),
-)
+@given(st.sampled_from([(1, 0), (1, 3), (2, 2), (3, 4)]), st.integers(1, 5),
+       st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=1, max_size=30))
 def test_rounded_blocks_equal_the_definition(block: tuple[int, int], height: int, values: list[float]) -> None:
     width = -(-len(values) // height)
     x = functional.pad(torch.tensor(values), (0, height * width - len(values))).view(height, width)
@@ -179,38 +175,17 @@ def test_nan_in_a_weight_and_in_a_token() -> None:
 
 def test_operator_under_opcheck_and_tracing() -> None:
     layer = make_layer(17, 12, 8, 5, 2)
-    torch.library.opcheck(
-        torch.ops.moebius.experts.default,
-        (
-            layer.x,
-            layer.gate_up,
-            layer.down,
-            layer.index,
-            layer.weight,
-            None,
-            None,
-            "silu",
-            "concat",
-            "fp8",
-            "auto",
-            "up=mxfp8,grad_down=fp8_block",
-        ),
-    )
+    torch.library.opcheck(torch.ops.moebius.experts.default, (
+        layer.x, layer.gate_up, layer.down, layer.index, layer.weight, None, None, "silu", "concat", "fp8", "auto",
+        "up=mxfp8,grad_down=fp8_block"))
 
 
-@pytest.mark.parametrize(
-    "given, said",
-    [
-        ("fp4", "precision='fp4' is not known; None, 'fp8', 'fp8_block', 'mxfp8', a Precision or a Budget"),
-        (8, "precision=8 is not known"),
-        ("up=fp4", "precision of up is 'fp4'; one of"),
-        ("down", "is not known"),
-        ("sideways=mxfp8", "is not known"),
-        ("budget=tight/1", "is not known"),
-        ("grad_down=fp8", "contracts over an expert's rows: use fp8_block"),
-        ("budget=-1/2", "is a positive number"),
-    ],
-)
+@pytest.mark.parametrize("given, said", [
+    ("fp4", "precision='fp4' is not known; None, 'fp8', 'fp8_block', 'mxfp8', a Precision or a Budget"),
+    (8, "precision=8 is not known"), ("up=fp4", "precision of up is 'fp4'; one of"), ("down", "is not known"),
+    ("sideways=mxfp8", "is not known"), ("budget=tight/1", "is not known"),
+    ("grad_down=fp8", "contracts over an expert's rows: use fp8_block"), ("budget=-1/2", "is a positive number"),
+])
 def test_what_is_not_a_precision(given: object, said: str) -> None:
     layer = make_layer(3, 4, 4, 2, 1)
     with pytest.raises(ExpertsInputError, match=said.replace("(", r"\(")):

@@ -1,5 +1,4 @@
 """MXFP8 against the format's definition, written out in float64 and by table, and H kept in it."""
-
 from __future__ import annotations
 
 import math
@@ -16,12 +15,9 @@ from moebius.kernels.quantize import pack, packed_width, unpack
 from moebius.kernels.routing import sort_rows
 
 # Every finite value of E4M3 (OCP 8-bit Floating Point v1.0, table 1), from its bits: sign, 4 exponent, 3 mantissa.
-E4M3 = [
-    (1 if bits < 128 else -1)
-    * (math.ldexp(bits % 8, -9) if (bits >> 3) % 16 == 0 else math.ldexp(8 + bits % 8, (bits >> 3) % 16 - 10))
-    for bits in range(256)
-    if bits % 128 != 127
-]
+E4M3 = [(1 if bits < 128 else -1) * (
+    math.ldexp(bits % 8, -9) if (bits >> 3) % 16 == 0 else math.ldexp(8 + bits % 8, (bits >> 3) % 16 - 10))
+    for bits in range(256) if bits % 128 != 127]
 
 
 def nearest(value: float) -> float:
@@ -48,7 +44,7 @@ def test_equals_the_definition(values: list[float]) -> None:
     x = torch.tensor([values], dtype=torch.float32)
     packed = pack(x)
     assert packed.dtype == torch.uint8 and packed.shape == (1, packed_width(len(values)))
-    want = [v for low in range(0, len(values), 32) for v in block_by_definition(values[low : low + 32])]
+    want = [v for low in range(0, len(values), 32) for v in block_by_definition(values[low:low + 32])]
     got = unpack(packed, len(values), torch.float32)[0].tolist()
     # a value below float32's normal range may be flushed or rounded there: as float32 itself says
     assert got == torch.tensor(want, dtype=torch.float64).float().tolist()

@@ -1,5 +1,4 @@
 """`moebius explain --kernels`: bytes and FLOPs counted by hand, bounds that follow the card, the compiler's report."""
-
 from __future__ import annotations
 
 from dataclasses import replace
@@ -61,14 +60,9 @@ def test_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert "T=512 D=256 N=128 E=8 K=2, bfloat16, silu, gate interleaved" in said and "weight_grad" in said
 
 
-@pytest.mark.parametrize(
-    "options, text",
-    [
-        (["--sizes", "1,2,3"], "five sizes"),
-        (["--activation", "swish"], "swish"),
-        (["--shape", "none"], "invalid choice"),
-    ],
-)
+@pytest.mark.parametrize("options, text", [
+    (["--sizes", "1,2,3"], "five sizes"), (["--activation", "swish"], "swish"),
+    (["--shape", "none"], "invalid choice")])
 def test_bad_options(options: list[str], text: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["explain", "--kernels", *options])

@@ -1,5 +1,4 @@
 """Token rounding: which slots go, that they reach nothing, and that it is off unless asked for."""
-
 from __future__ import annotations
 
 from dataclasses import replace
@@ -27,7 +26,7 @@ def test_what_is_kept(data: st.DataObject, num_experts: int, tile: int, weighted
     for expert in range(num_experts):
         mine = [slot for slot, i in enumerate(ids) if i == expert]
         heaviest = sorted(mine, key=lambda slot: (-weights[slot] if weighted else 0, slot))
-        for slot in heaviest[len(mine) // tile * tile :] if len(mine) >= tile else []:
+        for slot in heaviest[len(mine) // tile * tile:] if len(mine) >= tile else []:
             want[slot] = -1
     assert got == want
 
@@ -77,29 +76,21 @@ def routing_by_definition(scores: torch.Tensor, top_k: int, tile: int, to: str, 
     slots = set()
     for e in range(scores.shape[1]):
         best = sorted((t for t in range(len(order)) if e in order[t][:top_k]), key=lambda t: -float(scores[t, e]))
-        next_ = sorted(
-            (t for t in range(len(order)) if e in order[t][top_k : top_k + spare]), key=lambda t: -float(scores[t, e])
-        )
+        next_ = sorted((t for t in range(len(order)) if e in order[t][top_k:top_k + spare]),
+                       key=lambda t: -float(scores[t, e]))
         whole, rest = divmod(len(best), tile)
         lack = (tile - rest) % tile
         if to != "down" and lack <= len(next_) and (to == "up" or lack <= rest):
             best = best + next_[:lack]
         elif to != "up" and whole:
-            best = best[: whole * tile]
+            best = best[:whole * tile]
         slots |= {(t, e) for t in best}
     return slots
 
 
 @settings(max_examples=80, deadline=None)
-@given(
-    st.integers(0, 40),
-    st.integers(1, 6),
-    st.integers(0, 3),
-    st.integers(1, 9),
-    st.integers(0, 99),
-    st.sampled_from(["down", "up", "nearest"]),
-    st.integers(0, 3),
-)
+@given(st.integers(0, 40), st.integers(1, 6), st.integers(0, 3), st.integers(1, 9), st.integers(0, 99),
+       st.sampled_from(["down", "up", "nearest"]), st.integers(0, 3))
 def test_routing_equals_its_definition(tokens, experts, top_k, tile, seed, to, spare) -> None:
     top_k = min(top_k, experts)
     spare = min(spare, experts - top_k)
@@ -124,17 +115,11 @@ def test_rounded_routing_runs_and_fills_tiles() -> None:
     assert worst_error(layer) < 1e-5
 
 
-@pytest.mark.parametrize(
-    "change, said",
-    [
-        (dict(to="sideways"), "to='sideways' is not known"),
-        (dict(tile=0), "token_rounding=0"),
-        (dict(top_k=9), "top_k=9"),
-        (dict(spare=3), "spare=3"),
-        (dict(scores_TE=torch.zeros(3)), "floating point tensor"),
-        (dict(scores_TE=torch.zeros(3, 4, dtype=torch.int64)), "floating point tensor"),
-    ],
-)
+@pytest.mark.parametrize("change, said", [
+    (dict(to="sideways"), "to='sideways' is not known"), (dict(tile=0), "token_rounding=0"), (dict(top_k=9), "top_k=9"),
+    (dict(spare=3), "spare=3"), (dict(scores_TE=torch.zeros(3)), "floating point tensor"),
+    (dict(scores_TE=torch.zeros(3, 4, dtype=torch.int64)), "floating point tensor"),
+])
 def test_what_routing_cannot_be_rounded(change: dict, said: str) -> None:
     with pytest.raises(ExpertsInputError, match=said):
         round_routing(**{**dict(scores_TE=torch.rand(5, 4), top_k=2), **change})

@@ -1,5 +1,4 @@
 """What is kept for backward, measured with saved-tensor hooks, parameters excluded: X and H and little else."""
-
 from __future__ import annotations
 
 import pytest
@@ -13,11 +12,8 @@ T, D, N, E, K = 512, 256, 128, 16, 4
 
 def measure(layer, **options) -> tuple[int, int]:
     """(elements, bytes) of the unique storages saved by one call, parameters excluded."""
-    parameters = {
-        p.untyped_storage().data_ptr()
-        for p in (layer.gate_up, layer.down, layer.up_bias, layer.down_bias)
-        if p is not None
-    }
+    parameters = {p.untyped_storage().data_ptr() for p in (layer.gate_up, layer.down, layer.up_bias, layer.down_bias)
+                  if p is not None}
     kept: dict[int, torch.Tensor] = {}
 
     def pack(tensor: torch.Tensor) -> torch.Tensor:

@@ -1,5 +1,4 @@
 """The default kernels, compiled for sm_90 without a GPU: the compiler's own report has no spills and has wgmma."""
-
 from __future__ import annotations
 
 import subprocess
@@ -104,9 +103,8 @@ def test_the_other_cards_at_the_first_shape(target: str) -> None:
     assert all(report.sound for report in reports), reports
 
 
-@pytest.mark.parametrize(
-    ("target", "crowded"), [("sm_90", Config(128, 256, 64, 4, 3)), ("gfx942", Config(256, 256, 64, 4, 3))]
-)
+@pytest.mark.parametrize(("target", "crowded"), [("sm_90", Config(128, 256, 64, 4, 3)),
+                                                 ("gfx942", Config(256, 256, 64, 4, 3))])
 def test_the_check_notices_a_spill(target: str, crowded: Config, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(configs.HALF, "down", (crowded, crowded))
     launch = next(launch for launch in aot.plan(aot.SHAPES["moe"]) if launch.label == "down")
@@ -132,11 +130,8 @@ def test_the_documented_tables_are_of_these_kernels() -> None:
     assert [name for name in tables if name in aot.TARGETS] == list(aot.TARGETS)
     once = {launch.label: launch for launch in aot.plan(aot.SHAPES["moe"])}
     for target in aot.TARGETS:
-        rows = [
-            [cell.strip() for cell in line.split("|")[1:-1]]
-            for line in tables[target].splitlines()
-            if line.startswith("| ")
-        ][1:]
+        rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in tables[target].splitlines()
+                if line.startswith("| ")][1:]
         assert [row[0] for row in rows] == list(once)
         for row, launch in zip(rows, once.values(), strict=True):
             block = [str(value) for name, value in launch.constants.items() if name.startswith("BLOCK")]
@@ -147,8 +142,7 @@ def test_the_documented_tables_are_of_these_kernels() -> None:
 
 
 def test_command() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "moebius.kernels.triton_form.aot", "--shape", "few"], capture_output=True, text=True
-    )
+    done = subprocess.run([sys.executable, "-m", "moebius.kernels.triton_form.aot", "--shape", "few"],
+                          capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "few: T=256 D=2048 N=768 E=128 K=8" in done.stdout and "| grad_act | 64×128×64 |" in done.stdout

@@ -3,7 +3,6 @@
 In a process of its own, since the interpreter is chosen when Triton is imported. float32 and float16 only: the
 interpreter computes bfloat16 wrongly. A program costs about 10 ms there, so shapes are a few tiles.
 """
-
 from __future__ import annotations
 
 import json
@@ -28,13 +27,8 @@ TOLERANCE = {"float32": 3e-6, "float16": 3e-3}
 def ask() -> Iterator[Callable[..., dict]]:
     environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
     script = str(Path(__file__).parent / "triton_worker.py")
-    worker = subprocess.Popen(
-        [sys.executable, "-W", "ignore::RuntimeWarning", script],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env=environment,
-    )
+    worker = subprocess.Popen([sys.executable, "-W", "ignore::RuntimeWarning", script],
+                              stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
     assert worker.stdin and worker.stdout
 
     def exchange(**case) -> dict:
@@ -62,23 +56,12 @@ def cases(draw: st.DrawFn) -> dict:
     size = st.sampled_from([1, 7, 16, 24, 33, 64])
     gate = draw(st.sampled_from(GATES))
     case = dict(
-        layer=layer(
-            tokens,
-            draw(size),
-            draw(size),
-            experts,
-            top_k,
-            gate=gate,
-            activation=draw(st.sampled_from(activations(gate))),
-            bias=draw(st.booleans()),
-            weighted=draw(st.booleans()),
-            seed=draw(st.integers(0, 99)),
-        ),
+        layer=layer(tokens, draw(size), draw(size), experts, top_k, gate=gate,
+                    activation=draw(st.sampled_from(activations(gate))), bias=draw(st.booleans()),
+                    weighted=draw(st.booleans()), seed=draw(st.integers(0, 99))),
         index=draw(st.lists(ids, min_size=tokens * top_k, max_size=tokens * top_k)),
-        strided=draw(st.booleans()),
-        grad=draw(st.sampled_from(["normal", "scalar", "row"])),
-        options=dict(save=draw(st.sampled_from(["default", "recompute"]))),
-    )
+        strided=draw(st.booleans()), grad=draw(st.sampled_from(["normal", "scalar", "row"])),
+        options=dict(save=draw(st.sampled_from(["default", "recompute"]))))
     return case
 
 
@@ -165,15 +148,9 @@ def test_formats_of_given_operands(ask: Callable[..., dict], gemm: str, name: st
     assert ask(**case)["error"] < TOLERANCE["float32"]
 
 
-@pytest.mark.parametrize(
-    "gemm, name",
-    [
-        (gemm, name)
-        for gemm in ("down", "grad_x", "grad_gate_up", "grad_down")
-        for name in FORMATS
-        if (gemm, name) not in (("grad_gate_up", "fp8"), ("grad_down", "fp8"))
-    ],
-)
+@pytest.mark.parametrize("gemm, name", [
+    (gemm, name) for gemm in ("down", "grad_x", "grad_gate_up", "grad_down") for name in FORMATS
+    if (gemm, name) not in (("grad_gate_up", "fp8"), ("grad_down", "fp8"))])
 def test_formats_of_computed_operands(ask: Callable[..., dict], gemm: str, name: str) -> None:
     """A, dH or s*A is an operand. Computed with sums in another order, a few of its elements in a million round the
     other way, by an eighth of themselves; a format that is not there would be off by 2e-2 or more."""
@@ -186,13 +163,8 @@ def test_formats_over_odd_layers(ask: Callable[..., dict], name: str) -> None:
     """Narrow axes, empty experts, strides that no descriptor reads, recomputation, sentinels."""
     for tokens, width, narrow, index in ((1, 7, 3, None), (140, 20, 16, [2] * 140), (9, 33, 130, [-1, 0, 3] * 3)):
         given = {} if index is None else dict(index=index)
-        case = dict(
-            layer=layer(tokens, width, narrow, 3, 1),
-            check="form",
-            strided=True,
-            options=dict(precision=name, save="recompute"),
-            **given,
-        )
+        case = dict(layer=layer(tokens, width, narrow, 3, 1), check="form", strided=True,
+                    options=dict(precision=name, save="recompute"), **given)
         assert ask(**case)["error"] < 2e-3, case
 
 

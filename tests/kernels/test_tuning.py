@@ -1,5 +1,4 @@
 """Choosing tile shapes by measurement, with a clock of our own in a GPU's place, and the cache that keeps them."""
-
 from __future__ import annotations
 
 import json
@@ -26,26 +25,14 @@ def arguments(dtype: torch.dtype = torch.bfloat16) -> tuple:
     def meta(*size: int, of: torch.dtype = dtype) -> torch.Tensor:
         return torch.empty(size, dtype=of, device="meta")
 
-    return (
-        meta(t, d),
-        Weights(meta(e, 2 * n, d), meta(e, d, n), None, None),
-        meta(t * k, of=torch.int32),
-        meta(e + 1, of=torch.int32),
-        meta(t, k, of=torch.float32),
-        k,
-        Options(),
-    )
+    return (meta(t, d), Weights(meta(e, 2 * n, d), meta(e, d, n), None, None), meta(t * k, of=torch.int32),
+            meta(e + 1, of=torch.int32), meta(t, k, of=torch.float32), k, Options())
 
 
 def is_config(launch: Launch, config: Config) -> bool:
     blocks = tuple(value for name, value in launch.constants.items() if name.startswith("BLOCK"))
     return (*blocks, launch.warps, launch.stages) == (
-        config.block_m,
-        config.block_n,
-        config.block_k,
-        config.warps,
-        config.stages,
-    )
+        config.block_m, config.block_n, config.block_k, config.warps, config.stages)
 
 
 def test_the_fastest_of_each_kernel_is_taken() -> None:
@@ -116,11 +103,8 @@ def test_the_host_code_takes_what_was_kept(folder: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(tuning, "configured", lambda each, default, device: Config(64, 64, 32, 4, 5))
     monkeypatch.setattr(configs, "configured", tuning.configured)
     for launch in aot.plan(SHAPE):
-        assert launch.problem is None or (
-            launch.warps,
-            launch.stages,
-            launch.constants["BLOCK_N"] if "BLOCK_N" in launch.constants else 64,
-        ) == (4, 5, 64)
+        assert launch.problem is None or (launch.warps, launch.stages, launch.constants["BLOCK_N"] if "BLOCK_N" in
+                                          launch.constants else 64) == (4, 5, 64)
 
 
 def test_another_card_triton_or_source_begins_anew(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,23 +119,12 @@ def test_another_card_triton_or_source_begins_anew(folder: Path, monkeypatch: py
 GOOD = dict(block_m=64, block_n=64, block_k=64, warps=4, stages=3, waves=0)
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        b"",
-        b"{",
-        b"[1, 2]",
-        b'{"up": 3}',
-        b"\xff\xfe\x00",
-        b'{"up": {"block_m": 64}}',
-        json.dumps({"up": {**GOOD, "block_m": 63}}).encode(),
-        json.dumps({"up": {**GOOD, "warps": "4"}}).encode(),
-        json.dumps({"up": {**GOOD, "warps": True}}).encode(),
-        json.dumps({"up": {**GOOD, "stages": 0}}).encode(),
-        json.dumps({"up": {**GOOD, "waves": -1}}).encode(),
-        json.dumps({"up": {**GOOD, "more": 1}}).encode(),
-    ],
-)
+@pytest.mark.parametrize("text", [
+    b"", b"{", b"[1, 2]", b'{"up": 3}', b"\xff\xfe\x00", b'{"up": {"block_m": 64}}',
+    json.dumps({"up": {**GOOD, "block_m": 63}}).encode(), json.dumps({"up": {**GOOD, "warps": "4"}}).encode(),
+    json.dumps({"up": {**GOOD, "warps": True}}).encode(), json.dumps({"up": {**GOOD, "stages": 0}}).encode(),
+    json.dumps({"up": {**GOOD, "waves": -1}}).encode(), json.dumps({"up": {**GOOD, "more": 1}}).encode(),
+])
 def test_a_damaged_cache_is_a_warning_and_is_written_anew(folder: Path, text: bytes) -> None:
     path = tuning.cache_path("H100")
     path.parent.mkdir()

@@ -4,7 +4,6 @@ Started by test_triton_interpreter.py with TRITON_INTERPRET=1. A case: make_laye
 ``options`` of the operator; ``dtype``; ``strided`` (transposed weights and tokens, odd strides) and ``grad`` ("normal",
 "scalar", "row": the latter two expanded, stride 0).
 """
-
 from __future__ import annotations
 
 import json
@@ -37,49 +36,28 @@ def answer(case: dict) -> dict:
     if case.get("strided"):
         restride(layer)
     shape = layer.x.shape
-    grad = {
-        "normal": None,
-        "scalar": torch.tensor(0.5, dtype=dtype).expand(shape),
-        "row": torch.linspace(-1, 1, shape[1], dtype=dtype).expand(shape),
-    }[case.get("grad", "normal")]
+    grad = {"normal": None, "scalar": torch.tensor(0.5, dtype=dtype).expand(shape),
+            "row": torch.linspace(-1, 1, shape[1], dtype=dtype).expand(shape)}[case.get("grad", "normal")]
     options = dict(case.get("options", {}), backend="triton")
     check = case.get("check", "error")
     if check == "error":
         return {"error": worst_error(layer, grad, **options), "plain": plain_error(layer, grad)}
     if check == "bits":
-
         def once() -> list[torch.Tensor]:
             out = run(layer, **options)
             return [out, *torch.autograd.grad(out.square().sum(), layer.leaves())]
-
         return {"same": all(torch.equal(a, b) for a, b in zip(once(), once(), strict=True))}
     if check == "form":  # against the CPU form: the same formats, emulated in torch
-
         def both(backend: str) -> list[torch.Tensor]:
             out = run(layer, **{**options, "backend": backend})
             up = torch.randn(shape, generator=torch.Generator().manual_seed(7)).to(dtype)
             return [out, *torch.autograd.grad(out, layer.leaves(), up)]
-
         errors = [relative_error(a, b) for a, b in zip(both("triton"), both("cpu"), strict=True)]
         return {"error": max(errors), "errors": errors}
     if check == "opcheck":
-        torch.library.opcheck(
-            torch.ops.moebius.experts.default,
-            (
-                layer.x,
-                layer.gate_up,
-                layer.down,
-                layer.index,
-                layer.weight,
-                layer.up_bias,
-                layer.down_bias,
-                layer.activation,
-                layer.gate,
-                "default",
-                "triton",
-                case.get("precision", ""),
-            ),
-        )
+        torch.library.opcheck(torch.ops.moebius.experts.default, (
+            layer.x, layer.gate_up, layer.down, layer.index, layer.weight, layer.up_bias, layer.down_bias,
+            layer.activation, layer.gate, "default", "triton", case.get("precision", "")))
         return {"same": True}
     if check == "nan":  # one token is NaN: only its own row may be, whatever tile its neighbours share with it
         with torch.no_grad():

@@ -2,7 +2,7 @@
 
 A function under test calls :func:`loop` for its ``for``, :func:`skip` for ``if …: continue`` and :func:`no_grad`. Run
 plainly it is the loop; :func:`captured` turns it into a CapturedGraph with fake values and user lines, as capture
-would."""
+would. """
 
 from __future__ import annotations
 

@@ -221,7 +221,6 @@ def test_a_failing_proof_leaves_the_loop(monkeypatch):
         raise KeyError("a bug")
 
     monkeypatch.setattr(writing, "routing_scale", broken)
-
     def function(x, logits, gate_up, down):
         return layer(x, logits, gate_up, down) * 1.0
 

@@ -1,6 +1,5 @@
 """What a captured plain loop keeps for backward, measured with saved-tensor hooks, parameters excluded: what its
 router keeps by itself, and for the experts at most 1.02 x (T*D + 2*T*K*N) elements, whatever the gate."""
-
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -63,10 +62,8 @@ def kept(call: Callable[[], object], parameters: list[Tensor]) -> tuple[int, int
 @pytest.mark.parametrize("name", GATES)
 def test_a_plain_loop_keeps_tokens_and_pre_activations(name: str) -> None:
     generator = torch.Generator().manual_seed(3)
-    x, *parameters = (
-        torch.randn(size, generator=generator, requires_grad=True)
-        for size in ((T, D), (E, D), (E, 2 * N, D), (E, D, N))
-    )
+    x, *parameters = (torch.randn(size, generator=generator, requires_grad=True)
+                      for size in ((T, D), (E, D), (E, 2 * N, D), (E, D, N)))
     moe = layer(GATES[name])
     captured = moebius.capture(moe)
     captured(x, *parameters)

@@ -62,8 +62,7 @@ COPIES = "[p.detach().clone() for p in model.parameters()]"
 AVERAGES = {  # how it is made, and how a step updates it
     "none": ("None", ""),
     "by hand": (
-        COPIES,
-        "with torch.no_grad():\n    for a, p in zip(average, model.parameters()):\n        a.lerp_(p, 0.1)",
+        COPIES, "with torch.no_grad():\n    for a, p in zip(average, model.parameters()):\n        a.lerp_(p, 0.1)"
     ),
     "foreach": (COPIES, "with torch.no_grad():\n    torch._foreach_lerp_(average, list(model.parameters()), 0.1)"),
     "torch's": ("AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9))", "average.update_parameters(model)"),

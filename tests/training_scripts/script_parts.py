@@ -154,9 +154,8 @@ class Attention(nn.Module):
         self.aux = 0.0
 
     def forward(self, x):
-        q, k, v = (
-            part.view(1, -1, self.heads, WIDTH // self.heads).transpose(1, 2) for part in self.qkv(x).chunk(3, -1)
-        )
+        q, k, v = (part.view(1, -1, self.heads, WIDTH // self.heads).transpose(1, 2) for part in
+                   self.qkv(x).chunk(3, -1))
         y = functional.scaled_dot_product_attention(q, k, v, is_causal=True, dropout_p=0.0)
         return self.out(y.transpose(1, 2).reshape(x.shape))
 

@@ -30,7 +30,9 @@ def pack(path, members: dict[str, bytes], seal: bool = True, compression: int = 
     """A file with these members and, if sealed, right digests: what somebody who knows the format would write."""
     if seal:
         manifest = json.loads(members["manifest.json"])
-        manifest["sha256"] = {n: hashlib.sha256(members[n]).hexdigest() for n in archive.MEMBERS if n in members}
+        manifest["sha256"] = {
+            n: hashlib.sha256(members[n]).hexdigest() for n in archive.MEMBERS if n in members
+        }
         members = {**members, "manifest.json": json.dumps(manifest).encode()}
     with zipfile.ZipFile(path, "w", compression) as file:
         for name, data in members.items():

@@ -1,5 +1,4 @@
 """Which modules of Lib/test are run, and which are left out, with the reason."""
-
 from __future__ import annotations
 
 MODULES = tuple(

@@ -5,7 +5,6 @@
 
 Exit status 1: below GOAL, a difference without a reason in reasons.toml, or a reason there for a test that passes.
 """
-
 from __future__ import annotations
 
 import argparse

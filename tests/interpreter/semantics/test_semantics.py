@@ -1,5 +1,4 @@
 """A small slice of `make semantics`: some of CPython's modules through the interpreter, and the comparison itself."""
-
 from __future__ import annotations
 
 import sys

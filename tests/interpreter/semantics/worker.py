@@ -3,7 +3,6 @@
 Appends to RECORD one JSON list a line: [test, "start"] before a test, [test, outcome, text] after it. A test that began
 and has no outcome killed the process. TESTS is a file with the names of the tests to run, one a line.
 """
-
 from __future__ import annotations
 
 import asyncio

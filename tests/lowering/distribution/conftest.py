@@ -2,7 +2,6 @@
 
 The processes stay up for the whole session, so that a call costs milliseconds.
 """
-
 from __future__ import annotations
 
 import os
@@ -22,9 +21,7 @@ class Pool:
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         self.processes = [
             subprocess.Popen(
-                [sys.executable, script, str(rank), str(ranks), store],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
+                [sys.executable, script, str(rank), str(ranks), store], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                 env=environment,
             )
             for rank in range(ranks)
@@ -78,5 +75,4 @@ def on_ranks(pools):
         except BaseException:
             pools.pop(ranks).kill()  # ranks may be out of step now
             raise
-
     return run

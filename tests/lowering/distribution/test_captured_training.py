@@ -1,5 +1,4 @@
 """A captured training step on two ranks: nothing of the model or the step says so, and it trains as in one process."""
-
 from __future__ import annotations
 
 import torch

@@ -1,5 +1,4 @@
 """Experts spread over real gloo processes compute what one process computes: output, every gradient, and the bytes."""
-
 from __future__ import annotations
 
 import pytest
@@ -45,9 +44,7 @@ def check_layer(index_list, top_k, num_experts, dtype, weighted, seed):
         return torch.randn(*shape, generator=generator, dtype=torch.float64).to(dtype)
 
     whole = [
-        draw(tokens, WIDTH),
-        draw(num_experts, 2 * EXPERT_WIDTH, WIDTH),
-        draw(num_experts, WIDTH, EXPERT_WIDTH),
+        draw(tokens, WIDTH), draw(num_experts, 2 * EXPERT_WIDTH, WIDTH), draw(num_experts, WIDTH, EXPERT_WIDTH),
         draw(tokens, top_k),
     ]
     grad = draw(tokens, WIDTH)
@@ -71,19 +68,14 @@ def check_layer(index_list, top_k, num_experts, dtype, weighted, seed):
         torch.testing.assert_close(local[3].grad, whole[3].grad, **close)
 
     counts = rows_between_ranks(index.tolist(), num_experts, ranks)
-    shape = RegionShape(
-        tokens, top_k, num_experts, WIDTH, whole[0].element_size(), whole[3].element_size(), weighted=weighted
-    )
+    shape = RegionShape(tokens, top_k, num_experts, WIDTH, whole[0].element_size(), whole[3].element_size(),
+                        weighted=weighted)
     sent = sum(counts[rank]) - counts[rank][rank]
     received = sum(row[rank] for row in counts) - counts[rank][rank]
     own = chunk_span(tokens, ranks, rank)
     predicted = bytes_for(shape, ranks, sent, received, own[1] - own[0])
     assert (traffic.header, traffic.dispatch, traffic.combine, traffic.gather) == (
-        predicted.header,
-        predicted.dispatch,
-        predicted.combine,
-        predicted.gather,
-    )
+        predicted.header, predicted.dispatch, predicted.combine, predicted.gather)
     return [tensor.tolist() for tensor in (found.detach(), local[0].grad)] if dtype == torch.float64 else None
 
 
@@ -157,12 +149,8 @@ def shard_a_whole_weight(num_experts):
     local = own_experts(whole, group)
     assert torch.equal(local, whole[low:high])
     (local * (rank + 1)).sum().backward()
-    expected = torch.cat(
-        [
-            torch.full((chunk_span(num_experts, ranks, r)[1] - chunk_span(num_experts, ranks, r)[0], 3), r + 1.0)
-            for r in range(ranks)
-        ]
-    )
+    expected = torch.cat([torch.full((chunk_span(num_experts, ranks, r)[1] - chunk_span(num_experts, ranks, r)[0], 3),
+                                     r + 1.0) for r in range(ranks)])
     assert torch.equal(whole.grad, expected)
     assert torch.equal(gather_experts(local, num_experts, group), whole)
 

@@ -1,5 +1,4 @@
 """The pass that spreads expert calls of a graph over ranks: its results, what it shards, what it leaves whole."""
-
 from __future__ import annotations
 
 import copy

@@ -1,5 +1,4 @@
 """Parameters that live on the ranks: unchanged torch code trains as in one process, and the memory is really split."""
-
 from __future__ import annotations
 
 import copy
@@ -207,12 +206,8 @@ def uncaptured_use():
     same_parameters(layer, reference)
     before = layer.down.full_tensor().detach().clone()
     for write in (  # views that no rank has: a write into them would be lost
-        lambda w: w[1].fill_(3.0),
-        lambda w: w.unbind(0)[2].zero_(),
-        lambda w: w[1:][0].mul_(0),
-        lambda w: w.flatten()[1:].zero_(),
-        lambda w: torch.nn.init.ones_(w[2]),
-        lambda w: torch.neg(w[0], out=w[1]),
+        lambda w: w[1].fill_(3.0), lambda w: w.unbind(0)[2].zero_(), lambda w: w[1:][0].mul_(0),
+        lambda w: w.flatten()[1:].zero_(), lambda w: torch.nn.init.ones_(w[2]), lambda w: torch.neg(w[0], out=w[1]),
     ):
         with torch.no_grad(), pytest.raises(DistributionError, match="collect_parameters"):
             write(layer.down)

@@ -1,5 +1,4 @@
 """The arithmetic of plans, against torch and against counting."""
-
 from __future__ import annotations
 
 from itertools import combinations

@@ -1,5 +1,4 @@
 """Many ranks in one process, on torch's LocalTensorMode: the same operators give what one rank alone computes."""
-
 from __future__ import annotations
 
 import pytest

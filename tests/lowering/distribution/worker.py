@@ -2,7 +2,6 @@
 
 Reads (file, function, args) pickled from stdin, writes (True, result) or (False, traceback) pickled to stdout.
 """
-
 from __future__ import annotations
 
 import importlib.util
