@@ -1,4 +1,4 @@
-"""Every private torch name that capture uses, in one place.
+"""Every private torch name that capture uses, in one place, but for those that write down sizes (``torch_sizes``).
 
 Checked on torch 2.13.0 (CPU, Python 3.11). Nothing else in capture/ may reach into ``torch._*``; what other versions
 spell differently is to be answered here, once.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import linecache
-import math
 import os
 import re
 import sys
@@ -48,9 +47,6 @@ from torch.fx.node import _get_qualified_name as qualified_name
 from torch.utils import _pytree as pytree
 from torch.utils._device import DeviceContext
 from torch.utils._foreach_utils import _group_tensors_by_device_and_dtype as group_tensors_by_device_and_dtype
-from torch.utils._sympy.interp import sympy_interp
-from torch.utils._sympy.printers import PythonPrinter
-from torch.utils._sympy.reference import PythonReferenceAnalysis
 
 from moebius.lowering.step.filters import blocks, leave_to
 
@@ -214,7 +210,13 @@ class FakeWorld:
             return self.mode.from_tensor(tensor, static_shapes=True)
         dims = [DimDynamic.DYNAMIC if d in dynamic_dims else DimDynamic.STATIC for d in range(tensor.dim())]
         context: Any = StatelessSymbolicContext(dims, constraint_sizes=[None] * tensor.dim())
-        return self.mode.from_tensor(tensor, source=LocalSource(name), symbolic_context=context)
+        source = LocalSource(name)
+        if not (tensor.is_leaf or tensor.retains_grad) or tensor.grad is None:
+            return self.mode.from_tensor(tensor, source=source, symbolic_context=context)
+        # the gradient would be described as well, with symbols of its own
+        assert tensor.is_leaf and tensor._base is None, "a view, or a result, that has a gradient"
+        fake = self.mode.from_tensor(tensor.detach(), source=source, symbolic_context=context)
+        return fake.requires_grad_(tensor.requires_grad)
 
     def twin(self, tensor: torch.Tensor) -> torch.Tensor:
         """The fake twin of a leaf that has its storage to itself: what ``from_tensor`` makes, many times faster."""
@@ -432,73 +434,6 @@ def answer_in_words(ask: Callable[[], Any]) -> str:
     if isinstance(owner := getattr(ask, "__self__", None), GlobalStateGuard):
         return f"another {', '.join(owner.reason().split())}"
     return f"{getattr(ask, '__name__', 'it').strip('_')} gives another answer"
-
-
-class PythonArithmetic(PythonReferenceAnalysis):
-    """What torch's own leaves to sympy, which cannot be asked of nodes: Python's operators. Checked on torch 2.13."""
-
-    @staticmethod
-    def int_truediv(a: Any, b: Any) -> Any:
-        return a / b
-
-    @staticmethod
-    def floor_to_int(x: Any, dtype: Any) -> Any:
-        return applied(math.floor, x)
-
-    @staticmethod
-    def ceil_to_int(x: Any, dtype: Any) -> Any:
-        return applied(math.ceil, x)
-
-    @staticmethod
-    def trunc_to_int(x: Any, dtype: Any) -> Any:
-        return applied(math.trunc, x)
-
-    @staticmethod
-    def round_to_int(a: Any, dtype: Any) -> Any:
-        return applied(round, a)
-
-    @staticmethod
-    def round_decimal(a: Any, b: Any) -> Any:
-        return applied(round, a, b)
-
-    @staticmethod
-    def floor(x: Any) -> Any:
-        return applied(float, applied(math.floor, x))
-
-    @staticmethod
-    def ceil(x: Any) -> Any:
-        return applied(float, applied(math.ceil, x))
-
-
-def applied(function: Callable[..., Any], x: Any, *rest: Any) -> Any:
-    """``function(x, *rest)``, of a node as a node: fx's proxies have no part in Python's own roundings."""
-    if isinstance(x, torch.fx.Proxy):
-        return x.tracer.create_proxy("call_function", function, (x, *rest), {})
-    return function(x, *rest)
-
-
-def expression_to_node(expression: Any, symbol_node: Callable[[Any], Any], graph: Any) -> Any:
-    """Write a sympy size expression as nodes of ``graph``. ``symbol_node`` gives the node of a symbol."""
-    tracer = torch.fx.proxy.GraphAppendingTracer(graph)
-    environment = {s: torch.fx.Proxy(symbol_node(s), tracer) for s in expression.free_symbols}
-    result = sympy_interp(PythonArithmetic, environment, expression)
-    return result.node if isinstance(result, torch.fx.Proxy) else result
-
-
-def expression_text(expression: Any, names: dict[Any, str]) -> str:
-    """A sympy relation as Python text, symbols written as ``names`` says."""
-
-    class Printer(PythonPrinter):
-        def _print_Symbol(self, symbol: Any) -> str:
-            return names[symbol]
-
-        def _print_ToFloat(self, number: Any) -> str:  # (torch's own forms of these are for symbols)
-            return f"float({self._print(number.args[0])})"
-
-        def _helper_sqrt(self, number: Any) -> str:
-            return f"math.sqrt({self._print(number)})"
-
-    return Printer().doprint(expression)
 
 
 def raw_symbol(value: Any) -> Any:

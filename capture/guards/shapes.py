@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .. import torch_private
+from .. import torch_private, torch_sizes
 
 if TYPE_CHECKING:
     from ..sources import Source
@@ -49,7 +49,7 @@ def guard_sizes(world: torch_private.FakeWorld, tensors: TensorOperations, guard
         if high is not None:
             bounds.append(f"{names[symbol]} <= {high}")
     for expression in world.guards():
-        relations.append(torch_private.expression_text(expression, names))
+        relations.append(torch_sizes.expression_text(expression, names))
     text = " and ".join(f"({r})" for r in dict.fromkeys([*bounds, *relations])) or "True"
     arguments = ", ".join(f"t{i}" for i in range(len(sources)))
     predicate = eval(f"lambda {arguments}: {text}", {"math": math, "__builtins__": KNOWN})

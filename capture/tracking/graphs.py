@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from .. import torch_private
+from .. import torch_private, torch_sizes
 from .numbers import Number
 from .values import ATOMS, SYMBOLIC, Break, TensorProxy
 
@@ -185,7 +185,7 @@ class GraphWriter:
         """The node that computes a sympy expression over size symbols in the innermost scope; made once a scope."""
         known = self.scope.expressions.get(expression)
         if known is None:
-            known = torch_private.expression_to_node(expression, self.scope.symbol, self.scope.graph)
+            known = torch_sizes.expression_to_node(expression, self.scope.symbol, self.scope.graph)
             known.meta.setdefault("val", value)
             known.meta.setdefault("where", ("", 0, ""))
             known.meta.setdefault("stack", ())

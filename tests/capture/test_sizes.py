@@ -136,3 +136,28 @@ def test_past_the_bound_the_report_names_the_guard_and_what_to_mark():
         mark_dynamic(x, 0)
         marked(x)
     assert stats(marked).graphs == 1
+
+
+@pytest.mark.parametrize("kind", ["leaf", "result", "view", "frozen"])
+def test_a_tensor_that_has_a_gradient_already(kind):
+    """Its gradient has sizes of its own, which are not the graph's business."""
+
+    def made(rows):
+        x = (torch.ones(4, rows).t() if kind == "view" else torch.ones(rows, 4)).requires_grad_()
+        if kind == "result":
+            x = x * 2
+            x.retain_grad()
+        x.pow(2).sum().backward()
+        return x.requires_grad_(False) if kind == "frozen" else x
+
+    def step(x):
+        x = x.detach() * x.shape[0] + x
+        return x.sum(0), x.requires_grad
+
+    captured = capture(step, fullgraph=kind in ("leaf", "frozen"))
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="moebius")
+        for rows in (3, 4, 5, 6):
+            (got, tracked), (want, expected) = captured(made(rows)), step(made(rows))
+            assert torch.equal(got, want) and tracked is expected
+    assert stats(captured).graphs == 2 or kind in ("view", "result")
