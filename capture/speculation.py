@@ -29,7 +29,7 @@ from .residual import Emitter
 from .resume import CannotResume
 from .stopped import Stopped, connected, continuation
 from .tracking.numbers import Number
-from .tracking.values import ATOMS, CannotRebuild, TensorProxy
+from .tracking.values import ATOMS, CannotRebuild, StandIn, TensorProxy
 
 if TYPE_CHECKING:
     from .trace import Trace
@@ -140,7 +140,7 @@ class Speculation:
             with torch.no_grad():
                 return bool(fx.map_arg(self.trace.writer.argument(value), run))
         except Exception:  # whatever it is, the step itself will meet it
-            return False
+            return self.trace.domain.lists.is_of_counts(value)
 
 
 def asks_alone(place: Stopped, value: Any) -> bool:
@@ -149,7 +149,7 @@ def asks_alone(place: Stopped, value: Any) -> bool:
     if not stack:
         return False
     if instruction.opname in ASK_TOP or instruction.opname.startswith(ASK_PREFIX):
-        return stack[-1] is value
+        return stack[-1] is value or isinstance(stack[-1], StandIn)
     if instruction.opname == "COMPARE_OP":  # 3.13 asks in the comparison itself
         plain = (TensorProxy, Number, torch.SymInt, torch.SymFloat)
         return all(isinstance(v, plain) or type(v) in ATOMS for v in stack[-2:])

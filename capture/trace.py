@@ -31,6 +31,7 @@ from .sources import Arg, Source
 from .speculation import Speculation
 from .stopped import Stopped
 from .tracking.domain import OwnError, StopHere, TrackingDomain, refuse_own
+from .tracking.gathered import Lists
 from .tracking.graphs import GraphWriter, Where
 from .tracking.growing import GROWN
 from .tracking.objects import COUNTERS, Objects
@@ -55,6 +56,7 @@ class Policy:
     unrolled: loops over ranges, and branches, that cannot be recorded as one node. by_number, not_by_number: loops over
     hits that are taken as one turn for each expert, and those that this does not help. options: what the callable was
     captured with.
+    gathered, not_gathered: lists to which branches on values append, and those of them that must be Python's own.
     inference_breaks: whether inference mode in the step is a graph break, as it could not be left in the graph.
     speculates: whether a branch on data may be in the graph, with a side exit. predictions: the way that each goes
     (``speculation.SideExit.place``). unpredictable: branches that went both ways too often.
@@ -70,6 +72,8 @@ class Policy:
     whole_step: bool = True
     told_compiling: frozenset[tuple[str, str]] = frozenset()
     unrolled: set[tuple[types.CodeType, int]] = field(default_factory=set)
+    gathered: set[tuple[types.CodeType, int]] = field(default_factory=set)
+    not_gathered: set[tuple[types.CodeType, int]] = field(default_factory=set)
     by_number: set[tuple[types.CodeType, int]] = field(default_factory=set)
     not_by_number: set[tuple[types.CodeType, int]] = field(default_factory=set)
     options: Options | None = None
@@ -78,6 +82,13 @@ class Policy:
     predictions: dict[str, bool] = field(default_factory=dict)
     unpredictable: set[str] = field(default_factory=set)
     marked: Callable[[torch.Tensor], frozenset[int]] | None = None
+
+    def learn_lists(self, lists: Lists) -> bool:
+        """Whether a trace that broke has shown a list to be one that branches append to, or not to be one."""
+        before = len(self.gathered), len(self.not_gathered)
+        self.not_gathered |= lists.refused & self.gathered
+        self.gathered |= lists.wanted
+        return before != (len(self.gathered), len(self.not_gathered))
 
     def dims(self, name: str, tensor: torch.Tensor) -> tuple[int, ...]:
         """The axes of an input that get a symbolic size. Sizes 0 and 1 are never symbolic: torch treats them apart."""
@@ -137,6 +148,7 @@ class Trace:
         self.domain.options = policy.options
         self.domain.loops.unrolled = policy.unrolled
         self.domain.loops.by_number = policy.by_number - policy.not_by_number
+        self.domain.lists.sites = policy.gathered - policy.not_gathered
         self.machine = Machine(self.domain)
         self.state = torch_private.global_state()
         self.result: Any = UNSET
@@ -415,6 +427,9 @@ def traced(request: Request, policy: Policy) -> Trace:
         attempt.run()
         if attempt.domain.calls.inference.failed and not policy.inference_breaks:
             policy.inference_breaks = True
+            attempt.release()
+            continue
+        if attempt.graph_break is not None and policy.learn_lists(attempt.domain.lists):
             attempt.release()
             continue
         if hits := attempt.in_hits - policy.not_by_number:

@@ -29,6 +29,7 @@ from moebius.lowering.graph import expert_loop, skip_turn
 from moebius.lowering.memo import MEMO
 from moebius.lowering.step.arrays import array_numbers
 from moebius.lowering.step.branches import require_branch
+from moebius.lowering.step.gathered import cat_present, how_many, no_rows
 from moebius.lowering.torch_private import set_grad_enabled
 
 
@@ -240,6 +241,9 @@ declare(
 )  # (as torch.unique with sorted=False: in an order of its own)
 declare("bincount", "input, weights=None, minlength=0", [torch.bincount], ["bincount"])
 declare("tolist", "input", [array_numbers], ["tolist"])
+declare("how_many", "asked", [how_many])
+declare("cat_present", "items, asked", [cat_present])
+declare("no_rows", "sizes, dtype, device", [no_rows])
 declare("and", "input, other", [torch.logical_and, operator.and_], ["logical_and"])
 declare("topk", "input, k, dim=-1, largest=True, sorted=True", [torch.topk], ["topk"])
 declare("argmax", "input, dim=None, keepdim=False", [torch.argmax], ["argmax"])

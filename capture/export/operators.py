@@ -29,6 +29,7 @@ from moebius.lowering.step import (
     set_gradient,
 )
 from moebius.lowering.step.arrays import array_numbers
+from moebius.lowering.step.gathered import cat_present, how_many, no_rows
 from moebius.lowering.torch_private import assert_holds, foreach_operators, set_grad_enabled
 
 from ..errors import LoadError
@@ -125,6 +126,9 @@ OURS: dict[str, Callable[..., Any]] = {
     "moebius.join_blocks": join_blocks,
     "moebius.in_set_order": in_set_order,
     "moebius.array_numbers": array_numbers,
+    "moebius.cat_present": cat_present,
+    "moebius.how_many": how_many,
+    "moebius.no_rows": no_rows,
     "moebius.block_experts": block_experts,
     "moebius.blocks_apart": blocks_apart,
     "torch.set_grad_enabled": set_grad_enabled,

@@ -241,8 +241,8 @@ class Arrays:
 
     def function(self, function: Any, args: list, kwargs: dict[str, Any]) -> Array:
         """A function of numpy's on an array."""
-        found, array, alone = numpy(), args[0], len(args) == 1 and not kwargs
-        proxy = array.proxy
+        array: Array = args[0]
+        found, proxy, alone = numpy(), array.proxy, len(args) == 1 and not kwargs
         if function is found.unique and alone:
             return self.array(self.tensors.function(torch.unique, (proxy,), {}))
         if function is found.cumsum and alone and proxy.fake.dim() == 1:

@@ -28,6 +28,7 @@ from .checkpoints import Checkpoints
 from .construction import Construction
 from .filters import Filters, warnings_block
 from .functions import AutogradFunctions
+from .gathered import JOINS, Gathered
 from .hooks import GradientHooks
 from .inference import InferenceModes
 from .messages import Messages
@@ -302,6 +303,10 @@ class Calls(Methods, Construction, StandIns):
                 f"torch.{function.__name__} of tensors",
                 "use torch.stack or clone().detach()",
             )
+        if args and type(args[0]) is Gathered:
+            if function in JOINS and not args[0].settled():
+                return args[0].joined(args[1:], kwargs)
+            args = [args[0].plain(), *args[1:]]
         args, kwargs = self.operands(args, kwargs)
         return self.objects.made(self.tensors.function(function, tuple(args), kwargs))
 

@@ -17,6 +17,7 @@ from ..hook import ABSENT
 from . import natives
 from .arrays import without_arrays
 from .enums import plain_member
+from .gathered import Gathered
 from .hit_loops import number_of
 from .loops import ROWS, TensorRows
 from .parts import Parts
@@ -339,7 +340,7 @@ class Containers(Parts):
     # ------------------------------------------------------------------------------------------------------------------
 
     def build_list(self, items: list[Any]) -> Any:
-        return self.objects.made(items)
+        return self.lists.make(items)
 
     def build_tuple(self, items: list[Any]) -> Any:
         return self.objects.made(tuple(items))
@@ -360,6 +361,9 @@ class Containers(Parts):
     # The containers that displays and comprehensions fill are new, except after a graph break in the middle of one.
 
     def list_append(self, target: Any, value: Any) -> None:
+        if type(target) is Gathered:
+            target.append(value)
+            return
         self.calls.container_method(target, list, "append", [value], {})
 
     def list_extend(self, target: Any, values: Any) -> None:

@@ -27,6 +27,7 @@ from .blocks import Blocks
 from .calls import Calls
 from .caught import raised_in_c
 from .containers import Containers
+from .gathered import Lists
 from .loops import ROWS, Loops
 from .objects import Objects
 from .operators import Operators
@@ -49,7 +50,7 @@ class TrackingDomain(Operators, Containers):
         self.attributes = Attributes(objects, tensors, self.call)
         self.calls = Calls(self)
         self.loops = Loops(self)
-        self.arrays = Arrays(self)
+        self.arrays, self.lists = Arrays(self), Lists(self)
         self.blocks = Blocks(self) if tensors.whole_step else None  # (a foreign backend takes each size symbol once)
         self.root: Frame | None = None
         self.root_steps = 0

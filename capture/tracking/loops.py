@@ -21,8 +21,10 @@ from moebius.lowering.graph import expert_loop, skip_turn
 from moebius.lowering.values import same_shape
 
 from .. import torch_private
+from .arrays import ArrayNumber
 from .branches import BRANCHES, OneTurn, branch_at, is_read_from, past_jumps
 from .counts import INTEGERS
+from .gathered import Gathered, maybe_absent
 from .graphs import GraphScope
 from .hit_loops import HitTurns, hit_turns
 from .number_sets import ELEMENTS, LISTED, iterated_as
@@ -88,7 +90,10 @@ class OpenLoop:
         self.number = 0  # of the first node in it
         self.row: fx.Node | None = None
         self.row_value: Any = None
+        self.skipped = False  # whether the turn may end within, on another condition
+        self.gathered: list[tuple[Gathered | None, TensorProxy]] = []  # what a branch appends, and to which lists
         self.carried_nodes: list[fx.Node] = []
+        self.absent_nodes: list[fx.Node] = []  # placeholders of what a branch that is not taken appends
         self.lifted: dict[fx.Node, fx.Node] = {}
 
 
@@ -293,6 +298,7 @@ class Loops:
             return False  # a branch between two bodies
         if stay <= frame.pc:
             return False  # the end of a while loop: its turns are not counted
+        loop.skipped = True
         self.skip(frame.stack.pop(), skip_if)
         frame.pc = stay
         self.observe(frame)
@@ -301,6 +307,7 @@ class Loops:
     def skip(self, condition: Any, skip_if: bool) -> None:
         """End the turn here where the truth of the condition is ``skip_if``."""
         tensors = self.domain.tensors
+        condition = condition.value if type(condition) is ArrayNumber else condition
         if isinstance(condition, torch.SymInt):
             condition = condition != 0
         if not skip_if:
@@ -360,10 +367,11 @@ class Loops:
             self.refuse_open_locals(loop, changed)
         body = self.close(loop)
         outcome = self.emit(loop, body)
+        self.domain.lists.close(loop, outcome[len(loop.carried) :])
         for index in changed:
             if loop.before[index] is UNSET or not isinstance(frame.locals[index], LoopLeftover):
                 frame.locals[index] = LoopLeftover(frame.program.localsplus[index])
-        for index, value in zip(loop.carried, outcome, strict=True):
+        for index, value in zip(loop.carried, outcome, strict=False):
             frame.locals[index] = value
         if isinstance(loop.rows, HitTurns) and loop.rows.at + 1 < loop.rows.experts:
             loop.rows.at += 1
@@ -375,12 +383,16 @@ class Loops:
     def is_same_if_skipped(self, loop: OpenLoop, rows: OneTurn, index: int) -> bool:
         """Whether a number that the body sets is what it was where the body does not run: ``start += n``, if n."""
         before, after, condition = loop.before[index], loop.frame.locals[index], loop.begun_with[-1]
-        numbers = all(type(value) in (int, torch.SymInt) for value in (before, after))
-        return (
-            numbers
-            and isinstance(condition, torch.SymInt | torch.SymBool)
-            and torch_private.equal_where(after, before, condition, rows.skip_if)
-        )
+        a, b, asked = (v.value if type(v) is ArrayNumber else v for v in (before, after, condition))
+        numbers = all(type(value) in (int, torch.SymInt) for value in (a, b))
+        if not numbers or not isinstance(asked, torch.SymInt | torch.SymBool):
+            return False
+        if not torch_private.equal_where(b, a, asked, rows.skip_if):
+            return False
+        if ArrayNumber in (kinds := {type(before), type(after)}):
+            certain = len(kinds) == 1 and before.certain and after.certain
+            loop.frame.locals[index] = self.domain.arrays.number(b, certain)
+        return True
 
     def refuse_open_locals(self, loop: OpenLoop, changed: list[int]) -> None:
         """A local that only one side of a branch sets, to something that a graph cannot hand on, must be done with."""
@@ -438,7 +450,9 @@ class Loops:
         """Finish the body graph and go back to the scope around it."""
         writer = self.domain.tensors.writer
         scope = writer.scope
-        scope.graph.output(tuple(writer.argument(loop.frame.locals[i]) for i in loop.carried))
+        loop.absent_nodes = [scope.placeholder("absent") for _ in loop.gathered]
+        results = [*(loop.frame.locals[i] for i in loop.carried), *(value for _, value in loop.gathered)]
+        scope.graph.output(tuple(map(writer.argument, results)))
         body = writer.module()
         assert scope.parent is not None
         loop.lifted = dict(scope.lifted)
@@ -448,7 +462,7 @@ class Loops:
         return body
 
     def emit(self, loop: OpenLoop, body: fx.GraphModule) -> list[Any]:
-        """The loop node in the outer graph; returns the carried values after the loop."""
+        """The loop node in the outer graph; returns the carried values after the loop, and what it gathered."""
         writer, tensors = self.domain.tensors.writer, self.domain.tensors
         name = f"loop_body_{len(writer.submodules)}"
         writer.submodules[name] = body
@@ -459,9 +473,10 @@ class Loops:
         before, after = [loop.before[i] for i in loop.carried], [loop.frame.locals[i] for i in loop.carried]
         rows = loop.rows
         source = writer.argument(rows.proxy) if isinstance(rows, TensorRows) else rows.count
+        absent = self.domain.lists.absent(loop)
         node = writer.scope.graph.call_function(
             expert_loop,
-            (get_body, source, tuple(writer.argument(b) for b in before), tuple(outer)),
+            (get_body, source, (*(writer.argument(b) for b in before), *absent), tuple(outer)),
         )
         node.meta.update(where=loop.where[-1] if loop.where else ("", 0, ""), stack=loop.where, number=loop.number)
         writer.count += 1
@@ -469,6 +484,7 @@ class Loops:
             fakes = tuple(
                 b.fake.clone() if a is b else carried_on(b.fake, a.fake) for b, a in zip(before, after, strict=True)
             )
+        fakes += tuple(maybe_absent(tensors.world, value.fake) for _, value in loop.gathered)
         node.meta["val"] = fakes
         reorder_placeholders(body, loop)
         return [tensors.wrap(fake, tensors.writer_item(node, i)) for i, fake in enumerate(fakes)]
@@ -478,6 +494,7 @@ def on_values(condition: Any) -> bool:
     """Whether only the running step knows the truth of it."""
     if isinstance(condition, TensorProxy):
         return condition.fake.numel() == 1
+    condition = condition.value if type(condition) is ArrayNumber else condition
     return isinstance(condition, SYMBOLIC) and torch_private.depends_on_values(condition)
 
 
@@ -506,7 +523,7 @@ def carried_on(before: torch.Tensor, turn: torch.Tensor) -> torch.Tensor:
 def reorder_placeholders(body: fx.GraphModule, loop: OpenLoop) -> None:
     """Body placeholders stand in the order (row, carried, captures); lifted ones were added as they were met."""
     assert loop.row is not None
-    wanted = [loop.row, *loop.carried_nodes, *loop.lifted.values()]
+    wanted = [loop.row, *loop.carried_nodes, *loop.absent_nodes, *loop.lifted.values()]
     assert [n for n in body.graph.nodes if n.op == "placeholder"] == wanted or len(wanted) == len(
         [n for n in body.graph.nodes if n.op == "placeholder"]
     )

@@ -170,6 +170,8 @@ class Methods(CallParts):
     def container_method(self, owner: Any, base: type, name: str, args: list, kwargs: dict[str, Any]) -> Any:
         """A method of list, dict, set, tuple, deque or of a class derived from one, on the object or its shadow."""
         table = natives.CONTAINER_METHODS[base]
+        if name == "append":
+            self.domain.lists.appends(owner)
         if name not in table:
             if name == "__init__":
                 return self.init_container(owner, base, args, kwargs)

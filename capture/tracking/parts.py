@@ -9,6 +9,7 @@ from moebius.interpreter import Domain
 if TYPE_CHECKING:
     from .attributes import Attributes
     from .calls import Calls
+    from .gathered import Lists
     from .loops import Loops
     from .objects import Objects
     from .tensors import TensorOperations
@@ -21,6 +22,7 @@ class Parts(Domain):
     tensors: TensorOperations
     attributes: Attributes
     calls: Calls
+    lists: Lists
     loops: Loops
 
     def native_iter(self, value: Any) -> Any:

@@ -133,7 +133,7 @@ def writes_what_is_perhaps_an_alias(x):
     return y + w
 
 
-@broken
+@one_graph
 def appends(x):
     found = []
     if x.sum() > 0:
