@@ -14,6 +14,7 @@ from torch.autograd.function import once_differentiable
 
 from moebius.kernels import cpu, products
 from moebius.kernels.contract import Options
+from moebius.kernels.experts_op import as_they_are
 from moebius.kernels.routing import sort_rows
 
 
@@ -97,9 +98,10 @@ class ExpertsApart(torch.autograd.Function):
         weights = placed_all(layout, leaves)
         order_S, offsets = sort_rows(index_TK, weights.down_EDN.shape[0])
         out_TD, h_SM = cpu.forward(x_TD, weights, order_S, offsets, weight_TK, index_TK.shape[1], options)
-        ctx.save_for_backward(hit, x_TD, h_SM, order_S, offsets, weight_TK, *leaves)
+        ctx.save_for_backward(hit, x_TD, h_SM, order_S, offsets, weight_TK, *as_they_are(leaves))
         ctx.set_materialize_grads(False)
         ctx.layout, ctx.options, ctx.top_k = layout, options, index_TK.shape[1]
+        ctx.used_whole = [(leaves[place], leaves[place].data_ptr()) for place in used_whole(layout, leaves)]
         return out_TD
 
     @staticmethod
@@ -109,12 +111,31 @@ class ExpertsApart(torch.autograd.Function):
         if grad is None:
             return (None,) * len(ctx.needs_input_grad)
         hit, x_TD, h_SM, order_S, offsets, weight_TK, *leaves = ctx.saved_tensors
+        refuse_other_data(ctx.used_whole)
         weights = placed_all(ctx.layout, leaves)
         rooms = make_rooms(ctx.layout, leaves, needs, offsets, hit)
         grad_x, grad_weight = cpu.backward_into(
             [placed(part, rooms) for part in ctx.layout], grad, x_TD, h_SM, weights, order_S, offsets, weight_TK,
             ctx.top_k, ctx.options, needs_x, needs_weight)
         return None, None, None, None, grad_x, grad_weight, *rooms
+
+
+def used_whole(layout: Sequence[Layout | None], leaves: Sequence[Tensor]) -> list[int]:
+    """The places of parameters that a loop over experts multiplies with as they are (``x @ w``, no view of w)."""
+    blocks = (block for part in layout[:2] if part is not None for block in part)
+    return [place for _, turned, places in blocks if turned and not isinstance(places, int)
+            for place in places if leaves[place].is_leaf]
+
+
+def refuse_other_data(used: Iterable[tuple[Tensor, int]]) -> None:
+    """RuntimeError where such a parameter was given other data since: autograd would compute with those in half of
+    backward, and here is one formula for the whole of it."""
+    for weight, address in used:
+        if weight.data_ptr() != address:
+            raise RuntimeError(
+                f"an expert's weight of shape {tuple(weight.shape)} was given other data (weight.data = …) between "
+                "forward and backward: set it after backward, or write into it"
+            )
 
 
 def make_rooms(layout: Iterable[Layout | None], leaves: Sequence[Tensor], needs: Sequence[bool], offsets: Tensor,

@@ -7,7 +7,7 @@ backward.
 """
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -105,10 +105,17 @@ def fake_backward(
 DIFFERENTIABLE = (0, 1, 2, 4, 5, 6)
 
 
+def as_they_are(weights: Sequence[Tensor | None]) -> list[Tensor | None]:
+    """The weights with the data that they have now, whatever ``weight.data`` is set to before backward: a loop over
+    experts keeps views of them, which hold on to theirs. A write in place is seen, and is an error in backward."""
+    return [None if weight is None else weight.detach() for weight in weights]
+
+
 def set_up_context(ctx, inputs, output) -> None:
     x, gate_up, down, index, weight, gate_up_bias, down_bias, *options = inputs
     _, h, order, offsets = output
-    ctx.save_for_backward(x, h, order, offsets, gate_up, down, weight, gate_up_bias, down_bias)
+    weights = as_they_are((gate_up, down, gate_up_bias, down_bias))
+    ctx.save_for_backward(x, h, order, offsets, *weights[:2], weight, *weights[2:])
     ctx.mark_non_differentiable(h, order, offsets)
     ctx.set_materialize_grads(False)  # else a zero gradient of H's size is made for the unused output
     ctx.top_k, ctx.options = index.shape[1], options

@@ -14,7 +14,7 @@ import torch
 from torch import fx
 
 from moebius.kernels import experts
-from moebius.kernels.apart import experts_apart
+from moebius.kernels.apart import experts_apart, refuse_other_data
 from moebius.lowering.aliasing import Storage
 from moebius.lowering.contract import Contract, Work, well_formed
 from moebius.lowering.dead_code import drop_dead_code
@@ -164,13 +164,20 @@ def join(blocks: Any, hit: torch.Tensor | None = None) -> torch.Tensor:
 
 
 def kept_parts(blocks: Any, keep: Any) -> Any:
-    """The blocks with what the outer hooks make of each part, and the version that the part has now."""
+    """The blocks with what the outer hooks make of each part, and the version that the part has now; and where it lies,
+    if autograd would look there again."""
 
-    def kept(part: torch.Tensor) -> Any:
-        return keep(part.detach()), part, version_of(part)
+    def kept(part: torch.Tensor, address: int | None = None) -> Any:
+        return keep(part.detach()), part, version_of(part), address
 
     return [
-        (turned, kept(parts) if isinstance(parts, torch.Tensor) else list(map(kept, parts))) for turned, parts in blocks
+        (
+            turned,
+            kept(parts)
+            if isinstance(parts, torch.Tensor)
+            else [kept(part, part.data_ptr() if turned and part.is_leaf else None) for part in parts],
+        )
+        for turned, parts in blocks
     ]
 
 
@@ -178,7 +185,9 @@ def given_back(blocks: Any, give: Any) -> Any:
     """What was kept of blocks, as tensors again."""
 
     def given(kept: Any) -> torch.Tensor:
-        held, part, version = kept
+        held, part, version, address = kept
+        if address is not None:
+            refuse_other_data([(part, address)])
         if version_of(part) != version:
             raise RuntimeError(
                 "one of the variables needed for gradient computation has been modified by an inplace operation: an "

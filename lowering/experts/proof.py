@@ -38,6 +38,7 @@ from moebius.lowering.experts.facts import (
     as_product,
     linears,
 )
+from moebius.lowering.experts.kept import writer_before_backward
 from moebius.lowering.experts.reader import Reader
 from moebius.lowering.experts.routing import (
     allowed_indices,
@@ -503,6 +504,15 @@ def routing_unchanged(claim: Claim) -> Fault | None:
     return None
 
 
+def kept_unchanged(claim: Claim) -> Fault | None:
+    """Nothing writes into x or the weights between the loop and the backward that goes through it."""
+    x, weights = claim.x.source.node, [piece.weight.node for piece in claim.slices]
+    writer = writer_before_backward(claim.storage, claim.reader.loop, x, weights, target_of(claim))
+    if writer is None:
+        return None
+    return f"{target_name(writer)} changes what the operator keeps, before backward", writer
+
+
 @dataclass(frozen=True)
 class Step:
     """One step of the proof: its name in refusals, and the judge."""
@@ -529,6 +539,7 @@ STEPS: tuple[Step, ...] = (
     Step("one precision", one_precision),
     Step("gradients", with_gradients),
     Step("routing unchanged", routing_unchanged),
+    Step("kept unchanged", kept_unchanged),
 )
 
 

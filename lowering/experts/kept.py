@@ -1,0 +1,62 @@
+"""What the operator keeps for backward, x and the experts' weights, must be in backward what it was.
+
+Plain Python's loop keeps copies of the rows and of what each expert gave. The operator computes these again, from x and
+the weights: a write into them on the way to backward, past autograd's versions (``p.data.mul_(…)``) or not, is seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from torch import fx
+
+from moebius.lowering.aliasing import Storage
+from moebius.lowering.experts.stacking import join_blocks, stack_experts
+from moebius.lowering.step import is_backward
+from moebius.lowering.values import tensor_of
+
+
+def writer_before_backward(
+    storage: Storage, loop: fx.Node, x: fx.Node, weights: Iterable[fx.Node], out: fx.Node
+) -> fx.Node | None:
+    """The first node after the loop that may write into x or the weights, before a backward that goes through the loop
+    or, in a graph without backward, before whatever backward its result will get; None if there is none.
+
+    out: what the loop adds to. A loop that was just built leads nowhere yet: backward goes through it if through x.
+    """
+    nodes = list(dict.fromkeys(node for one in (x, *weights) for node in parts_of(one)))
+    ours = storage.family(out) | set(parts_of(x))
+    if x.target is join_blocks:  # its rows were just picked anew: the user's turns picked them of the same tensor
+        ours.update(source for rows in parts_of(x) for source in rows.all_input_nodes)
+    graph = loop.graph
+    after = [node for node in graph.nodes if is_backward(node) and loop < node]
+    needs_gradients = any(t is not None and t.requires_grad for t in map(tensor_of, nodes))
+    if not (after or needs_gradients):
+        return None
+    for writer, targets in storage.writers.items():
+        if writer.graph is not graph or is_backward(writer) or not loop < writer:
+            continue
+        if (after and not writer < after[-1]) or not any(storage.share(n, t) for n in nodes for t in targets):
+            continue
+        if not after or any(writer < node and leads_to(ours, node) for node in after):
+            return writer
+    return None
+
+
+def parts_of(node: fx.Node) -> list[fx.Node]:
+    """The node, or what lowering joins to it: the experts' parameters, the rows of each expert."""
+    return list(node.all_input_nodes) if node.target in (stack_experts, join_blocks) else [node]
+
+
+def leads_to(ours: set[fx.Node], backward: fx.Node) -> bool:
+    """Whether what backward begins at was computed of one of these."""
+    seen: set[fx.Node] = set()
+    pending = list(backward.all_input_nodes)
+    while pending:
+        node = pending.pop()
+        if node in ours:
+            return True
+        if node not in seen:
+            seen.add(node)
+            pending += node.all_input_nodes
+    return False
