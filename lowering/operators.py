@@ -20,9 +20,11 @@ from torch.nn import functional
 from moebius.lowering.experts.stacking import (
     block_experts,
     blocks_apart,
+    experts_that_ran,
     in_set_order,
     join_blocks,
     pick,
+    rows_if,
     stack_experts,
 )
 from moebius.lowering.graph import expert_loop, skip_turn
@@ -241,6 +243,8 @@ declare(
 )  # (as torch.unique with sorted=False: in an order of its own)
 declare("bincount", "input, weights=None, minlength=0", [torch.bincount], ["bincount"])
 declare("tolist", "input", [array_numbers], ["tolist"])
+declare("rows_if", "input, skipped", [rows_if], alias=True)
+declare("experts_that_ran", "*skipped", [experts_that_ran])
 declare("how_many", "asked", [how_many])
 declare("cat_present", "items, asked", [cat_present])
 declare("no_rows", "sizes, dtype, device", [no_rows])

@@ -17,7 +17,15 @@ import torch
 
 from moebius.kernels import experts, experts_rows
 from moebius.lowering.experts.joining import experts_of_parts
-from moebius.lowering.experts.stacking import block_experts, blocks_apart, in_set_order, join_blocks, stack_experts
+from moebius.lowering.experts.stacking import (
+    block_experts,
+    blocks_apart,
+    experts_that_ran,
+    in_set_order,
+    join_blocks,
+    rows_if,
+    stack_experts,
+)
 from moebius.lowering.graph import expert_loop, skip_turn
 from moebius.lowering.step import (
     autograd_function,
@@ -130,6 +138,8 @@ OURS: dict[str, Callable[..., Any]] = {
     "moebius.how_many": how_many,
     "moebius.no_rows": no_rows,
     "moebius.block_experts": block_experts,
+    "moebius.experts_that_ran": experts_that_ran,
+    "moebius.rows_if": rows_if,
     "moebius.blocks_apart": blocks_apart,
     "torch.set_grad_enabled": set_grad_enabled,
     "torch.assert_holds": assert_holds,

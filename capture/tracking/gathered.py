@@ -197,7 +197,8 @@ class Lists:
         for target, value in loop.gathered:
             fake = value.fake
             function: Any = torch.zeros if target is None else no_rows
-            sizes, kind = tuple(fake.shape[1:]), {"dtype": fake.dtype, "device": fake.device}
+            sizes = tuple(fake.shape[1:])
+            kind: dict[str, Any] = {"dtype": fake.dtype, "device": fake.device}
             node = writer.scope.graph.call_function(function, (writer.argument(sizes),), kind)
             with self.domain.tensors.world.mode:
                 node.meta["val"] = function(sizes, **kind)

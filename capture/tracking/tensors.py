@@ -265,6 +265,8 @@ class TensorOperations:
         args, kwargs = self.with_flags(args, kwargs)
         if function in BINCOUNTS and isinstance(args[0], TensorProxy) and (count := bins(*args, **kwargs)) is not None:
             result: Any = args[0].fake.new_empty(count, dtype=torch.int64)
+        elif function is torch.nn.functional.dropout and (like := dropped_out(*args, **kwargs)) is not None:
+            result = like
         else:
             result = self.on_fakes(function, args, kwargs)
         if not has_tensor(result) and not changes_in_place(target, kwargs):
@@ -473,6 +475,14 @@ class TensorOperations:
             f"attribute {name} of a tensor gives a {type(value).__name__}",
             "read it outside of the step",
         )
+
+
+def dropped_out(x: Any, p: Any = 0.5, training: Any = True, inplace: Any = False) -> torch.Tensor | None:
+    """What dropout gives for a fake of unknown size, of which torch would ask whether it is empty; else None."""
+    plain = isinstance(x, TensorProxy) and type(p) in (int, float) and 0 <= p <= 1 and training is True and not inplace
+    if not plain or not torch_private.depends_on_values(x.fake) or not x.fake.dtype.is_floating_point:
+        return None
+    return x.fake * 1.0
 
 
 def fake_of(value: Any) -> Any:

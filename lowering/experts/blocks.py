@@ -26,7 +26,7 @@ from moebius.lowering.values import add_call, shape_of, stands_at, tensor_of, va
 
 INSIDE = ELEMENTWISE | {"getitem", "chunk", "split", "reshape", "cast", "contiguous", "narrow", "dropout", "unbind"}
 VIEWS = frozenset({"cast", "contiguous", "clone", "reshape"})
-LOOKUPS = frozenset({"getitem", "index_select", "narrow", "split", "unbind", "chunk"})
+LOOKUPS = frozenset({"rows_if", "getitem", "index_select", "narrow", "split", "unbind", "chunk"})
 RANDOM = frozenset({"rand_like", "randn_like", "multinomial", "scaled_dot_product_attention"})
 MOST = 4096  # blocks looked at together
 NUMBERS = frozenset({torch.sym_not, torch.sym_int, torch.sym_float, torch.sym_max, torch.sym_min})
@@ -369,8 +369,11 @@ def whole_split(rows: list[fx.Node]) -> fx.Node | None:
     return made["input"] if isinstance(pieces, tuple | list) and len(pieces) == len(rows) else None
 
 
-def build_blocks(gm: fx.GraphModule, downs: list[fx.Node], storage: Storage) -> tuple[fx.Node, list[fx.Node]]:
-    """(the loop node, the blocks of its result) before the first projection. Raises Differ, NoExperts."""
+def build_blocks(
+    gm: fx.GraphModule, downs: list[fx.Node], storage: Storage
+) -> tuple[fx.Node, list[fx.Node], list[fx.Node]]:
+    """(the loop node, the blocks of its result, the nodes that stack the experts' parameters) before the first
+    projection. Raises Differ, NoExperts."""
     builder = Blocks(gm, downs, storage)
     turns = loop_of(gm, builder, builder.build())
     assert turns.total is not None
@@ -387,7 +390,7 @@ def build_blocks(gm: fx.GraphModule, downs: list[fx.Node], storage: Storage) -> 
             part = stands_at(graph.call_function(operator.getitem, (apart, i)), down)
             part.meta["val"] = value_of(down)
             parts.append(part)
-    return turns.loop, parts
+    return turns.loop, parts, builder.stacked
 
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -16,6 +16,7 @@ from moebius.lowering.experts.batched import Weight, batched_layers
 from moebius.lowering.experts.batched_turns import Batched, refusal_of
 from moebius.lowering.experts.blocks import Order, build_blocks, runs, write_out
 from moebius.lowering.experts.dense import Chain, NoExperts, Stacked, build_dense, dense_chains, stacked_sums
+from moebius.lowering.experts.openings import Opened, open_branches, settle, skip_unused
 from moebius.lowering.experts.proof import Refused, prove
 from moebius.lowering.experts.reader import Reader
 from moebius.lowering.experts.stacking import blocks_apart
@@ -66,7 +67,13 @@ def replace_loops(work: Work) -> None:
         work.regions += [found] if found is not None else []
     if work.keep_loops is None and takes_blocks(work):
         drop_dead_code(work)  # what was replaced above is not to be looked at
-        replace_blocks(work, failed)
+        opened, refused = open_branches(work)
+        if len(refused) > 1:
+            region = ExpertRegion(*users_line(refused[0].node), f"{len(refused)} experts, each behind a branch")
+            region.refusal = f"{DIFFERENT}: {refused[0].reason} ({describe_where(refused[0].node)})"
+            work.regions.append(region)
+        replace_blocks(work, failed, opened)
+        settle(work, opened)
     if work.keep_loops is None:
         for layer in batched_layers(work.gm.graph):
             work.regions.append(replace_batched(work, *layer))
@@ -77,14 +84,15 @@ def takes_blocks(work: Work) -> bool:
     return work.options.backend == "moebius"
 
 
-def replace_blocks(work: Work, failed: list[Failed]) -> None:
+def replace_blocks(work: Work, failed: list[Failed], opened: list[Opened]) -> None:
     """Experts that stand one after another, each on rows of its own, whatever the rows are. failed: turns whose sums
-    could not be replaced: they are done with where their experts are replaced here."""
+    could not be replaced: they are done with where their experts are replaced here. opened: branches that some of the
+    experts stood in."""
     for downs in runs(work.gm.graph):
         count = len(downs)
         fault = order_fault(work.gm.graph, downs)
         if fault is not None:
-            refused = replace_piece(work, downs, fault)
+            refused = replace_piece(work, downs, fault, opened)
             if refused is not None and not any(f.uses(downs) for f in failed):
                 work.regions.append(refused)
             continue
@@ -92,11 +100,11 @@ def replace_blocks(work: Work, failed: list[Failed]) -> None:
         for length in [count // parts for parts in range(1, count // 2 + 1) if count % parts == 0]:
             pieces = [downs[i : i + length] for i in range(0, count, length)]
             own = [[f for f in failed if f.uses(piece)] for piece in pieces]
-            found = replace_piece(work, pieces[0])
+            found = replace_piece(work, pieces[0], opened=opened)
             if found is None or not found.lowered:
                 refused = refused or found
                 continue
-            lowered = [found, *(replace_piece(work, piece) for piece in pieces[1:])]
+            lowered = [found, *(replace_piece(work, piece, opened=opened) for piece in pieces[1:])]
             for region, known in zip(lowered, own, strict=True):
                 if region is not None and region.lowered:
                     work.regions.append(region)
@@ -117,7 +125,9 @@ def order_fault(graph: fx.Graph, downs: list[fx.Node]) -> Differ | None:
     return None
 
 
-def replace_piece(work: Work, downs: list[fx.Node], fault: Differ | None = None) -> ExpertRegion | None:
+def replace_piece(
+    work: Work, downs: list[fx.Node], fault: Differ | None = None, opened: Sequence[Opened] = ()
+) -> ExpertRegion | None:
     """The down-projections of one layer's experts; None where these are none. fault: why not to replace them."""
     gm = work.gm
     before, modules = set(gm.graph.nodes), set(gm._modules)
@@ -126,7 +136,7 @@ def replace_piece(work: Work, downs: list[fx.Node], fault: Differ | None = None)
     region = ExpertRegion(file, line, f"{len(downs)} experts, one after another, each on rows of its own")
     storage = Storage(gm.graph)
     try:
-        loop, parts = build_blocks(gm, downs, storage)
+        loop, parts, stacked = build_blocks(gm, downs, storage)
         if fault is not None:
             raise fault
     except NoExperts:
@@ -134,7 +144,8 @@ def replace_piece(work: Work, downs: list[fx.Node], fault: Differ | None = None)
     except Differ as difference:
         region.refusal = f"{DIFFERENT}: {difference.reason} ({describe_where(difference.node)})"
     else:
-        replace_loop(work, loop, storage, region)
+        if replace_loop(work, loop, storage, region):
+            skip_unused(downs, opened, stacked)
     if region is not None and region.lowered:
         for down, part in zip(downs, parts, strict=True):
             down.replace_all_uses_with(part)

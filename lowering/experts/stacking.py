@@ -46,6 +46,16 @@ def join_blocks(*rows: torch.Tensor) -> torch.Tensor:
     return torch.cat(rows)
 
 
+def rows_if(rows: torch.Tensor, skipped: Any) -> torch.Tensor:
+    """[S, D]: the rows; none of them where their branch is skipped (a number, or a tensor of one element)."""
+    return rows[:0] if bool(skipped) else rows
+
+
+def experts_that_ran(*skipped: Any) -> torch.Tensor:
+    """[experts]: the numbers of those that were not skipped."""
+    return torch.tensor([e for e, skip in enumerate(skipped) if not bool(skip)], dtype=torch.int64)
+
+
 def block_experts(*rows: torch.Tensor) -> torch.Tensor:
     """[S], int64: which block each of the joined rows is of."""
     sizes = torch.tensor([len(block) for block in rows], device=rows[0].device)

@@ -327,7 +327,7 @@ def repeat_interleave(x, moe):
     return (y.view(*weight.shape, -1) * weight.unsqueeze(-1)).sum(dim=1)
 
 
-@spelled(CAPTURED)
+@spelled(LOWERED)
 def moe_infer(x, moe):
     """`counts.cpu().numpy()`, slices of the sorted tokens, `if count == 0: continue` (DeepSeek-V2's moe_infer)"""
     weight, index = moe.route(x)
@@ -347,7 +347,7 @@ def moe_infer(x, moe):
     return (back.view(*index.shape, -1) * weight.unsqueeze(-1)).sum(dim=1)
 
 
-@spelled(CAPTURED)
+@spelled(LOWERED)
 def moe_infer_as_list(x, moe):
     """the same with `counts.tolist()`"""
     weight, index = moe.route(x)

@@ -1,0 +1,211 @@
+"""Experts behind branches, taken out of them: ``if n == 0: continue`` … ``parts.append(expert(rows))``.
+
+The branch is a node whose body computes the expert. Here its expert stands in the graph beside the others: on its rows
+where the branch is taken, and on none where it is not (:func:`rows_if`), which costs and gives nothing. What else the
+branch does stays a branch, which is given the expert's result. Whether the experts then become one operator is found
+out by blocks.py as for all experts that stand one after another; if not, the branches are put back as they were. An
+expert whose branch was not taken gets no gradient, as in eager (``Opened.asked``).
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from moebius.lowering.contract import Work
+from moebius.lowering.experts.blocks import expert_rows, inside, is_size
+from moebius.lowering.experts.dense import NoExperts
+from moebius.lowering.experts.stacking import experts_that_ran, rows_if
+from moebius.lowering.experts.turns import Differ, is_branch
+from moebius.lowering.graph import expert_loop
+from moebius.lowering.operators import call_operands, is_pure, loop_body, read_call, target_name
+from moebius.lowering.values import copy_node, stands_at, tensor_of
+
+VIEWS = frozenset({"getitem", "cast", "contiguous", "size", "numel"})  # what cannot fail
+
+
+@dataclass
+class Opened:
+    """One branch that was opened. down: its expert's last product, in the graph. asked: the condition on which it does
+    not run. results: what the branch gave, each with what stands for it. made: all new nodes."""
+
+    branch: fx.Node
+    down: fx.Node
+    asked: fx.Node
+    results: list[tuple[fx.Node, fx.Node]]
+    made: list[fx.Node]
+    module: str | None = None
+
+
+def open_branches(work: Work) -> tuple[list[Opened], list[Differ]]:
+    """Opens every branch that has one expert in it and gives rows. Returns also why others were not opened."""
+    found, refused = [], []
+    for node in [node for node in work.gm.graph.nodes if is_branch(node)]:
+        before = set(work.gm.graph.nodes)
+        try:
+            found.append(Opening(work, node).opened())
+        except (Differ, NoExperts) as difference:
+            if not isinstance(difference, NoExperts):
+                refused.append(difference)
+            for new in [new for new in reversed(work.gm.graph.nodes) if new not in before]:
+                work.gm.graph.erase_node(new)
+    return found, refused
+
+
+def settle(work: Work, opened: list[Opened]) -> None:
+    """Those whose expert became part of an operator lose their branch; the others are as they were."""
+    replaced = set(work.loose)
+    for one in opened:
+        lowered = one.down in replaced
+        for result, new in one.results:
+            if not lowered:
+                new.replace_all_uses_with(result)
+            else:
+                work.gm.graph.erase_node(result)
+        if lowered:
+            work.loose += one.branch.all_input_nodes
+            work.gm.graph.erase_node(one.branch)
+            continue
+        for node in reversed(one.made):
+            work.gm.graph.erase_node(node)
+        if one.module is not None:
+            delattr(work.gm, one.module)
+
+
+def skip_unused(downs: list[fx.Node], opened: Sequence[Opened], stacked: list[fx.Node]) -> None:
+    """Experts whose branch was not taken get no gradient. stacked: the nodes that stack the experts' parameters, behind
+    the conditions."""
+    asked = {one.down: one.asked for one in opened}
+    if not stacked or not any(down in asked for down in downs):
+        return
+    graph, first = stacked[0].graph, min(stacked)
+    with graph.inserting_before(first):
+        ran = graph.call_function(experts_that_ran, tuple(asked.get(down, False) for down in downs))
+    stands_at(ran, first).meta["val"] = None
+    for node in stacked:
+        node.args = (ran, *node.args[1:])
+
+
+class Opening:
+    """Opens one branch. Raises NoExperts."""
+
+    def __init__(self, work: Work, branch: fx.Node):
+        call = read_call(branch)
+        assert call is not None
+        self.work, self.branch, self.body = work, branch, loop_body(branch).graph
+        self.table: dict[fx.Node, Any] = dict(
+            zip(self.body.find_nodes(op="placeholder"), call_operands(call), strict=True)
+        )
+        self.made: list[fx.Node] = []
+        calls = [node for node in self.body.nodes if node.op in ("call_function", "call_method")]
+        downs = [node for node in calls if expert_rows(node)]
+        self.skips = [node for node in self.body.nodes if is_skip(node)]
+        if len(downs) != 1 or len(self.skips) != 1 or not call["carried"]:
+            raise NoExperts("the branch has no expert, or several", branch)
+        self.down = downs[0]
+
+    def opened(self) -> Opened:
+        for node in self.body.nodes:
+            plain = node.op in ("placeholder", "output") or node in self.skips
+            if not plain and not is_pure(node) and not is_size(node):
+                raise Differ(f"{target_name(node)} behind a branch may have effects", node)
+        asked = self.outer(self.skips[0].args[0])
+        if not isinstance(asked, fx.Node):
+            raise Differ("the branch is decided", self.branch)
+        for rows in expert_rows(self.down) or ():
+            self.table[rows] = self.add(self.graph.call_function(rows_if, (self.outer(rows), asked)), rows)
+        for node in [node for node in self.body.nodes if node in inside(self.down)]:
+            if node not in self.table:
+                self.copy(node)
+        down = self.table[self.down]
+        results = [user for user in self.branch.users if user.target is operator.getitem]
+        if len(results) != len(self.branch.users):
+            raise Differ("the branch's results are used as a whole", self.branch)
+        given: Any = self.body.output_node().args[0]
+        rest = None if all(given[r.args[1]] is self.down for r in results) else self.rest(down)
+        pairs = []
+        for result in results:
+            new = down
+            if rest is not None:
+                new = self.add(self.graph.call_function(operator.getitem, (rest[0], result.args[1])), result)
+            pairs.append((result, new))
+        for result, new in pairs:
+            result.replace_all_uses_with(new)
+        return Opened(self.branch, down, asked, pairs, self.made, rest and rest[1])
+
+    @property
+    def graph(self) -> fx.Graph:
+        return self.work.gm.graph
+
+    def add(self, node: fx.Node, like: fx.Node) -> fx.Node:
+        """A new node of the graph, before the branch."""
+        self.branch.prepend(node)
+        stands_at(node, like).meta["val"] = like.meta.get("val")
+        self.made.append(node)
+        return node
+
+    def outer(self, node: Any) -> Any:
+        """A node of the body, made of views and of Python's numbers, as one of the graph."""
+        if not isinstance(node, fx.Node):
+            return node
+        if node not in self.table:
+            call = read_call(node)
+            plain = is_size(node) or (call is not None and call.name in VIEWS and not call.op.inplace)
+            if call is not None and call.name == "getitem" and any(
+                (value := tensor_of(argument)) is not None and value.dim() for argument in node.all_input_nodes[1:]
+            ):
+                plain = False  # an index that only the branch vouches for
+            if not plain and not (call is not None and call.name in ("logical_not", "not")):
+                raise Differ(f"{target_name(node)} makes rows that only the branch vouches for", node)
+            for argument in node.all_input_nodes:
+                self.outer(argument)
+            self.copy(node)
+        return self.table[node]
+
+    def copy(self, node: fx.Node) -> None:
+        made = self.graph.create_node(
+            node.op, node.target, fx.map_arg(node.args, self.placed), fx.map_arg(node.kwargs, self.placed)
+        )
+        self.table[node] = self.add(made, node)
+        made.meta.update(node.meta)
+
+    def placed(self, node: fx.Node) -> Any:
+        if node not in self.table:
+            raise Differ(f"the expert uses {node.name}, which the branch computes", self.down)
+        return self.table[node]
+
+    def rest(self, down: fx.Node) -> tuple[fx.Node, str]:
+        """The branch without its expert, whose result it is given: (the node, the name of its body)."""
+        body, table = fx.Graph(), dict[fx.Node, fx.Node]()
+        needed, pending = set[fx.Node](), [self.body.output_node(), *self.skips]
+        while pending:
+            node = pending.pop()
+            if node not in needed:
+                needed.add(node)
+                pending += [] if node is self.down else node.all_input_nodes
+        for node in self.body.find_nodes(op="placeholder"):
+            table[node] = copy_node(body, node, table.__getitem__)
+        table[self.down] = body.placeholder("rows")
+        table[self.down].meta.update(self.down.meta)
+        for node in self.body.nodes:
+            if node in needed and node not in table:
+                table[node] = copy_node(body, node, table.__getitem__)
+        gm = self.work.gm
+        name = next(n for n in (f"rest_{i}" for i in range(len(gm._modules) + 1)) if n not in gm._modules)
+        gm.add_module(name, fx.GraphModule(torch.nn.Module(), body))
+        get_body = self.add(self.graph.get_attr(name), self.branch)
+        get_body.meta["val"] = None
+        _, source, carried, captures = self.branch.args
+        assert isinstance(captures, tuple)
+        loop = self.graph.call_function(expert_loop, (get_body, source, carried, (*captures, down)))
+        return self.add(loop, self.branch), name
+
+
+def is_skip(node: fx.Node) -> bool:
+    call = read_call(node)
+    return call is not None and call.name == "skip_turn"

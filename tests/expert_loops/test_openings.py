@@ -1,0 +1,330 @@
+"""Experts behind branches (lowering/experts/openings.py), right and subtly wrong: ``if n == 0: continue`` … ``append``.
+
+Equal to eager in float64 with every gradient, a missing one included. Not lowered where a turn uses what another made.
+"""
+
+from __future__ import annotations
+
+import numpy
+import pytest
+import torch
+from module_spellings import Layer
+from spellings import E, K
+from table import SEEDS, tensors
+from torch.nn.functional import silu
+
+import moebius
+from moebius import capture, stats
+from moebius.api import captured_of, report_of
+from moebius.lowering.experts import rewrite
+
+RIGHT, KEPT, WRONG = {}, {}, {}
+
+
+def into(table):
+    def add(function):
+        table[function.__name__] = function
+        return function
+
+    return add
+
+
+def routed(x, moe):
+    weight, index = moe.route(x)
+    counts = index.new_zeros((len(x), E)).scatter_(1, index, 1).sum(dim=0)
+    order = index.view(-1).argsort()
+    return weight, index, counts, order, x[order // K]
+
+
+def unsorted(outs, order, weight):
+    back = torch.empty_like(outs)
+    back[order] = outs
+    return (back.view(*weight.shape, -1).mul_(weight.unsqueeze(-1)).sum(dim=1)).to(outs.dtype)
+
+
+@into(RIGHT)
+def running_sum_of_an_array(x, moe):
+    weight, _, counts, order, rows = routed(x, moe)
+    ends, parts = counts.cpu().numpy().cumsum(0), []
+    for i, end in enumerate(ends):
+        start = 0 if i == 0 else ends[i - 1]
+        if start == end:
+            continue
+        parts.append(moe.experts[i](rows[start:end]))
+    return unsorted(torch.cat(parts), order, weight)
+
+
+@into(RIGHT)
+def with_biases(x, moe):
+    weight, _, counts, order, rows = routed(x, moe)
+    parts, start = [], 0
+    for expert, n in zip(moe.mlps, counts.tolist(), strict=True):
+        end = start + n
+        if n == 0:
+            continue
+        parts.append(expert(rows[start:end]))
+        start = end
+    return unsorted(torch.cat(parts, dim=0) if len(parts) else rows.new_empty(0), order, weight)
+
+
+@into(RIGHT)
+def weights_of_one_tensor(x, moe):
+    weight, _, counts, order, rows = routed(x, moe)
+    parts, start = [], 0
+    for e, n in enumerate(counts.numpy()):
+        if n > 0:
+            h = rows[start : start + n]
+            parts.append((silu(h @ moe.w1[e]) * (h @ moe.w3[e])) @ moe.w2[e])
+        start += n
+    return unsorted(torch.cat(parts), order, weight)
+
+
+@into(RIGHT)
+def scaled_in_the_turn(x, moe):
+    weight, _, counts, order, rows = routed(x, moe)
+    scale, parts, start = weight.view(-1)[order], [], 0
+    for e, n in enumerate(counts.tolist()):
+        end = start + n
+        if n == 0:
+            continue
+        parts.append(moe.experts[e](rows[start:end]) * scale[start:end, None])
+        start = end
+    return torch.zeros_like(x).index_add_(0, order // K, torch.cat(parts))
+
+
+@into(RIGHT)
+def under_no_grad(x, moe):
+    with torch.no_grad():
+        weight, _, counts, order, rows = routed(x, moe)
+        parts, start = [], 0
+        for e, n in enumerate(counts.cpu().numpy()):
+            end = start + n
+            if n == 0:
+                continue
+            parts.append(moe.experts[e](rows[start:end]))
+            start = end
+        y = unsorted(torch.cat(parts), order, weight)
+    return x * y
+
+
+@into(RIGHT)
+def off_by_one(x, moe):
+    """Each expert gets one row of the next: another layer, of the same form."""
+    _, _, counts, _, rows = routed(x, moe)
+    parts, start = [], 0
+    for e, n in enumerate(counts.tolist()):
+        end = start + n
+        if n == 0:
+            continue
+        parts.append(moe.experts[e](rows[start : end + 1]))
+        start = end
+    return torch.cat(parts).sum(0) * x
+
+
+@into(RIGHT)
+def skipped_where_it_has_rows(x, moe):
+    """The condition is not that there are no rows."""
+    _, _, counts, _, rows = routed(x, moe)
+    parts, start = [], 0
+    for e, n in enumerate(counts.tolist()):
+        if n > 4:
+            parts.append(moe.experts[e](rows[start : start + n]))
+        start += n
+    return (torch.cat(parts) if parts else x).sum(0) * x
+
+
+@into(RIGHT)
+def run_without_rows(x, moe):
+    """An expert that runs on no rows gets gradients of zeros, and not none."""
+    _, _, counts, _, rows = routed(x, moe)
+    parts, start = [], 0
+    for e, n in enumerate((counts - 3).tolist()):
+        if n == 0:
+            continue
+        parts.append(moe.experts[e](rows[start : start + n]))
+        start += n
+    return (torch.cat(parts) if parts else x).sum(0) * x
+
+
+@into(RIGHT)
+def from_the_last_to_the_first(x, moe):
+    weight, _, counts, order, rows = routed(x, moe)
+    parts, end = [], len(rows)
+    for e, n in reversed(list(enumerate(counts.tolist()))):
+        if n == 0:
+            continue
+        parts.append(moe.experts[e](rows[end - n : end]))
+        end = end - n
+    return unsorted(torch.cat(parts[::-1]) if False else torch.cat(parts), order, weight)
+
+
+@into(RIGHT)
+def twice(x, moe):
+    """Each part is there two times."""
+    _, _, counts, _, rows = routed(x, moe)
+    parts, start = [], 0
+    for e, n in enumerate(counts.tolist()):
+        if n == 0:
+            continue
+        y = moe.experts[e](rows[start : start + n])
+        parts.append(y)
+        parts.append(y * 2)
+        start += n
+    return torch.cat(parts).sum(0) * x
+
+
+@into(KEPT)
+def looked_up_in_the_branch(x, moe):
+    """Its index may be out of range where the branch is not taken."""
+    _, _, counts, order, _ = routed(x, moe)
+    parts, start = [], 0
+    for e, n in enumerate(counts.tolist()):
+        end = start + n
+        if n == 0:
+            continue
+        parts.append(moe.experts[e](x[order[start:end] // K]))
+        start = end
+    return torch.cat(parts).sum(0) * x
+
+
+@into(KEPT)
+def dropped_out(x, moe):
+    _, _, counts, _, rows = routed(x, moe)
+    parts, start = [], 0
+    for e, n in enumerate(counts.tolist()):
+        if n == 0:
+            continue
+        parts.append(torch.nn.functional.dropout(moe.experts[e](rows[start : start + n])))
+        start += n
+    return torch.cat(parts).sum(0) * x
+
+
+@into(WRONG)
+def counts_that_change(x, moe):
+    """A turn takes a row from the next one's count."""
+    _, _, counts, _, rows = routed(x, moe)
+    parts, start = [], 0
+    for e, n in enumerate(counts.numpy()):
+        if n == 0:
+            continue
+        parts.append(moe.experts[e](rows[start : start + n]))
+        counts[(e + 1) % E] -= 1
+        start += n
+    return torch.cat(parts).sum(0) * x
+
+
+@into(WRONG)
+def rows_of_the_turn_before(x, moe):
+    _, _, counts, _, rows = routed(x, moe)
+    parts, before, start = [], torch.zeros(x.shape[1], dtype=x.dtype), 0
+    for e, n in enumerate(counts.tolist()):
+        if n != 0:
+            y = moe.experts[e](rows[start : start + n] + before)
+            before = y.sum(0) * 0.1
+            parts.append(y)
+        start += n
+    return torch.cat(parts).sum(0) * x
+
+
+@into(WRONG)
+def scaled_by_the_turn_before(x, moe):
+    _, _, counts, _, rows = routed(x, moe)
+    parts, before, start = [], torch.ones(x.shape[1], dtype=x.dtype), 0
+    for e, n in enumerate(counts.tolist()):
+        if n != 0:
+            y = moe.experts[e](rows[start : start + n]) * before
+            before = y.sum(0) * 0.1
+            parts.append(y)
+        start += n
+    return torch.cat(parts).sum(0) * x
+
+
+@into(WRONG)
+def rows_that_are_written(x, moe):
+    with torch.no_grad():
+        _, _, counts, _, rows = routed(x, moe)
+        parts, start = [], 0
+        for e, n in enumerate(counts.tolist()):
+            if n != 0:
+                parts.append(moe.experts[e](rows[start : start + n]))
+            rows[start + n : start + n + 1] *= 0.5
+            start += n
+        y = torch.cat(parts).sum(0)
+    return y * x
+
+
+@into(WRONG)
+def the_list_is_read(x, moe):
+    _, _, counts, _, rows = routed(x, moe)
+    parts, start = [], 0
+    for e, n in enumerate(counts.tolist()):
+        if n != 0:
+            y = moe.experts[e](rows[start : start + n])
+            parts.append(y + parts[-1].sum() if parts else y)
+        start += n
+    return torch.cat(parts).sum(0) * x
+
+
+@into(WRONG)
+def without_gradients_in_some_turns(x, moe):
+    _, _, counts, _, rows = routed(x, moe)
+    parts, start = [], 0
+    for e, n in enumerate(counts.tolist()):
+        if n != 0:
+            with torch.set_grad_enabled(e % 2 == 0):
+                parts.append(moe.experts[e](rows[start : start + n]))
+        start += n
+    return torch.cat(parts).sum(0) * x
+
+
+def check(function):
+    """Compares with eager on every batch; (graphs, whether there are expert regions and all of them were lowered)."""
+    moebius.reset()
+    torch.manual_seed(1)
+    layers = [Layer().double() for _ in range(2)]
+    layers[1].load_state_dict(layers[0].state_dict())
+    captured = capture(function)
+    for seed in SEEDS:
+        results = []
+        for run, layer in zip((captured, function), layers, strict=True):
+            layer.zero_grad()
+            x = tensors(seed)[0]
+            torch.manual_seed(seed)
+            out = run(x, layer)
+            out.square().sum().backward()
+            results.append([out, x.grad, *(p.grad for p in layer.parameters())])
+        for ours, plain in zip(*results, strict=True):
+            assert (ours is None) == (plain is None), seed
+            if ours is not None:
+                torch.testing.assert_close(ours, plain, rtol=1e-9, atol=1e-10)
+    regions = report_of(captured_of(captured)).expert_regions
+    for region in regions:
+        assert region.lowered or ".py:" in region.refusal
+    return stats(captured).graphs, bool(regions) and all(region.lowered for region in regions)
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_right(name):
+    graphs, lowered = check(RIGHT[name])
+    assert lowered
+    assert graphs == 1 or name in ("skipped_where_it_has_rows", "run_without_rows")  # whose list may be empty
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_kept_as_branches(name):
+    assert check(KEPT[name]) == (1, False)
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong(name):
+    assert not check(WRONG[name])[1]
+
+
+def test_experts_that_did_not_run_get_no_gradient(monkeypatch):
+    monkeypatch.setattr(rewrite, "skip_unused", lambda *_: None)
+    with pytest.raises(AssertionError):
+        check(RIGHT["with_biases"])
+
+
+def test_numbers_of_an_array_are_numpys():
+    assert type(torch.tensor([1]).numpy()[0]) is numpy.int64
