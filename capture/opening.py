@@ -10,6 +10,7 @@ import torch
 from .guards.program import CompiledGuards, changed_key, fetch
 from .guards.recorder import Fact
 from .hook import ABSENT
+from .sources import Part, Source
 from .tracking.objects import may_be_replaced
 
 if TYPE_CHECKING:
@@ -28,6 +29,8 @@ def open_place(policy: Policy, fact: Fact, guards: CompiledGuards, args: tuple, 
     elif kind in ("equal", "is", "is_weak") and fact.source is not None:
         texts = kind == "equal" and type(rest[1]) is str
         (policy.texts if texts else policy.volatile).add(fact.source.name)
+        if isinstance(fact.source, Part) and fact.source.operation == "list_item":
+            open_floats(policy, fact.source.parent, args, kwargs)
     elif kind == "dict":
         the_dict, entries, _ = rest
         key = changed_key(the_dict, entries)
@@ -48,6 +51,17 @@ def open_place(policy: Policy, fact: Fact, guards: CompiledGuards, args: tuple, 
         if type(now) is list and len(now) == len(then):  # count[0] += 1
             places = [i for i, (a, b) in enumerate(zip(then, now, strict=True)) if a is not b]
             policy.volatile.update((fact.source.name, *(f"{fact.source.name}[{i}]" for i in places)))
+            open_floats(policy, fact.source, args, kwargs)
+
+
+def open_floats(policy: Policy, source: Source, args: tuple, kwargs: dict[str, Any]) -> None:
+    """All places of a list of floats: where one of the last losses has changed, the others will."""
+    try:
+        now = fetch(source, (*args, *kwargs.values()))
+    except Exception:  # the path is gone
+        return
+    if type(now) is list and all(type(item) is float for item in now):
+        policy.volatile.update(f"{source.name}[{i}]" for i in range(len(now)))
 
 
 def open_class_attribute(policy: Policy, cls: type, entries: dict[str, Any]) -> None:

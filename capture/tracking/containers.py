@@ -187,6 +187,11 @@ class Containers(Parts):
             self.objects.dict_set(record, key, value)
             return
         self.objects.touch(obj)
+        if record is not None and self.objects.place_is_open(record, key):
+            length = self.objects.open_length(record)
+            if self.truth(self.compare("<=", 0, key)) and self.truth(self.compare("<", key, length)):
+                self.objects.write_late(record, key, value)
+                return
         target = self.objects.contents(obj)
         if base in DICTS:
             base.__setitem__(target, self.objects.real_key(key), value)
