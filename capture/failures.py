@@ -144,7 +144,7 @@ class FailureHandler:
             if len(chain) < len(trace.stopped):
                 raise CannotResume("backward() was called from a function that C code called")
             emitter = Emitter(trace.objects, len(args), tuple(kwargs))
-            native = continuation(emitter, chain, "call", nothing)
+            native = continuation(emitter, chain, "call", partial(gives, error.given))
             emitter.effects()
             return self.rest(emitter, reached, trace, native)(*args, **kwargs)
         reason: Exception | None = None
@@ -178,8 +178,9 @@ def raise_again(error: BaseException) -> Any:
     raise error
 
 
-def nothing() -> None:
-    """What ``backward()`` gives."""
+def gives(value: Any) -> Any:
+    """What the call has given that found other gradients: nothing, for ``backward()``."""
+    return value
 
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -58,6 +58,7 @@ class Policy:
     captured with.
     gathered, not_gathered: lists to which branches on values append, and those of them that must be Python's own.
     inference_breaks: whether inference mode in the step is a graph break, as it could not be left in the graph.
+    each_module: whether modules like one before are interpreted all the same, as a gradient goes through them.
     speculates: whether a branch on data may be in the graph, with a side exit. predictions: the way that each goes
     (``speculation.SideExit.place``). unpredictable: branches that went both ways too often.
     """
@@ -79,6 +80,7 @@ class Policy:
     options: Options | None = None
     speculates: bool = False
     inference_breaks: bool = False
+    each_module: bool = False
     predictions: dict[str, bool] = field(default_factory=dict)
     unpredictable: set[str] = field(default_factory=set)
     marked: Callable[[torch.Tensor], frozenset[int]] | None = None
@@ -144,6 +146,8 @@ class Trace:
         self.domain = TrackingDomain(self.objects, self.tensors)
         self.domain.stop_at = stop_at
         self.domain.calls.inference.allowed = not policy.inference_breaks
+        if policy.each_module:
+            self.domain.blocks = None
         self.domain.told_compiling = policy.told_compiling
         self.domain.options = policy.options
         self.domain.loops.unrolled = policy.unrolled
@@ -430,6 +434,10 @@ def traced(request: Request, policy: Policy) -> Trace:
             attempt.release()
             continue
         if attempt.graph_break is not None and policy.learn_lists(attempt.domain.lists):
+            attempt.release()
+            continue
+        if attempt.tensors.gradients.needs_history and not policy.each_module:
+            policy.each_module = True
             attempt.release()
             continue
         if hits := attempt.in_hits - policy.not_by_number:

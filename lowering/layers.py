@@ -27,7 +27,7 @@ from moebius.lowering.experts.rewrite import find_loops, loops_among
 from moebius.lowering.graph import CapturedGraph, ExpertRegion, LayerCall, LoweringOptions
 from moebius.lowering.pipeline import run_passes
 from moebius.lowering.repeats import Layer, Repeats, Written, find_layers, with_calls, worked, write_body
-from moebius.lowering.step import checkpoint, inference, observed
+from moebius.lowering.step import asks_of_each, checkpoint, inference, observed
 from moebius.lowering.values import copy_node
 
 
@@ -140,6 +140,8 @@ def layers_of(captured: CapturedGraph, options: LoweringOptions) -> list[Layer]:
     if options.backend != "moebius" or options.mesh is not None or own_names:
         return []
     if not find_loops(gm) or checkpoint.is_marked(gm.graph) or inference.marks_of(gm.graph) or observed(gm):
+        return []
+    if asks_of_each(gm):
         return []
     layers = list(find_layers(worked(gm.graph)))
     return layers if all(loops_among(layer.turns[0]) for layer in layers) else []

@@ -9,7 +9,7 @@ from moebius.lowering.errors import LoweringError
 from moebius.lowering.experts import joining, rewrite
 from moebius.lowering.graph import CapturedGraph, LoweringOptions
 from moebius.lowering.memo import remembering
-from moebius.lowering.step import checkpoint, inference, observed
+from moebius.lowering.step import asks_of_each, checkpoint, inference, observed
 
 PASSES: tuple[Contract, ...] = (
     rewrite.CONTRACT,
@@ -20,7 +20,9 @@ PASSES: tuple[Contract, ...] = (
     inference.CONTRACT,
 )
 
+OUTLINES = (checkpoint.CONTRACT, inference.CONTRACT)  # what these put into a body has the users that it had
 HOOKED = "a gradient hook or retain_grad() looks at a value that the loop's turns compute or use"
+ASKED = "autograd.grad with create_graph or allow_unused asks what one operator for all experts has no answer to"
 
 
 def run_passes(captured: CapturedGraph, options: LoweringOptions, passes: tuple[Contract, ...] = PASSES) -> Work:
@@ -29,12 +31,15 @@ def run_passes(captured: CapturedGraph, options: LoweringOptions, passes: tuple[
     A gradient that somebody looks at halfway must go the way that it goes in the captured graph.
     """
     seen = observed(captured.gm)
-    for why in (None, HOOKED):
-        work = Work(copy_graph(captured.gm), captured, options, keep_loops=why)
+    for why in (ASKED,) if asks_of_each(captured.gm) else (None, HOOKED):
+        work, same = Work(copy_graph(captured.gm), captured, options, keep_loops=why), True
         with remembering():
             for contract in passes:
                 contract.apply(work)
-        if all(users == observed(work.gm).get(name) for name, users in seen.items()):
+                if seen and contract not in OUTLINES:
+                    now = observed(work.gm)
+                    same = same and all(users == now.get(name) for name, users in seen.items())
+        if same:
             break
     else:
         raise LoweringError("a pass took the users of a value whose gradient is looked at")

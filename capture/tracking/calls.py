@@ -23,6 +23,7 @@ from ..hook import ABSENT, Entry
 from ..sources import Static
 from . import natives
 from .arrays import Array, without_arrays
+from .autograd_calls import AutogradCalls
 from .call_parts import holds_proxy
 from .checkpoints import Checkpoints
 from .construction import Construction
@@ -110,14 +111,13 @@ class Calls(Methods, Construction, StandIns):
             is_plain_object: self.is_plain_object,
             torch.autograd.Function.apply.__func__: self.apply_function,  # type: ignore[attr-defined]
             torch.utils.checkpoint.checkpoint: self.checkpoint,
-            torch.autograd.backward: self.backward,
-            torch.autograd.grad: self.derive,
             json.loads: self.parse_json,
             copied_tensor: self.copy_tensor,
             next_number: lambda hooks: self.objects.made(HandleNumber(next_number(hooks))),
         }
         self.functions |= self.messages.functions | self.inference.functions
         self.functions |= Filters(domain).functions | Signatures(domain).functions
+        self.functions |= AutogradCalls(domain, self.call).functions
         o = operator
         self.builtins |= Namespaces(domain).functions | {
             o.getitem: self.domain.get_item,
@@ -314,18 +314,6 @@ class Calls(Methods, Construction, StandIns):
         """The arguments with every container read, under guards: C code may look into them."""
         read = self.domain.plain_contents
         return [without_arrays(read(a)) for a in args], {k: without_arrays(read(v)) for k, v in kwargs.items()}
-
-    def backward(self, tensors: Any, grad_tensors: Any = None, retain_graph: Any = None, **options: Any) -> None:
-        """``torch.autograd.backward``."""
-        outputs = list(tensors) if isinstance(tensors, tuple | list) else [tensors]
-        known = options.keys() <= {"create_graph", "inputs"}
-        if not known or not all(isinstance(output, TensorProxy) for output in outputs):
-            raise Break("torch.autograd.backward", "of something that is no tensor", "the error is raised natively")
-        self.tensors.gradients.backward(outputs, grad_tensors, retain_graph, **options)
-
-    def derive(self, outputs: Any, inputs: Any, grad_outputs: Any = None, **options: Any) -> Any:
-        """``torch.autograd.grad``."""
-        return self.objects.made(self.tensors.gradients.derive(outputs, inputs, grad_outputs, options))
 
     def plain_items(self, container: Any) -> Any:
         """The keys or items of a container as an object of our own, None where they are not all plain."""

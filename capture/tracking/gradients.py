@@ -16,9 +16,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import fx
 
+from moebius.lowering.graph import expert_loop
 from moebius.lowering.step import (
     backward_with_hooks,
     gradient_of,
+    require_given,
     require_gradients,
     set_gradient,
     treats_each_alone,
@@ -34,6 +36,13 @@ if TYPE_CHECKING:
 
 Enter = Callable[[Any, Source], Any]
 UNREAD = object()
+NATIVELY = "it runs natively; the graph goes on after it"
+# The autograd nodes of fakes that know what a tensor came from, and not how; in words for the report.
+STAND_INS = {
+    "JoinedBackward": "a module like one before",
+    "CarriedOnBackward": "a loop over experts",
+    "FunctionHistoryBackward": "an autograd.Function",
+}
 
 
 class Accumulated:
@@ -56,6 +65,7 @@ class Gradients:
         self.made_state: list[MadeState] = []  # of optimizers, for gradients that are expected
         self.was_set: dict[str, bool] = {}  # by source: what the call began with
         self.retained: dict[TensorProxy, Any] = {}  # the tensors that keep their gradients, with their autograd nodes
+        self.needs_history = False  # whether a gradient went through a module that was not interpreted by itself
         self.asked_by_others = False  # whether code other than torch's optimizers asked for what backward left
         self.optimizers: list[torch.optim.Optimizer] = []
         self.hooks: GradientHooks  # these two come with the domain
@@ -76,7 +86,10 @@ class Gradients:
     ) -> None:
         """``torch.autograd.backward(outputs, gradients, ...)`` as a node; one gradient or None for each output."""
         self.note("backward")
-        self.require(create_graph)
+        self.require()
+        if create_graph:
+            hint = "torch.autograd.grad(..., create_graph=True) stays in the graph"
+            raise Break("Tensor.backward", "create_graph=True", hint)
         given = list(gradients) if isinstance(gradients, list | tuple) else [gradients] * len(outputs)
         for output, gradient in zip(outputs, given, strict=True):
             if not output.fake.requires_grad or (gradient is None and output.fake.numel() != 1):
@@ -143,42 +156,63 @@ class Gradients:
         self.retained.setdefault(tensor, tensor.fake.grad_fn)
         self.tensors.writer.node("call_method", "retain_grad", (tensor,), {}).meta["val"] = None
 
-    def derive(self, outputs: Any, inputs: Any, grad_outputs: Any, options: dict[str, Any]) -> Any:
-        """``torch.autograd.grad(outputs, inputs, grad_outputs)``: a node that gives one gradient for each input."""
-        self.require(options.pop("create_graph", False))
-        if options.pop("is_grads_batched", False) or options.pop("materialize_grads", False):
-            raise Break("torch.autograd.grad", "batched or materialized gradients", "it runs natively")
-        if options.pop("allow_unused", False):
-            raise Break(
-                "torch.autograd.grad", "allow_unused=True: the data says which gradients are None", "it runs natively"
-            )
-        outputs = list(outputs) if isinstance(outputs, tuple | list) else [outputs]
-        inputs = list(inputs) if isinstance(inputs, tuple | list) else [inputs]
+    def derive(self, outputs: list[Any], inputs: list[Any], grad_outputs: Any, options: dict[str, Any]) -> Any:
+        """``torch.autograd.grad(outputs, inputs, grad_outputs)``: a node that gives one gradient for each input.
+
+        The fakes' own autograd gives the gradients' metadata, says which of them are None, and, with ``create_graph``,
+        is their history. Where a fake has a history in name only (``STAND_INS``), these are not to be had.
+        """
+        self.note("gradient")
+        self.require()
+        create_graph = bool(options.get("create_graph"))
+        if options.get("is_grads_batched"):
+            raise Break("torch.autograd.grad", "batched gradients", "it runs natively")
         if not all(isinstance(p, TensorProxy) for p in (*outputs, *inputs)):
             raise Break("torch.autograd.grad", "of something that is no tensor", "the error is raised natively")
-        leaves, _ = self.reached(outputs)
-        for leaf in leaves:
-            self.refuse_late_hooks(leaf)
-            if getattr(leaf.real, "_backward_hooks", None):
-                raise Break("torch.autograd.grad", "a parameter has gradient hooks", "it runs natively")
+        leaves, functions = self.reached(outputs)
+        if any(getattr(p.real, "_backward_hooks", None) for p in inputs):
+            raise Break("torch.autograd.grad", "a parameter has gradient hooks", "it runs natively")
+        if any(p.fake.grad_fn in functions for p in self.retained):
+            raise Break("torch.autograd.grad", "it sets what retain_grad() keeps", "call retain_grad() after it")
         self.hooks.none_waits("torch.autograd.grad")
-        if not all(p in leaves for p in inputs):
-            raise Break("torch.autograd.grad", "an input is not a leaf that is reached", "it runs natively")
         kwargs = {name: value for name, value in options.items() if value is not None and name != "only_inputs"}
         if grad_outputs is not None:
             kwargs["grad_outputs"] = grad_outputs
-        result = tuple(self.fake_gradient(p) for p in inputs)
-        return self.tensors.record("call_function", torch.autograd.grad, (outputs, inputs), kwargs, result)
+        unknown = STAND_INS.keys() & {type(function).__name__ for function in functions}
+        if unknown == {"JoinedBackward"}:
+            self.needs_history = True  # the step is traced again, with each module interpreted
+        if not unknown:
+            result = self.tensors.on_fakes(torch.autograd.grad, (outputs, inputs), kwargs | {"retain_graph": True})
+        elif create_graph or options.get("allow_unused") or options.get("materialize_grads"):
+            asked = "create_graph=True" if create_graph else "allow_unused=True: the data says which gradients are None"
+            through = ", ".join(STAND_INS[name] for name in sorted(unknown))
+            raise Break("torch.autograd.grad", f"{asked}, through {through}", NATIVELY)
+        elif not all(p in leaves for p in inputs):
+            raise Break("torch.autograd.grad", "an input is not a leaf that is reached", NATIVELY)
+        else:
+            result = tuple(self.fake_gradient(p) for p in inputs)
+        node = self.tensors.writer.node("call_function", torch.autograd.grad, (outputs, inputs), kwargs)
+        found = self.tensors.wrap(result, node)
+        if node.graph.find_nodes(op="call_function", target=expert_loop, sort=False):
+            self.hold_turns(node, inputs, result)
+        return found
 
-    def require(self, create_graph: Any) -> None:
+    def hold_turns(self, node: fx.Node, inputs: list[Any], result: Any) -> None:
+        """The fakes have seen one turn of each loop over experts: the real step has several, or none."""
+        found = [(p, g) for p, g in zip(inputs, result, strict=True) if g is not None]
+        if any(g.stride() != self.fake_gradient(p).stride() for p, g in found):
+            raise Break("torch.autograd.grad", "through a loop over experts the gradient's strides vary", NATIVELY)
+        if node.kwargs.get("allow_unused"):
+            expected = tuple(g is not None for g in result)
+            self.tensors.writer.node("call_function", require_given, (node, expected), {}).meta["val"] = None
+
+    def require(self) -> None:
         if not self.inside:
             raise Break(
                 "Tensor.backward",
                 "a foreign backend compiles forward graphs; backward runs between two of them",
                 "use backend='moebius' or 'eager' for one graph of the whole step",
             )
-        if create_graph:
-            raise Break("Tensor.backward", "create_graph=True", "gradients of gradients are not in a graph yet")
         if self.tensors.writer.scope.parent is not None:
             raise Break("Tensor.backward", "inside an expert loop", "call backward after the loop")
         if self.tensors.writer.recomputed:

@@ -62,10 +62,12 @@ def replace_loops(work: Work) -> None:
             replace_written_out(work, loop, region)
     if work.keep_loops is None:
         failed += replace_turns(work, Storage(work.gm.graph))
+    if work.keep_loops is not None:
+        return
     for chain in (*map(Chain, dense_chains(work.gm.graph)), *map(Stacked, stacked_sums(work.gm.graph))):
         found = replace_dense(work, chain)
         work.regions += [found] if found is not None else []
-    if work.keep_loops is None and takes_blocks(work):
+    if takes_blocks(work):
         drop_dead_code(work)  # what was replaced above is not to be looked at
         opened, refused = open_branches(work)
         if len(refused) > 1:
@@ -74,9 +76,8 @@ def replace_loops(work: Work) -> None:
             work.regions.append(region)
         replace_blocks(work, failed, opened)
         settle(work, opened)
-    if work.keep_loops is None:
-        for layer in batched_layers(work.gm.graph):
-            work.regions.append(replace_batched(work, *layer))
+    for layer in batched_layers(work.gm.graph):
+        work.regions.append(replace_batched(work, *layer))
 
 
 def takes_blocks(work: Work) -> bool:

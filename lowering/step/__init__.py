@@ -9,19 +9,27 @@ from moebius.lowering.step.absent import going_on, is_backward, treats_each_alon
 from moebius.lowering.step.branches import BranchError, require_branch
 from moebius.lowering.step.data import set_data
 from moebius.lowering.step.functions import autograd_function
-from moebius.lowering.step.gradients import MissingGradientError, gradient_of, require_gradients, set_gradient
-from moebius.lowering.step.hooks import backward_with_hooks, observed
+from moebius.lowering.step.gradients import (
+    MissingGradientError,
+    gradient_of,
+    require_given,
+    require_gradients,
+    set_gradient,
+)
+from moebius.lowering.step.hooks import asks_of_each, backward_with_hooks, observed
 
 __all__ = [
     "BranchError",
     "MissingGradientError",
     "autograd_function",
+    "asks_of_each",
     "backward_with_hooks",
     "going_on",
     "is_backward",
     "gradient_of",
     "observed",
     "require_branch",
+    "require_given",
     "require_gradients",
     "set_data",
     "set_gradient",

@@ -9,7 +9,14 @@ from moebius.lowering.errors import LoweringError
 
 
 class MissingGradientError(LoweringError):
-    """Backward left a parameter without a gradient that it had when the step was captured."""
+    """Backward left a parameter without a gradient that it had when the step was captured.
+
+    given: what ``torch.autograd.grad`` gave instead; None after ``backward()``.
+    """
+
+    def __init__(self, text: str, given: tuple[torch.Tensor | None, ...] | None = None):
+        super().__init__(text)
+        self.given = given
 
 
 def require_gradients(*tensors: torch.Tensor) -> None:
@@ -41,6 +48,15 @@ def gradient_of(tensor: torch.Tensor) -> torch.Tensor:
     return gradient
 
 
+def require_given(gradients: tuple[torch.Tensor | None, ...], expected: tuple[bool, ...]) -> None:
+    """What ``torch.autograd.grad(..., allow_unused=True)`` gave is None exactly where it was while tracing.
+
+    Loops over experts have other turns in each call. Raises MissingGradientError, which capture answers.
+    """
+    if tuple(gradient is not None for gradient in gradients) != expected:
+        raise MissingGradientError("autograd.grad reaches other tensors than when the step was captured", gradients)
+
+
 def set_gradient(tensor: torch.Tensor, gradient: torch.Tensor | None) -> None:
     """``tensor.grad = gradient``, in its place among the graph's nodes."""
     tensor.grad = gradient
@@ -48,4 +64,5 @@ def set_gradient(tensor: torch.Tensor, gradient: torch.Tensor | None) -> None:
 
 fx.wrap("gradient_of")
 fx.wrap("require_gradients")
+fx.wrap("require_given")
 fx.wrap("set_gradient")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -12,6 +12,7 @@ from torch import fx
 from moebius.lowering.torch_private import gradient_hooks
 
 OBSERVERS = frozenset({"retain_grad"})
+ASKING = ("create_graph", "allow_unused", "materialize_grads")
 
 
 def backward_with_hooks(
@@ -52,15 +53,42 @@ def observed(gm: fx.GraphModule) -> dict[str, frozenset[str]]:
     """
     found: dict[str, frozenset[str]] = {}
     for node in gm.graph.nodes:
-        seen: Sequence[Any] = ()
-        if node.op == "call_method" and node.target in OBSERVERS:
-            seen = node.args[:1]
-        elif node.op == "call_function" and node.target is backward_with_hooks:
-            seen = node.args[2]
-        for value in seen:
+        for value in looked_at(node):
             if isinstance(value, fx.Node) and value.op != "placeholder":
                 found[value.name] = frozenset(user.name for user in value.users)
     return found
+
+
+def looked_at(node: fx.Node) -> Sequence[Any]:
+    """The tensors whose gradients a node gives to somebody."""
+    if node.op == "call_method":
+        if node.target == "backward":
+            return inputs_of(node.kwargs)
+        return node.args[:1] if node.target in OBSERVERS else ()
+    if node.op != "call_function":
+        return ()
+    if node.target is backward_with_hooks:
+        outputs, options, tensors = node.args[:3]
+        return (*tensors, *inputs_of(options))  # type: ignore[misc, arg-type]
+    if node.target is torch.autograd.grad:
+        return halfway(node.args[1])  # type: ignore[arg-type]
+    return inputs_of(node.kwargs) if node.target is torch.autograd.backward else ()
+
+
+def inputs_of(options: Mapping[str, Any]) -> Sequence[Any]:
+    return halfway(options.get("inputs") or ())
+
+
+def halfway(tensors: Sequence[Any]) -> Sequence[Any]:
+    """Those that have a history: to one that has none, all ways lead."""
+    return [t for t in tensors if isinstance(t, fx.Node) and not t.meta["val"].is_leaf]
+
+
+def asks_of_each(gm: fx.GraphModule) -> bool:
+    """Whether a gradient is differentiated once more, or may be None: one operator for all experts can be
+    differentiated once, and gives all of them a gradient."""
+    found = gm.graph.find_nodes(op="call_function", target=torch.autograd.grad, sort=False)
+    return any(node.kwargs.get(option) for node in found for option in ASKING)
 
 
 fx.wrap("backward_with_hooks")
