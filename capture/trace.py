@@ -152,6 +152,7 @@ class Trace:
         self.domain.options = policy.options
         self.domain.loops.unrolled = policy.unrolled
         self.domain.loops.by_number = policy.by_number - policy.not_by_number
+        self.domain.loops.not_by_number = policy.not_by_number
         self.domain.lists.sites = policy.gathered - policy.not_gathered
         self.machine = Machine(self.domain)
         self.state = torch_private.global_state()

@@ -108,6 +108,7 @@ class Loops:
         self.fresh: Any = None  # the iterator of the range that a for statement met last
         self.ranges: set[tuple[Any, int]] = set()  # those that this attempt records as one node
         self.by_number: set[tuple[Any, int]] = set()  # loops over hits that are taken as a turn for each expert
+        self.not_by_number: set[tuple[Any, int]] = set()  # those that this did not help
 
     # ------------------------------------------------------------------------------------------------------------------
     # Called by the domain
@@ -325,9 +326,20 @@ class Loops:
             return
         rows = branch_at(frame)
         if rows is not None:
+            self.prefer_numbers(frame.stack[-1])
             self.begin(frame, rows, self.decided.get((id(frame.code), frame.pc), []))
             self.enter_branch(self.open[-1])
             self.observe(frame)
+
+    def prefer_numbers(self, condition: Any) -> None:
+        """A turn of a loop over hits that does something else for some experts: as a turn for each expert, where that
+        can be (``trace.traced`` takes it so after this break)."""
+        loop = self.open[-1] if len(self.open) == 1 else None
+        if loop is None or not isinstance(loop.rows, TensorRows) or not is_of_row(condition, loop):
+            return
+        key = (loop.frame.code, loop.start)
+        if key not in self.by_number | self.not_by_number and hit_turns(loop.rows, key) is not None:
+            raise Break("expert loop branches on its number", "in a loop over hits", "it is traced again")
 
     def open_branches(self) -> set[tuple[Any, int]]:
         """Those that the trace is in: code and index."""
@@ -496,6 +508,23 @@ def on_values(condition: Any) -> bool:
         return condition.fake.numel() == 1
     condition = condition.value if type(condition) is ArrayNumber else condition
     return isinstance(condition, SYMBOLIC) and torch_private.depends_on_values(condition)
+
+
+def is_of_row(condition: Any, loop: OpenLoop) -> bool:
+    """Whether a condition asks for nothing but the number of this turn's expert."""
+    if isinstance(condition, TensorProxy):
+        return of_row(condition.node, loop)
+    assert loop.row is not None
+    symbols = set(torch_private.free_unbacked_symbols(condition)) if isinstance(condition, SYMBOLIC) else set()
+    read = [node for node in loop.row.graph.nodes if node.target == "item" and of_row(node, loop)]
+    return bool(symbols) and symbols <= {torch_private.expression(node.meta["val"]) for node in read}
+
+
+def of_row(node: fx.Node, loop: OpenLoop) -> bool:
+    """Whether a node is computed of the row alone."""
+    while len(node.all_input_nodes) == 1:
+        (node,) = node.all_input_nodes
+    return node is loop.row
 
 
 def alike(before: Any, after: Any) -> bool:

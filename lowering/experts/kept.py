@@ -7,6 +7,7 @@ the weights: a write into them on the way to backward, past autograd's versions 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from torch import fx
 
@@ -14,6 +15,9 @@ from moebius.lowering.aliasing import Storage
 from moebius.lowering.experts.stacking import join_blocks, stack_experts
 from moebius.lowering.step import is_backward
 from moebius.lowering.values import tensor_of
+
+if TYPE_CHECKING:
+    from moebius.lowering.experts.reader import Reader
 
 
 def writer_before_backward(
@@ -41,6 +45,16 @@ def writer_before_backward(
         if not after or any(writer < node and leads_to(ours, node) for node in after):
             return writer
     return None
+
+
+def before_the_loop(reader: Reader, node: fx.Node) -> list[fx.Node]:
+    """The node, or for one of the body that is the same in each turn, what it is made of before the loop."""
+    if node.graph is reader.loop.graph:
+        return [node]
+    if node.op == "placeholder":
+        outer = reader.outer_of(node)
+        return [outer] if isinstance(outer, fx.Node) else []
+    return [found for argument in node.all_input_nodes for found in before_the_loop(reader, argument)]
 
 
 def parts_of(node: fx.Node) -> list[fx.Node]:

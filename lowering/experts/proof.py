@@ -38,7 +38,7 @@ from moebius.lowering.experts.facts import (
     as_product,
     linears,
 )
-from moebius.lowering.experts.kept import writer_before_backward
+from moebius.lowering.experts.kept import before_the_loop, writer_before_backward
 from moebius.lowering.experts.reader import Reader
 from moebius.lowering.experts.routing import (
     allowed_indices,
@@ -506,7 +506,8 @@ def routing_unchanged(claim: Claim) -> Fault | None:
 
 def kept_unchanged(claim: Claim) -> Fault | None:
     """Nothing writes into x or the weights between the loop and the backward that goes through it."""
-    x, weights = claim.x.source.node, [piece.weight.node for piece in claim.slices]
+    x = claim.x.source.node
+    weights = [node for piece in claim.slices for node in before_the_loop(claim.reader, piece.weight.node)]
     writer = writer_before_backward(claim.storage, claim.reader.loop, x, weights, target_of(claim))
     if writer is None:
         return None

@@ -105,6 +105,26 @@ class Whole(nn.Module):
         return out
 
 
+class Viewed(nn.Module):
+    """All experts' weights in one matrix, viewed as a weight for each in the turn (DBRX)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.router = nn.Linear(D, EXPERTS, bias=False)
+        self.gate_up, self.down = parameter(EXPERTS * 2 * N, D), parameter(EXPERTS * D, N)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        weight, chosen = self.router(x).softmax(-1).topk(TOP)
+        out = torch.zeros_like(x)
+        mask = F.one_hot(chosen, EXPERTS).permute(2, 1, 0)
+        for e in mask.sum((1, 2)).nonzero()[:, 0]:
+            slot, token = torch.where(mask[e])
+            gate, up = F.linear(x[token], self.gate_up.view(EXPERTS, 2 * N, D)[e]).chunk(2, -1)
+            y = F.linear(F.silu(gate) * up, self.down.view(EXPERTS, D, N)[e])
+            out.index_add_(0, token, y * weight[token, slot, None])
+        return out
+
+
 MODELS: dict[str, Callable[[], nn.Module]] = {
     "linears": lambda: Modules(Linears),
     "direct": lambda: Modules(Direct),
@@ -112,6 +132,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "fused": lambda: Modules(Fused),
     "whole": lambda: Whole(False),
     "whole, turned": lambda: Whole(True),
+    "viewed": Viewed,
 }
 
 
