@@ -78,7 +78,7 @@ def function_writes(node: fx.Node, tensors: list[fx.Node]) -> list[fx.Node]:
         if name.startswith(("_foreach", "_fused", "_amp")):  # they write lists of tensors; which of theirs is not said
             return tensors
         return tensors[:1] if inplace or asks(node, "inplace") else []
-    return [] if module.startswith("moebius.kernels") else tensors
+    return [] if module.startswith(READING) else tensors
 
 
 def asks(node: fx.Node, option: str) -> bool:
@@ -92,6 +92,7 @@ def asks(node: fx.Node, option: str) -> bool:
     return bound.arguments.get(option) not in (None, False)
 
 
+READING = ("moebius.kernels", "moebius.lowering.step.checkpoint")  # modules whose functions write into no argument
 # Functions that write into an argument without saying so, running statistics or rows that max_norm shortens; and the
 # option that asks for it.
 UNSAID: dict[str, str | None] = {

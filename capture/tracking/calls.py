@@ -293,8 +293,6 @@ class Calls(Methods, Construction, StandIns):
             raise Break(
                 "tensor read as a number", f"torch.{function.__name__} gives Python a value", "keep it in a tensor"
             )
-        if function is torch.is_grad_enabled:
-            return torch.is_grad_enabled()
         if function in (torch.tensor, torch.as_tensor) and any(
             isinstance(a, TensorProxy) or holds_proxy(a) for a in args
         ):

@@ -3,6 +3,10 @@
 Lowering sees its operators (experts in it are lowered), and then makes them the body of one checkpointed node. What the
 function does to Python objects would happen once more when backward runs it again, so a function that changes what
 existed before it is a graph break.
+
+With ``use_reentrant=True`` torch runs the function without gradients first, and with them in backward. What it gives is
+an autograd function's, which reaches what the function's own operators reach. Questions whose answers differ between
+the two runs are graph breaks (``GraphWriter.refuse_question``).
 """
 
 from __future__ import annotations
@@ -11,15 +15,19 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import fx
 from torch.utils.checkpoint import noop_context_fn
 
-from moebius.lowering.step.checkpoint import begin_checkpoint, end_checkpoint
+from moebius.lowering.step.checkpoint import begin_checkpoint, end_checkpoint, from_checkpoint
 
+from .. import torch_private
+from .blocks import gradient_sources
 from .values import Body, Break, TensorProxy
 
 if TYPE_CHECKING:
     from .domain import TrackingDomain
 
+INSTEAD = "pass use_reentrant=False to keep it in the graph"
 DEFAULTS = {"context_fn": noop_context_fn, "determinism_check": "default", "debug": False, "early_stop": True}
 
 CALL = Body(
@@ -42,28 +50,72 @@ class Checkpoints:
         preserve = options.pop("preserve_rng_state", True)
         chosen = {name: options.pop(name, default) for name, default in DEFAULTS.items()}
         self.refuse(reentrant, preserve, chosen)
-        if not torch.is_grad_enabled():
+        given = [a for a in args if isinstance(a, TensorProxy)]
+        if reentrant:
+            self.refuse_reentrant(given, options)
+        elif not torch.is_grad_enabled():
             return self.call(function, list(args), options)  # nothing is recorded, so nothing is recomputed
-        self.mark(begin_checkpoint, preserve, *(a for a in args if isinstance(a, TensorProxy)))
+        versions = [torch_private.version_of(p.fake) for p in given]
+        begin = self.mark(begin_checkpoint, preserve, reentrant, *given)
         self.objects.inside.append(CALL)
-        self.writer.recomputed = True
+        self.writer.recomputed, self.writer.reentrant = True, reentrant
         try:
             result = self.call(function, list(args), options)
         finally:
             self.objects.inside.pop()
-            self.writer.recomputed = False
+            self.writer.recomputed = self.writer.reentrant = False
         if not torch.is_grad_enabled():
             raise Break("checkpoint", "the function changes grad mode and does not change it back", "use a with block")
-        self.mark(end_checkpoint)
-        return result
+        if not reentrant:
+            self.mark(end_checkpoint)
+            return result
+        if [torch_private.version_of(p.fake) for p in given] != versions:
+            raise Break("checkpoint", "with use_reentrant=True, an argument is changed in place", INSTEAD)
+        return self.leave(begin, given, result)
 
-    def mark(self, function: Callable[..., None], *args: Any) -> None:
-        self.writer.node("call_function", function, args, {}).meta["val"] = None
+    def leave(self, begin: fx.Node, given: list[TensorProxy], result: Any) -> Any:
+        """The results of a reentrant call: other tensors for autograd, which knows them as results of the call."""
+        results = list(result) if type(result) is tuple else [result]
+        tensors = list(dict.fromkeys(r for r in results if isinstance(r, TensorProxy)))
+        outside = self.used_in(begin)
+        held = {torch_private.storage_of(p.fake) for p in (*given, *outside)}
+        if not all(isinstance(r, TensorProxy) or r is None for r in results):
+            raise Break("checkpoint", "with use_reentrant=True, it gives something that is no tensor", INSTEAD)
+        if any(torch_private.storage_of(t.fake) in held for t in tensors):
+            raise Break("checkpoint", "with use_reentrant=True, it gives memory that existed before", INSTEAD)
+        self.mark(end_checkpoint, *tensors)
+        sources = list(dict.fromkeys(s for t in tensors for s in gradient_sources(t, outside)))
+        if not sources:
+            raise Break("checkpoint", "with use_reentrant=True, no result needs a gradient", INSTEAD)
+        left = {t: self.from_call(t, [s.fake for s in sources]) for t in tensors}
+        results = [r if r is None else left[r] for r in results]
+        return self.objects.made(tuple(results)) if type(result) is tuple else results[0]
+
+    def from_call(self, tensor: TensorProxy, sources: list[torch.Tensor]) -> Any:
+        fake = tensor.fake
+        histories = sources if fake.dtype.is_floating_point or fake.dtype.is_complex else []
+        made = torch_private.joined(self.domain.tensors.world.mode, fake, histories)
+        return self.domain.tensors.record("call_function", from_checkpoint, (tensor,), {}, made)
+
+    def used_in(self, begin: fx.Node) -> list[TensorProxy]:
+        """The tensors from outside that the nodes after this one use."""
+        inside, used, node = set(), set(), begin.next
+        while node.op != "root":
+            inside.add(node)
+            used.update(node.all_input_nodes)
+            node = node.next
+        older = {n for n in used if n not in inside or n.op == "placeholder"}
+        return [p for p in self.domain.tensors.of_fake.values() if p.node in older]
+
+    def mark(self, function: Callable[..., None], *args: Any) -> fx.Node:
+        node = self.writer.node("call_function", function, args, {})
+        node.meta["val"] = None
+        return node
 
     def refuse(self, reentrant: Any, preserve: Any, chosen: dict[str, Any]) -> None:
         hint = "it runs natively; the graph goes on after it"
-        if reentrant is not False:
-            raise Break("checkpoint", "use_reentrant is not False", "pass use_reentrant=False to keep it in the graph")
+        if not isinstance(reentrant, bool):
+            raise Break("checkpoint", "use_reentrant is not given", "pass use_reentrant to keep it in the graph")
         if not self.domain.tensors.whole_step:
             raise Break("checkpoint", "this backend takes a graph of operators alone", hint)
         if self.writer.scope.parent is not None or self.writer.recomputed:
@@ -71,3 +123,8 @@ class Checkpoints:
         if chosen != DEFAULTS or not isinstance(preserve, bool):
             names = [name for name, default in DEFAULTS.items() if chosen[name] != default]
             raise Break("checkpoint", f"with its own {', '.join(names) or 'preserve_rng_state'}", hint)
+
+    def refuse_reentrant(self, given: list[TensorProxy], options: dict[str, Any]) -> None:
+        """What torch raises or warns of, or does without gradients."""
+        if options or not torch.is_grad_enabled() or not any(p.fake.requires_grad for p in given):
+            raise Break("checkpoint", "use_reentrant=True, and no argument needs a gradient", INSTEAD)

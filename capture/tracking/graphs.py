@@ -86,6 +86,7 @@ class GraphWriter:
         self.count = 0
         self.stop_number: int | None = None  # where the trace is to end, if it is not to go through
         self.recomputed = False  # in a checkpointed call, which backward runs once more
+        self.reentrant = False  # in one that has no gradients the first time
         self.before_node: Callable[[int], None] = lambda number: None  # told the number of each node before it is made
 
     def module(self) -> fx.GraphModule:
@@ -113,6 +114,12 @@ class GraphWriter:
         node.meta["stack"] = stack
         node.meta["where"] = stack[-1] if stack else ("", 0, "")
         return node
+
+    def refuse_question(self, what: str) -> None:
+        """In a checkpointed call that has no gradients the first time: what depends on that is not to be asked."""
+        if self.reentrant and self.where()[-1][0] != torch.autograd.grad_mode.__file__:
+            detail = f"with use_reentrant=True, it asks for {what}: backward, which runs it again, has another answer"
+            raise Break("checkpoint", detail, "pass use_reentrant=False to keep it in the graph")
 
     def argument(self, value: Any) -> Any:
         """A traced value as an fx argument of the innermost scope."""

@@ -10,6 +10,8 @@ import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from .. import torch_private
 from .values import Break
 
@@ -25,7 +27,7 @@ class Switches:
     def __init__(self, domain: TrackingDomain):
         self.domain, self.objects, self.tensors = domain, domain.objects, domain.tensors
         self.thrown: set[Callable[..., Any]] = set()
-        self.functions: dict[Any, Callable[..., Any]] = {}
+        self.functions: dict[Any, Callable[..., Any]] = {torch.is_grad_enabled: self.grad_mode}
         for writer, readers in torch_private.SWITCHES.items():
             self.functions[writer] = functools.partial(self.throw, writer)
             self.functions |= {reader: functools.partial(self.read, reader, writer) for reader in readers}
@@ -39,6 +41,11 @@ class Switches:
             asked = functools.partial(as_tuple, reader) if type(value) is list else reader
             self.objects.guards.answers(f"torch's {reader.__name__}()", f"is {answer}", (asked, answer))
         return self.objects.made(value)
+
+    def grad_mode(self) -> bool:
+        """``torch.is_grad_enabled()``, guarded with the rest of torch's state."""
+        self.tensors.writer.refuse_question("is_grad_enabled()")
+        return torch.is_grad_enabled()
 
     def throw(self, writer: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
         """Thrown now, as fakes are laid out by it, and again by a node; tracing ends with all of them as they were."""

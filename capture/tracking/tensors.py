@@ -459,6 +459,8 @@ class TensorOperations:
                     proxy.source.name, f"has no attribute {name!r}", lambda t: not hasattr(t, name), proxy.source
                 )
             raise AttributeError(f"'{proxy.cls.__name__}' object has no attribute '{name}'")
+        if name in ("requires_grad", "is_leaf") and proxy.real is None:
+            self.writer.refuse_question(name)
         if name == "nbytes":  # (torch's own refuses sizes that are symbols)
             return proxy.fake.numel() * proxy.fake.element_size()
         try:

@@ -15,6 +15,7 @@ from torch import fx
 
 from moebius.lowering.contract import Contract, well_formed
 from moebius.lowering.graph import code_of
+from moebius.lowering.torch_private import set_grad_enabled
 
 CONTRACT = Contract(
     name="checkpoint",
@@ -27,30 +28,47 @@ CONTRACT = Contract(
 )
 
 
-def begin_checkpoint(preserve_rng_state: bool, *given: torch.Tensor) -> None:
+def begin_checkpoint(preserve_rng_state: bool, reentrant: bool, *given: torch.Tensor) -> None:
     """Stands where a checkpointed call begins; does nothing. given: the tensors among the call's arguments."""
 
 
-def end_checkpoint() -> None:
-    """Stands where a checkpointed call ends; does nothing."""
+def end_checkpoint(*results: torch.Tensor) -> None:
+    """Stands where a checkpointed call ends; does nothing. results: all that a reentrant call gives."""
+
+
+def from_checkpoint(result: torch.Tensor) -> torch.Tensor:
+    """What a reentrant checkpointed call gives, as it is: its history is the call, and nothing inside of it."""
+    return result
+
+
+def enable_within(enabled: bool, outside: bool) -> None:
+    """``torch.set_grad_enabled``, in a reentrant call's body: forward has no gradients, which it would switch on."""
+    torch.set_grad_enabled(enabled and outside)
 
 
 MARKS: tuple[Any, Any] = (begin_checkpoint, end_checkpoint)
 
 
 def checkpointed(
-    body: fx.GraphModule, given: Sequence[torch.Tensor], captures: Sequence[Any], preserve_rng_state: bool
+    body: fx.GraphModule,
+    given: Sequence[torch.Tensor],
+    captures: Sequence[Any],
+    preserve_rng_state: bool,
+    reentrant: bool,
 ) -> tuple[Any, ...]:
     """``body(*given, *captures)``, whose intermediate values backward computes once more instead of keeping them.
 
     given: tensors that the user's call had for arguments; torch keeps them, and raises in backward if one was written
     to since. captures: what the function reached in another way, parameters for one; torch does not look at those.
+    reentrant: backward of the body is a backward within the other, as with ``use_reentrant=True``.
     """
 
     def run(*tensors: torch.Tensor) -> tuple[Any, ...]:
         return cast(tuple[Any, ...], code_of(body)(*tensors, *captures))
 
-    result = torch.utils.checkpoint.checkpoint(run, *given, use_reentrant=False, preserve_rng_state=preserve_rng_state)
+    result = torch.utils.checkpoint.checkpoint(
+        run, *given, use_reentrant=reentrant, preserve_rng_state=preserve_rng_state
+    )
     return cast(tuple[Any, ...], result)
 
 
@@ -77,20 +95,42 @@ def outline(gm: fx.GraphModule) -> None:
     for count, (begin, end) in enumerate(zip(marks[::2], marks[1::2], strict=True)):
         inside = [n for n in nodes[begin + 1 : end] if n.op != "placeholder"]
         if inside:
-            outline_call(gm, inside, nodes[begin], f"checkpoint_{count}", checkpointed, nodes[begin].args[0])
+            options = nodes[begin].args[:2]
+            if options[1]:
+                keep_mode(gm.graph, nodes[begin], inside)
+            outline_call(gm, inside, nodes[begin], f"checkpoint_{count}", checkpointed, *options, last=nodes[end])
         gm.graph.erase_node(nodes[begin])
         gm.graph.erase_node(nodes[end])
     gm.recompile()
 
 
+def keep_mode(graph: fx.Graph, begin: fx.Node, inside: list[fx.Node]) -> None:
+    """Grad mode is switched within the mode that the body begins in: off in forward, on when backward runs it again."""
+    switches = [n for n in inside if n.op == "call_function" and n.target is set_grad_enabled]
+    if not switches:
+        return
+    with graph.inserting_before(inside[0]):
+        outside = graph.call_function(torch.is_grad_enabled)
+    outside.meta.update({key: begin.meta[key] for key in ("where", "stack", "number")}, val=True)
+    for node in switches:
+        node.target, node.args = enable_within, (node.args[0], outside)
+    inside.insert(0, outside)
+
+
 def outline_call(
-    gm: fx.GraphModule, inside: list[fx.Node], begin: fx.Node, name: str, target: Callable[..., Any], *options: Any
-) -> None:
-    """Nodes that stand together become one: ``target(body, given, captures, *options)``. given: named by ``begin``."""
+    gm: fx.GraphModule, inside: list[fx.Node], begin: fx.Node, name: str, target: Callable[..., Any], *options: Any,
+    last: fx.Node | None = None,
+) -> None:  # fmt: skip
+    """Nodes that stand together become one: ``target(body, given, captures, *options)``. given: named by ``begin``.
+
+    last: names results that come first, in its order.
+    """
     members = set(inside)
     given = [n for n in dict.fromkeys(begin.all_input_nodes) if n not in members]
     captures = {n: None for node in inside for n in node.all_input_nodes if n not in members and n not in given}
+    named = [] if last is None else [n for n in last.all_input_nodes if n in members]
     results = [n for n in inside if n.op != "get_attr" and any(user not in members for user in n.users)]
+    results = [*named, *(n for n in results if n not in named)]
     graph = fx.Graph()
     copied: dict[fx.Node, fx.Node] = {}
     for n in (*given, *captures):
@@ -118,6 +158,5 @@ def outline_call(
         gm.graph.erase_node(n)
 
 
-fx.wrap("checkpointed")
-fx.wrap("begin_checkpoint")
-fx.wrap("end_checkpoint")
+for _name in ("checkpointed", "begin_checkpoint", "end_checkpoint", "from_checkpoint", "enable_within"):
+    fx.wrap(_name)

@@ -88,8 +88,10 @@ def check(block, options, backend="eager", steps=3):
         {"use_reentrant": False},
         {"use_reentrant": False, "preserve_rng_state": False},
         {"use_reentrant": False, "scale": 2.0},
+        {"use_reentrant": True},
+        {"use_reentrant": True, "preserve_rng_state": False},
     ],
-    ids=["plain", "other random numbers in backward", "a keyword of the block's own"],
+    ids=["plain", "other random numbers in backward", "a keyword of the block's own", "reentrant", "reentrant, others"],
 )
 def test_a_checkpointed_block_is_inside_the_graph(options):
     """BatchNorm's running numbers and dropout show that backward runs the block once more, with the same mask."""
@@ -108,9 +110,10 @@ def test_it_keeps_no_more_for_backward_than_plain_python():
     def forward(model, x):
         return model(x).sum()
 
-    x = torch.randn(6, 8)
+    x = torch.randn(6, 8, requires_grad=True)
     sizes = {}
-    for name, options in (("checkpointed", {"use_reentrant": False}), ("whole", None)):
+    kinds = {"checkpointed": {"use_reentrant": False}, "reentrant": {"use_reentrant": True}, "whole": None}
+    for name, options in kinds.items():
         model, _ = build(Block, options)
         captured = capture(forward, backend="eager")
         captured(model, x)
@@ -119,13 +122,14 @@ def test_it_keeps_no_more_for_backward_than_plain_python():
     assert sizes["checkpointed"] < 0.5 * sizes["whole"]
 
 
-def test_experts_in_a_checkpointed_block_are_lowered():
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_experts_in_a_checkpointed_block_are_lowered(reentrant):
     def forward(model, x):
         return model(x).sum()
 
-    options = {"use_reentrant": False}
+    options = {"use_reentrant": reentrant}
     (ours, _), (theirs, _) = build(Experts, options), build(Experts, options)
-    x = torch.randn(16, 8)
+    x = torch.randn(16, 8, requires_grad=True)
     report = explain(forward)(ours, x)
     assert [r.lowered for r in report.expert_regions] == [True, True] and not report.breaks
     captured = capture(forward)
@@ -137,8 +141,9 @@ def test_experts_in_a_checkpointed_block_are_lowered():
     assert kept(captured, ours, x) < 0.5 * kept(capture(forward), whole, x)
 
 
-def test_loops_that_are_not_lowered_run_inside_the_block():
-    seen = check(Experts, {"use_reentrant": False})
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_loops_that_are_not_lowered_run_inside_the_block(reentrant):
+    seen = check(Experts, {"use_reentrant": reentrant})
     assert seen.graphs == 1 and seen.breaks == 0
 
 
@@ -156,7 +161,7 @@ class Prints(Block):
 
 @pytest.mark.parametrize(
     ("block", "options"),
-    [(Counts, {"use_reentrant": False}), (Prints, {"use_reentrant": False}), (Block, {"use_reentrant": True})],
+    [(Counts, {"use_reentrant": False}), (Prints, {"use_reentrant": False}), (Counts, {"use_reentrant": True})],
     ids=["changes an object", "prints", "reentrant"],
 )
 def test_what_cannot_be_run_twice_is_a_break(block, options, capsys):
