@@ -52,6 +52,8 @@ def worth_capturing(function: types.FunctionType) -> bool:
         return False  # import hooks, loggers and the like are below native calls too
     if is_library(code.co_filename) or code.co_name in ("<module>", "<lambda>"):
         return False
+    if code.co_varnames[:1] == (".0",):
+        return False  # a comprehension's turns, over an iterator that is there already: each would be a graph break
     return traceable(function) is None
 
 

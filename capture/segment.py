@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import functools
 import time
 import types
 from collections.abc import Callable
@@ -78,6 +79,8 @@ def build(
     code = request.function.__code__
     name = code.co_name
     try:
+        if attempt.whole_natively:
+            raise CannotRebuild(attempt.whole_natively)
         if attempt.graph_break is None:
             result = emitter.value(attempt.result)
         else:
@@ -199,7 +202,17 @@ def run_whole_natively(
     else:
         attempt.graph_break.detail += f" (the whole frame runs natively: {why})"
     function, n_cells = attempt.request.function, attempt.request.n_cells
-    native = with_cells(function.__code__, function.__globals__, function.__name__, n_cells) if n_cells else function
+    code = function.__code__.replace()
+    mark_skip(code)  # the frame itself is not captured below: that is what this run of it is for
+    native: Any
+    if n_cells:
+        native = with_cells(code, function.__globals__, function.__name__, n_cells)
+    else:
+        native = types.FunctionType(
+            code, function.__globals__, function.__name__, function.__defaults__, function.__closure__
+        )
+        native.__kwdefaults__ = function.__kwdefaults__
+        functools.update_wrapper(native, function, ("__module__", "__qualname__", "__doc__"), ())
     return Segment(
         below(native),
         finish_guards(attempt, n_positional, kwnames),

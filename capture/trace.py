@@ -159,6 +159,7 @@ class Trace:
         self.result: Any = UNSET
         self.frame: Frame | None = None
         self.graph_break: GraphBreak | None = None
+        self.whole_natively = ""  # why the frame does not go on after its break, but runs natively as a whole
         self.root_step = 0
         self.in_branches: set[tuple[types.CodeType, int]] = set()  # one-turn loops that the break is in
         self.in_hits: set[tuple[types.CodeType, int]] = set()  # loops over rows that the break is in
@@ -318,6 +319,7 @@ class Trace:
         assert frame is not None
         raised = domain.raised.get(id(error))
         stack = self.where_of_break(stop)
+        self.whole_natively = stop.in_each_turn if len(stack) == 1 else ""
         self.root_step = domain.root_steps - 1
         self.in_branches = domain.loops.open_branches()
         self.in_hits = domain.loops.open_hits()
@@ -468,6 +470,7 @@ def trace(request: Request, policy: Policy) -> Trace:
     again.run()
     if again.graph_break is None:
         again.graph_break = attempt.graph_break
+        again.whole_natively = attempt.whole_natively
     attempt.release()
     return again
 

@@ -509,7 +509,7 @@ class Calls(Methods, Construction, StandIns):
                     if type(values[i]) not in (*CONTAINERS, tuple, str, range, *natives.VIEWS):
                         raise Break("reversed()", f"of a {type_of(value).__name__}", "reverse a list")
                 elif function not in ITEM_ARGUMENTS or i == 0:
-                    values[i] = self.domain.native_iter(value)
+                    values[i] = self.domain.native_iter(value, in_loop=function in natives.ITERATORS)
                     if function in (list, tuple):
                         self.domain.length_hint(value)
         if function is functools.reduce and len(values) == 3:

@@ -24,6 +24,7 @@ from .parts import Parts
 from .records import CONTAINERS, DICTS, LISTS
 from .texts import Text, Texts, texts
 from .values import ATOMS, Break, LoopLeftover, StandIn, TensorMethod, TensorProxy, type_of
+from .views import View
 
 ADVANCED = "pass what it gives as an argument (for batch in loader: step(batch)), or iterate over the container itself"
 
@@ -288,10 +289,12 @@ class Containers(Parts):
             raise TypeError(f"{kind.__name__!r} object is not iterable")
         raise Break("iteration over a C object", kind.__name__, "iterate over a list of it")
 
-    def native_iter(self, value: Any) -> Any:
+    def native_iter(self, value: Any, in_loop: bool = False) -> Any:
         """An iterator over `value` that C code may be given: one in Python is advanced in the trace."""
         if (record := self.objects.record_of(value)) is not None:
-            self.objects.refuse_growing(record)
+            (self.objects.refuse_loop if in_loop else self.objects.refuse_growing)(record)
+        if isinstance(value, View) and not in_loop:
+            value.refuse("the items")
         iterator = self.get_iter(value)
         if type(iterator) in ROWS:
             raise Break("iterating over a tensor of unknown length", "in a builtin", "iterate over it with a for loop")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import contextvars
+import functools
 import re
 import types
 from typing import Any
@@ -20,6 +21,7 @@ from .enums import plain_member
 from .records import DICTS, LISTS, SETS, Record
 from .texts import Text, texts
 from .values import ATOMS, Break, TensorProxy
+from .views import View, view_expression
 
 OBJECT_METHODS = {
     "__setattr__": "object_setattr",
@@ -182,6 +184,9 @@ class Methods(CallParts):
             self.objects.touch(owner)
         record = self.objects.record_of(owner)
         if record is not None and base in DICTS:
+            if name in ("keys", "values", "items") and self.objects.is_growing(record) and not (args or kwargs):
+                made_by = functools.partial(view_expression, owner, base, name)
+                return self.objects.made(View(type(getattr(base(), name)()), made_by))
             if (done := self.single_key(record, name, args)) is not ABSENT:
                 return done
         if record is not None and name in ("append", "extend") and record.shadow is None and base in LISTS:

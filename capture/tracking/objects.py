@@ -41,6 +41,7 @@ from .records import (
     whole_items,
 )
 from .values import ATOMS, IDENTITIES, Body, Break, TensorProxy, type_of
+from .views import View
 
 if TYPE_CHECKING:
     from ..guards.recorder import GuardRecorder
@@ -135,11 +136,9 @@ class Objects(Identities, Cells, LateWrites, Growing):
         elif (id(value) in self.new and id(value) not in self.tuples) or kind is TensorProxy:
             return value
         elif kind in VIEWS:  # what is in it changes with its container, which it does not show
-            raise Break(
-                "view from outside",
-                f"a {kind.__name__} that existed before the step is read",
-                "make it from its container in the step",
-            )
+            if not source.static:
+                self.guards.check("type", source, kind, text=f"type is {kind.__qualname__}")
+            return self.made(View(kind, lambda emitter: emitter.load(source)))
         elif isinstance(value, tuple) or kind is frozenset:
             return self.enter_tuple(value, source)
         record = self.records.get(id(value))
@@ -431,8 +430,7 @@ class Objects(Identities, Cells, LateWrites, Growing):
         record = self.records.get(id(obj))
         if record is None:
             return obj
-        if not iterated:
-            self.refuse_growing(record)
+        (self.refuse_loop if iterated else self.refuse_growing)(record)
         shadow = self.shadow(record)
         if self.log is not None:
             self.log.append(("whole", record, whole_items(shadow)))

@@ -24,6 +24,7 @@ from .parts import Parts
 from .records import CONTAINERS, DICTS, SETS
 from .texts import Text, texts
 from .values import ATOMS, IDENTITIES, SYMBOLIC, Break, LoopLeftover, StandIn, TensorMethod, TensorProxy, type_of
+from .views import View
 
 UNARIES: dict[str, Callable[[Any], Any]] = {"-": operator.neg, "+": operator.pos, "~": operator.invert}
 SIMPLE = frozenset({int, float, str, bool, bytes, type(None)})
@@ -306,6 +307,8 @@ class Operators(Parts):
     def is_same(self, left: Any, right: Any) -> bool:
         if isinstance(left, LoopLeftover) or isinstance(right, LoopLeftover):
             self.refuse_alien(left if isinstance(left, LoopLeftover) else right)
+        if isinstance(left, View) and isinstance(right, View):
+            left.refuse("the identity")
         if isinstance(left, tuple) and isinstance(right, tuple):
             self.objects.guard_tuples(left, right)
         return self.is_one(left, right)

@@ -25,8 +25,8 @@ class Parts(Domain):
     lists: Lists
     loops: Loops
 
-    def native_iter(self, value: Any) -> Any:
-        """An iterator over `value` that C code may be given."""
+    def native_iter(self, value: Any, in_loop: bool = False) -> Any:
+        """An iterator over `value` that C code may be given. in_loop: which makes another of it, as enumerate does."""
         raise NotImplementedError
 
     def refuse_alien(self, value: Any) -> None:

@@ -207,7 +207,9 @@ class StandIns(CallParts):
             for value in self.domain.native_iter(args[0]) if len(args) == 1 else args:
                 values.append(value)
                 keys.append(value if key is None else self.call(key, [value], {}))
-            if key is None and any(type(v) is Number for v in values) and len(values) > 1:
+            if key is None and len(values) == 1 and type(values[0]) is Number:
+                return values[0]
+            if key is None and any(type(v) is Number for v in values):
                 return self.tensors.numbers.apply(function, *values)
             if not all(natives.is_plain(k, self.known) or isinstance(k, torch.SymInt) for k in keys):
                 raise Break(

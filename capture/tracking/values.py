@@ -79,12 +79,13 @@ TRACING = threading.local()
 class Break(Signal):
     """Tracing cannot go on here: the frame is split at this instruction.
 
-    reason: short and stable; detail: what was met; hint: what the user can do.
+    reason: short and stable; detail: what was met; hint: what the user can do. in_each_turn: why the frame runs
+    natively as a whole if it is the one with this instruction: a loop would break the graph in each of its turns.
     """
 
-    def __init__(self, reason: str, detail: str = "", hint: str = ""):
+    def __init__(self, reason: str, detail: str = "", hint: str = "", in_each_turn: str = ""):
         super().__init__(f"{reason}: {detail}")
-        self.reason, self.detail, self.hint = reason, detail, hint
+        self.reason, self.detail, self.hint, self.in_each_turn = reason, detail, hint, in_each_turn
         locate = getattr(TRACING, "where", None)
         self.places: tuple | None = locate() if locate is not None else None
 
