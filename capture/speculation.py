@@ -28,6 +28,7 @@ from moebius.lowering.step import require_branch
 from .residual import Emitter
 from .resume import CannotResume
 from .stopped import Stopped, connected, continuation
+from .tracking.arrays import Array
 from .tracking.numbers import Number
 from .tracking.values import ATOMS, CannotRebuild, StandIn, TensorProxy
 
@@ -39,6 +40,7 @@ MAX_PEEKED = 64  # operators that are run ahead to see which way a branch will g
 RANDOM = ("rand", "dropout", "bernoulli", "multinomial", "normal", "poisson", "attention", "backward", "grad")
 # Instructions that ask for the truth of the value on top of the stack and do nothing else before.
 ASK_TOP = frozenset({"UNARY_NOT", "TO_BOOL", "JUMP_IF_TRUE_OR_POP", "JUMP_IF_FALSE_OR_POP"})
+LOOKS = (enumerate, zip, len, iter)  # that ask an array of numpy's for its length, and do nothing before
 ASK_PREFIX = "POP_JUMP_"
 
 
@@ -99,7 +101,9 @@ class Speculation:
         self.met[code, innermost.pc] += 1
         place = f"{branch}, {self.met[code, innermost.pc]}"
         expected = trace.policy.predictions.get(place)
-        if expected is None:
+        if trace.domain.arrays.is_of_lengths(value):
+            expected = True  # nothing can be followed the other way
+        elif expected is None:
             expected = self.peek(value)
         held = Held()
         try:
@@ -153,7 +157,11 @@ def asks_alone(place: Stopped, value: Any) -> bool:
     if instruction.opname == "COMPARE_OP":  # 3.13 asks in the comparison itself
         plain = (TensorProxy, Number, torch.SymInt, torch.SymFloat)
         return all(isinstance(v, plain) or type(v) in ATOMS for v in stack[-2:])
+    if instruction.opname == "GET_ITER":
+        return isinstance(stack[-1], Array)
     position = place.callee_position()
+    if position is not None and stack[position] in LOOKS and any(isinstance(v, Array) for v in stack[position + 1 :]):
+        return True
     return position is not None and stack[position] is bool and stack[-1] is value
 
 

@@ -15,13 +15,16 @@ from types import BuiltinMethodType, NoneType
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import fx
 
 from moebius.interpreter import STOP
+from moebius.lowering.experts.routing import index_bounds
+from moebius.lowering.operators import read_call
 from moebius.lowering.step.arrays import MOST, array_numbers
 
 from .. import torch_private
 from .branches import BRANCHES
-from .counts import known_few, unknown_numbers
+from .counts import FEW, never_written
 from .number_sets import FEEDS
 from .numbers import COMPARISONS
 from .values import Break, CannotRebuild, StandIn, TensorProxy, type_of
@@ -86,12 +89,13 @@ class ArrayNumber(StandIn):
 class Array(StandIn):
     """A ``numpy.ndarray`` of int64 with one axis or more while tracing, which shares the memory of ``proxy``."""
 
-    __slots__ = ("__weakref__", "arrays", "numbers", "proxy", "version")
+    __slots__ = ("__weakref__", "arrays", "bins", "numbers", "proxy", "version")
 
     def __init__(self, arrays: Arrays, proxy: TensorProxy):
         self.arrays, self.proxy = arrays, proxy
         self.numbers: list[ArrayNumber] = []  # as they were when the tensor had this version
         self.version: int | None = None
+        self.bins: int | None = None  # how many numbers, where that depends on the data and is held to this
 
     @property
     def kind(self) -> type:
@@ -110,19 +114,34 @@ class Array(StandIn):
         self.refuse(f"attribute {name}")
 
     def length(self) -> int:
+        size = self.size()
+        return self.refuse("the length") if size is None else size
+
+    def size(self) -> int | None:
+        """How many numbers, None if only the running step knows. Of ``bincount`` without ``minlength`` it is taken that
+        the last expert has a token, under a guard on the data (a branch that may leave the graph)."""
         size = self.proxy.fake.shape[0]
-        return size if isinstance(size, int) else self.refuse("the length")
+        if isinstance(size, int):
+            return size
+        if self.bins is None and (bins := most_bins(self.proxy.node)) is not None and bins <= FEW:
+            self.arrays.lengths.add(torch_private.expression(size))
+            try:
+                self.bins = bins if self.arrays.tensors.symbolic_truth(size == bins) else None
+            except Break:
+                self.refuse("the length")
+        return self.bins
 
     def elements(self) -> list[ArrayNumber]:
         """The numbers that it holds now, if these are few and known how many."""
         tensors, fake = self.arrays.tensors, self.proxy.fake
-        if not known_few(fake):
+        count = self.size() if fake.dim() == 1 else None
+        if count is None or count > FEW:
             self.refuse("the numbers")
         version = torch_private.version_of(fake)
         if self.version != version:
             if tensors.writer.scope.parent is not None:
                 self.refuse("the numbers, in a loop over experts or behind a branch on values,")
-            unknown = unknown_numbers(tensors.world, fake)
+            unknown = [tensors.world.unknown_number() for _ in range(count)]
             values = tensors.record("call_function", array_numbers, (self.proxy,), {}, unknown)
             self.numbers, self.version = [self.arrays.number(value) for value in values], version
         return self.numbers
@@ -138,7 +157,7 @@ class Array(StandIn):
     def iterate(self) -> Any:
         if self.proxy.fake.dim() != 1:
             self.refuse("the rows")
-        if isinstance(self.proxy.fake.shape[0], torch.SymInt):
+        if self.size() is None:
             return self.arrays.domain.loops.array_rows(self.proxy)
         return self.arrays.made(ArrayRows(self))
 
@@ -196,6 +215,12 @@ class Arrays:
 
     def __init__(self, domain: TrackingDomain):
         self.domain, self.tensors = domain, domain.tensors
+        self.lengths: set[Any] = set()  # symbols of how many bins there are: most often as many as experts
+
+    def is_of_lengths(self, value: Any) -> bool:
+        """Whether a condition asks for nothing but such a length."""
+        symbols = torch_private.free_unbacked_symbols(value) if torch_private.is_symbolic(value) else set()
+        return bool(symbols) and symbols <= self.lengths
 
     def made(self, value: Any) -> Any:
         return self.domain.objects.made(value)
@@ -251,6 +276,18 @@ class Arrays:
         if function is found.bincount and len(args) == 1 and kwargs.keys() <= {"minlength"} and type(least) is int:
             return self.array(self.tensors.function(torch.bincount, (proxy,), {"minlength": least}))
         array.refuse(f"numpy.{getattr(function, '__name__', 'a function')}()")
+
+
+def most_bins(node: fx.Node) -> int | None:
+    """How many bins ``bincount`` of a routing index gives at most, through copies and running sums of them."""
+    while node.target in ("cpu", "cumsum", "clone", torch.cumsum) and len(node.all_input_nodes) == 1:
+        (node,) = node.all_input_nodes
+    call = read_call(node)
+    if call is None or call.name != "bincount" or call["weights"] is not None or call["minlength"] != 0:
+        return None
+    index = call["input"]
+    bounds = index_bounds(index) if isinstance(index, fx.Node) and never_written(index) else None
+    return bounds[1] if bounds is not None and bounds[0] == 0 else None
 
 
 def is_small(value: Any) -> bool:

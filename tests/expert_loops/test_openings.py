@@ -328,3 +328,48 @@ def test_experts_that_did_not_run_get_no_gradient(monkeypatch):
 
 def test_numbers_of_an_array_are_numpys():
     assert type(torch.tensor([1]).numpy()[0]) is numpy.int64
+
+
+def of_deepseek_moe(x, moe):
+    """As many numbers as the highest expert that was chosen: that it is the last one is a branch on data."""
+    weight, index = moe.route(x)
+    flat, weights = index.view(-1), weight.view(-1, 1)
+    y = torch.zeros_like(x)
+    with torch.no_grad():
+        idxs = flat.argsort()
+        ends = flat.bincount().cpu().numpy().cumsum(0)
+        tokens = idxs // K
+        for i, end in enumerate(ends):
+            start = 0 if i == 0 else ends[i - 1]
+            if start == end:
+                continue
+            token = tokens[start:end]
+            rows = moe.experts[i](x[token])
+            rows.mul_(weights[idxs[start:end]])
+            y.scatter_reduce_(0, token.view(-1, 1).repeat(1, x.shape[-1]), rows, reduce="sum")
+    return y * x
+
+
+def test_a_bincount_of_unknown_length():
+    layer = Layer().double()
+    captured = capture(of_deepseek_moe)
+    skewed = SEEDS[-1]  # a batch of which no token goes to the last expert
+    for seed in (0, 1, skewed, 2, skewed, 0, skewed, 1, skewed, 2):
+        x = tensors(seed)[0]
+        torch.testing.assert_close(captured(x, layer), of_deepseek_moe(x, layer))
+    captured = capture(of_deepseek_moe)
+    captured(tensors(0)[0], layer)
+    assert stats(captured).graphs == 1 and not stats(captured).breaks
+
+
+def test_the_length_of_a_bincount_is_looked_at():
+    """Of an index that topk did not give nobody knows how many bins there are."""
+
+    def bins(x, index):
+        parts = [x[:n].sum() for n in index.bincount().numpy()]
+        return torch.stack(parts)
+
+    captured = capture(bins)
+    for index in ([0, 1, 1], [2, 2, 5], [0, 0, 0], [3, 1, 1]):
+        x = torch.randn(6)
+        assert torch.equal(captured(x, torch.tensor(index)), bins(x, torch.tensor(index)))
