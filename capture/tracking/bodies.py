@@ -32,6 +32,7 @@ class Bodies:
         """A graph of its own; what is older than it must not be changed in it, and gradients are not recorded."""
         outer, enabled = self.writer.scope, torch.is_grad_enabled()
         self.writer.scope = inner = GraphScope(outer)
+        inner.in_loop = outer.in_loop
         changes = f"{self.what} changes Python state", f"a {{}} that existed before is changed in {self.where}"
         self.objects.inside.append(Body(*changes, self.hint))
         try:

@@ -17,7 +17,7 @@ from .. import torch_private
 from ..sources import Static
 from . import natives
 from .bodies import Bodies
-from .values import Break, TensorProxy
+from .values import ATOMS, SYMBOLIC, Break, TensorProxy
 
 HINT = "it runs natively; nothing to do"
 
@@ -81,25 +81,29 @@ class AutogradFunctions(Bodies):
         with self.scope() as forward:
             ctx = self.context(needs)
             results = self.forward(cls, ctx, args)
-            outputs = list(results) if isinstance(results, tuple) else [results]
-            self.check_outputs(outputs)
+            given = list(results) if isinstance(results, tuple) else [results]
+            outputs = self.tensors_in(given)
             constant = tuple(i for i, o in enumerate(outputs) if any(o is c for c in self.get(ctx, "constant")))
             with self.scope() as backward:
-                gradients = self.backward(cls, ctx, outputs, args) if recorded else ()
+                gradients = self.backward(cls, ctx, given, args) if recorded else ()
                 backward.graph.output(tuple(self.writer.argument(g) for g in gradients))
                 backward_module = self.writer.module()
             kept = list(backward.lifted)
+            by_torch = {t.node for t in self.get(ctx, "saved_tensors") if isinstance(t, TensorProxy)}
+            saved = tuple(i for i, n in enumerate(kept) if n in by_torch)
             forward.graph.output((*(self.writer.argument(o) for o in outputs), *(forward.own(n) for n in kept)))
             forward_module = self.writer.module()
         bodies = [self.body("function_forward", forward_module), self.body("function_backward", backward_module)]
         node = self.writer.node("call_function", autograd_function, (), {})
         captures = tuple(self.writer.scope.own(n) for n in forward.lifted)
-        node.args = (*bodies, len(outputs), constant, captures, self.writer.argument(tuple(inputs)), cls.__name__)
+        tensors = self.writer.argument(tuple(inputs))
+        node.args = (*bodies, len(outputs), constant, saved, captures, tensors, cls.__name__)
         fakes = tuple(
             self.fake(o.fake, i in constant, recorded, [p.fake for p in inputs]) for i, o in enumerate(outputs)
         )
-        wrapped = self.tensors.wrap(fakes, node)
-        return tuple(wrapped) if isinstance(results, tuple) else wrapped[0]
+        wrapped = dict(zip(outputs, self.tensors.wrap(fakes, node), strict=True))
+        found = tuple(wrapped[o] if isinstance(o, TensorProxy) else o for o in given)
+        return self.objects.made(found) if isinstance(results, tuple) else found[0]
 
     def refuse(self, cls: type) -> None:
         name = cls.__name__
@@ -107,7 +111,7 @@ class AutogradFunctions(Bodies):
             raise Break("autograd.Function", f"{name}: this backend takes a graph of operators alone", HINT)
         if self.writer.scope.parent is not None:
             raise Break("autograd.Function", f"{name}, in an expert loop or in another function", HINT)
-        for method in ("vjp", "jvp", "vmap"):
+        for method in ("vjp", "jvp"):  # (vmap is for a transform, where everything runs natively)
             if self.has_own(cls, method):
                 raise Break("autograd.Function", f"{name} has its own {method}", HINT)
         # the class whose apply calls backward; torch's metaclass makes one for each function
@@ -137,9 +141,12 @@ class AutogradFunctions(Bodies):
         self.call(self.method(cls, "setup_context"), [ctx, args, results], {})
         return results
 
-    def backward(self, cls: type, ctx: Any, outputs: list[TensorProxy], args: tuple) -> list[Any]:
-        """One gradient or None for each tensor among the arguments."""
-        given = [self.gradient(f"gradient_{i}", output.fake) for i, output in enumerate(outputs)]
+    def backward(self, cls: type, ctx: Any, outputs: list[Any], args: tuple) -> list[Any]:
+        """One gradient or None for each tensor among the arguments. outputs: what forward gave."""
+        given = [
+            self.gradient(f"gradient_{i}", output.fake) if isinstance(output, TensorProxy) else None
+            for i, output in enumerate(outputs)
+        ]
         result = self.call(self.method(cls, "backward"), [ctx, *given], {})
         gradients = list(result) if isinstance(result, tuple) else [result]
         if len(gradients) < len(args) or any(g is not None for g in gradients[len(args) :]):
@@ -154,12 +161,14 @@ class AutogradFunctions(Bodies):
                 found.append(gradient)
         return found
 
-    def check_outputs(self, outputs: list[Any]) -> None:
-        for output in outputs:
-            if not isinstance(output, TensorProxy):
-                raise Break("autograd.Function", "forward gives something that is no tensor", HINT)
-        if len({id(o) for o in outputs}) < len(outputs):
-            raise Break("autograd.Function", "forward gives one tensor twice", "return a clone as the second of them")
+    def tensors_in(self, outputs: list[Any]) -> list[TensorProxy]:
+        """The tensors that forward gives; beside them there may be plain values."""
+        tensors = [o for o in outputs if isinstance(o, TensorProxy)]
+        if not all(isinstance(o, TensorProxy) or (type(o) in ATOMS and type(o) not in SYMBOLIC) for o in outputs):
+            raise Break("autograd.Function", "forward gives something that is no tensor", HINT)
+        if not tensors or len(set(tensors)) < len(tensors):
+            raise Break("autograd.Function", "forward gives one tensor twice, or none", "return a clone as the second")
+        return tensors
 
     def fake(self, template: torch.Tensor, constant: bool, recorded: bool, inputs: list[torch.Tensor]) -> torch.Tensor:
         with self.tensors.world.mode:

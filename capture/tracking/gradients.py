@@ -87,6 +87,9 @@ class Gradients:
         """``torch.autograd.backward(outputs, gradients, ...)`` as a node; one gradient or None for each output."""
         self.note("backward")
         self.require()
+        if self.tensors.writer.scope.parent is not None:
+            hint = "torch.autograd.grad in its place stays in the graph"
+            raise Break("Tensor.backward", "inside an autograd.Function or a gradient hook", hint)
         if create_graph:
             hint = "torch.autograd.grad(..., create_graph=True) stays in the graph"
             raise Break("Tensor.backward", "create_graph=True", hint)
@@ -136,7 +139,7 @@ class Gradients:
         """``tensor.requires_grad_(requires_grad)``; the fake raises what torch raises."""
         if tensor.fake.requires_grad == requires_grad:
             return tensor  # nothing changes
-        if self.tensors.writer.scope.parent is not None or self.tensors.writer.recomputed or not self.inside:
+        if self.tensors.writer.scope.in_loop or self.tensors.writer.recomputed or not self.inside:
             raise Break("Tensor.requires_grad_", "in an expert loop or in a checkpointed call", "call it outside")
         self.note("gradient")
         with self.tensors.world.mode:
@@ -213,7 +216,7 @@ class Gradients:
                 "a foreign backend compiles forward graphs; backward runs between two of them",
                 "use backend='moebius' or 'eager' for one graph of the whole step",
             )
-        if self.tensors.writer.scope.parent is not None:
+        if self.tensors.writer.scope.in_loop:
             raise Break("Tensor.backward", "inside an expert loop", "call backward after the loop")
         if self.tensors.writer.recomputed:
             raise Break("Tensor.backward", "inside a checkpointed call", "call backward after it")

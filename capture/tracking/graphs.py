@@ -29,6 +29,7 @@ class GraphScope:
     def __init__(self, parent: GraphScope | None = None):
         self.graph = fx.Graph()
         self.parent = parent
+        self.in_loop = parent is not None  # (a graph of a function's own: if that is in one)
         self.lifted: dict[fx.Node, fx.Node] = {}
         self.symbols: dict[Any, Callable[[], fx.Node]] = {}
         self.expressions: dict[Any, Any] = {}

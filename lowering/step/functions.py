@@ -22,23 +22,27 @@ class GraphFunction(torch.autograd.Function):
         backward: fx.GraphModule,
         n_outputs: int,
         constant: tuple[int, ...],
+        saved: tuple[int, ...],
         captures: Sequence[Any],
         *tensors: torch.Tensor,
     ) -> tuple[Any, ...]:
         found = code_of(forward)(*captures)
-        outputs, kept = found[:n_outputs], found[n_outputs:]
-        is_tensor = [isinstance(k, torch.Tensor) for k in kept]
-        ctx.save_for_backward(*(k for k, yes in zip(kept, is_tensor, strict=True) if yes))
-        ctx.rest = [None if yes else k for k, yes in zip(kept, is_tensor, strict=True)]
-        ctx.is_tensor, ctx.graph, ctx.n_outputs = is_tensor, backward, n_outputs
+        outputs, kept = found[:n_outputs], list(found[n_outputs:])
+        if saved:
+            ctx.save_for_backward(*(kept[i] for i in saved))
+            for i in saved:
+                kept[i] = None
+        ctx.kept, ctx.saved, ctx.graph = kept, saved, backward
         ctx.mark_non_differentiable(*(outputs[i] for i in constant))
         return cast(tuple[Any, ...], outputs)
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[Any, ...]:
-        saved = iter(ctx.saved_tensors)
-        kept = [next(saved) if yes else value for yes, value in zip(ctx.is_tensor, ctx.rest, strict=True)]
-        return (None, None, None, None, None, *code_of(ctx.graph)(*gradients, *kept))
+        kept = list(ctx.kept)
+        if ctx.saved:  # (else there is nothing that a second backward could miss)
+            for i, value in zip(ctx.saved, ctx.saved_tensors, strict=True):
+                kept[i] = value
+        return (None, None, None, None, None, None, *code_of(ctx.graph)(*gradients, *kept))
 
 
 @functools.cache
@@ -52,6 +56,7 @@ def autograd_function(
     backward: fx.GraphModule,
     n_outputs: int,
     constant: tuple[int, ...],
+    saved: tuple[int, ...],
     captures: Sequence[Any],
     tensors: Sequence[torch.Tensor],
     name: str,
@@ -60,9 +65,10 @@ def autograd_function(
 
     forward: takes ``captures``, gives ``n_outputs`` outputs and then whatever backward needs. backward: takes the
     outputs' gradients and what forward kept; gives one gradient (or None) for each of ``tensors``. constant: indices of
-    outputs that are not differentiable. name: of the user's class.
+    outputs that are not differentiable. saved: which of what forward keeps it has saved by ``save_for_backward``, which
+    looks for changes in place and lets go after one backward. name: of the user's class.
     """
-    result = named(name).apply(forward, backward, n_outputs, constant, captures, *tensors)
+    result = named(name).apply(forward, backward, n_outputs, constant, saved, captures, *tensors)
     return cast(tuple[Any, ...], result)
 
 
