@@ -272,14 +272,23 @@ class Continuation:
         return rebuild(self.code, state, [])
 
 
+# Locals of a continuation that are not the user's: what stands in for its first instructions, and the stack's values.
+STAND_IN, STACK = "m_inner", "m_stack"
+
+
 def is_own(name: str) -> bool:
     """Whether a local is a continuation's and not the user's."""
-    return name == "m_inner" or name.startswith("m_stack")
+    return name == STAND_IN or name.startswith(STACK)
+
+
+def on_stack(i: int) -> str:
+    """The local that has the stack's value i, counted from the bottom."""
+    return f"{STACK}{i}"
 
 
 def argument_names(state: State) -> list[str]:
     """Names of the arguments that a continuation takes: locals, then the stack from the bottom (NULLs left out)."""
-    return [*state.locals, *(f"m_stack{i}" for i in range(state.depth) if i not in state.nulls)]
+    return [*state.locals, *(on_stack(i) for i in range(state.depth) if i not in state.nulls)]
 
 
 def rebuild(
@@ -291,7 +300,7 @@ def rebuild(
 ) -> types.CodeType:
     """The user's code with another beginning (restore ``state``, jump to it); at each exit, a call that hands over.
     instead: what is done where the code begins, the first time, in place of the instructions up to an index:
-    ("raise", _) raises the argument ``m_inner``; ("call", index) calls it and goes on at the index with its result.
+    ("raise", _) raises the argument STAND_IN; ("call", index) calls it and goes on at the index with its result.
     lines: where handled exceptions, by their place on the stack, were raised, for those that have no traceback.
     """
     source = Bytecode.from_code(code, conserve_exception_block_stackdepth=True)
@@ -356,12 +365,12 @@ def rebuild(
         if i in state.nulls:
             prologue.append(Instr("PUSH_NULL", location=first_line))
         elif i in state.handled:
-            prologue += handle_again(f"m_stack{i}", first_line, (lines or {}).get(i))
+            prologue += handle_again(on_stack(i), first_line, (lines or {}).get(i))
         else:
-            prologue.append(Instr("LOAD_FAST", f"m_stack{i}", location=first_line))
+            prologue.append(Instr("LOAD_FAST", on_stack(i), location=first_line))
     prologue.append(Instr("JUMP_FORWARD", entry, location=first_line))
     out = Bytecode([*prologue, *body])
-    arguments = argument_names(state) + (["m_inner"] if instead else [])
+    arguments = argument_names(state) + ([STAND_IN] if instead else [])
     out.argcount, out.posonlyargcount, out.kwonlyargcount = len(arguments), 0, 0
     out.argnames = arguments
     out.freevars, out.cellvars = freevars, []
@@ -478,7 +487,7 @@ def hand_over(body: list[Any], state: State, target: Any, near: Instr) -> None:
         # a NULL too: storing it leaves the local unbound, whereas POP_TOP would drop a reference of nothing
         if i in state.handled:
             body += [*call_constant(sys.exception, at), Instr("SWAP", 2, location=at), Instr("POP_EXCEPT", location=at)]
-        body.append(Instr("STORE_FAST", f"m_stack{i}", location=at))
+        body.append(Instr("STORE_FAST", on_stack(i), location=at))
     arguments = [Instr(LOAD_CELL, FreeVar(name), location=at) for name in state.cells]
     arguments += [Instr("LOAD_FAST", name, location=at) for name in argument_names(state)]
     body += call_sequence(Instr("LOAD_CONST", target, location=at), arguments, at)
@@ -487,9 +496,9 @@ def hand_over(body: list[Any], state: State, target: Any, near: Instr) -> None:
 
 def stand_in(what: str, after: Label, at: Any) -> list[Any]:
     """What ``rebuild`` puts in the place of the instructions that a code begins with."""
-    inner = Instr("LOAD_FAST", "m_inner", location=at)
+    inner = Instr("LOAD_FAST", STAND_IN, location=at)
     if what == "raise":  # (the local goes first: an exception's traceback leads to the frame)
-        return [inner, Instr("DELETE_FAST", "m_inner", location=at), Instr("RAISE_VARARGS", 1, location=at)]
+        return [inner, Instr("DELETE_FAST", STAND_IN, location=at), Instr("RAISE_VARARGS", 1, location=at)]
     return [*call_sequence(inner, [], at), Instr("JUMP_FORWARD", after, location=at)]
 
 

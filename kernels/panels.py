@@ -25,11 +25,12 @@ class Panel:
 
     def __init__(self, start: int, stop: int, segments: list[Segment]) -> None:
         self.start, self.stop, self.segments = start, stop, segments
+        self.sizes = [segment.high - segment.low for segment in segments]
         self.table = array("q", [number for segment in segments for number in segment])  # as C reads them
 
     def cut(self, rows: Tensor) -> tuple[Tensor, ...]:
         """A view of each segment's rows. rows: the panel's, [stop - start, …]."""
-        return rows.split([segment.high - segment.low for segment in self.segments])
+        return rows.split(self.sizes)
 
 
 def panels(offsets: Tensor) -> Iterator[Panel]:

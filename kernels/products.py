@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,6 +16,9 @@ from torch import Tensor
 from moebius.kernels.native import panel_work
 from moebius.kernels.panels import Panel, Segment
 from moebius.kernels.quantize import round_gate_up, round_left, round_matrix, round_outer
+
+if TYPE_CHECKING:
+    from moebius.kernels.native.rows import Operand
 
 
 class Blocks:
@@ -69,7 +72,7 @@ class Matrices:
             if self.dtype in panel_work.DTYPES and len(self.sizes) == 2:
                 self.table = array("q", addresses)
 
-    def operand(self, transposed: bool = False) -> panel_work.Operand:
+    def operand(self, transposed: bool = False) -> Operand:
         assert self.table is not None
         (rows, columns), (down, right) = self.sizes, self.strides
         address = self.table.buffer_info()[0]
@@ -103,7 +106,7 @@ def in_c(weights: Matrices, *rows: Tensor) -> bool:
     return weights.table is not None and all(tensor.dtype == weights.dtype for tensor in rows)
 
 
-def along(rows: Tensor, axis: int) -> panel_work.Operand:
+def along(rows: Tensor, axis: int) -> Operand:
     """A panel's rows [n, width] as an operand, the rows along this axis of the matrix."""
     (count, width), (down, right) = rows.shape, rows.stride()
     if axis == 0:

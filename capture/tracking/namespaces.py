@@ -77,13 +77,12 @@ class Namespaces:
         return self.objects.made(sorted(self.namespace()))
 
     def run(self, function: Callable[..., Any], args: tuple, named: dict[str, Any]) -> Any:
-        """eval() or exec() of a text or code that is the same in each call (a guard sees to that), in given
-        namespaces or the caller's."""
+        """eval() or exec() of a text or code that is the same in each call (a guard sees to that) in the caller's
+        namespaces. Given ones are a break."""
         given = [*args[1:], *named.values()]
         if any(value is not None for value in given):
             raise Break(
                 f"{function.__name__}() in namespaces of its own", "a dictionary is given", "call a function instead")
         if len(args) != 1 or type(args[0]) not in (str, CodeType):
             return self.domain.calls.native(function, list(args), named)
-        self.namespace()
         return FORMS[id(function)](self.domain, [args[0], self.globals(), self.namespace()], {})

@@ -8,12 +8,17 @@ eight, with bfloat16 widened in registers instead of in memory.
 """
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 
 from moebius.kernels.activations import Activation
 from moebius.kernels.expressions import Gating
 from moebius.kernels.panels import Panel
+
+if TYPE_CHECKING:
+    from moebius.kernels.native.rows import Operand
 
 try:  # after torch, whose thread pool it looks for
     from moebius.kernels.native import rows
@@ -70,10 +75,6 @@ def gated_backward(grad_h: Tensor, a: Tensor, dot: Tensor | None, grad_a: Tensor
                         a.shape[0], a.shape[1], DTYPES[h.dtype], ACTIVATIONS[activation.name], GATES[gate],
                         torch.get_num_threads())
     return True
-
-
-# As rows.pyi says it.
-Operand = tuple[int, int, int, int, int, int]
 
 
 def multiplies() -> bool:

@@ -152,9 +152,11 @@ static void backward_range(const void *argument, long low, long high)
             const float *gate = fetch(gate_run, task->h, dtype, gate_at, stride, count), *up = NULL;
             const float *grad_a = fetch(grad_run, task->grad_a, dtype, at, 1, count);
             Grads out = {room(a_run, task->a, dtype, at, 1), room(grad_gate_run, task->grad_h, dtype, gate_at, stride),
-                         room(grad_up_run, task->grad_h, dtype, up_at, stride), dot_run};
-            if (task->gate != UNGATED)
+                         NULL, dot_run};
+            if (task->gate != UNGATED) {
                 up = fetch(up_run, task->h, dtype, up_at, stride, count);
+                out.up = room(grad_up_run, task->grad_h, dtype, up_at, stride);
+            }
             elements_gated_backward(out, gate, up, grad_a, scale, task->activation, count);
             dot += elements_sum(dot_run, count);
             put(out.a, a_run, task->a, dtype, at, 1, count);
