@@ -7,6 +7,7 @@ import dis
 import functools
 import gc
 import io
+import itertools
 import os
 import sys
 import tempfile
@@ -16,6 +17,7 @@ import traceback
 import types
 import warnings
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, cast
@@ -37,7 +39,7 @@ from .export.write import export
 from .frames import with_plain_arguments, worth_capturing
 from .guards import hints
 from .hidden import hidden
-from .hook import Entry, call_hooked, call_unhooked, set_frame_callback, set_settler, settle
+from .hook import Entry, call_hooked_for, call_unhooked, mark_skip, set_frame_callback, set_settler, settle
 from .opening import count_whole, met, open_place, other_sizes
 from .options import Options
 from .parked import Parked
@@ -50,11 +52,14 @@ from .tracking.values import TRACING
 
 MAX_MISSES = 2  # of one branch on data, before it becomes a graph break
 RARE = 20  # a branch on data that leaves its graph once in so many calls is let be
-MAX_SEGMENTS = 16  # per entry; past it the callable runs natively and the report names the guard that kept failing
+MAX_SEGMENTS = 16  # of one module; past it the callable runs natively and the report names the guard that kept failing
+MAX_MODULES = 512  # as many segments as modules that share a forward method: the layers of a model
+MAX_MADE = 4  # functions of one code with other cells: a comprehension is a new one in each call, and runs natively
 MAX_LOOKS = 3  # how often what broke is traced once more, in the second call, to see whether it still does
 DEBUG = bool(os.environ.get("MOEBIUS_DEBUG"))
 
 ALL: weakref.WeakSet[Captured] = weakref.WeakSet()
+SERIALS = itertools.count(1)  # a captured function's, and of all that is captured below it: they have its options
 MARKED = WeakIdKeyDictionary()  # tensor -> dimensions that were marked dynamic
 
 
@@ -84,6 +89,8 @@ class Captured:
         self.cold_seconds = 0.0
         self.given_up = False
         self.root = parent is None
+        self.serial: int = next(SERIALS) if parent is None else parent.serial
+        self.met: Counter[types.CodeType] = Counter() if parent is None else parent.met
         self.parent: Callable[[], Captured | None] = (lambda: None) if parent is None else weakref.ref(parent)
         self.looks = 0
         self.entry = Entry(run_cells_natively(function, n_cells), self.cold)
@@ -193,6 +200,8 @@ class Captured:
             if segment.failures is not None:
                 segment.failures.missed = functools.partial(missed, weakref.ref(self), segment.guards.program)
             segment.hits_before = self.entry.hits
+            if (module := called_on(args)) is not None:
+                segment.module = weakref.ref(module)
             self.segments.append(segment)
             again = segment.graph_break is not None and self.shadow is None
             run = functools.partial(self.look_again, segment) if again else self.runner(segment)
@@ -277,6 +286,7 @@ class Captured:
         Each turn of a loop with a graph break in it goes on in a rest of its own, in which the places of that turn are
         known. After many turns the same rest goes on to serve.
         """
+        mark_skip(code)  # where it runs natively after all, it is not to be captured as a function that was met there
         same, depth = rests_of(self, code)
         if len(same) >= SAME_RESTS:
             return again(weakref.ref(same[0].entry), run_cells_natively(same[0].function, n_cells))
@@ -293,7 +303,7 @@ class Captured:
             outer = getattr(FRAMES.local, "owner", None)
             FRAMES.local.owner = self
             try:
-                return call_hooked(callee, *args, **kwargs)
+                return call_hooked_for(self.serial, callee, *args, **kwargs)
             finally:
                 FRAMES.local.owner = outer
 
@@ -345,22 +355,23 @@ class Captured:
 
     def learn(self, args: tuple, kwargs: dict[str, Any]) -> bool:
         """Why the newest segments do not fit this call, and what to leave open next time. False: capture no more."""
-        for segment in reversed(self.segments):
+        alike = [segment for segment in self.segments if segment.module() is called_on(args)]
+        for segment in reversed(alike):
             fact, found = segment.guards.failure(args, kwargs)
             if fact is None:
-                if found and segment is self.segments[-1]:
+                if found and segment is alike[-1]:
                     code = self.function.__code__
                     place = (code.co_filename, code.co_firstlineno)
                     self.recompiles.append(Recompile("arguments", "as before", found, *place, hints.ARGUMENTS))
                 continue
             record = fact.record
-            if segment is self.segments[-1]:
+            if segment is alike[-1]:
                 now = met(fact, args, kwargs)
                 hint = hints.hint(fact, now, other_sizes(fact, now))
                 self.recompiles.append(Recompile(record.source, record.check, found, record.file, record.line, hint))
                 count_whole(self.policy, fact, args, kwargs)
             open_place(self.policy, fact, segment.guards, args, kwargs)
-        if len(self.segments) >= MAX_SEGMENTS:
+        if len(alike) >= MAX_SEGMENTS or len(self.segments) >= MAX_MODULES:
             self.given_up = True
             last = self.recompiles[-1] if self.recompiles else None
             warnings.warn(
@@ -439,6 +450,11 @@ class Captured:
 
 
 torch_private.skip_code(Captured.cold.__code__)  # (torch.compile leaves this one frame alone)
+
+
+def called_on(args: tuple) -> torch.nn.Module | None:
+    """The module whose method is called: the layers of a model share its code, and each has captures of its own."""
+    return args[0] if args and isinstance(args[0], torch.nn.Module) else None
 
 
 @contextlib.contextmanager
@@ -525,6 +541,10 @@ class FrameCapture:
         if not worth_capturing(function):
             return None
         owner: Captured | None = getattr(self.local, "owner", None)
+        if owner is not None:
+            owner.met[function.__code__] += 1
+            if owner.met[function.__code__] > MAX_MADE:
+                return None
         options = owner.options if owner is not None else Options()
         flat = with_plain_arguments(function)
         names = function.__code__.co_varnames[: flat.__code__.co_argcount]

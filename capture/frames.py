@@ -18,7 +18,11 @@ from .trace import traceable
 
 STDLIB = sysconfig.get_path("stdlib")
 OWN = (os.path.dirname(str(m.__file__)) for m in (moebius, moebius.interpreter, moebius.lowering, moebius.kernels))
-SKIPPED = (os.path.dirname(torch.__file__), *OWN, "<frozen", "<string>", "<moebius")
+TORCH = os.path.dirname(torch.__file__)
+SKIPPED = (TORCH, *OWN, "<frozen", "<string>", "<moebius")
+# Of torch's, yet captured: where a checkpoint runs natively (below FSDP's hooks), nothing in it could be.
+WRAPPER = os.path.join(TORCH, "distributed/algorithms/_checkpoint/checkpoint_wrapper.py")
+CHECKPOINTS = (WRAPPER, "CheckpointWrapper.forward")
 
 
 def is_library(filename: str) -> bool:
@@ -50,7 +54,9 @@ def worth_capturing(function: types.FunctionType) -> bool:
         return False  # guards and native code go through the others themselves
     if not uses_torch(function.__globals__):
         return False  # import hooks, loggers and the like are below native calls too
-    if is_library(code.co_filename) or code.co_name in ("<module>", "<lambda>"):
+    if is_library(code.co_filename) and (code.co_filename, code.co_qualname) != CHECKPOINTS:
+        return False
+    if code.co_name in ("<module>", "<lambda>"):
         return False
     if code.co_varnames[:1] == (".0",):
         return False  # a comprehension's turns, over an iterator that is there already: each would be a graph break

@@ -44,6 +44,7 @@ class Segment:
     operator in it.
     whole: False when the frame runs natively after all (``graph_break`` says why). call: how many positional arguments
     it is for, and the names of the others. hits_before: the entry's count of warm calls when it was captured.
+    module: whose call it is.
     """
 
     run: Callable[..., Any]
@@ -58,6 +59,7 @@ class Segment:
     failures: FailureHandler | None = None
     hits_before: int = 0
     call: tuple[int, tuple[str, ...]] = (0, ())
+    module: Callable[[], torch.nn.Module | None] = lambda: None
 
 
 def build(

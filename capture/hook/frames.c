@@ -166,6 +166,8 @@ pass_on(PyThreadState *tstate, mb_Frame *frame, int throwing)
 
 /* ---- frames that we take ---- */
 
+static __thread Owner owner;
+
 static int
 count_arguments(PyCodeObject *code)
 {
@@ -186,12 +188,13 @@ may_take(PyThreadState *tstate, mb_Frame *frame, PyCodeObject *code)
            mb_recursion_room(tstate) > 1;
 }
 
+/* Takes a reference to the callable. */
 static PyObject *
-take(PyThreadState *tstate, mb_Frame *frame, CodeNote *note, int n)
+take(PyThreadState *tstate, mb_Frame *frame, PyObject *callable, int pass_function, int n)
 {
-    PyObject *callable = Py_NewRef(note->callable), *result;
+    PyObject *result;
     HookScope scope = mb_hook_enter(0);
-    if (!note->pass_function) {
+    if (!pass_function) {
         result = PyObject_Vectorcall(callable, frame->localsplus, (size_t)n, NULL);
     }
     else {
@@ -222,22 +225,16 @@ ask(CodeNote *note, PyObject *function)
 {
     PyObject *callback = Py_NewRef(mb_frame_callback);
     HookScope scope = mb_hook_enter(0);
-    mb_clear_note(note, DECLINED);    /* also what it stays as if the callback fails */
+    mb_drop_claim(note, owner);
     PyObject *answer = PyObject_CallOneArg(callback, function);
-    int failed = 0;
-    if (answer == NULL) {
-        failed = !PyErr_ExceptionMatches(PyExc_Exception);
-        if (!failed) {
-            PyErr_WriteUnraisable(callback);
-        }
-        else {
-            mb_clear_note(note, UNKNOWN);
-        }
+    int failed = answer == NULL && !PyErr_ExceptionMatches(PyExc_Exception);
+    if (answer == NULL && !failed) {
+        PyErr_WriteUnraisable(callback);
     }
-    else if (answer != Py_None && note->verdict == DECLINED) {    /* else it attached something itself, and that stands */
+    else if (answer != NULL && answer != Py_None && note->verdict != SKIPPED && mb_claim_of(note, owner) == NULL) {
         int attached = -1;
         if (PyCallable_Check(answer)) {
-            attached = mb_attach_to(note, function, answer, 0);
+            attached = mb_attach_to(note, owner, function, answer, 0);
         }
         else {
             PyErr_Format(PyExc_TypeError, "the frame callback must return a callable or None, not %R", answer);
@@ -245,6 +242,9 @@ ask(CodeNote *note, PyObject *function)
         if (attached < 0) {
             PyErr_WriteUnraisable(callback);
         }
+    }
+    if (note->verdict != SKIPPED && mb_claim_of(note, owner) == NULL) {    /* else it attached something itself */
+        mb_clear_note(note, failed ? UNKNOWN : DECLINED);
     }
     Py_XDECREF(answer);
     Py_DECREF(callback);
@@ -278,16 +278,18 @@ hook_eval(PyThreadState *tstate, mb_Frame *frame, int throwing)
             return pass_on(tstate, frame, throwing);
         }
     }
-    PyObject *function = mb_frame_function(frame);
-    int ours = note != NULL && note->verdict == ATTACHED ? mb_is_for(note, function) : -1;
+    PyObject *function = mb_frame_function(frame), *callable = NULL;
+    Claim *claim = note == NULL ? NULL : mb_claim_of(note, owner);
+    int ours = claim == NULL ? -1 : mb_is_for(claim, function, &callable);
     if (ours < 0 && mb_frame_callback != NULL) {
         note = mb_note_of((PyObject *)code, 1);
         if (note == NULL || ask(note, function) < 0) {
             return mb_end_frame(tstate, frame, NULL);
         }
-        ours = note->verdict == ATTACHED ? mb_is_for(note, function) : 0;
+        claim = mb_claim_of(note, owner);
+        ours = claim == NULL ? 0 : mb_is_for(claim, function, &callable);
     }
-    return ours > 0 ? take(tstate, frame, note, n) : pass_on(tstate, frame, throwing);
+    return ours > 0 ? take(tstate, frame, callable, claim->pass_function, n) : pass_on(tstate, frame, throwing);
 }
 
 /* ---- calls from Python ---- */
@@ -303,6 +305,23 @@ call_hooked(PyObject *module, PyObject *const *args, Py_ssize_t n, PyObject *kwn
     HookScope scope = mb_hook_enter(1);
     PyObject *result = PyObject_Vectorcall(args[0], args + 1, (size_t)(n - 1) | PY_VECTORCALL_ARGUMENTS_OFFSET, kwnames);
     mb_hook_leave(scope);
+    return result;
+}
+
+static PyObject *
+call_hooked_for(PyObject *module, PyObject *const *args, Py_ssize_t n, PyObject *kwnames)
+{
+    if (n < 2) {
+        PyErr_SetString(PyExc_TypeError, "call_hooked_for(owner, callable, *args, **kwargs) needs an owner and a callable");
+        return NULL;
+    }
+    Owner before = owner, now = PyLong_AsUnsignedLongLong(args[0]);
+    if (PyErr_Occurred()) {
+        return NULL;
+    }
+    owner = now;
+    PyObject *result = call_hooked(module, args + 1, n - 1, kwnames);
+    owner = before;
     return result;
 }
 
@@ -363,6 +382,9 @@ PyMethodDef mb_frame_methods[] = {
     {"settle", settle_now, METH_NOARGS, "settle(): take away a hook of torch's that threads have left behind."},
     {"call_hooked", (PyCFunction)(void (*)(void))call_hooked, METH_FASTCALL | METH_KEYWORDS,
      "call_hooked(callable, /, *args, **kwargs): call it with the frame hook on for this thread."},
+    {"call_hooked_for", (PyCFunction)(void (*)(void))call_hooked_for, METH_FASTCALL | METH_KEYWORDS,
+     "call_hooked_for(owner, callable, /, *args, **kwargs): what the callback attaches meanwhile is for this owner alone (a "
+     "number that is never used again, but 0), and is held weakly."},
     {"call_unhooked", (PyCFunction)(void (*)(void))call_unhooked, METH_FASTCALL | METH_KEYWORDS,
      "call_unhooked(callable, /, *args, **kwargs): call it with the frame hook off for this thread."},
     {"is_hooked", is_hooked, METH_NOARGS, "is_hooked() -> bool: whether the hook is on for this thread."},

@@ -188,6 +188,10 @@ def settle() -> None:
 def call_hooked(callable: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     """Call it with the frame hook on for this thread."""
 
+def call_hooked_for(owner: int, callable: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    """As call_hooked. What the frame callback returns meanwhile is for this owner alone (a number from 1 on that is
+    never used again), and is held weakly."""
+
 def call_unhooked(callable: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     """Call it with the frame hook off for this thread."""
 

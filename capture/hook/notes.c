@@ -5,15 +5,26 @@ static Py_ssize_t extra_index = -1;
 static CodeNote *notes;
 PyObject *mb_frame_callback;
 
+static void
+free_claims(Claim *claims)
+{
+    while (claims != NULL) {
+        Claim *claim = claims;
+        claims = claim->next;
+        Py_XDECREF(claim->callable);
+        Py_XDECREF(claim->function);
+        Py_XDECREF(claim->kept);
+        PyMem_Free(claim);
+    }
+}
+
 void
 mb_clear_note(CodeNote *note, Verdict verdict)
 {
-    PyObject *callable = note->callable, *function = note->function;
-    note->callable = note->function = NULL;
+    Claim *claims = note->claims;
+    note->claims = NULL;
     note->verdict = verdict;
-    note->pass_function = 0;
-    Py_XDECREF(callable);
-    Py_XDECREF(function);
+    free_claims(claims);
 }
 
 /* Called by CPython when a code object dies. */
@@ -63,41 +74,102 @@ mb_note_of(PyObject *code, int make)
     return note;
 }
 
-int
-mb_attach_to(CodeNote *note, PyObject *function, PyObject *callable, int pass_function)
+/* A new reference to what a weak one is to, NULL if that is gone. */
+static PyObject *
+still_there(PyObject *weak)
 {
-    PyObject *weak = NULL;
-    if (function != NULL && !pass_function && (weak = PyWeakref_NewRef(function, NULL)) == NULL) {
+#if PY_VERSION_HEX >= 0x030D0000
+    PyObject *object;
+    return PyWeakref_GetRef(weak, &object) > 0 ? object : NULL;
+#else
+    PyObject *object = PyWeakref_GET_OBJECT(weak);
+    return object == Py_None ? NULL : Py_NewRef(object);
+#endif
+}
+
+static int
+is_gone(const Claim *claim)
+{
+    PyObject *callable = claim->owner == ANYONE ? NULL : still_there(claim->callable);
+    Py_XDECREF(callable);
+    return claim->owner != ANYONE && callable == NULL;
+}
+
+void
+mb_drop_claim(CodeNote *note, Owner owner)
+{
+    Claim *dropped = NULL;
+    for (Claim **place = &note->claims; *place != NULL;) {
+        Claim *claim = *place;
+        if (claim->owner == owner || is_gone(claim)) {
+            *place = claim->next;
+            claim->next = dropped;
+            dropped = claim;
+        }
+        else {
+            place = &claim->next;
+        }
+    }
+    free_claims(dropped);    /* last: it may run code that changes the list */
+}
+
+int
+mb_attach_to(CodeNote *note, Owner owner, PyObject *function, PyObject *callable, int pass_function)
+{
+    Claim *claim = PyMem_Calloc(1, sizeof(Claim));
+    if (claim == NULL) {
+        PyErr_NoMemory();
         return -1;
     }
-    Py_INCREF(callable);
-    mb_clear_note(note, ATTACHED);
-    note->callable = callable;
-    note->function = weak;
-    note->pass_function = pass_function;
+    claim->owner = owner;
+    claim->pass_function = pass_function;
+    claim->callable = owner == ANYONE ? Py_NewRef(callable) : PyWeakref_NewRef(callable, NULL);
+    claim->function = function == NULL || pass_function ? NULL : PyWeakref_NewRef(function, NULL);
+    if (owner != ANYONE && claim->function != NULL) {
+        PyObject *kept = PyObject_GetAttrString(callable, "function");
+        if (kept == NULL) {
+            PyErr_Clear();
+        }
+        else if (PyFunction_Check(kept)) {
+            claim->kept = PyWeakref_NewRef(kept, NULL);
+        }
+        Py_XDECREF(kept);
+    }
+    if (PyErr_Occurred()) {
+        free_claims(claim);
+        return -1;
+    }
+    if (owner == ANYONE) {
+        mb_clear_note(note, ATTACHED);
+    }
+    else {
+        mb_drop_claim(note, owner);
+    }
+    note->verdict = ATTACHED;
+    claim->next = note->claims;
+    note->claims = claim;
     return 0;
 }
 
-/* Whether what is attached is for this function: two functions made from one code object may close over different cells and
- * see different globals, and what was captured for one is not the other. -1: it was for a function that is gone. */
-int
-mb_is_for(CodeNote *note, PyObject *function)
+Claim *
+mb_claim_of(CodeNote *note, Owner owner)
 {
-    if (note->function == NULL) {
-        return 1;
+    Claim *claim = note->claims;
+    while (claim != NULL && claim->owner != ANYONE && claim->owner != owner) {
+        claim = claim->next;
     }
-#if PY_VERSION_HEX >= 0x030D0000
-    PyObject *known;
-    if (PyWeakref_GetRef(note->function, &known) <= 0) {
+    return claim;
+}
+
+/* Two functions made from one code object may close over different cells and see different globals, and what was captured for
+ * one is not the other. -1: the one that is known is gone. */
+static int
+is_alike(PyObject *weak, PyObject *function)
+{
+    PyObject *known = weak == NULL ? NULL : still_there(weak);
+    if (known == NULL) {
         return -1;
     }
-#else
-    PyObject *known = PyWeakref_GET_OBJECT(note->function);
-    if (known == Py_None) {
-        return -1;
-    }
-    Py_INCREF(known);
-#endif
     int same = known == function;
     if (!same && PyFunction_GET_GLOBALS(known) == PyFunction_GET_GLOBALS(function)) {
         PyObject *ours = PyFunction_GET_CLOSURE(known), *theirs = PyFunction_GET_CLOSURE(function);
@@ -109,6 +181,18 @@ mb_is_for(CodeNote *note, PyObject *function)
     }
     Py_DECREF(known);
     return same;
+}
+
+int
+mb_is_for(const Claim *claim, PyObject *function, PyObject **callable)
+{
+    /* A function that is made anew at each call (a comprehension's, a lambda) is the one before, if it sees the same. */
+    int same = claim->function == NULL || is_alike(claim->kept, function) > 0 ? 1 : is_alike(claim->function, function);
+    if (same <= 0) {
+        return same;
+    }
+    *callable = claim->owner == ANYONE ? Py_NewRef(claim->callable) : still_there(claim->callable);
+    return *callable == NULL ? -1 : 1;
 }
 
 /* ---- calls from Python ---- */
@@ -172,7 +256,7 @@ attach(PyObject *module, PyObject *args, PyObject *kwargs)
     if (note == NULL) {
         return NULL;
     }
-    if (mb_attach_to(note, function, callable, pass_function) < 0) {
+    if (mb_attach_to(note, ANYONE, function, callable, pass_function) < 0) {
         return NULL;
     }
     Py_RETURN_NONE;
@@ -213,13 +297,15 @@ attached(PyObject *module, PyObject *object)
         return NULL;
     }
     CodeNote *note = mb_note_of(code, 0);
-    if (note == NULL || note->callable == NULL) {
+    if (note == NULL || note->claims == NULL) {
         if (PyErr_Occurred()) {
             return NULL;
         }
         Py_RETURN_NONE;
     }
-    return Py_NewRef(note->callable);
+    const Claim *claim = note->claims;
+    PyObject *callable = claim->owner == ANYONE ? Py_NewRef(claim->callable) : still_there(claim->callable);
+    return callable == NULL ? Py_NewRef(Py_None) : callable;
 }
 
 static PyObject *
@@ -244,15 +330,15 @@ forget_frames(PyObject *module, PyObject *unused)
 static PyMethodDef methods[] = {
     {"set_frame_callback", set_frame_callback, METH_O,
      "set_frame_callback(fn | None) -> the one before: fn(function) is asked once for each code object that is met under "
-     "the hook (and again when what it returned was for a function that is gone), and returns the callable to run instead, "
-     "or None: never ask again."},
+     "the hook by each owner (and again when what it returned is gone, or was for a function that is), and returns the "
+     "callable to run instead, or None: never ask again."},
     {"attach", (PyCFunction)(void (*)(void))attach, METH_VARARGS | METH_KEYWORDS,
      "attach(code, callable, *, pass_function=False): under the hook, run callable(*arguments) for calls of this code. Given "
      "a function instead, only for functions with its globals and its cells. With pass_function, callable(function, "
      "*arguments) for every function made from the code."},
     {"detach", detach, METH_O, "detach(code): forget what is attached or decided; the callback is asked again."},
     {"mark_skip", mark_skip, METH_O, "mark_skip(code): never take calls of this code."},
-    {"attached", attached, METH_O, "attached(code) -> callable | None"},
+    {"attached", attached, METH_O, "attached(code) -> callable | None, the newest"},
     {"forget_frames", forget_frames, METH_NOARGS,
      "forget_frames(): detach everything and ask again about what was declined; mark_skip stays."},
     {NULL, NULL, 0, NULL},

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from .listing import Listing, listings
 from .model import Report, inputs, operations
-from .records import GraphBreak
+from .records import GraphBreak, counted
 from .words import UNCOUNTED, byte_size, duration, percent, place, plural, region_row
 
 HOWS = {
@@ -95,7 +95,7 @@ def chapter(report: Report, index: int) -> str:
     sections = "".join(
         f'<section><h2>{title}<span class="count">{count}</span></h2>{content}</section>'
         for title, count, content in (
-            ("Graph breaks", len(report.breaks), "".join(map(break_card, report.breaks))),
+            ("Graph breaks", len(report.breaks), "".join(break_card(*each) for each in counted(report.breaks))),
             ("Expert regions", len(report.expert_regions), regions(report)),
             *source(report),
             ("Graphs", len(report.graphs), graphs(report)),
@@ -173,7 +173,7 @@ def coverage(report: Report) -> str:
     return f'<div class="coverage" role="img" aria-label="{label}">{bars}</div><ul class="legend">{legend}</ul>'
 
 
-def break_card(item: GraphBreak) -> str:
+def break_card(item: GraphBreak, count: int) -> str:
     stack = "".join(
         f'<li><span class="place">{escape(place(file, line))}</span> in {escape(function)}</li>'
         for file, line, function in item.stack
@@ -182,8 +182,9 @@ def break_card(item: GraphBreak) -> str:
         f'<details><summary>call stack</summary><ol class="stack">{stack}</ol></details>' if len(item.stack) > 1 else ""
     )
     cost = f'<span class="chip">{duration(item.cost_us * 1e-6)} natively</span>' if item.cost_us is not None else ""
+    times = f' <b title="the same break, met {count} times">×{count}</b>' if count > 1 else ""
     return (
-        f'<div class="card break"><div class="cardhead"><b>{escape(item.reason)}</b>'
+        f'<div class="card break"><div class="cardhead"><b>{escape(item.reason)}</b>{times}'
         f'<span class="place">{escape(place(item.file, item.line))}</span> in {escape(item.function)}'
         f'<code class="chip">{escape(item.instruction)}</code>{cost}</div>'
         f'<p>{escape(item.detail)}</p><p class="hint"><b>hint</b> {escape(item.hint)}</p>{folded}</div>'
@@ -305,7 +306,7 @@ def source(report: Report) -> list[tuple[str, int, str]]:
 def listing_card(report: Report, item: Listing, is_open: bool) -> str:
     """One function's lines, a colour a line, breaks and expert loops written under their line."""
     breaks: dict[int, list[GraphBreak]] = {}
-    for found in report.breaks:
+    for found, _ in counted(report.breaks):
         if found.file == item.file:
             breaks.setdefault(found.line, []).append(found)
     lowered = {region.line: region for region in report.expert_regions if region.file == item.file}

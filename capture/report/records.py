@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 # how a line ran, from best to weakest
 WEAKNESS = {"captured": 0, "opaque": 1, "native": 2}
@@ -27,6 +27,19 @@ class GraphBreak:
     instruction: str
     stack: tuple[tuple[str, int, str], ...] = ()
     cost_us: float | None = None
+
+
+def counted(breaks: list[GraphBreak]) -> list[tuple[GraphBreak, int]]:
+    """Breaks that differ in nothing but their cost (one in each turn of a loop, or at each layer), as one that has the
+    sum of their costs, and how many they are."""
+    alike: dict[str, list[GraphBreak]] = {}
+    for item in breaks:
+        alike.setdefault(repr(replace(item, cost_us=None)), []).append(item)
+    found = []
+    for items in alike.values():
+        costs = [item.cost_us for item in items if item.cost_us is not None]
+        found.append((replace(items[0], cost_us=sum(costs) if costs else None), len(items)))
+    return found
 
 
 @dataclass

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from .model import Report, inputs, operations
-from .records import GraphBreak
+from .records import GraphBreak, counted
 from .words import UNCOUNTED, duration, percent, place, plural, region_row
 
 GUARDS_SHOWN = 8
@@ -105,15 +105,15 @@ def graphs(report: Report) -> Table | None:
 
 
 def breaks(report: Report) -> Group | None:
-    return Group(*(break_text(item) for item in report.breaks)) if report.breaks else None
+    return Group(*(break_text(item, count) for item, count in counted(report.breaks))) if report.breaks else None
 
 
-def break_text(item: GraphBreak) -> Text:
-    """One break: where, what, and what to do."""
+def break_text(item: GraphBreak, count: int) -> Text:
+    """A break that there are so many of: where, what, and what to do."""
     text = Text()
     text.append(f"{place(item.file, item.line)} in {item.function}", style="bold")
     text.append(f"  {item.reason}", style="red")
-    text.append(f"  [{item.instruction}]\n", style="dim")
+    text.append(f"  [{item.instruction}]{f' ×{count}' if count > 1 else ''}\n", style="dim")
     text.append(f"  {item.detail}\n")
     text.append("  hint  ", style="cyan").append(item.hint)
     for file, line, function in item.stack[:-1]:

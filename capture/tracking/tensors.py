@@ -17,7 +17,7 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
-from moebius.lowering import may_write, returns_nothing
+from moebius.lowering import is_pure, may_write, returns_nothing
 
 from .. import torch_private
 from ..guards.recorder import GuardRecorder, describe_tensor, tensor_meta
@@ -115,7 +115,7 @@ class TensorOperations:
             raise Break(
                 "tensor subclass",
                 f"a {type(real).__name__} is not understood yet",
-                "pass a plain torch.Tensor; convert before the step",
+                "it runs natively; what works on plain tensors is captured (below FSDP's hooks, modules see those)",
             )
         if real.layout is not torch.strided or real.is_quantized or real.is_conj() or real.is_neg():
             kept = {"type": type(real), "layout": real.layout, "is_conj": real.is_conj(), "is_neg": real.is_neg()}
@@ -323,7 +323,9 @@ class TensorOperations:
         node.meta["val"] = result
         if isinstance(result, torch.Tensor):
             known = self.of_fake.get(id(result))
-            if known is not None:  # an in-place operator gave its operand back
+            if known is not None:  # an operator gave its operand back: one that writes, or a cast to what it was
+                if is_pure(node):
+                    node.graph.erase_node(node)
                 return known
             self.writer.bind_symbols(result, node)
             proxy = self.of_fake[id(result)] = TensorProxy(self, result, node)

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import copy
+import gc
 import inspect
 import pickle
+import warnings
+import weakref
 
 import pytest
 import torch
 from torch import nn
 
 from moebius import GraphBreakError, NotCapturableError, capture, explain, stats
+from moebius.api import captured_of, report_of
+from moebius.captured import MAX_MADE, MAX_SEGMENTS
 
 
 def linear():
@@ -91,3 +96,104 @@ def test_a_copy_is_captured_too_and_shares_nothing():
         x = torch.ones(1, 3)
         assert torch.equal(other(x), nn.functional.linear(x, other.weight, other.bias))
         assert stats(other).graphs == 1 and not torch.equal(other.weight, model.weight)
+
+
+class Experts(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.router = nn.Linear(32, 4)
+        self.experts = nn.ModuleList(
+            nn.Sequential(nn.Linear(32, 32), nn.SiLU(), nn.Linear(32, 32)) for _ in range(4)
+        )
+
+    def forward(self, x):
+        weights, index = self.router(x).softmax(-1).topk(2)
+        out = torch.zeros_like(x)
+        for number, expert in enumerate(self.experts):
+            token, slot = torch.where(index == number)
+            out = out.index_add(0, token, expert(x[token]) * weights[token, slot, None])
+        return out
+
+
+@torch._dynamo.disable
+def out_of_the_graph(function, x):
+    return function(x)
+
+
+def above(model, **options):
+    """A captured step that calls the model from native code."""
+    return capture(lambda x: out_of_the_graph(model, x) + 0, **options)
+
+
+def test_what_is_met_below_native_code_has_the_options_of_who_met_it():
+    """The note on the model's code was for the first captured function that came by, so that the second computed in its
+    eight bits."""
+    model, x = Experts(), torch.randn(64, 32, generator=torch.Generator().manual_seed(0))
+    expected = model(x)
+    coarse, exact = above(model, precision="mxfp8"), above(model)
+    for _ in range(2):
+        assert (coarse(x) - expected).abs().max() > 1e-3
+        torch.testing.assert_close(exact(x), expected, rtol=1e-5, atol=1e-6)
+    for step in (coarse, exact):  # and each reports what it captured
+        assert [r.lowered for r in report_of(captured_of(step)).expert_regions] == [True]
+
+
+def test_what_was_met_below_goes_with_who_met_it():
+    model, x = Experts(), torch.randn(8, 32)
+    step = above(model)
+    step(x)
+    kept = [weakref.ref(captured) for captured in captured_of(step).family()]
+    assert len(kept) == 3  # the step, its rest, and the model's forward
+    del step
+    for _ in kept:  # (code is unknown to the collector: a rest is found to be garbage when the code before it is gone)
+        gc.collect()
+    assert [ref() for ref in kept] == [None] * 3
+    torch.testing.assert_close(above(model)(x), model(x), rtol=1e-5, atol=1e-6)
+
+
+class Scaled(nn.Module):
+    def __init__(self, by):
+        super().__init__()
+        self.weight = nn.Parameter(torch.tensor(float(by)))
+
+    def forward(self, x):
+        return x * self.weight
+
+
+@pytest.mark.parametrize("decorated", [False, True], ids=["below native code", "decorated"])
+def test_each_of_many_modules_of_one_class_is_captured(decorated):
+    """More than a callable may have captures: they share one forward, and each has captures of its own."""
+
+    class Decorated(Scaled):
+        forward = capture(Scaled.forward)
+
+    @capture
+    def step(layers, x):
+        return [out_of_the_graph(layer, x) for layer in layers]
+
+    step = Decorated.forward if decorated else step
+    layers = [(Decorated if decorated else Scaled)(by) for by in range(1, MAX_SEGMENTS + 3)]
+    x = torch.ones(3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # it would say that it gave up
+        misses = []
+        for _ in range(MAX_MADE + 3):
+            found = [layer(x) for layer in layers] if decorated else step(layers, x)
+            assert [int(y[0]) for y in found] == [int(layer.weight) for layer in layers]
+            misses.append(stats(step).misses)
+    ours = [one for one in captured_of(step).family() if one.function.__name__ in ("forward", "out_of_the_graph")]
+    assert [len(one.segments) for one in ours] == [len(layers)]
+    assert misses[-1] == misses[-2]  # (the comprehension is a function that each call makes anew)
+
+
+def test_one_module_that_keeps_changing_is_given_up():
+    layers = [Scaled(by) for by in range(3)]
+    step = capture(Scaled.forward)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for turn in range(MAX_SEGMENTS + 3):
+            for layer in layers:
+                x = torch.ones((1,) * turn)  # each number of dimensions is a capture of its own
+                assert torch.equal(step(layer, x), x * layer.weight)
+    assert any("runs natively now" in str(w.message) for w in caught)

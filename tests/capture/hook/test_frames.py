@@ -10,6 +10,7 @@ from moebius.hook import (
     attach,
     attached,
     call_hooked,
+    call_hooked_for,
     detach,
     evaluator,
     forget_frames,
@@ -264,3 +265,64 @@ def test_the_callback_may_attach_by_itself():
 
     set_frame_callback(callback)
     assert call_hooked(make(3)) == ("told", 3)
+
+
+def test_each_owner_has_its_own():
+    """Two captured functions with other options meet the same function below them."""
+
+    def f():
+        return "native"
+
+    class Stand:
+        def __init__(self, says):
+            self.says = says
+
+        def __call__(self):
+            return self.says
+
+    def outer():
+        return f()
+
+    stands, asked = {1: Stand("one"), 2: Stand("two")}, []
+    now = 0
+
+    def ask(function):
+        if function is f:
+            asked.append(now)
+            return stands[now]
+        return None
+
+    set_frame_callback(ask)
+    for now in (1, 2, 1, 2):
+        assert call_hooked_for(now, outer) == stands[now].says
+    assert asked == [1, 2]
+    now = 1
+    stands[1] = Stand("another")  # held weakly: the one before is gone
+    assert call_hooked_for(1, outer) == "another" and asked == [1, 2, 1]
+    assert call_hooked_for(2, outer) == "two" and asked == [1, 2, 1]
+    with pytest.raises((TypeError, OverflowError)):
+        call_hooked_for(-1, outer)
+    with pytest.raises(TypeError):
+        call_hooked_for(1)
+
+
+def test_owners_that_are_gone_leave_nothing(growth):
+    def f():
+        return 1
+
+    def outer():
+        return f()
+
+    serial = iter(range(1, 10**6))
+    kept = []
+
+    def ask(function):
+        kept[:] = [functools.partial(int, 7)]
+        return kept[0] if function is f else None
+
+    set_frame_callback(ask)
+
+    def once():
+        assert call_hooked_for(next(serial), outer) == 7
+
+    assert growth(once, 1000) == 0
