@@ -202,6 +202,11 @@ class RuntimeNumber:
         """``type(value)``."""
         raise NotImplementedError
 
+    @property
+    def known(self) -> bool:
+        """Whether its value of today is known while tracing."""
+        raise NotImplementedError
+
 
 class StandIn:
     """What stands, while tracing, for an object of another type that only the running step has (a numpy array of a
