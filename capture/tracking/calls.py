@@ -24,6 +24,7 @@ from ..sources import Static
 from . import natives
 from .arrays import Array, without_arrays
 from .autograd_calls import AutogradCalls
+from .bars import Bars
 from .call_parts import holds_proxy
 from .checkpoints import Checkpoints
 from .construction import Construction
@@ -237,8 +238,7 @@ class Calls(Methods, Construction, StandIns):
             hint = "it runs natively; torch.autograd.grad, of sums where there is a batch, stays in the graph"
             raise Break("function transform", f"torch.func's {function.__qualname__}", hint)
         if str(function.__module__).startswith("tqdm.") and self.draws(args):
-            hint = "draw it around the step: for batch in tqdm(loader): step(batch)"
-            raise Break("progress bar", f"{function.__qualname__}() writes to the terminal", hint)
+            return Bars(self.domain).call(function, args, kwargs)
         if function.__name__ == torch_private.STATE_MAKER and is_state_maker(function, args):
             make_state(args[0], args[1], self.objects, self.tensors.gradients)
         return self.domain.call_function(function, args, kwargs)

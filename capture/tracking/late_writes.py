@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .records import DICTS, Record
+from .records import DICTS, UNREAD, Record
 from .values import Break, RuntimeNumber
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ class LateWrites:
     """Part of ``Objects``."""
 
     owners: dict[int, Record]
+    drawn: dict[int, Any]
     guards: GuardRecorder
     records: dict[int, Record]
     volatile: frozenset[str]
@@ -43,7 +44,8 @@ class LateWrites:
         """Whether only the running step knows which place of a list ``record[key]`` is."""
         if type(record.obj) is not list:
             return False
-        unknown = type(key) is torch.SymInt or (isinstance(key, RuntimeNumber) and key.kind is int and key.known)
+        number = isinstance(key, RuntimeNumber) and key.kind is int and key.known
+        unknown = type(key) is torch.SymInt or number
         return unknown or (bool(record.late) and type(key) is int)
 
     def open_length(self, record: Record) -> int:
@@ -73,8 +75,14 @@ class LateWrites:
             )
         record.late = [*(record.late or ()), (key, value)]
 
-    def refuse_late(self, record: Record) -> None:
-        """A graph break if nobody knows where the dict or list holds an entry."""
+    def refuse_late(self, record: Record, key: Any = UNREAD) -> None:
+        """A graph break if nobody knows where the dict or list holds an entry, or what a node has written into it.
+
+        key: of the entry that is read, UNREAD for the whole.
+        """
+        if id(record) in self.drawn and (key is UNREAD or key in record.obj) and key != "disable":
+            detail = f"{record.source.name} is read or changed after the step drew it"
+            raise Break("progress bar", detail, "read it before the step, or after it")
         if record.late:
             key = record.late[0][0]
             name = "a text that the graph makes" if getattr(key, "kind", int) is str else "a number that varies"

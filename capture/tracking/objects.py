@@ -82,6 +82,7 @@ class Objects(Identities, Cells, LateWrites, Growing):
         self.born: dict[int, int] = {}  # how long the log was when an object was made
         self.outside_writes = 0  # how often something was changed that tracing did not make
         self.owners: dict[int, Record] = {}  # by id of an instance dict's record
+        self.drawn: dict[int, TensorProxy] = {}  # progress bars, by id of the instance dict's record
         self.class_dicts: dict[type, Record] = {}  # of classes whose attributes the step sets
         self.schedules: set[int] = set()  # instance dicts of schedulers
 
@@ -294,7 +295,7 @@ class Objects(Identities, Cells, LateWrites, Growing):
 
     def dict_get(self, record: Record, key: Any) -> Any:
         """The value at ``key``, or ABSENT."""
-        self.refuse_late(record)
+        self.refuse_late(record, key)
         if self.misses(record, key):
             return ABSENT
         value = self.entry_now(record, self.real_key(key))
@@ -398,7 +399,8 @@ class Objects(Identities, Cells, LateWrites, Growing):
         if record.shadow is not None:
             record.shadow[key] = value
         else:
-            if type(value) in ATOMS and key not in record.writes and dict.get(record.obj, key, ABSENT) is value:
+            known = type(value) in ATOMS and key not in record.writes and id(record) not in self.drawn
+            if known and dict.get(record.obj, key, ABSENT) is value:
                 self.dict_get(record, key)  # a flag that is set already: a guard on that, and nothing to replay
             if record.writes.get(key, UNREAD) is ABSENT:  # deleted before
                 del record.writes[key]

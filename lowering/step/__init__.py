@@ -6,6 +6,7 @@ and the passes over them; a user's autograd.Function and gradient hooks; branche
 """
 
 from moebius.lowering.step.absent import going_on, is_backward, treats_each_alone
+from moebius.lowering.step.bars import bar_call
 from moebius.lowering.step.branches import BranchError, require_branch
 from moebius.lowering.step.data import set_data
 from moebius.lowering.step.functions import autograd_function
@@ -24,6 +25,7 @@ __all__ = [
     "autograd_function",
     "asks_of_each",
     "backward_with_hooks",
+    "bar_call",
     "going_on",
     "is_backward",
     "gradient_of",

@@ -384,7 +384,7 @@ def test_views_are_not_compared_by_what_stands_for_them():
 
 def test_what_an_entry_is_called_may_not_be_guessed(monkeypatch):
     """Switched off, the step takes what the dict held before for what it holds after the write."""
-    monkeypatch.setattr(LateWrites, "refuse_late", lambda self, record: None)
+    monkeypatch.setattr(LateWrites, "refuse_late", lambda self, record, key=None: None)
     with pytest.raises(AssertionError, match="result"):
         plain_python.compare(read_after, sizes=CALLS)
 

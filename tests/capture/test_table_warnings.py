@@ -534,7 +534,7 @@ TABLE = {
     tqdm_loop: ("progress bar", "around the step"),
     tqdm_shown: ("progress bar", "around the step"),
     tqdm_desc: ("progress bar", "around the step"),
-    tqdm_outer: ("progress bar", "around the step"),
+    tqdm_outer: ("progress bar", "after it"),
     tqdm_trange: ("progress bar", "around the step"),
     tqdm_outer_disabled: ("progress bar", "around the step"),
 }
