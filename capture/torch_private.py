@@ -275,6 +275,11 @@ class FakeWorld:
         self.shape_env.pending_fresh_unbacked_symbols.clear()
 
 
+def lacks_fake(error: Exception) -> bool:
+    """Whether an operator has no form for fake tensors. Checked on torch 2.13."""
+    return isinstance(error, UnsupportedOperatorException) or str(error).startswith("There was no fake impl registered")
+
+
 def is_symbolic(value: object) -> bool:
     """Whether the value is one of torch's symbolic scalars."""
     return isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool))

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.utils.checkpoint
+from torch.utils import _pytree as pytree
 
 from .. import torch_private
 from ..guards.recorder import can_die
@@ -44,7 +45,7 @@ from .signatures import Signatures
 from .stand_ins import StandIns
 from .substitutes import ANYWHERE, COPY_PROTOCOL, SUBSTITUTES, HandleNumber, copied_tensor, is_plain_object, next_number
 from .switches import Switches
-from .values import ATOMS, Break, LoopLeftover, StandIn, TensorMethod, TensorProxy, type_of
+from .values import ATOMS, SYMBOLIC, Break, LoopLeftover, StandIn, TensorMethod, TensorProxy, type_of
 
 if TYPE_CHECKING:
     from .domain import TrackingDomain
@@ -347,6 +348,9 @@ class Calls(Methods, Construction, StandIns):
 
     def cached(self, function: Any, args: list, kwargs: dict[str, Any]) -> Any:
         """``functools.lru_cache``: what the cache gives, or the function's first answer, which it keeps."""
+        if function.__module__ in OF_SIZES and any(isinstance(a, SYMBOLIC) for a in pytree.tree_leaves((args, kwargs))):
+            inner = function.__wrapped__
+            return self.call(self.objects.enter(inner, Static(inner.__qualname__, inner)), args, kwargs)
         if not all(natives.is_plain(a, self.known) or self.is_key(a) for a in (*args, *kwargs.values())):
             raise Break(
                 "cached function",
@@ -576,6 +580,7 @@ EAGER_ARITHMETIC = ("torch.optim", "torch.nn.utils.clip_grad", "torch.utils._for
 ITEM_ARGUMENTS = frozenset(
     {itertools.islice, itertools.repeat, itertools.count, functools.reduce, enumerate, collections.deque}
 )
+OF_SIZES = frozenset({"einops.einops"})  # modules whose caches keep nothing but what follows from sizes
 NEVER_INTERPRETED = frozenset(
     {"torch.autograd", "torch.autograd.graph", "torch._tensor", "warnings", "logging", "torch._dynamo.decorators"}
 )

@@ -244,6 +244,8 @@ class StandIns(CallParts):
             return args[0].value
         if args and isinstance(args[0], torch.SymInt):
             return args[0]
+        if args and type(args[0]) is torch.SymBool:
+            return int(self.tensors.symbolic_truth(args[0]))
         if args and type(args[0]) is Number:
             return int(self.tensors.numbers.constant(args[0]))
         if args and isinstance(args[0], TensorProxy):

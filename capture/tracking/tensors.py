@@ -68,7 +68,10 @@ TENSOR_ATTRIBUTES = frozenset({"T", "mT", "H", "mH", "real", "imag", "data"})
 
 
 def depends_on_data(function: Any, error: Exception) -> Break:
-    """The graph break where an operator's fake says that it needs real values."""
+    """The graph break where an operator's fake says that it needs real values, or where there is none."""
+    if torch_private.lacks_fake(error):
+        hint = "give it one: torch.library.register_fake; it runs natively"
+        return Break("operator without a fake", getattr(function, "__name__", str(function)), hint)
     return Break(
         "data-dependent operator",
         f"{getattr(function, '__name__', str(function))}: {str(error).splitlines()[0][:160]}",
@@ -284,7 +287,9 @@ class TensorOperations:
         except torch_private.DATA_DEPENDENT as error:
             raise depends_on_data(function, error) from None
         except RuntimeError as error:
-            if any(torch_private.depends_on_values(leaf) for leaf in pytree.tree_leaves((fake_args, fake_kwargs))):
+            if torch_private.lacks_fake(error) or any(
+                torch_private.depends_on_values(leaf) for leaf in pytree.tree_leaves((fake_args, fake_kwargs))
+            ):
                 # with sizes that nobody knows yet, a failure says nothing of the real operator
                 raise depends_on_data(function, error) from None
             self.refuse_handled(function, error)
