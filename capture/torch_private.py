@@ -234,7 +234,8 @@ class FakeWorld:
             is_symbolic(leaf) or (isinstance(leaf, FakeTensor) and leaf._has_symbolic_sizes_strides)
             for leaf in pytree.tree_leaves((args, kwargs))
         )
-        if getattr(function, "__name__", "") not in CONCRETE_IN_C or not symbols:
+        concrete = getattr(function, "__name__", "") in CONCRETE_IN_C and symbols
+        if not concrete and not (function is torch.autograd.grad and self.shape_env.var_to_range):  # (any operator's)
             with self.mode:
                 return function(*args, **kwargs)
         with self.mode, enable_python_dispatcher():
