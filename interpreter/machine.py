@@ -246,6 +246,7 @@ class Machine(Shown):
                 value = thrown[0].value
                 self.swallow(thrown.pop())
                 return self.leave_delegation(frame, value)
+        del receiver  # it dies as the frame lets go of it
         try:
             return self.reenter(frame, thrown)
         except GeneratorExit:

@@ -59,6 +59,13 @@ def test_programs_that_once_differed(path: Path) -> None:
     assert not difference(source)
 
 
+def test_a_program_that_catches_its_recursion_error_says_nothing() -> None:
+    """How deep it goes is the machine's affair; the same program with an end says something."""
+    deep = "def f(n):\n    log.append(n)\n    return f(n + 1)\ntry:\n    f(0)\nexcept Exception:\n    pass\n"
+    assert difference(deep) is None
+    assert difference(deep.replace("return", "return n > 5 or")) == ""
+
+
 def test_a_seed_means_the_same_program_always() -> None:
     """On one version: what a version's grammar offers differs."""
     assert generate(SeededChoices(3)) == generate(SeededChoices(3)) != generate(SeededChoices(4))
