@@ -301,7 +301,7 @@ def difference(
 
 
 def depends_on_depth(program: Program, native: Outcome) -> bool:
-    """Whether the program goes to the recursion limit and catches that: natively it does something else with another."""
+    """Whether the program goes to the recursion limit and catches that: natively it does other things with another."""
     limit = sys.getrecursionlimit()
     sys.setrecursionlimit(limit + 100)
     try:
