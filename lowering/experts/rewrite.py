@@ -54,16 +54,14 @@ def loops_among(nodes: Iterable[fx.Node]) -> list[fx.Node]:
 def replace_loops(work: Work) -> None:
     """Prove and replace, loop by loop; one ExpertRegion for each."""
     storage = Storage(work.gm.graph)
-    failed: list[Failed] = []
     for loop in find_loops(work.gm):
         region = unlowered_region(loop, work.keep_loops)
         work.regions.append(region)
         if work.keep_loops is None and not replace_loop(work, loop, storage, region) and takes_blocks(work):
             replace_written_out(work, loop, region)
-    if work.keep_loops is None:
-        failed += replace_turns(work, Storage(work.gm.graph))
     if work.keep_loops is not None:
         return
+    failed = replace_turns(work, Storage(work.gm.graph))
     for chain in (*map(Chain, dense_chains(work.gm.graph)), *map(Stacked, stacked_sums(work.gm.graph))):
         found = replace_dense(work, chain)
         work.regions += [found] if found is not None else []

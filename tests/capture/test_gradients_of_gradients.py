@@ -408,6 +408,33 @@ def test_through_experts(how, way):
     assert stats(captured).breaks == 0
 
 
+@pytest.mark.filterwarnings("error:moebius could not capture")
+@pytest.mark.parametrize("asking", ["grad", "retain_grad", "inputs"])
+def test_inside_of_dense_experts(asking):
+    """The gradient of what one expert computes: in one operator for all it would be another, or none."""
+
+    def step(x):
+        p = m.router(x).softmax(-1)
+        weight, chosen = p.topk(2)
+        dense = torch.zeros_like(p).scatter(1, chosen, weight)
+        each = [m.expert(x, e) for e in range(4)]
+        loss = sum(y * dense[:, e : e + 1] for e, y in enumerate(each)).pow(2).mean()
+        if asking == "grad":
+            return grad(loss, [each[1], dense])
+        each[1].retain_grad()
+        loss.backward(inputs=[each[1]] if asking == "inputs" else None)
+        return [each[1].grad * 1]
+
+    torch.manual_seed(0)
+    m = Experts("dense").double()
+    x = torch.randn(6, 4, dtype=torch.float64)
+    captured = capture(step)
+    for _ in range(2):
+        for got, want in zip(captured(x), step(x), strict=True):
+            torch.testing.assert_close(got, want, rtol=1e-10, atol=1e-12)
+    assert stats(captured).breaks == 0
+
+
 def test_an_operator_for_all_experts_is_differentiated_once(monkeypatch):
     """Without the rule that experts stay as written, the second gradient is one that the operator does not have."""
     monkeypatch.setattr(moebius.lowering.pipeline, "asks_of_each", lambda gm: False)
