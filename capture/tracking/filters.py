@@ -8,12 +8,15 @@ from __future__ import annotations
 import functools
 import warnings
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from torch import fx
 
 from moebius.lowering.step.filters import blocks, enter_block, filter_call, leave_block
 
 from . import natives
-from .values import Break
+from .numbers import Number
+from .values import Break, StandIn
 
 if TYPE_CHECKING:
     from .domain import TrackingDomain
@@ -24,13 +27,14 @@ HINT = "it runs natively; put the block around the step for one graph"
 class WarningsBlock:
     """What the step has for ``warnings.catch_warnings(action=…)``."""
 
-    def __init__(self, action: Any, category: Any, lineno: Any, append: Any):
-        self.filter = (action, category, lineno, append)
+    def __init__(self, record: Any, action: Any, category: Any, lineno: Any, append: Any):
+        self.record, self.filter = record, (action, category, lineno, append)
 
-    def __enter__(self) -> None:
-        enter_block()
+    def __enter__(self) -> Any:
+        recorded = enter_block(self.record)
         if self.filter[0] is not None:
             warnings.simplefilter(*self.filter)
+        return recorded
 
     def __exit__(self, *exc: Any) -> None:
         leave_block()
@@ -41,13 +45,32 @@ def warnings_block(
     append: Any = False,
 ) -> Any:  # fmt: skip
     """``warnings.catch_warnings``; interpreted."""
-    if record or module is not None:
-        refuse_recording()
-    return WarningsBlock(action, category, lineno, append)
+    if module is not None:
+        refuse_module()
+    return WarningsBlock(bool(record), action, category, lineno, append)
 
 
-def refuse_recording() -> None:
+def refuse_module() -> None:
     """A graph break, while tracing."""
+
+
+class Recorded(StandIn):
+    """The list in which a block keeps the warnings: what is in it only the running step knows."""
+
+    __slots__ = ("number",)
+
+    def __init__(self, number: Number):
+        self.number = number
+
+    @property
+    def kind(self) -> type:
+        return list
+
+    def refuse(self, what: str) -> NoReturn:
+        raise Break("warnings that were recorded", f"{what} of the list is read", "read it after the step")
+
+    def expression(self, emitter: Any) -> str:
+        return emitter.graph_value(self.number)
 
 
 class Filters:
@@ -57,7 +80,7 @@ class Filters:
         self.open = self.left = 0
         self.domain, self.objects, self.writer = domain, domain.objects, domain.tensors.writer
         self.functions: dict[Any, Callable[..., Any]] = {
-            refuse_recording: self.refuse,
+            refuse_module: self.refuse,
             enter_block: self.enter,
             leave_block: self.leave,
             **{
@@ -67,20 +90,23 @@ class Filters:
         }
 
     def refuse(self) -> None:
-        raise Break("warnings.catch_warnings", "that records them, or of another module", HINT)
+        raise Break("warnings.catch_warnings", "of another module", HINT)
 
-    def mark(self, function: Callable[[], None]) -> None:
+    def mark(self, function: Callable[..., Any], *args: Any) -> fx.Node:
         free = self.writer.scope.parent is None and not self.writer.recomputed
         if not self.domain.tensors.whole_step or not free:
             where = "in a loop over experts, a checkpointed call or for a foreign backend"
             raise Break("warnings.catch_warnings", where, HINT)
         self.objects.note("warning")
-        self.writer.node("call_function", function, (), {}).meta["val"] = None
+        node = self.writer.node("call_function", function, args, {})
+        node.meta["val"] = None
+        return node
 
-    def enter(self) -> None:
-        self.mark(enter_block)
-        enter_block()
+    def enter(self, record: bool) -> Any:
+        node = self.mark(enter_block, *([True] if record else []))
+        enter_block(record)
         self.open += 1
+        return self.objects.made(Recorded(Number(self.domain.tensors.numbers, 0.5, node))) if record else None
 
     def leave(self) -> None:
         if not self.open and len(blocks()) == self.left:

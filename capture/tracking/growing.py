@@ -7,6 +7,8 @@ graph break: what stands before it and after it is captured once. A frame with a
 
 from __future__ import annotations
 
+from moebius.lowering.step.filters import recorders
+
 from .records import Record
 from .values import Break
 
@@ -24,6 +26,12 @@ class Growing:
     def is_growing(self, record: Record) -> bool:
         """Whether it is one of these, and this call has not read it as a whole."""
         return record.source.name in self.growing and record.shadow is None
+
+    def refuse_recorder(self, record: Record) -> None:
+        """A graph break where the items are read of a list to which every warning of the graph's is added."""
+        if type(record.obj) is list and any(one is record.obj for one in recorders()):
+            detail = f"{record.source.name} is read, and the block that records in it is open or was left just now"
+            raise Break("warnings that were recorded", detail, "read it after the step")
 
     def refuse_growing(self, record: Record) -> None:
         """A graph break where one of these is to be read as a whole."""

@@ -32,6 +32,7 @@ class LateWrites:
     volatile: frozenset[str]
     note: Callable[[str], None]
     refuse_growing: Callable[[Record], None]
+    refuse_recorder: Callable[[Record], None]
 
     def writes_late(self, record: Record, key: Any) -> bool:
         """Whether ``record[key] = …`` of a dict waits for the running step. (Attributes and globals have names.)"""
@@ -50,6 +51,7 @@ class LateWrites:
 
     def open_length(self, record: Record) -> int:
         """The length of a list that is written to at open places; guarded, where its items are not."""
+        self.refuse_recorder(record)
         if record.shadow is not None:
             return len(record.shadow)
         self.refuse_growing(record)

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from moebius.lowering.step import texts
+from moebius.lowering.step.filters import recorders
 
 from ..hidden import MARK
 from .numbers import Number
@@ -36,6 +37,7 @@ class Messages:
     def __init__(self, domain: TrackingDomain):
         self.domain = domain
         self.objects, self.tensors = domain.objects, domain.tensors
+        self.recorded = bool(recorders())  # before the step enters any block
         methods = {
             "debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR,
             "critical": logging.CRITICAL,
@@ -135,6 +137,8 @@ class Messages:
         if not are_shown_plainly():
             raise Break("warnings.warn", "warnings are shown by code that is not known", AFTER)
         self.tensors.guards.holds("warnings", "are shown by Python's own code", are_shown_plainly)
+        text = f"are {'' if self.recorded else 'not '}kept in a list"
+        self.tensors.guards.holds("warnings", text, functools.partial(are_recorded, self.recorded))
         self.objects.note("warning")
         frame = self.frame_of(stacklevel)
         line = frame.line or frame.code.co_firstlineno
@@ -210,6 +214,11 @@ METHODS = frozenset(
     ("_log", "acquire", "callHandlers", "emit", "filter", "findCaller", "format", "handle", "handleError", "makeRecord",
      "release")
 )  # fmt: skip
+
+
+def are_recorded(then: bool) -> bool:
+    """A guard: warnings are kept in a list, or not, as when the step was captured."""
+    return bool(recorders()) is then
 
 
 def are_shown_plainly() -> bool:

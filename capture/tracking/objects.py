@@ -445,6 +445,7 @@ class Objects(Identities, Cells, LateWrites, Growing):
 
     def shadow(self, record: Record) -> Any:
         self.refuse_late(record)
+        self.refuse_recorder(record)
         if record.shadow is None:
             kind = type(record.obj)
             if kind not in CONTAINERS:

@@ -21,10 +21,22 @@ def blocks() -> list[Any]:
     return ENTERED.blocks
 
 
-def enter_block() -> None:
-    block = warnings.catch_warnings()
-    block.__enter__()
+def enter_block(record: bool = False) -> list[warnings.WarningMessage] | None:
+    """record: the list, given back, in which warnings are kept rather than shown."""
+    block = warnings.catch_warnings(record=record)
+    recorded = block.__enter__()
     blocks().append(block)
+    return recorded
+
+
+def recorders() -> list[Any]:
+    """The lists in which ``catch_warnings(record=True)`` keeps warnings: now, or when the open blocks have been left.
+
+    What shows a warning is ``warnings._showwarnmsg_impl``, of a recording block its list's ``append`` (CPython 3.6 on).
+    """
+    shown_by = [warnings, *blocks()]
+    owners = (getattr(getattr(one, "_showwarnmsg_impl", None), "__self__", None) for one in shown_by)
+    return [owner for owner in owners if isinstance(owner, list)]
 
 
 def leave_block() -> None:

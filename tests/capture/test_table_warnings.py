@@ -12,11 +12,14 @@ import functools
 import io
 import warnings
 
+import plain_python
 import pytest
 import torch
 import torch.nn.functional as F
 from tables import hold, net
 from torch import nn
+
+from moebius.tracking.growing import Growing
 
 
 def cw_ignore():
@@ -374,6 +377,72 @@ def cw_record():
     return step, []
 
 
+def cw_record_inside():
+    """Read while the block is open, and warned again."""
+
+    def step(x):
+        with warnings.catch_warnings(record=True) as w:
+            warnings.simplefilter("always")
+            warnings.warn("one")
+            n = len(w)
+            y = x * 2
+            warnings.warn("two")
+            first = [str(one.message) for one in w]
+        warnings.warn("after")
+        return y, n, first, len(w), isinstance(w, list), w is None
+
+    return step, []
+
+
+def cw_record_unread():
+    kept = []
+
+    def step(x):
+        with warnings.catch_warnings(record=True) as w:
+            warnings.simplefilter("always")
+            y = x * 2
+            warnings.warn(f"{x.shape[0]} rows")
+        kept.append(w)
+        return y
+
+    return step, [plain_python.Reader(lambda: [[(str(m.message), m.category, m.lineno) for m in w] for w in kept])]
+
+
+def cw_record_op_fails():
+    def step(x):
+        with warnings.catch_warnings(record=True) as w:
+            warnings.simplefilter("always")
+            warnings.warn("one")
+            try:
+                y = torch.ones(3)[(x.detach() * 0).long() + x.shape[0] - 1]
+            except IndexError:
+                y = x
+            warnings.warn("two")
+        return y, [str(one.message) for one in w]
+
+    return step, []
+
+
+def cw_record_around():
+    """The block is around the step, whose list it reads."""
+    kept = []
+
+    def inner(x):
+        warnings.warn("inner")
+        return x * 2, len(kept[-1])
+
+    def step(x):
+        return inner(x)
+
+    def run(x):
+        with warnings.catch_warnings(record=True) as w:
+            warnings.simplefilter("always")
+            kept.append(w)
+            return step(x)
+
+    return run, []
+
+
 def cw_break():
     def step(x):
         with warnings.catch_warnings():
@@ -527,7 +596,11 @@ TABLE = {
     anomaly_set: None,
     anomaly_flag: None,
     cw_raise: ("exception", "natively"),
-    cw_record: ("warnings.catch_warnings", "around the step"),
+    cw_record: ("warnings that were recorded", "after the step"),
+    cw_record_inside: ("warnings that were recorded", "after the step"),
+    cw_record_unread: None,
+    cw_record_op_fails: ("warnings that were recorded", "after the step"),
+    cw_record_around: ("warnings that were recorded", "after the step"),
     cw_break: ("tensor read as a number", "keep them in tensors"),
     sdpa_break_in: ("tensor read as a number", "keep them in tensors"),
     anomaly_break_in: ("tensor read as a number", "keep them in tensors"),
@@ -543,3 +616,10 @@ TABLE = {
 @pytest.mark.parametrize("recipe", TABLE, ids=lambda r: r.__name__)
 def test_captured_or_a_break_that_says_what_to_do(recipe):
     hold(recipe, TABLE[recipe])
+
+
+@pytest.mark.parametrize("recipe", [cw_record_inside, cw_record_around], ids=lambda r: r.__name__)
+def test_a_list_that_records_is_not_what_it_was_when_the_step_began(recipe, monkeypatch):
+    monkeypatch.setattr(Growing, "refuse_recorder", lambda self, record: None)
+    with pytest.raises(AssertionError, match="call "):
+        plain_python.compare(recipe)
