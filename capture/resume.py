@@ -22,7 +22,8 @@ from bytecode import Bytecode, CellVar, FreeVar, Instr, Label, TryBegin, TryEnd
 from moebius.interpreter import NULL, UNSET, Frame, decode
 
 from .hidden import hidden
-from .liveness import LEAVES, falls_through, reads_unnamed
+from .liveness import LEAVES, falls_through, read_later, reads_unnamed
+from .tracking.values import LoopLeftover
 
 ENTRY_OPCODES = frozenset({"COPY_FREE_VARS", "MAKE_CELL", "RETURN_GENERATOR"})
 BEFORE_CALL = frozenset({"KW_NAMES", "PRECALL"})
@@ -195,6 +196,9 @@ class Continuation:
         self.handled = handled_places(frame.code)
         self.broken = frame.pc
         self.entry = without_call_prefix(self.program, frame.pc)
+        held = zip(self.program.localsplus, frame.locals, strict=True)
+        leftovers = {name for name, value in held if isinstance(value, LoopLeftover)}
+        self.gone = leftovers - read_later(self.code, self.entry) if leftovers else leftovers
         self.state = self.state_at(
             self.entry, len(frame.stack), frozenset(i for i, v in enumerate(frame.stack) if v is NULL)
         )
@@ -213,7 +217,7 @@ class Continuation:
             for i, name in enumerate(self.program.localsplus)
             if i not in self.program.cell_indices
             and name in live
-            and (self.frame.locals[i] is not UNSET or name in stored)
+            and ((self.frame.locals[i] is not UNSET and name not in self.gone) or name in stored)
         )
         return State(index, bound, cell_names, depth, nulls, self.handled[index])
 

@@ -26,7 +26,7 @@ from .resume import (
     rebuild,
     without_call_prefix,
 )
-from .tracking.values import TensorProxy
+from .tracking.values import LoopLeftover, StandIn, TensorProxy
 
 
 @dataclass
@@ -76,6 +76,10 @@ def calls(outer: Stopped, inner: Frame) -> bool:
     return False
 
 
+# What nobody can make again once the graph has run, or what is gone from it: not wanted where it is dead.
+MAY_BE_GONE = (TensorProxy, LoopLeftover, StandIn)
+
+
 def continuation(emitter: Emitter, chain: list[Stopped], what: str, inner: Any) -> str:
     """An expression for a callable that goes on in these frames. what: the innermost frame's ("native_frame").
 
@@ -116,7 +120,7 @@ def native_frame(emitter: Emitter, place: Stopped, inner: str, what: str) -> str
         for i, name in slots
         if i not in program.cell_indices
         and name in live
-        and (name in later or not isinstance(frame.locals[i], TensorProxy))  # a dead tensor may be gone from the graph
+        and (name in later or not isinstance(frame.locals[i], MAY_BE_GONE))
     )
     cells = tuple(name for i, name in enumerate(program.localsplus) if i in program.cell_indices)
     handled = tuple(p for p in handled_places(frame.code)[place.pc] if p < depth)

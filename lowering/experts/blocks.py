@@ -327,7 +327,7 @@ def is_size(node: fx.Node) -> bool:
     """Python's arithmetic on sizes and on numbers read before."""
     if node.op != "call_function" or isinstance(value_of(node), torch.Tensor):
         return False
-    return getattr(node.target, "__module__", "") in ("_operator", "math")
+    return node.target in NUMBERS or getattr(node.target, "__module__", "") in ("_operator", "math")
 
 
 def is_calm(node: fx.Node) -> bool:

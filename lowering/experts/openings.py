@@ -24,7 +24,7 @@ from moebius.lowering.experts.stacking import experts_that_ran, rows_if
 from moebius.lowering.experts.turns import Differ, is_branch
 from moebius.lowering.graph import expert_loop
 from moebius.lowering.operators import call_operands, is_pure, loop_body, read_call, target_name
-from moebius.lowering.values import copy_node, stands_at, tensor_of
+from moebius.lowering.values import copy_node, stands_at, tensor_of, where_of
 
 VIEWS = frozenset({"getitem", "cast", "contiguous", "size", "numel"})  # what cannot fail
 
@@ -51,6 +51,8 @@ def open_branches(work: Work) -> tuple[list[Opened], list[Differ]]:
             found.append(Opening(work, node).opened())
         except (Differ, NoExperts) as difference:
             if not isinstance(difference, NoExperts):
+                if not where_of(difference.node)[0]:  # arithmetic on sizes
+                    difference.node = node
                 refused.append(difference)
             for new in [new for new in reversed(work.gm.graph.nodes) if new not in before]:
                 work.gm.graph.erase_node(new)

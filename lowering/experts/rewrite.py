@@ -69,8 +69,9 @@ def replace_loops(work: Work) -> None:
         drop_dead_code(work)  # what was replaced above is not to be looked at
         opened, refused = open_branches(work)
         if len(refused) > 1:
-            region = ExpertRegion(*users_line(refused[0].node), f"{len(refused)} experts, each behind a branch")
-            region.refusal = f"{DIFFERENT}: {refused[0].reason} ({describe_where(refused[0].node)})"
+            place = refused[0].node
+            region = ExpertRegion(*users_line(place), f"{len(refused)} experts, each behind a branch")
+            region.refusal = f"{DIFFERENT}: {refused[0].reason} ({describe_where(place)})"
             work.regions.append(region)
         replace_blocks(work, failed, opened)
         settle(work, opened)
@@ -141,7 +142,8 @@ def replace_piece(
     except NoExperts:
         region = None
     except Differ as difference:
-        region.refusal = f"{DIFFERENT}: {difference.reason} ({describe_where(difference.node)})"
+        place = difference.node if where_of(difference.node)[0] else downs[0]
+        region.refusal = f"{DIFFERENT}: {difference.reason} ({describe_where(place)})"
     else:
         if replace_loop(work, loop, storage, region):
             skip_unused(downs, opened, stacked)

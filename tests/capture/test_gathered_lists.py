@@ -286,6 +286,45 @@ def as_a_condition_of_a_branch(x, counts, ws):
     return torch.cat(parts) + x[0]
 
 
+@one
+def with_locals_of_the_turn(x, counts, ws):
+    """What a turn sets is not read again: it need not be there where the graph is left."""
+    parts, start = [], 0
+    for e, n in enumerate(counts.cpu().numpy()):
+        end = start + n
+        if n == 0:
+            continue
+        w = ws[e]
+        rows = x[start:end]
+        y = rows * w
+        parts.append(y)
+        start = end
+    y = torch.cat(parts, dim=0) if len(parts) else x.new_empty(0)
+    return y * 2
+
+
+@other
+def a_break_after_the_turns(x, counts, ws):
+    parts = []
+    for w, n in zip(ws, counts.tolist(), strict=True):
+        if n > 0:
+            y = x[:n] * w
+            parts.append(y)
+    y = torch.cat(parts) if parts else x
+    y = y * float(y.sum().item() > 0)
+    return y, parts
+
+
+@other
+def a_local_of_the_turn_that_is_read(x, counts, ws):
+    parts, y = [], x
+    for w, n in zip(ws, counts.tolist(), strict=True):
+        if n > 0:
+            y = x[:n] * w
+            parts.append(y)
+    return y + (torch.cat(parts).sum() if parts else 0)
+
+
 BATCHES = ((2, 1, 3), (0, 3, 3), (2, 0, 0), (0, 0, 0), (1, 1, 1), (0, 4, 2))
 
 

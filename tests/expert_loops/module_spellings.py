@@ -331,20 +331,33 @@ def repeat_interleave(x, moe):
 def moe_infer(x, moe):
     """`counts.cpu().numpy()`, slices of the sorted tokens, `if count == 0: continue` (DeepSeek-V2's moe_infer)"""
     weight, index = moe.route(x)
-    counts = index.new_zeros((len(x), E)).scatter_(1, index, 1).sum(dim=0)
+    counts = index.new_zeros((index.shape[0], len(moe.experts)))
+    counts.scatter_(1, index, 1)
+    tokens_per_expert = counts.sum(dim=0)
     idxs = index.view(-1).argsort()
     sorted_tokens = x[idxs // index.shape[1]]
-    outputs, start = [], 0
-    for i, count in enumerate(counts.cpu().numpy()):
-        end = start + count
-        if count == 0:
+    tokens_per_expert = tokens_per_expert.cpu().numpy()
+    outputs = []
+    start_idx = 0
+    for i, num_tokens in enumerate(tokens_per_expert):
+        end_idx = start_idx + num_tokens
+        if num_tokens == 0:
             continue
-        outputs.append(moe.experts[i](sorted_tokens[start:end]))
-        start = end
-    outs = torch.cat(outputs, dim=0) if outputs else sorted_tokens.new_empty(0)
-    back = torch.empty_like(outs)
-    back[idxs] = outs
-    return (back.view(*index.shape, -1) * weight.unsqueeze(-1)).sum(dim=1)
+        expert = moe.experts[i]
+        tokens_for_this_expert = sorted_tokens[start_idx:end_idx]
+        expert_out = expert(tokens_for_this_expert)
+        outputs.append(expert_out)
+        start_idx = end_idx
+    outs = torch.cat(outputs, dim=0) if len(outputs) else sorted_tokens.new_empty(0)
+    new_x = torch.empty_like(outs)
+    new_x[idxs] = outs
+    return (
+        new_x.view(*index.shape, -1)
+        .type(weight.dtype)
+        .mul_(weight.unsqueeze(dim=-1))
+        .sum(dim=1)
+        .type(new_x.dtype)
+    )
 
 
 @spelled(LOWERED)

@@ -158,8 +158,10 @@ one after another in the graph. Turns that are alike but for the expert's number
 to the same proof. Parameters that each expert has of its own go to the operator where
 they lie on a CPU; on a GPU they are stacked, a copy at each call that is not kept for backward. An expert whose turn
 would not have run gets no gradient, as in eager.
-An `if` on values without `else` is part of the graph; with `else`, or with a `return` or a changed list in it, it is a
-graph break.
+An `if` on values without `else` is part of the graph, and so is `list.append` of rows in it where the list is joined or
+counted afterwards; with `else`, or with a `return` or another change of a Python object in it, it is a graph break.
+Experts behind such branches (DeepSeek's `if count == 0: continue`) are taken out of them, each on the rows that it has
+where its branch is taken; one whose branch is not taken gets no gradient. `tensor.numpy()` of integers is followed.
 
 Experts computed on all tokens and masked by a gate run on the tokens that chose them, where the gate is certainly zero
 for all others: as turns, or as one batched product whose rows the gate scales (Llama 4). They differ where x, or an

@@ -1,0 +1,187 @@
+"""Generated layers whose experts run on slices of the sorted tokens, as counts in Python drive them; right, and with
+one mistake.
+
+Each is compared with plain Python in float64: the result and every gradient, a missing one included, on batches of
+which one leaves experts without tokens. A layer whose turns depend on one another must not be lowered.
+"""
+
+from __future__ import annotations
+
+import functools
+import textwrap
+
+import hypothesis.strategies as st
+import pytest
+import torch
+from hypothesis import HealthCheck, Phase, given, settings
+from module_spellings import Layer
+from spellings import E, K
+from table import SEEDS, tensors
+
+import moebius
+from moebius import capture
+from moebius.api import captured_of, report_of
+
+COUNTS = {
+    "scatter": "counts = index.new_zeros((len(x), E)).scatter_(1, index, 1).sum(dim=0)",
+    "bincount": "counts = torch.bincount(index.view(-1), minlength=E)",
+    "one_hot": "counts = torch.nn.functional.one_hot(index.view(-1), E).sum(0)",
+}
+# how Python gets the numbers, and how a turn gets (start, end, n)
+HEADS = {
+    "a list": ("start = 0", "for e, n in enumerate(counts.tolist()):", "end = start + n"),
+    "an array": ("start = 0", "for e, n in enumerate(counts.cpu().numpy()):", "end = start + n"),
+    "ends of an array": (
+        "ends = counts.numpy().cumsum(0)",
+        "for e, end in enumerate(ends):",
+        "start = 0 if e == 0 else ends[e - 1]\nn = end - start",
+    ),
+    "ends of a list": (
+        "ends, start = counts.cumsum(0).tolist(), 0",
+        "for e in range(E):",
+        "end = ends[e]\nn = end - start",
+    ),
+    "zip": ("start = 0", "for e, (n, _) in enumerate(zip(counts.numpy(), moe.experts)):", "end = start + n"),
+}
+SKIPS = {
+    "none": "",
+    "== 0": "if n == 0:\n    continue",
+    "same": "if start == end:\n    start = end\n    continue",
+    "> 0": "if not n > 0:\n    continue",
+}
+EXPERTS = {
+    "module": "y = moe.experts[e](rows)",
+    "bias": "y = moe.mlps[e](rows)",
+    "matmul": "y = torch.relu(rows @ moe.w1[e]) @ moe.w2[e]",
+}
+COLLECTS = {
+    "append": ("parts = []", "parts.append(y)", "y = torch.cat(parts)"),
+    "append, asked": ("parts = []", "parts.append(y)", "y = torch.cat(parts) if len(parts) else sorted_x * 0"),
+    "write": ("out = torch.zeros_like(sorted_x)", "out[start:end] = y", "y = out"),
+    "index_add": (
+        "out, places = torch.zeros_like(sorted_x), torch.arange(len(x) * K)", "out.index_add_(0, places[start:end], y)",
+        "y = out",
+    ),
+}  # fmt: skip
+
+# anchor, line, whether it takes the anchor's place, whether turns then depend on each other
+MISTAKES = {
+    "off by one": ("rows = ", "rows = sorted_x[start : end + 1]", True, False),
+    "one too few": ("rows = ", "rows = sorted_x[start : max(end - 1, 0)]", True, False),
+    "reversed rows": ("y = ", "y = y.flip(0)", False, False),
+    "reads what an earlier turn gave": ("y = ", "y = y + before\nbefore = y.sum()", False, True),
+    "rows of an earlier turn": ("rows = ", "rows = rows + before\nbefore = rows.sum() * 0.1", False, True),
+    "scaled less and less": ("y = ", "y = y * before\nbefore = before * 0.5", False, True),
+    "a count that changes": ("rows = ", "counts[(e + 1) % E] -= 1", False, False),
+    "the next expert": ("y = ", None, True, False),
+    "twice": ("y = ", "y = y * 2", False, False),
+    "detached": ("y = ", "y = y.detach()", False, False),
+    "the mean": ("y = ", "y = y - y.mean(0)", False, False),
+}
+
+
+def source(counts, head, skip, expert, collect, mistake):
+    before, loop, start = HEADS[head]
+    prepare, keep, whole = COLLECTS[collect]
+    turn = [start, SKIPS[skip], "rows = sorted_x[start:end]", EXPERTS[expert], keep, "start = end"]
+    if mistake is not None:
+        anchor, line, replaces, _ = MISTAKES[mistake]
+        at = next(i for i, text in enumerate(turn) if text.startswith(anchor))
+        line = turn[at].replace("[e]", "[(e + 1) % E]") if line is None else line
+        turn[at : at + 1] = [line] if replaces else [turn[at], line]
+    body = "\n".join(line for line in turn if line)
+    result = "torch.zeros_like(x).index_add_(0, order // K, y * weight.view(-1)[order, None])"
+    if mistake in ("off by one", "one too few", "a count that changes"):  # another number of rows comes out
+        result = "y.sum(0) * x"
+    return f"""\
+def layer(x, moe):
+    weight, index = moe.route(x)
+    before = torch.zeros((), dtype=x.dtype) + 0.5
+    {COUNTS[counts]}
+    order = index.view(-1).argsort(stable=True)
+    sorted_x = x[order // K]
+    {before}
+    {prepare}
+    {loop}
+{textwrap.indent(body, "        ")}
+    {whole}
+    return {result}
+"""
+
+
+@functools.cache
+def compiled(text):
+    namespace = {"torch": torch, "E": E, "K": K}
+    exec(compile(text, f"<layer {hash(text) & 0xFFFFFF:x}>", "exec"), namespace)
+    return namespace["layer"]
+
+
+def outcome(function, seed, layer):
+    layer.zero_grad()
+    x = tensors(seed)[0]
+    try:
+        out = function(x, layer)
+        out.square().sum().backward()
+    except (RuntimeError, ValueError) as error:
+        return type(error)
+    return [out, x.grad, *(p.grad for p in layer.parameters())]
+
+
+def check(text):
+    """Compares; whether there are expert regions and all of them were lowered."""
+    moebius.reset()
+    torch.manual_seed(1)
+    layers = [Layer().double() for _ in range(2)]
+    layers[1].load_state_dict(layers[0].state_dict())
+    captured = capture(compiled(text))
+    for seed in (SEEDS[0], SEEDS[-1]):
+        found, expected = outcome(captured, seed, layers[0]), outcome(compiled(text), seed, layers[1])
+        if isinstance(expected, type):
+            assert found is expected, text
+            continue
+        assert not isinstance(found, type), (found, text)
+        for a, b in zip(found, expected, strict=True):
+            assert (a is None) == (b is None), text
+            if a is not None:
+                torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-10, msg=lambda m: f"{m}\n{text}")
+    regions = report_of(captured_of(captured)).expert_regions
+    for region in regions:
+        assert region.lowered or ".py:" in region.refusal or "<layer" in region.refusal, region.refusal
+    return bool(regions) and all(region.lowered for region in regions)
+
+
+SETTINGS = settings(
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=list(HealthCheck),
+    phases=(Phase.explicit, Phase.generate),
+)
+LAYERS = {
+    "counts": st.sampled_from(sorted(COUNTS)),
+    "head": st.sampled_from(sorted(HEADS)),
+    "skip": st.sampled_from(sorted(SKIPS)),
+    "expert": st.sampled_from(sorted(EXPERTS)),
+    "collect": st.sampled_from(sorted(COLLECTS)),
+}
+
+
+@settings(SETTINGS, max_examples=30)
+@given(**LAYERS)
+def test_right_layers(**form):
+    check(source(**form, mistake=None))
+
+
+@settings(SETTINGS, max_examples=50)
+@given(mistake=st.sampled_from(sorted(MISTAKES)), **LAYERS)
+def test_subtly_wrong_layers(mistake, **form):
+    text = source(**form, mistake=mistake)
+    lowered = check(text)
+    if MISTAKES[mistake][3]:
+        assert not lowered, text
+
+
+@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize("skip", ["none", "== 0"])
+@pytest.mark.parametrize("collect", ["append", "append, asked"])
+def test_usual_layers_become_one_operator(head, skip, collect):
+    assert check(source("bincount", head, skip, "module", collect, None))
