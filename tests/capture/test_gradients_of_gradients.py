@@ -409,30 +409,38 @@ def test_through_experts(how, way):
 
 
 @pytest.mark.filterwarnings("error:moebius could not capture")
-@pytest.mark.parametrize("asking", ["grad", "retain_grad", "inputs"])
-def test_inside_of_dense_experts(asking):
-    """The gradient of what one expert computes: in one operator for all it would be another, or none."""
+@pytest.mark.parametrize("asking", ["nothing", "grad", "retain_grad", "inputs"])
+def test_inside_of_dense_experts(asking, monkeypatch):
+    """The gradient of what one expert computes: in one operator for all there is none."""
 
     def step(x):
-        p = m.router(x).softmax(-1)
-        weight, chosen = p.topk(2)
-        dense = torch.zeros_like(p).scatter(1, chosen, weight)
-        each = [m.expert(x, e) for e in range(4)]
-        loss = sum(y * dense[:, e : e + 1] for e, y in enumerate(each)).pow(2).mean()
+        weight, chosen = router(x).softmax(-1).topk(2)
+        dense = torch.zeros(len(x), 4, dtype=x.dtype).scatter(1, chosen, weight)
+        each = [expert(x) for expert in experts]
+        loss = sum(y * dense[:, e, None] for e, y in enumerate(each)).pow(2).mean()
+        if asking == "nothing":
+            return (loss.detach(),)
         if asking == "grad":
             return grad(loss, [each[1], dense])
         each[1].retain_grad()
         loss.backward(inputs=[each[1]] if asking == "inputs" else None)
-        return [each[1].grad * 1]
+        return (each[1].grad * 1,)
 
     torch.manual_seed(0)
-    m = Experts("dense").double()
-    x = torch.randn(6, 4, dtype=torch.float64)
+    router = nn.Linear(4, 4).double()
+    experts = nn.ModuleList(nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 4)) for _ in range(4)).double()
+    x = torch.randn(7, 4, dtype=torch.float64)
     captured = capture(step)
     for _ in range(2):
         for got, want in zip(captured(x), step(x), strict=True):
             torch.testing.assert_close(got, want, rtol=1e-10, atol=1e-12)
     assert stats(captured).breaks == 0
+    regions = explain(capture(step))(x).expert_regions
+    assert [r.lowered for r in regions] == ([True] if asking == "nothing" else [])
+    monkeypatch.setattr(moebius.lowering.pipeline, "observed", lambda gm: {})
+    if asking != "nothing":
+        with pytest.raises((AssertionError, RuntimeError, TypeError)):
+            torch.testing.assert_close(capture(step)(x), step(x))
 
 
 def test_an_operator_for_all_experts_is_differentiated_once(monkeypatch):
