@@ -137,7 +137,7 @@ class Array(StandIn):
         count = self.size() if fake.dim() == 1 else None
         if count is None or count > FEW:
             self.refuse("the numbers")
-        version = torch_private.version_of(fake)
+        version = self.arrays.writes(fake)
         if self.version != version:
             if tensors.writer.scope.parent is not None:
                 self.refuse("the numbers, in a loop over experts or behind a branch on values,")
@@ -216,6 +216,13 @@ class Arrays:
     def __init__(self, domain: TrackingDomain):
         self.domain, self.tensors = domain, domain.tensors
         self.lengths: set[Any] = set()  # symbols of how many bins there are: most often as many as experts
+
+    def writes(self, fake: torch.Tensor) -> int:
+        """How often the trace has written into the memory of a tensor, under any name (``.data`` counts by itself)."""
+        memory = torch_private.storage_of(fake)
+        fakes = (proxy.fake for proxy in self.tensors.of_fake.values() if isinstance(proxy.fake, torch.Tensor))
+        shared = [one for one in fakes if torch_private.storage_of(one) == memory]
+        return sum(0 if one.is_inference() else torch_private.version_of(one) for one in shared)
 
     def is_of_lengths(self, value: Any) -> bool:
         """Whether a condition asks for nothing but such a length."""

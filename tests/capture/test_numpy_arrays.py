@@ -73,6 +73,16 @@ def changed_while_it_is_read(x, counts):
 
 
 @followed
+def changed_under_another_name(x, counts):
+    a, data = counts.data.numpy(), counts.detach().data
+    first = x[: a[0]].sum()
+    counts[0] += 1
+    second = x[: a[0]].sum()
+    data.add_(1)
+    return first, second, x[: a[0]].sum(), counts
+
+
+@followed
 def changed_in_a_copy(x, counts):
     a = counts.numpy().copy()
     counts.zero_()
