@@ -25,6 +25,7 @@ from moebius.lowering.step.filters import enter_block, leave_block
 from . import torch_private
 from .hook import call_unhooked
 from .parked import Parked
+from .replay import Replay
 from .residual import Emitter
 from .resume import CannotResume
 from .speculation import SideExit
@@ -145,14 +146,14 @@ class FailureHandler:
                 raise CannotResume("backward() was called from a function that C code called")
             emitter = Emitter(trace.objects, len(args), tuple(kwargs))
             native = continuation(emitter, chain, "call", partial(gives, error.given))
-            emitter.effects()
+            Replay(emitter).effects()
             return self.rest(emitter, reached, trace, native)(*args, **kwargs)
         reason: Exception | None = None
         for count in range(len(chain), -1, -1):
             emitter = Emitter(trace.objects, len(args), tuple(kwargs))
             try:
                 native = continuation(emitter, chain[:count], "raise", error if count else partial(raise_again, error))
-                emitter.effects()
+                Replay(emitter).effects()
             except (CannotRebuild, CannotResume) as why:
                 reason = why
                 continue

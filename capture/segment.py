@@ -25,6 +25,7 @@ from .hook import mark_skip
 from .liveness import FRAME_READERS
 from .options import Options
 from .parked import Parked
+from .replay import Replay
 from .report.records import GraphBreak
 from .residual import Emitter
 from .resume import CannotResume, Continuation, argument_names, callee_position, with_cells
@@ -87,7 +88,7 @@ def build(
             result = emitter.value(attempt.result)
         else:
             result = continue_natively(attempt, emitter, make_resume, below)
-        emitter.effects()
+        Replay(emitter).effects()
         refuse_abandoned(attempt, emitter)
         captured, lowered = make_graph(attempt, emitter, options, started)
         inputs = graph_inputs(attempt, emitter, lowered, options)

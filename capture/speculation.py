@@ -25,6 +25,7 @@ from moebius.interpreter import Frame
 from moebius.lowering import apply, only_computes
 from moebius.lowering.step import require_branch
 
+from .replay import Replay
 from .residual import Emitter
 from .resume import CannotResume
 from .stopped import Stopped, connected, continuation
@@ -119,7 +120,7 @@ class Speculation:
         request = self.trace.request
         emitter = Emitter(self.trace.objects, len(request.args), tuple(request.kwargs))
         native = continuation(emitter, frames, "run", None)
-        emitter.effects()
+        Replay(emitter).effects()
         return emitter, emitter.function(request.function.__name__, held, [], native)
 
     def peek(self, value: Any) -> bool:

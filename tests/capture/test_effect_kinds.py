@@ -22,7 +22,7 @@ from torch import nn
 from moebius import failures, segment
 from moebius.failures import FailureHandler
 from moebius.lowering.step import texts
-from moebius.residual import Emitter
+from moebius.replay import Replay
 from moebius.tracking.attributes import Attributes
 from moebius.tracking.calls import Calls
 from moebius.tracking.containers import Containers
@@ -287,37 +287,37 @@ def inner_index(bag: Bag, x: torch.Tensor) -> torch.Tensor:
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-def not_replayed(which: Callable[[Emitter, Record], bool]) -> Callable[[pytest.MonkeyPatch], None]:
+def not_replayed(which: Callable[[Replay, Record], bool]) -> Callable[[pytest.MonkeyPatch], None]:
     """Changes of some objects are forgotten at the end of a trace."""
 
     def off(patch: pytest.MonkeyPatch) -> None:
-        real = Emitter.replay
+        real = Replay.replay
 
-        def replay(emitter: Emitter, record: Record, name: str) -> None:
-            if not which(emitter, record):
-                real(emitter, record, name)
+        def replay(writer: Replay, record: Record, name: str) -> None:
+            if not which(writer, record):
+                real(writer, record, name)
 
-        patch.setattr(Emitter, "replay", replay)
+        patch.setattr(Replay, "replay", replay)
 
     return off
 
 
 def not_replayed_of(*kinds: type) -> Callable[[pytest.MonkeyPatch], None]:
     return not_replayed(
-        lambda emitter, record: type(record.obj) in kinds and id(record) not in emitter.objects.owners
+        lambda writer, record: type(record.obj) in kinds and id(record) not in writer.objects.owners
         and "__name__" not in record.obj
     )  # fmt: skip
 
 
-def instance_dicts_forgotten(emitter: Emitter, record: Record) -> bool:
-    return id(record) in emitter.objects.owners
+def instance_dicts_forgotten(writer: Replay, record: Record) -> bool:
+    return id(record) in writer.objects.owners
 
 
-def globals_forgotten(emitter: Emitter, record: Record) -> bool:
+def globals_forgotten(writer: Replay, record: Record) -> bool:
     return record.obj is globals()
 
 
-def buffers_forgotten(emitter: Emitter, record: Record) -> bool:
+def buffers_forgotten(writer: Replay, record: Record) -> bool:
     return record.source.name.endswith("_buffers")
 
 

@@ -19,6 +19,7 @@ from moebius import capture, stats
 from moebius.captured import Captured
 from moebius.guards.program import CompiledGuards
 from moebius.hook import Entry
+from moebius.replay import Replay
 from moebius.residual import Emitter
 from moebius.tracking.graphs import GraphWriter
 from moebius.tracking.objects import Objects
@@ -30,7 +31,7 @@ STAGES = {
     "the graph": ("moebius.segment", "make_graph"),
     "lowering": ("moebius.segment", "lower"),
     "residual code": (Emitter, "function"),
-    "effects": (Emitter, "effects"),
+    "effects": (Replay, "effects"),
     "guards of sizes": ("moebius.segment", "guard_sizes"),
     "guards": (CompiledGuards, "__init__"),
     "checking the guards": (CompiledGuards, "failure"),

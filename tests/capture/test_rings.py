@@ -14,7 +14,7 @@ from plain_python import compare
 
 from moebius import capture, stats
 from moebius.guards.recorder import GuardRecorder
-from moebius.residual import Emitter
+from moebius.replay import Replay
 from moebius.tracking import late_writes
 
 ROWS = (3, 3, 3, 4, 4, 5, 5, 5, 5, 5)
@@ -349,8 +349,8 @@ def test_without_the_guard_on_the_length(monkeypatch: pytest.MonkeyPatch) -> Non
 
 @pytest.mark.parametrize("recipe", [ring, two_writes], ids=lambda r: r.__name__)
 def test_without_the_effect(recipe: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = Emitter.replay
-    monkeypatch.setattr(Emitter, "replay", lambda self, r, name: None if r.late else real(self, r, name))
+    real = Replay.replay
+    monkeypatch.setattr(Replay, "replay", lambda self, r, name: None if r.late else real(self, r, name))
     with pytest.raises(AssertionError, match="call "):
         compare(recipe, "moebius", ROWS)
 
