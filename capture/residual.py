@@ -318,6 +318,8 @@ class Emitter:
             reduced = iterator.__reduce__()
         except RuntimeError as error:  # a dict or a set that has changed since
             raise CannotRebuild(f"a {type(iterator).__name__} over a changed container") from error
+        if type(iterator) in WALKS and (text := self.walk(iterator)) is not None:
+            return self.assign(iterator, text)
         maker, arguments = reduced[0], reduced[1]
         for a in arguments:
             if type(a) in CONTAINERS or type(a) in REDUCIBLE or isinstance(a, InTrace | Pulled):
@@ -327,6 +329,20 @@ class Emitter:
         if len(reduced) > 2 and reduced[2] is not None:
             self.lines.append(f"{name}.__setstate__({self.value(reduced[2])})")
         return name
+
+    def walk(self, iterator: Any) -> str | None:
+        """An iterator of a dict or a set says that it is one of a list, which would not see that its owner grows. None:
+        the list will do, since nothing else has the owner, or it is at its end; or a set that the frame made of what
+        hashes by its address, which is made again in another order."""
+        owner = next((o for o in gc.get_referents(iterator) if isinstance(o, dict | set)), None)
+        if owner is None or not self.objects.is_known(owner):
+            return None
+        if isinstance(owner, set) and self.objects.record_of(owner) is None and not is_ordered(owner):
+            return None
+        if any(record.shadow is owner for record in self.objects.changed_records()):
+            raise CannotRebuild(f"a {type(iterator).__name__} over a changed container")
+        again, begin = self.constant(walk_again), self.constant(WALKS[type(iterator)])
+        return f"{again}({begin}, {self.value(owner)}, {len(owner) - iterator.__length_hint__()})"
 
     def view_value(self, view: Any) -> str:
         """``d.items()`` of the dict that the view is of (its ``mapping`` is a proxy that does not give it)."""
@@ -468,6 +484,28 @@ BUILTINS = {
 REDUCIBLE = frozenset(
     t for t in natives.ITERATORS if isinstance(t, type) and t is not types.GeneratorType and t not in (map, filter)
 )
+
+
+# How iterators of dicts and sets begin.
+WALKS: dict[type, Any] = {
+    type(begin({})): begin
+    for begin in (
+        lambda d: iter(dict.keys(d)),
+        lambda d: iter(dict.values(d)),
+        lambda d: iter(dict.items(d)),
+        lambda d: reversed(dict.keys(d)),
+        lambda d: reversed(dict.values(d)),
+        lambda d: reversed(dict.items(d)),
+    )
+} | {type(iter(set())): set.__iter__}
+
+
+def walk_again(begin: Any, owner: Any, count: int) -> Any:
+    """An iterator of the owner's that has given so many."""
+    iterator = begin(owner)
+    for _ in range(count):
+        next(iterator)
+    return iterator
 
 
 def is_structseq(cls: type) -> bool:
