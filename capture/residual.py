@@ -212,6 +212,10 @@ class Emitter:
     def slice_value(self, value: slice) -> str:
         return f"slice({self.value(value.start)}, {self.value(value.stop)}, {self.value(value.step)})"
 
+    def has_exceptions(self) -> bool:
+        """Whether exceptions are made again, or are there as they are."""
+        return any(isinstance(value, BaseException) for value in (*self.alive, *self.constants.values()))
+
     def assign(self, value: Any, expression: str) -> str:
         name = self.fresh()
         self.built[id(value)] = name

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import functools
+import sys
 import time
 import types
 from collections.abc import Callable
@@ -95,6 +96,9 @@ def build(
         graph = None if lowered is None else with_missing_gradients(attempt, lowered, parked)
         failures = on_failure(attempt, lowered)
         run = emitter.function(name, graph, inputs, result, failures)
+        attempt.shows_context = attempt.machine.raised and (attempt.objects.asked_context or emitter.has_exceptions())
+        if attempt.shows_context and attempt.handled is not None:
+            raise CannotRebuild("what its caller handles is the context of an exception that it raises")
     except (CannotRebuild, CannotResume) as error:
         return run_whole_natively(attempt, str(error), n_positional, kwnames, below)
     guards = finish_guards(attempt, n_positional, kwnames)
@@ -184,7 +188,16 @@ def finish_guards(attempt: Trace, n_positional: int, kwnames: tuple[str, ...]) -
     guard_sizes(attempt.world, attempt.tensors, attempt.guards)
     text = "global state unchanged (grad mode, autocast, default dtype, modes, determinism)"
     attempt.guards.answers("torch", text, *attempt.state)
+    if attempt.shows_context and attempt.handled is None:
+        attempt.guards.answers("sys.exception()", "no exception is being handled", (sys.exception, None))
+    elif attempt.shows_context:
+        attempt.guards.answers("sys.exception()", "an exception is being handled", (is_handling, True))
     return CompiledGuards(attempt.guards, n_positional, kwnames)
+
+
+def is_handling() -> bool:
+    """Whether the caller is handling an exception: it becomes the context of what is raised."""
+    return sys.exception() is not None
 
 
 def run_whole_natively(

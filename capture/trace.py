@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import traceback
 import types
 from collections import Counter
@@ -19,7 +20,7 @@ from typing import Any
 
 import torch
 
-from moebius.interpreter import UNSET, Frame, InterpreterError, Machine, decode
+from moebius.interpreter import UNSET, Frame, InterpreterError, Machine, Signal, decode
 
 from . import torch_private
 from .errors import CaptureInternalError
@@ -120,6 +121,16 @@ class Request:
     made_state: list[MadeState] = field(default_factory=list)  # of optimizers, by all attempts
 
 
+class TracingMachine(Machine):
+    """Knows whether the program has raised anything."""
+
+    raised = False
+
+    def unwind(self, frame: Frame, exc: BaseException) -> bool:
+        self.raised = self.raised or not isinstance(exc, Signal | InterpreterError)
+        return super().unwind(frame, exc)
+
+
 class Trace:
     """The state of one attempt, and then its outcome: ``result``, or ``graph_break`` with the stopped ``frame``."""
 
@@ -154,7 +165,9 @@ class Trace:
         self.domain.loops.by_number = policy.by_number - policy.not_by_number
         self.domain.loops.not_by_number = policy.not_by_number
         self.domain.lists.sites = policy.gathered - policy.not_gathered
-        self.machine = Machine(self.domain)
+        self.machine = TracingMachine(self.domain)
+        self.handled = sys.exception()  # by the caller
+        self.shows_context = False  # whether the caller's is seen on an exception of the program's
         self.state = torch_private.global_state()
         self.result: Any = UNSET
         self.frame: Frame | None = None

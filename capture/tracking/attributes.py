@@ -77,6 +77,8 @@ class Attributes:
     def get(self, obj: Any, name: str) -> Any:
         """``obj.name``; AttributeError as Python would raise it: one that the user's code raises is told the name too
         (Objects/object.c set_attribute_error_context)."""
+        if name == "__context__":
+            self.objects.asked_context = True
         try:
             return self.find(obj, name)
         except AttributeError as error:
