@@ -85,6 +85,8 @@ settle(void)
     if (done == NULL) {
         PyErr_WriteUnraisable(settler);
     }
+    now = installed();
+    mixed |= now != hook_eval && now != _PyEval_EvalFrameDefault;    /* a thread still uses it: the next to leave looks again */
     Py_XDECREF(before);
     Py_XDECREF(on);
     Py_XDECREF(done);
