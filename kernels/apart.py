@@ -111,13 +111,26 @@ class ExpertsApart(torch.autograd.Function):
         if grad is None:
             return (None,) * len(ctx.needs_input_grad)
         hit, x_TD, h_SM, order_S, offsets, weight_TK, *leaves = ctx.saved_tensors
+        kept = [h_SM]
+        del h_SM
+        release(ctx)
         refuse_other_data(ctx.used_whole)
         weights = placed_all(ctx.layout, leaves)
-        rooms = make_rooms(ctx.layout, leaves, needs, offsets, hit)
+        rooms = LeafRooms(ctx.layout, leaves, needs, offsets, hit)
         grad_x, grad_weight = cpu.backward_into(
-            [placed(part, rooms) for part in ctx.layout], grad, x_TD, h_SM, weights, order_S, offsets, weight_TK,
-            ctx.top_k, ctx.options, needs_x, needs_weight)
-        return None, None, None, None, grad_x, grad_weight, *rooms
+            cpu.Rooms(rooms.make), grad, x_TD, kept, weights, order_S, offsets, weight_TK, ctx.top_k, ctx.options,
+            needs_x, needs_weight)
+        return None, None, None, None, grad_x, grad_weight, *rooms.leaves
+
+
+def release(ctx: Any) -> None:
+    """Let go of what is saved unless backward may run again: it is then freed as soon as it was used, not after all.
+
+    torch's own compiled functions do so. Checked on torch 2.13; where it is not there, the end of backward does it.
+    """
+    clear = getattr(ctx, "maybe_clear_saved_tensors", None)
+    if clear is not None:
+        clear()
 
 
 def used_whole(layout: Sequence[Layout | None], leaves: Sequence[Tensor]) -> list[int]:
@@ -138,20 +151,26 @@ def refuse_other_data(used: Iterable[tuple[Tensor, int]]) -> None:
             )
 
 
-def make_rooms(layout: Iterable[Layout | None], leaves: Sequence[Tensor], needs: Sequence[bool], offsets: Tensor,
-               hit: Tensor | None) -> list[Tensor | None]:
+class LeafRooms:
     """Room for each leaf's gradient, zero for experts without rows; None where there will be no gradient."""
-    rows_E = offsets.diff()
-    empty_experts, counts = (rows_E == 0).nonzero().flatten(), rows_E.tolist()
-    running = range(len(counts)) if hit is None else set(hit.unique().tolist())
-    rooms: list[Tensor | None] = [None] * len(leaves)
-    for _, _, places in (block for blocks in layout if blocks is not None for block in blocks):
-        if isinstance(places, int):
-            if needs[places]:
-                rooms[places] = torch.empty_like(leaves[places]).index_fill_(0, empty_experts, 0)
-            continue
-        for expert, place in enumerate(places):
-            if needs[place] and expert in running:
-                make = torch.empty_like if counts[expert] else torch.zeros_like
-                rooms[place] = make(leaves[place])
-    return rooms
+
+    def __init__(self, layout: Sequence[Layout | None], leaves: Sequence[Tensor], needs: Sequence[bool],
+                 offsets: Tensor, hit: Tensor | None) -> None:
+        self.layout, self.like, self.needs = layout, leaves, needs
+        rows_E = offsets.diff()
+        self.empty_experts, self.counts = (rows_E == 0).nonzero().flatten(), rows_E.tolist()
+        self.running = range(len(self.counts)) if hit is None else set(hit.unique().tolist())
+        self.leaves: list[Tensor | None] = [None] * len(leaves)
+
+    def make(self, place: int) -> products.Blocks | None:
+        """The rooms of one of the weights."""
+        for _, _, places in self.layout[place] or ():
+            if isinstance(places, int):
+                if self.needs[places]:
+                    self.leaves[places] = torch.empty_like(self.like[places]).index_fill_(0, self.empty_experts, 0)
+                continue
+            for expert, leaf in enumerate(places):
+                if self.needs[leaf] and expert in self.running:
+                    make = torch.empty_like if self.counts[expert] else torch.zeros_like
+                    self.leaves[leaf] = make(self.like[leaf])
+        return placed(self.layout[place], self.leaves)

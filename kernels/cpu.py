@@ -7,7 +7,7 @@ scale A (N wide) rather than the expert's output (D wide).
 """
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -19,6 +19,7 @@ from moebius.kernels.panels import Scratch, panels
 from moebius.kernels.products import (
     Blocks,
     BlockWeights,
+    Matrices,
     Operands,
     accumulate_outer,
     accumulate_sums,
@@ -99,6 +100,25 @@ def forward(x_TD: Tensor, weights: Weights | BlockWeights, order_S: Tensor, offs
     return out_TD.to(x_TD.dtype), h_SM
 
 
+class Rooms:
+    """Room for the gradients of Weights' four, each made when the first of it is computed.
+
+    make: what makes the room of one of them, given its place; None where no gradient is needed.
+    """
+
+    def __init__(self, make: Callable[[int], Tensor | Blocks | None]) -> None:
+        self.make = make
+        self.made: dict[int, list[Matrices]] = {}
+
+    def matrices(self, place: int) -> list[Matrices]:
+        if place not in self.made:
+            self.made[place] = matrices(self.make(place))
+        return self.made[place]
+
+
+GATE_UP, DOWN, GATE_UP_BIAS, DOWN_BIAS = range(4)  # places in Weights
+
+
 def empty_gradient(parameter: Tensor | None, needed: bool, empty_experts: Tensor) -> Tensor | None:
     """Room for a parameter's gradient, zero for experts without rows; None where it is not needed."""
     if not needed or parameter is None:
@@ -110,60 +130,76 @@ def backward(grad_TD: Tensor, x_TD: Tensor, h_SM: Tensor, weights: Weights, orde
              weight_TK: Tensor | None, top_k: int, options: Options, needs: Needs) -> Gradients:
     """As reference.backward; a gradient that is not needed is not computed."""
     empty_experts = (offsets.diff() == 0).nonzero().flatten()
-    rooms = [empty_gradient(parameter, needed, empty_experts) for parameter, needed in zip(
-        weights, (needs.gate_up, needs.down, needs.gate_up_bias, needs.down_bias), strict=True)]
+    needed = (needs.gate_up, needs.down, needs.gate_up_bias, needs.down_bias)
+    found: dict[int, Tensor | None] = {}
+
+    def make(place: int) -> Tensor | None:
+        found[place] = empty_gradient(weights[place], needed[place], empty_experts)
+        return found[place]
+
     grad_x, grad_weight = backward_into(
-        rooms, grad_TD, x_TD, h_SM, weights, order_S, offsets, weight_TK, top_k, options, needs.x, needs.weight)
-    grad_gate_up, grad_down, grad_up_bias, grad_down_bias = rooms
-    return Gradients(grad_x, grad_gate_up, grad_down, grad_weight, grad_up_bias, grad_down_bias)
+        Rooms(make), grad_TD, x_TD, [h_SM], weights, order_S, offsets, weight_TK, top_k, options, needs.x, needs.weight)
+    return Gradients(grad_x, found[GATE_UP], found[DOWN], grad_weight, found[GATE_UP_BIAS], found[DOWN_BIAS])
 
 
 def backward_into(
-    rooms: Sequence[Tensor | Blocks | None], grad_TD: Tensor, x_TD: Tensor, h_SM: Tensor,
+    rooms: Rooms, grad_TD: Tensor, x_TD: Tensor, kept: list[Tensor],
     weights: Weights | BlockWeights, order_S: Tensor, offsets: Tensor, weight_TK: Tensor | None, top_k: int,
     options: Options, needs_x: bool, needs_weight: bool,
 ) -> tuple[Tensor | None, Tensor | None]:
     """The gradients of x and of the routing weights; those of Weights' four are written into rooms, where there is
-    one. The rooms of experts without rows are left as they are."""
+    one. The rooms of experts without rows are left as they are. kept: H, taken out of the list when it is not needed.
+
+    In each panel what is D wide takes one buffer in turns, and the room for gate_up's gradient, half of all there is to
+    be, is made when most else is gone: with few rows this is the peak of a training step.
+    """
     dtype, exact = x_TD.dtype, accumulate_dtype(x_TD.dtype)
     token_S = order_S // max(top_k, 1)
     scale_S = row_weight(weight_TK, order_S, exact)
     grad_x = torch.zeros(x_TD.shape, dtype=exact) if needs_x else None
     grad_s_S = torch.zeros(order_S.shape[0], dtype=exact) if needs_weight else None
-    operands, grads = Operands(*map(matrices, weights)), Operands(*map(matrices, rooms))
+    operands = Operands(*map(matrices, weights))
 
-    scratch = Scratch(x_TD, order_S.shape[0])
+    scratch, end = Scratch(x_TD, order_S.shape[0]), int(offsets[-1])
     width, width_h, narrow = x_TD.shape[1], weights.gate_up_E2ND.shape[1], weights.down_EDN.shape[2]
     for panel in panels(offsets):
         start, stop = panel.start, panel.stop
         token, count = token_S[start:stop], stop - start
         scale = None if scale_S is None else scale_S[start:stop]
-        grad_y = scratch.gather("grad_y", grad_TD, token)
-        rows = x_TD[:0]
-        if grads.gate_up or options.save == "recompute":
-            rows = scratch.gather("x", x_TD, token)
-        h = h_SM[start:stop] if options.save == "default" else project_up(
-            rows, operands, panel, scratch.take("h", count, width_h), options.gate, options.format("up"))
+        h = kept[0][start:stop] if options.save == "default" else project_up(
+            scratch.gather("rows", x_TD, token), operands, panel, scratch.take("h", count, width_h), options.gate,
+            options.format("up"))
 
         # dA' is before the routing weight, so that dS = <dA', A>
+        grad_y = scratch.gather("rows", grad_TD, token)
         grad_a = multiply(grad_y, operands.down, panel, scratch.take("grad_a", count, narrow),
                           options.format("grad_act"))
         grad_s = None if grad_s_S is None else grad_s_S[start:stop]
         scaled_a, grad_h = gated_backward(grad_a, h, scale, options, scratch, grad_s)
+        del h, grad_a
         if grad_s is not None:
             for block in operands.down_bias:
                 parts = zip(panel.cut(grad_y[:, block.rows]), panel.cut(grad_s), panel.segments, strict=True)
                 for part, to, segment in parts:
                     to += torch.mv(part, existing(block.parts[segment.expert]))
-        accumulate_outer(grads.down, grad_y, scaled_a, panel, options.format("grad_down"))
-        if grads.down_bias:
-            accumulate_sums(grads.down_bias, grad_y if scale is None else grad_y * scale[:, None], panel)
-        accumulate_outer(grads.gate_up, grad_h, rows, panel, options.format("grad_gate_up"))
-        accumulate_sums(grads.gate_up_bias, grad_h, panel)
+        accumulate_outer(rooms.matrices(DOWN), grad_y, scaled_a, panel, options.format("grad_down"))
+        if rooms.matrices(DOWN_BIAS):
+            grad_rows = grad_y if scale is None else grad_y * scale[:, None]
+            accumulate_sums(rooms.matrices(DOWN_BIAS), grad_rows, panel)
+        del scaled_a
+        if stop == end:  # the last panel
+            scratch.drop("a", "grad_a")
+            kept.clear()
         if grad_x is not None:
-            y = multiply(grad_h, operands.gate_up, panel, scratch.take("y", count, width),
-                         options.format("grad_x"))
+            y = multiply(grad_h, operands.gate_up, panel, scratch.take("rows", count, width), options.format("grad_x"))
             add_rows(grad_x, token, y, scratch)
+        if rooms.matrices(GATE_UP):
+            rows = scratch.gather("rows", x_TD, token)
+            accumulate_outer(rooms.matrices(GATE_UP), grad_h, rows, panel, options.format("grad_gate_up"))
+        accumulate_sums(rooms.matrices(GATE_UP_BIAS), grad_h, panel)
+
+    for place in range(len(weights)):
+        rooms.matrices(place)  # where no expert has rows
 
     grad_weight = None
     if grad_s_S is not None and weight_TK is not None:

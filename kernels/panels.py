@@ -68,3 +68,8 @@ class Scratch:
     def gather(self, name: str, source: Tensor, token: Tensor) -> Tensor:
         """source[token] in the buffer called name."""
         return torch.index_select(source, 0, token, out=self.take(name, token.shape[0], source.shape[1]))
+
+    def drop(self, *names: str) -> None:
+        """Let go of buffers that are not taken again soon."""
+        for name in names:
+            self.buffers.pop(name, None)

@@ -22,6 +22,7 @@ FAMILIES = {
     "muse_spark": (True, 2, 2),  # a norm after the experts
     "vitpose_backbone": (True, 0, 0),  # a dense sum over experts, masked
     "zaya": (True, 2, 2),  # top-1, a router that passes its state on
+    "switch_transformers": (True, 4, 4),  # a parameter for each expert, which are nearly all of the model
 }
 
 
@@ -45,8 +46,9 @@ def test_graphs_and_regions(measured):
 
 
 def test_memory(measured):
+    """At its peak a step holds no more than plain Python's, but for 1024 bytes of numbers and masks."""
     _, result = measured
-    assert result["ours"]["moebius"]["peak_bytes"] > 0 and result["ours"]["plain"]["peak_bytes"] > 0
+    assert 0 < result["ours"]["moebius"]["peak_bytes"] <= result["ours"]["plain"]["peak_bytes"] + 1024
 
 
 def test_the_page_tells_a_difference():
