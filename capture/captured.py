@@ -54,7 +54,7 @@ MAX_MISSES = 2  # of one branch on data, before it becomes a graph break
 RARE = 20  # a branch on data that leaves its graph once in so many calls is let be
 MAX_SEGMENTS = 16  # of one module; past it the callable runs natively and the report names the guard that kept failing
 MAX_MODULES = 512  # as many segments as modules that share a forward method: the layers of a model
-MAX_MADE = 4  # functions of one code with other cells: a comprehension is a new one in each call, and runs natively
+MAX_MADE = 4  # functions of one code with cells of their own; one that each call makes anew runs natively after that
 MAX_LOOKS = 3  # how often what broke is traced once more, in the second call, to see whether it still does
 DEBUG = bool(os.environ.get("MOEBIUS_DEBUG"))
 
@@ -532,7 +532,7 @@ def failure_file(function: types.FunctionType, error: Exception) -> str | None:
 
 
 class FrameCapture:
-    """Asked by the frame hook once for each code object that is met below a native call."""
+    """Asked by the frame hook once for each code object that a captured function meets below a native call."""
 
     def __init__(self) -> None:
         self.local = threading.local()

@@ -184,7 +184,7 @@ def test_each_of_many_modules_of_one_class_is_captured(decorated):
             misses.append(stats(step).misses)
     ours = [one for one in captured_of(step).family() if one.function.__name__ in ("forward", "out_of_the_graph")]
     assert [len(one.segments) for one in ours] == [len(layers)]
-    assert misses[-1] == misses[-2]  # (the comprehension is a function that each call makes anew)
+    assert misses[-1] == misses[-2]
 
 
 def test_one_module_that_keeps_changing_is_given_up():
