@@ -6,19 +6,17 @@
 #include "frames.h"
 #include "end_frame.h"
 
-#include <limits.h>
-
 /* ---- switching the hook on and off ---- */
 
 int mb_hooked_threads;
 static __thread int hook_is_on;
 
 /* Evaluators that were installed when we came, oldest first; `depth` of them. More than one when somebody else's hook went
- * on top of ours and we went on top of that. */
+ * on top of ours and we went on top of that. When the last hooked thread leaves, the chain goes back to `base`: what it was
+ * when the first came. (Whoever leaves last may have pushed nothing: what each thread pushed is not counted by thread.) */
 #define MAX_DEPTH 64
 static _PyFrameEvalFunction chain[MAX_DEPTH];
-static int depth;
-static int owed = INT_MAX;    /* the last thread to leave also goes back to this depth, for a thread that left before */
+static int depth, base;
 
 /* Threads that come and go in turns can leave somebody else's hook installed that has nothing to do: its last thread left
  * while ours was on top, and we put it back. `mixed`: that may have happened. `settler` is torch's own switch. */
@@ -40,16 +38,29 @@ install(_PyFrameEvalFunction evaluator)
 }
 
 static int
-push(void)
+is_in_chain(_PyFrameEvalFunction one)
+{
+    for (int i = base; i < depth; i++) {
+        if (chain[i] == one) {
+            return 1;
+        }
+    }
+    return 0;
+}
+
+/* Ours on top. Under other threads' (`shared`) the chain holds each evaluator once: it ends with all of them. */
+static void
+push(int shared)
 {
     _PyFrameEvalFunction now = installed();
     if (now == hook_eval || depth == MAX_DEPTH) {
-        return 0;
+        return;
     }
-    mixed |= depth > 0;
-    chain[depth++] = now;
+    if (!shared || !is_in_chain(now)) {
+        mixed |= depth > 0;
+        chain[depth++] = now;
+    }
     install(hook_eval);
-    return 1;
 }
 
 static void
@@ -93,21 +104,34 @@ settle(void)
     PyErr_Restore(type, value, trace);
 }
 
+/* One more thread is hooked; the chain goes back to no more than `lowest`. */
+static void
+one_more(int lowest, int must_push)
+{
+    int shared = mb_hooked_threads++ > 0;
+    mixed |= shared;
+    if (!shared || lowest < base) {
+        base = lowest < depth ? lowest : depth;
+    }
+    if (must_push || depth <= base) {
+        push(shared);
+    }
+}
+
 HookScope
 mb_hook_enter(int on)
 {
-    HookScope scope = {hook_is_on, depth, 0};
+    HookScope scope = {hook_is_on, base, 0};
     if (on == hook_is_on) {
         return scope;
     }
     hook_is_on = on;
     if (on) {
-        mixed |= mb_hooked_threads++ > 0;
-        scope.did = push();
+        one_more(mb_hooked_threads > 0 ? base : depth, 1);
     }
-    else if (--mb_hooked_threads == 0 && depth > 0 && installed() == hook_eval) {
+    else if (--mb_hooked_threads == 0 && depth > base && installed() == hook_eval) {
         pop_to(depth - 1);
-        scope.did = 1;
+        scope.popped = 1;
     }
     return scope;
 }
@@ -120,22 +144,13 @@ mb_hook_leave(HookScope scope)
     }
     hook_is_on = scope.was_on;
     if (scope.was_on) {
-        mb_hooked_threads++;
-        if (scope.did) {
-            push();
+        one_more(scope.base, scope.popped);
+    }
+    else if (--mb_hooked_threads == 0) {
+        pop_to(base);
+        if (depth == 0 && mixed) {
+            settle();
         }
-        return;
-    }
-    mb_hooked_threads--;
-    if (scope.did && scope.depth < owed) {
-        owed = scope.depth;
-    }
-    if (mb_hooked_threads == 0 && owed != INT_MAX) {
-        pop_to(owed);
-        owed = INT_MAX;
-    }
-    if (mb_hooked_threads == 0 && depth == 0 && mixed) {
-        settle();
     }
 }
 

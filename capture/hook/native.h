@@ -168,7 +168,7 @@ PyObject *mb_finish(PyObject *module, PyObject *result);
 /* frames.c */
 extern int mb_hooked_threads;     /* how many threads have the hook switched on */
 typedef struct {
-    int was_on, depth, did;
+    int was_on, base, popped;
 } HookScope;
 HookScope mb_hook_enter(int on);  /* for this thread, until the scope is left */
 void mb_hook_leave(HookScope scope);
