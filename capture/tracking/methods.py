@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from moebius.interpreter import STOP
+from moebius.interpreter.forms import form_of
 
 from ..hook import ABSENT, copy_set
 from ..sources import Static
@@ -110,7 +111,8 @@ class Methods(CallParts):
         if name in OBJECT_METHODS and is_object_method(bound, kind):
             return getattr(self, OBJECT_METHODS[name])(owner, *args, **kwargs)
         if isinstance(owner, types.GeneratorType) and self.objects.is_new(owner):
-            return bound(*args, **kwargs)
+            form = form_of(bound)
+            return bound(*args, **kwargs) if form is None else form(self.domain, args, kwargs)
         if isinstance(owner, type):
             return self.class_method(owner, name, bound, args, kwargs)
         if kind in ATOMS or plain_member(owner) is not owner:

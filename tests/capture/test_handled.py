@@ -8,6 +8,7 @@ from moebius import capture, stats
 from moebius.api import captured_of, report_of
 from moebius.interpreter import Machine
 from moebius.trace import TracingMachine
+from moebius.tracking import methods
 
 
 def broken():
@@ -113,3 +114,28 @@ def test_where_no_exception_is_seen_one_capture_serves_all():
     except ValueError:
         assert captured(1) == 2
     assert stats(captured).misses == 1 and not report_of(captured_of(captured)).breaks
+
+
+def thrown_through_a_generator():
+    """`throw` hands on what it is given; `close` raises its own GeneratorExit where it is called."""
+
+    def generator():
+        yield 1
+
+    try:
+        raise ValueError(5)
+    except ValueError:
+        suspended = generator()
+        next(suspended)
+        try:
+            suspended.throw(GeneratorExit(3))
+        except GeneratorExit as error:
+            return error
+
+
+@pytest.mark.parametrize("with_form", [True, False])
+def test_what_is_thrown_into_a_generator_keeps_its_context(with_form, monkeypatch):
+    if not with_form:
+        monkeypatch.setattr(methods, "form_of", lambda bound: None)
+    same = chain(capture(thrown_through_a_generator)) == chain(thrown_through_a_generator)
+    assert same == with_form
