@@ -1,4 +1,4 @@
-"""Threads that switch the frame hook on and off in every order: it is installed while one is hooked, and then no more."""
+"""Threads that switch the frame hook on and off in any order: it is installed while one is hooked, and no longer."""
 
 import queue
 import threading
