@@ -87,12 +87,12 @@ class FailureHandler:
     ) -> list[Callable[[], Any]]:
         """Replay what came before the failed operator. Returns one callable, which goes on from there."""
         error = failed.pop()
+        Parked(self.made_state).park()  # for good: what runs now makes it anew, if it comes to the optimizer
         if isinstance(error, BranchError):
             self.missed(error)
             return [self.exits[error.place].go_on(error.live, args, kwargs)]
         reached = locate(error, self.lowered, inputs)
         if isinstance(error, MissingGradientError):
-            Parked(self.made_state).park()  # for good: the next capture makes it anew
             self.missed(error)
         if reached is None:
             error.add_note(

@@ -34,7 +34,7 @@ class Parked:
         self.away |= self.taken_out(made for made in self.made if made not in self.away)  # (those: by take_away)
 
     def taken_out(self, references: Iterable[MadeState]) -> dict[MadeState, Any]:
-        """The state of those that have no gradient and that no step has updated, taken out of their optimizers."""
+        """The state that no step has updated, taken out of their optimizers."""
         living = self.living(references)
         return {made: optimizer.state.pop(p) for made, optimizer, p in living if made.is_untouched()}
 

@@ -193,7 +193,7 @@ class Calls(Methods, Construction, StandIns):
         """``torch.compiler.is_compiling()``: what plain Python would get, False, unless that has led to a graph break.
 
         A library asks it where control flow over tensor values has a twin that a graph holds: then the answer is True,
-        for that function alone. Optimizers ask it in order to choose other arithmetic: they always get eager's.
+        for that function alone. What would choose other arithmetic by it, as optimizers do, always gets eager's.
         """
         frame = self.domain.machine.frame
         if frame is None or frame.globals.get("__name__", "").startswith(EAGER_ARITHMETIC):
@@ -575,8 +575,11 @@ OPERATOR_SIGNS = {
     "lshift": "<<",
     "rshift": ">>",
 }
-# where ``is_compiling`` chooses between forms of the same arithmetic that differ in the last bit
-EAGER_ARITHMETIC = ("torch.optim", "torch.nn.utils.clip_grad", "torch.utils._foreach_utils")
+# where ``is_compiling`` chooses between forms of the same arithmetic that differ in the last bit, or (a transformer
+# encoder with padded rows) in what stands at places that do not count
+EAGER_ARITHMETIC = (
+    "torch.optim", "torch.nn.utils.clip_grad", "torch.utils._foreach_utils", "torch.nn.modules.transformer",
+)  # fmt: skip
 ITEM_ARGUMENTS = frozenset(
     {itertools.islice, itertools.repeat, itertools.count, functools.reduce, enumerate, collections.deque}
 )

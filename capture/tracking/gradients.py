@@ -45,6 +45,14 @@ STAND_INS = {
 }
 
 
+# Autograd nodes that can give a sparse gradient -> where they keep whether they do (tools/autograd/derivatives.yaml).
+SPARSE_OPTIONS = {
+    "EmbeddingBackward0": "_saved_sparse",
+    "EmbeddingBagBackward0": "_saved_sparse",
+    "GatherBackward0": "_saved_sparse_grad",
+}
+
+
 class Accumulated:
     """The gradient after a backward that reached the leaf. before: None, or UNREAD for what the call began with."""
 
@@ -66,6 +74,7 @@ class Gradients:
         self.was_set: dict[str, bool] = {}  # by source: what the call began with
         self.retained: dict[TensorProxy, Any] = {}  # the tensors that keep their gradients, with their autograd nodes
         self.needs_history = False  # whether a gradient went through a module that was not interpreted by itself
+        self.sparse = False  # whether an operator of the step gives a sparse gradient (an embedding that asks for one)
         self.asked_by_others = False  # whether code other than torch's optimizers asked for what backward left
         self.optimizers: list[torch.optim.Optimizer] = []
         self.hooks: GradientHooks  # these two come with the domain
@@ -302,6 +311,15 @@ class Gradients:
             self.check.args = (*self.check.args, proxy.node)
         return self.tensors.record("call_function", gradient_of, (proxy,), {}, fake)
 
+    def refuse_sparse(self) -> None:
+        """A graph break where Python reads a gradient that would be a sparse tensor: tracing has a dense one."""
+        if self.sparse:
+            raise Break(
+                "sparse gradient",
+                "an embedding with sparse=True, or gather with sparse_grad=True, gives one",
+                "what reads it runs natively; with sparse=False it stays in the graph",
+            )
+
     def owners(self) -> dict[str, str]:
         """The inputs of the graph that are an optimizer's state -> the inputs that are their parameters."""
         names = {id(p.real): p.node.name for p in self.tensors.inputs if isinstance(p.real, torch.Tensor)}
@@ -315,6 +333,7 @@ class Gradients:
 
     def fake_gradient(self, proxy: TensorProxy) -> torch.Tensor:
         """Autograd gives a gradient the strides of a dense leaf (``GradLayoutContract``, torch/csrc/autograd)."""
+        self.refuse_sparse()
         with self.tensors.world.mode, torch.no_grad():
             return torch.empty_like(proxy.fake).requires_grad_(False)
 
@@ -333,3 +352,9 @@ class Gradients:
             raise Break("Tensor.grad", "a gradient of another shape or dtype is set", "the error is raised natively")
         self.tensors.writer.node("call_function", set_gradient, (proxy, value), {}).meta["val"] = None
         self.of[proxy] = value
+
+
+def gives_sparse_gradient(function: Any) -> bool:
+    """Whether an autograd node, of a fake, is of an operator that was asked for a sparse gradient."""
+    option = SPARSE_OPTIONS.get(type(function).__name__)
+    return option is not None and getattr(function, option) is True

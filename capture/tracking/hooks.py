@@ -135,6 +135,7 @@ class GradientHooks(Bodies):
         return found
 
     def graph_of(self, tensor: TensorProxy, hooks: list[dict[int, Any]]) -> tuple[fx.Node, tuple[fx.Node, ...]]:
+        self.tensors.gradients.refuse_sparse()
         with self.scope() as scope:
             gradient = self.gradient("gradient", tensor.fake)
             self.interpreting = True

@@ -40,9 +40,9 @@ class MadeState:
             self.made.update({n: (weakref.ref(v), torch_private.version_of(v)) for n, v in tensors.items()})
 
     def is_untouched(self) -> bool:
-        """Whether the parameter has no gradient, and the state that was made, which no step has written to since."""
+        """Whether the parameter has the state that was made, which no step has written to since."""
         optimizer, p = self.optimizer(), self.parameter()
-        if optimizer is None or p is None or p.grad is not None:
+        if optimizer is None or p is None:
             return False
         state = optimizer.state.get(p)
         if not state or state.keys() != self.made.keys():

@@ -23,7 +23,7 @@ from .. import torch_private
 from ..guards.recorder import GuardRecorder, describe_tensor, tensor_meta
 from ..sources import Source, part
 from .counts import BINCOUNTS, INTEGERS, bins, known_few, unknown_numbers
-from .gradients import Gradients
+from .gradients import Gradients, gives_sparse_gradient
 from .graphs import GraphWriter
 from .hit_loops import number_of
 from .numbers import SHAPED_BY_FLOATS, Number, Numbers
@@ -333,6 +333,7 @@ class TensorOperations:
                     node.graph.erase_node(node)
                 return known
             self.writer.bind_symbols(result, node)
+            self.gradients.sparse = self.gradients.sparse or gives_sparse_gradient(result.grad_fn)
             proxy = self.of_fake[id(result)] = TensorProxy(self, result, node)
             return proxy
         if isinstance(result, SYMBOLIC):

@@ -51,3 +51,38 @@ def test_same_state(name):
         assert list(ours) == list(theirs)
         for key, state in theirs.items():
             torch.testing.assert_close(ours[key], state)
+
+
+def scaled_step(model, optimizer, scaler, x):
+    optimizer.zero_grad()
+    scaler.scale(model(x).square().mean()).backward()
+    scaler.step(optimizer)
+    scaler.update()
+
+
+def clipped_step(model, optimizer, scaler, x):
+    optimizer.zero_grad()
+    model(x).square().mean().backward()
+    nn.utils.clip_grad_norm_(model.parameters(), 1.0, error_if_nonfinite=True)
+    optimizer.step()
+
+
+@pytest.mark.parametrize("step", [scaled_step, clipped_step], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_first_step_that_does_not_come_to_the_optimizer_leaves_no_state(name, step):
+    """An overflow in the first step: it was captured with the optimizer, and the data goes around it."""
+    found = []
+    for run in (capture(step), step):
+        torch.manual_seed(0)
+        model = nn.Linear(3, 3)
+        optimizer, scaler = OPTIMIZERS[name](model.parameters()), torch.amp.GradScaler("cpu", init_scale=2.0)
+        states = []
+        for scale in (float("inf"), 1.0, 1.0, float("inf"), 1.0):
+            try:
+                run(model, optimizer, scaler, torch.ones(2, 3) * scale)
+                error = ""
+            except RuntimeError as raised:
+                error = str(raised)
+            states.append((error, repr(optimizer.state_dict()["state"]), [p.tolist() for p in model.parameters()]))
+        found.append(states)
+    assert found[0] == found[1] and found[1][0][1] == "{}" != found[1][1][1]

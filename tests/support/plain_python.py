@@ -99,7 +99,7 @@ def calls(step: Step, reached: Any, sizes: tuple[int, ...] = ROWS) -> Iterator[d
         yield {
             "result": shown(result),
             "error": error,
-            "gradients": [None if t.grad is None else t.grad.tolist() for t in (x, *leaves(reached))],
+            "gradients": [None if t.grad is None else values(t.grad) for t in (x, *leaves(reached))],
             "printed": (out.getvalue(), err.getvalue()),
             "warnings": [(str(w.message), w.category, w.filename, w.lineno) for w in warned],
             "reached": shown(reached),
@@ -111,6 +111,14 @@ def calls(step: Step, reached: Any, sizes: tuple[int, ...] = ROWS) -> Iterator[d
                 torch.get_default_dtype(),
             ),
         }
+
+
+def values(tensor: torch.Tensor) -> Any:
+    """The numbers of a tensor; a NaN is shown by its name, as it is not equal to itself."""
+    numbers = tensor.detach().to_dense() if tensor.layout is not torch.strided else tensor.detach()
+    found = numbers.as_subclass(torch.Tensor).tolist()
+    unequal = numbers.is_floating_point() and bool(numbers.isnan().any())
+    return (str(tensor.layout), repr(found) if unequal else found)
 
 
 def users_lines(error: BaseException, step: Any) -> list[tuple[str, int]]:
@@ -145,8 +153,8 @@ def shown(value: Any, path: tuple[int, ...] = ()) -> Any:
     """A value all the way down, as something that compares; what is met inside of itself is a mark."""
     kind = type(value).__name__
     if isinstance(value, torch.Tensor):
-        plain = value.detach().as_subclass(torch.Tensor)
-        return kind, plain.tolist(), value.dtype, value.requires_grad, value.stride(), value.is_inference()
+        strides = value.stride() if value.layout is torch.strided else ()
+        return kind, values(value), value.dtype, value.requires_grad, strides, value.is_inference()
     if value is None or isinstance(
         value, int | float | str | bytes | complex | enum.Enum | set | frozenset | BaseException
     ):
