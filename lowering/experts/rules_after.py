@@ -13,12 +13,12 @@ from moebius.lowering.experts.facts import (
     Invariant,
     Linear,
     OwnVector,
+    Pointwise,
     Product,
     RowFunction,
     RowWeight,
     RowWise,
     Slice,
-    linears,
 )
 from moebius.lowering.experts.reader import RULES, Reader
 from moebius.lowering.operators import ELEMENTWISE, Call
@@ -64,7 +64,7 @@ def row_by_row(reader: Reader, call: Call) -> Fact | None:
     rows = [node for node in call.node.all_input_nodes if isinstance(reader.facts.get(node), RowFunction)]
     if shape is None or dtype is None or len(shape) != 2 or not rows:
         return None
-    bases = {base for node in rows for base in bases_of(reader.facts[node])}
+    bases = set[Linear | None]().union(*(bases_of(reader.facts[node]) for node in rows))
     if len(bases) != 1 or None in bases:
         return None
     if not all(aligned(reader, node, shape) for node in call.node.all_input_nodes) or not along_rows(reader, call):
@@ -74,13 +74,20 @@ def row_by_row(reader: Reader, call: Call) -> Fact | None:
     return RowWise(base.selection, dtype, base, call.node)
 
 
-def bases_of(fact: Fact | None) -> set[Linear | None]:
-    """The projection whose rows a fact is of; None among them where it is of something else too."""
-    if isinstance(fact, RowWise):
-        return {fact.base}
-    if isinstance(fact, RowWeight) or (isinstance(fact, Product) and fact.weights):
-        return {None}
-    return set(linears(fact)) if fact is not None else {None}
+def bases_of(fact: Fact) -> frozenset[Linear | None]:
+    """The projections whose rows a fact is of; None among them where it is of other rows too (of x, say)."""
+    match fact:
+        case RowWise():
+            return frozenset((fact.base,))
+        case Linear():
+            return frozenset((fact,))
+        case Pointwise():
+            return frozenset[Linear | None]().union(*map(bases_of, fact.arguments))
+        case Product() if not fact.weights:
+            return frozenset[Linear | None]().union(*map(bases_of, fact.factors))
+        case RowFunction():
+            return frozenset((None,))
+    return frozenset()
 
 
 def aligned(reader: Reader, node: fx.Node, result: tuple) -> bool:

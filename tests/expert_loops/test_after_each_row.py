@@ -136,3 +136,34 @@ def test_slots_of_no_expert_add_nothing(monkeypatch):
     monkeypatch.setattr(writing, "proven_within", lambda *_: True)
     with pytest.raises(AssertionError):
         lowered(layer(layer_norm, drop=True))
+
+
+def residual_then_norm(y, rows, scale):
+    return functional.layer_norm(rows + y, (D,), scale)
+
+
+def weighted_by_its_row(y, rows, scale):
+    return torch.softmax(y * rows, -1)
+
+
+def norm_of_a_sum_inside(y, rows, scale):
+    return functional.layer_norm(torch.tanh(y + scale) * 0.5 + rows.sigmoid(), (D,))
+
+
+@pytest.mark.parametrize("top_k", [1, 2])
+@pytest.mark.parametrize("over_hits", [False, True])
+@pytest.mark.parametrize("after", [residual_then_norm, weighted_by_its_row, norm_of_a_sum_inside])
+def test_rows_of_x_besides(after, over_hits, top_k):
+    """What is computed of the expert's rows and of other rows is not of the expert's rows alone."""
+
+    def function(x, router, gate_up, down, scale):
+        weight, index = (x @ router.T).softmax(-1).topk(top_k, -1)
+        out = torch.zeros_like(x)
+        for e in index.unique() if over_hits else range(E):
+            token, slot = torch.where(index == e)
+            gate, up = functional.linear(x[token], gate_up[e]).chunk(2, -1)
+            y = functional.linear(functional.silu(gate) * up, down[e])
+            out.index_add_(0, token, after(y, x[token], scale[0]) * weight[token, slot, None])
+        return out
+
+    lowered(function)
