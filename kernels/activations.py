@@ -100,7 +100,9 @@ def activate(h: Tensor, activation: Activation | expressions.Gating, gate: str) 
     if isinstance(activation, expressions.Gating):
         return expressions.evaluate([activation.value], gate_half, up_half)[0]
     value = activation.value(gate_half)
-    return value if up_half is None else value.mul_(up_half)
+    if up_half is None:
+        return value
+    return value * up_half if value.requires_grad else value.mul_(up_half)  # (autograd keeps the value of some)
 
 
 def activate_backward(grad_a: Tensor, h: Tensor, activation: Activation | expressions.Gating, gate: str

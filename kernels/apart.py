@@ -10,10 +10,9 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
-from moebius.kernels import cpu, products
-from moebius.kernels.contract import Options
+from moebius.kernels import cpu, products, reference, twice
+from moebius.kernels.contract import Options, Weights
 from moebius.kernels.experts_op import as_they_are
 from moebius.kernels.routing import sort_rows
 
@@ -98,29 +97,66 @@ class ExpertsApart(torch.autograd.Function):
         weights = placed_all(layout, leaves)
         order_S, offsets = sort_rows(index_TK, weights.down_EDN.shape[0])
         out_TD, h_SM = cpu.forward(x_TD, weights, order_S, offsets, weight_TK, index_TK.shape[1], options)
-        ctx.save_for_backward(hit, x_TD, h_SM, order_S, offsets, weight_TK, *as_they_are(leaves))
+        ctx.save_for_backward(hit, x_TD, h_SM, order_S, offsets, weight_TK, *as_they_are(leaves), *leaves)
         ctx.set_materialize_grads(False)
         ctx.layout, ctx.options, ctx.top_k = layout, options, index_TK.shape[1]
         ctx.used_whole = [(leaves[place], leaves[place].data_ptr()) for place in used_whole(layout, leaves)]
         return out_TD
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor | None) -> Any:
         needs_x, needs_weight, *needs = ctx.needs_input_grad[4:]
         if grad is None:
             return (None,) * len(ctx.needs_input_grad)
         hit, x_TD, h_SM, order_S, offsets, weight_TK, *leaves = ctx.saved_tensors
+        leaves, themselves = leaves[: len(needs)], leaves[len(needs) :]
         kept = [h_SM]
         del h_SM
-        release(ctx)
+        if not torch.is_grad_enabled():
+            release(ctx)
         refuse_other_data(ctx.used_whole)
+        if torch.is_grad_enabled():  # create_graph=True
+            return None, None, None, None, *differentiable(
+                ctx, grad, (x_TD, weight_TK, *themselves), (x_TD, weight_TK, *leaves), order_S, offsets, hit)
         weights = placed_all(ctx.layout, leaves)
         rooms = LeafRooms(ctx.layout, leaves, needs, offsets, hit)
         grad_x, grad_weight = cpu.backward_into(
             cpu.Rooms(rooms.make), grad, x_TD, kept, weights, order_S, offsets, weight_TK, ctx.top_k, ctx.options,
             needs_x, needs_weight)
         return None, None, None, None, grad_x, grad_weight, *rooms.leaves
+
+
+def differentiable(ctx: Any, grad: Tensor, inputs: Sequence[Any], data: Sequence[Any], order_S: Tensor, offsets: Tensor,
+                   hit: Tensor | None) -> list[Tensor | None]:
+    """As backward's, for x, the routing weights and the leaves, to be differentiated again."""
+    options = Options(ctx.options.activation, ctx.options.gate, "recompute", "reference")
+
+    def forward(each: Sequence[Any]) -> Tensor:
+        x_TD, weight_TK, *leaves = each
+        weights = Weights(*(joined(part, leaves) for part in ctx.layout))  # type: ignore[arg-type]
+        return reference.forward(x_TD, weights, order_S, offsets, weight_TK, ctx.top_k, options)[0]
+
+    needs_x, needs_weight, *needs = ctx.needs_input_grad[4:]
+    needs = [needed and leaf not in left_out(ctx.layout, hit) for leaf, needed in enumerate(needs)]
+    return twice.gradients(forward, grad, inputs, data, (needs_x, needs_weight, *needs))
+
+
+def joined(layout: Layout | None, leaves: Sequence[Tensor]) -> Tensor | None:
+    """The weight with that layout as one tensor."""
+    blocks = []
+    for _, turned, places in layout or ():
+        block = leaves[places] if isinstance(places, int) else torch.stack([leaves[place] for place in places])
+        blocks.append(block.mT if turned else block)
+    return torch.cat(blocks, 1) if blocks else None
+
+
+def left_out(layout: Sequence[Layout | None], hit: Tensor | None) -> set[int]:
+    """The places of parameters of experts that are not hit."""
+    if hit is None:
+        return set()
+    running = set(hit.unique().tolist())
+    apart = (places for part in layout for _, _, places in part or () if not isinstance(places, int))
+    return {leaf for places in apart for expert, leaf in enumerate(places) if expert not in running}
 
 
 def release(ctx: Any) -> None:

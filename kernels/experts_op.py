@@ -14,6 +14,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from moebius.kernels import reference, twice
 from moebius.kernels.calibrate import Layer, Recorder, note, resolve
 from moebius.kernels.contract import (
     WEIGHTINGS,
@@ -115,7 +116,8 @@ def set_up_context(ctx, inputs, output) -> None:
     x, gate_up, down, index, weight, gate_up_bias, down_bias, *options = inputs
     _, h, order, offsets = output
     weights = as_they_are((gate_up, down, gate_up_bias, down_bias))
-    ctx.save_for_backward(x, h, order, offsets, *weights[:2], weight, *weights[2:])
+    themselves = gate_up, down, gate_up_bias, down_bias  # for a second derivative, which reaches them
+    ctx.save_for_backward(x, h, order, offsets, *weights[:2], weight, *weights[2:], *themselves)
     ctx.mark_non_differentiable(h, order, offsets)
     ctx.set_materialize_grads(False)  # else a zero gradient of H's size is made for the unused output
     ctx.top_k, ctx.options = index.shape[1], options
@@ -125,12 +127,28 @@ def differentiate(ctx, grad, *unused):
     if grad is None:
         return (None,) * 12
     needs = [bool(ctx.needs_input_grad[position]) for position in DIFFERENTIABLE]
-    computed = iter(experts_backward(grad, *ctx.saved_tensors, ctx.top_k, *ctx.options, needs))
+    *saved, gate_up, down, gate_up_bias, down_bias = ctx.saved_tensors
+    if torch.is_grad_enabled() and not ctx.options[-1]:  # create_graph=True
+        x, _, order, offsets, *then, weight, up_bias_then, down_bias_then = saved
+        inputs = (x, gate_up, down, weight, gate_up_bias, down_bias)
+        data = (x, *then, weight, up_bias_then, down_bias_then)
+        found = twice.gradients(partial(as_reference, order, offsets, ctx), grad, inputs, data, needs)
+        computed = iter([each for each in found if each is not None])
+    else:
+        computed = iter(experts_backward(grad, *saved, ctx.top_k, *ctx.options, needs))
     gradients: list[Tensor | None] = [None] * 12
     for position, needed in zip(DIFFERENTIABLE, needs, strict=True):
         if needed:
             gradients[position] = next(computed)
     return tuple(gradients)
+
+
+def as_reference(order: Tensor, offsets: Tensor, ctx, inputs: Sequence[Tensor]) -> Tensor:
+    """The operator's result by the reference form. inputs: in the order of DIFFERENTIABLE."""
+    x, gate_up, down, weight, *biases = inputs
+    activation, gate, *_ = ctx.options
+    options = Options(activation, gate, "recompute", "reference")
+    return reference.forward(x, Weights(gate_up, down, *biases), order, offsets, weight, ctx.top_k, options)[0]
 
 
 experts_forward.register_autograd(differentiate, setup_context=set_up_context)
@@ -179,7 +197,8 @@ def experts(
     16-bit inputs: GEMMs accumulate in float32, H and A are rounded to the dtype, the sum over k is in float32.
     Under autocast, x, weights and biases are cast to autocast's dtype and the result back to x's.
     Results are the same bits run for run. Raises ExpertsInputError (a ValueError; ExpertsTypeError, also a TypeError,
-    for types and dtypes). A second derivative is not offered: torch raises.
+    for types and dtypes). With ``create_graph=True`` gradients are the reference form's, and can be differentiated
+    again; with a precision there is no second derivative, and torch raises.
     """
     options = Options(activation, gate, save, backend)
     options.check()

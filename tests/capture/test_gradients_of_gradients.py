@@ -443,12 +443,32 @@ def test_inside_of_dense_experts(asking, monkeypatch):
             torch.testing.assert_close(capture(step)(x), step(x))
 
 
-def test_an_operator_for_all_experts_is_differentiated_once(monkeypatch):
-    """Without the rule that experts stay as written, the second gradient is one that the operator does not have."""
-    monkeypatch.setattr(moebius.lowering.pipeline, "asks_of_each", lambda gm: False)
-    monkeypatch.setattr(moebius.lowering.layers, "asks_of_each", lambda gm: False)
-    with pytest.raises(RuntimeError, match="no autograd formula"):
-        trained(capture, "hits", second_order)
+@pytest.mark.parametrize("how", ["hits", "range", "dense", "product"])
+def test_experts_before_a_graph_break_are_differentiated_twice(how):
+    """What is asked for after the break is not known when the experts become one operator."""
+    found = []
+    for run in (capture, lambda f: f):
+        torch.manual_seed(0)
+        m = Experts(how).double()
+
+        @run
+        def step(x, m):
+            loss = m(x).pow(2).sum()
+            look(loss)
+            (g,) = grad(loss, x, create_graph=True)
+            (loss + g.pow(2).sum()).backward()
+
+        for i in range(2):
+            x = torch.randn(6, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(i)).requires_grad_()
+            step(x, m)
+        found.append([x.grad, *(p.grad for p in m.parameters())])
+    for got, want in zip(*found, strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-10, atol=1e-12)
+
+
+@moebius.disable
+def look(loss):
+    """A graph break."""
 
 
 def test_the_report_says_why_experts_stay():

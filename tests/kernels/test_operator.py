@@ -147,9 +147,3 @@ def test_unused_result_has_no_gradient(layer: Layer) -> None:
     out = run(layer)
     grads = torch.autograd.grad(layer.x.sum() + 0 * out.detach().sum(), layer.leaves(), allow_unused=True)
     assert torch.equal(grads[0], torch.ones_like(layer.x)) and all(grad is None for grad in grads[1:])
-
-
-def test_second_derivative_is_an_error(layer: Layer) -> None:
-    (grad,) = torch.autograd.grad(run(layer).square().sum(), [layer.x], create_graph=True)
-    with pytest.raises(RuntimeError, match="experts_backward"):
-        grad.sum().backward()
