@@ -52,7 +52,7 @@ from .tracking.values import TRACING
 
 MAX_MISSES = 2  # of one branch on data, before it becomes a graph break
 RARE = 20  # a branch on data that leaves its graph once in so many calls is let be
-MAX_SEGMENTS = 16  # of one module; past it the callable runs natively and the report names the guard that kept failing
+MAX_SEGMENTS = 16  # of the same modules; past it the callable runs natively, and the report names what kept changing
 MAX_MODULES = 512  # as many segments as modules that share a forward method: the layers of a model
 MAX_MADE = 4  # functions of one code with cells of their own; one that each call makes anew runs natively after that
 MAX_LOOKS = 3  # how often what broke is traced once more, in the second call, to see whether it still does
@@ -200,8 +200,7 @@ class Captured:
             if segment.failures is not None:
                 segment.failures.missed = functools.partial(missed, weakref.ref(self), segment.guards.program)
             segment.hits_before = self.entry.hits
-            if (module := called_on(args)) is not None:
-                segment.module = weakref.ref(module)
+            segment.modules = tuple(map(weakref.ref, called_on(args)))
             self.segments.append(segment)
             again = segment.graph_break is not None and self.shadow is None
             run = functools.partial(self.look_again, segment) if again else self.runner(segment)
@@ -355,7 +354,8 @@ class Captured:
 
     def learn(self, args: tuple, kwargs: dict[str, Any]) -> bool:
         """Why the newest segments do not fit this call, and what to leave open next time. False: capture no more."""
-        alike = [segment for segment in self.segments if segment.module() is called_on(args)]
+        modules = [id(module) for module in called_on(args)]
+        alike = [segment for segment in self.segments if [id(module()) for module in segment.modules] == modules]
         for segment in reversed(alike):
             fact, found = segment.guards.failure(args, kwargs)
             if fact is None:
@@ -452,9 +452,10 @@ class Captured:
 torch_private.skip_code(Captured.cold.__code__)  # (torch.compile leaves this one frame alone)
 
 
-def called_on(args: tuple) -> torch.nn.Module | None:
-    """The module whose method is called: the layers of a model share its code, and each has captures of its own."""
-    return args[0] if args and isinstance(args[0], torch.nn.Module) else None
+def called_on(args: tuple) -> tuple[torch.nn.Module, ...]:
+    """The modules among the arguments: the layers of a model share the code of a method, and of the rest of a loop over
+    them, and each has captures of its own."""
+    return tuple(a for a in args if isinstance(a, torch.nn.Module))
 
 
 @contextlib.contextmanager

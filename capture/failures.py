@@ -171,7 +171,8 @@ class FailureHandler:
 
     def rest(self, emitter: Emitter, reached: Reached, trace: Trace, native: str) -> Callable[..., Any]:
         """The residual code without its graph: the effects so far, and then what the native code gives."""
-        values = tuple(Values(reached, trace.writer).of(output) for output in emitter.outputs)
+        found = {proxy.node: proxy.real for proxy in trace.tensors.inputs}
+        values = tuple(Values(reached, trace.writer, found).of(output) for output in emitter.outputs)
         return emitter.function(self.function.__name__, lambda: values, [], native)
 
 
@@ -211,10 +212,13 @@ def locate(error: BaseException, lowered: Lowered, inputs: tuple) -> Reached | N
 
 
 class Values:
-    """The values of a trace's nodes when the graph failed: what is still there, and what can be computed again."""
+    """The values of a trace's nodes when the graph failed: what is still there, and what can be computed again.
 
-    def __init__(self, reached: Reached, writer: GraphWriter):
-        self.reached, self.writer = reached, writer
+    found: by placeholder, what the trace found in its place. (The graph that ran has none where it needs none.)
+    """
+
+    def __init__(self, reached: Reached, writer: GraphWriter, found: dict[fx.Node, Any]):
+        self.reached, self.writer, self.found = reached, writer, found
         self.module = writer.module()  # through which the loops' bodies are found
         self.storage = Storage(writer.scope.graph)
 
@@ -236,6 +240,8 @@ class Values:
             return self.reached.values[number]
         if node.op == "placeholder" and node.meta.get("source") in self.reached.inputs:
             return self.reached.inputs[node.meta["source"]]
+        if self.found.get(node) is not None:
+            return self.found[node]
         if node.op == "placeholder" or not is_pure(node):
             raise Unavailable(f"{node.name} is needed")
         if self.has_changed(node):

@@ -25,6 +25,8 @@ class Replay:
         """Replay what tracing changed: every changed container, cell and context variable."""
         plan = [(record, self.emitter.load(record.source)) for record in self.objects.changed_records()]
         cells = [(record, self.emitter.load(record.source)) for record in self.objects.changed_cells()]
+        for begin in self.objects.at_the_start:
+            begin(self.emitter)
         for record, name in plan:
             self.replay(record, name)
         for record, name in cells:

@@ -135,6 +135,7 @@ class Emitter:
             "instance_dict": lambda: f"m_raw_dict({owner})",
             "attr": lambda: f"{owner}.{operands[0]}",
             "cell": lambda: f"{owner}.cell_contents",
+            "python": lambda: f"{self.constant(operands[0])}({owner})",
         }[operation]()
         name = f"m_in{len(self.loads)}"
         self.loads.append(f"{name} = {expression}")

@@ -7,6 +7,7 @@ import functools
 import sys
 import time
 import types
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -46,7 +47,7 @@ class Segment:
     operator in it.
     whole: False when the frame runs natively after all (``graph_break`` says why). call: how many positional arguments
     it is for, and the names of the others. hits_before: the entry's count of warm calls when it was captured.
-    module: whose call it is.
+    modules: those among the call's arguments.
     """
 
     run: Callable[..., Any]
@@ -61,7 +62,7 @@ class Segment:
     failures: FailureHandler | None = None
     hits_before: int = 0
     call: tuple[int, tuple[str, ...]] = (0, ())
-    module: Callable[[], torch.nn.Module | None] = lambda: None
+    modules: tuple[weakref.ref[torch.nn.Module], ...] = ()
 
 
 def build(

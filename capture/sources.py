@@ -58,7 +58,8 @@ class Arg(Source):
 class Part(Source):
     """A part of another source.
 
-    operation: one of dict_item, instance_dict, list_item, tuple_item, attr, cell. operand: key, index or name.
+    operation: one of dict_item, instance_dict, list_item, tuple_item, attr, cell, python. operand: key, index or name;
+    what gives it, called with the parent's object.
     """
 
     parent: Source

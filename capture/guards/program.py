@@ -126,4 +126,6 @@ def fetch(source: Source, arguments: tuple) -> Any:
         return owner.cell_contents
     if operation == "attr":
         return getattr(owner, operands[0])
+    if operation == "python":
+        return operands[0](owner)
     return owner[operands[0]]

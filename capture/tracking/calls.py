@@ -500,6 +500,8 @@ class Calls(Methods, Construction, StandIns):
         if function is itertools.groupby:
             keys = kwargs.get("key") if "key" in kwargs or len(values) < 2 else values[1]
             values, kwargs = [*values[:1], GroupKey(self, keys)], {}
+        for name in natives.ITERABLE_KEYWORDS & kwargs.keys():
+            kwargs = kwargs | {name: self.domain.native_iter(kwargs[name])}
         kwargs = {k: self.callback(v) if k in ("func", "key") and v is not None else v for k, v in kwargs.items()}
         if function is itertools.accumulate and len(values) > 1 and values[1] is not None:
             values[1] = self.callback(values[1])
@@ -512,12 +514,14 @@ class Calls(Methods, Construction, StandIns):
                     values[i] = self.objects.contents(value)
                     if type(values[i]) not in (*CONTAINERS, tuple, str, range, *natives.VIEWS):
                         raise Break("reversed()", f"of a {type_of(value).__name__}", "reverse a list")
-                elif function not in ITEM_ARGUMENTS or i == 0:
+                elif function not in ITEM_ARGUMENTS or i == start:
                     values[i] = self.domain.native_iter(value, in_loop=function in natives.ITERATORS)
                     if function in (list, tuple):
                         self.domain.length_hint(value)
-        if function is functools.reduce and len(values) == 3:
-            values[2] = args[2]
+        if function == itertools.chain.from_iterable:
+            values = [map(self.domain.native_iter, *values)]
+        elif function is itertools.starmap and len(values) == 2:
+            values[1] = map(self.domain.native_iter, values[1])
         return self.objects.made(function(*values, **kwargs))
 
     def callback(self, function: Any) -> InTrace:

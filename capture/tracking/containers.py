@@ -26,8 +26,6 @@ from .texts import Text, Texts, texts
 from .values import ATOMS, Break, LoopLeftover, StandIn, TensorMethod, TensorProxy, type_of
 from .views import View
 
-ADVANCED = "pass what it gives as an argument (for batch in loader: step(batch)), or iterate over the container itself"
-
 
 class Pulled:
     """An iterator whose every item the trace computes."""
@@ -267,12 +265,8 @@ class Containers(Parts):
             return self.objects.made(iter(value))
         if isinstance(value, natives.ITERATORS):
             self.objects.writes += 1  # whoever asks for it may advance it: a break after that finds it changed
-            if not self.objects.is_new(value):
-                raise Break(
-                    "iterator from outside",
-                    f"a {kind.__name__} that existed before the step is advanced",
-                    ADVANCED,
-                )
+            if not self.objects.is_new(value) and not self.walks.can_be_told(value):
+                self.walks.refuse(value)
             return value
         method = self.attributes.on_type(kind, "__iter__")
         if isinstance(method, types.FunctionType):
@@ -298,7 +292,14 @@ class Containers(Parts):
         iterator = self.get_iter(value)
         if type(iterator) in ROWS:
             raise Break("iterating over a tensor of unknown length", "in a builtin", "iterate over it with a for loop")
-        return iterator if isinstance(iterator, natives.ITERATORS) else Pulled(self, iterator)
+        native = isinstance(iterator, natives.ITERATORS) and self.objects.is_new(iterator)
+        return iterator if native else Pulled(self, iterator)
+
+    def get_yield_from_iter(self, frame: Frame, value: Any) -> Any:
+        iterator = super().get_yield_from_iter(frame, value)
+        if isinstance(iterator, natives.ITERATORS) and not self.objects.is_new(iterator):
+            self.walks.refuse(iterator)
+        return iterator
 
     def next_item(self, iterator: Any) -> Any:
         if type(iterator) in ROWS:
@@ -314,11 +315,7 @@ class Containers(Parts):
                     return STOP
             raise Break("iterator in C", type(iterator).__name__, "iterate over a list of it")
         if not self.objects.is_new(iterator):
-            raise Break(
-                "iterator from outside",
-                f"a {type(iterator).__name__} that existed before the step is advanced",
-                ADVANCED,
-            )
+            return self.walks.next_item(iterator)
         self.objects.writes += 1
         if self.objects.inside or self.objects.log is not None:
             self.objects.touch(iterator)
@@ -338,6 +335,10 @@ class Containers(Parts):
         items = super().unpack_ex(value, before, after)
         self.objects.made(items[before])
         return items
+
+    def drain(self, value: Any) -> list[Any]:
+        known = not isinstance(value, natives.ITERATORS) or self.objects.is_new(value)
+        return super().drain(value) if known else list(Pulled(self, value))
 
     def length_hint(self, value: Any) -> None:
         if not type(value).__module__.startswith("moebius."):  # a stand-in has nothing to tell

@@ -34,6 +34,7 @@ from .operators import Operators
 from .records import Record
 from .tensors import TensorOperations
 from .values import Break
+from .walks import Walks
 
 
 class TrackingDomain(Operators, Containers):
@@ -50,7 +51,7 @@ class TrackingDomain(Operators, Containers):
         self.attributes = Attributes(objects, tensors, self.call)
         self.calls = Calls(self)
         self.loops = Loops(self)
-        self.arrays, self.lists = Arrays(self), Lists(self)
+        self.arrays, self.lists, self.walks = Arrays(self), Lists(self), Walks(objects)
         self.blocks = Blocks(self) if tensors.whole_step else None  # (a foreign backend takes each size symbol once)
         self.root: Frame | None = None
         self.root_steps = 0

@@ -125,6 +125,9 @@ CALLBACK_FIRST: frozenset[Any] = frozenset(
 # Their second argument is, or the one called ``func`` or ``key``.
 CALLBACK_SECOND: frozenset[Any] = frozenset({itertools.accumulate, itertools.groupby})
 
+# What they iterate over, where it is given by name.
+ITERABLE_KEYWORDS = frozenset({"iterable", "data", "selectors"})
+
 # Constructors of plain values from plain values.
 PLAIN_TYPES: frozenset[type] = frozenset(
     {int, float, bool, complex, str, bytes, range, slice, frozenset, torch.Size, torch.device, torch.finfo, torch.iinfo}

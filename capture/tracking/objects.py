@@ -70,7 +70,8 @@ class Objects(Identities, Cells, LateWrites, Growing):
         self.records: dict[int, Record] = {}
         self.new: dict[int, Any] = {}
         self.age: dict[int, int] = {}
-        self.at_the_end: list[Callable[[Any], None]] = []  # called with the emitter, after the effects on objects
+        self.at_the_start: list[Callable[[Any], None]] = []  # called with the emitter, before the effects on objects
+        self.at_the_end: list[Callable[[Any], None]] = []  # the same after them
         self.inside: list[Body] = []  # the open ones: what is older than the innermost must not be changed in it
         self.tuples: dict[int, MetTuple] = {}  # by id of the tuple, and of what stands for it
         self.paths: dict[tuple[int, str], Source] = {}  # to tuples in watched dicts

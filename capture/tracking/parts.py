@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from .loops import Loops
     from .objects import Objects
     from .tensors import TensorOperations
+    from .walks import Walks
 
 
 class Parts(Domain):
@@ -24,6 +25,7 @@ class Parts(Domain):
     calls: Calls
     lists: Lists
     loops: Loops
+    walks: Walks
 
     def native_iter(self, value: Any, in_loop: bool = False) -> Any:
         """An iterator over `value` that C code may be given. in_loop: which makes another of it, as enumerate does."""

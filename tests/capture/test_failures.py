@@ -385,3 +385,17 @@ def test_a_failure_inside_contexts_leaves_no_switch_thrown(function, backend):
     finally:
         torch.set_grad_enabled(True)
         torch.set_autocast_enabled("cpu", False)
+
+
+def needed_only_by_the_handler(x, i, k):
+    first = k + 1
+    try:
+        x[i]
+    except IndexError:
+        return first
+
+
+def test_an_argument_that_only_the_handler_needs_is_there():
+    captured = capture(needed_only_by_the_handler)
+    for k in (5, 6, 7):
+        assert captured(torch.ones(2), torch.tensor([9]), k) == k + 1
