@@ -73,7 +73,7 @@ DATA_DEPENDENT = (
 )
 
 # Operators whose C++ form refuses symbolic sizes ("expected to contain only concrete integers").
-CONCRETE_IN_C = frozenset({"pad", "constant_pad_nd"})
+CONCRETE_IN_C = frozenset({"pad", "constant_pad_nd", "lstm", "baddbmm"})
 
 # Where torch's operators live at the Python level (torch.add, torch.nn.functional.linear, ...).
 variable_functions = torch._C._VariableFunctions

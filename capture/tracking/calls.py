@@ -332,6 +332,9 @@ class Calls(Methods, Construction, StandIns):
         """``ref()`` of an object that the step reaches in another way as well."""
         self.objects.note("weak reference")
         found = reference()
+        proxy = self.tensors.proxies.get(id(found))
+        if proxy is not None and proxy.source is not None and proxy.source.static:
+            return proxy  # one that is in its place in each call: the reference's own
         lives_on = self.known(found) or self.tensors.gradients.hooks.holds(found)
         if type(reference) is weakref.ref and found is not None and lives_on:
             return found

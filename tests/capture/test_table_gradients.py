@@ -6,6 +6,7 @@ Six calls of each beside plain Python (``tests/support/tables.py``).
 from __future__ import annotations
 
 import warnings
+import weakref
 
 import plain_python
 import pytest
@@ -14,6 +15,7 @@ import torch.nn.functional as F
 from tables import ROWS, hold
 from torch import nn
 
+from moebius import capture
 from moebius.tracking import gradients
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -151,6 +153,66 @@ def padded_encoder():
     return step, [model]
 
 
+# ----------------------------------------------------------------------------------------------------------------------
+# Recurrent layers: they hold their weights by weak references
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def recurrent(model):
+    return trained(model, lambda p: torch.optim.AdamW(p, lr=0.1), call=lambda m, x: m(x.detach()[:, None])[0])
+
+
+def lstm():
+    return recurrent(nn.LSTM(4, 6, 2, dropout=0.5, bidirectional=True))
+
+
+def gru():
+    return recurrent(nn.GRU(4, 6, batch_first=True))
+
+
+def lstm_with_a_state():
+    model, kept = nn.LSTM(4, 6), {}
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step(x):
+        optimizer.zero_grad()
+        out, state = model(x.detach()[:, None], kept.get("state"))
+        kept["state"] = tuple(t.detach() for t in state)
+        loss = out.pow(2).mean()
+        loss.backward()
+        optimizer.step()
+        return loss.detach(), out.stride()
+
+    return step, [model, kept]
+
+
+def lstm_of_other_weights():
+    """A parameter is replaced between calls: the references are to the old one."""
+    model, count = nn.LSTM(4, 6), [0]
+
+    def step(x):
+        return model(x[:, None])[0]
+
+    def run(x):
+        count[0] += 1
+        if count[0] == 3:
+            model.weight_hh_l0 = nn.Parameter(torch.ones(24, 6))
+        return step(x)
+
+    return run, [model, count]
+
+
+def masked_attention():
+    model = nn.MultiheadAttention(4, 2, batch_first=True, dropout=0.1)
+
+    def call(model, x):
+        rows = x.detach()[None]
+        mask = nn.Transformer.generate_square_subsequent_mask(x.shape[0])
+        return model(rows, rows, rows, attn_mask=mask, is_causal=True)[0]
+
+    return trained(model, lambda p: torch.optim.AdamW(p, lr=0.1), call=call)
+
+
 SPARSE = ("sparse gradient", "sparse=False")
 TABLE = {
     sparse_sgd: SPARSE,
@@ -165,6 +227,11 @@ TABLE = {
     sparse_in_another_layer: SPARSE,
     sparse_and_nobody_reads: None,
     sparse_frozen: None,
+    lstm: None,
+    gru: None,
+    lstm_with_a_state: None,
+    lstm_of_other_weights: ("parameter made in the step", "before the step"),
+    masked_attention: None,
     padded_encoder: ("operator without a fake", "runs natively"),
 }
 
@@ -179,3 +246,16 @@ def test_taken_for_dense_it_would_be_wrong(recipe, monkeypatch):
     monkeypatch.setattr(gradients, "SPARSE_OPTIONS", {})
     with pytest.raises(AssertionError):
         plain_python.compare(recipe, "eager", ROWS)
+
+
+def test_a_weak_reference_to_an_argument():
+    """It is asked whether it is the argument's: in one call it is, in the next it is not."""
+    one, other = torch.ones(4), torch.zeros(4)
+    reference = weakref.ref(one)
+
+    @capture
+    def is_it(x, w):
+        return x * 2 if reference() is w else x * 3
+
+    found = [is_it(torch.ones(3), w)[0].item() for w in (one, other, one, one, other)]
+    assert found == [2, 3, 2, 2, 3]
