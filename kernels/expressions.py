@@ -4,13 +4,14 @@ g is the gate half of a pre-activation (all of it where there is no gate; ``h`` 
 read into a small expression graph in which equal parts are one node, differentiated symbolically, and evaluated with
 torch here; the Triton form writes it out as Triton source.
 
-Operators + - * /, numbers, and the functions of FUNCTIONS. Derivatives at kinks are torch's: clamp passes the gradient
-on its bounds, relu has 0 at 0.
+Operators + - * /, numbers, and the functions of FUNCTIONS; ``where(g > 0, a, b)`` with one of > >= < <=. Derivatives at
+kinks are torch's: clamp passes the gradient on its bounds, hardtanh does not, relu has 0 at 0.
 """
 from __future__ import annotations
 
 import ast
 import math
+import operator
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cache
@@ -97,15 +98,26 @@ PRIMITIVES: dict[str, Callable[[Expr], Expr]] = {
     "relu": lambda y: call("positive", y.arguments[0]),
     "square": lambda y: scaled(2, y.arguments[0]),
     "neg": lambda y: const(-1),
+    "abs": lambda y: call("sign", y.arguments[0]),
+    "sqrt": lambda y: node("div", const(0.5), y),
+    "rsqrt": lambda y: scaled(-0.5, mul(y, call("square", y))),
+    "log": lambda y: node("div", ONE, y.arguments[0]),
+    "log1p": lambda y: node("div", ONE, add(ONE, y.arguments[0])),
+    "expm1": lambda y: add(y, ONE),
+    "sin": lambda y: call("cos", y.arguments[0]),
+    "cos": lambda y: call("neg", call("sin", y.arguments[0])),
     "clamp": lambda y: node("inside", *y.arguments, bounds=y.bounds),
+    "hardtanh": lambda y: node("within", *y.arguments, bounds=y.bounds),
 }
 # Functions that are written out.
 MACROS: dict[str, Callable[[Expr], Expr]] = {
     "silu": silu, "gelu": gelu, "gelu_tanh": gelu_tanh, "relu2": lambda x: call("square", call("relu", x)),
     "identity": lambda x: x,
 }
-FUNCTIONS = ("clamp", *(name for name in PRIMITIVES if name not in ("neg", "clamp")), *MACROS)
+BOUNDED = ("clamp", "hardtanh")
+FUNCTIONS = ("clamp", *(name for name in PRIMITIVES if name not in ("neg", "clamp")), *MACROS, "where")
 BINARY: dict[type, str] = {ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul", ast.Div: "div"}
+COMPARISONS: dict[type, str] = {ast.Gt: "gt", ast.GtE: "ge", ast.Lt: "lt", ast.LtE: "le"}
 LONGEST = 1500  # characters of a text
 DEEPEST = 100  # levels of a text's syntax tree: what is read and differentiated by recursion
 
@@ -157,10 +169,14 @@ def parse(text: str) -> Expr:
             case ast.BinOp() if type(part.op) in BINARY:
                 left, right = read(part.left), read(part.right)
                 return node(BINARY[type(part.op)], left, right)
-            case ast.Call(func=ast.Name(id="clamp"), args=[x, low, high], keywords=[]):
-                bounds = (number_of(low), number_of(high))
-                return node("clamp", read(x), bounds=bounds)
-            case ast.Call(func=ast.Name(id=name), args=[x], keywords=[]) if name in FUNCTIONS and name != "clamp":
+            case ast.Call(func=ast.Name(id=name), args=[x, low, high], keywords=[]) if name in BOUNDED:
+                return node(name, read(x), bounds=(number_of(low), number_of(high)))
+            case ast.Call(func=ast.Name(id="where"), args=[
+                    ast.Compare(left=left, ops=[compare], comparators=[right]), a, b], keywords=[]):
+                if type(compare) in COMPARISONS:
+                    return node("where", node(COMPARISONS[type(compare)], read(left), read(right)), read(a), read(b))
+            case ast.Call(func=ast.Name(id=name), args=[x], keywords=[]) if (
+                    name in FUNCTIONS and name not in (*BOUNDED, "where")):
                 return MACROS[name](read(x)) if name in MACROS else call(name, read(x))
         raise fail(f"{ast.unparse(part)!r} cannot be read")
 
@@ -209,6 +225,10 @@ def partials(of: Expr) -> tuple[Expr, ...]:
         case "div":
             inverse = node("div", ONE, of.arguments[1])
             return inverse, call("neg", mul(of, inverse))
+        case "where":
+            return ZERO, node("where", of.arguments[0], ONE, ZERO), node("where", of.arguments[0], ZERO, ONE)
+        case "gt" | "ge" | "lt" | "le":
+            return ZERO, ZERO
         case _:
             return (PRIMITIVES[of.op](of),)
 
@@ -284,10 +304,14 @@ def apply(of: Expr, values: list[Tensor | float], like: Tensor) -> Tensor | floa
             return x / values[1]
         case "neg":
             return -x
+        case "gt" | "ge" | "lt" | "le":
+            return getattr(operator, of.op)(x, values[1])
+        case "where":
+            return chosen(values, like)
     tensor = x if isinstance(x, Tensor) else torch.full_like(like, x)
     low, high = of.bounds
     match of.op:
-        case "clamp":
+        case "clamp" | "hardtanh":
             return tensor if low is None and high is None else tensor.clamp(low, high)
         case "inside":  # bounds inclusive, as torch differentiates clamp; NaN is outside
             ok = tensor == tensor
@@ -296,7 +320,23 @@ def apply(of: Expr, values: list[Tensor | float], like: Tensor) -> Tensor | floa
             if high is not None:
                 ok &= tensor <= high
             return ok.to(tensor.dtype)
+        case "within":  # bounds exclusive, as torch differentiates hardtanh and relu6
+            ok = torch.ones_like(tensor, dtype=torch.bool)
+            if low is not None:
+                ok &= ~(tensor <= low)
+            if high is not None:
+                ok &= ~(tensor >= high)
+            return ok.to(tensor.dtype)
         case "positive":
             return (~(tensor <= 0)).to(tensor.dtype)
         case _:
             return getattr(torch, of.op)(tensor)
+
+
+def chosen(values: list[Tensor | float], like: Tensor) -> Tensor | float:
+    """where(condition, a, b)."""
+    condition, a, b = values
+    if not isinstance(condition, Tensor):
+        return a if condition else b
+    first, second = (v if isinstance(v, Tensor) else torch.full_like(like, v) for v in (a, b))
+    return torch.where(condition, first, second)

@@ -323,7 +323,8 @@ declare("maximum", "input, other", [torch.maximum], ["maximum"])
 declare("minimum", "input, other", [torch.minimum], ["minimum"])
 
 # Element by element, one operand
-for _name in ("sigmoid", "tanh", "exp", "neg", "square", "sqrt", "rsqrt", "abs", "erf", "log", "relu"):
+for _name in ("sigmoid", "tanh", "exp", "neg", "square", "sqrt", "rsqrt", "abs", "erf", "log", "relu", "sin", "cos",
+              "log1p", "expm1"):  # fmt: skip
     declare(_name, "input", existing(torch, _name), [_name], inplace=[f"{_name}_", *existing(torch, f"{_name}_")])
 FUNCTIONS[operator.neg] = FUNCTIONS[torch.neg]
 FUNCTIONS[functional.sigmoid] = FUNCTIONS[torch.sigmoid]
@@ -335,6 +336,16 @@ declare("gelu", "input, *, approximate='none'", [functional.gelu])
 declare("gelu", "input, approximate='none'", [functional.gelu])
 declare("softplus", "input, beta=1, threshold=20", [functional.softplus])
 declare("leaky_relu", "input, negative_slope=0.01, inplace=False", [functional.leaky_relu])
+declare("elu", "input, alpha=1.0, inplace=False", [functional.elu])
+declare("selu", "input, inplace=False", [functional.selu])
+declare("celu", "input, alpha=1.0, inplace=False", [functional.celu])
+declare("hardtanh", "input, min_val=-1.0, max_val=1.0, inplace=False", [functional.hardtanh])
+for _name in ("softsign", "tanhshrink", "logsigmoid"):
+    declare(_name, "input", [getattr(functional, _name)])
+for _name in ("softshrink", "hardshrink"):
+    declare(_name, "input, lambd=0.5", existing(functional, _name) + existing(torch, _name))
+declare("threshold", "input, threshold, value, inplace=False", existing(functional, "threshold", "_threshold"))
+declare("glu", "input, dim=-1", [functional.glu])
 declare("clamp", "input, min=None, max=None", [torch.clamp, torch.clip], ["clamp", "clip"], inplace=["clamp_", "clip_"])
 declare("dropout", "input, p=0.5, training=True, inplace=False", [functional.dropout])
 
@@ -366,7 +377,8 @@ declare("expert_loop", "body, source, carried=(), captures=()", [expert_loop], a
 ELEMENTWISE = frozenset(
     {"add", "sub", "mul", "div", "pow", "maximum", "minimum", "sigmoid", "tanh", "exp", "neg", "square", "sqrt",
      "rsqrt", "abs", "erf", "log", "relu", "silu", "mish", "relu6", "hardswish", "hardsigmoid", "gelu", "softplus",
-     "leaky_relu", "clamp"}
+     "leaky_relu", "clamp", "sin", "cos", "log1p", "expm1", "elu", "selu", "celu", "hardtanh", "softsign",
+     "tanhshrink", "logsigmoid", "softshrink", "hardshrink", "threshold"}
 )  # fmt: skip
 # Its result depends on nothing but its arguments, and it changes nothing, unless it is spelled in place.
 CONTROL = frozenset({"set_grad_enabled", "skip_turn", "require_branch", "expert_loop", "dropout"})

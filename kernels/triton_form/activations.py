@@ -22,17 +22,27 @@ def write(each: Expr, x: list[str]) -> str:
             return f"{x[0]} {dict(add='+', sub='-', mul='*', div='/')[each.op]} {x[1]}"
         case "neg":
             return f"-{x[0]}"
-        case "sigmoid" | "exp" | "erf":
+        case "sigmoid" | "exp" | "erf" | "abs" | "sqrt" | "rsqrt" | "log" | "sin" | "cos":
             return f"tl.{each.op}({x[0]})"
         case "tanh":
             return f"2.0 * tl.sigmoid(2.0 * {x[0]}) - 1.0"
+        case "log1p":
+            return f"tl.log(1.0 + {x[0]})"
+        case "expm1":
+            return f"tl.exp({x[0]}) - 1.0"
+        case "sign":
+            return f"tl.where({x[0]} > 0.0, 1.0, tl.where({x[0]} < 0.0, -1.0, 0.0))"
+        case "gt" | "ge" | "lt" | "le":
+            return f"{x[0]} {dict(gt='>', ge='>=', lt='<', le='<=')[each.op]} {x[1]}"
+        case "where":
+            return f"tl.where({x[0]}, {x[1]}, {x[2]})"
         case "square":
             return f"{x[0]} * {x[0]}"
         case "relu":
             return f"tl.where({x[0]} < 0.0, 0.0, {x[0]})"
         case "positive":
             return f"tl.where({x[0]} <= 0.0, 0.0, 1.0)"
-        case "clamp":
+        case "clamp" | "hardtanh":
             inner = x[0] if low is None else f"tl.where({x[0]} < {low!r}, {low!r}, {x[0]})"
             return inner if high is None else f"tl.where({x[0]} > {high!r}, {high!r}, {inner})"
         case "inside":
@@ -40,6 +50,10 @@ def write(each: Expr, x: list[str]) -> str:
             tests += [] if low is None else [f"({x[0]} >= {low!r})"]
             tests += [] if high is None else [f"({x[0]} <= {high!r})"]
             return f"tl.where({' & '.join(tests)}, 1.0, 0.0)"
+        case "within":
+            tests = [] if low is None else [f"({x[0]} <= {low!r})"]
+            tests += [] if high is None else [f"({x[0]} >= {high!r})"]
+            return f"tl.where({' | '.join(tests)}, 0.0, 1.0)" if tests else "1.0"
     raise AssertionError(each.op)
 
 

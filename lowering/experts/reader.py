@@ -1,7 +1,7 @@
 """Abstract interpretation of an expert loop: a fact for each node of its body, and what its turns do to the world.
 
 Nodes outside the loop are read on demand and only as far as routing goes (masks, counts, hit lists); all other tensors
-from outside are invariants. The rules are in rules_routing.py and rules_rows.py, one for each canonical operator.
+from outside are invariants. The rules are in the files rules_*.py, one for each canonical operator.
 """
 
 from __future__ import annotations
@@ -306,4 +306,5 @@ def negate(test: Fact) -> Fact:
 
 # The rules register themselves on import.
 from moebius.lowering.experts import rules_routing, rules_rows  # noqa: E402, F401, I001
+from moebius.lowering.experts import rules_elements  # noqa: E402, F401
 from moebius.lowering.experts import rules_after  # noqa: E402, F401 (last: it takes what no other rule has a word for)

@@ -31,8 +31,8 @@ from moebius.lowering.experts.facts import (
 )
 from moebius.lowering.experts.reader import Reader, rule
 from moebius.lowering.experts.rules_routing import selected
-from moebius.lowering.operators import ELEMENTWISE, Call, read_call
-from moebius.lowering.values import same_shape
+from moebius.lowering.operators import Call, read_call
+from moebius.lowering.values import same_shape, tensor_of
 
 FULL = Constant(slice(None))
 NONE = Constant(None)
@@ -201,6 +201,8 @@ def cast(reader: Reader, call: Call) -> Fact | None:
     before = reader.dtype(call["input"])
     if dtype is None or before is None or not dtype.is_floating_point:
         return None
+    if dtype != before and isinstance(fact, Slice | Rows | RowWeight) and is_rounded(fact, before):
+        return None
     match fact:
         case Slice():
             return Slice(fact.weight, fact.axes, fact.ranges, dtype)
@@ -216,6 +218,12 @@ def cast(reader: Reader, call: Call) -> Fact | None:
         case Linear() if dtype in WIDE:
             return Product(fact.selection, dtype, 1.0, (fact,), ())
     return None
+
+
+def is_rounded(fact: Slice | Rows | RowWeight, dtype: torch.dtype) -> bool:
+    """Whether what was looked up lost digits in this dtype: a cast from there does not bring them back."""
+    value = tensor_of((fact.weight if isinstance(fact, Slice) else fact.source).node)
+    return value is None or torch.promote_types(value.dtype, dtype) != dtype
 
 
 @rule("contiguous", "clone", "reshape", "flatten", "squeeze", "expand", "dropout")
@@ -451,34 +459,6 @@ def add_bias(reader: Reader, call: Call) -> Fact | None:
 def is_bias_of(bias: Slice, weight: Slice, out_axis: int) -> bool:
     """Whether a slice is a vector with one number for each output (not one that is broadcast)."""
     return len(bias.axes) == 1 and len(bias.ranges[0]) == len(weight.range_of(out_axis))
-
-
-@rule(*ELEMENTWISE)
-def pointwise(reader: Reader, call: Call) -> Fact | None:
-    """Any other operator that works element by element, on row functions of one selection and plain numbers."""
-    dtype = reader.dtype(call.node)
-    if call.op.inplace or dtype is None:
-        return None
-    operands, parameters = [], []
-    for name, value in call.args.items():
-        fact = reader.fact(value)
-        if name in ("input", "other", "exponent"):
-            operands.append(fact)
-        elif isinstance(fact, Constant):
-            parameters.append((name, fact.value))
-        else:
-            return None
-    rows = [fact for fact in operands if isinstance(fact, RowFunction)]
-    tensors = [argument for argument in call.node.all_input_nodes if reader.rank(argument) is not None]
-    if any(not same_shape(reader.shape(argument), reader.shape(call.node)) for argument in tensors):
-        return None
-    if not rows or any(fact.selection != rows[0].selection or isinstance(fact, RowWeight) for fact in rows):
-        return None
-    if not all(
-        isinstance(f, RowFunction) or (isinstance(f, Constant) and isinstance(f.value, int | float)) for f in operands
-    ):
-        return None
-    return Pointwise(rows[0].selection, dtype, call.name, tuple(operands), tuple(parameters))
 
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -22,10 +22,16 @@ EXPRESSIONS = {
         lambda g, u: g.clamp(max=1.5) * torch.sigmoid(1.702 * g.clamp(max=1.5)) * (u.clamp(-0.7, 0.7) + 1),
     "clamp(silu(g), -0.2, None) * u + tanh(u) / (2 - -exp(-square(g)))":
         lambda g, u: functional.silu(g).clamp(min=-0.2) * u + torch.tanh(u) / (2 + torch.exp(-g * g)),
+    "where(g > 0.2, expm1(clamp(g, None, 1)), 0.5 * abs(g)) * hardtanh(u, -0.5, 0.6)":
+        lambda g, u: torch.where(g > 0.2, torch.expm1(g.clamp(max=1.0)), 0.5 * g.abs())
+        * functional.hardtanh(u, -0.5, 0.6),
     "relu(u + 0.1) * erf(g) - u": lambda g, u: functional.relu(u + 0.1) * torch.erf(g) - u,
 }
 UNGATED_EXPRESSIONS = {
     "silu(clamp(h, -1, 1))": lambda h: functional.silu(h.clamp(-1, 1)),
+    "sin(h) * sqrt(1 + square(h)) - cos(h) * rsqrt(2 + abs(h)) + log(3 + abs(h)) * log1p(square(h))":
+        lambda h: torch.sin(h) * torch.sqrt(1 + h * h) - torch.cos(h) * torch.rsqrt(2 + h.abs())
+        + torch.log(3 + h.abs()) * torch.log1p(h * h),
     "relu2(h) + 0.5 * gelu_tanh(h)": lambda h: functional.relu(h) ** 2 + functional.gelu(h, approximate="tanh") / 2,
 }
 

@@ -20,11 +20,13 @@ GATES = {
     "clamped silu": lambda g, u: functional.silu(g).clamp(max=0.3) * u.clamp(-0.4, 0.4),
     "both halves through tanh": lambda g, u: torch.tanh(g) * torch.tanh(u) / 2.0,
     "sum": lambda g, u: functional.relu(g) + functional.gelu(u, approximate="tanh") ** 2 - 0.1,
+    "softplus": lambda g, u: functional.softplus(g) * u,
+    "root": lambda g, u: torch.sqrt(torch.abs(g)) * u,
 }
 UNSAID = {
-    "softplus": lambda g, u: functional.softplus(g) * u,
+    "arc tangent": lambda g, u: torch.atan(g) * u,
     "mixed rows": lambda g, u: functional.silu(g) * u.flip(0),
-    "root": lambda g, u: torch.sqrt(torch.abs(g)) * u,
+    "a power": lambda g, u: torch.abs(g) ** 1.7 * u,
 }
 
 
