@@ -47,7 +47,7 @@ from .report.records import Recompile, Stats
 from .rests import MAX_RESTS, SAME_RESTS, again, later, rests_of, run_cells_natively
 from .segment import Segment, build
 from .shadow import Shadow
-from .trace import Policy, Request, trace
+from .trace import FOREIGN, LEFT_OUT, ON_A_MESH, Policy, Request, trace
 from .tracking.values import TRACING
 
 MAX_MISSES = 2  # of one branch on data, before it becomes a graph break
@@ -80,7 +80,8 @@ class Captured:
     ):
         self.function, self.options, self.n_cells, self.names = function, options, n_cells, names
         whole_step = options.backend in moebius.lowering.OWN and options.mesh is None
-        self.policy = Policy(dynamic=options.dynamic, whole_step=whole_step, options=options)
+        why = FOREIGN if options.mesh is None else ON_A_MESH
+        self.policy = Policy(dynamic=options.dynamic, whole_step=whole_step, outside=why, options=options)
         self.policy.marked = lambda t: frozenset(MARKED.get(t, ()))
         self.segments: list[Segment] = []
         self.children: list[Captured] = []
@@ -318,13 +319,10 @@ class Captured:
         """A batch left parameters without gradients that the step was captured with: backward runs between two graphs
         from now on, and the second has the gradients that are there for inputs."""
         code = self.function.__code__
-        self.recompiles.append(
-            Recompile(
-                "backward()", "gives every parameter a gradient", found, code.co_filename, code.co_firstlineno,
-                "ask for gradients with torch's optimizers and clip_grad_norm_ alone, which pass over what has none",
-            )
-        )  # fmt: skip
-        self.policy.whole_step = False
+        place = (code.co_filename, code.co_firstlineno)
+        before = "gives every parameter a gradient"
+        self.recompiles.append(Recompile("backward()", before, found, *place, LEFT_OUT[1]))
+        self.policy.whole_step, self.policy.outside = False, LEFT_OUT
         for segment in self.segments:
             self.entry.remove(segment.guards.program)
         self.segments.clear()

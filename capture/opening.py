@@ -123,9 +123,10 @@ def met(fact: Fact, args: tuple, kwargs: dict[str, Any]) -> Any:
 def other_sizes(fact: Fact, now: Any) -> set[int]:
     """The axes along which an input tensor has another size than the fact's."""
     kind, *rest = fact.check
-    if kind != "tensor" or not isinstance(now, torch.Tensor) or len(now.shape) != len(rest[1]["shape"]):
+    shape = rest[1].get("shape") if kind == "tensor" else None  # (of a layout that is not followed, nothing is guarded)
+    if shape is None or not isinstance(now, torch.Tensor) or len(now.shape) != len(shape):
         return set()
-    sizes = zip(rest[1]["shape"], now.shape, strict=True)
+    sizes = zip(shape, now.shape, strict=True)
     return {d for d, (a, b) in enumerate(sizes) if a is not None and a != b}
 
 

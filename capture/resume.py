@@ -239,12 +239,12 @@ class Continuation:
                 ways.append((instruction.target, True))
             after = [(target, depth + self.effect(i, jump)) for target, jump in ways]
             done = limit is None and instruction.opname not in BEFORE_CALL
-            if done and instruction.opname in CALLS and reads_one_attribute(instructions, i + 1):
+            if done and (is_dropped(instructions, i) or reads_one_attribute(instructions, i)):
                 i, depth, limit = i + 1, after[0][1], after[0][1]
                 continue
             if done or (limit is not None and all(d <= limit for _, d in after)):
                 # every instruction that can break leaves at most one result, above what it did not touch
-                kept = 0 if instruction.target is not None else 1
+                kept = 0 if instruction.target is not None or instruction.opname == "POP_TOP" else 1
                 return [
                     self.state_at(t, d, frozenset(n for n in nulls if n < d - kept), frozenset(stored))
                     for t, d in after
@@ -567,13 +567,21 @@ def shared_cells(item: Instr, cells: set[str]) -> Instr:
     return item
 
 
+def is_dropped(instructions: Any, index: int) -> bool:
+    """Whether nothing is done with an instruction's result, as in ``clip_grad_norm_(parameters, 1.0)``: it is dropped
+    before the frame is handed over, and is no argument of its rest, which would be for results like this one alone."""
+    following = instructions[index + 1].opname if index + 1 < len(instructions) else ""
+    return following == "POP_TOP" and instructions[index].target is None and falls_through(instructions[index])
+
+
 def reads_one_attribute(instructions: Any, index: int) -> bool:
     """Whether all that is used of a call's result is an attribute, as in ``loss = model(x).loss``: that is read before
     the frame is handed over, because what is handed over lives as long as the rest of the frame runs (the logits)."""
-    if index + 1 >= len(instructions) or instructions[index].opname != "LOAD_ATTR":
+    if instructions[index].opname not in CALLS or index + 2 >= len(instructions):
         return False
-    method = sys.version_info >= (3, 12) and bool((instructions[index].arg or 0) & 1)
-    return not method and instructions[index + 1].opname == "STORE_FAST"
+    read, stored = instructions[index + 1 : index + 3]
+    method = sys.version_info >= (3, 12) and bool((read.arg or 0) & 1)
+    return read.opname == "LOAD_ATTR" and not method and stored.opname == "STORE_FAST"
 
 
 def names_stored(instruction: Any) -> set[str]:

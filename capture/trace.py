@@ -39,10 +39,21 @@ from .tracking.objects import COUNTERS, Objects
 from .tracking.optimizers import MadeState
 from .tracking.records import Record
 from .tracking.tensors import TensorOperations
+from .tracking.unfollowed import Unfollowed, UnfollowedTensor, uses_one
 from .tracking.values import TRACING, Break
 
 MAX_BRANCHES = 8  # that are tried with a side exit one after another
 DATA_BREAKS = ("data-dependent branch", "tensor read as a number")
+# Why backward runs between two graphs, and what to do.
+FOREIGN = (
+    "a foreign backend compiles forward graphs; backward runs between two of them",
+    "use backend='moebius' or 'eager' for one graph of the whole step",
+)
+ON_A_MESH = ("with mesh= backward runs between two graphs, where experts are on other ranks", "nothing to do")
+LEFT_OUT = (
+    "a batch left parameters without a gradient, so backward runs between two graphs since then",
+    "ask for gradients with torch's optimizers and clip_grad_norm_ alone, which pass over what has none",
+)
 
 
 @dataclass
@@ -53,6 +64,7 @@ class Policy:
     wholes: how often a container that the step reads as a whole held something else, by its name.
     texts: names of places that hold another text each call. letters: those where the step looks into the text.
     whole_step: whether backward and numbers read from tensors may be in the graph (our own backends run them).
+    outside: why they may not, and what to do about it.
     told_compiling: file and name of the functions to which ``is_compiling()`` answers True.
     unrolled: loops over ranges, and branches, that cannot be recorded as one node. by_number, not_by_number: loops over
     hits that are taken as one turn for each expert, and those that this does not help. options: what the callable was
@@ -72,6 +84,7 @@ class Policy:
     texts: set[str] = field(default_factory=set)
     letters: set[str] = field(default_factory=set)
     whole_step: bool = True
+    outside: tuple[str, str] = FOREIGN
     told_compiling: frozenset[tuple[str, str]] = frozenset()
     unrolled: set[tuple[types.CodeType, int]] = field(default_factory=set)
     gathered: set[tuple[types.CodeType, int]] = field(default_factory=set)
@@ -151,7 +164,7 @@ class Trace:
         )
         self.objects.growing = frozenset(name for name, count in policy.wholes.items() if count >= GROWN)
         self.tensors.unread = self.objects.is_entered
-        self.tensors.gradients.note = self.objects.note
+        self.tensors.gradients.note, self.tensors.gradients.outside = self.objects.note, policy.outside
         self.tensors.gradients.made_state = request.made_state
         self.tensors.is_handled = self.is_handled
         self.domain = TrackingDomain(self.objects, self.tensors)
@@ -333,6 +346,8 @@ class Trace:
         raised = domain.raised.get(id(error))
         stack = self.where_of_break(stop)
         self.whole_natively = stop.in_each_turn if len(stack) == 1 else ""
+        if len(stack) == 1 and uses_one(domain.root_stack, frame.program.instructions[domain.root_pc].arg):
+            self.whole_natively = "such a tensor is used in it"
         self.root_step = domain.root_steps - 1
         self.in_branches = domain.loops.open_branches()
         self.in_hits = domain.loops.open_hits()
@@ -398,7 +413,7 @@ class Trace:
             self.guards.check("type", source, types.CellType, text="is a cell")
             self.objects.records[id(cell)] = Record(cell, source)
         rest = zip(every[request.n_cells :], sources[request.n_cells :], strict=True)
-        entered = [self.objects.enter(value, source) for value, source in rest]
+        entered = [self.argument(value, source) for value, source in rest]
         if cells:
             function = types.FunctionType(function.__code__, function.__globals__, function.__name__, None, cells)
         elif id(function) not in self.objects.records:
@@ -414,6 +429,13 @@ class Trace:
             if type(value) in (tuple, dict):
                 self.objects.made(value)
         return frame
+
+    def argument(self, value: Any, source: Source) -> Any:
+        """The trace's value for one of the call's objects."""
+        try:
+            return self.objects.enter(value, source)
+        except UnfollowedTensor as why:
+            return self.objects.made(Unfollowed(type(value), source, why))
 
     def symbolic(self, value: Any, source: Source) -> Any:
         """A Python number that differs from call to call, as an input of the graph: an int may be a size."""

@@ -264,6 +264,13 @@ class Attributes:
             return self.call(getter, [found, obj, kind], {})
         if isinstance(found, functools.partial | types.MethodType):
             return found
+        if descriptor.__name__ == "instancemethod":  # how pybind11 makes methods
+            name = f"{kind.__module__}.{kind.__qualname__}.{getattr(found, '__name__', 'method')}"
+            raise Break(
+                "method in C",
+                f"{name} is C++ code that may do anything",
+                "it runs natively; call it outside of the step, unless a library does (as in DistributedDataParallel)",
+            )
         raise Break("descriptor", f"a {descriptor.__name__} is bound in C", "read the attribute outside of the step")
 
     def inside(self, wrapper: Any, inner: Any) -> Any:

@@ -67,6 +67,7 @@ class Gradients:
 
     def __init__(self, tensors: TensorOperations, inside: bool):
         self.tensors, self.inside = tensors, inside
+        self.outside = ("it runs between two graphs", NATIVELY)  # why, where it may not, and what to do
         self.note: Callable[[str], None] = lambda what: None
         self.of: dict[TensorProxy, Any] = {}  # what is known of each leaf's .grad
         self.check: fx.Node | None = None  # that the gradients are there which are read after the last backward
@@ -220,11 +221,7 @@ class Gradients:
 
     def require(self) -> None:
         if not self.inside:
-            raise Break(
-                "Tensor.backward",
-                "a foreign backend compiles forward graphs; backward runs between two of them",
-                "use backend='moebius' or 'eager' for one graph of the whole step",
-            )
+            raise Break("Tensor.backward", *self.outside)
         if self.tensors.writer.scope.in_loop:
             raise Break("Tensor.backward", "inside an expert loop", "call backward after the loop")
         if self.tensors.writer.recomputed:

@@ -23,6 +23,7 @@ from .objects import identified
 from .parts import Parts
 from .records import CONTAINERS, DICTS, SETS
 from .texts import Text, texts
+from .unfollowed import Unfollowed
 from .values import ATOMS, IDENTITIES, SYMBOLIC, Break, LoopLeftover, StandIn, TensorMethod, TensorProxy, type_of
 from .views import View
 
@@ -307,7 +308,7 @@ class Operators(Parts):
     def is_same(self, left: Any, right: Any) -> bool:
         if isinstance(left, LoopLeftover) or isinstance(right, LoopLeftover):
             self.refuse_alien(left if isinstance(left, LoopLeftover) else right)
-        if isinstance(left, View) and isinstance(right, View):
+        if isinstance(left, View | Unfollowed) and isinstance(right, View | Unfollowed):
             left.refuse("the identity")
         if isinstance(left, tuple) and isinstance(right, tuple):
             self.objects.guard_tuples(left, right)

@@ -28,6 +28,7 @@ from .graphs import GraphWriter
 from .hit_loops import number_of
 from .numbers import SHAPED_BY_FLOATS, Number, Numbers
 from .texts import Texts
+from .unfollowed import UnfollowedTensor
 from .values import ATOMS, SYMBOLIC, Break, TensorMethod, TensorProxy
 
 # Methods whose answer is numbers in the tensor, or that reach outside the graph.
@@ -115,7 +116,7 @@ class TensorOperations:
             return known
         if type(real) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer) and not placed_on_ranks(real):
             self.guards.check("type", source, type(real), text=f"type is {type(real).__qualname__}")
-            raise Break(
+            raise UnfollowedTensor(
                 "tensor subclass",
                 f"a {type(real).__name__} is not understood yet",
                 "it runs natively; what works on plain tensors is captured (below FSDP's hooks, modules see those)",
@@ -123,7 +124,7 @@ class TensorOperations:
         if real.layout is not torch.strided or real.is_quantized or real.is_conj() or real.is_neg():
             kept = {"type": type(real), "layout": real.layout, "is_conj": real.is_conj(), "is_neg": real.is_neg()}
             self.guards.check("tensor", source, kept, text=f"layout {real.layout}, conj or neg")
-            raise Break(
+            raise UnfollowedTensor(
                 "tensor layout",
                 f"a tensor with layout {real.layout} (or conj, neg, quantized) is not understood yet",
                 "use a plain strided tensor",

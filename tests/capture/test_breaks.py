@@ -755,3 +755,28 @@ def test_an_attribute_error_keeps_its_object_across_a_break(name):
         b, x = Exception(), torch.ones(1)
         assert captured(b, x)[1:] == step(b, x)[1:]
     assert stats(captured).breaks
+
+
+RESULTS = iter(range(1000))
+
+
+@disable
+def another_result():
+    number = next(RESULTS)
+    return {number: [number] * number}
+
+
+def dropped(x):
+    y = x * 2
+    another_result()
+    with torch.no_grad():
+        another_result()
+        y = y + 1
+    return y
+
+
+def test_a_result_that_is_dropped_is_no_argument_of_the_rest():
+    captured = capture(dropped)
+    for _ in range(4):
+        assert torch.equal(captured(torch.ones(2)), torch.ones(2) * 3)
+    assert not stats(captured).recompiles

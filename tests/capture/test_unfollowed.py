@@ -1,0 +1,169 @@
+"""Tensors that tracing does not follow, as arguments: a frame may hold them and pass them on; where it does anything
+with one itself, it runs natively."""
+
+from __future__ import annotations
+
+import copy
+import sys
+import types
+import warnings
+
+import pytest
+import torch
+
+from moebius import capture, trace
+from moebius.api import captured_of, report_of
+
+
+class Own(torch.Tensor):
+    pass
+
+
+def kinds():
+    return {
+        "subclass": torch.arange(4.0).as_subclass(Own),
+        "sparse": torch.eye(4).to_sparse(),
+        "conjugate": torch.ones(4, dtype=torch.complex64).conj(),
+        "parameter": torch.ones(4).as_subclass(Own).requires_grad_(),
+    }
+
+
+HOLDER = types.SimpleNamespace()
+
+
+def broken(value):
+    sys.intern("broken")  # a function in C that nobody listed
+    return 3 if value is not None else 4
+
+
+def kept(x, y):
+    HOLDER.kept = [x, y]
+    return {"a": (y * 2, x)}, [x] * 2
+
+
+def asked(x, y):
+    return x is None, isinstance(x, Own), isinstance(x, (int, torch.Tensor)), type(x).__name__, callable(x)
+
+
+def around_a_break(x, y):
+    z = y * 2
+    broken(x)
+    return z + 1, x
+
+
+def in_a_loop(x, y):
+    for kept in [x, x]:
+        y = y + broken(kept)
+    return y, kept
+
+
+def captured_by_a_function(x, y):
+    return (lambda: x)(), list(x for _ in range(2))
+
+
+def added(x, y):
+    return (y * 2) + x
+
+
+def other_way(x, y):
+    return x * 2, y
+
+
+def asked_for_its_size(x, y):
+    return x.shape, len(x), hasattr(x, "shape")
+
+
+def compared(x, y):
+    return x is x, x is y, x in [x], hash(x) == hash(x), {x: 1}[x]
+
+
+def shown(x, y):
+    return str(x), f"{x}", repr([x])
+
+
+def decides(x, y):
+    return y if x.to_dense().abs().sum() > 0 else -y
+
+
+def indexes(x, y):
+    return x[0], [*x.to_dense()]
+
+
+def summed(x, y):
+    return sum([x, x]), torch.stack([x, x]), max([1, 2])
+
+
+def written(x, y):
+    y += 1
+    return y.add_(x.to_dense()) if not x.is_complex() else y
+
+
+OURS = {"tensor subclass", "tensor layout"}
+PASSED_ON = [kept, asked, around_a_break, in_a_loop, captured_by_a_function]
+USED = [added, other_way, asked_for_its_size, compared, shown, decides, indexes, summed, written]
+
+
+def same(ours, theirs):
+    if isinstance(ours, torch.Tensor):
+        return type(ours) is type(theirs) and ours.dtype == theirs.dtype and torch.equal(plain(ours), plain(theirs))
+    if isinstance(ours, list | tuple):
+        return type(ours) is type(theirs) and len(ours) == len(theirs) and all(map(same, ours, theirs))
+    if isinstance(ours, dict):
+        return same(list(ours.items()), list(theirs.items()))
+    return ours == theirs
+
+
+def plain(tensor):
+    return tensor.detach().to_dense().resolve_conj().as_subclass(torch.Tensor)
+
+
+def told(function, *args):
+    HOLDER.kept = None
+    try:
+        return [function(*args), HOLDER.kept]
+    except Exception as error:
+        return [type(error).__name__, str(error)]
+
+
+def check(program):
+    captured = capture(program)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", "moebius")
+        for kind, x in (kinds() | {"plain": torch.ones(4)}).items():
+            for given in (x, copy.copy(x)):
+                ours, theirs = torch.arange(4.0), torch.arange(4.0)
+                assert same(told(captured, given, ours), told(program, given, theirs)), kind
+                assert torch.equal(ours, theirs)
+    return report_of(captured_of(captured)).breaks
+
+
+@pytest.mark.parametrize("program", PASSED_ON)
+def test_passed_on(program):
+    assert {found.reason for found in check(program)} <= {"call into C"} | (OURS if program is in_a_loop else set())
+
+
+@pytest.mark.parametrize("program", USED)
+def test_used(program):
+    breaks = [found for found in check(program) if found.reason in OURS]
+    assert breaks and all("runs natively" in found.detail for found in breaks)
+
+
+def test_each_operation_would_be_one_break_more(monkeypatch):
+    monkeypatch.setattr(trace, "uses_one", lambda *_: False)
+    assert not any("runs natively" in found.detail for found in check(added))
+
+
+def test_the_very_object_comes_back():
+    captured = capture(kept)
+    for x in kinds().values():
+        (result, again), _ = told(captured, x, torch.ones(4))
+        assert result["a"][1] is x and again[0] is again[1] is x
+
+
+def test_two_of_them_may_be_one():
+    def one(x, y):
+        return x is y
+
+    captured = capture(one)
+    x, y = torch.ones(2).as_subclass(Own), torch.ones(2).as_subclass(Own)
+    assert [captured(x, y), captured(x, x), captured(y, x), captured(y, y)] == [False, True, False, True]
