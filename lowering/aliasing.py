@@ -13,7 +13,7 @@ from torch import fx
 from moebius.lowering.graph import LayerCall
 from moebius.lowering.memo import MEMO
 from moebius.lowering.operators import Call, call_operands, is_pure, loop_body, read_call
-from moebius.lowering.step import autograd_function, is_backward, set_data
+from moebius.lowering.step import autograd_function, backward_with_hooks, is_backward, set_data
 from moebius.lowering.torch_private import may_write, only_reads
 from moebius.lowering.values import value_of
 
@@ -26,7 +26,7 @@ def writes_into(node: fx.Node) -> list[fx.Node]:
 def writes_of(node: fx.Node, call: Call | None) -> list[fx.Node]:
     """The same for a node that was read."""
     if is_backward(node):
-        return gradients_before(node)
+        return gradients_before(node) + hook_writes(node)
     tensors = [argument for argument in node.all_input_nodes]
     if call is not None:
         if call.name == "expert_loop":
@@ -48,6 +48,19 @@ def writes_of(node: fx.Node, call: Call | None) -> list[fx.Node]:
 def gradients_before(node: fx.Node) -> list[fx.Node]:
     """The ``.grad`` that the graph was given: backward adds to them, in place."""
     return [other for other in node.graph.find_nodes(op="placeholder") if is_gradient(other)]
+
+
+def hook_writes(node: fx.Node) -> list[fx.Node]:
+    """What the graphs of a backward's hooks may change: where one writes at all, everything that it was given."""
+    if node.target is not backward_with_hooks:
+        return []
+    owner: Any = node.graph.owning_module
+    found: list[fx.Node] = []
+    for bodies, captures in (node.args[3:5], node.args[6:8]):
+        for body, captured in zip(bodies, captures, strict=True):  # type: ignore[arg-type]
+            if any(writes_into(inner) for inner in owner.get_submodule(body.target).graph.nodes):
+                found += [given for given in captured if isinstance(given, fx.Node)]
+    return found
 
 
 def is_gradient(node: fx.Node) -> bool:

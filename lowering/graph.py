@@ -34,7 +34,10 @@ def skip_turn(condition: torch.Tensor | bool) -> None:
 
 def code_of(body: Callable[..., Any]) -> Callable[..., Any]:
     """A graph's code alone: called as a module, it prints that code to stderr when one of its operators fails."""
-    return body.forward if isinstance(body, fx.GraphModule) else body
+    if not isinstance(body, fx.GraphModule):
+        return body
+    assert body.code  # made now: where it is not yet, ``forward`` makes it and calls the module
+    return body.forward
 
 
 def expert_loop(

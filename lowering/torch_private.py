@@ -26,6 +26,7 @@ __all__ = [
     "fake_mode_of",
     "foreach_operators",
     "gradient_hooks",
+    "hooks_after_accumulation",
     "lookup_backend",
     "made_code",
     "may_write",
@@ -144,6 +145,12 @@ def lookup_backend(name: str) -> Callable[[fx.GraphModule, list[Any]], Callable[
 def gradient_hooks(tensor: torch.Tensor) -> dict[int, Any] | None:
     """The tensor's own dict of gradient hooks, which autograd reads as it is when it calls them (torch/_tensor.py)."""
     hooks: dict[int, Any] | None = tensor._backward_hooks
+    return hooks
+
+
+def hooks_after_accumulation(tensor: torch.Tensor) -> dict[int, Any] | None:
+    """The tensor's own dict of hooks after accumulation, which autograd reads as it is (torch/_tensor.py)."""
+    hooks: dict[int, Any] | None = tensor._post_accumulate_grad_hooks
     return hooks
 
 

@@ -10,7 +10,8 @@ AccumulateGrad nodes (torch/csrc/autograd/functions/accumulate_grad.h) name the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,6 +21,7 @@ from moebius.lowering.graph import expert_loop
 from moebius.lowering.step import (
     backward_with_hooks,
     gradient_of,
+    require_accumulated,
     require_given,
     require_gradients,
     set_gradient,
@@ -27,7 +29,7 @@ from moebius.lowering.step import (
 )
 
 from ..sources import Source, part
-from .hooks import GradientHooks, has_late_hooks
+from .hooks import GradientHooks
 from .values import Break, TensorProxy
 
 if TYPE_CHECKING:
@@ -111,33 +113,37 @@ class Gradients:
         leaves, reached = self.reached(outputs)
         if wanted is not None:
             leaves = [p for p in leaves if p in wanted]
-        for leaf in leaves:
-            self.refuse_late_hooks(leaf)
         hooked = self.hooks.in_backward(leaves, self.enter)
         options = {"retain_graph": retain_graph, "inputs": wanted}
         options = {name: value for name, value in options.items() if value is not None}
-        self.backward_node(outputs, None if gradients is None else given, options, hooked).meta["val"] = None
-        self.check = self.tensors.writer.node("call_function", require_gradients, (), {})
-        self.check.meta["val"] = None
         for leaf in leaves:
             before = self.of.get(leaf, UNREAD if leaf.real is not None else None)
             if before is None or before is UNREAD:
                 self.of[leaf] = Accumulated(before)
             # a tensor that is there is added to in place, grad mode being off: the same value goes on standing for it
+        after = self.hooks.after_accumulation(leaves, self.enter)
+        node = self.backward_node(outputs, None if gradients is None else given, options, hooked, after)
+        node.meta["val"] = None
+        if after:
+            self.tensors.writer.node("call_function", require_accumulated, (node,), {}).meta["val"] = None
+        self.check = self.tensors.writer.node("call_function", require_gradients, (), {})
+        self.check.meta["val"] = None
         for tensor in self.retained:
             if tensor.fake.grad_fn in reached:
                 self.of[tensor] = Accumulated(self.of.get(tensor))
         self.hooks.done(kept=bool(retain_graph))
 
     def backward_node(
-        self, outputs: list[TensorProxy], gradients: list[Any] | None, options: dict[str, Any], hooked: list[Any]
-    ) -> fx.Node:
+        self, outputs: list[TensorProxy], gradients: list[Any] | None, options: dict[str, Any], hooked: list[Any],
+        after: list[Any],
+    ) -> fx.Node:  # fmt: skip
         node = self.tensors.writer.node
-        if hooked:
-            tensors, bodies, captures = zip(*hooked, strict=True)
+        if hooked or after:
             options |= {} if gradients is None else {"grad_tensors": gradients}
-            made = node("call_function", backward_with_hooks, (outputs, options, tensors), {})
-            made.args = (*made.args, bodies, captures)
+            made = node("call_function", backward_with_hooks, (outputs, options), {})
+            for found in (hooked, after):
+                tensors, bodies, captures = zip(*found, strict=True) if found else ((), (), ())
+                made.args = (*made.args, self.tensors.writer.argument(tensors), bodies, captures)
             return made
         if len(outputs) > 1:
             options |= {} if gradients is None else {"grad_tensors": gradients}
@@ -254,13 +260,17 @@ class Gradients:
                 found[id(leaf)] = leaf
         return list(found.values()), seen
 
-    def refuse_late_hooks(self, leaf: TensorProxy) -> None:
-        if has_late_hooks(leaf.real):
-            raise Break(
-                "Tensor.backward",
-                "a parameter has hooks that backward calls once its gradient is accumulated",
-                "nothing to do: backward runs between two graphs",
-            )
+    @contextmanager
+    def accumulating(self, leaf: TensorProxy) -> Iterator[None]:
+        """Inside, hooks run on the leaf, whose gradient has been accumulated. What they read of it they keep to
+        themselves; whether they drop it is known after."""
+        check, self.check = self.check, None  # nothing is read after a backward yet
+        then = self.of[leaf]
+        try:
+            yield
+        finally:
+            self.check = check
+        self.of[leaf] = None if self.of[leaf] is None else then
 
     # ------------------------------------------------------------------------------------------------------------------
     # .grad
@@ -269,7 +279,7 @@ class Gradients:
     def read(self, proxy: TensorProxy, enter: Enter) -> Any:
         """``proxy.grad``."""
         self.note("gradient")
-        if self.hooks.interpreting:
+        if self.hooks.interpreting and proxy is not self.hooks.accumulated:
             raise Break("gradient hook", "it reads a tensor's .grad", self.hooks.hint)
         now = self.of.get(proxy, UNREAD)
         if now is UNREAD:
@@ -339,8 +349,8 @@ class Gradients:
         self.note("gradient")
         if not self.inside:
             raise Break("attribute of a tensor is set", f"{proxy.describe()}.grad = …", "it is set natively")
-        if self.tensors.writer.scope.parent is not None:
-            raise Break("Tensor.grad", "a gradient is set inside an expert loop", "set it after the loop")
+        if self.tensors.writer.scope.parent is not None and (value is not None or proxy is not self.hooks.accumulated):
+            raise Break("Tensor.grad", "a gradient is set inside an expert loop or a hook", "set it after the loop")
         if value is not None and not isinstance(value, TensorProxy):
             raise TypeError(
                 f"assigned grad expected to be a Tensor or None but got grad of type {type(value).__name__}"

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import fx
 from torch.utils.hooks import RemovableHandle
 
@@ -38,6 +37,22 @@ def run_hooks(registered: list[dict[int, Callable[[Any], Any]]], gradient: Any) 
             if result is not None:
                 gradient = result
     return gradient
+
+
+def run_after_accumulation(hooks: dict[int, Callable[[Any], Any]], tensor: Any) -> None:
+    """The same for hooks that are called once the gradient is accumulated."""
+    for hook in list(hooks.values()):
+        if hook(tensor) is not None:
+            gives_something()
+
+
+def gives_something() -> None:
+    """Stands where autograd would raise an error."""
+
+
+@natives.replaced(gives_something)
+def refuse_result() -> None:
+    raise Break(REASON, "one that is called after accumulation gives something", "the error is raised natively")
 
 
 @natives.replaced(module_hook)
@@ -78,6 +93,7 @@ class GradientHooks(Bodies):
         super().__init__(domain, call)
         self.registered: dict[TensorProxy, Registered] = {}
         self.interpreting = False
+        self.accumulated: TensorProxy | None = None  # the leaf whose hooks after accumulation are interpreted
         self.objects.at_the_end.append(self.leave)
 
     def register(self, tensor: TensorProxy, hook: Any) -> Any:
@@ -134,6 +150,33 @@ class GradientHooks(Bodies):
                 found.append((leaf, *self.graph_of(leaf, all_hooks)))
         return found
 
+    def after_accumulation(
+        self, leaves: Iterable[TensorProxy], enter: Callable[[Any, Source], Any]
+    ) -> list[tuple[TensorProxy, fx.Node, tuple[fx.Node, ...]]]:
+        """For each leaf with ``register_post_accumulate_grad_hook``: the leaf, their graph, and what that takes."""
+        found = []
+        for leaf in leaves:
+            hooks = getattr(leaf.real, "_post_accumulate_grad_hooks", None)
+            if hooks and leaf.source is not None:
+                entered = enter(hooks, part(leaf.source, "attr", "_post_accumulate_grad_hooks"))
+                found.append((leaf, *self.graph_after(leaf, entered)))
+        return found
+
+    def graph_after(self, leaf: TensorProxy, hooks: dict[int, Any]) -> tuple[fx.Node, tuple[fx.Node, ...]]:
+        """The leaf's own ``.grad`` may be read and dropped in them; of another's nobody knows whether it is there."""
+        self.tensors.gradients.refuse_sparse()
+        with self.scope() as scope:
+            self.interpreting, self.accumulated = True, leaf
+            try:
+                with self.tensors.gradients.accumulating(leaf):
+                    running = self.domain.calls.substitute(run_after_accumulation)
+                    self.domain.call_function(running, [hooks, leaf], {})
+            finally:
+                self.interpreting, self.accumulated = False, None
+            scope.graph.output(None)
+            module = self.writer.module()
+        return self.body("gradient_hook", module), tuple(self.writer.scope.own(node) for node in scope.lifted)
+
     def graph_of(self, tensor: TensorProxy, hooks: list[dict[int, Any]]) -> tuple[fx.Node, tuple[fx.Node, ...]]:
         self.tensors.gradients.refuse_sparse()
         with self.scope() as scope:
@@ -168,7 +211,3 @@ class GradientHooks(Bodies):
                 for hook in entry.hooks.values():
                     emitter.lines.append(f"{name}.register_hook({emitter.value(hook)})")
 
-
-def has_late_hooks(tensor: Any) -> bool:
-    """Whether Python is called after a gradient has been accumulated."""
-    return isinstance(tensor, torch.Tensor) and bool(getattr(tensor, "_post_accumulate_grad_hooks", None))

@@ -393,6 +393,11 @@ class Objects(Identities, Cells, LateWrites, Growing):
         return id(record) in self.schedules and key in COUNTERS
 
     def dict_set(self, record: Record, key: Any, value: Any) -> None:
+        if self.inside and type(key) is str and record.shadow is None and not record.late:
+            if type(value) in ATOMS and key not in record.writes and dict.get(record.obj, key, ABSENT) is value:
+                self.dict_get(record, key)
+            if record.writes.get(key, record.reads.get(key, ABSENT)) is value:
+                return  # an optimizer puts its state back where it has read it, or sets a flag again: nothing changes
         self.touch(record.obj)
         if self.writes_late(record, key):
             self.write_late(record, key, value)

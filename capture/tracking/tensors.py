@@ -260,7 +260,8 @@ class TensorOperations:
             return self.record("call_method", "item", (proxy,), {}, number)
         if proxy.fake.dtype not in (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.bool):
             return None
-        if self.writer.scope.parent is not None or proxy.fake.numel() != 1:
+        inner = self.writer.scope.parent is not None and not self.gradients.hooks.interpreting
+        if inner or self.writer.scope.in_loop or proxy.fake.numel() != 1:
             return None
         return self.numbers.of_item(proxy)
 

@@ -17,7 +17,7 @@ from moebius.lowering.step.gradients import (
     require_gradients,
     set_gradient,
 )
-from moebius.lowering.step.hooks import asks_of_each, backward_with_hooks, observed
+from moebius.lowering.step.hooks import asks_of_each, backward_with_hooks, observed, require_accumulated
 
 __all__ = [
     "BranchError",
@@ -30,6 +30,7 @@ __all__ = [
     "is_backward",
     "gradient_of",
     "observed",
+    "require_accumulated",
     "require_branch",
     "require_given",
     "require_gradients",

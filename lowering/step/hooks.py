@@ -9,7 +9,9 @@ from typing import Any
 import torch
 from torch import fx
 
-from moebius.lowering.torch_private import gradient_hooks
+from moebius.lowering.graph import code_of
+from moebius.lowering.step.gradients import MissingGradientError
+from moebius.lowering.torch_private import gradient_hooks, hooks_after_accumulation
 
 OBSERVERS = frozenset({"retain_grad"})
 ASKING = ("create_graph", "allow_unused", "materialize_grads")
@@ -21,29 +23,56 @@ def backward_with_hooks(
     tensors: Sequence[torch.Tensor],
     bodies: Sequence[fx.GraphModule],
     captures: Sequence[Sequence[Any]],
-) -> None:
+    leaves: Sequence[torch.Tensor] = (),
+    bodies_after: Sequence[fx.GraphModule] = (),
+    captures_after: Sequence[Sequence[Any]] = (),
+) -> int:
     """``torch.autograd.backward(outputs, **options)`` with one graph for each of ``tensors`` in its hooks' place.
 
-    A graph takes the gradient and its captures, and returns the gradient that goes on. Hooks that are registered on the
-    tensors themselves are set aside meanwhile: the graph says what they do.
+    A graph takes the gradient and its captures, and returns the gradient that goes on. One of ``bodies_after`` takes
+    its captures alone, and runs when the gradient of its leaf is accumulated. Hooks that are registered on the tensors
+    themselves are set aside meanwhile: the graphs say what they do. Returns how many of ``leaves`` got no gradient, so
+    that their graphs have not run.
     """
     aside = [(hooks, list(hooks.items())) for hooks in map(gradient_hooks, tensors) if hooks]
+    after = [hooks for hooks in map(hooks_after_accumulation, leaves) if hooks is not None]
+    aside += [(hooks, list(hooks.items())) for hooks in after]
     handles = []
+    waiting = set(range(len(after)))
     try:
         for hooks, _ in aside:
             hooks.clear()
         for tensor, body, captured in zip(tensors, bodies, captures, strict=True):
             handles.append(tensor.register_hook(partial(run_hook, body, captured)))
+        for number, (hooks, body, captured) in enumerate(zip(after, bodies_after, captures_after, strict=True)):
+            hooks[0] = partial(run_after, body, captured, waiting, number)
         torch.autograd.backward(outputs, **options)
     finally:
+        for hooks in after:
+            hooks.clear()
         for handle in handles:
             handle.remove()
         for hooks, items in aside:
             hooks.update(items)
+    return len(waiting)
+
+
+def run_after(body: fx.GraphModule, captured: Sequence[Any], waiting: set[int], number: int, _: torch.Tensor) -> None:
+    waiting.discard(number)
+    code_of(body)(*captured)
+
+
+def require_accumulated(waiting: int) -> None:
+    """Each leaf whose hooks the graph holds got a gradient: what they do has been done. waiting: how many did not.
+
+    Raises MissingGradientError, which capture answers.
+    """
+    if waiting:
+        raise MissingGradientError(f"{waiting} parameters with hooks got no gradient in this step")
 
 
 def run_hook(body: fx.GraphModule, captured: Sequence[Any], gradient: torch.Tensor) -> Any:
-    return body(gradient, *captured)
+    return code_of(body)(gradient, *captured)
 
 
 def observed(gm: fx.GraphModule) -> dict[str, frozenset[str]]:
@@ -92,3 +121,4 @@ def asks_of_each(gm: fx.GraphModule) -> bool:
 
 
 fx.wrap("backward_with_hooks")
+fx.wrap("require_accumulated")

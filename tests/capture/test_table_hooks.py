@@ -354,7 +354,7 @@ TABLE = {
     hp_input: None,
     hp_module: None,
     h_saved: None,
-    h_log: ("tensor read as a number", "keep them in tensors"),
+    h_log: ("gradient hook changes Python state", "natively"),
     h_full_backward: ("module backward hook", "output.register_hook"),
     h_across_break: ("tensor read as a number", "keep them in tensors"),
     hp_break: ("tensor read as a number", "keep them in tensors"),
