@@ -12,7 +12,7 @@ import logging.handlers
 import sys
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,6 +22,7 @@ from moebius.lowering.step.filters import recorders
 
 from ..hidden import MARK
 from .numbers import Number
+from .records import raw_dict
 from .texts import is_stream
 from .values import ATOMS, Break
 
@@ -64,10 +65,6 @@ class Messages:
             raise Break(what, f"with {', '.join(options)}", AFTER)
         if not self.is_message(message, args):
             raise Break(what, "of values that are not plain", "log numbers, strings and tensors, by %s")
-        for known in (vars(logging), vars(sys), *(vars(one) for one in up_from(logger))):
-            record = self.objects.records.get(id(known))
-            if record is not None and record.changed:
-                raise Break(what, "after the step changed how lines are logged", AFTER)
         if not is_logged_plainly(logger):
             raise Break(what, "a handler, filter or formatter is not Python's own", AFTER)
         asked = functools.partial(is_logged_plainly, logger)
@@ -109,6 +106,10 @@ class Messages:
             raise Break("function outside of the graph", "logging.Logger.isEnabledFor", AFTER)
         if type(logger).isEnabledFor is not logging.Logger.isEnabledFor:
             raise Break("function outside of the graph", f"{type(logger).__name__}.isEnabledFor", AFTER)
+        held = [self.objects.records.get(id(part)) for part in (vars(sys), *read_by_logging(logger))]
+        held += [own for cls, own in self.objects.class_dicts.items() if cls.__module__.startswith("logging")]
+        if any(one is not None and one.changed for one in held):
+            raise Break("logging.Logger", "is used after the step changed how lines are logged", AFTER)
         self.objects.note("logging")
         enabled = logger.isEnabledFor(level)
         asked = functools.partial(logger.isEnabledFor, level)
@@ -161,13 +162,27 @@ def passed_over(file: str) -> bool:
     return "importlib" in file and "_bootstrap" in file or MARK in file
 
 
-def up_from(logger: logging.Logger) -> list[logging.Logger]:
-    """The loggers whose handlers get the lines of this one."""
+def up_from(logger: logging.Logger, to_the_root: bool = False) -> list[logging.Logger]:
+    """The loggers whose handlers get the lines of this one; to_the_root: those that it may have its level from."""
     found, current = [], logger
     while current is not None:
         found.append(current)
-        current = current.parent if current.propagate else None  # type: ignore[assignment]
+        current = current.parent if current.propagate or to_the_root else None  # type: ignore[assignment]
     return found
+
+
+def read_by_logging(logger: logging.Logger) -> Iterator[Any]:
+    """The dicts and lists that logging a line may read."""
+    yield vars(logging)
+    handlers = [logging.lastResort]
+    for one in up_from(logger, to_the_root=True):
+        yield from (vars(one), one.handlers, one.filters, getattr(one, "_cache", None))
+        handlers += one.handlers
+    yield vars(logger.manager)
+    for handler in handlers:
+        formatter = getattr(handler, "formatter", None)
+        yield from (getattr(handler, "filters", None), *map(raw_dict, (handler, formatter)))
+        yield raw_dict(getattr(formatter, "_style", None))
 
 
 def is_logged_plainly(logger: logging.Logger) -> bool:

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from moebius import capture, explain, stats
+from moebius.tracking import messages
 
 LOG = logging.getLogger("moebius.tests.logging")
 CHILD = logging.getLogger("moebius.tests.logging.child")
@@ -192,3 +193,92 @@ def test_lines_that_are_graph_breaks(stream, line):
         found = said(stream, captured, torch.ones(2))
         assert found[1] == want[1] and torch.equal(found[0], want[0])
     assert stats(captured).breaks
+
+
+def other(value, one, two):
+    return two if value == one else one
+
+
+def turn_disabled():
+    LOG.disabled = not LOG.disabled
+
+
+def turn_level():
+    LOG.level = other(LOG.level, logging.INFO, logging.ERROR)
+    CHILD._cache.clear()
+
+
+def turn_propagate():
+    CHILD.propagate = not CHILD.propagate
+
+
+def turn_handler_level():
+    LOG.handlers[0].level = other(LOG.handlers[0].level, logging.NOTSET, logging.ERROR)
+
+
+def turn_text():
+    style = LOG.handlers[0].formatter._style
+    style._fmt = other(style._fmt, FORMAT, "%(message)s")
+
+
+def turn_terminator():
+    LOG.handlers[0].terminator = other(LOG.handlers[0].terminator, "\n", ";")
+
+
+def turn_class():
+    logging.StreamHandler.terminator = other(logging.StreamHandler.terminator, "\n", ";")
+
+
+def add_handler():
+    CHILD.handlers.append(LOG.handlers[0])
+
+
+def turn_filters():
+    CHILD.filters.clear() if CHILD.filters else CHILD.filters.append(lambda record: False)
+
+
+def turn_cache():
+    CHILD._cache[logging.INFO] = not CHILD._cache[logging.INFO]
+
+
+CHANGES = [
+    turn_disabled, turn_level, turn_propagate, turn_handler_level, turn_text, turn_terminator, turn_class, add_handler,
+    turn_filters, turn_cache,
+]  # fmt: skip
+
+
+def changed_by(change, stream, captures):
+    """What is logged by four calls of a step that changes between two lines how lines are logged."""
+    without_pytests()
+    LOG.disabled, LOG.level, CHILD.level, CHILD.propagate, CHILD.filters[:] = False, logging.INFO, 0, True, []
+    LOG.manager._clear_cache()
+    logging.StreamHandler.terminator = "\n"
+    vars(LOG.handlers[0]).pop("terminator", None)
+    LOG.handlers[0].formatter, LOG.handlers[0].level = logging.Formatter(FORMAT), logging.NOTSET
+
+    def step(x):
+        CHILD.info("before")
+        LOG.warning("before")
+        change()
+        CHILD.info("after")
+        LOG.warning("after")
+        return x + 1
+
+    run = capture(step) if captures else step
+    try:
+        return [said(stream, run, torch.ones(2))[1] for _ in range(4)]
+    finally:
+        logging.StreamHandler.terminator, CHILD.level = "\n", logging.INFO
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_the_step_changes_how_lines_are_logged(stream, change):
+    plain = changed_by(change, stream, captures=False)
+    assert changed_by(change, stream, captures=True) == plain
+    assert len(set(plain)) > 1 or "after" not in plain[0]
+
+
+def test_to_look_for_that_is_needed(stream, monkeypatch):
+    monkeypatch.setattr(messages, "read_by_logging", lambda logger: [])
+    for change in (turn_disabled, turn_terminator, add_handler):
+        assert changed_by(change, stream, captures=True) != changed_by(change, stream, captures=False)
