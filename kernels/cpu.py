@@ -3,7 +3,8 @@
 Rows are sorted once. A panel is some consecutive sorted rows: several experts, or a part of one. Its
 gathered tokens, activations and products live in scratch that the next panel reuses, so that nothing of size T*K x D is
 ever made; gathers, element-wise work and sums are done a panel at a time, GEMMs an expert at a time. Routing weights
-scale A (N wide) rather than the expert's output (D wide).
+scale A (N wide) rather than the expert's output (D wide). by_expert.py does the same with more rows than a panel's in
+one call of C.
 """
 from __future__ import annotations
 
@@ -12,6 +13,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from moebius.kernels import by_expert
 from moebius.kernels.activations import activate, activate_backward, find_activation
 from moebius.kernels.contract import Gradients, Needs, Options, Weights, accumulate_dtype
 from moebius.kernels.native import panel_work
@@ -77,9 +79,11 @@ def forward(x_TD: Tensor, weights: Weights | BlockWeights, order_S: Tensor, offs
     width, width_h = x_TD.shape[1], weights.gate_up_E2ND.shape[1]
     h_SM = x_TD.new_empty(order_S.shape[0] if keep else 0, width_h)
     h_SM[int(offsets[-1]):].zero_()
+    operands = Operands(*map(matrices, weights))
+    if whole := by_expert.layer(x_TD, operands, offsets, token_S, scale_S, h_SM if keep else None, options, top_k):
+        return whole.forward(), h_SM
     out_TD = torch.zeros(x_TD.shape, dtype=exact, device=x_TD.device)
     scratch = Scratch(x_TD, order_S.shape[0])
-    operands = Operands(*map(matrices, weights))
     for panel in panels(offsets):
         start, stop = panel.start, panel.stop
         token, count = token_S[start:stop], stop - start
@@ -156,10 +160,17 @@ def backward_into(
     dtype, exact = x_TD.dtype, accumulate_dtype(x_TD.dtype)
     token_S = order_S // max(top_k, 1)
     scale_S = row_weight(weight_TK, order_S, exact)
-    grad_x = torch.zeros(x_TD.shape, dtype=exact) if needs_x else None
     grad_s_S = torch.zeros(order_S.shape[0], dtype=exact) if needs_weight else None
     operands = Operands(*map(matrices, weights))
+    h_SM = kept[0] if options.save == "default" else None
+    if whole := by_expert.layer(x_TD, operands, offsets, token_S, scale_S, h_SM, options, top_k):
+        grad_up, grad_down, *_ = [rooms.matrices(place) for place in range(len(weights))]
+        if by_expert.can_write(grad_up, grad_down):
+            grad_x = whole.backward(grad_TD, grad_s_S, grad_up, grad_down, needs_x)
+            return grad_x, weight_gradient(grad_s_S, order_S, weight_TK)
+    del h_SM, whole
 
+    grad_x = torch.zeros(x_TD.shape, dtype=exact) if needs_x else None
     scratch, end = Scratch(x_TD, order_S.shape[0]), int(offsets[-1])
     width, width_h, narrow = x_TD.shape[1], weights.gate_up_E2ND.shape[1], weights.down_EDN.shape[2]
     for panel in panels(offsets):
@@ -201,8 +212,12 @@ def backward_into(
     for place in range(len(weights)):
         rooms.matrices(place)  # where no expert has rows
 
-    grad_weight = None
-    if grad_s_S is not None and weight_TK is not None:
-        flat = torch.empty_like(grad_s_S).index_copy_(0, order_S.long(), grad_s_S)
-        grad_weight = flat.reshape(weight_TK.shape).to(weight_TK.dtype)
-    return None if grad_x is None else grad_x.to(dtype), grad_weight
+    return None if grad_x is None else grad_x.to(dtype), weight_gradient(grad_s_S, order_S, weight_TK)
+
+
+def weight_gradient(grad_s_S: Tensor | None, order_S: Tensor, weight_TK: Tensor | None) -> Tensor | None:
+    """The routing weights' gradient from that of the sorted rows' weights."""
+    if grad_s_S is None or weight_TK is None:
+        return None
+    flat = torch.empty_like(grad_s_S).index_copy_(0, order_S.long(), grad_s_S)
+    return flat.reshape(weight_TK.shape).to(weight_TK.dtype)

@@ -47,14 +47,15 @@ def add(total_TD: Tensor, token: Tensor, panel: Tensor) -> bool:
     return True
 
 
-def knows(h: Tensor, activation: Activation | Gating) -> bool:
-    """Whether the gated activation of these rows is one that C computes."""
-    return rows is not None and isinstance(activation, Activation) and activation.name in ACTIVATIONS and by_rows(h)
+def knows(dtype: torch.dtype, activation: Activation | Gating) -> bool:
+    """Whether the gated activation is one that C computes."""
+    named = isinstance(activation, Activation) and activation.name in ACTIVATIONS
+    return rows is not None and dtype in DTYPES and named
 
 
 def gated(out: Tensor, h: Tensor, scale: Tensor | None, activation: Activation | Gating, gate: str) -> bool:
     """out = f(gate) * up * scale. out: [rows, N] and h: [rows, M] of one dtype; scale: [rows], float32."""
-    if not knows(h, activation):
+    if not knows(h.dtype, activation) or not by_rows(h):
         return False
     assert isinstance(activation, Activation) and by_rows(out) and out.dtype == h.dtype
     rows.gated(h.data_ptr(), 0, address(scale), out.data_ptr(), 0, 0, out.shape[0], out.shape[1], DTYPES[h.dtype],
@@ -68,7 +69,7 @@ def gated_backward(grad_h: Tensor, a: Tensor, dot: Tensor | None, grad_a: Tensor
 
     grad_a: [rows, N] and h: [rows, M] of one dtype with the results; scale and dot: [rows], float32.
     """
-    if not knows(h, activation):
+    if not knows(h.dtype, activation) or not by_rows(h):
         return False
     assert isinstance(activation, Activation) and by_rows(grad_h, a, grad_a) and grad_a.dtype == a.dtype == h.dtype
     rows.gated_backward(h.data_ptr(), grad_a.data_ptr(), address(scale), a.data_ptr(), grad_h.data_ptr(), address(dot),
@@ -86,6 +87,18 @@ def products(out: Operand, left: Operand, right: Operand, panel: Panel, dtype: t
     """out = left @ right for each segment of a panel, by torch. The operands are as rows.pyi says, of this dtype."""
     assert rows is not None
     rows.products(out, left, right, panel.table.buffer_info()[0], len(panel.segments), DTYPES[dtype], add)
+
+
+def layer_forward(task: int) -> None:
+    """A layer.h Layer at that address (by_expert.py). IndexError for a row of a token that is not there."""
+    assert rows is not None
+    rows.layer_forward(task)
+
+
+def layer_backward(task: int) -> None:
+    """Likewise."""
+    assert rows is not None
+    rows.layer_backward(task)
 
 
 def address(numbers: Tensor | None) -> int:

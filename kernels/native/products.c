@@ -37,11 +37,24 @@ int products_find(void)
     return 1;
 }
 
-/* ---- products of a panel's segments -------------------------------------------------------------------------------- */
+static int view(const Matrix *matrix, Dtype dtype, Handle *handle)
+{
+    *handle = NULL;
+    return make(matrix->address, 2, matrix->sizes, matrix->strides, 0, numbers[dtype], cpu, -1, handle) == 0;
+}
 
-typedef struct {
-    int64_t expert, low, high, first;
-} Segment;
+int product(const Matrix *out, const Matrix *left, const Matrix *right, Dtype dtype, int add)
+{
+    Handle made[3] = {NULL, NULL, NULL};
+    int done = view(out, dtype, &made[0]) && view(left, dtype, &made[1]) && view(right, dtype, &made[2]) &&
+               (add ? addmm_out(made[0], made[0], made[1], made[2], 1.0, 1.0) : mm_out(made[0], made[1], made[2])) == 0;
+    for (int i = 0; i < 3; i++)
+        if (made[i] != NULL)
+            delete(made[i]);
+    return done;
+}
+
+/* ---- products of a panel's segments -------------------------------------------------------------------------------- */
 
 /* A matrix of each segment: a panel's rows low..high, which stand along the axis `rows`; or, where that is -1, the
    expert's matrix, whose address is in the table (0: there is none, and the product is left out). */
@@ -51,32 +64,17 @@ typedef struct {
     int rows;
 } Operand;
 
-static int view(const Operand *operand, const Segment *segment, Dtype dtype, Handle *handle)
+static Matrix of_segment(const Operand *operand, const Segment *segment, Dtype dtype)
 {
-    int64_t sizes[2] = {operand->sizes[0], operand->sizes[1]};
-    char *address = (char *)operand->address;
+    Matrix matrix = {(char *)operand->address, {operand->sizes[0], operand->sizes[1]},
+                     {operand->strides[0], operand->strides[1]}};
     if (operand->rows < 0)
-        address = (char *)(intptr_t)((const int64_t *)operand->address)[segment->expert];
+        matrix.address = (char *)(intptr_t)((const int64_t *)operand->address)[segment->expert];
     else {
-        sizes[operand->rows] = segment->high - segment->low;
-        address += segment->low * operand->strides[operand->rows] * dtype_bytes(dtype);
+        matrix.sizes[operand->rows] = segment->high - segment->low;
+        matrix.address += segment->low * operand->strides[operand->rows] * dtype_bytes(dtype);
     }
-    *handle = NULL;
-    return make(address, 2, sizes, operand->strides, 0, numbers[dtype], cpu, -1, handle) == 0;
-}
-
-/* out = left @ right, or out += left @ right. */
-static int multiply(const Operand operands[3], const Segment *segment, Dtype dtype, int add)
-{
-    Handle out = NULL, left = NULL, right = NULL;
-    int done = view(&operands[0], segment, dtype, &out) && view(&operands[1], segment, dtype, &left) &&
-               view(&operands[2], segment, dtype, &right) &&
-               (add ? addmm_out(out, out, left, right, 1.0, 1.0) : mm_out(out, left, right)) == 0;
-    Handle made[3] = {out, left, right};
-    for (int i = 0; i < 3; i++)
-        if (made[i] != NULL)
-            delete(made[i]);
-    return done;
+    return matrix;
 }
 
 typedef enum { NEVER, ALWAYS, LATER } Add; /* LATER: unless no earlier panel has this expert */
@@ -94,10 +92,14 @@ PyObject *products(PyObject *module, PyObject *arguments)
     Py_BEGIN_ALLOW_THREADS
     for (int i = 0; i < count && done; i++) {
         const Segment *segment = (const Segment *)segments + i;
+        Matrix matrices[3];
         int absent = 0;
-        for (int o = 0; o < 3; o++)
-            absent |= operands[o].rows < 0 && ((const int64_t *)operands[o].address)[segment->expert] == 0;
-        done = absent || multiply(operands, segment, (Dtype)dtype, add == ALWAYS || (add == LATER && !segment->first));
+        for (int o = 0; o < 3; o++) {
+            matrices[o] = of_segment(&operands[o], segment, (Dtype)dtype);
+            absent |= operands[o].rows < 0 && matrices[o].address == NULL;
+        }
+        done = absent || product(&matrices[0], &matrices[1], &matrices[2], (Dtype)dtype,
+                                 add == ALWAYS || (add == LATER && !segment->first));
     }
     Py_END_ALLOW_THREADS
     if (!done) {

@@ -5,8 +5,25 @@
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
+#include <stdint.h>
+
+#include "elements.h"
+
+/* Rows low..high, all of one expert; first: no earlier ones are of it. As Python lays it out (panels.py). */
+typedef struct {
+    int64_t expert, low, high, first;
+} Segment;
+
+typedef struct {
+    char *address;
+    int64_t sizes[2], strides[2];
+} Matrix;
+
 /* Finds torch's C interface. Returns 1 where there is one. */
 int products_find(void);
+
+/* out = left @ right, or out += left @ right; 0 where torch refuses. Needs no GIL. */
+int product(const Matrix *out, const Matrix *left, const Matrix *right, Dtype dtype, int add);
 
 /* products(out, left, right, segments, count, dtype, add); see rows.pyi. */
 PyObject *products(PyObject *module, PyObject *arguments);

@@ -1,0 +1,202 @@
+"""The CPU form's larger calls: a whole layer in one call of C, each thread with experts of its own (native/layer.h).
+
+Against panels, which share each product among the threads: nothing waits between two products, and no time goes to
+Python. What a panel does in Python (biases, formats of 8 bits, other activations and dtypes), small calls, and routing
+that one expert dominates stay there.
+
+The sum over a token's experts is taken within each thread's experts first: same bits run for run, and with another
+number of threads other ones, as with the library's products themselves.
+"""
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from moebius.kernels.activations import Activation, find_activation
+from moebius.kernels.contract import Options
+from moebius.kernels.native import panel_work
+from moebius.kernels.panels import PANEL_ROWS
+from moebius.kernels.products import Matrices, Operands
+
+# layer.h's Layer, in its order.
+FIELDS = """dtype activation gate tokens width narrow width_h rows x x_stride token scale h
+ups up_count downs down_count segments bounds groups totals distinct scratch scratch_step room out threads
+grad grad_stride dot grad_ups grad_up_count grad_downs grad_down_count""".split()
+PART_ROWS = 512  # of an expert at a time: what the scratch of a thread holds
+UNEVEN = 1.15  # how much longer than the mean the thread with the most rows may take
+
+
+class Share(NamedTuple):
+    """Which rows each thread has. segments: four int64 each (expert, low, high, first); bounds: of groups in them;
+    room: the rows of the longest segment; rows: of all."""
+
+    segments: array[int]
+    bounds: array[int]
+    room: int
+    rows: int
+
+    @property
+    def groups(self) -> int:
+        return len(self.bounds) - 1
+
+
+def share(bounds: Sequence[int], threads: int) -> Share | None:
+    """Experts for at most so many groups, the longest first to the group with the fewest rows (Graham's LPT rule);
+    None where the groups would be uneven, or there is no row. bounds: E+1 offsets."""
+    rows = [high - low for low, high in zip(bounds, bounds[1:], strict=False)]
+    groups = [list[int]() for _ in range(threads)]
+    loads = [0] * threads
+    for expert in sorted((e for e, count in enumerate(rows) if count), key=lambda e: -rows[e]):
+        least = loads.index(min(loads))
+        groups[least].append(expert)
+        loads[least] += rows[expert]
+    if not bounds[-1] or max(loads) * threads > UNEVEN * sum(loads):
+        return None
+    segments, ends, room = array("q"), array("q", [0]), 0
+    for group in groups:
+        for expert in sorted(group):
+            parts = -(-rows[expert] // PART_ROWS)
+            edges = [bounds[expert] + rows[expert] * part // parts for part in range(parts + 1)]
+            for low, high in zip(edges, edges[1:], strict=False):
+                segments.extend((expert, low, high, low == edges[0]))
+                room = max(room, high - low)
+        ends.append(len(segments) // 4)
+    return Share(segments, ends, room, bounds[-1])
+
+
+def table(blocks: Sequence[Matrices]) -> array[int]:
+    """Blocks as layer.h has them."""
+    numbers = array("q")
+    for block in blocks:
+        assert block.table is not None
+        low = block.rows.start or 0
+        numbers.extend((low, block.table.buffer_info()[0], *block.sizes, *block.strides))
+    return numbers
+
+
+def rowwise(rows: Tensor) -> Tensor:
+    """With each row's numbers side by side."""
+    return rows if rows.stride(1) == 1 or rows.shape[1] <= 1 else rows.contiguous()
+
+
+def address(tensor: Tensor | None) -> int:
+    return 0 if tensor is None else tensor.data_ptr()
+
+
+class Totals:
+    """Room for each group's float32 sums by token [T, D], and for the sum of them in the layer's dtype.
+
+    With one slot a token no two groups meet: they have one room.
+    """
+
+    def __init__(self, like_TD: Tensor, groups: int, top_k: int) -> None:
+        self.out = torch.empty(like_TD.shape, dtype=like_TD.dtype)
+        if groups == 1 or top_k == 1:
+            first = self.out if like_TD.dtype == torch.float32 else torch.empty(like_TD.shape)
+            rooms = [first.zero_()] * groups
+        elif like_TD.dtype == torch.float32:
+            rooms = [self.out, *torch.empty(groups - 1, *like_TD.shape)]
+        else:
+            rooms = [*torch.empty(groups, *like_TD.shape)]
+        self.rooms = rooms  # kept alive
+        self.addresses = array("q", [room.data_ptr() for room in rooms])
+        self.distinct = len(set(self.addresses))
+
+
+@dataclass
+class Layer:
+    """A call that C does. token_S, scale_S, h_SM: of the sorted rows; h_SM is None where H is not kept."""
+
+    x_TD: Tensor
+    weights: Operands
+    shared: Share
+    token_S: Tensor
+    scale_S: Tensor | None
+    h_SM: Tensor | None
+    options: Options
+    top_k: int
+
+    def forward(self) -> Tensor:
+        """[T, D]; H is written into h_SM."""
+        totals = Totals(self.x_TD, self.shared.groups, self.top_k)
+        self.run(panel_work.layer_forward, totals, self.width + self.narrow + self.again)
+        return totals.out
+
+    def backward(self, grad_TD: Tensor, dot_S: Tensor | None, gate_up: list[Matrices], down: list[Matrices],
+                 needs_x: bool) -> Tensor | None:
+        """The gradient of x, if it is needed; those of the weights are written into the rooms given, <dA, A> of each
+        row into dot_S."""
+        totals = Totals(self.x_TD, self.shared.groups, self.top_k) if needs_x else None
+        grad_TD, grad_ups, grad_downs = rowwise(grad_TD), table(gate_up), table(down)
+        self.run(
+            panel_work.layer_backward, totals, self.width + 2 * self.narrow + self.width_h + self.again,
+            grad=address(grad_TD), grad_stride=grad_TD.stride(0), dot=address(dot_S),
+            grad_ups=grad_ups.buffer_info()[0], grad_up_count=len(gate_up),
+            grad_downs=grad_downs.buffer_info()[0], grad_down_count=len(down))
+        return None if totals is None else totals.out
+
+    @property
+    def width(self) -> int:
+        return self.x_TD.shape[1]
+
+    @property
+    def narrow(self) -> int:
+        return self.weights.down[0].sizes[1]
+
+    @property
+    def width_h(self) -> int:
+        return sum(block.sizes[0] for block in self.weights.gate_up)
+
+    @property
+    def again(self) -> int:
+        """Scratch for H where it is not kept."""
+        return self.width_h if self.h_SM is None else 0
+
+    def run(self, function: Callable[[int], None], totals: Totals | None, scratch_width: int, **more: int) -> None:
+        """scratch_width: numbers that a row takes of a group's scratch."""
+        x_TD, shared, options = rowwise(self.x_TD), self.shared, self.options
+        ups, downs = table(self.weights.gate_up), table(self.weights.down)
+        scratch = x_TD.new_empty(shared.groups, shared.room * scratch_width)
+        activation = find_activation(options.activation, options.gate)
+        assert isinstance(activation, Activation)
+        fields = {
+            "dtype": panel_work.DTYPES[x_TD.dtype], "activation": panel_work.ACTIVATIONS[activation.name],
+            "gate": panel_work.GATES[options.gate], "tokens": x_TD.shape[0], "width": self.width, "narrow": self.narrow,
+            "width_h": self.width_h, "rows": int(shared.rows), "x": address(x_TD), "x_stride": x_TD.stride(0),
+            "token": address(self.token_S), "scale": address(self.scale_S), "h": address(self.h_SM),
+            "ups": ups.buffer_info()[0], "up_count": len(self.weights.gate_up),
+            "downs": downs.buffer_info()[0], "down_count": len(self.weights.down),
+            "segments": shared.segments.buffer_info()[0], "bounds": shared.bounds.buffer_info()[0],
+            "groups": shared.groups, "scratch": address(scratch),
+            "scratch_step": scratch.shape[1] * scratch.itemsize, "room": shared.room, "threads": shared.groups, **more,
+        }
+        if totals is not None:
+            fields |= {"totals": totals.addresses.buffer_info()[0], "distinct": totals.distinct,
+                       "out": address(totals.out)}
+        task = array("q", [fields.get(name, 0) for name in FIELDS])
+        function(task.buffer_info()[0])
+
+
+def layer(x_TD: Tensor, weights: Operands, offsets: Tensor, token_S: Tensor, scale_S: Tensor | None,
+          h_SM: Tensor | None, options: Options, top_k: int) -> Layer | None:
+    """The call, where C does it; None where panels do."""
+    threads = torch.get_num_threads()
+    if token_S.shape[0] <= PANEL_ROWS or top_k > 1 and threads > max(2, top_k):
+        return None
+    if options.precision is not None or weights.gate_up_bias or weights.down_bias or not panel_work.multiplies():
+        return None
+    if not panel_work.knows(x_TD.dtype, find_activation(options.activation, options.gate)) or any(
+            block.table is None or block.dtype != x_TD.dtype for block in (*weights.gate_up, *weights.down)):
+        return None
+    shared = share(offsets.tolist(), threads)
+    return None if shared is None else Layer(x_TD, weights, shared, token_S, scale_S, h_SM, options, top_k)
+
+
+def can_write(*rooms: list[Matrices]) -> bool:
+    """Whether C writes gradients there."""
+    return all(block.table is not None for blocks in rooms for block in blocks)

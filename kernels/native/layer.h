@@ -1,0 +1,42 @@
+/* A whole layer of experts, forward or backward, each thread with experts of its own.
+
+   Products of a few hundred rows gain little from a second thread inside, and all that is between them would wait for
+   it. So each thread takes whole experts: it gathers their rows, multiplies, and adds up results by token in a total
+   of its own; the totals are summed at the end. Which thread has which expert is the caller's choice. */
+#ifndef MOEBIUS_LAYER_H
+#define MOEBIUS_LAYER_H
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+#include <stdint.h>
+
+/* Rows low.. of the weights of all experts: the matrix of expert e is at table[e], 0 where there is none. */
+typedef struct {
+    int64_t low, table, rows, columns, down, right; /* down, right: strides, in elements */
+} Block;
+
+/* As layer_work.py fills it: all int64. Addresses are 0 where nothing is. Strides count elements, sizes bytes. */
+typedef struct {
+    int64_t dtype, activation, gate;
+    int64_t tokens, width, narrow, width_h, rows; /* T, D, N, M, S */
+    int64_t x, x_stride;                          /* [T, D] */
+    int64_t token, scale;                         /* [S]: int32; float32 */
+    int64_t h;                                    /* [S, M], or 0: not kept, and backward computes it again */
+    int64_t ups, up_count, downs, down_count;     /* Block[] of gate_up [M, D] and down [D, N] */
+    int64_t segments, bounds, groups;             /* Segment[]; those of group g are bounds[g]..bounds[g + 1] */
+    int64_t totals, distinct; /* each group's float32 [T, D], or 0; how many: 1 is for all, and is zero already */
+    int64_t scratch, scratch_step, room;          /* bytes; the rows of the largest segment */
+    int64_t out;                                  /* [T, D]: the sum of the totals, in dtype */
+    int64_t threads;
+    /* backward alone */
+    int64_t grad, grad_stride;                    /* [T, D] */
+    int64_t dot;                                  /* [S], float32: <dA, A>, or 0 */
+    int64_t grad_ups, grad_up_count, grad_downs, grad_down_count;
+} Layer;
+
+
+PyObject *layer_forward(PyObject *module, PyObject *address);
+PyObject *layer_backward(PyObject *module, PyObject *address);
+
+#endif
