@@ -15,6 +15,7 @@ from moebius.kernels import cpu, products, reference, twice
 from moebius.kernels.contract import Options, Weights
 from moebius.kernels.experts_op import as_they_are
 from moebius.kernels.routing import sort_rows
+from moebius.kernels.unchanged import refuse_changed, sampled
 
 
 class Block(NamedTuple):
@@ -100,6 +101,8 @@ class ExpertsApart(torch.autograd.Function):
         ctx.save_for_backward(hit, x_TD, h_SM, order_S, offsets, weight_TK, *as_they_are(leaves), *leaves)
         ctx.set_materialize_grads(False)
         ctx.layout, ctx.options, ctx.top_k = layout, options, index_TK.shape[1]
+        ctx.again = multiplied_again(layout, weight_TK, options.save)
+        ctx.sample = sampled(leaves[place] for place in ctx.again)
         ctx.used_whole = [(leaves[place], leaves[place].data_ptr()) for place in used_whole(layout, leaves)]
         return out_TD
 
@@ -115,6 +118,7 @@ class ExpertsApart(torch.autograd.Function):
         if not torch.is_grad_enabled():
             release(ctx)
         refuse_other_data(ctx.used_whole)
+        refuse_changed([leaves[place] for place in ctx.again], ctx.sample)
         if torch.is_grad_enabled():  # create_graph=True
             return None, None, None, None, *differentiable(
                 ctx, grad, (x_TD, weight_TK, *themselves), (x_TD, weight_TK, *leaves), order_S, offsets, hit)
@@ -174,6 +178,15 @@ def used_whole(layout: Sequence[Layout | None], leaves: Sequence[Tensor]) -> lis
     blocks = (block for part in layout[:2] if part is not None for block in part)
     return [place for _, turned, places in blocks if turned and not isinstance(places, int)
             for place in places if leaves[place].is_leaf]
+
+
+def multiplied_again(layout: Sequence[Layout | None], weight_TK: Tensor | None, save: str) -> list[int]:
+    """The places of parameters with which backward computes what autograd's loop has kept."""
+    gate_up, down, gate_up_bias, down_bias = layout
+    routed = weight_TK is not None and weight_TK.requires_grad
+    looked_at = (*((down, down_bias) if routed else ()), *((gate_up, gate_up_bias) if save == "recompute" else ()))
+    every = (places for part in looked_at for _, _, places in part or ())
+    return [place for places in every for place in ([places] if isinstance(places, int) else places)]
 
 
 def refuse_other_data(used: Iterable[tuple[Tensor, int]]) -> None:

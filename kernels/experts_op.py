@@ -32,6 +32,7 @@ from moebius.kernels.precision import Budget, Precision, text_of
 from moebius.kernels.quantize import pack, packed_width, unpack
 from moebius.kernels.rounding import round_tokens
 from moebius.kernels.routing import ids_from_counts, sort_rows
+from moebius.kernels.unchanged import refuse_changed, sampled
 
 
 @torch.library.custom_op("moebius::experts", mutates_args=())
@@ -121,6 +122,14 @@ def set_up_context(ctx, inputs, output) -> None:
     ctx.mark_non_differentiable(h, order, offsets)
     ctx.set_materialize_grads(False)  # else a zero gradient of H's size is made for the unused output
     ctx.top_k, ctx.options = index.shape[1], options
+    ctx.sample = sampled(computed_again(weights, weight, save=options[2]))
+
+
+def computed_again(weights: Sequence[Tensor | None], weight: Tensor | None, save: str) -> list[Tensor | None]:
+    """The weights with which backward computes what autograd's loop has kept. weights: gate_up, down and the biases."""
+    gate_up, down, gate_up_bias, down_bias = weights
+    routed = weight is not None and weight.requires_grad
+    return [*([down, down_bias] if routed else []), *([gate_up, gate_up_bias] if save == "recompute" else [])]
 
 
 def differentiate(ctx, grad, *unused):
@@ -128,6 +137,9 @@ def differentiate(ctx, grad, *unused):
         return (None,) * 12
     needs = [bool(ctx.needs_input_grad[position]) for position in DIFFERENTIABLE]
     *saved, gate_up, down, gate_up_bias, down_bias = ctx.saved_tensors
+    if ctx.sample:
+        _, _, _, _, *then, weight, up_bias_then, down_bias_then = saved
+        refuse_changed(computed_again((*then, up_bias_then, down_bias_then), weight, ctx.options[2]), ctx.sample)
     if torch.is_grad_enabled() and not ctx.options[-1]:  # create_graph=True
         x, _, order, offsets, *then, weight, up_bias_then, down_bias_then = saved
         inputs = (x, gate_up, down, weight, gate_up_bias, down_bias)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import operator
 import types
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -52,15 +53,18 @@ def gradients_before(node: fx.Node) -> list[fx.Node]:
 
 def hook_writes(node: fx.Node) -> list[fx.Node]:
     """What the graphs of a backward's hooks may change: where one writes at all, everything that it was given."""
+    return [given for _, written in writes_of_hooks(node) for given in written]
+
+
+def writes_of_hooks(node: fx.Node) -> Iterator[tuple[fx.Node, list[fx.Node]]]:
+    """For each tensor with hooks in this backward that write: the tensor, and what its hooks may change."""
     if node.target is not backward_with_hooks:
-        return []
+        return
     owner: Any = node.graph.owning_module
-    found: list[fx.Node] = []
-    for bodies, captures in (node.args[3:5], node.args[6:8]):
-        for body, captured in zip(bodies, captures, strict=True):  # type: ignore[arg-type]
+    for hooked in (node.args[2:5], node.args[5:8]):
+        for tensor, body, captured in zip(*hooked, strict=True):
             if any(writes_into(inner) for inner in owner.get_submodule(body.target).graph.nodes):
-                found += [given for given in captured if isinstance(given, fx.Node)]
-    return found
+                yield tensor, [given for given in captured if isinstance(given, fx.Node)]
 
 
 def is_gradient(node: fx.Node) -> bool:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from torch import fx
 
-from moebius.lowering.aliasing import Storage
+from moebius.lowering.aliasing import Storage, writes_of_hooks
 from moebius.lowering.experts.stacking import join_blocks, stack_experts
 from moebius.lowering.step import is_backward
 from moebius.lowering.values import tensor_of
@@ -37,6 +37,10 @@ def writer_before_backward(
     needs_gradients = any(t is not None and t.requires_grad for t in map(tensor_of, nodes))
     if not (after or needs_gradients):
         return None
+    for node in after:  # a hook writes into its own parameter when backward is done with that
+        written = [t for tensor, targets in writes_of_hooks(node) for t in targets if t is not tensor]
+        if any(storage.share(n, t) for n in nodes for t in written) and leads_to(ours, node):
+            return node
     for writer, targets in storage.writers.items():
         if writer.graph is not graph or is_backward(writer) or not loop < writer:
             continue

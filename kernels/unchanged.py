@@ -1,0 +1,41 @@
+"""Whether the weights that forward has multiplied with are still there in backward, where autograd's versions do not
+tell: ``p.data.mul_(...)`` counts for nothing.
+
+Autograd's loop over experts has kept each expert's result, of which a routing weight's gradient is made. The operator
+has not, and computes it anew: from other weights it would be another.
+"""
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+SAMPLE = 1 << 14  # numbers that are looked at, in all
+
+
+def sampled(tensors: Iterable[Tensor | None]) -> list[bytes]:
+    """Numbers at evenly spaced places of each tensor, all of them where they are few, as bytes. Nothing of tensors that
+    are not on a CPU, where to look would be to wait, and of those that are traced."""
+    real = [t for t in tensors if t is not None and type(t) in (Tensor, torch.nn.Parameter) and t.device.type == "cpu"]
+    return [picked(t, SAMPLE // len(real)) for t in real]
+
+
+def picked(tensor: Tensor, most: int) -> bytes:
+    """About ``most`` of its numbers: the same ones whatever its strides."""
+    there, step = tensor.detach(), -(-tensor.numel() // max(most, 1)) | 1  # odd: not the same column of every row
+    if there.is_contiguous():
+        found = there.view(-1)[::step].contiguous()
+    else:
+        found = there.take(torch.arange(0, there.numel(), step))
+    return ctypes.string_at(found.data_ptr(), found.numel() * found.element_size())
+
+
+def refuse_changed(tensors: Sequence[Tensor | None], before: Sequence[bytes]) -> None:
+    """RuntimeError where a tensor's numbers are others than when they were sampled."""
+    if sampled(tensors) != list(before):
+        raise RuntimeError(
+            "an expert's weights were changed between forward and backward in a way that autograd does not see "
+            "(weight.data.mul_(…) or the like): change them after backward"
+        )
