@@ -231,6 +231,8 @@ def owns_parts(call: Call) -> bool:
     if not isinstance(source, fx.Node) or not isinstance(value_of(source), tuple | list):
         return False
     maker = read_call(source)
+    if maker is not None and maker.name in ("where", "nonzero"):  # the columns of one tensor
+        return False
     return (maker is not None and not maker.op.alias) or makes_new(source)
 
 

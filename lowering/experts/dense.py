@@ -6,7 +6,7 @@ turn ``state + expert(x) * gate`` is rewritten to the turn that selects these ro
 and adds them at their tokens; whether that is an expert's turn, row by row, is for the proof to say (proof.py). What
 the gate is, is read here, from one of two ways to write it:
 
-    gates = zeros(T, E).scatter(1, index, weight); gates[:, e, None]            index from topk: no expert twice
+    gates[:, e, None] of gates that are 0 for the others (zeros.py)             index from topk: no expert twice
     (weight * (index == e)).sum(-1, keepdim=True)
 
 The two differ where an expert's output is not finite on a token that did not choose it: 0 · inf is NaN.
@@ -23,10 +23,12 @@ import torch
 from torch import fx
 
 from moebius.lowering.aliasing import Storage
+from moebius.lowering.experts.combined import Combined, combination
 from moebius.lowering.experts.proof import distinct
-from moebius.lowering.experts.routing import index_bounds
+from moebius.lowering.experts.routing import index_bounds, index_root
 from moebius.lowering.experts.turns import Builder, Differ, Place, Turns, loop_of
-from moebius.lowering.operators import Call, read_call
+from moebius.lowering.experts.zeros import Zeros, scatter_into
+from moebius.lowering.operators import read_call, target_name
 from moebius.lowering.torch_private import same_size
 from moebius.lowering.values import add_call, infer, same_shape, shape_of, tensor_of
 
@@ -169,56 +171,30 @@ class Chain:
             step()
 
 
-def stacked_sums(graph: fx.Graph) -> list[fx.Node]:
-    """``(torch.stack([expert(x) for …], 1) * gates[:, :, None]).sum(1)``."""
-    return [node for node in graph.nodes if stacked_parts(node) is not None]
-
-
-def stacked_parts(node: fx.Node) -> tuple[list[fx.Node], fx.Node] | None:
-    """(each expert's rows, the gates [T, E]) of such a sum."""
-    call = read_call(node)
-    if call is None or call.name != "sum" or call["keepdim"] is not False or call.args.get("dtype") is not None:
-        return None
-    dims = call["dim"]
-    dim = dims[0] if isinstance(dims, tuple | list) and len(dims) == 1 else dims
-    product = read_call(call["input"]) if isinstance(call["input"], fx.Node) else None
-    if dim not in (1, -2) or product is None or product.name != "mul" or product.op.inplace:
-        return None
-    pair = (product["input"], product["other"])
-    for stack, column in (pair, pair[::-1]):
-        if not isinstance(stack, fx.Node) or not isinstance(column, fx.Node) or stack.target is not torch.stack:
-            continue
-        rows, where = stack.args[0], stack.args[1] if len(stack.args) > 1 else stack.kwargs.get("dim", 0)
-        gates = read_call(column)
-        if where not in (1, -2) or gates is None or not isinstance(rows, tuple | list) or len(rows) < 2:
-            continue
-        source = gates["input"] if gates.name in ("unsqueeze", "getitem") else None
-        added_axis = gates.name == "unsqueeze" and gates["dim"] in (2, -1)
-        added_axis |= gates.name == "getitem" and gates["index"] in ((FULL, FULL, None), (..., None))
-        shape = shape_of(source) if isinstance(source, fx.Node) else None
-        flat = all(isinstance(row, fx.Node) and len(shape_of(row) or ()) == 2 for row in rows)
-        if added_axis and flat and isinstance(source, fx.Node) and shape and len(shape) == 2 and shape[1] == len(rows):
-            return [row for row in rows if isinstance(row, fx.Node)], source
-    return None
+def stacked_sums(graph: fx.Graph) -> list[tuple[fx.Node, Combined]]:
+    """``(torch.stack([expert(x) for …], 1) * gates[:, :, None]).sum(1)``, however it is written (combined.py)."""
+    return [(node, found) for node in graph.nodes if (found := combination(node)) is not None]
 
 
 class Stacked(Chain):
     """Such a sum as additions, one after another, and back again."""
 
-    def __init__(self, total: fx.Node):
+    def __init__(self, total: fx.Node, parts: Combined):
         super().__init__([total])
-        self.total, self.nodes, self.unread = total, [], [total]
+        self.total, self.parts, self.nodes, self.unread = total, parts, [], [total]
 
     def normalise(self, storage: Storage) -> None:
-        parts = stacked_parts(self.total)
-        assert parts is not None
-        rows, gates = parts
-        graph, total = self.total.graph, self.total
+        graph, total, parts = self.total.graph, self.total, self.parts
+        writer = parts.writer(storage, total)
+        if writer is not None:
+            raise Differ(f"{target_name(writer)} changes what the sum is made of", writer)
+        bounds = (0, 0) if parts.index is None else index_bounds(parts.index)
+        if bounds is None or bounds[0] < 0 or bounds[1] > len(parts.rows):
+            raise Differ("which expert a slot goes to is not certain to be one of the stack's", total)
         with graph.inserting_before(total):
-            result = add_call(graph, total, torch.zeros_like, rows[0])
-            for e, own in enumerate(rows):
-                column = add_call(graph, total, operator.getitem, gates, (FULL, e, None))
-                scaled = add_call(graph, total, torch.mul, own, column)
+            result = add_call(graph, total, torch.zeros_like, parts.rows[0])
+            for e, own in enumerate(parts.rows):
+                scaled = add_call(graph, total, torch.mul, own, self.column(e))
                 result = add_call(graph, total, torch.add, result, scaled)
                 self.nodes.append(result)
         readers = list(total.users)
@@ -229,6 +205,15 @@ class Stacked(Chain):
                 reader.replace_input_with(result, total)
 
         self.undo.append(back)
+
+    def column(self, e: int) -> fx.Node:
+        """[T, 1]: what expert e's rows are scaled by."""
+        graph, total, weight = self.total.graph, self.total, self.parts.weight
+        if self.parts.index is None:
+            return add_call(graph, total, operator.getitem, weight, (FULL, e, None))
+        chosen = add_call(graph, total, torch.eq, self.parts.index, e)
+        product = add_call(graph, total, torch.mul, weight, chosen)
+        return add_call(graph, total, torch.sum, product, -1, True)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -323,31 +308,42 @@ class Sparse:
         return gate
 
     def scattered(self, column: fx.Node) -> Gate | None:
-        """``gates[:, e, None]`` of ``zeros.scatter(1, index, weight)``."""
+        """``gates[:, e, None]`` or ``gates[:, e : e + 1]`` of gates that are 0 for all experts that are not chosen."""
         vector = column_of(column)
         call = read_call(column if vector is None else vector)
         if call is None or call.name not in ("getitem", "select"):
             return None
         row = self.builder.row
         keys = call["index"]
-        wanted = ((FULL, row, None),) if vector is None else ((FULL, row), (..., row))
+        wanted: tuple[tuple, ...] = ((FULL, row), (..., row))
+        if vector is None:
+            column_e = slice(row, self.builder.next_row, None)
+            wanted = ((FULL, row, None), (FULL, column_e), (..., column_e))
         if call.name == "select":
             if vector is None or call["dim"] not in (1, -1) or keys is not row:
                 return None
         elif not isinstance(keys, tuple) or not any(alike(keys, pattern) for pattern in wanted):
             return None
         gates = self.outer.get(call["input"])
-        made = scatter_into(0.0, gates, self.builder.first, self.storage) if isinstance(gates, fx.Node) else None
-        if made is None or made["dim"] not in (1, -1):
+        index = Zeros(self.storage, self.builder.first).index_of(gates)
+        if index is None or gates is None or not named_once(index):
             return None
-        index, weight = made["index"], made["src"]
-        if not isinstance(index, fx.Node) or not isinstance(weight, fx.Node) or not distinct(index):
-            return None
-        if any(self.storage.writer_between(node, self.builder.first) is not None for node in (index, weight)):
+        made = scatter_into(0.0, gates, self.builder.first, self.storage)
+        weight = made["src"] if made is not None else None
+        whole = isinstance(weight, fx.Node) and same_shape(shape_of(weight), shape_of(index))
+        if any(self.storage.writer_between(node, self.builder.first) for node in (index_root(index), index)):
             raise Differ("what the gates are made of is changed in place before the turns", column)
-        experts, dtype, bounds = shape_of(gates), tensor_of(weight), index_bounds(index)
+        for writer, targets in self.storage.writers.items():  # plain Python keeps the gates themselves for backward
+            if self.builder.first < writer and any(self.storage.share(gates, target) for target in targets):
+                raise Differ(f"{target_name(writer)} changes the gates after the turns", writer)
+        experts, bounds = shape_of(gates), index_bounds(index)
         if experts is None or experts[1] != self.builder.count or bounds is None or bounds[1] > self.builder.count:
             return None
+        if not isinstance(weight, fx.Node) or not whole or self.storage.writer_between(weight, self.builder.first):
+            with gates.graph.inserting_before(self.builder.first):
+                weight = add_call(gates.graph, self.builder.first, torch.gather, gates, 1, index)
+            self.storage.add(weight)
+        dtype = tensor_of(weight)
         if dtype is None or not dtype.dtype.is_floating_point:
             return None
         return Gate(self.builder.capture(weight), self.builder.capture(index))
@@ -384,6 +380,12 @@ class Sparse:
         return call["input"] if call["input"] in self.outer else None
 
 
+def named_once(index: fx.Node) -> bool:
+    """Whether no token names an expert twice."""
+    shape = shape_of(index)
+    return distinct(index) or (shape is not None and len(shape) == 2 and same_size(shape[1], 1))
+
+
 def alike(keys: tuple, pattern: tuple) -> bool:
     return len(keys) == len(pattern) and all(
         key is wanted if isinstance(wanted, fx.Node) or isinstance(key, fx.Node) else key == wanted
@@ -401,30 +403,6 @@ def column_of(node: fx.Node) -> fx.Node | None:
     if call.name == "getitem" and isinstance(call["index"], tuple) and call["index"] in ((FULL, None), (..., None)):
         return call["input"]
     return None
-
-
-def scatter_into(base: float, gates: fx.Node, end: fx.Node, storage: Storage) -> Call | None:
-    """``zeros.scatter(…)`` that made the gates, or the only one that wrote into them before ``end``.
-    base: in place of zero."""
-    writers = [
-        writer
-        for writer, targets in storage.writers.items()
-        if gates < writer < end and any(storage.share(gates, target) for target in targets)
-    ]
-    made = gates if not writers else writers[0] if len(writers) == 1 else None
-    call = read_call(made) if made is not None else None
-    if call is None or call.name != "scatter" or (writers and call["input"] is not gates):
-        return None
-    if not isinstance(call["input"], fx.Node) or not holds(base, call["input"]):
-        return None
-    return call if storage.writer_between(call["input"], call.node) is None else None
-
-
-def holds(number: float, node: fx.Node) -> bool:
-    """Whether the tensor was made of this number."""
-    call = read_call(node)
-    zeros = call is not None and call.name == "zeros" and number == 0
-    return zeros or (call is not None and call.name == "full" and call["fill_value"] == number)
 
 
 def build_dense(gm: fx.GraphModule, nodes: list[fx.Node], storage: Storage) -> Turns:

@@ -1,4 +1,4 @@
-"""What the operator keeps for backward, x and the experts' weights, must be in backward what it was.
+"""What the operator keeps for backward (x, the experts' weights, the routing weights) must be in backward what it was.
 
 Plain Python's loop keeps copies of the rows and of what each expert gave. The operator computes these again, from x and
 the weights: a write into them on the way to backward, past autograd's versions (``p.data.mul_(…)``) or not, is seen.

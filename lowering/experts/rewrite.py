@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import starmap
 
 import torch
 from torch import fx
@@ -62,7 +63,7 @@ def replace_loops(work: Work) -> None:
     if work.keep_loops is not None:
         return
     failed = replace_turns(work, Storage(work.gm.graph))
-    for chain in (*map(Chain, dense_chains(work.gm.graph)), *map(Stacked, stacked_sums(work.gm.graph))):
+    for chain in (*map(Chain, dense_chains(work.gm.graph)), *starmap(Stacked, stacked_sums(work.gm.graph))):
         found = replace_dense(work, chain)
         work.regions += [found] if found is not None else []
     if takes_blocks(work):

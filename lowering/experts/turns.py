@@ -228,6 +228,7 @@ class Builder:
         self.known: dict[tuple[int, ...], Any] = {}
         self.read: set[fx.Node] = set()  # nodes of the graph that turns compute, and what they read
         self.uses_row = False
+        self.next_row: fx.Node | None = None
         self.stacked: list[fx.Node] = []
         self.skipping = any(place.skips for place in places)
 
@@ -270,6 +271,8 @@ class Builder:
         if isinstance(first, slice):
             if not all(isinstance(v, slice) for v in values):
                 raise Differ(f"{target_name(at)} gets a slice in some turns only", at)
+            if all(type(v.start) is int and v.stop == v.start + 1 and v.step is None for v in values):
+                return self.slice_of_one(self.argument(tuple(v.start for v in values), at))
             return slice(*(self.argument(tuple(getattr(v, n) for v in values), at) for n in ("start", "stop", "step")))
         if all(type(v) is type(first) and (v is first or v == first) for v in values):
             return first
@@ -277,6 +280,15 @@ class Builder:
             self.uses_row = True
             return self.row
         raise Differ(f"{target_name(at)} gets {', '.join(map(str, values[:4]))}… in the turns", at)
+
+    def slice_of_one(self, start: Any) -> slice:
+        """``e : e + 1``."""
+        if start is not self.row:
+            return slice(start, start + 1, None)
+        if self.next_row is None:
+            self.next_row = self.body.call_function(operator.add, (self.row, 1))
+            self.next_row.meta["val"] = self.row.meta["val"] + 1
+        return slice(self.row, self.next_row, None)
 
     def node(self, nodes: tuple[fx.Node, ...], sum_too: bool = False) -> Any:
         """The body's node for what each turn has a node of its own for."""
@@ -372,7 +384,8 @@ class Builder:
         for node in order:
             if begin <= order[node] <= end and node not in anchors and has_effect(node):
                 raise Differ(f"{target_name(node)} stands between the turns", node)
-        touched = {*self.read, *(argument for node in self.read for argument in node.all_input_nodes)} - base - anchors
+        touched = {*self.read, *(argument for node in self.read for argument in node.all_input_nodes), *self.captures}
+        touched -= base | anchors
         for writer, targets in self.storage.writers.items():
             if writer not in order or not begin <= order[writer] <= end or writer in anchors or writer in rows:
                 continue

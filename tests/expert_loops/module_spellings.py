@@ -7,7 +7,7 @@ written beside it, as in spellings.py.
 from __future__ import annotations
 
 import torch
-from spellings import BROKEN, CAPTURED, LOWERED, D, E, K, N, Spelling
+from spellings import BROKEN, LOWERED, D, E, K, N, Spelling
 from torch import nn
 from torch.nn.functional import gelu, linear, one_hot, relu, silu, softmax
 
@@ -291,7 +291,7 @@ def stacked_outputs(x, moe):
     return (every * gates.unsqueeze(-1)).sum(dim=1)
 
 
-@spelled(CAPTURED)
+@spelled(LOWERED)
 def stacked_and_gathered(x, moe):
     """the same, the chosen ones taken with `gather`"""
     weight, index = moe.route(x)

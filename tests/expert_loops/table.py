@@ -164,8 +164,12 @@ Experts behind such branches (DeepSeek's `if count == 0: continue`) are taken ou
 where its branch is taken; one whose branch is not taken gets no gradient. `tensor.numpy()` of integers is followed.
 
 Experts computed on all tokens and masked by a gate run on the tokens that chose them, where the gate is certainly zero
-for all others: as turns, or as one batched product whose rows the gate scales (Llama 4). They differ where x, or an
+for all others (`zeros.scatter`, a mask, -inf before a softmax): as turns, as one stack that is weighted or of which the
+chosen rows are picked, or as one batched product whose rows the gate scales (Llama 4). They differ where x, or an
 expert's output for a token that did not choose it, is not finite: 0 · inf is NaN.
+
+Between the projections: any elementwise function of torch (`softplus`, `elu`, `hardswish`, …), `torch.where` on a
+comparison, `glu`, and what is written with them; dropout that draws numbers there keeps the loop.
 
 Experts as batched products (bmm or einsum with the weights of all of them, or weights gathered for each row) are put
 under one another, a row for each entry of the last product, and go to the same operator, if every axis between the

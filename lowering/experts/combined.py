@@ -1,0 +1,304 @@
+"""Every expert's rows in one stack, and what is made of it: which weighted sum of them a product or a lookup is.
+
+    y = torch.stack([expert(x) for expert in experts], 1)                  [T, E, D]; the axes in any order
+    (y * gates[:, :, None]).sum(1)    einsum("ted,te->td", y, gates)    torch.bmm(gates[:, None], y)[:, 0]
+
+or, of what is picked of the stack by index [T, K] (``gather``, ``take_along_dim``, ``y[arange(T)[:, None], index]``),
+the same sum with weights [T, K].
+"""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from moebius.lowering.aliasing import Storage
+from moebius.lowering.experts.routing import index_root
+from moebius.lowering.operators import read_call
+from moebius.lowering.torch_private import same_size
+from moebius.lowering.values import shape_of
+
+FULL = slice(None)
+PRODUCTS = frozenset({torch.bmm, torch.matmul, operator.matmul, "bmm", "matmul", "__matmul__"})
+Axes = tuple["int | None", ...]  # of which axis of the base each axis is; None: of size 1, or the same all along it
+
+
+@dataclass(frozen=True)
+class Combined:
+    """Σ_e rows[e] · weight[:, e], or with index [T, K], Σ_k rows[index[:, k]] · weight[:, k].
+
+    between: what lies between the rows and the sum, and must be as it was made."""
+
+    rows: list[fx.Node]
+    weight: fx.Node
+    index: fx.Node | None
+    between: tuple[fx.Node, ...]
+
+    def writer(self, storage: Storage, end: fx.Node) -> fx.Node | None:
+        """What writes into one of these before the sum is made."""
+        picked = () if self.index is None else (self.index, index_root(self.index))
+        writers = (storage.writer_between(node, end) for node in (*self.between, *self.rows, *picked))
+        return next((writer for writer in writers if writer is not None), None)
+
+
+@dataclass(frozen=True)
+class Stack:
+    """The rows [T, D] of each expert in one tensor. letters: t tokens, n experts (or slots, with an index), d."""
+
+    rows: list[fx.Node]
+    letters: str
+    index: fx.Node | None
+    between: tuple[fx.Node, ...]
+
+
+def seen_as(node: fx.Node) -> tuple[fx.Node, Axes, tuple[fx.Node, ...]]:
+    """(the tensor that a node is a view of, its axes, the views)."""
+    shape = shape_of(node) or ()
+    call = read_call(node)
+    source = call.args.get("input") if call is not None and not call.op.inplace else None
+    if call is None or not isinstance(source, fx.Node) or shape_of(source) is None:
+        return node, tuple(range(len(shape))), ()
+    base, axes, views = seen_as(source)
+    moved = rearranged(call.name, call.args, axes, shape_of(source) or (), shape)
+    return (base, moved, (*views, node)) if moved is not None else (node, tuple(range(len(shape))), ())
+
+
+def rearranged(name: str, given: dict[str, Any], axes: Axes, before: tuple, after: tuple) -> Axes | None:
+    """The axes after a view, or None for other operators."""
+    rank = len(axes)
+    match name:
+        case "unsqueeze" if isinstance(given["dim"], int):
+            place = given["dim"] % (rank + 1)
+            return (*axes[:place], None, *axes[place:])
+        case "getitem":
+            return indexed(given["index"], axes)
+        case "transpose" if rank > 1:
+            order = list(range(rank))
+            a, b = given["dim0"] % rank, given["dim1"] % rank
+            order[a], order[b] = order[b], order[a]
+            return tuple(axes[i] for i in order)
+        case "t" | "T" if rank == 2:
+            return axes[::-1]
+        case "mT" if rank > 1:
+            return (*axes[:-2], axes[-1], axes[-2])
+        case "permute" if len(given["dims"]) == rank:
+            return tuple(axes[dim % rank] for dim in given["dims"])
+        case "expand" if len(after) == rank:
+            grown = [not same_size(a, b) for a, b in zip(before, after, strict=True)]
+            return None if any(more and axis is not None for more, axis in zip(grown, axes, strict=True)) else axes
+        case "reshape" if len(after) == rank + 1 and same_size(after[-1], 1) and alike(before, after[:-1]):
+            return (*axes, None)
+        case "contiguous":
+            return axes
+    return None
+
+
+def alike(a: tuple, b: tuple) -> bool:
+    return len(a) == len(b) and all(same_size(x, y) for x, y in zip(a, b, strict=True))
+
+
+def indexed(index: Any, axes: Axes) -> Axes | None:
+    """The axes behind ``[:, None]`` and the like."""
+    keys = index if isinstance(index, tuple) else (index,)
+    if any(not (key is None or key is ... or key == FULL) if not isinstance(key, fx.Node) else True for key in keys):
+        return None
+    used = sum(key is not None and key is not ... for key in keys)
+    found: list[int | None] = []
+    rest = list(axes)
+    for key in keys:
+        if key is None:
+            found.append(None)
+        elif key is ...:
+            skip = len(axes) - used
+            found += rest[:skip]
+            rest = rest[skip:]
+        else:
+            found.append(rest.pop(0))
+    return (*found, *rest)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The stack, and what is picked of it
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def stack_of(node: fx.Node) -> Stack | None:
+    base, axes, views = seen_as(node)
+    found = made_stack(base) or picked(base)
+    if found is None or None in axes:
+        return None
+    letters = "".join(found.letters[axis] for axis in axes if axis is not None)
+    return Stack(found.rows, letters, found.index, (*found.between, *views))
+
+
+def made_stack(node: fx.Node) -> Stack | None:
+    """``torch.stack(rows, dim)``, or ``torch.cat`` of rows with an axis of size 1 there."""
+    call = read_call(node)
+    if call is not None and call.name == "stack":
+        rows, dim = call["tensors"], call["dim"]
+        views: tuple[fx.Node, ...] = ()
+    elif node.target in (torch.cat, torch.concat) and node.args:
+        rows, views = [], ()
+        parts, dim = node.args[0], node.kwargs.get("dim", node.args[1] if len(node.args) > 1 else 0)
+        for part in parts if isinstance(parts, tuple | list) else ():
+            base, axes, own = seen_as(part) if isinstance(part, fx.Node) else (None, (), ())
+            if not isinstance(dim, int) or len(axes) != 3 or axes != (0, 1)[: dim % 3] + (None,) + (0, 1)[dim % 3 :]:
+                return None
+            rows.append(base)
+            views += own
+    else:
+        return None
+    if not isinstance(rows, tuple | list) or len(rows) < 2 or not isinstance(dim, int):
+        return None
+    flat = [row for row in rows if isinstance(row, fx.Node) and len(shape_of(row) or ()) == 2]
+    place = dim % 3
+    return Stack(flat, "td"[:place] + "n" + "td"[place:], None, (*views, node)) if len(flat) == len(rows) else None
+
+
+def picked(node: fx.Node) -> Stack | None:
+    """Rows of the stack chosen by index [T, K]."""
+    call = read_call(node)
+    if node.target in (torch.take_along_dim, "take_along_dim"):
+        given = [*node.args, *node.kwargs.values()]
+        names = ["input", "indices", "dim"][: len(node.args)] + list(node.kwargs)
+        found = dict(zip(names, given, strict=True))
+        return along(node, found.get("input"), found.get("dim"), found.get("indices"), repeated=False)
+    if call is None or call.op.inplace:
+        return None
+    if call.name == "gather":
+        return along(node, call["input"], call["dim"], call["index"], repeated=True)
+    if call.name == "getitem" and isinstance(call["index"], tuple) and len(call["index"]) == 2:
+        return looked_up(node, call["input"], call["index"])
+    return None
+
+
+def along(node: fx.Node, source: Any, dim: Any, index: Any, repeated: bool) -> Stack | None:
+    """gather, whose index is repeated for each feature, or take_along_dim, which does that itself."""
+    stack = stack_of(source) if isinstance(source, fx.Node) else None
+    if stack is None or stack.index is not None or not isinstance(dim, int) or not isinstance(index, fx.Node):
+        return None
+    wanted = {"t": 0, "n": 1, "d": None}
+    base, axes, views = seen_as(index)
+    if len(axes) != 3 or stack.letters[dim % 3] != "n" or axes != tuple(wanted[letter] for letter in stack.letters):
+        return None
+    feature, own, whole = stack.letters.index("d"), shape_of(index), shape_of(source)
+    if own is None or whole is None or not (same_size(own[feature], whole[feature]) or not repeated):
+        return None
+    return Stack(stack.rows, stack.letters, base, (*stack.between, *views, node))
+
+
+def looked_up(node: fx.Node, source: Any, keys: tuple) -> Stack | None:
+    """``stack[arange(T)[:, None], index]`` of [T, E, D]; the keys the other way round of [E, T, D]."""
+    stack = stack_of(source) if isinstance(source, fx.Node) else None
+    if stack is None or stack.index is not None or stack.letters not in ("tnd", "ntd"):
+        return None
+    tokens, index = keys if stack.letters == "tnd" else keys[::-1]
+    if not isinstance(tokens, fx.Node) or not isinstance(index, fx.Node) or len(shape_of(index) or ()) != 2:
+        return None
+    base, axes, views = seen_as(tokens)
+    call, shape = read_call(base), shape_of(index)
+    if axes != (0, None) or call is None or call.name != "arange" or len(call["bounds"]) != 1 or shape is None:
+        return None
+    if not same_size((shape_of(base) or (None,))[0], shape[0]):
+        return None
+    return Stack(stack.rows, "tnd", index, (*stack.between, *views, base, node))
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The sum
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def combination(node: fx.Node) -> Combined | None:
+    """The weighted sum of the experts' rows that a node is, if it is one: [T, D]."""
+    return summed(node) or by_einsum(node) or by_matmul(node)
+
+
+def pair(stack: Stack | None, weight: Any, letters: str, between: tuple[fx.Node, ...]) -> Combined | None:
+    """letters: of the weight's axes, as those of the stack."""
+    if stack is None or not isinstance(weight, fx.Node):
+        return None
+    base, axes, views = seen_as(weight)
+    shape = shape_of(base)
+    if len(axes) != len(letters) or shape is None or len(shape) != 2:
+        return None
+    if any(axis != {"t": 0, "n": 1}.get(letter) for axis, letter in zip(axes, letters, strict=True)):
+        return None
+    return Combined(stack.rows, base, stack.index, (*stack.between, *views, *between))
+
+
+def summed(node: fx.Node) -> Combined | None:
+    """``(stack * gates[:, :, None]).sum(1)``."""
+    call = read_call(node)
+    if call is None or call.name != "sum" or call["keepdim"] is not False or call.args.get("dtype") is not None:
+        return None
+    dims = call["dim"]
+    dim = dims[0] if isinstance(dims, tuple | list) and len(dims) == 1 else dims
+    product = read_call(call["input"]) if isinstance(call["input"], fx.Node) else None
+    if not isinstance(dim, int) or product is None or product.name != "mul" or product.op.inplace:
+        return None
+    operands = (product["input"], product["other"])
+    for one, other in (operands, operands[::-1]):
+        stack = stack_of(one) if isinstance(one, fx.Node) and len(shape_of(one) or ()) == 3 else None
+        if stack is not None and stack.letters[dim % 3] == "n" and stack.letters.replace("n", "") == "td":
+            found = pair(stack, other, stack.letters, (product.node,))
+            if found is not None:
+                return found
+    return None
+
+
+def by_einsum(node: fx.Node) -> Combined | None:
+    if node.target is not torch.einsum or node.kwargs or not node.args or not isinstance(node.args[0], str):
+        return None
+    operands: Any = node.args[1:]
+    operands = tuple(operands[0]) if len(operands) == 1 and isinstance(operands[0], tuple | list) else operands
+    given, arrow, result = node.args[0].replace(" ", "").partition("->")
+    letters = given.split(",")
+    if not arrow or "." in given or len(letters) != 2 or len(operands) != 2 or len(result) != 2:
+        return None
+    for (one, other), (wide, narrow) in (
+        (operands, letters),
+        (operands[::-1], letters[::-1]),
+    ):
+        stack = stack_of(one) if isinstance(one, fx.Node) and len(wide) == 3 else None
+        if stack is None or len(set(wide)) != 3:
+            continue
+        names = dict(zip(wide, stack.letters, strict=True))
+        if "".join(names.get(letter, "?") for letter in result) == "td":
+            return pair(stack, other, "".join(names.get(letter, "?") for letter in narrow), ())
+    return None
+
+
+def by_matmul(node: fx.Node) -> Combined | None:
+    """``torch.bmm(gates[:, None], stack)[:, 0]``, or ``.squeeze(1)``."""
+    call = read_call(node)
+    product = call.args.get("input") if call is not None and not call.op.inplace else None
+    if call is None or not isinstance(product, fx.Node) or product.target not in PRODUCTS or product.kwargs:
+        return None
+    shape = shape_of(product)
+    taken = dropped_axis(call.name, call.args)
+    if shape is None or len(shape) != 3 or taken is None or taken % 3 == 0 or len(product.args) != 2:
+        return None
+    weight, stack = product.args if taken % 3 == 1 else product.args[::-1]
+    found = stack_of(stack) if isinstance(stack, fx.Node) and len(shape_of(stack) or ()) == 3 else None
+    if found is None or found.letters != ("tnd" if taken % 3 == 1 else "tdn"):
+        return None
+    return pair(found, weight, "t1n" if taken % 3 == 1 else "tn1", (product,))
+
+
+def dropped_axis(name: str, given: dict[str, Any]) -> int | None:
+    """Which axis, of size 1, ``squeeze`` or a zero in an index takes away."""
+    if name == "squeeze" and isinstance(given["dim"], int):
+        return int(given["dim"])
+    if name == "select" and given["index"] == 0 and isinstance(given["dim"], int):
+        return int(given["dim"])
+    if name == "getitem" and isinstance(given["index"], tuple):
+        keys = given["index"]
+        zeros = [i for i, key in enumerate(keys) if type(key) is int and key == 0]
+        plain = all(type(key) is int or (isinstance(key, slice) and key == FULL) for key in keys)
+        return zeros[0] if plain and len(zeros) == 1 and len(keys) <= 3 else None
+    return None

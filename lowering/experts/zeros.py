@@ -1,0 +1,158 @@
+"""Gates [T, E] that are certainly 0 for every expert that index [T, K] does not name, whatever made them.
+
+    torch.zeros(T, E).scatter(1, index, anything)           (one_hot(index) * weight[:, :, None]).sum(1)
+    probs * mask      mask / sum      probs.masked_fill(mask == 0, 0.0)      torch.where(mask, probs, 0.0)
+    torch.full((T, E), -inf).scatter(1, index, logits).softmax(-1)
+
+Such entries depend on nothing, so no gradient passes through them.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import fx
+from torch.nn import functional
+
+from moebius.lowering.aliasing import Storage
+from moebius.lowering.operators import Call, read_call
+from moebius.lowering.values import add_call, same_shape, shape_of, tensor_of
+
+KEEPS = frozenset({"cast", "contiguous", "clone", "neg", "detach"})  # what is 0 (or false) stays so
+LOGARITHMS = frozenset({torch.log_softmax, functional.log_softmax, "log_softmax"})
+
+
+class Zeros:
+    """Looks from gates back to what they are made of. end: nothing of it may be written into before this node."""
+
+    def __init__(self, storage: Storage, end: fx.Node):
+        self.storage, self.end = storage, end
+
+    def index_of(self, node: Any) -> fx.Node | None:
+        """index, where the tensor [T, E] is 0 (or false) at [t, e] unless index[t] names e."""
+        if not isinstance(node, fx.Node) or len(shape_of(node) or ()) != 2:
+            return None
+        found = self.scattered(node, 0.0)
+        call = self.unwritten(node)
+        if found is not None or call is None:
+            return found
+        match call.name:
+            case name if name in KEEPS:
+                return self.same(node, call["input"])
+            case "mul" | "and":
+                return self.same(node, call["input"]) or self.same(node, call["other"])
+            case "div" if call["rounding_mode"] is None:
+                return self.same(node, call["input"])
+            case "softmax" if node.target not in LOGARITHMS and call["dim"] in (1, -1):
+                return self.lowest(call["input"])
+            case "sigmoid":
+                return self.lowest(call["input"])
+            case "where" if is_number(call["other"], 0.0):
+                return self.same(node, call["condition"])
+            case "ne" | "gt" if is_number(call["other"], 0.0):
+                return self.same(node, call["input"])
+            case "masked_fill" if is_number(call["value"], 0.0):
+                return self.elsewhere(node, call["mask"])
+            case "sum" if call["dim"] in (1, -2, (1,), (-2,), [1], [-2]) and call["keepdim"] is False:
+                return self.named(call["input"])
+            case "one_hot":
+                return self.column(call["input"])
+        return None
+
+    def lowest(self, node: Any) -> fx.Node | None:
+        """index, where the tensor is -inf unless index[t] names e."""
+        if not isinstance(node, fx.Node) or len(shape_of(node) or ()) != 2:
+            return None
+        found = self.scattered(node, -math.inf)
+        call = self.unwritten(node)
+        if found is not None or call is None:
+            return found
+        match call.name:
+            case "masked_fill" if is_number(call["value"], -math.inf):
+                return self.elsewhere(node, call["mask"])
+            case "where" if is_number(call["other"], -math.inf):
+                return self.same(node, call["condition"])
+            case "cast" | "contiguous" | "clone":
+                return self.lowest(call["input"])
+        return None
+
+    def elsewhere(self, node: fx.Node, mask: Any) -> fx.Node | None:
+        """index, where the mask is true unless index[t] names e."""
+        call = self.unwritten(mask) if isinstance(mask, fx.Node) else None
+        if call is None or not same_shape(shape_of(mask), shape_of(node)):
+            return None
+        if call.name == "logical_not":  # (of numbers, operator.invert is another function)
+            value = tensor_of(call["input"])
+            return self.same(node, call["input"]) if value is not None and value.dtype is torch.bool else None
+        zero = call.name == "eq" and is_number(call["other"], 0.0)
+        return self.same(node, call["input"]) if zero else None
+
+    def named(self, node: Any) -> fx.Node | None:
+        """index, where the tensor [T, K, E] is 0 at [t, k, e] unless index[t, k] is e."""
+        shape = shape_of(node) if isinstance(node, fx.Node) else None
+        call = self.unwritten(node) if shape is not None and len(shape) == 3 else None
+        if call is None:
+            return None
+        if call.name == "one_hot":
+            return call["input"] if isinstance(call["input"], fx.Node) else None
+        parts = [call["input"], call["other"]] if call.name == "mul" else [call["input"]] if call.name in KEEPS else []
+        whole = [part for part in parts if isinstance(part, fx.Node) and same_shape(shape_of(part), shape)]
+        return next((found for part in whole if (found := self.named(part)) is not None), None)
+
+    # ------------------------------------------------------------------------------------------------------------------
+
+    def same(self, node: fx.Node, part: Any) -> fx.Node | None:
+        """index of a part of the same shape."""
+        whole = isinstance(part, fx.Node) and same_shape(shape_of(part), shape_of(node))
+        return self.index_of(part) if whole else None
+
+    def column(self, index: Any) -> fx.Node | None:
+        """index [T] as [T, 1]."""
+        if not isinstance(index, fx.Node) or len(shape_of(index) or ()) != 1:
+            return None
+        with index.graph.inserting_before(self.end):
+            made = add_call(index.graph, self.end, torch.reshape, index, (-1, 1))
+        self.storage.add(made)
+        return made
+
+    def unwritten(self, node: fx.Node) -> Call | None:
+        call = read_call(node)
+        if call is None or call.op.inplace or self.storage.writer_between(node, self.end) is not None:
+            return None
+        return call
+
+    def scattered(self, node: fx.Node, base: float) -> fx.Node | None:
+        """index of ``full(base).scatter(1, index, anything)``."""
+        made = scatter_into(base, node, self.end, self.storage)
+        index = made["index"] if made is not None and made["dim"] in (1, -1) else None
+        return index if isinstance(index, fx.Node) and len(shape_of(index) or ()) == 2 else None
+
+
+def is_number(value: Any, wanted: float) -> bool:
+    return isinstance(value, int | float) and value == wanted
+
+
+def scatter_into(base: float, gates: fx.Node, end: fx.Node, storage: Storage) -> Call | None:
+    """``zeros.scatter(…)`` that made the gates, or the only one that wrote into them before ``end``.
+    base: in place of zero."""
+    writers = [
+        writer
+        for writer, targets in storage.writers.items()
+        if gates < writer < end and any(storage.share(gates, target) for target in targets)
+    ]
+    made = gates if not writers else writers[0] if len(writers) == 1 else None
+    call = read_call(made) if made is not None else None
+    if call is None or call.name != "scatter" or (writers and call["input"] is not gates):
+        return None
+    if not isinstance(call["input"], fx.Node) or not holds(base, call["input"]):
+        return None
+    return call if storage.writer_between(call["input"], call.node) is None else None
+
+
+def holds(number: float, node: fx.Node) -> bool:
+    """Whether the tensor was made of this number."""
+    call = read_call(node)
+    zeros = call is not None and call.name == "zeros" and number == 0
+    return zeros or (call is not None and call.name == "full" and call["fill_value"] == number)
