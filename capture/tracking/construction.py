@@ -98,6 +98,7 @@ class Construction(CallParts):
                 "object with a finalizer",
                 f"{cls.__module__}.{cls.__qualname__}.__del__ runs when the object dies, which tracing does not see",
                 "make it outside of the step",
+                OBSERVED,
             )
         base = next((b for b in cls.__mro__ if b in ALLOCATED), None)
         if issubclass(cls, BaseException):
@@ -108,6 +109,7 @@ class Construction(CallParts):
                 "object made in C",
                 f"{cls.__module__}.{cls.__qualname__}",
                 HINTS.get(cls.__name__, "it is made natively; make it outside of the step"),
+                OBSERVED if issubclass(cls, weakref.ref) and args and self.objects.is_new(args[0]) else "",
             )
         if base is tuple:
             return self.objects.made(tuple.__new__(cast(Any, cls), self.listed(args[0]) if args else ()))
@@ -183,6 +185,8 @@ def check_object_arguments(cls: Any) -> None:
     if cls.__new__ is object.__new__ and cls.__init__ is object.__init__:
         raise TypeError(f"{cls.__name__}() takes no arguments")
 
+# Why a frame runs natively as a whole that makes such an object: the rest after a break would hold what it is given.
+OBSERVED = "it is seen when its locals let go of an object"
 HINTS = {
     "_ExperimentalConfig": "enter the profiler around the step",
 }

@@ -49,6 +49,11 @@ READS_VALUES = frozenset(
         "allclose",
     }
 )
+# What no fake of a tensor knows and no guard looks at: autograd's records, what it is a view of, where it lies.
+RECORDS = frozenset(
+    ("_backward_hooks", "_base", "_cdata", "_grad", "_grad_fn", "_is_view", "_version", "const_data_ptr", "grad_dtype",
+     "grad_fn", "is_inference", "is_shared", "retains_grad", "storage_type")
+)  # fmt: skip
 OUTSIDE = frozenset(
     {
         "register_post_accumulate_grad_hook",
@@ -124,11 +129,8 @@ class TensorOperations:
         if real.layout is not torch.strided or real.is_quantized or real.is_conj() or real.is_neg():
             kept = {"type": type(real), "layout": real.layout, "is_conj": real.is_conj(), "is_neg": real.is_neg()}
             self.guards.check("tensor", source, kept, text=f"layout {real.layout}, conj or neg")
-            raise UnfollowedTensor(
-                "tensor layout",
-                f"a tensor with layout {real.layout} (or conj, neg, quantized) is not understood yet",
-                "use a plain strided tensor",
-            )
+            what = f"a tensor with layout {real.layout} (or conj, neg, quantized) is not understood yet"
+            raise UnfollowedTensor("tensor layout", what, "use a plain strided tensor")
         open_dims = () if source.static else self.dynamic(source.name, real)
         meta = tensor_meta(real, frozenset(open_dims))
         if source.static:
@@ -139,6 +141,9 @@ class TensorOperations:
             fake = self.world.fakify(real, source.name, open_dims)
         except AssertionError as error:  # a view whose .data is no longer of its base's dtype or size
             raise Break("tensor that torch cannot describe", str(error), "clone it before the call") from None
+        if real.requires_grad and not isinstance(real, torch.nn.Parameter):
+            place, leaf = part(source, "attr", "is_leaf"), real.is_leaf
+            self.guards.check("equal", place, leaf, text="is a leaf" if leaf else "was computed from others")
         return self.add_input(real, fake, source)
 
     def add_input(self, real: Any, fake: Any, source: Source) -> TensorProxy:
@@ -267,6 +272,7 @@ class TensorOperations:
 
     def run(self, op: str, target: Any, function: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Any:
         """Run on fakes; write the node if tensors come out or anything was changed."""
+        self.refuse_records(getattr(function, "__name__", ""))
         args, kwargs = self.with_flags(args, kwargs)
         if function in BINCOUNTS and isinstance(args[0], TensorProxy) and (count := bins(*args, **kwargs)) is not None:
             result: Any = args[0].fake.new_empty(count, dtype=torch.int64)
@@ -277,6 +283,10 @@ class TensorOperations:
         if not has_tensor(result) and not changes_in_place(target, kwargs):
             return result
         return self.record(op, target, args, kwargs, result)
+
+    def refuse_records(self, name: str) -> None:
+        if name in RECORDS:
+            raise Break(f"Tensor.{name}", "a tensor's own records are not in the graph", "read it outside of the step")
 
     def on_fakes(self, function: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Any:
         """The operator's result on fake tensors. Errors that the operator itself raises are the user's."""
@@ -452,8 +462,9 @@ class TensorOperations:
             return proxy.cls
         if name == "grad_fn" and proxy.fake.is_leaf and (proxy.real is None or getattr(proxy.real, "is_leaf", False)):
             return None
-        if name in ("grad_fn", "_version", "_backward_hooks", "_cdata"):
-            raise Break(f"Tensor.{name}", "autograd's own records are not in the graph", "read it outside of the step")
+        self.refuse_records(name)
+        if name in ("__doc__", "__module__", "_python_dispatch"):
+            return getattr(proxy.cls, name)
         if proxy.real is not None and isinstance(proxy.real, torch.Tensor) and name in proxy.real.__dict__:
             assert proxy.source is not None
             return enter(proxy.real.__dict__[name], part(part(proxy.source, "instance_dict"), "dict_item", name))
@@ -482,11 +493,8 @@ class TensorOperations:
             return self.function(getattr, (proxy, name), {})
         if type(value) in ATOMS or isinstance(value, tuple):
             return value
-        raise Break(
-            f"Tensor.{name}",
-            f"attribute {name} of a tensor gives a {type(value).__name__}",
-            "read it outside of the step",
-        )
+        what = f"attribute {name} of a tensor gives a {type(value).__name__}"
+        raise Break(f"Tensor.{name}", what, "read it outside of the step")
 
 
 def dropped_out(x: Any, p: Any = 0.5, training: Any = True, inplace: Any = False) -> torch.Tensor | None:

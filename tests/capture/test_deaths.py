@@ -1,0 +1,109 @@
+"""Objects whose death is seen: they die where they do in plain Python, since the frame that makes one runs natively."""
+
+from __future__ import annotations
+
+import sys
+import weakref
+
+import pytest
+import torch
+
+from moebius import capture
+from moebius.tracking import construction
+
+LOG: list = []
+
+
+class Mortal:
+    def __init__(self, number):
+        self.number = number
+
+    def __del__(self):
+        LOG.append(self.number)
+
+
+class Plain:
+    pass
+
+
+def broken():
+    sys.intern("broken")  # a function in C that nobody listed
+
+
+def made_and_dropped(x, number):
+    mortal = Mortal(number)
+    LOG.append("made")
+    return x * mortal.number
+
+
+def in_order(x):
+    first, second = Mortal(1), Mortal(2)
+    y = made_and_dropped(x, 3)
+    broken()
+    first = None
+    LOG.append("first is gone")
+    y = y + made_and_dropped(x, 4)
+    several = [Mortal(5), Mortal(6)]
+    several.pop(0)
+    LOG.append("popped")
+    broken()
+    several.clear()
+    LOG.append("end")
+    return y, first, second.number
+
+
+def left_by_an_error(x):
+    kept = Mortal(1)
+    try:
+        other = Mortal(2)
+        broken()
+        raise ValueError(kept.number, other.number)
+    except ValueError:
+        LOG.append("handled")
+    LOG.append("after")
+    broken()
+    return x[torch.tensor([8])]
+
+
+def referred_to_weakly(x):
+    plain = Plain()
+    reference = weakref.ref(plain, lambda _: LOG.append("dead"))
+    there = reference() is plain
+    broken()
+    del plain
+    return there, reference() is None, x * 2
+
+
+def held_weakly_by_key(x):
+    mortal, held = Mortal(1), weakref.WeakValueDictionary()
+    held["a"] = mortal
+    before = len(held)
+    mortal = Mortal(2)
+    after = len(held)
+    broken()
+    return before, after, x * mortal.number
+
+
+PROGRAMS = [in_order, left_by_an_error, referred_to_weakly, held_weakly_by_key]
+
+
+def told(program):
+    LOG.clear()
+    try:
+        result = program(torch.ones(2))
+    except IndexError as error:
+        return str(error), [*LOG]
+    return [v.tolist() if isinstance(v, torch.Tensor) else v for v in result], [*LOG]
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_dies_where_it_does_in_plain_python(program):
+    captured = capture(program)
+    for _ in range(3):
+        assert told(captured) == told(program)
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_in_the_rest_after_a_break_it_would_die_later(program, monkeypatch):
+    monkeypatch.setattr(construction, "OBSERVED", "")
+    assert told(capture(program)) != told(program)
