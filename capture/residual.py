@@ -326,13 +326,15 @@ class Emitter:
         if type(iterator) in WALKS and (text := self.walk(iterator)) is not None:
             return self.assign(iterator, text)
         maker, arguments = reduced[0], reduced[1]
-        for a in arguments:
+        state = reduced[2] if len(reduced) > 2 else None
+        # (a chain's state: the iterator over what is chained, and the open one)
+        for a in (*arguments, *(state if type(iterator) is itertools.chain and state else ())):
             if type(a) in CONTAINERS or type(a) in REDUCIBLE or isinstance(a, InTrace | Pulled):
                 if id(a) not in self.objects.records:
                     self.objects.made(a)
         name = self.assign(iterator, f"{self.constant(maker)}({', '.join(self.value(a) for a in arguments)})")
-        if len(reduced) > 2 and reduced[2] is not None:
-            self.lines.append(f"{name}.__setstate__({self.value(reduced[2])})")
+        if state is not None:
+            self.lines.append(f"{name}.__setstate__({self.value(state)})")
         return name
 
     def walk(self, iterator: Any) -> str | None:

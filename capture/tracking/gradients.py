@@ -29,7 +29,7 @@ from moebius.lowering.step import (
 )
 
 from ..sources import Source, part
-from .hooks import GradientHooks
+from .hooks import GradientHooks, has_hooks
 from .values import Break, TensorProxy
 
 if TYPE_CHECKING:
@@ -102,9 +102,6 @@ class Gradients:
         if self.tensors.writer.scope.parent is not None:
             hint = "torch.autograd.grad in its place stays in the graph"
             raise Break("Tensor.backward", "inside an autograd.Function or a gradient hook", hint)
-        if create_graph:
-            hint = "torch.autograd.grad(..., create_graph=True) stays in the graph"
-            raise Break("Tensor.backward", "create_graph=True", hint)
         given = list(gradients) if isinstance(gradients, list | tuple) else [gradients] * len(outputs)
         for output, gradient in zip(outputs, given, strict=True):
             if not output.fake.requires_grad or (gradient is None and output.fake.numel() != 1):
@@ -113,6 +110,10 @@ class Gradients:
         leaves, reached = self.reached(outputs)
         if wanted is not None:
             leaves = [p for p in leaves if p in wanted]
+        if create_graph:
+            options = {"retain_graph": retain_graph, "inputs": wanted}
+            self.backward_with_history(outputs, given, leaves, reached, options)
+            return
         hooked = self.hooks.in_backward(leaves, self.enter)
         options = {"retain_graph": retain_graph, "inputs": wanted}
         options = {name: value for name, value in options.items() if value is not None}
@@ -132,6 +133,44 @@ class Gradients:
             if tensor.fake.grad_fn in reached:
                 self.of[tensor] = Accumulated(self.of.get(tensor))
         self.hooks.done(kept=bool(retain_graph))
+
+    def backward_with_history(
+        self, outputs: list[TensorProxy], given: list[Any], leaves: list[TensorProxy], reached: set[Any],
+        options: dict[str, Any],
+    ) -> None:  # fmt: skip
+        """``backward(create_graph=True)``: what it leaves in ``.grad`` has a history, which autograd on fakes gives."""
+        hint = "torch.autograd.grad(..., create_graph=True) stays in the graph"
+        if any(entry.hooks for entry in self.hooks.registered.values()) or any(map(has_hooks, leaves)):
+            raise Break("Tensor.backward", "create_graph=True, and gradient hooks", hint)
+        if any(tensor.fake.grad_fn in reached for tensor in self.retained):
+            raise Break("Tensor.backward", "create_graph=True, and retain_grad()", hint)
+        for leaf in leaves:
+            before = self.of.get(leaf, UNREAD)
+            if before is not None and (before is not UNREAD or self.before_the_call(leaf, self.enter) is not None):
+                raise Break("Tensor.backward", "create_graph=True, and a gradient is there already", hint)
+        self.refuse_stand_ins("Tensor.backward", "create_graph=True", reached)
+        asked = {"grad_outputs": given, "create_graph": True, "retain_graph": True}
+        found = self.tensors.on_fakes(torch.autograd.grad, (outputs, leaves), asked)
+        options |= {"create_graph": True} | ({} if all(g is None for g in given) else {"grad_tensors": given})
+        options = {name: value for name, value in options.items() if value is not None}
+        node = self.tensors.writer.node("call_function", torch.autograd.backward, (tuple(outputs),), options)
+        node.meta["val"] = None
+        self.check = self.tensors.writer.node("call_function", require_gradients, (), {})
+        self.check.meta["val"] = None
+        for leaf, gradient in zip(leaves, found, strict=True):
+            with self.tensors.world.mode, torch.enable_grad():  # (``clone_obey_contract``: the strides are the leaf's)
+                fake = torch.empty_like(leaf.fake).requires_grad_(False).copy_(gradient)
+            self.check.args = (*self.check.args, leaf.node)
+            self.of[leaf] = self.tensors.record("call_function", gradient_of, (leaf,), {}, fake)
+
+    def refuse_stand_ins(self, what: str, asked: str, functions: set[Any]) -> None:
+        """A graph break where a gradient goes through what is known by its name only."""
+        unknown = STAND_INS.keys() & {type(function).__name__ for function in functions}
+        if unknown == {"JoinedBackward"}:
+            self.needs_history = True  # the step is traced again, with each module interpreted
+        if unknown:
+            through = ", ".join(STAND_INS[name] for name in sorted(unknown))
+            raise Break(what, f"{asked}, through {through}", NATIVELY)
 
     def backward_node(
         self, outputs: list[TensorProxy], gradients: list[Any] | None, options: dict[str, Any], hooked: list[Any],
@@ -204,8 +243,7 @@ class Gradients:
             result = self.tensors.on_fakes(torch.autograd.grad, (outputs, inputs), kwargs | {"retain_graph": True})
         elif create_graph or options.get("allow_unused") or options.get("materialize_grads"):
             asked = "create_graph=True" if create_graph else "allow_unused=True: the data says which gradients are None"
-            through = ", ".join(STAND_INS[name] for name in sorted(unknown))
-            raise Break("torch.autograd.grad", f"{asked}, through {through}", NATIVELY)
+            self.refuse_stand_ins("torch.autograd.grad", asked, functions)
         elif not all(p in leaves for p in inputs):
             raise Break("torch.autograd.grad", "an input is not a leaf that is reached", NATIVELY)
         else:

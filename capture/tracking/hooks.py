@@ -50,6 +50,11 @@ def gives_something() -> None:
     """Stands where autograd would raise an error."""
 
 
+def has_hooks(leaf: TensorProxy) -> bool:
+    """Whether a tensor from before the step came with gradient hooks of either kind."""
+    return any(getattr(leaf.real, name, None) for name in ("_backward_hooks", "_post_accumulate_grad_hooks"))
+
+
 @natives.replaced(gives_something)
 def refuse_result() -> None:
     raise Break(REASON, "one that is called after accumulation gives something", "the error is raised natively")

@@ -278,6 +278,8 @@ class TensorOperations:
             result: Any = args[0].fake.new_empty(count, dtype=torch.int64)
         elif function is torch.nn.functional.dropout and (like := dropped_out(*args, **kwargs)) is not None:
             result = like
+        elif function is torch.nn.functional.batch_norm:  # (momentum=None: one over a count that a buffer holds)
+            result = self.on_fakes(function, tuple(map(some_float, args)), kwargs)
         else:
             result = self.on_fakes(function, args, kwargs)
         if not has_tensor(result) and not changes_in_place(target, kwargs):
@@ -503,6 +505,11 @@ def dropped_out(x: Any, p: Any = 0.5, training: Any = True, inplace: Any = False
     if not plain or not torch_private.depends_on_values(x.fake) or not x.fake.dtype.is_floating_point:
         return None
     return x.fake * 1.0
+
+
+def some_float(value: Any) -> Any:
+    """A float of a fake's value, which nobody knows, as some number: for an operator that would ask which."""
+    return 0.5 if type(value) is torch.SymFloat and torch_private.depends_on_values(value) else value
 
 
 def fake_of(value: Any) -> Any:

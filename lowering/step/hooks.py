@@ -116,7 +116,11 @@ def halfway(tensors: Sequence[Any]) -> Sequence[Any]:
 def asks_of_each(gm: fx.GraphModule) -> bool:
     """Whether a gradient is differentiated once more, or may be None: one operator for all experts is a slow way to
     differentiate twice, and gives all of them a gradient."""
-    found = gm.graph.find_nodes(op="call_function", target=torch.autograd.grad, sort=False)
+    found = [
+        node
+        for target in (torch.autograd.grad, torch.autograd.backward)
+        for node in gm.graph.find_nodes(op="call_function", target=target, sort=False)
+    ]
     return any(node.kwargs.get(option) for node in found for option in ASKING)
 
 

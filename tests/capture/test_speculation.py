@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import itertools
 import traceback
 
 import pytest
@@ -188,12 +189,25 @@ def fresh_objects(x, h):
     return pair["list"][-1] if torch.is_tensor(pair["list"][-1]) else lazy.x
 
 
+def chained(x, h):
+    rows = [1, 2]
+    open_one, last = itertools.chain(rows, (i * 2 for i in rows), rows), itertools.chain([5])
+    unopened = itertools.chain(iter(rows), itertools.chain(rows, [7]))
+    h.log.append([next(open_one), next(open_one), next(open_one), next(last)])
+    rows.append(9)
+    if x.sum() > 0:
+        h.log.append("positive")
+    h.log += [list(open_one), list(last), list(unopened)]
+    return x * len(h.log)
+
+
 nameless = lambda x, h: direct(x, h)  # noqa: E731 (its name is no identifier)
 
 
 CASES = [
     nameless, direct, number, not_a_number, whole_number, rows_there, random_before, written_before, inlined, in_blocks,
     in_a_handler, raises, while_loop, closure, two_branches, expression, fresh_objects,
+    chained,
 ]  # fmt: skip
 INPUTS = [[1.0, 2, 3], [1.0, 1, 1], [-1.0, -2, -3], [100.0, -1, -1], [-1.0, 5, -1], [-4.0, 1, 1], [1.0, 2, 3]]
 

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from tables import ROWS, hold
 from torch import nn
 
-from moebius import capture
+from moebius import capture, explain
 from moebius.tracking import gradients
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -213,6 +213,163 @@ def masked_attention():
     return trained(model, lambda p: torch.optim.AdamW(p, lr=0.1), call=call)
 
 
+# ----------------------------------------------------------------------------------------------------------------------
+# backward(create_graph=True)
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def penalised(model, loss_of, optimizer=None, inputs=False, prepare=lambda model: None):
+    """A step whose loss has a penalty on the gradients that a first backward has left."""
+    optimizer = optimizer and optimizer(model.parameters())
+    prepare(model)
+
+    def step(x):
+        x = x.detach().clone().requires_grad_()
+        model.zero_grad()
+        loss = loss_of(model, x)
+        loss.backward(create_graph=True, inputs=[x] if inputs else None)
+        penalty = sum(p.grad.pow(2).sum() for p in ((x,) if inputs else (x, *model.parameters())))
+        found = [p.grad.requires_grad for p in model.parameters() if p.grad is not None], x.grad.stride()
+        model.zero_grad()
+        (loss + penalty).backward()
+        if optimizer is not None:
+            optimizer.step()
+        result = penalty.detach(), found, [p.grad * 1 for p in model.parameters()]
+        model.zero_grad()
+        x.grad = None
+        return result
+
+    return step, [model]
+
+
+def squared(model, x):
+    return model(x).pow(2).mean()
+
+
+def penalty_on_all():
+    return penalised(tanh(), squared, lambda p: torch.optim.AdamW(p, lr=0.1))
+
+
+def penalty_on_inputs():
+    return penalised(tanh(), squared, inputs=True)
+
+
+def penalty_through_layers():
+    """The layers are alike: a gradient goes through them, so each is interpreted."""
+    return penalised(nn.Sequential(*(tanh() for _ in range(3))), squared)
+
+
+def penalty_of_other_strides():
+    model = nn.Linear(4, 4, bias=False)
+    model.weight = nn.Parameter(torch.randn(4, 4).t())
+    return penalised(model, lambda m, x: m(x).pow(3).sum())
+
+
+def penalty_that_is_linear():
+    """Its gradients have no history."""
+
+    def step(x):
+        model.zero_grad()
+        model(x.detach()).sum().backward(create_graph=True)
+        return [(p.grad * 2, p.grad.requires_grad) for p in model.parameters()]
+
+    model = nn.Linear(4, 4)
+    return step, [model]
+
+
+def penalty_under_autocast():
+    def loss_of(model, x):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return model(x).float().pow(2).mean()
+
+    return penalised(tanh(), loss_of)
+
+
+def penalty_on_top():
+    """The second backward adds to what the first has left."""
+    model = tanh()
+
+    def step(x):
+        model.zero_grad()
+        squared(model, x.detach()).backward(create_graph=True)
+        penalty = sum(p.grad.pow(2).sum() for p in model.parameters())
+        penalty.backward()
+        result = penalty.detach(), [p.grad.detach().clone() for p in model.parameters()]
+        model.zero_grad()
+        return result
+
+    return step, [model]
+
+
+def penalty_on_a_penalty():
+    """The second one finds gradients, and makes new tensors of the sums."""
+    model = tanh()
+
+    def step(x):
+        x = x.detach().clone().requires_grad_()
+        loss = squared(model, x)
+        for _ in range(2):
+            loss.backward(create_graph=True)
+            loss = x.grad.pow(2).sum()
+        model.zero_grad()
+        x.grad = None
+        return loss.detach()
+
+    return step, [model]
+
+
+def penalty_with_hooks():
+    return penalised(tanh(), squared, prepare=lambda model: model[0].weight.register_hook(lambda g: g * g))
+
+
+def penalty_through_a_function():
+    class Cube(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.save_for_backward(x)
+            return x**3
+
+        @staticmethod
+        def backward(ctx, gradient):
+            (x,) = ctx.saved_tensors
+            return 3 * x * x * gradient
+
+    return penalised(tanh(), lambda model, x: Cube.apply(model(x)).mean())
+
+
+def tanh():
+    return nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Averages
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def average_over_all_batches():
+    return trained(
+        nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4, momentum=None)),
+        lambda p: torch.optim.SGD(p, lr=0.1),
+        call=lambda m, x: m(x),
+    )
+
+
+def averaged_model_with_buffers():
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+    swa = torch.optim.swa_utils
+    step, reached = trained(model, lambda p: torch.optim.SGD(p, lr=0.1), call=lambda m, x: m(x.detach()))
+    plain = swa.AveragedModel(model, use_buffers=True)
+    ema = swa.AveragedModel(model, use_buffers=True, multi_avg_fn=swa.get_ema_multi_avg_fn(0.9))
+
+    def run(x):
+        result = step(x)
+        plain.update_parameters(model)
+        ema.update_parameters(model)
+        return result, plain(x.detach()).detach().sum(), ema(x.detach()).detach().sum()
+
+    return run, [*reached, plain, ema]
+
+
 SPARSE = ("sparse gradient", "sparse=False")
 TABLE = {
     sparse_sgd: SPARSE,
@@ -232,8 +389,28 @@ TABLE = {
     lstm_with_a_state: None,
     lstm_of_other_weights: ("parameter made in the step", "before the step"),
     masked_attention: None,
+    penalty_on_all: None,
+    penalty_on_inputs: None,
+    penalty_through_layers: None,
+    penalty_of_other_strides: None,
+    penalty_that_is_linear: None,
+    penalty_under_autocast: None,
+    penalty_on_top: None,
+    penalty_on_a_penalty: ("Tensor.backward", "torch.autograd.grad"),
+    penalty_with_hooks: ("Tensor.backward", "torch.autograd.grad"),
+    penalty_through_a_function: ("Tensor.backward", "natively"),
+    average_over_all_batches: None,
+    averaged_model_with_buffers: None,
     padded_encoder: ("operator without a fake", "runs natively"),
 }
+
+
+@pytest.fixture(scope="module", autouse=True)
+def warned():
+    """torch warns of create_graph=True once in a process."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.ones(1, requires_grad=True).sum().backward(create_graph=True)
 
 
 @pytest.mark.parametrize("recipe", TABLE, ids=lambda r: r.__name__)
@@ -259,3 +436,29 @@ def test_a_weak_reference_to_an_argument():
 
     found = [is_it(torch.ones(3), w)[0].item() for w in (one, other, one, one, other)]
     assert found == [2, 3, 2, 2, 3]
+
+
+def test_experts_stay_as_they_are_written_where_backward_makes_a_graph():
+    layer, rows = nn.Linear(4, 4), torch.rand(6, 4)
+    gate_up, down = nn.Parameter(torch.rand(4, 12, 4)), nn.Parameter(torch.rand(4, 4, 6))
+
+    def step(x):
+        weight, chosen = layer(x).softmax(-1).topk(2)
+        out, mask = torch.zeros_like(x), F.one_hot(chosen, 4).permute(2, 1, 0)
+        for e in mask.sum((1, 2)).nonzero()[:, 0]:
+            slot, token = torch.where(mask[e])
+            gate, up = (x[token] @ gate_up[e].T).chunk(2, -1)
+            out.index_add_(0, token, (F.silu(gate) * up) @ down[e].T * weight[token, slot, None])
+        out.pow(2).sum().backward(create_graph=True)
+        penalty, gate_up.grad, down.grad = gate_up.grad.pow(2).sum(), None, None
+        layer.zero_grad()
+        penalty.backward()
+        found = [p.grad for p in (*layer.parameters(), gate_up, down)]
+        layer.zero_grad()
+        gate_up.grad = down.grad = None
+        return found
+
+    report = explain(capture(step))(rows)
+    for got, want in zip(report.result, step(rows), strict=True):
+        torch.testing.assert_close(got, want)
+    assert not report.breaks and "create_graph" in report.expert_regions[0].refusal
