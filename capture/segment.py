@@ -47,7 +47,8 @@ class Segment:
     operator in it.
     whole: False when the frame runs natively after all (``graph_break`` says why). call: how many positional arguments
     it is for, and the names of the others. hits_before: the entry's count of warm calls when it was captured.
-    modules: those among the call's arguments.
+    modules: those among the call's arguments. owners: the graph's inputs that are an optimizer's state -> those that
+    are their parameters; None where the graph cannot go on without a gradient.
     """
 
     run: Callable[..., Any]
@@ -63,6 +64,7 @@ class Segment:
     hits_before: int = 0
     call: tuple[int, tuple[str, ...]] = (0, ())
     modules: tuple[weakref.ref[torch.nn.Module], ...] = ()
+    owners: dict[str, str] | None = None
 
 
 def build(
@@ -94,7 +96,8 @@ def build(
         refuse_abandoned(attempt, emitter)
         captured, lowered = make_graph(attempt, emitter, options, started)
         inputs = graph_inputs(attempt, emitter, lowered, options)
-        graph = None if lowered is None else with_missing_gradients(attempt, lowered, parked)
+        owners = state_owners(attempt)
+        graph = None if lowered is None else with_missing_gradients(lowered, owners, parked)
         failures = on_failure(attempt, lowered)
         run = emitter.function(name, graph, inputs, result, failures)
         attempt.shows_context = attempt.machine.raised and (attempt.objects.asked_context or emitter.has_exceptions())
@@ -115,6 +118,7 @@ def build(
         attempt.domain.instructions,
         failures=failures,
         call=(n_positional, kwnames),
+        owners=owners,
     )
 
 
@@ -158,19 +162,29 @@ def runs_when_closed(frame: Frame) -> bool:
     )
 
 
-def with_missing_gradients(attempt: Trace, lowered: Lowered, parked: Parked) -> Callable[..., tuple]:
-    """What runs the graph; where the code after backward allows, it goes on without gradients that a batch left out."""
+def state_owners(attempt: Trace) -> dict[str, str] | None:
+    """Whose state the inputs of the graph are that are an optimizer's; None where only Python can go on if a batch
+    leaves out a gradient."""
     gradients, stop = attempt.tensors.gradients, attempt.graph_break
     if gradients.check is None or not gradients.check.args or gradients.asked_by_others:
-        return lowered.fn
+        return None
     if stop is not None and any(treats_each_alone(place[0]) for place in stop.stack):
-        return lowered.fn  # what goes on there has the lists of all parameters
+        return None  # what goes on there has the lists of all parameters
+    return gradients.owners()
+
+
+def with_missing_gradients(
+    lowered: Lowered, owners: dict[str, str] | None, parked: Parked
+) -> Callable[..., tuple]:
+    """What runs the graph; where the code after backward allows, it goes on without gradients that a batch left out."""
+    if owners is None:
+        return lowered.fn
 
     def locate(error: BaseException) -> tuple[fx.Node, dict[fx.Node, Any]] | None:
         found = where_raised(lowered, error)
         return None if found is None else (found.node, dict(found.values))
 
-    return going_on(lowered.fn, locate, gradients.owners(), parked.park)
+    return going_on(lowered.fn, locate, owners, parked.park)
 
 
 def on_failure(attempt: Trace, lowered: Lowered | None) -> FailureHandler | None:

@@ -54,6 +54,7 @@ __all__ = [
     "returns_nothing",
     "skip_turn",
     "where_raised",
+    "whole_code",
     "writes_into",
 ]
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from moebius.lowering.step import texts
+from moebius.lowering.step import ROLES, role_of, texts
 from moebius.lowering.step.checkpoint import checkpointed
 from moebius.lowering.torch_private import custom_operator_name
 
@@ -64,6 +64,8 @@ class GraphWriter:
             written["kwargs"] = {k: self.argument(v, order, node) for k, v in node.kwargs.items()}
         if where and where[0]:
             written["line"] = f"{where[0].rpartition('/')[2]}:{where[1]}"
+        if role := role_of(node):
+            written["role"] = role
         if node.op == "call_method" and is_method(str(node.target)):
             return {**written, "op": "method", "target": str(node.target)}
         if node.target is getattr and len(node.args) == 2 and node.args[1] in ATTRIBUTES:
@@ -143,7 +145,7 @@ class GraphReader:
             name = fields(item, "a node", {"op": str, "name": str})["name"]
             return self.input(kind, name, graph, made, owner, inputs)
         need(kind in ("call", "method", "attribute"), f"a node is a {kind!r:.40}")
-        content = fields(item, "a node", {"op": str, "target": str, "args": list}, kwargs={}, line="")
+        content = fields(item, "a node", {"op": str, "target": str, "args": list}, kwargs={}, line="", role="")
         target = content["target"]
         args = tuple(each(content["args"], "arguments", lambda a: self.argument(a, made)))
         need(type(content["kwargs"]) is dict and type(content["line"]) is str, "a node's fields")
@@ -158,7 +160,8 @@ class GraphReader:
             node = graph.call_function(getattr, (args[0], target))
         else:
             node = graph.call_function(find(target, self.allow), args, kwargs)
-        node.meta["where"] = content["line"]
+        need(content["role"] in ("", *ROLES), "a node's fields")
+        node.meta.update(where=content["line"], role=content["role"])
         return node
 
     def input(

@@ -8,6 +8,9 @@ from typing import Any
 
 import torch
 
+from moebius.lowering import whole_code
+from moebius.lowering.step import going_on
+
 from ..deterministic import deterministic
 from ..errors import GuardError, LoadError
 from .archive import each, fields, from_json, index, need, read_archive
@@ -30,8 +33,14 @@ class LoadedStep:
         self.name, self.torch_version = about["name"], about["torch"]
         self.graph, self.program, self.state = graph, program, state
         self.switches = about["global state"]
-        self.run_graph = deterministic(graph.forward) if about["deterministic"] else graph.forward
+        run = graph.forward if program.owners is None else going_on(graph.forward, self.locate, program.owners, nothing)
+        self.run_graph = deterministic(run) if about["deterministic"] else run
         self.arguments = [name for name, _ in program.arguments]
+
+    def locate(self, error: BaseException) -> tuple[torch.fx.Node, dict[torch.fx.Node, Any]] | None:
+        """The node that raised an error, and the values before it."""
+        found = whole_code(self.graph, error)
+        return None if found is None else (found.node, dict(found.values))
 
     @property
     def guards(self) -> list[str]:
@@ -249,6 +258,23 @@ def make_tensor(name: str, value: Any, raw: Mapping[str, torch.Tensor]) -> torch
 # What is around the graph
 # ----------------------------------------------------------------------------------------------------------------------
 
+
+
+def read_owners(value: Any, inputs: Sequence[str]) -> dict[str, str] | None:
+    """The inputs that are an optimizer's state -> those that are their parameters, by name; None if it is not known."""
+    if value is None:
+        return None
+    found: dict[str, str] = {}
+    for pair in each(value, "owners", lambda v: each(v, "an owner", lambda n: index(n, len(inputs), "an input"))):
+        need(len(pair) == 2, "an owner")
+        found[inputs[pair[0]]] = inputs[pair[1]]
+    return found
+
+
+def nothing() -> None:
+    """When a graph has gone on without some gradients there is nothing to clear up: the state is the file's own."""
+
+
 MADE: dict[str, type] = {"list": list, "dict": dict}
 Expression = Callable[[Sequence[Any], Sequence[Any], Sequence[Any]], Any]  # of loads, outputs, locals
 
@@ -261,6 +287,7 @@ class Program:
             value,
             "the program",
             {"arguments": list, "loads": list, "inputs": list, "make": list, "writes": list, "result": dict},
+            owners=None,
         )
         self.state = state
         self.arguments: list[tuple[str, int]] = each(content["arguments"], "arguments", self.argument)
@@ -275,6 +302,7 @@ class Program:
         self.inputs: list[int] = each(content["inputs"], "inputs", lambda n: index(n, len(self.loads), "an input"))
         placeholders = [n for n in graph.graph.nodes if n.op == "placeholder"]
         need(len(placeholders) == len(self.inputs), "the graph has another number of inputs")
+        self.owners = read_owners(content["owners"], [node.name for node in placeholders])
         result = graph.graph.output_node().args[0]
         if not isinstance(result, tuple):
             raise LoadError("the graph returns no tuple")

@@ -62,6 +62,10 @@ def export(captured: Captured, path: str | os.PathLike) -> None:
     check_storages({**state.tensors, **graphs.tensors})
     tensors, described = stored(state, graphs.tensors)
     program = {"arguments": [{"name": world.names[i], "number": i} for i in world.open], **residual.program()}
+    if segment.owners is not None:
+        order = {n.name: i for i, n in enumerate(n for n in gm.graph.nodes if n.op == "placeholder")}
+        owned = [pair for pair in segment.owners.items() if order.keys() >= set(pair)]
+        program["owners"] = [[order[state], order[owner]] for state, owner in owned]
     about = {
         "name": name,
         "moebius": moebius.__version__,

@@ -5,7 +5,7 @@ and the passes over them; a user's autograd.Function and gradient hooks; branche
 ``Tensor.backward`` itself is a node as it is.
 """
 
-from moebius.lowering.step.absent import going_on, is_backward, treats_each_alone
+from moebius.lowering.step.absent import ROLES, going_on, is_backward, role_of, treats_each_alone
 from moebius.lowering.step.bars import bar_call
 from moebius.lowering.step.branches import BranchError, require_branch
 from moebius.lowering.step.data import set_data
@@ -20,20 +20,22 @@ from moebius.lowering.step.gradients import (
 from moebius.lowering.step.hooks import asks_of_each, backward_with_hooks, observed, require_accumulated
 
 __all__ = [
+    "ROLES",
     "BranchError",
     "MissingGradientError",
-    "autograd_function",
     "asks_of_each",
+    "autograd_function",
     "backward_with_hooks",
     "bar_call",
     "going_on",
-    "is_backward",
     "gradient_of",
+    "is_backward",
     "observed",
     "require_accumulated",
     "require_branch",
     "require_given",
     "require_gradients",
+    "role_of",
     "set_data",
     "set_gradient",
     "treats_each_alone",

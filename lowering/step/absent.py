@@ -46,6 +46,23 @@ def is_backward(node: fx.Node) -> bool:
     return getattr(node.target, "__name__", node.target) in BACKWARD
 
 
+ROLES = ("optimizer", "clipping", "helper")
+
+
+def role_of(node: fx.Node) -> str:
+    """What code a node is of: "optimizer" or "clipping" (torch's own), "helper" (called by an optimizer), or "" (else).
+
+    A graph from a file says it in the nodes' meta."""
+    if "role" in node.meta:
+        return str(node.meta["role"])
+    files = [place[0] for place in node.meta.get("stack") or ()]
+    if files and is_optimizer(files[-1]):
+        return "optimizer"
+    if files and files[-1] == CLIP:
+        return "clipping"
+    return "helper" if any(map(is_optimizer, files)) else ""
+
+
 class Unplanned(Exception):
     """A node needs a gradient that is not there, and Python might have done something else."""
 
@@ -73,10 +90,8 @@ class Plan:
 
     def consider(self, node: fx.Node) -> None:
         """Decide over one node. Raises Unplanned."""
-        stack = node.meta.get("stack") or ()
-        files = [place[0] for place in stack]
-        own = bool(files) and is_optimizer(files[-1])
-        alone = bool(files) and treats_each_alone(files[-1])
+        role = role_of(node)
+        own, alone = role == "optimizer", role in ("optimizer", "clipping")
         if is_backward(node) or (node.target is require_gradients and node.args):
             raise Unplanned(f"{node.name} runs backward again")
         if node.target is gradient_of:
@@ -92,7 +107,7 @@ class Plan:
                 self.absent.add(node)
             return
         inputs = node.all_input_nodes
-        if not own and any(map(is_optimizer, files)) and not self.missing.isdisjoint(inputs):
+        if role == "helper" and not self.missing.isdisjoint(inputs):
             raise Unplanned(f"{node.name} is a helper of an optimizer's")
         gone = {n for n in inputs if n in self.absent or n in self.state or (own and n in self.missing)}
         if node.target is require_branch and alone and node.args[0] not in gone:
