@@ -56,14 +56,15 @@ class Checkpoints:
         elif not torch.is_grad_enabled():
             return self.call(function, list(args), options)  # nothing is recorded, so nothing is recomputed
         versions = [torch_private.version_of(p.fake) for p in given]
-        begin = self.mark(begin_checkpoint, preserve, reentrant, *given)
+        begin = self.mark(begin_checkpoint, preserve, reentrant, chosen["determinism_check"], *given)
         self.objects.inside.append(CALL)
+        outer = self.writer.recomputed
         self.writer.recomputed, self.writer.reentrant = True, reentrant
         try:
             result = self.call(function, list(args), options)
         finally:
             self.objects.inside.pop()
-            self.writer.recomputed = self.writer.reentrant = False
+            self.writer.recomputed, self.writer.reentrant = outer, False
         if not torch.is_grad_enabled():
             raise Break("checkpoint", "the function changes grad mode and does not change it back", "use a with block")
         if not reentrant:
@@ -118,10 +119,13 @@ class Checkpoints:
             raise Break("checkpoint", "use_reentrant is not given", "pass use_reentrant to keep it in the graph")
         if not self.domain.tensors.whole_step:
             raise Break("checkpoint", "this backend takes a graph of operators alone", hint)
-        if self.writer.scope.parent is not None or self.writer.recomputed:
-            raise Break("checkpoint", "in an expert loop, or in another checkpointed call", hint)
-        if chosen != DEFAULTS or not isinstance(preserve, bool):
-            names = [name for name, default in DEFAULTS.items() if chosen[name] != default]
+        if self.writer.scope.parent is not None or (self.writer.recomputed and (reentrant or self.writer.reentrant)):
+            detail = "in an expert loop, or in another checkpointed call, one of them with use_reentrant=True"
+            raise Break("checkpoint", detail, hint)
+        names = [name for name, default in DEFAULTS.items() if chosen[name] != default]
+        if not reentrant and chosen["determinism_check"] == "none":
+            names.remove("determinism_check")
+        if names or not isinstance(preserve, bool):
             raise Break("checkpoint", f"with its own {', '.join(names) or 'preserve_rng_state'}", hint)
 
     def refuse_reentrant(self, given: list[TensorProxy], options: dict[str, Any]) -> None:

@@ -6,7 +6,7 @@ While a step is captured, and while experts are lowered, they are operators like
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, cast
 
 import torch
@@ -19,7 +19,7 @@ from moebius.lowering.torch_private import set_grad_enabled
 
 CONTRACT = Contract(
     name="checkpoint",
-    needs="a well-formed graph in which each checkpointed call ends before another begins",
+    needs="a well-formed graph in which checkpointed calls stand one after another or one inside another",
     promises="a well-formed graph of the same meaning, without marks of checkpointed calls",
     need=(well_formed, lambda gm: unpaired(gm.graph)),
     promise=(well_formed, lambda gm: next((f"{n} is left" for n in gm.graph.nodes if n.target in MARKS), None)),
@@ -28,7 +28,9 @@ CONTRACT = Contract(
 )
 
 
-def begin_checkpoint(preserve_rng_state: bool, reentrant: bool, *given: torch.Tensor) -> None:
+def begin_checkpoint(
+    preserve_rng_state: bool, reentrant: bool, determinism_check: str, *given: torch.Tensor
+) -> None:
     """Stands where a checkpointed call begins; does nothing. given: the tensors among the call's arguments."""
 
 
@@ -55,30 +57,35 @@ def checkpointed(
     captures: Sequence[Any],
     preserve_rng_state: bool,
     reentrant: bool,
+    determinism_check: str = "default",
 ) -> tuple[Any, ...]:
     """``body(*given, *captures)``, whose intermediate values backward computes once more instead of keeping them.
 
     given: tensors that the user's call had for arguments; torch keeps them, and raises in backward if one was written
     to since. captures: what the function reached in another way, parameters for one; torch does not look at those.
-    reentrant: backward of the body is a backward within the other, as with ``use_reentrant=True``.
+    reentrant: backward of the body is a backward within the other, as with ``use_reentrant=True``. determinism_check:
+    as torch's, where that is not so.
     """
 
     def run(*tensors: torch.Tensor) -> tuple[Any, ...]:
         return cast(tuple[Any, ...], code_of(body)(*tensors, *captures))
 
+    options: dict[str, Any] = {} if reentrant else {"determinism_check": determinism_check}
     result = torch.utils.checkpoint.checkpoint(
-        run, *given, use_reentrant=reentrant, preserve_rng_state=preserve_rng_state
+        run, *given, use_reentrant=reentrant, preserve_rng_state=preserve_rng_state, **options
     )
     return cast(tuple[Any, ...], result)
 
 
 def unpaired(graph: fx.Graph) -> str | None:
     """A mark that has no other half, or None."""
-    marks = [n for n in graph.nodes if n.target in MARKS]
-    expected = [MARKS[i % 2] for i in range(len(marks) + len(marks) % 2)]
-    if [n.target for n in marks] != expected:
-        return "the marks of checkpointed calls are not begin, end, begin, end"
-    return None
+    depth = 0
+    for node in graph.nodes:
+        if node.target in MARKS:
+            depth += 1 if node.target is begin_checkpoint else -1
+            if depth < 0:
+                break
+    return f"{depth} checkpointed calls have no end" if depth else None
 
 
 def is_marked(graph: fx.Graph) -> bool:
@@ -87,21 +94,32 @@ def is_marked(graph: fx.Graph) -> bool:
 
 
 def outline(gm: fx.GraphModule) -> None:
-    """What stands between two marks becomes the body of one ``checkpointed`` node."""
-    nodes = list(gm.graph.nodes)
-    marks = [i for i, n in enumerate(nodes) if n.target in MARKS]
+    """What stands between two marks becomes the body of one ``checkpointed`` node, the innermost calls first."""
+    marks = [n for n in gm.graph.nodes if n.target in MARKS]
     if not marks:
         return
-    for count, (begin, end) in enumerate(zip(marks[::2], marks[1::2], strict=True)):
-        inside = [n for n in nodes[begin + 1 : end] if n.op != "placeholder"]
+    open_calls: list[fx.Node] = []
+    for count, end in enumerate(marks):
+        if end.target is begin_checkpoint:
+            open_calls.append(end)
+            continue
+        begin = open_calls.pop()
+        inside = [n for n in between(begin, end) if n.op != "placeholder"]
         if inside:
-            options = nodes[begin].args[:2]
+            options = begin.args[:3]
             if options[1]:
-                keep_mode(gm.graph, nodes[begin], inside)
-            outline_call(gm, inside, nodes[begin], f"checkpoint_{count}", checkpointed, *options, last=nodes[end])
-        gm.graph.erase_node(nodes[begin])
-        gm.graph.erase_node(nodes[end])
+                keep_mode(gm.graph, begin, inside)
+            outline_call(gm, inside, begin, f"checkpoint_{count}", checkpointed, *options, last=end)
+        gm.graph.erase_node(begin)
+        gm.graph.erase_node(end)
     gm.recompile()
+
+
+def between(begin: fx.Node, end: fx.Node) -> Iterator[fx.Node]:
+    node = begin.next
+    while node is not end:
+        yield node
+        node = node.next
 
 
 def keep_mode(graph: fx.Graph, begin: fx.Node, inside: list[fx.Node]) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
@@ -122,6 +124,43 @@ def test_it_keeps_no_more_for_backward_than_plain_python():
     assert sizes["checkpointed"] < 0.5 * sizes["whole"]
 
 
+class Nested(Block):
+    """Checkpointed calls inside of the block's own: one after another, and one in the other."""
+
+    def __init__(self, inner=False):
+        super().__init__()
+        self.inner = inner
+
+    def half(self, x):
+        x = x + self.dropout(self.second(F.silu(self.first(x))))
+        return x + checkpoint(F.silu, self.first(x), use_reentrant=False, determinism_check="none")[:, :8]
+
+    def forward(self, x):
+        for _ in range(2):
+            x = self.norm(checkpoint(self.half, x, use_reentrant=self.inner))
+        return checkpoint(lambda t: t, x, use_reentrant=False)
+
+
+@pytest.mark.parametrize("preserve", [True, False])
+def test_checkpointed_calls_inside_of_others(preserve):
+    options = {"use_reentrant": False, "preserve_rng_state": preserve}
+    seen = check(Nested, options)
+    assert seen.graphs == 1 and seen.breaks == 0
+
+    def forward(model, x):
+        return model(x).sum()
+
+    model, _ = build(Nested, options)
+    captured, x = capture(forward, backend="eager"), torch.randn(6, 8, requires_grad=True)
+    captured(model, x)
+    assert kept(captured, model, x) <= kept(forward, model, x)
+
+
+@pytest.mark.parametrize(("outer", "inner"), [(True, False), (False, True)])
+def test_a_reentrant_one_among_them_is_a_break(outer, inner):
+    assert check(lambda: Nested(inner), {"use_reentrant": outer}).breaks
+
+
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_experts_in_a_checkpointed_block_are_lowered(reentrant):
     def forward(model, x):
@@ -233,9 +272,12 @@ def test_what_a_native_checkpoint_runs_twice_is_plain_both_times():
     plain.load_state_dict(model.state_dict())
 
     def step(model, x):
-        out = checkpoint(model, x, use_reentrant=False, determinism_check="none")  # an option that is a graph break
+        out = checkpoint(model, x, use_reentrant=False, context_fn=contexts)  # an option that is a graph break
         out.square().mean().backward()
         return out
+
+    def contexts():
+        return contextlib.nullcontext(), contextlib.nullcontext()
 
     captured = capture(step)
     for rows in (6, 6, 9):
