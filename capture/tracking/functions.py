@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import torch
 
-from moebius.lowering.step import autograd_function
+from moebius.lowering.step import autograd_function, put_back_mode
 
 from .. import torch_private
 from ..sources import Static
@@ -20,6 +20,7 @@ from .bodies import Bodies
 from .values import ATOMS, SYMBOLIC, Break, TensorProxy
 
 HINT = "it runs natively; nothing to do"
+ONCE = torch.autograd.function.once_differentiable(lambda ctx: None).__code__  # of what it makes of any backward
 
 
 class Context:
@@ -31,6 +32,7 @@ class Context:
         self.needs_input_grad = needs_input_grad
         self.saved_tensors: tuple = ()
         self.constant: tuple = ()
+        self.materialized = True
 
     def save_for_backward(self, *tensors: Any) -> None:
         self.saved_tensors = tensors
@@ -38,17 +40,18 @@ class Context:
     def mark_non_differentiable(self, *tensors: Any) -> None:
         self.constant = tensors
 
-    def set_materialize_grads(self, value: bool) -> None: ...
+    def set_materialize_grads(self, value: bool) -> None:
+        self.materialized = bool(value)
 
     def mark_dirty(self, *tensors: Any) -> None: ...
 
     def save_for_forward(self, *tensors: Any) -> None: ...
 
 
-@natives.replaced(Context.set_materialize_grads, Context.mark_dirty, Context.save_for_forward)
+@natives.replaced(Context.mark_dirty, Context.save_for_forward)
 def refuse_context(*_: Any) -> None:
     """What a graph has no way to say of its outputs."""
-    raise Break("autograd.Function", "forward calls set_materialize_grads, mark_dirty or save_for_forward", HINT)
+    raise Break("autograd.Function", "forward calls mark_dirty or save_for_forward", HINT)
 
 
 class FunctionHistory(torch.autograd.Function):
@@ -85,8 +88,10 @@ class AutogradFunctions(Bodies):
             outputs = self.tensors_in(given)
             constant = tuple(i for i, o in enumerate(outputs) if any(o is c for c in self.get(ctx, "constant")))
             with self.scope() as backward:
-                gradients = self.backward(cls, ctx, given, args) if recorded else ()
+                passed = self.differentiable(ctx, given, [outputs[i] for i in constant])
+                gradients = self.backward(cls, ctx, given, passed, args) if recorded else ()
                 backward.graph.output(tuple(self.writer.argument(g) for g in gradients))
+                put_back_mode(backward.graph)
                 backward_module = self.writer.module()
             kept = list(backward.lifted)
             by_torch = {t.node for t in self.get(ctx, "saved_tensors") if isinstance(t, TensorProxy)}
@@ -97,7 +102,8 @@ class AutogradFunctions(Bodies):
         node = self.writer.node("call_function", autograd_function, (), {})
         captures = tuple(self.writer.scope.own(n) for n in forward.lifted)
         tensors = self.writer.argument(tuple(inputs))
-        node.args = (*bodies, len(outputs), constant, saved, captures, tensors, cls.__name__)
+        once = getattr(self.method(cls, "backward"), "__code__", None) is ONCE
+        node.args = (*bodies, len(outputs), constant, saved, captures, tensors, cls.__name__, once)
         fakes = tuple(
             self.fake(o.fake, i in constant, recorded, [p.fake for p in inputs]) for i, o in enumerate(outputs)
         )
@@ -141,13 +147,30 @@ class AutogradFunctions(Bodies):
         self.call(self.method(cls, "setup_context"), [ctx, args, results], {})
         return results
 
-    def backward(self, cls: type, ctx: Any, outputs: list[Any], args: tuple) -> list[Any]:
-        """One gradient or None for each tensor among the arguments. outputs: what forward gave."""
+    def differentiable(self, ctx: Any, outputs: list[Any], constant: list[Any]) -> list[Any]:
+        """The outputs whose gradients backward is called with: of all tensors, or without ``set_materialize_grads`` of
+        the only one that can have any. Which of several would be None, is known when backward runs."""
+        tensors = [o for o in outputs if isinstance(o, TensorProxy)]
+        if self.get(ctx, "materialized"):
+            return tensors
+        found = [o for o in tensors if not any(o is c for c in constant)]
+        if len(found) > 1:
+            raise Break("autograd.Function", "set_materialize_grads(False), and it gives several results", HINT)
+        return found
+
+    def backward(self, cls: type, ctx: Any, outputs: list[Any], passed: list[Any], args: tuple) -> list[Any]:
+        """One gradient or None for each tensor among the arguments. outputs: what forward gave; passed: those of them
+        whose gradients backward sees."""
         given = [
             self.gradient(f"gradient_{i}", output.fake) if isinstance(output, TensorProxy) else None
             for i, output in enumerate(outputs)
         ]
-        result = self.call(self.method(cls, "backward"), [ctx, *given], {})
+        given = [g if any(o is p for p in passed) else None for o, g in zip(outputs, given, strict=True)]
+        self.writer.in_backward = True
+        try:
+            result = self.call(self.method(cls, "backward"), [ctx, *given], {})
+        finally:
+            self.writer.in_backward = False
         gradients = list(result) if isinstance(result, tuple) else [result]
         if len(gradients) < len(args) or any(g is not None for g in gradients[len(args) :]):
             raise Break(

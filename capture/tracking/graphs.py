@@ -14,6 +14,8 @@ from .numbers import Number
 from .values import ATOMS, SYMBOLIC, Break, TensorProxy
 
 Where = tuple[str, int, str]
+# Files of torch's whose code asks for grad mode in order to put it back, or (once_differentiable) for a node to know.
+LETS_BE = frozenset({torch.autograd.grad_mode.__file__, torch.autograd.function.__file__})
 # torch takes Python's types as dtypes (torch/csrc/utils/python_arg_parser.cpp); a graph's source text cannot name them
 DTYPES_OF_TYPES: dict[Any, torch.dtype] = {
     int: torch.int64,
@@ -87,6 +89,7 @@ class GraphWriter:
         self.count = 0
         self.stop_number: int | None = None  # where the trace is to end, if it is not to go through
         self.recomputed = False  # in a checkpointed call, which backward runs once more
+        self.in_backward = False  # in the backward of an autograd.Function
         self.reentrant = False  # in one that has no gradients the first time
         self.before_node: Callable[[int], None] = lambda number: None  # told the number of each node before it is made
 
@@ -117,10 +120,15 @@ class GraphWriter:
         return node
 
     def refuse_question(self, what: str) -> None:
-        """In a checkpointed call that has no gradients the first time: what depends on that is not to be asked."""
-        if self.reentrant and self.where()[-1][0] != torch.autograd.grad_mode.__file__:
-            detail = f"with use_reentrant=True, it asks for {what}: backward, which runs it again, has another answer"
-            raise Break("checkpoint", detail, "pass use_reentrant=False to keep it in the graph")
+        """In a checkpointed call that has no gradients the first time, and in a function's backward, which may have
+        some: what depends on that is not to be asked."""
+        if not (self.reentrant or self.in_backward) or self.where()[-1][0] in LETS_BE:
+            return
+        if self.in_backward:
+            detail = f"its backward asks for {what}, which create_graph=True of a caller answers otherwise"
+            raise Break("autograd.Function", detail, "it runs natively; nothing to do")
+        detail = f"with use_reentrant=True, it asks for {what}: backward, which runs it again, has another answer"
+        raise Break("checkpoint", detail, "pass use_reentrant=False to keep it in the graph")
 
     def argument(self, value: Any) -> Any:
         """A traced value as an fx argument of the innermost scope."""

@@ -9,7 +9,7 @@ from moebius.lowering.step.absent import ROLES, going_on, is_backward, role_of, 
 from moebius.lowering.step.bars import bar_call
 from moebius.lowering.step.branches import BranchError, require_branch
 from moebius.lowering.step.data import set_data
-from moebius.lowering.step.functions import autograd_function
+from moebius.lowering.step.functions import autograd_function, put_back_mode
 from moebius.lowering.step.gradients import (
     MissingGradientError,
     gradient_of,
@@ -31,6 +31,7 @@ __all__ = [
     "gradient_of",
     "is_backward",
     "observed",
+    "put_back_mode",
     "require_accumulated",
     "require_branch",
     "require_given",

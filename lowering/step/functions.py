@@ -8,8 +8,10 @@ from typing import Any, cast
 
 import torch
 from torch import fx
+from torch.autograd.function import once_differentiable
 
 from moebius.lowering.graph import code_of
+from moebius.lowering.torch_private import set_grad_enabled
 
 
 class GraphFunction(torch.autograd.Function):
@@ -24,6 +26,7 @@ class GraphFunction(torch.autograd.Function):
         constant: tuple[int, ...],
         saved: tuple[int, ...],
         captures: Sequence[Any],
+        once: bool,
         *tensors: torch.Tensor,
     ) -> tuple[Any, ...]:
         found = code_of(forward)(*captures)
@@ -32,7 +35,7 @@ class GraphFunction(torch.autograd.Function):
             ctx.save_for_backward(*(kept[i] for i in saved))
             for i in saved:
                 kept[i] = None
-        ctx.kept, ctx.saved, ctx.graph = kept, saved, backward
+        ctx.kept, ctx.saved, ctx.graph, ctx.once = kept, saved, backward, once
         ctx.mark_non_differentiable(*(outputs[i] for i in constant))
         return cast(tuple[Any, ...], outputs)
 
@@ -42,7 +45,11 @@ class GraphFunction(torch.autograd.Function):
         if ctx.saved:  # (else there is nothing that a second backward could miss)
             for i, value in zip(ctx.saved, ctx.saved_tensors, strict=True):
                 kept[i] = value
-        return (None, None, None, None, None, None, *code_of(ctx.graph)(*gradients, *kept))
+        run = code_of(ctx.graph)
+        if not ctx.once or not torch.is_grad_enabled():
+            return (None,) * 7 + tuple(run(*gradients, *kept))
+        found = once_differentiable(lambda _, *given: tuple(run(*given, *kept)))(ctx, *gradients)  # create_graph=True
+        return (None,) * 7 + (found if isinstance(found, tuple) else (found,))
 
 
 @functools.cache
@@ -60,16 +67,35 @@ def autograd_function(
     captures: Sequence[Any],
     tensors: Sequence[torch.Tensor],
     name: str,
+    once: bool = False,
 ) -> tuple[Any, ...]:
     """``Function.apply(...)``: the outputs of the forward graph, with the backward graph as their history.
 
     forward: takes ``captures``, gives ``n_outputs`` outputs and then whatever backward needs. backward: takes the
     outputs' gradients and what forward kept; gives one gradient (or None) for each of ``tensors``. constant: indices of
     outputs that are not differentiable. saved: which of what forward keeps it has saved by ``save_for_backward``, which
-    looks for changes in place and lets go after one backward. name: of the user's class.
+    looks for changes in place and lets go after one backward. name: of the user's class. once: whether its backward is
+    ``once_differentiable``.
     """
-    result = named(name).apply(forward, backward, n_outputs, constant, saved, captures, *tensors)
+    result = named(name).apply(forward, backward, n_outputs, constant, saved, captures, once, *tensors)
     return cast(tuple[Any, ...], result)
+
+
+def put_back_mode(graph: fx.Graph) -> None:
+    """In a backward's graph: where ``with torch.no_grad()`` ends, grad mode is what it was before, which a caller's
+    ``create_graph=True`` switches on. The graph was traced without."""
+    outside: fx.Node | None = None
+    depth = 0
+    for node in list(graph.find_nodes(op="call_function", target=set_grad_enabled, sort=True)):
+        names = {name.rpartition(".")[2] for _, _, name in node.meta["stack"][-2:]}  # (no_grad throws set_grad_enabled)
+        depth += ("__enter__" in names) - ("__exit__" in names)
+        if depth or "__exit__" not in names:
+            continue
+        if outside is None:
+            with graph.inserting_before(next(n for n in graph.nodes if n.op != "placeholder")):
+                outside = graph.call_function(torch.is_grad_enabled)
+            outside.meta.update({key: node.meta[key] for key in ("where", "stack", "number")}, val=False)
+        node.args = (outside,)
 
 
 fx.wrap("autograd_function")
