@@ -38,7 +38,7 @@ from .errors import CaptureInternalError, GraphBreakError, MoebiusError
 from .export.write import export
 from .frames import with_plain_arguments, worth_capturing
 from .guards import hints
-from .hidden import hidden
+from .hidden import apart, hidden
 from .hook import Entry, call_hooked_for, call_unhooked, mark_skip, set_frame_callback, set_settler, settle
 from .opening import count_whole, met, open_place, other_sizes
 from .options import Options
@@ -109,11 +109,9 @@ class Captured:
     @hidden
     def cold(self, entry: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
         """No guards held: capture this call, keep what came of it, and run it."""
-        compiling = torch_private.set_eval_frame(None)  # torch.compile, around this call, is not to compile capture
         try:
-            run = self.prepare(entry, args, kwargs)
+            run = apart(self.prepare, entry, args, kwargs)
         finally:
-            torch_private.set_eval_frame(compiling)
             settle()
         return run(*args, **kwargs)
 
@@ -212,16 +210,22 @@ class Captured:
 
     @hidden
     def look_again(self, segment: Segment, *args: Any, **kwargs: Any) -> Any:
-        """The second call of what had a graph break. Much breaks a graph only once (hooks that are installed in the
-        first call, a cache that is filled, a warning that is given once); what was captured up to there does not depend
-        on it, so its guards go on to hold. Where the break is gone the call is captured anew."""
+        """The second call of what had a graph break."""
+        if apart(self.breaks_still, segment, args, kwargs):
+            return self.runner(segment)(*args, **kwargs)
+        return self.cold(self.entry, args, kwargs)
+
+    def breaks_still(self, segment: Segment, args: tuple, kwargs: dict[str, Any]) -> bool:
+        """Much breaks a graph only once (hooks that are installed in the first call, a cache that is filled, a warning
+        that is given once); what was captured up to there does not depend on it, so its guards go on to hold. Where
+        the break is gone (False), the call is to be captured anew."""
         program, before = segment.guards.program, segment.graph_break
         assert before is not None
         if segment in self.segments:
             self.entry.remove(program)
             self.entry.add(program, self.runner(segment))
         if getattr(TRACING, "where", None) is not None or self.looks == MAX_LOOKS or segment not in self.segments:
-            return self.runner(segment)(*args, **kwargs)
+            return True
         self.looks += 1
         started = time.perf_counter()
         request = self.request(args, kwargs)
@@ -229,20 +233,20 @@ class Captured:
             with paused_collector():
                 found = call_unhooked(trace, request, self.policy)
         except Exception:  # the first capture stands
-            return self.runner(segment)(*args, **kwargs)
+            return True
         finally:
             self.cold_seconds += time.perf_counter() - started
         further = segment.whole and found.domain.instructions > segment.instructions
         found.release()
         if found.graph_break is not None and not further:
-            return self.runner(segment)(*args, **kwargs)
+            return True
         self.entry.remove(program)
         self.segments.remove(segment)
         if not self.segments:
             self.children.clear()
         now = "none" if found.graph_break is None else found.graph_break.reason
         self.recompiles.append(Recompile("graph break", before.reason, now, before.file, before.line, before.hint))
-        return self.cold(self.entry, args, kwargs)
+        return False
 
     def attempt(self, request: Request, started: float) -> Segment:
         found = trace(request, self.policy)
@@ -447,9 +451,6 @@ class Captured:
         self.cold_seconds = 0.0
 
 
-torch_private.skip_code(Captured.cold.__code__)  # (torch.compile leaves this one frame alone)
-
-
 def called_on(args: tuple) -> tuple[torch.nn.Module, ...]:
     """The modules among the arguments: the layers of a model share the code of a method, and of the rest of a loop over
     them, and each has captures of its own."""
@@ -536,7 +537,12 @@ class FrameCapture:
     def __init__(self) -> None:
         self.local = threading.local()
 
+    @hidden
     def __call__(self, function: types.FunctionType) -> Any:
+        return apart(self.captured, function)
+
+    def captured(self, function: types.FunctionType) -> Any:
+        """The entry of a function that is met now, None where it runs as it is."""
         if not worth_capturing(function):
             return None
         owner: Captured | None = getattr(self.local, "owner", None)

@@ -4,13 +4,16 @@
 of the import system, which they know by their file's name (``is_internal_frame`` in CPython's Python/_warnings.c and
 ``_is_internal_frame`` in Lib/logging/__init__.py, 3.11 to 3.13). Ours take such a name, so that a warning has
 the place that plain Python gives it, and the same entry in the registry of those that were shown once.
+``torch.compile`` around a captured call leaves them alone too: it is for the user's frames below.
 """
 
 from __future__ import annotations
 
 import types
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
+
+from . import torch_private
 
 MARK = "importlib._bootstrap"
 
@@ -18,11 +21,22 @@ F = TypeVar("F", bound=Callable)
 
 
 def hidden(function: F) -> F:
-    """The function, its frames passed over when the user's callers are counted."""
+    """The function, its frames passed over when the user's callers are counted, and by ``torch.compile``."""
     assert isinstance(function, types.FunctionType)
     code = function.__code__
     function.__code__ = code.replace(co_filename=f"{code.co_filename} ({MARK})")
+    torch_private.skip_code(function.__code__)
     return function
+
+
+@hidden
+def apart(function: Callable[..., Any], *args: Any) -> Any:
+    """``function(*args)``, which is capture's own work: ``torch.compile`` around the call is not to compile it."""
+    compiling = torch_private.set_eval_frame(None)
+    try:
+        return function(*args)
+    finally:
+        torch_private.set_eval_frame(compiling)
 
 
 def residual_file(name: str) -> str:

@@ -23,6 +23,7 @@ import torch
 from moebius.interpreter import NULL, UNSET
 from moebius.interpreter.shells import frame_of
 
+from . import torch_private
 from .hidden import residual_file
 from .hook import ABSENT, copy_set
 from .remade import function_value, generator_value
@@ -463,6 +464,7 @@ class Emitter:
         exec(compile(source, residual_file(name), "exec"), namespace)
         function = namespace.pop(name)
         function.residual_source = source
+        torch_private.skip_code(function.__code__)
         return function
 
 

@@ -149,12 +149,25 @@ class Walks:
         raise Break("iterator from outside", f"a {kind} that existed before the step is advanced{why}", ADVANCED)
 
 
-def again(iterator: Any) -> Iterator[Any] | None:
-    """Another iterator that gives what this one would, or None. What it goes through is not asked for an iterator."""
+def again(iterator: Any, met: dict[int, Iterator[Any]] | None = None) -> Iterator[Any] | None:
+    """Another iterator that gives what this one would, or None. What it goes through is not asked for an iterator.
+
+    met: those that stand for others so far, by id: ``zip(it, it)`` takes its items from one.
+    """
+    met = {} if met is None else met
+    if id(iterator) not in met:
+        found = another(iterator, met)
+        if found is None:
+            return None
+        met[id(iterator)] = found
+    return met[id(iterator)]
+
+
+def another(iterator: Any, met: dict[int, Iterator[Any]]) -> Iterator[Any] | None:
     kind = type(iterator)
     if kind is itertools.count:  # (to be asked for its ``__reduce__`` is deprecated from 3.12 on)
-        found = COUNT.fullmatch(repr(iterator))
-        return None if found is None else itertools.count(int(found[1]), int(found[2] or 1))
+        numbers = COUNT.fullmatch(repr(iterator))
+        return None if numbers is None else itertools.count(int(numbers[1]), int(numbers[2] or 1))
     if kind is not zip and kind is not enumerate and kind not in TELLING:
         return None
     try:
@@ -163,7 +176,7 @@ def again(iterator: Any) -> Iterator[Any] | None:
         return None
     if kind is zip or kind is enumerate:
         parts = arguments if kind is zip else arguments[:1]
-        inner = [other for part in parts if (other := again(part)) is not None]
+        inner = [other for part in parts if (other := again(part, met)) is not None]
         if len(inner) < len(parts):
             return None
         return zip(*inner, strict=bool(state)) if kind is zip else enumerate(inner[0], arguments[1])

@@ -223,6 +223,15 @@ def with_named_turns(it):
     return count
 
 
+def in_pairs_of_their_own(it):
+    pairs = zip(it, it, strict=False)
+    first = next(pairs, None)
+    broken(X)
+    second = next(pairs, None)
+    broken(X)
+    return first, second, next(it, None), list(pairs)
+
+
 def what_it_is(it):
     return iter(it) is it, type(it).__name__, isinstance(it, collections.abc.Iterator), operator.length_hint(it, 7)
 
@@ -256,7 +265,7 @@ PROGRAMS = [
     next_one, next_with_default, all_of_it, unpacked, as_arguments, for_loop, left_early, in_pairs, broken_between,
     broken_in_a_zip, sliced, searched, yielded_from, raises_in_the_middle, handled, branch_on_data, stacked, summed,
     reduced, as_dict, teed, copied, half_mapped, half_of_a_generator, chained, half_enumerated, nested, in_blocks,
-    with_named_turns, what_it_is,
+    with_named_turns, in_pairs_of_their_own, what_it_is,
 ]  # fmt: skip
 
 

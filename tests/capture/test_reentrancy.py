@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
+import warnings
 
 import pytest
 import torch
@@ -355,3 +357,27 @@ def test_a_generator_in_a_captured_step_and_one_of_its_callers():
     plain, ours = numbers(torch.ones(1)), numbers(torch.ones(1))
     for _ in range(4):
         assert captured(ours, torch.ones(1)).item() == step(plain, torch.ones(1)).item()
+
+
+def helped(x):
+    sys.intern("broken")  # a function in C that nobody listed
+    return x + 1
+
+
+def with_frames_below(x):
+    sys.intern("broken")
+    return list(map(helped, [x * 2]))[0]
+
+
+def test_torch_compile_around_a_captured_call_leaves_our_frames_alone(compiled, monkeypatch):
+    """It would compile the code that asks which functions are captured, too, and get it wrong."""
+    lost: list = []
+    monkeypatch.setattr(sys, "unraisablehook", lost.append)
+    captured = capture(with_frames_below)
+    outer, _ = compiled(lambda x: captured(x) + 1)
+    with warnings.catch_warnings(record=True) as met:
+        warnings.simplefilter("always")
+        for count in (2, 2, 3, 2):
+            x = torch.rand(count)
+            assert torch.equal(outer(x), with_frames_below(x) + 1)
+    assert not lost and not [str(one.message) for one in met if "moebius" in str(one.message)]
