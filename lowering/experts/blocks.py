@@ -153,8 +153,8 @@ class Order:
 
     def step(self, node: fx.Node) -> None:
         place = place_of(node)
-        if place is not None and not is_branch(node):
-            added = added_rows(node)
+        if place is not None and not (is_branch(node) and place.carried):
+            added = None if is_branch(node) else added_rows(node)
             made = self.turns_of([added] if added else [n for n in node.all_input_nodes if n is not place.base])
             if made:
                 if made != {self.now} and self.now < self.last:

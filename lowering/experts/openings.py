@@ -5,6 +5,9 @@ where the branch is taken, and on none where it is not (:func:`rows_if`), which 
 branch does stays a branch, which is given the expert's result. Whether the experts then become one operator is found
 out by blocks.py as for all experts that stand one after another; if not, the branches are put back as they were. An
 expert whose branch was not taken gets no gradient, as in eager (``Opened.asked``).
+
+Rows that the branch itself looks up are looked up before it where it is left out for no other reason than that there
+are none (``if token.numel() == 0: continue``): a lookup of none cannot fail.
 """
 
 from __future__ import annotations
@@ -21,10 +24,11 @@ from moebius.lowering.contract import Work
 from moebius.lowering.experts.blocks import expert_rows, inside, is_size
 from moebius.lowering.experts.dense import NoExperts
 from moebius.lowering.experts.stacking import experts_that_ran, rows_if
-from moebius.lowering.experts.turns import Differ, is_branch
+from moebius.lowering.experts.turns import Differ, Place, adds_to_rows, is_branch, place_in_branch
 from moebius.lowering.graph import expert_loop
 from moebius.lowering.operators import call_operands, is_pure, loop_body, read_call, target_name
-from moebius.lowering.values import copy_node, stands_at, tensor_of, where_of
+from moebius.lowering.torch_private import same_size
+from moebius.lowering.values import copy_node, stands_at, tensor_of, value_of, where_of
 
 VIEWS = frozenset({"getitem", "cast", "contiguous", "size", "numel"})  # what cannot fail
 
@@ -32,7 +36,8 @@ VIEWS = frozenset({"getitem", "cast", "contiguous", "size", "numel"})  # what ca
 @dataclass
 class Opened:
     """One branch that was opened. down: its expert's last product, in the graph. asked: the condition on which it does
-    not run. results: what the branch gave, each with what stands for it. made: all new nodes."""
+    not run. results: what the branch gave, each with what stands for it. made: all new nodes. rest: of a branch that
+    adds in place, what stands for it already: two of them would add twice."""
 
     branch: fx.Node
     down: fx.Node
@@ -40,6 +45,10 @@ class Opened:
     results: list[tuple[fx.Node, fx.Node]]
     made: list[fx.Node]
     module: str | None = None
+    rest: fx.Node | None = None
+
+    def __post_init__(self) -> None:
+        self.arguments, self.branch_inputs = self.branch.args, self.branch.all_input_nodes
 
 
 def open_branches(work: Work) -> tuple[list[Opened], list[Differ]]:
@@ -70,9 +79,14 @@ def settle(work: Work, opened: list[Opened]) -> None:
             else:
                 work.gm.graph.erase_node(result)
         if lowered:
-            work.loose += one.branch.all_input_nodes
-            work.gm.graph.erase_node(one.branch)
+            work.loose += one.branch_inputs
+            if one.rest is None:
+                work.gm.graph.erase_node(one.branch)
             continue
+        if one.rest is not None:
+            with work.gm.graph.inserting_before(one.rest):
+                again = work.gm.graph.call_function(expert_loop, one.arguments)
+            again.meta.update(one.rest.meta)
         for node in reversed(one.made):
             work.gm.graph.erase_node(node)
         if one.module is not None:
@@ -107,13 +121,16 @@ class Opening:
         calls = [node for node in self.body.nodes if node.op in ("call_function", "call_method")]
         downs = [node for node in calls if expert_rows(node)]
         self.skips = [node for node in self.body.nodes if is_skip(node)]
-        if len(downs) != 1 or len(self.skips) != 1 or not call["carried"]:
+        self.place: Place | None = None if call["carried"] else place_in_branch(branch)  # it adds in place
+        if len(downs) != 1 or len(self.skips) != 1 or not (call["carried"] or (self.place and not branch.users)):
             raise NoExperts("the branch has no expert, or several", branch)
         self.down = downs[0]
+        inner = None if self.place is None else self.place.inner
+        self.adding = [node for node in self.body.nodes if inner and (node is inner or adds_to_rows(node))]
 
     def opened(self) -> Opened:
         for node in self.body.nodes:
-            plain = node.op in ("placeholder", "output") or node in self.skips
+            plain = node.op in ("placeholder", "output") or node in self.skips or node in self.adding
             if not plain and not is_pure(node) and not is_size(node):
                 raise Differ(f"{target_name(node)} behind a branch may have effects", node)
         asked = self.outer(self.skips[0].args[0])
@@ -129,7 +146,8 @@ class Opening:
         if len(results) != len(self.branch.users):
             raise Differ("the branch's results are used as a whole", self.branch)
         given: Any = self.body.output_node().args[0]
-        rest = None if all(given[r.args[1]] is self.down for r in results) else self.rest(down)
+        only = self.place is None and all(given[r.args[1]] is self.down for r in results)
+        rest = None if only else self.rest(down)
         pairs = []
         for result in results:
             new = down
@@ -138,7 +156,11 @@ class Opening:
             pairs.append((result, new))
         for result, new in pairs:
             result.replace_all_uses_with(new)
-        return Opened(self.branch, down, asked, pairs, self.made, rest and rest[1])
+        made = Opened(self.branch, down, asked, pairs, self.made, rest and rest[1])
+        if self.place is not None and rest is not None:
+            made.rest = rest[0]
+            self.graph.erase_node(self.branch)
+        return made
 
     @property
     def graph(self) -> fx.Graph:
@@ -161,13 +183,43 @@ class Opening:
             if call is not None and call.name == "getitem" and any(
                 (value := tensor_of(argument)) is not None and value.dim() for argument in node.all_input_nodes[1:]
             ):
-                plain = False  # an index that only the branch vouches for
+                plain = self.is_empty_unless_taken(call["index"])  # else only the branch vouches for the index
             if not plain and not (call is not None and call.name in ("logical_not", "not")):
                 raise Differ(f"{target_name(node)} makes rows that only the branch vouches for", node)
             for argument in node.all_input_nodes:
                 self.outer(argument)
             self.copy(node)
         return self.table[node]
+
+    def is_empty_unless_taken(self, index: Any) -> bool:
+        """Whether the branch is left out only where this index picks no rows."""
+        wanted = self.table.get(index) if isinstance(index, fx.Node) else None
+        if not isinstance(wanted, fx.Node):
+            return False
+        node, taken_if = self.skips[0].args[0], False
+        while isinstance(node, fx.Node) and (call := self.read(node)) is not None:
+            if call.name in ("logical_not", "not"):
+                node, taken_if = call["input"], not taken_if
+            elif call.name in ("eq", "le", "ne", "gt") and call["other"] == 0 and type(call["other"]) is int:
+                return taken_if is (call.name in ("ne", "gt")) and self.counts(call["input"], wanted)
+            elif call.name in ("ge", "lt") and call["other"] == 1 and type(call["other"]) is int:
+                return taken_if is (call.name == "ge") and self.counts(call["input"], wanted)
+            elif call.name == "any" and call["dim"] is None:
+                return taken_if and self.table.get(call["input"], call["input"]) is wanted
+            else:
+                return taken_if and self.counts(node, wanted)
+        return False
+
+    def read(self, node: fx.Node) -> Any:
+        outer = self.table.get(node)
+        return read_call(outer if isinstance(outer, fx.Node) else node)
+
+    def counts(self, number: Any, index: fx.Node) -> bool:
+        """Whether a number is how many rows an index has."""
+        value, size = tensor_of(index), value_of(number)
+        if value is None or value.dim() != 1 or value.dtype is not torch.int64 or not isinstance(size, torch.SymInt):
+            return False
+        return same_size(size, value.shape[0])
 
     def copy(self, node: fx.Node) -> None:
         made = self.graph.create_node(
@@ -184,7 +236,7 @@ class Opening:
     def rest(self, down: fx.Node) -> tuple[fx.Node, str]:
         """The branch without its expert, whose result it is given: (the node, the name of its body)."""
         body, table = fx.Graph(), dict[fx.Node, fx.Node]()
-        needed, pending = set[fx.Node](), [self.body.output_node(), *self.skips]
+        needed, pending = set[fx.Node](), [self.body.output_node(), *self.skips, *self.adding]
         while pending:
             node = pending.pop()
             if node not in needed:

@@ -69,6 +69,9 @@ def replace_loops(work: Work) -> None:
     if takes_blocks(work):
         drop_dead_code(work)  # what was replaced above is not to be looked at
         opened, refused = open_branches(work)
+        stands_for = {one.branch: one.rest for one in opened if one.rest is not None}
+        for turns in failed:
+            turns.anchors = [stands_for.get(anchor, anchor) for anchor in turns.anchors]
         if len(refused) > 1:
             place = refused[0].node
             region = ExpertRegion(*users_line(place), f"{len(refused)} experts, each behind a branch")

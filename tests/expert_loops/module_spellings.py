@@ -301,6 +301,15 @@ def stacked_and_gathered(x, moe):
 
 
 @spelled(LOWERED)
+def stacked_einsum(x, moe):
+    """`torch.einsum("te,ted->td", gates, torch.stack([…], 1))`, gates the softmax of logits, -inf where not chosen"""
+    logits = moe.gate(x)
+    values, index = logits.topk(K, -1)
+    gates = softmax(torch.full_like(logits, float("-inf")).scatter(-1, index, values), -1)
+    return torch.einsum("te,ted->td", gates, torch.stack([expert(x) for expert in moe.experts], 1))
+
+
+@spelled(LOWERED)
 def masked_dense_modules(x, moe):
     """all experts on all tokens, `out += expert(x) * (weight * (index == i)).sum(-1, keepdim=True)`"""
     weight, index = moe.route(x)
@@ -447,6 +456,21 @@ def python_lists(x, moe):
             token = torch.tensor(chosen)
             scale = weight[token][index[token] == e]
             out.index_add_(0, token, moe.experts[e](x[token]) * scale[:, None])
+    return out
+
+
+@spelled(LOWERED)
+def mask_of_tokens(x, moe):
+    """`mask = zeros(T, E, bool).scatter_(1, index, True)`, `token = mask[:, e].nonzero().squeeze(-1)`, `if token.numel() == 0: continue`"""  # noqa: E501
+    weight, index = moe.route(x)
+    mask = torch.zeros(len(x), E, dtype=torch.bool).scatter_(1, index, True)
+    gates = torch.zeros(len(x), E, dtype=x.dtype).scatter(1, index, weight)
+    out = torch.zeros_like(x)
+    for e, expert in enumerate(moe.experts):
+        token = mask[:, e].nonzero().squeeze(-1)
+        if token.numel() == 0:
+            continue
+        out[token] += gates[token, e].unsqueeze(-1) * expert(x[token])
     return out
 
 

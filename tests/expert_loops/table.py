@@ -161,7 +161,8 @@ would not have run gets no gradient, as in eager.
 An `if` on values without `else` is part of the graph, and so is `list.append` of rows in it where the list is joined or
 counted afterwards; with `else`, or with a `return` or another change of a Python object in it, it is a graph break.
 Experts behind such branches (DeepSeek's `if count == 0: continue`) are taken out of them, each on the rows that it has
-where its branch is taken; one whose branch is not taken gets no gradient. `tensor.numpy()` of integers is followed.
+where its branch is taken; one whose branch is not taken gets no gradient. So are those behind `if token.numel() == 0:
+continue` whose rows are added in place, whatever made the list of tokens. `tensor.numpy()` of integers is followed.
 
 Experts computed on all tokens and masked by a gate run on the tokens that chose them, where the gate is certainly zero
 for all others (`zeros.scatter`, a mask, -inf before a softmax): as turns, as one stack that is weighted or of which the
