@@ -24,21 +24,25 @@ from moebius.kernels.panels import PANEL_ROWS
 from moebius.kernels.products import Matrices, Operands
 
 # layer.h's Layer, in its order.
-FIELDS = """dtype activation gate tokens width narrow width_h rows x x_stride token scale h
-ups up_count downs down_count segments bounds groups totals distinct scratch scratch_step room out threads
+FIELDS = """dtype work activation gate tokens width narrow width_h rows x x_stride token scale h
+ups up_count downs down_count segments bounds groups totals distinct scratch scratch_step room matrix out threads
 grad grad_stride dot grad_ups grad_up_count grad_downs grad_down_count""".split()
+SLICE = 1 << 19  # numbers of a weight that are widened at a time
+FEW_ROWS = 32  # an expert on average: with fewer it takes longer to widen its weights than to multiply
 PART_ROWS = 512  # of an expert at a time: what the scratch of a thread holds
 UNEVEN = 1.15  # how much longer than the mean the thread with the most rows may take
 
 
 class Share(NamedTuple):
     """Which rows each thread has. segments: four int64 each (expert, low, high, first); bounds: of groups in them;
-    room: the rows of the longest segment; rows: of all."""
+    room: the rows of the longest segment; rows: of all; experts: how
+    many have any."""
 
     segments: array[int]
     bounds: array[int]
     room: int
     rows: int
+    experts: int
 
     @property
     def groups(self) -> int:
@@ -66,17 +70,24 @@ def share(bounds: Sequence[int], threads: int) -> Share | None:
                 segments.extend((expert, low, high, low == edges[0]))
                 room = max(room, high - low)
         ends.append(len(segments) // 4)
-    return Share(segments, ends, room, bounds[-1])
+    return Share(segments, ends, room, bounds[-1], len(rows) - rows.count(0))
 
 
-def table(blocks: Sequence[Matrices]) -> array[int]:
-    """Blocks as layer.h has them."""
+def table(blocks: Sequence[Matrices], slices: bool) -> array[int]:
+    """Blocks as layer.h has them; slices: no more of each than SLICE numbers at once."""
     numbers = array("q")
     for block in blocks:
         assert block.table is not None
-        low = block.rows.start or 0
-        numbers.extend((low, block.table.buffer_info()[0], *block.sizes, *block.strides))
+        (rows, columns), (down, right) = block.sizes, block.strides
+        step = max(SLICE // max(columns, 1), 1) if slices else rows
+        low, address = block.rows.start or 0, block.table.buffer_info()[0]
+        for at in range(0, rows, max(step, 1)):
+            numbers.extend((low + at, address, at * down, min(step, rows - at), columns, down, right))
     return numbers
+
+
+def count(blocks: array[int]) -> int:
+    return len(blocks) // 7
 
 
 def rowwise(rows: Tensor) -> Tensor:
@@ -120,11 +131,12 @@ class Layer:
     h_SM: Tensor | None
     options: Options
     top_k: int
+    wide: bool
 
     def forward(self) -> Tensor:
         """[T, D]; H is written into h_SM."""
         totals = Totals(self.x_TD, self.shared.groups, self.top_k)
-        self.run(panel_work.layer_forward, totals, self.width + self.narrow + self.again)
+        self.run(panel_work.layer_forward, totals, self.width + self.narrow + self.again + self.wide * self.width_h)
         return totals.out
 
     def backward(self, grad_TD: Tensor, dot_S: Tensor | None, gate_up: list[Matrices], down: list[Matrices],
@@ -132,12 +144,12 @@ class Layer:
         """The gradient of x, if it is needed; those of the weights are written into the rooms given, <dA, A> of each
         row into dot_S."""
         totals = Totals(self.x_TD, self.shared.groups, self.top_k) if needs_x else None
-        grad_TD, grad_ups, grad_downs = rowwise(grad_TD), table(gate_up), table(down)
+        grad_TD, grad_ups, grad_downs = rowwise(grad_TD), table(gate_up, self.wide), table(down, self.wide)
         self.run(
             panel_work.layer_backward, totals, self.width + 2 * self.narrow + self.width_h + self.again,
             grad=address(grad_TD), grad_stride=grad_TD.stride(0), dot=address(dot_S),
-            grad_ups=grad_ups.buffer_info()[0], grad_up_count=len(gate_up),
-            grad_downs=grad_downs.buffer_info()[0], grad_down_count=len(down))
+            grad_ups=grad_ups.buffer_info()[0], grad_up_count=count(grad_ups),
+            grad_downs=grad_downs.buffer_info()[0], grad_down_count=count(grad_downs))
         return None if totals is None else totals.out
 
     @property
@@ -160,20 +172,25 @@ class Layer:
     def run(self, function: Callable[[int], None], totals: Totals | None, scratch_width: int, **more: int) -> None:
         """scratch_width: numbers that a row takes of a group's scratch."""
         x_TD, shared, options = rowwise(self.x_TD), self.shared, self.options
-        ups, downs = table(self.weights.gate_up), table(self.weights.down)
-        scratch = x_TD.new_empty(shared.groups, shared.room * scratch_width)
+        ups, downs = table(self.weights.gate_up, self.wide), table(self.weights.down, self.wide)
+        work = torch.float32 if self.wide else x_TD.dtype
+        rows = shared.room * scratch_width
+        matrix = max(SLICE, self.width, self.narrow) if self.wide else 0
+        scratch = torch.empty(shared.groups, rows + matrix, dtype=work)
         activation = find_activation(options.activation, options.gate)
         assert isinstance(activation, Activation)
         fields = {
-            "dtype": panel_work.DTYPES[x_TD.dtype], "activation": panel_work.ACTIVATIONS[activation.name],
-            "gate": panel_work.GATES[options.gate], "tokens": x_TD.shape[0], "width": self.width, "narrow": self.narrow,
-            "width_h": self.width_h, "rows": int(shared.rows), "x": address(x_TD), "x_stride": x_TD.stride(0),
+            "dtype": panel_work.DTYPES[x_TD.dtype], "work": panel_work.DTYPES[work],
+            "activation": panel_work.ACTIVATIONS[activation.name], "gate": panel_work.GATES[options.gate],
+            "tokens": x_TD.shape[0], "width": self.width, "narrow": self.narrow, "width_h": self.width_h,
+            "rows": shared.rows, "x": address(x_TD), "x_stride": x_TD.stride(0),
             "token": address(self.token_S), "scale": address(self.scale_S), "h": address(self.h_SM),
-            "ups": ups.buffer_info()[0], "up_count": len(self.weights.gate_up),
-            "downs": downs.buffer_info()[0], "down_count": len(self.weights.down),
+            "ups": ups.buffer_info()[0], "up_count": count(ups),
+            "downs": downs.buffer_info()[0], "down_count": count(downs),
             "segments": shared.segments.buffer_info()[0], "bounds": shared.bounds.buffer_info()[0],
-            "groups": shared.groups, "scratch": address(scratch),
-            "scratch_step": scratch.shape[1] * scratch.itemsize, "room": shared.room, "threads": shared.groups, **more,
+            "groups": shared.groups, "threads": shared.groups, "room": shared.room,
+            "scratch": address(scratch), "scratch_step": scratch.shape[1] * scratch.itemsize,
+            "matrix": rows * scratch.itemsize, **more,
         }
         if totals is not None:
             fields |= {"totals": totals.addresses.buffer_info()[0], "distinct": totals.distinct,
@@ -194,9 +211,13 @@ def layer(x_TD: Tensor, weights: Operands, offsets: Tensor, token_S: Tensor, sca
             block.table is None or block.dtype != x_TD.dtype for block in (*weights.gate_up, *weights.down)):
         return None
     shared = share(offsets.tolist(), threads)
-    return None if shared is None else Layer(x_TD, weights, shared, token_S, scale_S, h_SM, options, top_k)
+    if shared is None:
+        return None
+    wide = x_TD.dtype == torch.bfloat16 and panel_work.widens() and shared.rows >= FEW_ROWS * shared.experts and all(
+        1 in block.strides for block in (*weights.gate_up, *weights.down))
+    return Layer(x_TD, weights, shared, token_S, scale_S, h_SM, options, top_k, wide)
 
 
 def can_write(*rooms: list[Matrices]) -> bool:
     """Whether C writes gradients there."""
-    return all(block.table is not None for blocks in rooms for block in blocks)
+    return all(block.table is not None and 1 in block.strides for blocks in rooms for block in blocks)

@@ -44,9 +44,9 @@ void gated_forward(const void *argument, long low, long high)
             int stride, count = smaller(task->width - column, RUN);
             long gate_at, up_at, at = row * task->width + column;
             place(task, row, column, &gate_at, &up_at, &stride);
-            const float *gate = fetch(gate_run, task->h, dtype, gate_at, stride, count), *up = NULL;
+            const float *gate = fetch(gate_run, task->h, task->h_dtype, gate_at, stride, count), *up = NULL;
             if (task->gate != UNGATED)
-                up = fetch(up_run, task->h, dtype, up_at, stride, count);
+                up = fetch(up_run, task->h, task->h_dtype, up_at, stride, count);
             float *a = room(a_run, task->a, dtype, at, 1);
             elements_gated(a, gate, up, task->scale == NULL ? 1.0f : task->scale[row], task->activation, count);
             put(a, a_run, task->a, dtype, at, 1, count);
@@ -64,12 +64,12 @@ void gated_backward(const void *argument, long low, long high)
             int stride, count = smaller(task->width - column, RUN);
             long gate_at, up_at, at = row * task->width + column;
             place(task, row, column, &gate_at, &up_at, &stride);
-            const float *gate = fetch(gate_run, task->h, dtype, gate_at, stride, count), *up = NULL;
+            const float *gate = fetch(gate_run, task->h, task->h_dtype, gate_at, stride, count), *up = NULL;
             const float *grad_a = fetch(grad_run, task->grad_a, dtype, at, 1, count);
             Grads out = {room(a_run, task->a, dtype, at, 1), room(grad_gate_run, task->grad_h, dtype, gate_at, stride),
                          NULL, dot_run};
             if (task->gate != UNGATED) {
-                up = fetch(up_run, task->h, dtype, up_at, stride, count);
+                up = fetch(up_run, task->h, task->h_dtype, up_at, stride, count);
                 out.up = room(grad_up_run, task->grad_h, dtype, up_at, stride);
             }
             elements_gated_backward(out, gate, up, grad_a, scale, task->activation, count);

@@ -14,7 +14,7 @@ typedef struct {
     char *grad_h;       /* [count, M], out, backward alone */
     float *dot;         /* [count], out: <dA, A>; NULL where nobody asks */
     long count, width;  /* rows; N */
-    Dtype dtype;
+    Dtype dtype, h_dtype; /* of all the others; of h */
     Gate gate;
     Activation activation;
 } Gated;

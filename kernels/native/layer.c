@@ -9,17 +9,37 @@
 
 #define AT(address, type) ((type *)(intptr_t)(address))
 
+static Dtype stored(const Layer *task) { return (Dtype)task->dtype; }
+
+static Dtype work(const Layer *task) { return (Dtype)task->work; }
+
+static int widens(const Layer *task) { return task->work != task->dtype; }
+
+/* A part, and the scratch of its group. */
+typedef struct {
+    const Layer *layer;
+    const Segment *rows;
+    int64_t group;
+    char *scratch;
+} Part;
+
+static int64_t count_of(const Part *part) { return part->rows->high - part->rows->low; }
+
 /* ---- rows ---------------------------------------------------------------------------------------------------------- */
 
-static const int32_t *tokens_of(const Layer *task, const Segment *part) { return AT(task->token, int32_t) + part->low; }
+static const int32_t *tokens_of(const Part *part) { return AT(part->layer->token, int32_t) + part->rows->low; }
 
 /* to[row] = source[token of row] */
-static void gather(const Layer *task, char *to, int64_t source, int64_t stride, const Segment *part)
+static void gather(const Part *part, char *to, int64_t source, int64_t stride)
 {
-    long bytes = dtype_bytes((Dtype)task->dtype);
-    const int32_t *token = tokens_of(task, part);
-    for (int64_t row = 0; row < part->high - part->low; row++)
-        memcpy(to + row * task->width * bytes, AT(source, char) + token[row] * stride * bytes, task->width * bytes);
+    const Layer *task = part->layer;
+    long bytes = dtype_bytes(stored(task)), width = task->width;
+    const int32_t *token = tokens_of(part);
+    for (int64_t row = 0; row < count_of(part); row++)
+        if (widens(task))
+            elements_load((float *)to + row * width, AT(source, char), stored(task), token[row] * stride, 1, (int)width);
+        else
+            memcpy(to + row * width * bytes, AT(source, char) + token[row] * stride * bytes, width * bytes);
 }
 
 static float *total_of(const Layer *task, int64_t group)
@@ -27,43 +47,41 @@ static float *total_of(const Layer *task, int64_t group)
     return AT(AT(task->totals, int64_t)[group], float);
 }
 
-/* A group's total[token of row] += rows[row], rows in order. */
-static void add_rows(const Layer *task, int64_t group, const char *rows, const Segment *part)
+/* The group's total[token of row] += rows[row], rows in order. */
+static void add_rows(const Part *part, const char *rows)
 {
-    float *total = total_of(task, group);
-    const int32_t *token = tokens_of(task, part);
-    for (int64_t row = 0; row < part->high - part->low; row++)
-        elements_add(total + token[row] * task->width, rows, (Dtype)task->dtype, row * task->width, (int)task->width);
+    const Layer *task = part->layer;
+    float *total = total_of(task, part->group);
+    const int32_t *token = tokens_of(part);
+    for (int64_t row = 0; row < count_of(part); row++)
+        elements_add(total + token[row] * task->width, rows, work(task), row * task->width, (int)task->width);
 }
 
-/* The kept rows of H of a part; NULL where they are not kept. */
-static char *kept(const Layer *task, const Segment *part)
+/* The part's rows of H where it is kept, else NULL. */
+static char *kept(const Part *part)
 {
-    return task->h ? AT(task->h, char) + part->low * task->width_h * dtype_bytes((Dtype)task->dtype) : NULL;
+    const Layer *task = part->layer;
+    return task->h ? AT(task->h, char) + part->rows->low * task->width_h * dtype_bytes(stored(task)) : NULL;
 }
 
-static Gated gated_of(const Layer *task, const Segment *part, const char *h, char *a)
+static Gated gated_of(const Part *part, const char *h, char *a)
 {
-    Gated work = {0};
-    work.h = h, work.a = a, work.scale = task->scale ? AT(task->scale, float) + part->low : NULL;
-    work.count = part->high - part->low, work.width = task->narrow;
-    work.dtype = (Dtype)task->dtype, work.gate = (Gate)task->gate, work.activation = (Activation)task->activation;
-    return work;
+    const Layer *task = part->layer;
+    Gated gated = {0};
+    gated.h = h, gated.a = a, gated.scale = task->scale ? AT(task->scale, float) + part->rows->low : NULL;
+    gated.count = count_of(part), gated.width = task->narrow;
+    gated.dtype = work(task), gated.h_dtype = stored(task);
+    gated.gate = (Gate)task->gate, gated.activation = (Activation)task->activation;
+    return gated;
 }
 
-/* ---- products ------------------------------------------------------------------------------------------------------ */
+/* ---- matrices ------------------------------------------------------------------------------------------------------ */
 
-/* Columns low.. of a part's rows, which are `width` wide in all. */
-static Matrix columns(const Layer *task, const char *rows, const Segment *part, int64_t width, int64_t low, int64_t count)
+/* Columns low.. of the part's rows, which are `width` wide in all. */
+static Matrix columns(const Part *part, const char *rows, int64_t width, int64_t low, int64_t count)
 {
-    char *address = (char *)rows + low * dtype_bytes((Dtype)task->dtype);
-    return (Matrix){address, {part->high - part->low, count}, {width, 1}};
-}
-
-static Matrix of_expert(const Block *block, const Segment *part)
-{
-    return (Matrix){AT(AT(block->table, int64_t)[part->expert], char), {block->rows, block->columns},
-                    {block->down, block->right}};
+    char *address = (char *)rows + low * dtype_bytes(work(part->layer));
+    return (Matrix){address, {count_of(part), count}, {width, 1}};
 }
 
 static Matrix transposed(Matrix matrix)
@@ -71,106 +89,186 @@ static Matrix transposed(Matrix matrix)
     return (Matrix){matrix.address, {matrix.sizes[1], matrix.sizes[0]}, {matrix.strides[1], matrix.strides[0]}};
 }
 
-/* out[row] = weight[expert] @ rows[row] */
-static int linear(const Layer *task, int64_t blocks, int64_t count, const char *rows, int64_t width, char *out,
-                  int64_t out_width, const Segment *part)
+/* An expert's matrix as it lies there; its address is NULL where there is none. */
+static Matrix of_expert(const Part *part, const Block *block)
 {
-    Matrix left = columns(task, rows, part, width, 0, width);
+    char *address = AT(AT(block->table, int64_t)[part->rows->expert], char);
+    if (address != NULL)
+        address += block->offset * dtype_bytes(stored(part->layer));
+    return (Matrix){address, {block->rows, block->columns}, {block->down, block->right}};
+}
+
+/* Room for such a matrix in float32, in the order in which it lies there. */
+static Matrix widened(const Part *part, const Matrix *matrix)
+{
+    Matrix wide = {part->scratch + part->layer->matrix, {matrix->sizes[0], matrix->sizes[1]}, {matrix->sizes[1], 1}};
+    if (matrix->strides[1] != 1)
+        wide.strides[0] = 1, wide.strides[1] = matrix->sizes[0];
+    return wide;
+}
+
+typedef enum { WIDEN, NARROW, NARROW_SUM } Copy;
+
+/* Between a matrix and its wide room, a run of numbers that lie side by side after another. */
+static void copy(const Matrix *narrow, const Matrix *wide, Copy how)
+{
+    int across = narrow->strides[1] != 1; /* runs go down the columns */
+    int64_t runs = narrow->sizes[across], count = narrow->sizes[!across], step = narrow->strides[across];
+    float sum[RUN];
+    for (int64_t run = 0; run < runs; run++)
+        for (int64_t at = 0; at < count; at += RUN) {
+            int length = count - at < RUN ? (int)(count - at) : RUN;
+            float *numbers = (float *)wide->address + run * count + at;
+            long place = run * step + at;
+            if (how == WIDEN)
+                elements_load(numbers, narrow->address, BFLOAT16, place, 1, length);
+            else if (how == NARROW)
+                elements_store(narrow->address, numbers, BFLOAT16, place, 1, length);
+            else {
+                elements_load(sum, narrow->address, BFLOAT16, place, 1, length);
+                elements_add(sum, numbers, FLOAT32, 0, length);
+                elements_store(narrow->address, sum, BFLOAT16, place, 1, length);
+            }
+        }
+}
+
+/* An expert's matrix as it is multiplied. */
+static Matrix to_multiply(const Part *part, const Block *block)
+{
+    Matrix matrix = of_expert(part, block);
+    if (!widens(part->layer))
+        return matrix;
+    Matrix wide = widened(part, &matrix);
+    copy(&matrix, &wide, WIDEN);
+    return wide;
+}
+
+/* ---- products ------------------------------------------------------------------------------------------------------ */
+
+/* out[row] = weight[expert] @ rows[row] */
+static int linear(const Part *part, int64_t blocks, int64_t count, const char *rows, int64_t width, char *out,
+                  int64_t out_width)
+{
+    Matrix left = columns(part, rows, width, 0, width);
     for (const Block *block = AT(blocks, Block); count-- > 0; block++) {
-        Matrix to = columns(task, out, part, out_width, block->low, block->rows);
-        Matrix right = transposed(of_expert(block, part));
-        if (!product(&to, &left, &right, (Dtype)task->dtype, 0))
+        Matrix to = columns(part, out, out_width, block->low, block->rows);
+        Matrix right = transposed(to_multiply(part, block));
+        if (!product(&to, &left, &right, work(part->layer), 0))
             return 0;
     }
     return 1;
 }
 
 /* out[row] = rows[row] @ weight[expert] */
-static int multiply(const Layer *task, int64_t blocks, int64_t count, const char *rows, int64_t width, char *out,
-                    int64_t out_width, const Segment *part)
+static int multiply(const Part *part, int64_t blocks, int64_t count, const char *rows, int64_t width, char *out,
+                    int64_t out_width)
 {
-    Matrix to = columns(task, out, part, out_width, 0, out_width);
+    Matrix to = columns(part, out, out_width, 0, out_width);
     for (const Block *block = AT(blocks, Block), *first = block; count-- > 0; block++) {
-        Matrix left = columns(task, rows, part, width, block->low, block->rows), right = of_expert(block, part);
-        if (!product(&to, &left, &right, (Dtype)task->dtype, block != first))
+        Matrix left = columns(part, rows, width, block->low, block->rows), right = to_multiply(part, block);
+        if (!product(&to, &left, &right, work(part->layer), block != first))
             return 0;
     }
     return 1;
 }
 
 /* total[expert] (+)= left[rows].T @ right[rows], where there is a total */
-static int outer(const Layer *task, int64_t blocks, int64_t count, const char *left, int64_t left_width,
-                 const char *right, int64_t right_width, const Segment *part)
+static int outer(const Part *part, int64_t blocks, int64_t count, const char *left, int64_t left_width,
+                 const char *right, int64_t right_width)
 {
-    Matrix other = columns(task, right, part, right_width, 0, right_width);
+    Matrix other = columns(part, right, right_width, 0, right_width);
     for (const Block *block = AT(blocks, Block); count-- > 0; block++) {
-        Matrix to = of_expert(block, part);
-        Matrix mine = transposed(columns(task, left, part, left_width, block->low, block->rows));
-        if (to.address != NULL && !product(&to, &mine, &other, (Dtype)task->dtype, !part->first))
+        Matrix to = of_expert(part, block), mine = transposed(columns(part, left, left_width, block->low, block->rows));
+        if (to.address == NULL)
+            continue;
+        if (!widens(part->layer)) {
+            if (!product(&to, &mine, &other, work(part->layer), !part->rows->first))
+                return 0;
+            continue;
+        }
+        Matrix wide = widened(part, &to);
+        if (!product(&wide, &mine, &other, FLOAT32, 0))
             return 0;
+        copy(&to, &wide, part->rows->first ? NARROW : NARROW_SUM);
     }
     return 1;
 }
 
 /* ---- a part -------------------------------------------------------------------------------------------------------- */
 
-static int project_up(const Layer *task, char *x, char *h, const Segment *part)
+/* The next `width` numbers a row of the scratch. */
+static char *take(const Part *part, char **free, int64_t width)
 {
-    gather(task, x, task->x, task->x_stride, part);
-    return linear(task, task->ups, task->up_count, x, task->width, h, task->width_h, part);
+    char *taken = *free;
+    *free += part->layer->room * width * dtype_bytes(work(part->layer));
+    return taken;
 }
 
-static int forward_part(const Layer *task, int64_t group, char *scratch, const Segment *part)
+/* H in its own dtype, through `wide` where products are not in it. */
+static int project_up(const Part *part, char *x, char *h, char *wide)
 {
-    long bytes = dtype_bytes((Dtype)task->dtype);
-    char *x = scratch, *a = x + task->room * task->width * bytes, *h = kept(task, part);
-    if (h == NULL)
-        h = a + task->room * task->narrow * bytes;
-    if (!project_up(task, x, h, part))
+    const Layer *task = part->layer;
+    gather(part, x, task->x, task->x_stride);
+    char *out = widens(task) ? wide : h;
+    if (!linear(part, task->ups, task->up_count, x, task->width, out, task->width_h))
         return 0;
-    Gated work = gated_of(task, part, h, a);
-    gated_forward(&work, 0, work.count);
-    char *y = x;
-    if (!linear(task, task->downs, task->down_count, a, task->narrow, y, task->width, part))
-        return 0;
-    add_rows(task, group, y, part);
+    if (widens(task))
+        elements_store(h, (float *)wide, stored(task), 0, 1, (int)(count_of(part) * task->width_h));
     return 1;
 }
 
-static int backward_part(const Layer *task, int64_t group, char *scratch, const Segment *part)
+static int forward_part(const Part *part)
 {
-    long bytes = dtype_bytes((Dtype)task->dtype);
-    char *wide = scratch, *grad_a = wide + task->room * task->width * bytes, *h = kept(task, part);
-    char *a = grad_a + task->room * task->narrow * bytes, *grad_h = a + task->room * task->narrow * bytes;
+    const Layer *task = part->layer;
+    char *free = part->scratch, *x = take(part, &free, task->width), *a = take(part, &free, task->narrow);
+    char *wide = widens(task) ? take(part, &free, task->width_h) : NULL, *h = kept(part);
+    if (h == NULL)
+        h = take(part, &free, task->width_h);
+    if (!project_up(part, x, h, wide))
+        return 0;
+    Gated gated = gated_of(part, h, a);
+    gated_forward(&gated, 0, gated.count);
+    char *y = x;
+    if (!linear(part, task->downs, task->down_count, a, task->narrow, y, task->width))
+        return 0;
+    add_rows(part, y);
+    return 1;
+}
+
+static int backward_part(const Part *part)
+{
+    const Layer *task = part->layer;
+    char *free = part->scratch, *rows = take(part, &free, task->width), *grad_a = take(part, &free, task->narrow);
+    char *a = take(part, &free, task->narrow), *grad_h = take(part, &free, task->width_h), *h = kept(part);
     if (h == NULL) {
-        h = grad_h + task->room * task->width_h * bytes;
-        if (!project_up(task, wide, h, part))
+        h = take(part, &free, task->width_h);
+        if (!project_up(part, rows, h, grad_h))
             return 0;
     }
-    gather(task, wide, task->grad, task->grad_stride, part);
-    if (!multiply(task, task->downs, task->down_count, wide, task->width, grad_a, task->narrow, part))
+    gather(part, rows, task->grad, task->grad_stride);
+    if (!multiply(part, task->downs, task->down_count, rows, task->width, grad_a, task->narrow))
         return 0;
-    Gated work = gated_of(task, part, h, a);
-    work.grad_a = grad_a, work.grad_h = grad_h, work.dot = task->dot ? AT(task->dot, float) + part->low : NULL;
-    gated_backward(&work, 0, work.count);
-    if (!outer(task, task->grad_downs, task->grad_down_count, wide, task->width, a, task->narrow, part))
+    Gated gated = gated_of(part, h, a);
+    gated.grad_a = grad_a, gated.grad_h = grad_h, gated.dot = task->dot ? AT(task->dot, float) + part->rows->low : NULL;
+    gated_backward(&gated, 0, gated.count);
+    if (!outer(part, task->grad_downs, task->grad_down_count, rows, task->width, a, task->narrow))
         return 0;
     if (task->totals) {
-        if (!multiply(task, task->ups, task->up_count, grad_h, task->width_h, wide, task->width, part))
+        if (!multiply(part, task->ups, task->up_count, grad_h, task->width_h, rows, task->width))
             return 0;
-        add_rows(task, group, wide, part);
+        add_rows(part, rows);
     }
     if (task->grad_up_count == 0)
         return 1;
-    gather(task, wide, task->x, task->x_stride, part);
-    return outer(task, task->grad_ups, task->grad_up_count, grad_h, task->width_h, wide, task->width, part);
+    gather(part, rows, task->x, task->x_stride);
+    return outer(part, task->grad_ups, task->grad_up_count, grad_h, task->width_h, rows, task->width);
 }
 
 /* ---- a layer ------------------------------------------------------------------------------------------------------- */
 
 typedef struct {
     const Layer *layer;
-    int (*part)(const Layer *, int64_t, char *, const Segment *);
+    int (*run)(const Part *);
     int *refused; /* set by any thread, to the same */
 } Call;
 
@@ -182,12 +280,14 @@ static void run_groups(const void *argument, long low, long high)
     for (long group = low; group < high; group++) {
         if (task->totals && task->distinct > 1)
             memset(total_of(task, group), 0, task->tokens * task->width * sizeof(float));
-        for (int64_t i = bounds[group]; i < bounds[group + 1]; i++)
-            if (!call->part(task, group, AT(task->scratch, char) + group * task->scratch_step,
-                            AT(task->segments, Segment) + i)) {
+        for (int64_t i = bounds[group]; i < bounds[group + 1]; i++) {
+            Part part = {task, AT(task->segments, Segment) + i, group,
+                         AT(task->scratch, char) + group * task->scratch_step};
+            if (!call->run(&part)) {
                 *call->refused = 1;
                 return;
             }
+        }
     }
 }
 
@@ -218,13 +318,13 @@ static int check_tokens(const Layer *task)
     return 1;
 }
 
-static PyObject *run(PyObject *address, int (*part)(const Layer *, int64_t, char *, const Segment *))
+static PyObject *run(PyObject *address, int (*run_part)(const Part *))
 {
     const Layer *task = PyLong_AsVoidPtr(address);
     if (task == NULL || !check_tokens(task))
         return NULL;
     int refused = 0;
-    Call call = {task, part, &refused};
+    Call call = {task, run_part, &refused};
     Py_BEGIN_ALLOW_THREADS
     threads_run(run_groups, &call, task->groups, 1, (int)task->threads);
     if (!refused && task->totals && AT(task->out, float) != total_of(task, task->distinct - 1))

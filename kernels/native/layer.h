@@ -11,14 +11,15 @@
 
 #include <stdint.h>
 
-/* Rows low.. of the weights of all experts: the matrix of expert e is at table[e], 0 where there is none. */
+/* Rows low.. of the weights of all experts: the matrix of expert e is `offset` elements from table[e] on; a table's entry
+   is 0 where there is none. */
 typedef struct {
-    int64_t low, table, rows, columns, down, right; /* down, right: strides, in elements */
+    int64_t low, table, offset, rows, columns, down, right; /* down, right: strides, in elements */
 } Block;
 
 /* As layer_work.py fills it: all int64. Addresses are 0 where nothing is. Strides count elements, sizes bytes. */
 typedef struct {
-    int64_t dtype, activation, gate;
+    int64_t dtype, work, activation, gate;        /* work: dtype, or wider */
     int64_t tokens, width, narrow, width_h, rows; /* T, D, N, M, S */
     int64_t x, x_stride;                          /* [T, D] */
     int64_t token, scale;                         /* [S]: int32; float32 */
@@ -27,6 +28,7 @@ typedef struct {
     int64_t segments, bounds, groups;             /* Segment[]; those of group g are bounds[g]..bounds[g + 1] */
     int64_t totals, distinct; /* each group's float32 [T, D], or 0; how many: 1 is for all, and is zero already */
     int64_t scratch, scratch_step, room;          /* bytes; the rows of the largest segment */
+    int64_t matrix;                               /* where in a group's scratch a block is widened; bytes */
     int64_t out;                                  /* [T, D]: the sum of the totals, in dtype */
     int64_t threads;
     /* backward alone */

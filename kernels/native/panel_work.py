@@ -83,6 +83,11 @@ def multiplies() -> bool:
     return rows is not None and bool(rows.PRODUCTS)
 
 
+def widens() -> bool:
+    """Whether bfloat16 is multiplied faster as float32 here (products.h)."""
+    return rows is not None and bool(rows.WIDENS)
+
+
 def products(out: Operand, left: Operand, right: Operand, panel: Panel, dtype: torch.dtype, add: int = NEVER) -> None:
     """out = left @ right for each segment of a panel, by torch. The operands are as rows.pyi says, of this dtype."""
     assert rows is not None

@@ -54,6 +54,17 @@ int product(const Matrix *out, const Matrix *left, const Matrix *right, Dtype dt
     return done;
 }
 
+int products_widen(void)
+{
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
+    __builtin_cpu_init();
+    int amx = __builtin_cpu_supports("amx-bf16"), dots = __builtin_cpu_supports("avx512bf16");
+    return !amx && !(dots && __builtin_cpu_is("amd"));
+#else
+    return 0;
+#endif
+}
+
 /* ---- products of a panel's segments -------------------------------------------------------------------------------- */
 
 /* A matrix of each segment: a panel's rows low..high, which stand along the axis `rows`; or, where that is -1, the

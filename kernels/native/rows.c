@@ -82,7 +82,7 @@ static PyObject *run_gated(PyObject *arguments, range_work work)
         return NULL;
     task.h = (const char *)h, task.grad_a = (const char *)grad_a, task.scale = (const float *)scale;
     task.a = (char *)a, task.grad_h = (char *)grad_h, task.dot = (float *)dot;
-    task.dtype = (Dtype)dtype, task.gate = (Gate)gate, task.activation = (Activation)activation;
+    task.dtype = task.h_dtype = (Dtype)dtype, task.gate = (Gate)gate, task.activation = (Activation)activation;
     Py_BEGIN_ALLOW_THREADS
     /* an activation costs about as much as eight copies */
     threads_run(work, &task, task.count, rows_per_range(task.width * 8), threads);
@@ -121,7 +121,8 @@ PyMODINIT_FUNC PyInit_rows(void)
 {
     PyObject *self = PyModule_Create(&module);
     if (self == NULL || PyModule_AddIntConstant(self, "POOL", threads_find()) < 0 ||
-        PyModule_AddIntConstant(self, "PRODUCTS", products_find()) < 0)
+        PyModule_AddIntConstant(self, "PRODUCTS", products_find()) < 0 ||
+        PyModule_AddIntConstant(self, "WIDENS", products_widen()) < 0)
         return NULL;
     return self;
 }

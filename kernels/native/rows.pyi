@@ -4,6 +4,8 @@ POOL: int
 # 1 where torch's OpenMP threads were found at import
 PRODUCTS: int
 # 1 where torch's C interface was
+WIDENS: int
+# 1 where the processor multiplies bfloat16 faster as float32
 
 def add(
     total: int, rows: int, index: int, count: int, tokens: int, width: int, dtype: int, threads: int, /,
