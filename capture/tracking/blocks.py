@@ -160,6 +160,10 @@ class Blocks:
         known = (proxy.cls, proxy.source is None, fake.grad_fn is None, fake.requires_grad)
         return fake.dtype, fake.device, fake.layout, fake.dim(), sizes, known
 
+    def forget(self) -> None:
+        """A tensor begins or ceases to require gradients: what a module gave before has another history."""
+        self.met.clear()
+
     def release(self) -> None:
         """The trace is over: what was logged goes without a garbage collection."""
         self.log.clear()

@@ -53,6 +53,8 @@ class TrackingDomain(Operators, Containers):
         self.loops = Loops(self)
         self.arrays, self.lists, self.walks = Arrays(self), Lists(self), Walks(objects)
         self.blocks = Blocks(self) if tensors.whole_step else None  # (a foreign backend takes each size symbol once)
+        if self.blocks is not None:
+            tensors.gradients.switched = self.blocks.forget
         self.root: Frame | None = None
         self.root_steps = 0
         self.stop_at: int | None = None

@@ -71,6 +71,7 @@ class Gradients:
         self.tensors, self.inside = tensors, inside
         self.outside = ("it runs between two graphs", NATIVELY)  # why, where it may not, and what to do
         self.note: Callable[[str], None] = lambda what: None
+        self.switched: Callable[[], None] = lambda: None  # told before a tensor begins or ceases to require gradients
         self.of: dict[TensorProxy, Any] = {}  # what is known of each leaf's .grad
         self.check: fx.Node | None = None  # that the gradients are there which are read after the last backward
         self.made_state: list[MadeState] = []  # of optimizers, for gradients that are expected
@@ -197,6 +198,7 @@ class Gradients:
         if self.tensors.writer.scope.in_loop or self.tensors.writer.recomputed or not self.inside:
             raise Break("Tensor.requires_grad_", "in an expert loop or in a checkpointed call", "call it outside")
         self.note("gradient")
+        self.switched()
         with self.tensors.world.mode:
             tensor.fake.requires_grad_(requires_grad)
         self.tensors.writer.node("call_method", "requires_grad_", (tensor, requires_grad), {}).meta["val"] = None

@@ -36,6 +36,47 @@ def shared_last() -> nn.Module:
     return nn.Sequential(Outer(other), Outer(inner), Outer(inner), Outer(other), Outer(nn.Linear(3, 3)))
 
 
+def thawed(freeze) -> list[list[bool]]:
+    """Which parameters get gradients of a step that uses a module before and after it thaws a part of it."""
+
+    def step(model: nn.Module, x: torch.Tensor) -> list[list[float] | None]:
+        model.zero_grad()
+        freeze(model, False)
+        model(x).square().mean().backward()
+        before = [p.grad is None for p in model.parameters()]
+        freeze(model, True)
+        model(x).square().mean().backward()
+        return [before, [None if p.grad is None else p.grad.tolist() for p in model.parameters()]]
+
+    found = []
+    for run in (capture(step, backend="eager"), step):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 3), nn.Linear(3, 3))
+        found.append([run(model, torch.rand(2, 3)) for _ in range(3)])
+    return found
+
+
+def by_method(model: nn.Module, on: bool) -> None:
+    model[2].weight.requires_grad_(on)
+
+
+def by_attribute(model: nn.Module, on: bool) -> None:
+    model[0].bias.requires_grad = on
+
+
+def whole_layer(model: nn.Module, on: bool) -> None:
+    model[3].requires_grad_(on)
+
+
+@pytest.mark.parametrize("freeze", [by_method, by_attribute, whole_layer])
+def test_a_module_that_is_thawed_in_the_step(freeze, monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, plain = thawed(freeze)
+    assert ours == plain
+    monkeypatch.setattr(Blocks, "forget", lambda self: None)
+    ours, plain = thawed(freeze)
+    assert ours != plain
+
+
 def shared_parameter() -> nn.Module:
     layers = [nn.Linear(3, 3) for _ in range(4)]
     layers[1].weight = layers[0].weight
