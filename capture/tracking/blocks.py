@@ -368,8 +368,8 @@ class Pairs:
                 raise Differs
             if tensor_meta(ours) != tensor_meta(others) or ours.is_leaf != others.is_leaf or second.attributes:
                 raise Differs
-            if torch_private.version_of(second.fake):
-                raise Differs
+            if torch_private.version_of(second.fake) or first.fake.requires_grad != second.fake.requires_grad:
+                raise Differs  # (the step may have written to it, or switched it)
         if id(first) not in self.forth:
             self.tensors.append((first, second))
         self.bind(first, second)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -36,23 +38,23 @@ def shared_last() -> nn.Module:
     return nn.Sequential(Outer(other), Outer(inner), Outer(inner), Outer(other), Outer(nn.Linear(3, 3)))
 
 
-def thawed(freeze) -> list[list[bool]]:
-    """Which parameters get gradients of a step that uses a module before and after it thaws a part of it."""
+def thawed(freeze: Any) -> list[Any]:
+    """The gradients of a step that uses a module before and after it thaws a part of it."""
 
-    def step(model: nn.Module, x: torch.Tensor) -> list[list[float] | None]:
+    def step(model: nn.Module, x: torch.Tensor) -> list[Any]:
         model.zero_grad()
         freeze(model, False)
         model(x).square().mean().backward()
         before = [p.grad is None for p in model.parameters()]
         freeze(model, True)
         model(x).square().mean().backward()
-        return [before, [None if p.grad is None else p.grad.tolist() for p in model.parameters()]]
+        return [before, [None if p.grad is None else p.grad * 1 for p in model.parameters()]]
 
     found = []
     for run in (capture(step, backend="eager"), step):
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 3), nn.Linear(3, 3))
-        found.append([run(model, torch.rand(2, 3)) for _ in range(3)])
+        found.append(repr([run(model, torch.rand(2, 3)) for _ in range(3)]))
     return found
 
 
@@ -69,12 +71,28 @@ def whole_layer(model: nn.Module, on: bool) -> None:
 
 
 @pytest.mark.parametrize("freeze", [by_method, by_attribute, whole_layer])
-def test_a_module_that_is_thawed_in_the_step(freeze, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_module_that_is_thawed_in_the_step(freeze: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     ours, plain = thawed(freeze)
     assert ours == plain
     monkeypatch.setattr(Blocks, "forget", lambda self: None)
     ours, plain = thawed(freeze)
     assert ours != plain
+
+
+def test_a_layer_beside_a_frozen_one() -> None:
+    """It is like the one before but for what the step has switched off there."""
+
+    def step(model: nn.Module, x: torch.Tensor) -> list[Any]:
+        model.zero_grad()
+        model[0].weight.requires_grad_(False)
+        sum(layer(x) for layer in model).square().mean().backward()
+        return [None if p.grad is None else p.grad * 1 for p in model.parameters()]
+
+    torch.manual_seed(0)
+    model, x = nn.Sequential(*(nn.Linear(3, 3) for _ in range(3))), torch.rand(2, 3)
+    ours = capture(step, backend="eager")(model, x)
+    model.requires_grad_(True)
+    assert repr(ours) == repr(step(model, x)) and [g is None for g in ours] == [True] + [False] * 5
 
 
 def shared_parameter() -> nn.Module:
