@@ -6,6 +6,7 @@ import contextlib
 
 import pytest
 import torch
+from gradient_programs import kept
 from torch.utils.checkpoint import checkpoint
 
 from moebius import capture, explain, stats
@@ -99,13 +100,6 @@ def test_a_checkpointed_block_is_inside_the_graph(options):
     """BatchNorm's running numbers and dropout show that backward runs the block once more, with the same mask."""
     seen = check(Block, options)
     assert seen.graphs == 1 and seen.breaks == 0
-
-
-def kept(function, *args):
-    sizes = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda t: sizes.append(t.numel()) or t, lambda t: t):
-        function(*args)
-    return sum(sizes)
 
 
 def test_it_keeps_no_more_for_backward_than_plain_python():

@@ -7,20 +7,16 @@ from __future__ import annotations
 
 import pytest
 import torch
+from gradient_programs import tanh_net
 from plain_python import graph_breaks
 from tables import hold
-from torch import nn
 from torch.func import functional_call, grad, grad_and_value, jacrev, jvp, vmap
 
 from moebius import capture, stats, torch_private
 
 
-def net() -> nn.Sequential:
-    return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 4))
-
-
 def of_weights():
-    m = net()
+    m = tanh_net()
 
     def step(x):
         return grad(lambda w: (x @ w.T).tanh().sum())(m[0].weight) * 2
@@ -29,7 +25,7 @@ def of_weights():
 
 
 def of_a_module():
-    m = net()
+    m = tanh_net()
 
     def step(x):
         weights = dict(m.named_parameters())
@@ -40,7 +36,7 @@ def of_a_module():
 
 
 def of_each_row():
-    m = net()
+    m = tanh_net()
 
     def step(x):
         def loss(weights, row):
@@ -53,7 +49,7 @@ def of_each_row():
 
 
 def jacobian():
-    m = net()
+    m = tanh_net()
     return lambda x: jacrev(m)(x.detach()[0]) + 1, [m]
 
 
@@ -66,7 +62,7 @@ def test_a_transform_in_a_step_is_a_graph_break(recipe):
 
 
 def functional():
-    m = net()
+    m = tanh_net()
 
     def step(x):
         loss = functional_call(m, {name: p * 1.1 for name, p in m.named_parameters()}, (x,)).pow(2).mean()
@@ -82,7 +78,7 @@ def test_functional_call_is_in_the_graph():
 
 @pytest.mark.parametrize("warm", [False, True])
 def test_a_captured_function_inside_of_a_transform(warm):
-    m = net()
+    m = tanh_net()
 
     def plain(x):
         return m(x).pow(2).sum()

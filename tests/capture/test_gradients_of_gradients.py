@@ -11,6 +11,7 @@ import plain_python
 import pytest
 import torch
 import torch.nn.functional as F
+from gradient_programs import FusedExperts, tanh_net
 from tables import ROWS, hold
 from torch import nn
 from torch.utils.checkpoint import checkpoint
@@ -22,16 +23,12 @@ from moebius import capture, explain, stats
 grad = torch.autograd.grad
 
 
-def net() -> nn.Sequential:
-    return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 4))
-
-
 def fresh(x: torch.Tensor) -> torch.Tensor:
     return x.detach().clone().requires_grad_()
 
 
 def unused():
-    m, other = net(), nn.Linear(2, 2)
+    m, other = tanh_net(), nn.Linear(2, 2)
 
     def step(x):
         gradients = grad(m(x).sum(), [*m.parameters(), *other.parameters()], allow_unused=True)
@@ -41,12 +38,12 @@ def unused():
 
 
 def materialized():
-    m, other = net(), nn.Linear(2, 2)
+    m, other = tanh_net(), nn.Linear(2, 2)
     return lambda x: [g + 1 for g in grad(m(x).sum(), [m[0].bias, other.weight], materialize_grads=True)], [m, other]
 
 
 def in_the_middle():
-    m = net()
+    m = tanh_net()
 
     def step(x):
         h = m[0](x)
@@ -61,7 +58,7 @@ def in_the_middle():
 
 def penalty():
     """WGAN-GP."""
-    critic = net()
+    critic = tanh_net()
     optimizer = torch.optim.Adam(critic.parameters(), lr=1e-3)
 
     def step(x):
@@ -81,7 +78,7 @@ def penalty():
 
 
 def scaled_penalty():
-    m = net()
+    m = tanh_net()
     optimizer, scaler = torch.optim.Adam(m.parameters()), torch.amp.GradScaler("cpu", init_scale=128.0)
 
     def step(x):
@@ -101,7 +98,7 @@ def scaled_penalty():
 
 
 def hessian_vector():
-    m = net()
+    m = tanh_net()
     vector = [torch.ones_like(p) for p in m.parameters()]
 
     def step(x):
@@ -114,7 +111,7 @@ def hessian_vector():
 
 def inner_loop():
     """MAML."""
-    m = net()
+    m = tanh_net()
     optimizer = torch.optim.SGD(m.parameters(), lr=0.1)
 
     def step(x):
@@ -168,7 +165,7 @@ def three_times():
 
 
 def through_a_checkpoint():
-    m = net()
+    m = tanh_net()
 
     def step(x):
         x = fresh(x)
@@ -181,7 +178,7 @@ def through_a_checkpoint():
 
 
 def kept_before_a_checkpoint():
-    m = net()
+    m = tanh_net()
 
     def step(x):
         m.zero_grad()
@@ -251,7 +248,7 @@ def hooked():
 
 
 def changed_in_between():
-    m = net()
+    m = tanh_net()
 
     def step(x):
         y = m(x).pow(2).sum()
@@ -324,34 +321,6 @@ def test_captured_or_a_break(recipe):
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-class Experts(nn.Module):
-    """Four experts; how: the way that the loop is written."""
-
-    def __init__(self, how: str):
-        super().__init__()
-        self.how, self.router = how, nn.Linear(4, 4, bias=False)
-        self.gate_up, self.down = nn.Parameter(torch.rand(4, 12, 4)), nn.Parameter(torch.rand(4, 4, 6))
-
-    def expert(self, rows, e):
-        gate, up = (rows @ self.gate_up[e].T).chunk(2, -1)
-        return (F.silu(gate) * up) @ self.down[e].T
-
-    def forward(self, x):
-        p = self.router(x).softmax(-1)
-        weight, chosen = p.topk(2)
-        dense = torch.zeros_like(p).scatter(1, chosen, weight)
-        if self.how == "dense":
-            return sum(self.expert(x, e) * dense[:, e : e + 1] for e in range(4))
-        if self.how == "product":
-            gate, up = torch.einsum("td,ehd->eth", x, self.gate_up).chunk(2, -1)
-            return torch.einsum("eth,edh,te->td", F.silu(gate) * up, self.down, dense)
-        out, mask = torch.zeros_like(x), F.one_hot(chosen, 4).permute(2, 1, 0)
-        for e in range(4) if self.how == "range" else mask.sum((1, 2)).nonzero()[:, 0]:
-            slot, token = torch.where(mask[e])
-            out.index_add_(0, token, self.expert(x[token], e) * weight[token, slot, None])
-        return out
-
-
 def first_order(loss, x, y, m):
     return loss * (1 + grad(loss, x, retain_graph=True)[0].norm().detach())
 
@@ -379,7 +348,7 @@ WAYS = [first_order, of_the_output, second_order, of_all, inputs_of_backward]
 
 def trained(capturing, how, way):
     torch.manual_seed(0)
-    m = Experts(how).double()
+    m = FusedExperts(how).double()
     optimizer = torch.optim.SGD(m.parameters(), lr=1e-3)
 
     def step(x):
@@ -449,7 +418,7 @@ def test_experts_before_a_graph_break_are_differentiated_twice(how):
     found = []
     for run in (capture, lambda f: f):
         torch.manual_seed(0)
-        m = Experts(how).double()
+        m = FusedExperts(how).double()
 
         @run
         def step(x, m):
@@ -472,7 +441,7 @@ def look(loss):
 
 
 def test_the_report_says_why_experts_stay():
-    m = Experts("hits")
+    m = FusedExperts("hits")
 
     def step(x):
         (g,) = grad(m(x).pow(2).sum(), x, create_graph=True)

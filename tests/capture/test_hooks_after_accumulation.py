@@ -8,7 +8,7 @@ from __future__ import annotations
 import plain_python
 import pytest
 import torch
-import torch.nn.functional as F
+from gradient_programs import FusedExperts
 from tables import ROWS, hold, net
 from torch import nn
 
@@ -329,28 +329,12 @@ def looks_away(waiting):
     """In the place of ``require_accumulated``."""
 
 
-class Grouped(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.router = nn.Linear(4, 4, bias=False)
-        self.gate_up, self.down = nn.Parameter(torch.rand(4, 12, 4)), nn.Parameter(torch.rand(4, 4, 6))
-
-    def forward(self, x):
-        weight, chosen = self.router(x).softmax(-1).topk(2)
-        out, mask = torch.zeros_like(x), F.one_hot(chosen, 4).permute(2, 1, 0)
-        for e in mask.sum((1, 2)).nonzero()[:, 0]:
-            slot, token = torch.where(mask[e])
-            gate, up = (x[token] @ self.gate_up[e].T).chunk(2, -1)
-            out.index_add_(0, token, (F.silu(gate) * up) @ self.down[e].T * weight[token, slot, None])
-        return out
-
-
 def test_grouped_experts():
     """In float64: their parameters are updated while backward is on its way to the layers before."""
     found = []
     for run in (capture, lambda step: step):
         torch.manual_seed(0)
-        step, (model, _) = in_backward(nn.Sequential(Grouped(), Grouped()).double(), torch.optim.AdamW)
+        step, (model, _) = in_backward(nn.Sequential(FusedExperts(), FusedExperts()).double(), torch.optim.AdamW)
         step = run(step)
         losses = [step(torch.rand(6, 4, dtype=torch.float64))[0] for _ in range(4)]
         found.append([*losses, *model.parameters()])
@@ -359,7 +343,7 @@ def test_grouped_experts():
     for got, want in zip(*found, strict=True):
         torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-12)
     torch.manual_seed(0)
-    step, _ = in_backward(nn.Sequential(Grouped(), Grouped()).double(), torch.optim.AdamW)
+    step, _ = in_backward(nn.Sequential(FusedExperts(), FusedExperts()).double(), torch.optim.AdamW)
     regions = explain(capture(step))(torch.rand(6, 4, dtype=torch.float64)).expert_regions
     assert [r.lowered for r in regions] == [True, True]
 
@@ -369,7 +353,7 @@ class Between(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.experts, self.last = Grouped(), nn.Linear(4, 4)
+        self.experts, self.last = FusedExperts(), nn.Linear(4, 4)
 
     def forward(self, x):
         return self.last(self.experts(x))

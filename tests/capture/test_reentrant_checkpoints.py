@@ -12,6 +12,7 @@ import functools
 import plain_python
 import pytest
 import torch
+from gradient_programs import kept
 from tables import ROWS, hold, net
 from torch import nn
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
@@ -238,13 +239,6 @@ TABLE = {
 def test_captured_or_a_break(recipe):
     hold(recipe, TABLE[recipe])
     plain_python.compare(recipe, backend="eager", sizes=ROWS)
-
-
-def kept(function, *args):
-    sizes = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda t: sizes.append(t.numel()) or t, lambda t: t):
-        function(*args)
-    return sum(sizes)
 
 
 def test_forward_keeps_nothing_where_the_function_leaves_no_grad(monkeypatch):

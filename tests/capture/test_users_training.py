@@ -17,13 +17,8 @@ import plain_python
 import pytest
 import torch
 import torch.nn.functional as F
+from tables import ROWS, net
 from torch import nn
-
-ROWS = (3, 3, 3, 4, 4, 5)
-
-
-def net():
-    return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 4))
 
 
 def view_inplace():
