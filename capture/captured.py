@@ -39,12 +39,12 @@ from .export.write import export
 from .frames import with_plain_arguments, worth_capturing
 from .guards import hints
 from .hidden import apart, hidden
-from .hook import Entry, call_hooked_for, call_unhooked, mark_skip, set_frame_callback, set_settler, settle
+from .hook import Entry, call_hooked_for, call_unhooked, set_frame_callback, set_settler, settle
 from .opening import count_whole, met, open_place, other_sizes
 from .options import Options
 from .parked import Parked
 from .report.records import Recompile, Stats
-from .rests import MAX_RESTS, SAME_RESTS, again, later, rests_of, run_cells_natively
+from .rests import MAX_RESTS, SAME_RESTS, again, later, left_alone, rests_of, run_cells_natively
 from .segment import Segment, build
 from .shadow import Shadow
 from .trace import FOREIGN, LEFT_OUT, ON_A_MESH, Policy, Request, trace
@@ -290,11 +290,11 @@ class Captured:
         Each turn of a loop with a graph break in it goes on in a rest of its own, in which the places of that turn are
         known. After many turns the same rest goes on to serve.
         """
-        mark_skip(code)  # where it runs natively after all, it is not to be captured as a function that was met there
         same, depth = rests_of(self, code)
         if len(same) >= SAME_RESTS:
             return again(weakref.ref(same[0].entry), run_cells_natively(same[0].function, n_cells))
-        function = types.FunctionType(code, globals_, name, None, tuple(types.CellType() for _ in range(n_cells)))
+        cells = tuple(types.CellType() for _ in range(n_cells))
+        function = left_alone(types.FunctionType(code, globals_, name, None, cells))
         if depth >= MAX_RESTS:
             return run_cells_natively(function, n_cells)
         return later(Captured(function, self.options, n_cells, names, parent=self).entry)

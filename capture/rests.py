@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import types
 import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from .hidden import hidden
-from .hook import Entry
+from .hook import Entry, mark_skip
 from .resume import with_cells
 
 if TYPE_CHECKING:
@@ -44,6 +45,17 @@ def again(entry: weakref.ref[Entry], native: Callable[..., Any]) -> Callable[...
         return native(*args) if found is None else later(found)(*args)
 
     return go_on
+
+
+def left_alone(function: types.FunctionType) -> types.FunctionType:
+    """The function over code of its own that the frame hook leaves alone: where it runs as Python after all, it is not
+    to be captured as a function that was met there."""
+    code, globals_ = function.__code__.replace(), function.__globals__
+    mark_skip(code)
+    alone = types.FunctionType(code, globals_, function.__name__, function.__defaults__, function.__closure__)
+    alone.__kwdefaults__ = function.__kwdefaults__
+    functools.update_wrapper(alone, function, ("__module__", "__qualname__", "__doc__"), ())
+    return alone
 
 
 def run_cells_natively(function: types.FunctionType, n_cells: int) -> Callable[..., Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import builtins
-import functools
 import sys
 import time
 import types
@@ -30,6 +29,7 @@ from .parked import Parked
 from .replay import Replay
 from .report.records import GraphBreak
 from .residual import Emitter
+from .rests import left_alone, run_cells_natively
 from .resume import CannotResume, Continuation, argument_names, callee_position, with_cells
 from .trace import Trace
 from .tracking.values import CannotRebuild, TensorProxy
@@ -233,17 +233,7 @@ def run_whole_natively(
     else:
         attempt.graph_break.detail += f" (the whole frame runs natively: {why})"
     function, n_cells = attempt.request.function, attempt.request.n_cells
-    code = function.__code__.replace()
-    mark_skip(code)  # the frame itself is not captured below: that is what this run of it is for
-    native: Any
-    if n_cells:
-        native = with_cells(code, function.__globals__, function.__name__, n_cells)
-    else:
-        native = types.FunctionType(
-            code, function.__globals__, function.__name__, function.__defaults__, function.__closure__
-        )
-        native.__kwdefaults__ = function.__kwdefaults__
-        functools.update_wrapper(native, function, ("__module__", "__qualname__", "__doc__"), ())
+    native = run_cells_natively(left_alone(function), n_cells)  # its callees are captured below, not the frame itself
     return Segment(
         below(native),
         finish_guards(attempt, n_positional, kwnames),
