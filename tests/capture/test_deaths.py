@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 import weakref
 
 import pytest
 import torch
+from answers import broken
 
 from moebius import capture
 from moebius.tracking import construction
@@ -24,10 +24,6 @@ class Mortal:
 
 class Plain:
     pass
-
-
-def broken():
-    sys.intern("broken")  # a function in C that nobody listed
 
 
 def made_and_dropped(x, number):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from answers import same
 
 from moebius import capture, stats
 from moebius.tracking import gathered
@@ -340,12 +341,6 @@ def outcome(function, x, counts):
     tensors = [t for f in tensors for t in (f if isinstance(f, list) else [f]) if isinstance(t, torch.Tensor)]
     sum((t * t).sum() for t in tensors if t.requires_grad).backward() if any(t.requires_grad for t in tensors) else None
     return found, x.grad, [w.grad for w in ws], counts
-
-
-def same(a, b):
-    if isinstance(a, list | tuple):
-        return type(a) is type(b) and len(a) == len(b) and all(map(same, a, b))
-    return torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b
 
 
 def compare(function, batches=BATCHES):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import numpy
 import pytest
 import torch
+from answers import same
 
 from moebius import capture, stats
 from moebius.tracking import arrays
@@ -195,22 +196,6 @@ def across_a_break(x, counts):
     setattr(torch, "_a_tests_own", a[0])  # noqa: B010
     del torch._a_tests_own
     return x[: a[1]], list(numbers), a[1]
-
-
-def kinds(value):
-    if isinstance(value, list | tuple):
-        return [kinds(v) for v in value]
-    return kinds(list(value.items())) if isinstance(value, dict) else type(value)
-
-
-def same(a, b):
-    assert kinds(a) == kinds(b)
-    if isinstance(a, list | tuple | dict):
-        items = (a.items(), b.items()) if isinstance(a, dict) else (a, b)
-        return len(a) == len(b) and all(same(*pair) for pair in zip(*items, strict=True))
-    if isinstance(a, torch.Tensor):
-        return torch.equal(a, b)
-    return bool(numpy.all(a == b))
 
 
 def compare(function, batches=((2, 3, 1), (0, 6, 0), (4, 1, 1), (1, 1, 4))):

@@ -7,6 +7,7 @@ import io
 
 import pytest
 import torch
+from answers import shown
 
 from moebius import capture, stats
 
@@ -58,18 +59,12 @@ def of_sizes(x):
 STEPS = [printed, percent, filled, joined, nested_spec, in_place_between, of_sizes]
 
 
-def told(function, *args):
-    with contextlib.redirect_stdout(io.StringIO()) as out:
-        result = function(*args)
-    return repr(result), out.getvalue()
-
-
 @pytest.mark.parametrize("step", STEPS)
 def test_text_of_the_running_step(step):
     captured = capture(step, backend="eager")
     for seed in range(4):
         x = torch.randn(3, generator=torch.Generator().manual_seed(seed))
-        assert told(captured, x) == told(step, x)
+        assert shown(captured, x) == shown(step, x)
     assert stats(captured).misses == 1 and stats(captured).breaks == 0
 
 
@@ -82,7 +77,7 @@ def test_a_counter_in_a_line_is_no_recompile_after_it_was_seen_to_change():
     captured, ours, theirs = capture(step, backend="eager"), Trainer(), Trainer()
     for seed in range(8):
         x = torch.randn(3, generator=torch.Generator().manual_seed(seed))
-        assert told(captured, ours, x) == told(step, theirs, x)
+        assert shown(captured, ours, x) == shown(step, theirs, x)
     assert stats(captured).breaks == 0 and stats(captured).graphs <= 3
 
 
@@ -101,7 +96,7 @@ def test_what_looks_into_a_text_is_a_break_and_never_an_old_text(step):
     captured = capture(step, backend="eager")
     for value in (1.0, 30.0, 1.0, -2.0):
         x = torch.full((3,), value)
-        assert told(captured, x) == told(step, x)
+        assert shown(captured, x) == shown(step, x)
     assert stats(captured).breaks
 
 
@@ -114,7 +109,7 @@ def test_a_line_before_a_failing_operator_is_printed():
 
     captured = capture(step, backend="eager")
     x = torch.arange(3.0)
-    assert told(captured, x, torch.tensor([0])) == told(step, x, torch.tensor([0]))
+    assert shown(captured, x, torch.tensor([0])) == shown(step, x, torch.tensor([0]))
     with contextlib.redirect_stdout(io.StringIO()) as out, pytest.raises(IndexError):
         captured(x, torch.tensor([7]))
     assert out.getvalue() == "before 3.0\n"

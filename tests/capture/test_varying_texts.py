@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import collections
-import contextlib
 import enum
 import functools
-import io
 import json
 import operator
 import os
@@ -16,14 +14,9 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+from answers import shown
 
 from moebius import capture, stats
-
-
-def told(function, *args):
-    with contextlib.redirect_stdout(io.StringIO()) as out:
-        result = function(*args)
-    return repr(result), out.getvalue()
 
 
 def printed(x, s, log):
@@ -65,7 +58,7 @@ def test_a_text_that_is_handed_on_is_no_recompile_after_it_was_seen_to_change(st
     for turn in range(8):
         x, s = torch.full((3,), float(turn)), f"batch {turn}"
         ours.title = theirs.title = s
-        assert told(captured, x, s, ours) == told(step, x, s, theirs)
+        assert shown(captured, x, s, ours) == shown(step, x, s, theirs)
         assert (ours.lines, ours.last) == (theirs.lines, theirs.last)
     graphs = 3 if step is in_an_object else 2  # there two texts vary
     assert stats(captured).breaks == 0 and stats(captured).graphs <= graphs, stats(captured).recompiles
@@ -202,7 +195,7 @@ def test_a_text_that_is_looked_into_is_never_an_old_one(name):
     captured, plain = capture(step, backend="eager"), capture(step, backend="eager")
     for s in ("s0", "s1", "", "s2", "s1", "s0", "s3"):
         for function in (captured, plain):
-            assert told(function, torch.ones(2), s) == told(step, torch.ones(2), s)
+            assert shown(function, torch.ones(2), s) == shown(step, torch.ones(2), s)
     fixed = capture(lambda x, s=s: step(x, s))  # the same with a constant
     fixed(torch.ones(2))
     assert not stats(captured).breaks or stats(fixed).breaks or name == "attrgetter"  # (as with a constant)
