@@ -13,14 +13,10 @@ import textwrap
 import hypothesis.strategies as st
 import pytest
 import torch
+from beside_eager import compare
 from hypothesis import HealthCheck, Phase, given, settings
-from module_spellings import Layer
 from spellings import E, K
-from table import SEEDS, tensors
-
-import moebius
-from moebius import capture
-from moebius.api import captured_of, report_of
+from table import SEEDS
 
 COUNTS = {
     "scatter": "counts = index.new_zeros((len(x), E)).scatter_(1, index, 1).sum(dim=0)",
@@ -116,38 +112,9 @@ def compiled(text):
     return namespace["layer"]
 
 
-def outcome(function, seed, layer):
-    layer.zero_grad()
-    x = tensors(seed)[0]
-    try:
-        out = function(x, layer)
-        out.square().sum().backward()
-    except (RuntimeError, ValueError) as error:
-        return type(error)
-    return [out, x.grad, *(p.grad for p in layer.parameters())]
-
-
 def check(text):
     """Compares; whether there are expert regions and all of them were lowered."""
-    moebius.reset()
-    torch.manual_seed(1)
-    layers = [Layer().double() for _ in range(2)]
-    layers[1].load_state_dict(layers[0].state_dict())
-    captured = capture(compiled(text))
-    for seed in (SEEDS[0], SEEDS[-1]):
-        found, expected = outcome(captured, seed, layers[0]), outcome(compiled(text), seed, layers[1])
-        if isinstance(expected, type):
-            assert found is expected, text
-            continue
-        assert not isinstance(found, type), (found, text)
-        for a, b in zip(found, expected, strict=True):
-            assert (a is None) == (b is None), text
-            if a is not None:
-                torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-10, msg=lambda m: f"{m}\n{text}")
-    regions = report_of(captured_of(captured)).expert_regions
-    for region in regions:
-        assert region.lowered or ".py:" in region.refusal or "<layer" in region.refusal, region.refusal
-    return bool(regions) and all(region.lowered for region in regions)
+    return compare(compiled(text), (SEEDS[0], SEEDS[-1]), text, (RuntimeError, ValueError))[1]
 
 
 SETTINGS = settings(

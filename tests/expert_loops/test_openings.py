@@ -8,14 +8,13 @@ from __future__ import annotations
 import numpy
 import pytest
 import torch
+from beside_eager import compare
 from module_spellings import Layer
 from spellings import E, K
 from table import SEEDS, tensors
 from torch.nn.functional import silu
 
-import moebius
 from moebius import capture, stats
-from moebius.api import captured_of, report_of
 from moebius.lowering.experts import rewrite
 
 RIGHT, KEPT, WRONG = {}, {}, {}
@@ -277,53 +276,27 @@ def without_gradients_in_some_turns(x, moe):
     return torch.cat(parts).sum(0) * x
 
 
-def check(function):
-    """Compares with eager on every batch; (graphs, whether there are expert regions and all of them were lowered)."""
-    moebius.reset()
-    torch.manual_seed(1)
-    layers = [Layer().double() for _ in range(2)]
-    layers[1].load_state_dict(layers[0].state_dict())
-    captured = capture(function)
-    for seed in SEEDS:
-        results = []
-        for run, layer in zip((captured, function), layers, strict=True):
-            layer.zero_grad()
-            x = tensors(seed)[0]
-            torch.manual_seed(seed)
-            out = run(x, layer)
-            out.square().sum().backward()
-            results.append([out, x.grad, *(p.grad for p in layer.parameters())])
-        for ours, plain in zip(*results, strict=True):
-            assert (ours is None) == (plain is None), seed
-            if ours is not None:
-                torch.testing.assert_close(ours, plain, rtol=1e-9, atol=1e-10)
-    regions = report_of(captured_of(captured)).expert_regions
-    for region in regions:
-        assert region.lowered or ".py:" in region.refusal
-    return stats(captured).graphs, bool(regions) and all(region.lowered for region in regions)
-
-
 @pytest.mark.parametrize("name", RIGHT)
 def test_right(name):
-    graphs, lowered = check(RIGHT[name])
+    graphs, lowered = compare(RIGHT[name])
     assert lowered
     assert graphs == 1 or name in ("skipped_where_it_has_rows", "run_without_rows")  # whose list may be empty
 
 
 @pytest.mark.parametrize("name", KEPT)
 def test_kept_as_branches(name):
-    assert check(KEPT[name]) == (1, False)
+    assert compare(KEPT[name]) == (1, False)
 
 
 @pytest.mark.parametrize("name", WRONG)
 def test_wrong(name):
-    assert not check(WRONG[name])[1]
+    assert not compare(WRONG[name])[1]
 
 
 def test_experts_that_did_not_run_get_no_gradient(monkeypatch):
     monkeypatch.setattr(rewrite, "skip_unused", lambda *_: None)
     with pytest.raises(AssertionError):
-        check(RIGHT["with_biases"])
+        compare(RIGHT["with_biases"])
 
 
 def test_numbers_of_an_array_are_numpys():
