@@ -72,9 +72,14 @@ class Texts:
             self.is_part(v) or type(v) in ATOMS or isinstance(v, Number) for v in values
         )
 
+    def is_repeated(self) -> bool:
+        """Whether this is a graph within the step's, other than a gradient hook's, which runs where the hook would."""
+        scope = self.tensors.writer.scope
+        return scope.parent is not None and (scope.in_loop or not self.tensors.gradients.hooks.interpreting)
+
     def make(self, function: Callable[..., str], *operands: Any) -> Text:
         """``function(*operands)``, one of ``lowering.step.texts``, as a node."""
-        if self.tensors.writer.scope.parent is not None:
+        if self.is_repeated():
             raise Break("text in an expert loop", "of what its turns compute", "make it after the loop")
         writer = self.tensors.writer
         node = writer.node("call_function", function, writer.with_sizes(operands), {})
@@ -107,7 +112,7 @@ class Texts:
         """``print`` of texts, plain values and tensors, as a node: the line stays between the operators around it."""
         if self.tensors.writer.recomputed:
             raise Break("print in a checkpointed call", "backward would print it once more", "print after the call")
-        if self.tensors.writer.scope.parent is not None:
+        if self.is_repeated():
             raise Break("print in an expert loop", "the order of its turns would show", "print after the loop")
         if not self.tensors.whole_step:
             raise Break("print", "this backend takes a graph of operators alone", "it runs natively")

@@ -124,6 +124,23 @@ def before_and_after():
     return step, reached
 
 
+def printed():
+    """Hooks of both kinds print numbers and scale by them; the lines stand where plain Python has them."""
+
+    def after(p):
+        print(f"after {p.grad.abs().max().item():.5f}", p.shape)
+        p.grad.div_(1 + p.grad.norm().item())
+
+    def before(g):
+        print("before", g.sum().item())
+        return g * g.abs().mean().item()
+
+    step, reached = hooked(after)
+    for p in reached[0].parameters():
+        p.register_hook(before)
+    return step, reached
+
+
 def twice_through_one_graph():
     m, seen = net(), torch.zeros(())
     for p in m.parameters():
@@ -213,6 +230,11 @@ def fails_in_the_hook():
 # ----------------------------------------------------------------------------------------------------------------------
 
 
+def by_a_number():
+    """Which way its branch goes only the running hook knows."""
+    return hooked(lambda p: p.grad.mul_(2) and None if p.grad.norm().item() > 0.05 else None)
+
+
 def logged():
     log = []
     return hooked(lambda p: log.append(p.shape))
@@ -291,10 +313,12 @@ TABLE = {
     accumulated: None,
     clamped: None,
     before_and_after: None,
+    printed: None,
     twice_through_one_graph: None,
     gradient_from_before: None,
     weights_of_what_is_to_come: None,
     fails_in_the_hook: None,
+    by_a_number: ("tensor read as a number", "keep it"),
     logged: ("gradient hook changes Python state", "natively"),
     anothers_gradient: ("gradient hook", "natively"),
     sets_a_gradient: ("Tensor.grad", "set it after"),
