@@ -203,6 +203,17 @@ def lstm_of_other_weights():
     return run, [model, count]
 
 
+def packed():
+    """How long each sequence is decides C code's sizes."""
+    model = nn.GRU(4, 6, batch_first=True)
+
+    def call(model, x):
+        rows = nn.utils.rnn.pack_padded_sequence(x.detach().expand(2, -1, -1), [x.shape[0], 2], batch_first=True)
+        return nn.utils.rnn.pad_packed_sequence(model(rows)[0])[0]
+
+    return trained(model, lambda p: torch.optim.SGD(p, lr=0.1), call=call)
+
+
 def masked_attention():
     model = nn.MultiheadAttention(4, 2, batch_first=True, dropout=0.1)
 
@@ -390,6 +401,7 @@ TABLE = {
     lstm_with_a_state: None,
     lstm_of_other_weights: ("parameter made in the step", "before the step"),
     masked_attention: None,
+    packed: ("operator without a fake", "runs natively"),
     penalty_on_all: None,
     penalty_on_inputs: None,
     penalty_through_layers: None,
