@@ -362,6 +362,13 @@ declare(
 declare("stack", "tensors, dim=0", [torch.stack])
 declare("scatter", "input, dim, index, src", [torch.scatter], ["scatter"], inplace=["scatter_"])
 declare("scatter_add", "input, dim, index, src", [torch.scatter_add], ["scatter_add"], inplace=["scatter_add_"])
+declare(
+    "scatter_add",
+    "input, dim, index, src, reduce, *, include_self=True",
+    [torch.scatter_reduce],
+    ["scatter_reduce"],
+    inplace=["scatter_reduce_"],
+)  # with reduce="sum" alone
 declare("setitem", "input, index, value", inplace=[operator.setitem])
 
 # Not operators on tensors
@@ -412,6 +419,8 @@ def read(node: fx.Node) -> Call | None:
         return None
     bound = op.bind(tuple(args), node.kwargs)
     if bound is None:
+        return None
+    if bound.get("reduce", "sum") != "sum" or bound.get("include_self") is False:
         return None
     if bound.get("inplace") is True:
         op = Operator(op.name, op.parameters, inplace=True, alias=True)

@@ -460,6 +460,18 @@ def python_lists(x, moe):
 
 
 @spelled(LOWERED)
+def reduced_by_scatter(x, moe):
+    """`out = out.scatter_reduce(0, token[:, None].expand(-1, D), rows, "sum")`"""
+    weight, index = moe.route(x)
+    out = torch.zeros_like(x)
+    for e in range(E):
+        token, slot = torch.where(index == e)
+        rows = moe.experts[e](x[token]) * weight[token, slot, None]
+        out = out.scatter_reduce(0, token[:, None].expand(-1, D), rows, "sum")
+    return out
+
+
+@spelled(LOWERED)
 def mask_of_tokens(x, moe):
     """`mask = zeros(T, E, bool).scatter_(1, index, True)`, `token = mask[:, e].nonzero().squeeze(-1)`, `if token.numel() == 0: continue`"""  # noqa: E501
     weight, index = moe.route(x)

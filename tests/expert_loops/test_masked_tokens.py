@@ -253,3 +253,21 @@ def test_who_vouches_for_the_list(monkeypatch):
     monkeypatch.setattr(openings.Opening, "is_empty_unless_taken", lambda *_: True)
     with pytest.raises((IndexError, AssertionError)):
         check(beyond_the_tokens)
+
+
+@pytest.mark.parametrize("include_self", [True, False])
+@pytest.mark.parametrize("reduce", ["sum", "mean", "prod", "amax"])
+def test_reductions(reduce, include_self):
+    """Of ``scatter_reduce`` only the sum that keeps what was there adds."""
+
+    def function(x, moe):
+        weight, index = moe.route(x)
+        out = torch.ones_like(x)
+        for e in range(E):
+            token, slot = torch.where(index == e)
+            rows = moe.experts[e](x[token]) * weight[token, slot, None]
+            at = token[:, None].expand(-1, x.shape[1])
+            out = out.scatter_reduce(0, at, rows, reduce, include_self=include_self)
+        return out
+
+    assert check(function)[1] == (reduce == "sum" and include_self)
