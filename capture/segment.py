@@ -200,6 +200,7 @@ def on_failure(attempt: Trace, lowered: Lowered | None) -> FailureHandler | None
 def finish_guards(attempt: Trace, n_positional: int, kwnames: tuple[str, ...]) -> CompiledGuards:
     attempt.tensors.distinct_inputs()
     attempt.objects.distinct_when_changed()
+    attempt.domain.walks.keep_apart()
     guard_sizes(attempt.world, attempt.tensors, attempt.guards)
     text = "global state unchanged (grad mode, autocast, default dtype, modes, determinism)"
     attempt.guards.answers("torch", text, *attempt.state)

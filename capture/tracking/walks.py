@@ -49,6 +49,9 @@ TELLING = frozenset(
 )
 
 
+BASES = tuple(CONTAINERS)
+
+
 class Walk:
     """An iterator from outside in one trace. taken: how often it was advanced. rest: gives what it would give."""
 
@@ -127,16 +130,24 @@ class Walks:
 
     def is_disturbed(self, walk: Walk) -> bool:
         """Whether the step has changed what the iterator goes through, or advanced a part of it alone."""
-        mine = {id(part) for part in parts_of(walk.iterator)}
-        for other in self.open.values():
-            if other is not walk and other.taken and not mine.isdisjoint(map(id, parts_of(other.iterator))):
-                return True
-        for part in parts_of(walk.iterator):
-            for container in gc.get_referents(part):
-                record = self.objects.record_of(container) if isinstance(container, tuple(CONTAINERS)) else None
-                if record is not None and record.changed:
-                    return True
-        return False
+        taken = [other.iterator for other in self.open.values() if other is not walk and other.taken]
+        changed = [record.obj for record in self.objects.changed_records() if isinstance(record.obj, BASES)]
+        return not are_apart(walk.iterator, *taken, *changed)
+
+    def keep_apart(self) -> None:
+        """Two iterators, and an iterator and a container that the step changes, are guarded to have nothing to do with
+        one another in later calls, where they had nothing in this one."""
+        taken = [walk for walk in self.open.values() if walk.taken]
+        if not taken:
+            return
+        changed = [record for record in self.objects.changed_records() if isinstance(record.obj, BASES)]
+        for i, walk in enumerate(taken):
+            others = [(other.iterator, other.place.parent) for other in taken[i + 1 :]]
+            others += [(record.obj, record.source) for record in changed]
+            sources = [source for obj, source in others if are_apart(walk.iterator, obj)]
+            if sources:
+                name, text = walk.place.parent.name, "goes through nothing that the step changes"
+                self.objects.guards.holds(name, text, are_apart, walk.place.parent, *sources)
 
     def varies(self, item: Any, name: str) -> bool:
         """Whether another object was met here in another call: one that is known by its identity (a layer)."""
@@ -201,6 +212,13 @@ def parts_of(iterator: Any) -> list[Any]:
         inner = iterator.__reduce__()[1]
         found += [each for part in (inner if kind is zip else inner[:1]) for each in parts_of(part)]
     return found
+
+
+def are_apart(iterator: Any, *others: Any) -> bool:
+    """Whether the iterator shares no part with another one, and goes through none of the others."""
+    parts = parts_of(iterator)
+    mine = {id(part) for part in parts} | {id(held) for part in parts for held in gc.get_referents(part)}
+    return mine.isdisjoint(id(part) for other in others for part in parts_of(other))
 
 
 def advance(iterator: Iterator[Any], count: int) -> None:

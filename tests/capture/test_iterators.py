@@ -406,6 +406,40 @@ def lengths(captured, plain):
         assert list(ours) == list(theirs)
 
 
+def one_and_the_rest(one, other):
+    return next(one), list(other)
+
+
+def grown_and_taken(items, it):
+    items.append(4)
+    return next(it, None), list(it)
+
+
+def of_one_or_of_two(captured, plain):
+    for is_one in (False, True, False, True):
+        found = []
+        for function in (captured, plain):
+            items = [5, 5, 5, 6]
+            it = iter(items)
+            given = (it, it if is_one else iter([5, 5, 5, 6]))
+            if plain is grown_and_taken:
+                given = (items if is_one else [1], it)
+            found.append((told(function, *given), list(it), items))
+        assert same(*found)
+
+
+@pytest.mark.parametrize("program", [one_and_the_rest, grown_and_taken])
+def test_two_iterators_become_one(program):
+    of_one_or_of_two(capture(program), program)
+
+
+@pytest.mark.parametrize("program", [one_and_the_rest, grown_and_taken])
+def test_to_guard_that_is_needed(program, monkeypatch):
+    monkeypatch.setattr(walks.Walks, "keep_apart", lambda self: None)
+    with pytest.raises(AssertionError):
+        of_one_or_of_two(capture(program), program)
+
+
 @pytest.mark.parametrize("switched_off", ["length", "advance"])
 def test_the_end_and_the_effect_are_needed(switched_off, monkeypatch):
     lengths(capture(next_with_default), next_with_default)
