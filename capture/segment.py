@@ -26,11 +26,12 @@ from .hook import mark_skip
 from .liveness import FRAME_READERS
 from .options import Options
 from .parked import Parked
+from .places import callee_position
 from .replay import Replay
 from .report.records import GraphBreak
 from .residual import Emitter
 from .rests import left_alone, run_cells_natively
-from .resume import CannotResume, Continuation, argument_names, callee_position, with_cells
+from .resume import CannotResume, Continuation, argument_names, with_cells
 from .trace import Trace
 from .tracking.values import CannotRebuild, TensorProxy
 

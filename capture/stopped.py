@@ -14,18 +14,9 @@ from typing import Any
 from moebius.interpreter import NULL, UNSET, Frame
 
 from .liveness import read_later
+from .places import callee_position, handled_exceptions, handled_places, operands_popped, without_call_prefix
 from .residual import Emitter
-from .resume import (
-    CannotResume,
-    State,
-    callee_position,
-    handled_exceptions,
-    handled_places,
-    live_names,
-    operands_popped,
-    rebuild,
-    without_call_prefix,
-)
+from .resume import CannotResume, State, live_names, rebuild
 from .tracking.values import LoopLeftover, StandIn, TensorProxy
 
 

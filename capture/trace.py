@@ -26,8 +26,8 @@ from . import torch_private
 from .errors import CaptureInternalError
 from .guards.recorder import GuardRecorder
 from .options import Options
+from .places import handled_places
 from .report.records import GraphBreak
-from .resume import handled_places
 from .sources import Arg, Source
 from .speculation import Speculation
 from .stopped import Stopped
