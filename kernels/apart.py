@@ -102,7 +102,7 @@ class ExpertsApart(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         ctx.layout, ctx.options, ctx.top_k = layout, options, index_TK.shape[1]
         ctx.again = multiplied_again(layout, weight_TK, options.save)
-        ctx.sample = sampled(leaves[place] for place in ctx.again)
+        ctx.sample = sampled((x_TD, weight_TK, *(leaves[place] for place in ctx.again)))
         ctx.used_whole = [(leaves[place], leaves[place].data_ptr()) for place in used_whole(layout, leaves)]
         return out_TD
 
@@ -118,7 +118,7 @@ class ExpertsApart(torch.autograd.Function):
         if not torch.is_grad_enabled():
             release(ctx)
         refuse_other_data(ctx.used_whole)
-        refuse_changed([leaves[place] for place in ctx.again], ctx.sample)
+        refuse_changed((x_TD, weight_TK, *(leaves[place] for place in ctx.again)), ctx.sample)
         if torch.is_grad_enabled():  # create_graph=True
             return None, None, None, None, *differentiable(
                 ctx, grad, (x_TD, weight_TK, *themselves), (x_TD, weight_TK, *leaves), order_S, offsets, hit)

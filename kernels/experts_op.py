@@ -122,7 +122,7 @@ def set_up_context(ctx, inputs, output) -> None:
     ctx.mark_non_differentiable(h, order, offsets)
     ctx.set_materialize_grads(False)  # else a zero gradient of H's size is made for the unused output
     ctx.top_k, ctx.options = index.shape[1], options
-    ctx.sample = sampled(computed_again(weights, weight, save=options[2]))
+    ctx.sample = sampled((x, weight, *computed_again(weights, weight, save=options[2])))
 
 
 def computed_again(weights: Sequence[Tensor | None], weight: Tensor | None, save: str) -> list[Tensor | None]:
@@ -138,8 +138,9 @@ def differentiate(ctx, grad, *unused):
     needs = [bool(ctx.needs_input_grad[position]) for position in DIFFERENTIABLE]
     *saved, gate_up, down, gate_up_bias, down_bias = ctx.saved_tensors
     if ctx.sample:
-        _, _, _, _, *then, weight, up_bias_then, down_bias_then = saved
-        refuse_changed(computed_again((*then, up_bias_then, down_bias_then), weight, ctx.options[2]), ctx.sample)
+        x, _, _, _, *then, weight, up_bias_then, down_bias_then = saved
+        again = computed_again((*then, up_bias_then, down_bias_then), weight, ctx.options[2])
+        refuse_changed((x, weight, *again), ctx.sample)
     if torch.is_grad_enabled() and not ctx.options[-1]:  # create_graph=True
         x, _, order, offsets, *then, weight, up_bias_then, down_bias_then = saved
         inputs = (x, gate_up, down, weight, gate_up_bias, down_bias)

@@ -1,8 +1,9 @@
-"""Whether the weights that forward has multiplied with are still there in backward, where autograd's versions do not
-tell: ``p.data.mul_(...)`` counts for nothing.
+"""Whether what forward has multiplied is still there in backward, where autograd's versions do not tell:
+``p.data.mul_(...)`` counts for nothing.
 
-Autograd's loop over experts has kept each expert's result, of which a routing weight's gradient is made. The operator
-has not, and computes it anew: from other weights it would be another.
+Autograd's loop over experts has kept each expert's tokens and routing weights, which it has picked out, and its
+result, of which a routing weight's gradient is made. The operator keeps the tokens as they came and computes the rest
+anew: from other numbers it would be another gradient.
 """
 from __future__ import annotations
 
@@ -36,6 +37,6 @@ def refuse_changed(tensors: Sequence[Tensor | None], before: Sequence[bytes]) ->
     """RuntimeError where a tensor's numbers are others than when they were sampled."""
     if sampled(tensors) != list(before):
         raise RuntimeError(
-            "an expert's weights were changed between forward and backward in a way that autograd does not see "
-            "(weight.data.mul_(…) or the like): change them after backward"
+            "weights, tokens or routing weights of experts were changed between forward and backward in a way that "
+            "autograd does not see (weight.data.mul_(…) or the like): change them after backward"
         )

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from moebius import capture
 from moebius.api import captured_of
-from moebius.kernels import apart, experts_op
+from moebius.kernels import apart, experts, experts_op
 from moebius.lowering.experts import proof
 
 EXPERTS, D, N, TOKENS, TOP = 4, 8, 12, 32, 2
@@ -346,6 +346,43 @@ def test_without_looking_at_the_weights(monkeypatch: pytest.MonkeyPatch) -> None
         plain, _ = three(forward_alone, name, data_multiplied)
         ours, _ = three(forward_alone, name, data_multiplied, backend="moebius")
         assert "RuntimeError" not in ours and not same(ours, plain)
+
+
+@pytest.mark.parametrize("looks", [True, False])
+@pytest.mark.parametrize("name", MODELS)
+def test_tokens_that_change(name: str, looks: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plain Python's ``x[token]`` are copies; the operator keeps x as it came."""
+    if not looks:
+        monkeypatch.setattr(apart, "refuse_changed", lambda *_: None)
+        monkeypatch.setattr(experts_op, "refuse_changed", lambda *_: None)
+
+    def gradients(is_captured: bool) -> list[torch.Tensor | None]:
+        torch.manual_seed(0)
+        model, leaf = MODELS[name](), torch.randn(TOKENS, D, requires_grad=True)
+        x = leaf * 1
+        out = (capture(model) if is_captured else model)(x)
+        x.data.mul_(1.5)
+        out.square().sum().backward()
+        return [p.grad for key, p in model.named_parameters() if "router" not in key]
+
+    plain = gradients(False)
+    if looks:
+        with pytest.raises(RuntimeError, match="tokens"):
+            gradients(True)
+    else:
+        assert not same(gradients(True), plain)
+
+
+@pytest.mark.parametrize("what", ["x", "weight"])
+def test_the_operators_arguments_change(what: str) -> None:
+    torch.manual_seed(0)
+    leaves = dict(x=torch.randn(TOKENS, D), weight=torch.rand(TOKENS, TOP))
+    given = {key: leaf.requires_grad_() * 1 for key, leaf in leaves.items()}
+    index = torch.rand(TOKENS, EXPERTS).topk(TOP)[1]
+    out = experts(given["x"], parameter(EXPERTS, 2 * N, D), parameter(EXPERTS, D, N), index, given["weight"])
+    given[what].data.mul_(1.5)
+    with pytest.raises(RuntimeError, match="routing weights"):
+        out.sum().backward()
 
 
 def test_without_the_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
