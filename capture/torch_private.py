@@ -50,8 +50,6 @@ from torch.utils._foreach_utils import _group_tensors_by_device_and_dtype as gro
 
 from moebius.lowering.step.filters import blocks, leave_to
 
-from .hook import calibrate_tensors
-
 __all__ = [
     "DATA_DEPENDENT",
     "FakeTensor",
@@ -518,6 +516,8 @@ def calibrate_tensor_guards() -> str | None:
 
     None: guards read memory. Otherwise the reason why they read attributes instead (right, and slower).
     """
+    from .hook import calibrate_tensors  # (a step that was loaded from a file imports this file, and needs no hook)
+
     library = os.path.join(os.path.dirname(torch.__file__), "lib", "libtorch_cpu.so")
     return calibrate_tensors(library, *tensor_samples())
 
