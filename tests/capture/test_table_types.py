@@ -947,7 +947,7 @@ TABLE = {
     tassert: ("exception", "natively"),
     looked_for: None,
     a_tensor_copied: ("tensor copied by copy", "tensor.clone()"),
-    a_batch_asked_for: ("iterator from outside", "for batch in loader: step(batch)"),
+    a_batch_asked_for: None,
     iterators_that_call_back: None,
     iterators_that_call_back_after_a_break: ("tensor read as a number", "keep them in tensors"),
     slots_that_are_empty: ("descriptor is deleted", "outside of the step"),
