@@ -8,7 +8,8 @@ import torch
 from test_batched import D, E, K, compare, route
 from torch.nn.functional import gelu, silu
 
-from moebius.lowering.experts import batched_turns, dense
+from moebius.lowering.experts import batched_turns
+from moebius.lowering.experts import zeros as zero_gates
 from moebius.lowering.experts.batched_turns import Batched
 
 
@@ -125,7 +126,7 @@ def test_all_rows_run_where_others_are_not_certainly_zero(layer, fewer):
 @pytest.mark.parametrize(
     ("module", "name", "answer", "layer"),
     [
-        (dense, "holds", lambda number, node: True, from_ones),
+        (zero_gates, "holds", lambda number, node: True, from_ones),
         (batched_turns, "zero_at_zero", lambda *given: True, sigmoid_experts),
     ],
     ids=["made of zeros", "zero at zero"],
