@@ -35,8 +35,7 @@ UNEVEN = 1.15  # how much longer than the mean the thread with the most rows may
 
 class Share(NamedTuple):
     """Which rows each thread has. segments: four int64 each (expert, low, high, first); bounds: of groups in them;
-    room: the rows of the longest segment; rows: of all; experts: how
-    many have any."""
+    room: the rows of the longest segment; rows: of all; experts: how many have any."""
 
     segments: array[int]
     bounds: array[int]
@@ -210,6 +209,8 @@ def layer(x_TD: Tensor, weights: Operands, offsets: Tensor, token_S: Tensor, sca
     if not panel_work.knows(x_TD.dtype, find_activation(options.activation, options.gate)) or any(
             block.table is None or block.dtype != x_TD.dtype for block in (*weights.gate_up, *weights.down)):
         return None
+    if h_SM is not None and not (h_SM.dtype == x_TD.dtype and panel_work.by_rows(h_SM) and len(h_SM) == len(token_S)):
+        return None  # a hook on saved tensors may have given back something else
     shared = share(offsets.tolist(), threads)
     if shared is None:
         return None

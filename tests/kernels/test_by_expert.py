@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import pytest
@@ -232,6 +232,24 @@ def test_what_stays_with_panels() -> None:
         assert not takes(make_layer(1400, 16, 8, 8, 1, index=one_has_most))
     finally:
         torch.set_num_threads(before)
+
+
+def test_h_that_a_hook_on_saved_tensors_gives_back_otherwise() -> None:
+    layer = make_layer(20, 8, 6, 4, 2)
+
+    def gradients(unpack: Callable[[torch.Tensor], torch.Tensor]) -> list[torch.Tensor]:
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: t, unpack):
+            out = run(layer, backend="cpu")
+        return list(torch.autograd.grad(out.sum(), layer.leaves()))
+
+    def turned(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.T.contiguous().T if tensor.shape == (40, 12) else tensor
+
+    with small(2) as called:
+        plain, ours = gradients(lambda t: t), gradients(turned)
+    assert called == ["layer_forward", "layer_backward", "layer_forward"]
+    for a, b in zip(ours, plain, strict=True):
+        torch.testing.assert_close(a, b)
 
 
 def test_a_row_of_no_token_is_an_error() -> None:
