@@ -94,10 +94,6 @@ def rowwise(rows: Tensor) -> Tensor:
     return rows if rows.stride(1) == 1 or rows.shape[1] <= 1 else rows.contiguous()
 
 
-def address(tensor: Tensor | None) -> int:
-    return 0 if tensor is None else tensor.data_ptr()
-
-
 class Totals:
     """Room for each group's float32 sums by token [T, D], and for the sum of them in the layer's dtype.
 
@@ -146,7 +142,7 @@ class Layer:
         grad_TD, grad_ups, grad_downs = rowwise(grad_TD), table(gate_up, self.wide), table(down, self.wide)
         self.run(
             panel_work.layer_backward, totals, self.width + 2 * self.narrow + self.width_h + self.again,
-            grad=address(grad_TD), grad_stride=grad_TD.stride(0), dot=address(dot_S),
+            grad=grad_TD.data_ptr(), grad_stride=grad_TD.stride(0), dot=panel_work.address(dot_S),
             grad_ups=grad_ups.buffer_info()[0], grad_up_count=count(grad_ups),
             grad_downs=grad_downs.buffer_info()[0], grad_down_count=count(grad_downs))
         return None if totals is None else totals.out
@@ -182,18 +178,19 @@ class Layer:
             "dtype": panel_work.DTYPES[x_TD.dtype], "work": panel_work.DTYPES[work],
             "activation": panel_work.ACTIVATIONS[activation.name], "gate": panel_work.GATES[options.gate],
             "tokens": x_TD.shape[0], "width": self.width, "narrow": self.narrow, "width_h": self.width_h,
-            "rows": shared.rows, "x": address(x_TD), "x_stride": x_TD.stride(0),
-            "token": address(self.token_S), "scale": address(self.scale_S), "h": address(self.h_SM),
+            "rows": shared.rows, "x": x_TD.data_ptr(), "x_stride": x_TD.stride(0),
+            "token": self.token_S.data_ptr(), "scale": panel_work.address(self.scale_S),
+            "h": 0 if self.h_SM is None else self.h_SM.data_ptr(),
             "ups": ups.buffer_info()[0], "up_count": count(ups),
             "downs": downs.buffer_info()[0], "down_count": count(downs),
             "segments": shared.segments.buffer_info()[0], "bounds": shared.bounds.buffer_info()[0],
             "groups": shared.groups, "threads": shared.groups, "room": shared.room,
-            "scratch": address(scratch), "scratch_step": scratch.shape[1] * scratch.itemsize,
+            "scratch": scratch.data_ptr(), "scratch_step": scratch.shape[1] * scratch.itemsize,
             "matrix": rows * scratch.itemsize, **more,
         }
         if totals is not None:
             fields |= {"totals": totals.addresses.buffer_info()[0], "distinct": totals.distinct,
-                       "out": address(totals.out)}
+                       "out": totals.out.data_ptr()}
         task = array("q", [fields.get(name, 0) for name in FIELDS])
         function(task.buffer_info()[0])
 

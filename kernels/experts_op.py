@@ -207,7 +207,8 @@ def experts(
     each GEMM, a Budget(limit) chooses by measuring. All but None change the result, by a few per cent.
     backend: "auto", "reference", "cpu" or "triton".
 
-    16-bit inputs: GEMMs accumulate in float32, H and A are rounded to the dtype, the sum over k is in float32.
+    16-bit inputs: GEMMs accumulate in float32, H and A are rounded to the dtype (on a CPU that multiplies bfloat16 as
+    float32, H alone), the sum over k is in float32.
     Under autocast, x, weights and biases are cast to autocast's dtype and the result back to x's.
     Results are the same bits run for run. Raises ExpertsInputError (a ValueError; ExpertsTypeError, also a TypeError,
     for types and dtypes). With ``create_graph=True`` gradients are the reference form's, and can be differentiated

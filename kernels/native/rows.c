@@ -1,8 +1,9 @@
 /* moebius.kernels.native.rows: what the CPU form does to rows between the library's products.
 
    Arguments are addresses and sizes, checked by the caller (panel_work.py); an index, which would write elsewhere if it were
-   wrong, is checked here. Every function lets go of the GIL, and gives the same bits whatever the number of
-   threads: each element is computed by one thread, in an order that does not depend on the others. */
+   wrong, is checked here. Every function lets go of the GIL, and but for layer_forward and layer_backward (layer.h) gives
+   the same bits whatever the number of threads: each element is computed by one thread, in an order that does not
+   depend on the others. */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 

@@ -385,6 +385,28 @@ def test_the_operators_arguments_change(what: str) -> None:
         out.sum().backward()
 
 
+def test_hooks_on_saved_tensors_that_round_are_no_change() -> None:
+    """What they give back lies elsewhere: backward goes on with it, as autograd does."""
+    torch.manual_seed(0)
+    sizes = (TOKENS, D), (EXPERTS, 2 * N, D), (EXPERTS, D, N), (TOKENS, TOP)
+    x, gate_up, down, weight = (torch.randn(size, requires_grad=True) for size in sizes)
+    index = torch.rand(TOKENS, EXPERTS).topk(TOP)[1]
+
+    def pack(t: torch.Tensor) -> torch.Tensor:
+        return t.to(torch.bfloat16) if t.is_floating_point() else t
+
+    def unpack(t: torch.Tensor) -> torch.Tensor:
+        return t.float() if t.is_floating_point() else t
+
+    def gradients(*hooks: Callable[[torch.Tensor], torch.Tensor]) -> list[torch.Tensor]:
+        with torch.autograd.graph.saved_tensors_hooks(*hooks):
+            out = experts(x * 1, gate_up, down, index, weight)
+        return list(torch.autograd.grad(out.sum(), [x, gate_up, down, weight]))
+
+    for rounded, exact in zip(gradients(pack, unpack), gradients(lambda t: t, lambda t: t), strict=True):
+        assert not torch.equal(rounded, exact) and (rounded - exact).norm() < 0.02 * exact.norm()
+
+
 def test_without_the_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(apart, "refuse_other_data", lambda used: None)
     plain, _ = three(forward_alone, "direct", data_set)
