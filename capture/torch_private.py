@@ -45,8 +45,10 @@ from torch.fx.experimental.symbolic_shapes import (
 from torch.fx.graph_module import _loader as fx_sources
 from torch.fx.node import _get_qualified_name as qualified_name
 from torch.utils import _pytree as pytree
+from torch.utils import checkpoint as checkpointing
 from torch.utils._device import DeviceContext
 from torch.utils._foreach_utils import _group_tensors_by_device_and_dtype as group_tensors_by_device_and_dtype
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from moebius.lowering.step.filters import blocks, leave_to
 
@@ -75,6 +77,8 @@ CONCRETE_IN_C = frozenset({"pad", "constant_pad_nd", "lstm", "baddbmm"})
 
 # Where torch's operators live at the Python level (torch.add, torch.nn.functional.linear, ...).
 variable_functions = torch._C._VariableFunctions
+OPERATOR_KINDS = (torch._ops.OpOverload, torch._ops.HigherOrderOperator)  # what a dispatch mode is shown
+operator_text = torch._ops.OpOverload.__str__  # (it asks a C object, of which nobody knows what it does)
 OPERATOR_OBJECTS = (torch._ops.OpOverload, torch._ops.OpOverloadPacket)  # what torch.ops.x.y and its overloads are
 VARIABLE_FUNCTION_MODULES = frozenset(
     ("torch._C._nn", "torch._C._special", "torch._C._fft", "torch._C._linalg", "torch._C._sparse")
@@ -127,6 +131,16 @@ SWITCHES: dict[Callable[..., Any], tuple[Callable[[], Any], ...]] = {
 STATE_MAKER = "_init_group"  # the method with which torch's optimizers make a parameter's state, in its first step
 health_check = torch.optim.Optimizer._accelerator_graph_capture_health_check
 module_hook_on_tensors = torch.utils.hooks.BackwardHook._apply_on_tensors
+
+# The two contexts of selective checkpointing, and the operators that they pass over. Checked on torch 2.13.
+SELECTIVE_MODES = (checkpointing._CachingTorchDispatchMode, checkpointing._CachedTorchDispatchMode)
+PASSED_OVER = checkpointing.SAC_IGNORED_OPS
+NO_CONTEXT = contextlib.nullcontext()
+
+
+def argument_names(operator: Any) -> list[str]:
+    """The names of the arguments of an operator that a dispatch mode is shown."""
+    return [argument.name for argument in operator._schema.arguments]
 
 
 def forget_source_with(gm: torch.fx.GraphModule) -> None:
@@ -189,6 +203,21 @@ def kept_out(function: Any) -> bool:
     return function.__code__.co_qualname == "_disable_dynamo.<locals>.inner"
 
 
+class OperatorRecorder(TorchDispatchMode):
+    """Writes down each operator that runs on fakes, with what it took and gave, but for those that selective
+    checkpointing passes over."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ran: list[tuple[Any, tuple, dict[str, Any], Any]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if func not in PASSED_OVER:
+            self.ran.append((func, args, kwargs or {}, out))
+        return out
+
+
 class FakeWorld:
     """The fake tensors and symbolic sizes of one capture: torch's FakeTensorMode over a ShapeEnv of its own."""
 
@@ -198,6 +227,7 @@ class FakeWorld:
             allow_scalar_outputs=True, allow_dynamic_output_shape_ops=True, duck_shape=False, specialize_zero_one=True
         )
         self.mode = FakeTensorMode(shape_env=self.shape_env, allow_non_fake_inputs=False)
+        self.recorder: OperatorRecorder | None = None
 
     def fakify(self, tensor: torch.Tensor, name: str, dynamic_dims: Sequence[int] = ()) -> torch.Tensor:
         """The fake twin of a real tensor: same metadata, no storage; sizes in ``dynamic_dims`` become symbols."""
@@ -234,9 +264,9 @@ class FakeWorld:
         )
         concrete = getattr(function, "__name__", "") in CONCRETE_IN_C and symbols
         if not concrete and not (function is torch.autograd.grad and self.shape_env.var_to_range):  # (any operator's)
-            with self.mode:
+            with self.mode, self.recorder or NO_CONTEXT:
                 return function(*args, **kwargs)
-        with self.mode, enable_python_dispatcher():
+        with self.mode, self.recorder or NO_CONTEXT, enable_python_dispatcher():
             return function(*args, **kwargs)
 
     def symbolic_int(self, value: int, name: str) -> Any:

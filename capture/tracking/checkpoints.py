@@ -4,6 +4,8 @@ Lowering sees its operators (experts in it are lowered), and then makes them the
 function does to Python objects would happen once more when backward runs it again, so a function that changes what
 existed before it is a graph break.
 
+A ``context_fn`` that says what is kept all the same is in ``selective``.
+
 With ``use_reentrant=True`` torch runs the function without gradients first, and with them in backward. What it gives is
 an autograd function's, which reaches what the function's own operators reach. Questions whose answers differ between
 the two runs are graph breaks (``GraphWriter.refuse_question``).
@@ -12,6 +14,7 @@ the two runs are graph breaks (``GraphWriter.refuse_question``).
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,12 +25,14 @@ from moebius.lowering.step.checkpoint import begin_checkpoint, end_checkpoint, f
 
 from .. import torch_private
 from .blocks import gradient_sources
+from .selective import Selective
 from .values import Body, Break, TensorProxy
 
 if TYPE_CHECKING:
     from .domain import TrackingDomain
 
 INSTEAD = "pass use_reentrant=False to keep it in the graph"
+FOLLOWED = [("determinism_check", "none"), ("early_stop", False)]
 DEFAULTS = {"context_fn": noop_context_fn, "determinism_check": "default", "debug": False, "early_stop": True}
 
 CALL = Body(
@@ -41,7 +46,7 @@ class Checkpoints:
     """Checkpointed calls in one trace."""
 
     def __init__(self, domain: TrackingDomain, call: Callable[..., Any]):
-        self.domain, self.call = domain, call
+        self.domain, self.call, self.tensors = domain, call, domain.tensors
         self.writer, self.objects = domain.tensors.writer, domain.objects
 
     def run(self, function: Any, args: tuple, options: dict[str, Any]) -> Any:
@@ -51,22 +56,30 @@ class Checkpoints:
         chosen = {name: options.pop(name, default) for name, default in DEFAULTS.items()}
         self.refuse(reentrant, preserve, chosen)
         given = [a for a in args if isinstance(a, TensorProxy)]
+        selective = None
+        if chosen["context_fn"] is not noop_context_fn:
+            selective = Selective(self.domain, self.call, chosen["context_fn"])
         if reentrant:
             self.refuse_reentrant(given, options)
         elif not torch.is_grad_enabled():
             return self.call(function, list(args), options)  # nothing is recorded, so nothing is recomputed
         versions = [torch_private.version_of(p.fake) for p in given]
-        begin = self.mark(begin_checkpoint, preserve, reentrant, chosen["determinism_check"], *given)
+        kept = None if selective is None else selective.allow_mutation
+        known = chosen["determinism_check"], chosen["early_stop"], kept
+        begin = self.mark(begin_checkpoint, preserve, reentrant, *known, *given)
         self.objects.inside.append(CALL)
         outer = self.writer.recomputed
         self.writer.recomputed, self.writer.reentrant = True, reentrant
         try:
-            result = self.call(function, list(args), options)
+            with nullcontext() if selective is None else selective.written_down():
+                result = self.call(function, list(args), options)
         finally:
             self.objects.inside.pop()
             self.writer.recomputed, self.writer.reentrant = outer, False
         if not torch.is_grad_enabled():
             raise Break("checkpoint", "the function changes grad mode and does not change it back", "use a with block")
+        if selective is not None:
+            selective.ask(begin, preserve)
         if not reentrant:
             self.mark(end_checkpoint)
             return result
@@ -122,11 +135,17 @@ class Checkpoints:
         if self.writer.scope.parent is not None or (self.writer.recomputed and (reentrant or self.writer.reentrant)):
             detail = "in an expert loop, or in another checkpointed call, one of them with use_reentrant=True"
             raise Break("checkpoint", detail, hint)
-        names = [name for name, default in DEFAULTS.items() if chosen[name] != default]
-        if not reentrant and chosen["determinism_check"] == "none":
-            names.remove("determinism_check")
+        names = [name for name, default in DEFAULTS.items() if chosen[name] is not default and chosen[name] != default]
+        if not reentrant:
+            names = [name for name in names if not self.followed(name, chosen[name])]
         if names or not isinstance(preserve, bool):
             raise Break("checkpoint", f"with its own {', '.join(names) or 'preserve_rng_state'}", hint)
+
+    def followed(self, name: str, value: Any) -> bool:
+        """Whether an option of a call without ``use_reentrant`` is known in the graph, or is interpreted."""
+        if name == "context_fn":
+            return self.tensors.world.recorder is None
+        return (name, value) in FOLLOWED and type(value) in (str, bool)
 
     def refuse_reentrant(self, given: list[TensorProxy], options: dict[str, Any]) -> None:
         """What torch raises or warns of, or does without gradients."""

@@ -91,6 +91,7 @@ class GraphWriter:
         self.recomputed = False  # in a checkpointed call, which backward runs once more
         self.in_backward = False  # in the backward of an autograd.Function
         self.reentrant = False  # in one that has no gradients the first time
+        self.ran: list[Any] | None = None  # the operators that ran on fakes since the last node, where they are wanted
         self.before_node: Callable[[int], None] = lambda number: None  # told the number of each node before it is made
 
     def module(self) -> fx.GraphModule:
@@ -117,7 +118,15 @@ class GraphWriter:
         stack = self.where()
         node.meta["stack"] = stack
         node.meta["where"] = stack[-1] if stack else ("", 0, "")
+        if self.ran:
+            node.meta["operators"] = self.ran[:]
+            self.ran.clear()
         return node
+
+    def note_dropout(self, fake: torch.Tensor) -> None:
+        """Dropout has run, and not on the fakes."""
+        if self.ran is not None:
+            self.ran.append((torch.ops.aten.native_dropout.default, (fake, 0.5, True), {}, (fake, fake)))
 
     def refuse_question(self, what: str) -> None:
         """In a checkpointed call that has no gradients the first time, and in a function's backward, which may have

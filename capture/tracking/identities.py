@@ -11,6 +11,7 @@ import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from .. import torch_private
 from ..sources import Source
 from .enums import hashes_by_name
 from .records import CONTAINERS, DICTS, SIMPLE, Record, python_method
@@ -151,7 +152,7 @@ class Identities:
             )
         if type(key).__hash__ is not object.__hash__ and type(key) not in ATOMS:  # (a str subclass may have its own)
             own = python_method(type(key), "__hash__") or python_method(type(key), "__eq__")
-            if own and not hashes_by_name(type(key)):
+            if own and not hashes_by_name(type(key)) and type(key) not in torch_private.OPERATOR_OBJECTS:
                 raise Break(
                     "key with its own hash",
                     f"a {type(key).__name__} is used as a dict key",

@@ -322,6 +322,12 @@ def replaced(*functions: Any) -> Callable[[Callable[..., Any]], Callable[..., An
     return register
 
 
+@replaced(torch_private.operator_text)
+def operator_text(operator: Any) -> str:
+    """``str(torch.ops.aten.mm.default)``: an operator's name stays."""
+    return torch_private.operator_text(operator)
+
+
 @replaced(torch.jit.is_scripting, torch.jit.is_tracing, torch.compiler.is_exporting)
 def not_scripted() -> bool:
     """False: neither TorchScript nor export is at work."""

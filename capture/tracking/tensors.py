@@ -278,6 +278,7 @@ class TensorOperations:
             result: Any = args[0].fake.new_empty(count, dtype=torch.int64)
         elif function is torch.nn.functional.dropout and (like := dropped_out(*args, **kwargs)) is not None:
             result = like
+            self.writer.note_dropout(like)
         elif function is torch.nn.functional.batch_norm:  # (momentum=None: one over a count that a buffer holds)
             result = self.on_fakes(function, tuple(map(some_float, args)), kwargs)
         else:

@@ -15,6 +15,7 @@ from torch import fx
 
 from moebius.lowering.contract import Contract, well_formed
 from moebius.lowering.graph import code_of
+from moebius.lowering.step.selective import Keeper, mark_places
 from moebius.lowering.torch_private import set_grad_enabled
 
 CONTRACT = Contract(
@@ -29,9 +30,17 @@ CONTRACT = Contract(
 
 
 def begin_checkpoint(
-    preserve_rng_state: bool, reentrant: bool, determinism_check: str, *given: torch.Tensor
+    preserve_rng_state: bool,
+    reentrant: bool,
+    determinism_check: str,
+    early_stop: bool,
+    selective: bool | None,
+    *given: torch.Tensor,
 ) -> None:
-    """Stands where a checkpointed call begins; does nothing. given: the tensors among the call's arguments."""
+    """Stands where a checkpointed call begins; does nothing. given: the tensors among the call's arguments.
+
+    selective: of a call that keeps what a policy names (``selective``), whether that may be written to; else None.
+    """
 
 
 def end_checkpoint(*results: torch.Tensor) -> None:
@@ -58,19 +67,25 @@ def checkpointed(
     preserve_rng_state: bool,
     reentrant: bool,
     determinism_check: str = "default",
+    early_stop: bool = True,
+    policy: Keeper | None = None,
 ) -> tuple[Any, ...]:
     """``body(*given, *captures)``, whose intermediate values backward computes once more instead of keeping them.
 
     given: tensors that the user's call had for arguments; torch keeps them, and raises in backward if one was written
     to since. captures: what the function reached in another way, parameters for one; torch does not look at those.
     reentrant: backward of the body is a backward within the other, as with ``use_reentrant=True``. determinism_check:
-    as torch's, where that is not so.
+    early_stop: as torch's, where that is not so. policy: names what is kept all the same.
     """
 
     def run(*tensors: torch.Tensor) -> tuple[Any, ...]:
         return cast(tuple[Any, ...], code_of(body)(*tensors, *captures))
 
     options: dict[str, Any] = {} if reentrant else {"determinism_check": determinism_check}
+    if not early_stop:
+        options["early_stop"] = False
+    if policy is not None:
+        options["context_fn"] = policy.contexts
     result = torch.utils.checkpoint.checkpoint(
         run, *given, use_reentrant=reentrant, preserve_rng_state=preserve_rng_state, **options
     )
@@ -106,9 +121,11 @@ def outline(gm: fx.GraphModule) -> None:
         begin = open_calls.pop()
         inside = [n for n in between(begin, end) if n.op != "placeholder"]
         if inside:
-            options = begin.args[:3]
+            *options, selective = begin.args[:5]
             if options[1]:
                 keep_mode(gm.graph, begin, inside)
+            if isinstance(selective, bool):
+                options.append(mark_places(gm.graph, begin, inside, selective))
             outline_call(gm, inside, begin, f"checkpoint_{count}", checkpointed, *options, last=end)
         gm.graph.erase_node(begin)
         gm.graph.erase_node(end)
