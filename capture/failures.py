@@ -20,6 +20,7 @@ from torch import fx
 
 from moebius.lowering import Lowered, Storage, apply, is_pure, where_raised
 from moebius.lowering.step import BranchError, MissingGradientError
+from moebius.lowering.step.arrays import LargeNumberError
 from moebius.lowering.step.filters import enter_block, leave_block
 
 from . import torch_private
@@ -141,12 +142,15 @@ class FailureHandler:
         Parked(trace.request.made_state).park()  # of parameters whose hooks have not run
         if not trace.stopped:
             raise CannotResume("the step took another way when it was traced again")
-        chain = connected(trace.stopped)
-        if isinstance(error, MissingGradientError):  # nothing of the user's failed: Python goes on after backward()
+        chain = connected(trace.stopped, generators=True)
+        if isinstance(error, MissingGradientError | LargeNumberError):  # nothing of the user's failed: Python goes on
             if len(chain) < len(trace.stopped):
-                raise CannotResume("backward() was called from a function that C code called")
+                raise CannotResume("it was called from a function that C code called")
             emitter = Emitter(trace.objects, len(args), tuple(kwargs))
-            native = continuation(emitter, chain, "call", partial(gives, error.given))
+            if isinstance(error, MissingGradientError):  # after backward()
+                native = continuation(emitter, chain, "call", partial(gives, error.given))
+            else:  # with what asked for the number
+                native = continuation(emitter, chain, "run", None)
             Replay(emitter).effects()
             return self.rest(emitter, reached, trace, native)(*args, **kwargs)
         reason: Exception | None = None

@@ -37,12 +37,32 @@ class Stopped:
         return callee_position(self.frame.program.instructions[self.pc], self.stack)
 
 
-def connected(stopped: list[Stopped]) -> list[Stopped]:
-    """The outermost frames of which each was called by nothing but an instruction of the one before it."""
+def connected(stopped: list[Stopped], generators: bool = False) -> list[Stopped]:
+    """The outermost frames of which each was called by nothing but an instruction of the one before it.
+
+    generators: whether a generator that the instruction does nothing but advance may be one of them.
+    """
     for count in range(1, len(stopped)):
-        if not calls(stopped[count - 1], stopped[count].frame):
+        outer, inner = stopped[count - 1 : count + 1]
+        if not calls(outer, inner.frame) and not (generators and advances(outer, inner.frame)):
             return stopped[:count]
     return stopped
+
+
+def advances(outer: Stopped, inner: Frame) -> bool:
+    """Whether the outer frame's instruction is to advance the generator of the inner frame, and does nothing else."""
+    name, stack = outer.frame.program.instructions[outer.pc].opname, outer.stack
+    generator = inner.shell() if inner.shell is not None else None
+    if generator is None or not stack:
+        return False
+    if name == "FOR_ITER":
+        return stack[-1] is generator
+    if name == "SEND":  # (a generator that has not begun takes nothing but None)
+        return stack[-2] is generator and stack[-1] is None
+    position = outer.callee_position()
+    if position is None or stack[position] is not next:
+        return False
+    return next((value for value in stack[position + 1 :] if value is not NULL), None) is generator
 
 
 def calls(outer: Stopped, inner: Frame) -> bool:
@@ -77,9 +97,22 @@ def continuation(emitter: Emitter, chain: list[Stopped], what: str, inner: Any) 
     inner: what the innermost raises or calls.
     """
     text = emitter.constant(inner)
-    for depth, place in enumerate(reversed(chain)):
-        text = native_frame(emitter, place, text, "call" if depth else what)
+    for place in reversed(chain):
+        text = native_frame(emitter, place, text, what)
+        what = "call"
+        if place.frame.shell is not None:
+            text, what = begun_generator(emitter, place.frame, text), "run"  # the instruction advances it
     return text
+
+
+def begun_generator(emitter: Emitter, frame: Frame, text: str) -> str:
+    """A generator that goes on in the frame when it is advanced next, in the place of the frame's own one."""
+    generator = frame.shell() if frame.shell is not None else None
+    if generator is None or id(generator) in emitter.built:
+        raise CannotResume("a generator that runs is held by what it holds")
+    name = emitter.assign(generator, f"{text}()")
+    emitter.lines.append(f"{name}.__name__, {name}.__qualname__ = {generator.__name__!r}, {generator.__qualname__!r}")
+    return name
 
 
 def native_frame(emitter: Emitter, place: Stopped, inner: str, what: str) -> str:

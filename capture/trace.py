@@ -24,6 +24,7 @@ from moebius.interpreter import UNSET, Frame, InterpreterError, Machine, Signal,
 
 from . import torch_private
 from .errors import CaptureInternalError
+from .fragile import refuse_lost_handler
 from .guards.recorder import GuardRecorder
 from .options import Options
 from .places import handled_places
@@ -72,6 +73,7 @@ class Policy:
     gathered, not_gathered: lists to which branches on values append, and those of them that must be Python's own.
     inference_breaks: whether inference mode in the step is a graph break, as it could not be left in the graph.
     each_module: whether modules like one before are interpreted all the same, as a gradient goes through them.
+    keeps_stacks: whether what stands on the frames' stacks is asked for (``fragile``).
     speculates: whether a branch on data may be in the graph, with a side exit. predictions: the way that each goes
     (``speculation.SideExit.place``). unpredictable: branches that went both ways too often.
     """
@@ -95,6 +97,7 @@ class Policy:
     speculates: bool = False
     inference_breaks: bool = False
     each_module: bool = False
+    keeps_stacks: bool = False
     predictions: dict[str, bool] = field(default_factory=dict)
     unpredictable: set[str] = field(default_factory=set)
     marked: Callable[[torch.Tensor], frozenset[int]] | None = None
@@ -189,6 +192,8 @@ class Trace:
         self.root_step = 0
         self.in_branches: set[tuple[types.CodeType, int]] = set()  # one-turn loops that the break is in
         self.in_hits: set[tuple[types.CodeType, int]] = set()  # loops over rows that the break is in
+        self.needs_stacks = False
+        self.tried: Counter[tuple[types.CodeType, int]] = Counter()  # where operators are tried that may fail
         self.stopped: list[Stopped] = []  # outermost first, where ``stop_number`` was reached
         self.speculation = Speculation(self)
         if policy.speculates:
@@ -197,7 +202,11 @@ class Trace:
         if stop_number is not None:
             self.domain.stacks = {}
             self.writer.stop_number = stop_number
-            self.writer.before_node = lambda number: self.stop() if number == stop_number else None
+            self.writer.before_node = lambda number, *_: self.stop() if number == stop_number else None
+        else:
+            if policy.keeps_stacks:
+                self.domain.stacks = {}
+            self.writer.before_node = lambda number, *call: refuse_lost_handler(self, *call)
 
     def release(self) -> None:
         """The end of an attempt, of which only ``graph_break`` stays: the user's objects are let go now.
@@ -467,6 +476,10 @@ def traced(request: Request, policy: Policy) -> Trace:
     while True:
         attempt = Trace(request, policy)
         attempt.run()
+        if attempt.needs_stacks:
+            policy.keeps_stacks = True
+            attempt.release()
+            continue
         if attempt.domain.calls.inference.failed and not policy.inference_breaks:
             policy.inference_breaks = True
             attempt.release()

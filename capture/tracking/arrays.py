@@ -159,6 +159,7 @@ class Array(StandIn):
             self.refuse("the rows")
         if self.size() is None:
             return self.arrays.domain.loops.array_rows(self.proxy)
+        self.elements()  # before zip() and its like take an item of anything else: see ``asks_alone``
         return self.arrays.made(ArrayRows(self))
 
     def expression(self, emitter: Any) -> str:

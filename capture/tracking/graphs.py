@@ -92,7 +92,8 @@ class GraphWriter:
         self.in_backward = False  # in the backward of an autograd.Function
         self.reentrant = False  # in one that has no gradients the first time
         self.ran: list[Any] | None = None  # the operators that ran on fakes since the last node, where they are wanted
-        self.before_node: Callable[[int], None] = lambda number: None  # told the number of each node before it is made
+        # told of each node before it is made: its number, what it calls, and with what
+        self.before_node: Callable[[int, Any, tuple], None] = lambda number, target, args: None
 
     def module(self) -> fx.GraphModule:
         """The innermost scope's graph as a module that holds the bodies of its loops."""
@@ -111,7 +112,7 @@ class GraphWriter:
                 f"{target.__name__} is called, and torch has another function under its name",
                 "nothing to do: it runs natively",
             )
-        self.before_node(self.count + 1)
+        self.before_node(self.count + 1, target, args)
         self.count += 1
         node = self.scope.graph.create_node(op, target, self.argument(args), self.argument(kwargs))
         node.meta["number"] = self.count

@@ -5,6 +5,8 @@ with numpy's meaning; what is not followed is a graph break. The same values and
 
 from __future__ import annotations
 
+import warnings
+
 import numpy
 import pytest
 import torch
@@ -233,14 +235,66 @@ def test_its_numbers_are_read_again_once_it_was_written(monkeypatch):
         compare(changed_while_it_is_read)
 
 
-def test_sums_that_64_bits_do_not_hold_are_an_error():
-    def sums(x, counts):
-        a = counts.numpy()
-        return x[: a[0] + a[1]]
+def large(x, counts):
+    """What numpy gives beyond 2**53, wrapped around in 64 bits, beside what the step changes and hands to others."""
+    seen = []
 
-    captured = compare(sums)
-    with pytest.raises(OverflowError):
-        captured(torch.randn(6, 3), torch.tensor([1 << 62, 1 << 62, 0]))
+    def first(numbers):
+        seen.append("first")
+        return numbers[0]
+
+    a = counts.numpy()
+    seen.append(len(a))
+    total = first(a) + a[1]
+    for place, n in enumerate(a):
+        if n > 7:
+            seen.append(place)
+        total = total + n
+    return x * 2, int(total), seen, type(total), int(a.max())
+
+
+NUMBERS = [[1, 2, 3], [1 << 53, 2, 3], [1 << 62, 1 << 62, 0], [-(1 << 63), -1, 3], [3, 1, 2], [4, (1 << 63) - 1, 2]]
+
+
+def called(step, numbers):
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "overflow", RuntimeWarning)
+        return step(torch.ones(2), torch.tensor(numbers))
+
+
+def test_numbers_beyond_what_the_graph_adds():
+    captured = capture(large)
+    for numbers in NUMBERS:
+        assert same(called(captured, numbers), called(large, numbers))
+    assert stats(captured).hits == len(NUMBERS) - 1 and stats(captured).graphs
+
+
+def test_without_leaving_the_graph_sums_do_not_wrap_around(monkeypatch):
+    monkeypatch.setattr("moebius.lowering.step.arrays.MOST", 1 << 80)
+    captured = capture(large)
+    assert not all(same(called(captured, numbers), called(large, numbers)) for numbers in NUMBERS)
+
+
+def test_numbers_that_are_read_together_with_something_else():
+    """The instruction that reads them cannot be run once more: the other iterator is a step further."""
+    seen = []
+
+    def counted():
+        for number in range(3):
+            seen.append(number)
+            yield number
+
+    def pairs(x, counts):
+        seen.clear()
+        found = []
+        for number, n in zip(counted(), counts.numpy(), strict=True):
+            found.append((number, int(n)))
+            counts[2] = n
+        return x + 1, found, list(seen)
+
+    captured = capture(pairs)
+    for numbers in NUMBERS:
+        assert same(called(captured, numbers), called(pairs, numbers))
 
 
 def test_a_branch_on_a_number():
