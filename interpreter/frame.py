@@ -81,10 +81,7 @@ class Frame:
         found = []
         for index, value in enumerate(self.locals):
             if index in self.program.cell_indices and type(value) is CellType:
-                try:
-                    value = value.cell_contents
-                except ValueError:
-                    value = UNSET
+                value = self.domain.load_cell(value)
             found.append(value)
         return found or [UNSET] * len(self.program.localsplus)  # it has returned
 
@@ -102,25 +99,27 @@ class Frame:
 
     def namespace(self) -> Any:
         """What locals() gives here: the body's namespace, or the variables (up to 3.12 always in the same dict)."""
+        make = self.domain.build_map
         if self.names is not None:
             hidden = self.hidden()
             if not hidden:
                 return self.names
             if HIDDEN_ALONE:
-                return self.variables() | hidden
-            found: dict[str, Any] = {}
+                return make([*(self.variables() | hidden).items()])
+            found = make([])
             self.domain.dict_update(found, self.names)  # the namespace may be a mapping in Python
-            return found | hidden
-        found = self.variables()
+            self.domain.dict_update(found, hidden)
+            return found
+        shown = {name: value for name, value in self.variables().items() if self.domain.is_users(name)}
         if FRESH_LOCALS:
-            return found | (self.locals_dict or {})  # what was stored through f_locals, see locals_proxy.py
+            return make([*(shown | (self.locals_dict or {})).items()])  # stored through f_locals, see locals_proxy.py
         if self.locals_dict is None:
-            self.locals_dict = {}
+            self.locals_dict = make([])
         for name in self.program.localsplus:
-            if name in found:
-                self.locals_dict[name] = found[name]
-            else:
-                self.locals_dict.pop(name, None)
+            if name in shown:
+                self.domain.set_item(self.locals_dict, name, shown[name])
+            elif name in self.locals_dict:
+                self.domain.del_item(self.locals_dict, name)
         return self.locals_dict
 
     def __repr__(self) -> str:

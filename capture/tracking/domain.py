@@ -20,6 +20,7 @@ from moebius.interpreter import UNSET, Frame, Signal
 
 from ..hook import ABSENT
 from ..options import Options
+from ..resume import is_own
 from ..sources import Static
 from .arrays import Arrays
 from .attributes import Attributes
@@ -128,6 +129,9 @@ class TrackingDomain(Operators, Containers):
     def load_cell(self, cell: Any) -> Any:
         value = self.objects.cell_get(cell, "cell")
         return UNSET if value is ABSENT else value
+
+    def is_users(self, name: str) -> bool:
+        return not is_own(name)
 
     def store_cell(self, cell: Any, value: Any) -> None:
         self.objects.cell_set(cell, "cell", value)

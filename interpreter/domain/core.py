@@ -57,6 +57,10 @@ class Core:
     def observe(self, frame: Frame) -> None:
         """Called before each instruction where `observes` is True; may raise, and may change frame.pc and the stack."""
 
+    def is_users(self, name: str) -> bool:
+        """Whether locals() shows a variable of this name."""
+        return True
+
     def call(self, callee: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
         raise NotImplementedError
 
