@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from torch import fx
 
+from moebius.lowering.aliasing import only_computes
 from moebius.lowering.contract import Contract, Work, well_formed
-from moebius.lowering.operators import is_pure, read_call
+from moebius.lowering.operators import read_call
 from moebius.lowering.torch_private import set_grad_enabled
 
 CONTRACT = Contract(
@@ -28,7 +29,7 @@ def drop_dead_code(work: Work) -> None:
     gone: set[fx.Node] = set()
     while pending:
         node = pending.pop()
-        if node in gone or node.users or not is_pure(node):
+        if node in gone or node.users or not only_computes(node):
             continue
         pending += node.all_input_nodes
         gone.add(node)

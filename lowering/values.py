@@ -47,9 +47,20 @@ def where_of(node: fx.Node) -> Where:
     return node.meta.get("where") or ("", 0, "")
 
 
+TORCH_FILES = torch.__file__.removesuffix("__init__.py")
+
+
+def users_line(node: fx.Node) -> tuple[str, int]:
+    """File and line of the innermost frame that is not torch's own (``nn.Linear`` calls the product)."""
+    for file, line, *_ in reversed(node.meta.get("stack", ())):
+        if not file.startswith(TORCH_FILES):
+            return file, line
+    return where_of(node)[:2]
+
+
 def describe_where(node: fx.Node) -> str:
     """`file:line` for messages."""
-    file, line, _ = where_of(node)
+    file, line = users_line(node)
     return f"{file}:{line}" if file else "a line that capture did not record"
 
 

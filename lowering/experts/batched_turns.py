@@ -214,7 +214,9 @@ class Batched(Builder):
         rest = pairs[:at] + pairs[at + 1 :]
         rows = [pair for pair in rest if inner and inner[0] in pair[1]]
         if len(inner) != 1 or len(outer) != 1 or len(rows) != 1 or any(outer[0] in part for _, part in rest):
-            raise Differ(f"{target_name(node)} is no product of rows with a matrix for each expert", node)
+            expert = next((a for a, axis in letters.items() if axis not in (ROWS, COLUMNS)), "")
+            kind = Differ if expert in equation.result else NoExperts  # (heads [D, H, d] of an attention)
+            raise kind(f"{target_name(node)} is no product of rows with a matrix for each expert", node)
         others = [pair for pair in rest if pair is not rows[0]]
         return Split(weight, rows[0][0], letters, rows[0][1], inner[0], outer[0], equation.result, others)
 

@@ -247,6 +247,8 @@ class Sparse:
         if parts is None or scaled is None or parts[0] is not self.builder.state:
             raise Differ("the turns are no sums of scaled rows", self.builder.first)
         rows, column = scaled
+        if self.reads_sum():
+            raise NoExperts("what is added is made of the sum: layers one after another", total)
         gate = self.read_gate(column)
         first = next(node for node in body.nodes if node.op != "placeholder")
         with body.inserting_before(first):
@@ -261,6 +263,17 @@ class Sparse:
             result = self.call(torch.index_add, parts[0], 0, token, product)
         output.args = ((result,),)
         body.eliminate_dead_code()
+
+    def reads_sum(self) -> bool:
+        """Whether a product of the turn is of what earlier turns added to."""
+        made = {self.builder.state}
+        for node in self.body.nodes:
+            if any(argument in made for argument in node.all_input_nodes):
+                call = read_call(node)
+                if call is not None and call.name in PRODUCTS:
+                    return True
+                made.add(node)
+        return False
 
     def call(self, target: Any, *args: Any) -> fx.Node:
         return add_call(self.body, self.builder.first, target, *args)

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import starmap
 
-import torch
 from torch import fx
 
 from moebius.lowering.aliasing import Storage
@@ -18,6 +17,7 @@ from moebius.lowering.experts.batched_turns import Batched, refusal_of
 from moebius.lowering.experts.blocks import Order, build_blocks, runs, write_out
 from moebius.lowering.experts.dense import Chain, NoExperts, Stacked, build_dense, dense_chains, stacked_sums
 from moebius.lowering.experts.openings import Opened, open_branches, settle, skip_unused
+from moebius.lowering.experts.overlooked import Overlooked, overlooked
 from moebius.lowering.experts.proof import Refused, prove
 from moebius.lowering.experts.reader import Reader
 from moebius.lowering.experts.stacking import blocks_apart
@@ -25,7 +25,7 @@ from moebius.lowering.experts.turns import Differ, Turns, added_rows, build_loop
 from moebius.lowering.experts.writing import Writer, fill_region, put_in_place, write_operator
 from moebius.lowering.graph import ExpertRegion, expert_loop
 from moebius.lowering.operators import loop_body, read_call, target_name
-from moebius.lowering.values import describe_where, where_of
+from moebius.lowering.values import describe_where, users_line, where_of
 
 CONTRACT = Contract(
     name="experts",
@@ -79,8 +79,34 @@ def replace_loops(work: Work) -> None:
             work.regions.append(region)
         replace_blocks(work, failed, opened)
         settle(work, opened)
-    for layer in batched_layers(work.gm.graph):
-        work.regions.append(replace_batched(work, *layer))
+    reported: set[fx.Node] = set()
+    for down, weight, ups in batched_layers(work.gm.graph):
+        found = replace_batched(work, down, weight, ups)
+        work.regions += [found] if found is not None else []
+        reported |= {down, *ups} if found is not None and not found.lowered else set()
+    report_overlooked(work, reported)
+
+
+def report_overlooked(work: Work, reported: set[fx.Node]) -> None:
+    """A region for each layer of experts that is still as it was written and has none. reported: products that have."""
+    drop_dead_code(work)
+    known = {(region.file, region.line) for region in work.regions if not region.lowered}
+    try:
+        found = overlooked(work.gm.graph)
+    except Exception as error:  # nobody loses a graph for a line of its report
+        place = next((node for node in work.gm.graph.nodes if where_of(node)[0]), work.gm.graph.output_node())
+        found = [Overlooked(0, place, place, f"{DEFECT}: {type(error).__name__}: {error}", set())]
+    for one in found:
+        if not one.nodes & reported and not any(known & set(places_of(node)) for node in one.nodes):
+            region = ExpertRegion(*users_line(one.place), f"experts whose results meet in {target_name(one.place)}")
+            region.num_experts = one.count
+            region.refusal = f"{DIFFERENT}: {one.reason} ({describe_where(one.node)})"
+            work.regions.append(region)
+
+
+def places_of(node: fx.Node) -> list[tuple[str, int]]:
+    """File and line of every frame that a node was made in."""
+    return [where_of(node)[:2], *((file, line) for file, line, *_ in node.meta.get("stack", ()))]
 
 
 def takes_blocks(work: Work) -> bool:
@@ -162,12 +188,13 @@ def replace_piece(
     return region
 
 
-def replace_batched(work: Work, down: fx.Node, weight: Weight, ups: list[fx.Node]) -> ExpertRegion:
-    """Experts as batched products, as one loop."""
+def replace_batched(work: Work, down: fx.Node, weight: Weight, ups: list[fx.Node]) -> ExpertRegion | None:
+    """Experts as batched products, as one loop; None where these are none."""
     gm = work.gm
     before, modules = set(gm.graph.nodes), set(gm._modules)
     region = ExpertRegion(*users_line(down), weight.idiom)
     storage = Storage(gm.graph)
+    other = False
     try:
         if not takes_blocks(work):
             raise Differ(f"the backend {work.options.backend} has products of its own for them", down)
@@ -175,6 +202,7 @@ def replace_batched(work: Work, down: fx.Node, weight: Weight, ups: list[fx.Node
         loop, result = layer.loop()
     except Differ as difference:
         region.refusal = refusal_of(difference, down)
+        other = isinstance(difference, NoExperts)
     except Exception as error:  # the products stay, whatever went wrong
         region.refusal = f"{DEFECT}: {type(error).__name__}: {error} ({describe_where(down)})"
     else:
@@ -186,7 +214,7 @@ def replace_batched(work: Work, down: fx.Node, weight: Weight, ups: list[fx.Node
         erase_new(gm, before)
         for name in set(gm._modules) - modules:
             delattr(gm, name)
-    return region
+    return None if other else region
 
 
 def replace_strides(work: Work, downs: list[fx.Node]) -> ExpertRegion | None:
@@ -198,15 +226,6 @@ def replace_strides(work: Work, downs: list[fx.Node]) -> ExpertRegion | None:
             others = [replace_piece(work, downs[first::parts]) for first in range(1, parts)]
             return found if all(other is not None and other.lowered for other in others) else None
     return None
-
-
-def users_line(node: fx.Node) -> tuple[str, int]:
-    """File and line of the innermost frame that is not torch's own (``nn.Linear`` calls the product)."""
-    torch_files = torch.__file__.removesuffix("__init__.py")
-    for file, line, *_ in reversed(node.meta.get("stack", ())):
-        if not file.startswith(torch_files):
-            return file, line
-    return where_of(node)[:2]
 
 
 def replace_written_out(work: Work, loop: fx.Node, region: ExpertRegion) -> None:

@@ -12,6 +12,7 @@ from table import SEEDS, tensors
 import moebius
 from moebius import capture, stats
 from moebius.api import captured_of, report_of
+from moebius.lowering import ExpertRegion
 
 Errors = tuple[type[Exception], ...]
 
@@ -37,9 +38,21 @@ def compare(
 
     text: what a failure shows. errors: what both may raise.
     """
+    graphs, regions = regions_of(function, seeds, text, errors)
+    return graphs, bool(regions) and all(region.lowered for region in regions)
+
+
+def regions_of(
+    function: Callable[..., torch.Tensor],
+    seeds: Iterable[int] = SEEDS,
+    text: str = "",
+    errors: Errors = (),
+    layer: Callable[[], Layer] = Layer,
+) -> tuple[int, list[ExpertRegion]]:
+    """The same; returns the number of graphs and the regions. layer: makes what the function gets beside x."""
     moebius.reset()
     torch.manual_seed(1)
-    layers = [Layer().double() for _ in range(2)]
+    layers = [layer().double() for _ in range(2)]
     layers[1].load_state_dict(layers[0].state_dict())
     captured = capture(function)
     for seed in seeds:
@@ -55,4 +68,4 @@ def compare(
     regions = report_of(captured_of(captured)).expert_regions
     for region in regions:
         assert region.lowered or ".py:" in region.refusal or "<layer" in region.refusal, region.refusal
-    return stats(captured).graphs, bool(regions) and all(region.lowered for region in regions)
+    return stats(captured).graphs, regions
