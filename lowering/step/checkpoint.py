@@ -6,7 +6,8 @@ While a step is captured, and while experts are lowered, they are operators like
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, cast
 
 import torch
@@ -78,8 +79,19 @@ def checkpointed(
     early_stop: as torch's, where that is not so. policy: names what is kept all the same.
     """
 
+    runs = 0
+
     def run(*tensors: torch.Tensor) -> tuple[Any, ...]:
-        return cast(tuple[Any, ...], code_of(body)(*tensors, *captures))
+        nonlocal runs
+        runs += 1
+        found: tuple[Any, ...]
+        if runs == 1:
+            found = code_of(body)(*tensors, *captures)
+            return found
+        devices = {t.device.type for t in (*tensors, *captures) if isinstance(t, torch.Tensor)}
+        with autocast_put_back({"cpu", *devices}):
+            found = code_of(body)(*tensors, *captures)
+        return found
 
     options: dict[str, Any] = {} if reentrant else {"determinism_check": determinism_check}
     if not early_stop:
@@ -90,6 +102,30 @@ def checkpointed(
         run, *given, use_reentrant=reentrant, preserve_rng_state=preserve_rng_state, **options
     )
     return cast(tuple[Any, ...], result)
+
+
+@contextmanager
+def autocast_put_back(devices: Iterable[str]) -> Iterator[None]:
+    """Where the body ends early, as torch has it do once backward has what it needs, autocast is as it was before: a
+    graph has no block around what runs in ``with torch.autocast``."""
+    before = [(d, torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in devices]
+    cached = torch.is_autocast_cache_enabled()
+    depth = torch.autocast_increment_nesting()
+    torch.autocast_decrement_nesting()
+    try:
+        yield
+    except BaseException:
+        now = torch.autocast_increment_nesting()
+        while now >= depth:  # (what this function added is taken away as well)
+            now = torch.autocast_decrement_nesting()
+            if now == 0:
+                torch.clear_autocast_cache()
+                break
+        for device, enabled, dtype in before:
+            torch.set_autocast_enabled(device, enabled)
+            torch.set_autocast_dtype(device, dtype)
+        torch.set_autocast_cache_enabled(cached)
+        raise
 
 
 def unpaired(graph: fx.Graph) -> str | None:

@@ -9,6 +9,7 @@ import torch
 from gradient_programs import kept
 from torch.utils.checkpoint import checkpoint
 
+import moebius.lowering.step.checkpoint as lowered
 from moebius import capture, explain, stats
 
 F = torch.nn.functional
@@ -281,3 +282,39 @@ def test_what_a_native_checkpoint_runs_twice_is_plain_both_times():
         for p, q in zip(model.parameters(), plain.parameters(), strict=True):
             torch.testing.assert_close(p.grad, q.grad)
     assert stats(captured).breaks
+
+
+class Cast(Block):
+    """Autocast inside of the call: backward, which runs it again, may end within."""
+
+    def forward(self, x):
+        with torch.autocast("cpu", torch.bfloat16):
+            return super().forward(x).float()
+
+
+class Twice(Block):
+    def forward(self, x):
+        with torch.autocast("cpu", enabled=False):
+            x = self.second(F.silu(self.first(x)))
+        with torch.autocast("cpu", torch.float16, cache_enabled=False):
+            return self.second(F.silu(self.first(x))).float()
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("block", [Cast, Twice])
+def test_autocast_in_a_checkpointed_block_is_left(block, reentrant):
+    """Else the weights' copies of one step would be there in the next."""
+    seen = check(block, {"use_reentrant": reentrant}, steps=4)
+    assert seen.graphs == 1 and seen.breaks == 0
+    assert torch.autocast_increment_nesting() == 1 and torch.autocast_decrement_nesting() == 0
+
+
+def test_autocast_that_is_not_put_back_is_a_wrong_answer(monkeypatch):
+    monkeypatch.setattr(lowered, "autocast_put_back", lambda devices: contextlib.nullcontext())
+    try:
+        with pytest.raises(AssertionError):
+            check(Cast, {"use_reentrant": False}, steps=4)
+    finally:
+        while torch.autocast_decrement_nesting() > 0:
+            pass
+        torch.clear_autocast_cache()
