@@ -29,12 +29,12 @@ Axes = tuple["int | None", ...]  # of which axis of the base each axis is; None:
 
 @dataclass(frozen=True)
 class Combined:
-    """Σ_e rows[e] · weight[:, e], or with index [T, K], Σ_k rows[index[:, k]] · weight[:, k].
+    """Σ_e rows[e] · weight[:, e], or with index [T, K], Σ_k rows[index[:, k]] · weight[:, k]; weight None: Σ_e rows[e].
 
     between: what lies between the rows and the sum, and must be as it was made."""
 
     rows: list[fx.Node]
-    weight: fx.Node
+    weight: fx.Node | None
     index: fx.Node | None
     between: tuple[fx.Node, ...]
 
@@ -239,6 +239,9 @@ def summed(node: fx.Node) -> Combined | None:
     dims = call["dim"]
     dim = dims[0] if isinstance(dims, tuple | list) and len(dims) == 1 else dims
     product = read_call(call["input"]) if isinstance(call["input"], fx.Node) else None
+    whole = stack_of(call["input"]) if isinstance(dim, int) and isinstance(call["input"], fx.Node) else None
+    if whole is not None and whole.index is None and whole.letters[dim % 3] == "n":
+        return Combined(whole.rows, None, None, whole.between) if whole.letters.replace("n", "") == "td" else None
     if not isinstance(dim, int) or product is None or product.name != "mul" or product.op.inplace:
         return None
     operands = (product["input"], product["other"])

@@ -24,6 +24,7 @@ from torch import fx
 
 from moebius.lowering.aliasing import Storage
 from moebius.lowering.experts.combined import Combined, combination
+from moebius.lowering.experts.masked import compared_gate, holds_for_chosen, masked, scale_by_mask
 from moebius.lowering.experts.proof import distinct
 from moebius.lowering.experts.routing import index_bounds, index_root
 from moebius.lowering.experts.turns import Builder, Differ, Place, Turns, loop_of
@@ -78,8 +79,9 @@ def added(node: fx.Node) -> tuple[Any, fx.Node] | None:
             continue
         zero = type(base) is int and base == 0
         whole = zero or (isinstance(base, fx.Node) and same_shape(shape_of(base), shape_of(node)))
-        if whole and isinstance(rows, fx.Node) and scaled_rows(rows) and same_shape(shape_of(rows), shape_of(node)):
-            return base, rows
+        if whole and isinstance(rows, fx.Node) and same_shape(shape_of(rows), shape_of(node)):
+            if scaled(rows):
+                return base, rows
     return None
 
 
@@ -98,6 +100,10 @@ def scaled_rows(node: fx.Node) -> tuple[fx.Node, fx.Node] | None:
     return None
 
 
+def scaled(rows: fx.Node) -> bool:
+    return scaled_rows(rows) is not None or masked(rows) is not None
+
+
 class NoExperts(Differ):
     """The additions do not look like those of experts: nobody needs to be told."""
 
@@ -113,6 +119,7 @@ class Chain:
 
     def normalise(self, storage: Storage) -> None:
         """Raises Differ where an addition in place may be seen by others."""
+        self.take_masks(storage)
         first = self.nodes[0]
         base = added(first)
         assert base is not None
@@ -123,6 +130,24 @@ class Chain:
             raise Differ("some turns add in place and others do not", first)
         elif not isinstance(base[0], fx.Node):
             self.start_with_zeros(first, base[1])
+
+    def take_masks(self, storage: Storage) -> None:
+        """Rows that are scaled and then masked, as rows scaled by a masked gate."""
+        for node in self.nodes:
+            parts = added(node)
+            one = masked(parts[1]) if parts is not None else None
+            if one is None or parts is None:
+                continue
+            rows, gate = scaled_rows(one.rows) or (one.rows, None)
+            if any(storage.writer_between(argument, one.node) for argument in (rows, gate, one.rows) if argument):
+                raise Differ("what is masked is changed in place", one.node)
+            product = scale_by_mask(one, rows, gate)
+            node.replace_input_with(one.node, product)
+
+            def back(node: fx.Node = node, was: fx.Node = one.node, product: fx.Node = product) -> None:
+                node.replace_input_with(product, was)
+
+            self.undo.append(back)
 
     def out_of_place(self, total: fx.Node, storage: Storage) -> None:
         """Each addition to the one before; who reads the sum afterwards reads the last."""
@@ -173,7 +198,8 @@ class Chain:
 
 def stacked_sums(graph: fx.Graph) -> list[tuple[fx.Node, Combined]]:
     """``(torch.stack([expert(x) for …], 1) * gates[:, :, None]).sum(1)``, however it is written (combined.py)."""
-    return [(node, found) for node in graph.nodes if (found := combination(node)) is not None]
+    found = [(node, parts) for node in graph.nodes if (parts := combination(node)) is not None]
+    return [(node, parts) for node, parts in found if parts.weight is not None or all(map(scaled, parts.rows))]
 
 
 class Stacked(Chain):
@@ -194,9 +220,11 @@ class Stacked(Chain):
         with graph.inserting_before(total):
             result = add_call(graph, total, torch.zeros_like, parts.rows[0])
             for e, own in enumerate(parts.rows):
-                scaled = add_call(graph, total, torch.mul, own, self.column(e))
-                result = add_call(graph, total, torch.add, result, scaled)
+                if parts.weight is not None:
+                    own = add_call(graph, total, torch.mul, own, self.column(parts.weight, e))
+                result = add_call(graph, total, torch.add, result, own)
                 self.nodes.append(result)
+        self.take_masks(storage)
         readers = list(total.users)
         total.replace_all_uses_with(result)
 
@@ -206,9 +234,9 @@ class Stacked(Chain):
 
         self.undo.append(back)
 
-    def column(self, e: int) -> fx.Node:
+    def column(self, weight: fx.Node, e: int) -> fx.Node:
         """[T, 1]: what expert e's rows are scaled by."""
-        graph, total, weight = self.total.graph, self.total, self.parts.weight
+        graph, total = self.total.graph, self.total
         if self.parts.index is None:
             return add_call(graph, total, operator.getitem, weight, (FULL, e, None))
         chosen = add_call(graph, total, torch.eq, self.parts.index, e)
@@ -310,7 +338,7 @@ class Sparse:
     # ------------------------------------------------------------------------------------------------------------------
 
     def read_gate(self, column: fx.Node) -> Gate:
-        gate = self.scattered(column) or self.summed(column)
+        gate = self.scattered(column) or self.summed(column) or self.masked(column) or self.one_slot(column)
         if gate is None:
             raise Differ("nothing says that the rows of tokens that did not choose the expert are scaled by 0", column)
         index, weight = shape_of(gate.index), shape_of(gate.weight)
@@ -319,6 +347,58 @@ class Sparse:
         if index is None or len(index) != 2 or not same_shape(index, weight) or not whole:
             raise Differ("the gate is not made of weights and experts [tokens, slots]", column)
         return gate
+
+    def masked(self, column: fx.Node) -> Gate | None:
+        """``torch.where(condition, gate, 0)`` of a gate: all of it, or what is left of its weights."""
+        one = masked(column)
+        gate = None if one is None else self.scattered(one.rows) or self.summed(one.rows)
+        if one is None or gate is None:
+            return None
+        if holds_for_chosen(one.condition, gate.index, self.builder.row, one.kept):
+            return gate
+        compared = compared_gate(one.condition, one.rows)
+        captured = {inner: outer for outer, inner in self.builder.captures.items()}
+        if compared is None or not named_once(captured[gate.index]):
+            return None
+        weight = captured[gate.weight]
+        graph, first = weight.graph, self.builder.first
+        with graph.inserting_before(first):
+            chosen = add_call(graph, first, compared[0], weight, compared[1])
+            left = add_call(graph, first, torch.where, chosen, *((weight, 0.0) if one.kept else (0.0, weight)))
+        for made in (chosen, left):
+            self.storage.add(made)
+        return Gate(self.builder.capture(left), gate.index)
+
+    def one_slot(self, column: fx.Node) -> Gate | None:
+        """``torch.where((index == e)[:, None], weight, 0)`` or ``(index == e)[:, None]``, index [T] or [T, 1]."""
+        one, call = masked(column), read_call(column)
+        kept = one is None or one.kept
+        if one is not None:
+            lifted = self.lifted(one.rows)
+            condition, weight = one.condition, None if lifted is None else self.outer[lifted]
+        elif (value := tensor_of(column)) is not None and value.dtype == torch.bool:
+            condition, weight = column, None
+        elif call is not None and call.name == "cast":
+            condition, weight = call["input"], None
+        else:
+            return None
+        vector = column_of(condition) if isinstance(condition, fx.Node) else None
+        index = self.chosen(condition if vector is None else vector, kept)
+        value = tensor_of(self.builder.state)
+        if index is None or value is None or (one is not None and weight is None):
+            return None
+        shape = shape_of(index) or ()
+        if len(shape) + (vector is not None) != 2 or (vector is None and not same_size(shape[1], 1)):
+            return None
+        outer, first = self.outer[index], self.builder.first
+        with outer.graph.inserting_before(first):
+            if vector is not None:
+                outer = add_call(outer.graph, first, torch.unsqueeze, outer, 1)
+                self.storage.add(outer)
+            if weight is None:
+                weight = add_call(outer.graph, first, torch.ones_like, outer, dtype=value.dtype)
+                self.storage.add(weight)
+        return Gate(self.builder.capture(weight), self.builder.capture(outer))
 
     def scattered(self, column: fx.Node) -> Gate | None:
         """``gates[:, e, None]`` or ``gates[:, e : e + 1]`` of gates that are 0 for all experts that are not chosen."""
@@ -383,14 +463,36 @@ class Sparse:
                     return Gate(weight, index)
         return None
 
-    def chosen(self, node: Any) -> fx.Node | None:
-        """index of ``index == e``, cast or not."""
-        call = read_call(node) if isinstance(node, fx.Node) else None
-        while call is not None and call.name == "cast" and isinstance(call["input"], fx.Node):
+    def chosen(self, node: Any, kept: bool = True) -> fx.Node | None:
+        """index of ``index == e``, cast or not; of its opposite, if not ``kept``."""
+        call, wanted = read_call(node) if isinstance(node, fx.Node) else None, "eq" if kept else "ne"
+        while call is not None and call.name in ("cast", "logical_not") and isinstance(call["input"], fx.Node):
+            if call.name == "logical_not":
+                value = tensor_of(call["input"])
+                if value is None or value.dtype != torch.bool:
+                    return None
+                wanted = "ne" if wanted == "eq" else "eq"
             call = read_call(call["input"])
-        if call is None or call.name != "eq" or call["other"] is not self.builder.row:
+        if call is None or call.name != wanted or call["other"] is not self.builder.row:
             return None
-        return call["input"] if call["input"] in self.outer else None
+        return self.lifted(call["input"])
+
+    def lifted(self, node: Any) -> fx.Node | None:
+        """What all turns read alike, as one that the body is given: ``index[:, k]``, read before the first turn."""
+        if not isinstance(node, fx.Node) or node in self.outer:
+            return node if node in self.outer else None
+        call = read_call(node)
+        source = self.lifted(call["input"]) if call is not None and call.name in ("getitem", "select") else None
+        if call is None or source is None or node.all_input_nodes != [call["input"]]:
+            return None
+        outer = self.outer[source]
+        with outer.graph.inserting_before(self.builder.first):
+            made = outer.graph.create_node(node.op, node.target, (outer, *node.args[1:]), dict(node.kwargs))
+        made.meta.update(node.meta)
+        self.storage.add(made)
+        inner = self.builder.capture(made)
+        self.outer[inner] = made
+        return inner
 
 
 def named_once(index: fx.Node) -> bool:

@@ -143,15 +143,18 @@ Meeting = tuple[fx.Node, list[Any], "fx.Node | None"]  # the node, what meets th
 def meetings(graph: fx.Graph) -> Iterator[Meeting]:
     sums: dict[fx.Node, tuple[fx.Node, list[Any]]] = {}
     writes: dict[Any, tuple[fx.Node, list[Any]]] = {}
+    choices: dict[Any, Meeting] = {}
     for node in graph.nodes:
         call = read_call(node)
         if node.target in LISTS and node.args and isinstance(node.args[0], tuple | list):
             yield node, [item for item in node.args[0] if isinstance(item, fx.Node)], None
         elif node.target in CHOICES and len(node.args) == 3:
             at, chosen = CHOICES[node.target]
-            decides = node.args[at]
+            decides, items = node.args[at], [node.args[i] for i in chosen]
             if isinstance(decides, fx.Node):
-                yield node, [node.args[i] for i in chosen], decides
+                before = next((item for item in items if item in choices), None)
+                _, known, _ = choices.pop(before) if before is not None else (None, [], None)
+                choices[node] = node, [*known, *(item for item in items if item is not before)], decides
         elif call is not None and call.name == "add":
             summands(node, call["input"], call["other"], call.op.inplace, sums)
         elif (call is not None and call.name in SUMS) or node.target in COPIES:
@@ -160,6 +163,7 @@ def meetings(graph: fx.Graph) -> Iterator[Meeting]:
             _, terms = writes.pop((base, line), (node, []))
             inplace = call is None or call.op.inplace
             writes[base if inplace else node, line] = node, [*terms, Written(*parted(node))]
+    yield from choices.values()
     for place, terms in [*sums.values(), *writes.values()]:
         yield place, terms, None
 

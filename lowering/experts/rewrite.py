@@ -63,8 +63,10 @@ def replace_loops(work: Work) -> None:
     if work.keep_loops is not None:
         return
     failed = replace_turns(work, Storage(work.gm.graph))
-    for chain in (*map(Chain, dense_chains(work.gm.graph)), *starmap(Stacked, stacked_sums(work.gm.graph))):
-        found = replace_dense(work, chain)
+    for chain in dense_chains(work.gm.graph):
+        work.regions += replace_chain(work, chain)
+    for one in starmap(Stacked, stacked_sums(work.gm.graph)):
+        found = replace_dense(work, one)
         work.regions += [found] if found is not None else []
     if takes_blocks(work):
         drop_dead_code(work)  # what was replaced above is not to be looked at
@@ -257,6 +259,17 @@ def replace_written_out(work: Work, loop: fx.Node, region: ExpertRegion) -> None
         graph.erase_node(user)
     work.loose += loop.all_input_nodes
     graph.erase_node(loop)
+
+
+def replace_chain(work: Work, nodes: list[fx.Node]) -> list[ExpertRegion]:
+    """Additions as the turns of one loop, or of loops of equal length (a loop over slots around that over experts)."""
+    count = len(nodes)
+    for length in [count // parts for parts in range(1, count // 2 + 1) if count % parts == 0]:
+        found = replace_dense(work, Chain(nodes[:length]))
+        if found is not None and (found.lowered or length == count):
+            rest = [replace_dense(work, Chain(nodes[i : i + length])) for i in range(length, count, length)]
+            return [region for region in (found, *rest) if region is not None]
+    return []
 
 
 def replace_dense(work: Work, chain: Chain) -> ExpertRegion | None:

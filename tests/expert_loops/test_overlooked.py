@@ -159,7 +159,7 @@ def weighted_stack(x, moe):
 def weighted_before_the_stack(x, moe):
     weight, index = moe.route(x)
     y = [f(x) * (weight * (index == e)).sum(-1, keepdim=True) for e, f in enumerate(moe.experts)]
-    return torch.stack(y).sum(0)  # meet
+    return torch.stack(y).mean(0)  # meet
 
 
 def gathered_squares(x, moe):

@@ -1,0 +1,135 @@
+"""Rows that are scaled and then masked, ``torch.where(mask[:, None], expert(x) * gate, 0)``, as rows scaled by a masked
+gate: ``expert(x) * torch.where(mask[:, None], gate, 0)``. The two are equal for each row, and so are their gradients,
+where the expert's output is finite. What the mask leaves of the gate is read here too:
+
+    (index == e).any(-1, keepdim=True)      all of it: the gate is zero for the tokens that it leaves out
+    gate > c                                the same comparison of the weights that the gate is made of
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from moebius.lowering.operators import read_call
+from moebius.lowering.torch_private import same_size
+from moebius.lowering.values import add_call, same_shape, shape_of, tensor_of
+
+COMPARISONS = {"gt": torch.gt, "ge": torch.ge, "lt": torch.lt, "le": torch.le, "ne": torch.ne}
+
+
+@dataclass(frozen=True)
+class Masked:
+    """rows where the condition holds, else zeros; the other way round if not ``kept``."""
+
+    node: fx.Node
+    rows: fx.Node
+    condition: fx.Node
+    kept: bool
+
+
+def masked(node: Any) -> Masked | None:
+    """``torch.where(condition, rows, 0)``, ``torch.where(condition, 0, rows)`` and ``rows.masked_fill(condition, 0)``,
+    of a condition that has one element for each row."""
+    call = read_call(node) if isinstance(node, fx.Node) else None
+    if call is None or call.op.inplace or call.name not in ("where", "masked_fill"):
+        return None
+    if call.name == "masked_fill":
+        condition, pairs = call["mask"], [(call["input"], call["value"], False)]
+    else:
+        condition = call["condition"]
+        pairs = [(call["input"], call["other"], True), (call["other"], call["input"], False)]
+    for rows, other, kept in pairs:
+        if not (isinstance(rows, fx.Node) and isinstance(condition, fx.Node) and is_zero(other)):
+            continue
+        a, b = tensor_of(node), tensor_of(rows)
+        if a is None or b is None or a.dtype != b.dtype or not same_shape(shape_of(node), shape_of(rows)):
+            return None
+        c = tensor_of(condition)
+        column = c is not None and c.dtype == torch.bool and c.dim() == b.dim() == 2 and same_size(c.shape[1], 1)
+        return Masked(node, rows, condition, kept) if column else None
+    return None
+
+
+def is_zero(value: Any) -> bool:
+    """The number 0, or a tensor that was made of it and that nobody writes into."""
+    if not isinstance(value, fx.Node):
+        return type(value) in (int, float) and value == 0
+    call = read_call(value)
+    if call is None or any(writes(user) for user in value.users):
+        return False
+    return call.name == "zeros" or (call.name == "full" and is_zero(call["fill_value"]))
+
+
+def writes(user: fx.Node) -> bool:
+    """Whether a user may write into what it uses, or hand it on under another name."""
+    call = read_call(user)
+    return user.op != "output" and (call is None or call.op.inplace or call.op.alias)
+
+
+def scale_by_mask(one: Masked, rows: fx.Node, gate: fx.Node | None) -> fx.Node:
+    """The masked product as rows times a masked gate, written before it. gate: None where the rows are not scaled."""
+    graph, place = one.node.graph, one.node
+    with graph.inserting_before(place):
+        value = tensor_of(rows)
+        assert value is not None
+        if gate is None:
+            mask = one.condition if one.kept else add_call(graph, place, torch.logical_not, one.condition)
+            return add_call(graph, place, torch.mul, rows, add_call(graph, place, "to", mask, value.dtype))
+        chosen = (gate, 0.0) if one.kept else (0.0, gate)
+        column = add_call(graph, place, torch.where, one.condition, *chosen)
+        return add_call(graph, place, torch.mul, rows, column)
+
+
+def holds_for_chosen(condition: Any, index: fx.Node, row: fx.Node, kept: bool) -> bool:
+    """Whether it is ``(index == e).any(-1, keepdim=True)``; with kept=False, its opposite."""
+    call = read_call(condition) if isinstance(condition, fx.Node) else None
+    while call is not None and not kept and call.name == "logical_not":
+        condition, kept = call["input"], True
+        call = read_call(condition) if isinstance(condition, fx.Node) else None
+    if call is None or not kept:
+        return False
+    keepdim = True
+    if call.name in ("unsqueeze", "getitem"):
+        if call.name == "unsqueeze" and call["dim"] not in (1, -1):
+            return False
+        if call.name == "getitem" and call["index"] not in ((slice(None), None), (..., None)):
+            return False
+        call, keepdim = read_call(call["input"]) if isinstance(call["input"], fx.Node) else None, False
+    if call is None or call.name != "any" or call["dim"] not in (1, -1) or call["keepdim"] is not keepdim:
+        return False
+    chosen = read_call(call["input"]) if isinstance(call["input"], fx.Node) else None
+    return chosen is not None and chosen.name == "eq" and chosen["input"] is index and chosen["other"] is row
+
+
+def compared_gate(condition: Any, gate: fx.Node) -> tuple[Any, float] | None:
+    """(the comparison, the number) of ``gate > number``."""
+    call = read_call(condition) if isinstance(condition, fx.Node) else None
+    if call is None or call.op.inplace or call.name not in COMPARISONS or type(call["other"]) not in (int, float):
+        return None
+    return (COMPARISONS[call.name], call["other"]) if same_node(call["input"], gate) else None
+
+
+def same_node(a: Any, b: Any) -> bool:
+    """Whether two nodes are the same reading of the same tensor. (All are asked what is written between the turns.)"""
+    if a is b:
+        return True
+    if not (isinstance(a, fx.Node) and isinstance(b, fx.Node)) or a.target != b.target or a.kwargs or b.kwargs:
+        return False
+    call = read_call(a)
+    if call is None or call.op.inplace or call.name not in ("getitem", "unsqueeze", "select", "sum", "mul", "eq"):
+        return False
+    return len(a.args) == len(b.args) and all(map(same_argument, a.args, b.args))
+
+
+def same_argument(a: Any, b: Any) -> bool:
+    if isinstance(a, fx.Node) or isinstance(b, fx.Node):
+        return same_node(a, b)
+    if isinstance(a, tuple) and isinstance(b, tuple):
+        return len(a) == len(b) and all(map(same_argument, a, b))
+    if isinstance(a, slice) and isinstance(b, slice):
+        return all(same_argument(getattr(a, name), getattr(b, name)) for name in ("start", "stop", "step"))
+    return type(a) is type(b) and bool(a == b)
