@@ -43,11 +43,12 @@ from .hook import Entry, call_hooked_for, call_unhooked, set_frame_callback, set
 from .opening import count_whole, met, open_place, other_sizes
 from .options import Options
 from .parked import Parked
+from .policy import FOREIGN, LEFT_OUT, ON_A_MESH, Policy
 from .report.records import Recompile, Stats
 from .rests import MAX_RESTS, SAME_RESTS, again, later, left_alone, rests_of, run_cells_natively
 from .segment import Segment, build
 from .shadow import Shadow
-from .trace import FOREIGN, LEFT_OUT, ON_A_MESH, Policy, Request, trace
+from .trace import Request, trace
 from .tracking.values import TRACING
 
 MAX_MISSES = 2  # of one branch on data, before it becomes a graph break

@@ -26,12 +26,13 @@ from moebius.lowering.step.filters import enter_block, leave_block
 from . import torch_private
 from .hook import call_unhooked
 from .parked import Parked
+from .policy import Policy
 from .replay import Replay
 from .residual import Emitter
 from .resume import CannotResume
 from .speculation import SideExit
 from .stopped import connected, continuation
-from .trace import Policy, Request, Trace
+from .trace import Request, Trace
 from .tracking.graphs import GraphWriter
 from .tracking.optimizers import MadeState
 from .tracking.values import CannotRebuild

@@ -14,7 +14,7 @@ from .sources import Part, Source
 from .tracking.objects import may_be_replaced
 
 if TYPE_CHECKING:
-    from .trace import Policy
+    from .policy import Policy
 
 
 OPENED = (int, float, str)

@@ -371,6 +371,18 @@ def throw_switches(wanted: dict[str, Any]) -> None:
 
 
 @contextlib.contextmanager
+def autocast_as(state: Sequence[tuple[str, torch.dtype]]) -> Iterator[None]:
+    """Inside, autocast is on for these devices with these dtypes, and for no others."""
+    before, wanted = switches(), dict(state)
+    now = {d: (d in wanted, wanted.get(d, dtype)) for d, (_, dtype) in before["autocast"].items()}
+    throw_switches(before | {"autocast": now})
+    try:
+        yield
+    finally:
+        throw_switches(switches() | {name: before[name] for name in ("autocast", "cache")})
+
+
+@contextlib.contextmanager
 def fakes_without_warning() -> Iterator[None]:
     """FakeTensorMode reads ``.grad`` of each tensor that it converts, of non-leaves as well, which warns.
 

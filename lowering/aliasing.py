@@ -14,7 +14,7 @@ from torch import fx
 from moebius.lowering.graph import LayerCall
 from moebius.lowering.memo import MEMO
 from moebius.lowering.operators import Call, call_operands, is_pure, loop_body, read_call
-from moebius.lowering.step import autograd_function, backward_with_hooks, is_backward, set_data
+from moebius.lowering.step import autograd_function, backward_with_hooks, by_autocast, is_backward, set_data
 from moebius.lowering.torch_private import may_write, only_reads
 from moebius.lowering.values import value_of
 
@@ -77,9 +77,10 @@ def function_writes(node: fx.Node, tensors: list[fx.Node]) -> list[fx.Node]:
     if isinstance(target, LayerCall) and target.isolated:
         return []
     name = getattr(target, "__name__", "")
-    if target is autograd_function:
+    if target in (autograd_function, by_autocast):
         owner: Any = node.graph.owning_module
-        bodies = [owner.get_submodule(body.target) for body in node.args[:2] if isinstance(body, fx.Node)]
+        given: Any = node.args[:2] if target is autograd_function else node.args[1]
+        bodies = [owner.get_submodule(body.target) for body in given if isinstance(body, fx.Node)]
         return tensors if any(writes_into(inner) for body in bodies for inner in body.graph.nodes) else []
     mutable = may_write(target)
     if mutable is not None:

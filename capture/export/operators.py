@@ -30,6 +30,7 @@ from moebius.lowering.graph import expert_loop, skip_turn
 from moebius.lowering.step import (
     autograd_function,
     backward_with_hooks,
+    by_autocast,
     gradient_of,
     require_accumulated,
     require_branch,
@@ -121,6 +122,7 @@ OURS: dict[str, Callable[..., Any]] = {
     "moebius.expert_loop": expert_loop,
     "moebius.skip_turn": skip_turn,
     "moebius.autograd_function": autograd_function,
+    "moebius.by_autocast": by_autocast,
     "moebius.backward_with_hooks": backward_with_hooks,
     "moebius.gradient_of": gradient_of,
     "moebius.require_accumulated": require_accumulated,

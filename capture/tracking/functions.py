@@ -10,13 +10,15 @@ from __future__ import annotations
 from typing import Any, cast
 
 import torch
+from torch import fx
 
-from moebius.lowering.step import autograd_function, put_back_mode
+from moebius.lowering.step import autocast_now, autograd_function, by_autocast, put_back_mode
 
 from .. import torch_private
 from ..sources import Static
 from . import natives
 from .bodies import Bodies
+from .graphs import GraphScope
 from .values import ATOMS, SYMBOLIC, Break, TensorProxy
 
 HINT = "it runs natively; nothing to do"
@@ -87,12 +89,8 @@ class AutogradFunctions(Bodies):
             given = list(results) if isinstance(results, tuple) else [results]
             outputs = self.tensors_in(given)
             constant = tuple(i for i, o in enumerate(outputs) if any(o is c for c in self.get(ctx, "constant")))
-            with self.scope() as backward:
-                passed = self.differentiable(ctx, given, [outputs[i] for i in constant])
-                gradients = self.backward(cls, ctx, given, passed, args) if recorded else ()
-                backward.graph.output(tuple(self.writer.argument(g) for g in gradients))
-                put_back_mode(backward.graph)
-                backward_module = self.writer.module()
+            passed = self.differentiable(ctx, given, [outputs[i] for i in constant])
+            backward, backward_module = self.backward_graph(cls, ctx, given, passed, args, recorded)
             kept = list(backward.lifted)
             by_torch = {t.node for t in self.get(ctx, "saved_tensors") if isinstance(t, TensorProxy)}
             saved = tuple(i for i, n in enumerate(kept) if n in by_torch)
@@ -158,13 +156,38 @@ class AutogradFunctions(Bodies):
             raise Break("autograd.Function", "set_materialize_grads(False), and it gives several results", HINT)
         return found
 
+    def backward_graph(
+        self, cls: type, ctx: Any, outputs: list[Any], passed: list[Any], args: tuple, recorded: bool
+    ) -> tuple[GraphScope, fx.GraphModule]:
+        """Backward's graph. Autocast casts where backward runs, which is not where the function is called: backward is
+        interpreted under the one here, under the one that the step began with, and under none."""
+        made: list[Any] = []
+        states = list(dict.fromkeys((autocast_now(), *self.tensors.gradients.casts))) if recorded else []
+        self.tensors.gradients.functions += [states] if recorded else []
+        for state in states:
+            with self.scope() as scope, torch_private.autocast_as(state):
+                gradients = self.backward(cls, ctx, outputs, passed, args)
+                scope.graph.output(tuple(self.writer.argument(g) for g in gradients))
+                put_back_mode(scope.graph)
+                made.append((state, scope, self.writer.module()))
+        if len({str(module.graph) for _, _, module in made}) == 1:
+            return made[0][1:]
+        with self.scope() as scope:
+            known = [self.gradient(f"gradient_{i}", o.fake).node for i, o in enumerate(outputs) if is_tensor(o)]
+            if not made:
+                scope.graph.output(())
+                return scope, self.writer.module()
+            bodies = tuple(self.body("function_backward", module) for _, _, module in made)
+            captures = tuple((*known, *(scope.own(n) for n in inner.lifted)) for _, inner, _ in made)
+            chosen = self.writer.node("call_function", by_autocast, (tuple(states), bodies, captures), {})
+            chosen.meta["val"] = None
+            scope.graph.output(chosen)
+            return scope, self.writer.module()
+
     def backward(self, cls: type, ctx: Any, outputs: list[Any], passed: list[Any], args: tuple) -> list[Any]:
         """One gradient or None for each tensor among the arguments. outputs: what forward gave; passed: those of them
         whose gradients backward sees."""
-        given = [
-            self.gradient(f"gradient_{i}", output.fake) if isinstance(output, TensorProxy) else None
-            for i, output in enumerate(outputs)
-        ]
+        given = [self.gradient(f"gradient_{i}", o.fake) if is_tensor(o) else None for i, o in enumerate(outputs)]
         given = [g if any(o is p for p in passed) else None for o, g in zip(outputs, given, strict=True)]
         self.writer.in_backward = True
         try:
@@ -200,3 +223,7 @@ class AutogradFunctions(Bodies):
                 return template.detach().clone() if is_new else template.detach()
             with torch.enable_grad():
                 return cast(torch.Tensor, FunctionHistory.apply([template], *inputs))
+
+
+def is_tensor(value: Any) -> bool:
+    return isinstance(value, TensorProxy)

@@ -19,6 +19,7 @@ from torch import fx
 
 from moebius.lowering.graph import expert_loop
 from moebius.lowering.step import (
+    autocast_now,
     backward_with_hooks,
     gradient_of,
     require_accumulated,
@@ -70,6 +71,9 @@ class Gradients:
     def __init__(self, tensors: TensorOperations, inside: bool):
         self.tensors, self.inside = tensors, inside
         self.outside = ("it runs between two graphs", NATIVELY)  # why, where it may not, and what to do
+        self.casts = [autocast_now(), ()]  # the autocast that backward of an autograd.Function may run under
+        self.unmet_casts: set[Any] = set()  # what it did run under, and was not interpreted for
+        self.functions: list[Any] = []  # of each one that is called, what its backward was interpreted for
         self.note: Callable[[str], None] = lambda what: None
         self.switched: Callable[[], None] = lambda: None  # told before a tensor begins or ceases to require gradients
         self.of: dict[TensorProxy, Any] = {}  # what is known of each leaf's .grad
@@ -266,6 +270,9 @@ class Gradients:
             self.tensors.writer.node("call_function", require_given, (node, expected), {}).meta["val"] = None
 
     def require(self) -> None:
+        now = autocast_now()
+        if any(now not in casts for casts in self.functions):
+            self.unmet_casts.add(now)  # the step is traced again
         if not self.inside:
             raise Break("Tensor.backward", *self.outside)
         if self.tensors.writer.scope.in_loop:

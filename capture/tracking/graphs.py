@@ -124,10 +124,11 @@ class GraphWriter:
             self.ran.clear()
         return node
 
-    def note_dropout(self, fake: torch.Tensor) -> None:
-        """Dropout has run, and not on the fakes."""
+    def note_dropout(self, fake: torch.Tensor) -> torch.Tensor:
+        """Dropout has run, and not on the fakes; gives what it gave."""
         if self.ran is not None:
             self.ran.append((torch.ops.aten.native_dropout.default, (fake, 0.5, True), {}, (fake, fake)))
+        return fake
 
     def refuse_question(self, what: str) -> None:
         """In a checkpointed call that has no gradients the first time, and in a function's backward, which may have

@@ -277,8 +277,7 @@ class TensorOperations:
         if function in BINCOUNTS and isinstance(args[0], TensorProxy) and (count := bins(*args, **kwargs)) is not None:
             result: Any = args[0].fake.new_empty(count, dtype=torch.int64)
         elif function is torch.nn.functional.dropout and (like := dropped_out(*args, **kwargs)) is not None:
-            result = like
-            self.writer.note_dropout(like)
+            result = self.writer.note_dropout(like)
         elif function is torch.nn.functional.batch_norm:  # (momentum=None: one over a count that a buffer holds)
             result = self.on_fakes(function, tuple(map(some_float, args)), kwargs)
         else:

@@ -9,7 +9,7 @@ from moebius.lowering.step.absent import ROLES, going_on, is_backward, role_of, 
 from moebius.lowering.step.bars import bar_call
 from moebius.lowering.step.branches import BranchError, require_branch
 from moebius.lowering.step.data import set_data
-from moebius.lowering.step.functions import autograd_function, put_back_mode
+from moebius.lowering.step.functions import autocast_now, autograd_function, by_autocast, put_back_mode
 from moebius.lowering.step.gradients import (
     MissingGradientError,
     gradient_of,
@@ -24,9 +24,11 @@ __all__ = [
     "BranchError",
     "MissingGradientError",
     "asks_of_each",
+    "autocast_now",
     "autograd_function",
     "backward_with_hooks",
     "bar_call",
+    "by_autocast",
     "going_on",
     "gradient_of",
     "is_backward",

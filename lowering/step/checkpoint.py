@@ -79,19 +79,10 @@ def checkpointed(
     early_stop: as torch's, where that is not so. policy: names what is kept all the same.
     """
 
-    runs = 0
-
     def run(*tensors: torch.Tensor) -> tuple[Any, ...]:
-        nonlocal runs
-        runs += 1
-        found: tuple[Any, ...]
-        if runs == 1:
-            found = code_of(body)(*tensors, *captures)
-            return found
         devices = {t.device.type for t in (*tensors, *captures) if isinstance(t, torch.Tensor)}
-        with autocast_put_back({"cpu", *devices}):
-            found = code_of(body)(*tensors, *captures)
-        return found
+        with modes_put_back({"cpu", *devices}):
+            return cast(tuple[Any, ...], code_of(body)(*tensors, *captures))
 
     options: dict[str, Any] = {} if reentrant else {"determinism_check": determinism_check}
     if not early_stop:
@@ -105,9 +96,10 @@ def checkpointed(
 
 
 @contextmanager
-def autocast_put_back(devices: Iterable[str]) -> Iterator[None]:
-    """Where the body ends early, as torch has it do once backward has what it needs, autocast is as it was before: a
-    graph has no block around what runs in ``with torch.autocast``."""
+def modes_put_back(devices: Iterable[str]) -> Iterator[None]:
+    """Where the body ends early, by an error or as torch has it do once backward has what it needs, autocast and grad
+    mode are as they were before: a graph has no block around what runs in ``with torch.autocast``."""
+    recorded = torch.is_grad_enabled()
     before = [(d, torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in devices]
     cached = torch.is_autocast_cache_enabled()
     depth = torch.autocast_increment_nesting()
@@ -125,6 +117,7 @@ def autocast_put_back(devices: Iterable[str]) -> Iterator[None]:
             torch.set_autocast_enabled(device, enabled)
             torch.set_autocast_dtype(device, dtype)
         torch.set_autocast_cache_enabled(cached)
+        torch.set_grad_enabled(recorded)
         raise
 
 

@@ -13,6 +13,8 @@ from torch.autograd.function import once_differentiable
 from moebius.lowering.graph import code_of
 from moebius.lowering.torch_private import set_grad_enabled
 
+DEVICES = ("cpu", "cuda")
+
 
 class GraphFunction(torch.autograd.Function):
     """What runs in the user's function's place: the two graphs, and what the first keeps for the second."""
@@ -81,6 +83,27 @@ def autograd_function(
     return cast(tuple[Any, ...], result)
 
 
+def autocast_now() -> tuple[tuple[str, torch.dtype], ...]:
+    """The devices on which operators cast their operands, and to what."""
+    return tuple((d, torch.get_autocast_dtype(d)) for d in DEVICES if torch.is_autocast_enabled(d))
+
+
+def by_autocast(
+    states: Sequence[tuple[tuple[str, torch.dtype], ...]],
+    bodies: Sequence[fx.GraphModule],
+    captures: Sequence[Sequence[Any]],
+) -> tuple[Any, ...]:
+    """The one of several graphs of a backward that was made under the autocast that backward runs under.
+
+    states: as ``autocast_now`` says them; one for each body. Raises RuntimeError under another one.
+    """
+    now = autocast_now()
+    for state, body, captured in zip(states, bodies, captures, strict=True):
+        if state == now:
+            return cast(tuple[Any, ...], code_of(body)(*captured))
+    raise RuntimeError(f"an autograd.Function was captured for backward under autocast {list(states)}, not {now}")
+
+
 def put_back_mode(graph: fx.Graph) -> None:
     """In a backward's graph: where ``with torch.no_grad()`` ends, grad mode is what it was before, which a caller's
     ``create_graph=True`` switches on. The graph was traced without."""
@@ -99,3 +122,4 @@ def put_back_mode(graph: fx.Graph) -> None:
 
 
 fx.wrap("autograd_function")
+fx.wrap("by_autocast")

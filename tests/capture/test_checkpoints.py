@@ -310,7 +310,7 @@ def test_autocast_in_a_checkpointed_block_is_left(block, reentrant):
 
 
 def test_autocast_that_is_not_put_back_is_a_wrong_answer(monkeypatch):
-    monkeypatch.setattr(lowered, "autocast_put_back", lambda devices: contextlib.nullcontext())
+    monkeypatch.setattr(lowered, "modes_put_back", lambda devices: contextlib.nullcontext())
     try:
         with pytest.raises(AssertionError):
             check(Cast, {"use_reentrant": False}, steps=4)
