@@ -460,7 +460,7 @@ class Calls(Methods, Construction, StandIns):
             if function in natives.READS_LISTS and (items := self.plain_items(args[0])) is not None:
                 values[0] = items
             if getattr(function, "__module__", "") != "_operator":
-                values = [natives.specialised(v) for v in values]
+                values = [natives.specialised(v, self.known) for v in values]
             if all(natives.is_operand(v, self.known) for v in (*values, *kwargs.values())):
                 return self.objects.made(function(*values, **kwargs))
             if (
@@ -551,7 +551,7 @@ class GroupKey(InTrace):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         key = args[0] if self.function is None else super().__call__(*args, **kwargs)
-        key = natives.specialised(key)
+        key = natives.specialised(key, self.calls.known)
         if not natives.is_plain(key, self.calls.known):
             raise Break("itertools.groupby", f"by a {type_of(key).__name__}", "group by plain keys")
         return key

@@ -37,7 +37,7 @@ class Construction(CallParts):
             if cls is torch.Size and all(type(v) in (int, torch.SymInt) for value in values for v in value):
                 return torch.Size(*values)
             if cls is not slice:
-                values = [natives.specialised(v) for v in values]
+                values = [natives.specialised(v, self.known) for v in values]
             if not all(natives.is_plain(v, self.known) for v in (*values, *kwargs.values())):
                 if cls in (slice,):
                     return slice(*values)

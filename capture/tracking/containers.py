@@ -416,7 +416,7 @@ class Containers(Parts):
             value = value if known is None else known
         if self.texts.is_open(value) and type(spec) in ATOMS:
             return self.texts.formatted(value, conversion, spec)
-        value = natives.specialised(value)
+        value = natives.specialised(value, self.calls.known)
         if natives.is_plain(value, self.calls.known):
             return super().format_value(value, conversion, spec)
         own = ABSENT if conversion else self.attributes.on_type(type_of(value), "__format__")
@@ -436,7 +436,7 @@ class Containers(Parts):
     def convert_value(self, value: Any, conversion: str) -> Any:
         if self.texts.is_open(value):
             return self.texts.formatted(value, conversion, "")
-        value = natives.specialised(value)
+        value = natives.specialised(value, self.calls.known)
         if not natives.is_plain(value, self.calls.known):
             raise Break(
                 "text of a value that is not plain",
@@ -449,7 +449,7 @@ class Containers(Parts):
         """``str(value)``."""
         if self.texts.is_open(value) and not encoding:
             return self.texts.formatted(value, "s", "")
-        value = natives.specialised(value)
+        value = natives.specialised(value, self.calls.known)
         if natives.is_plain(value, self.calls.known) or isinstance(value, BaseException):
             return str(value, *encoding)
         if not isinstance(value, TensorProxy | LoopLeftover | TensorMethod):
@@ -468,7 +468,7 @@ class Containers(Parts):
         """``repr(value)``."""
         if self.texts.is_open(value):
             return self.texts.formatted(value, "r", "")
-        value = natives.specialised(value)
+        value = natives.specialised(value, self.calls.known)
         if natives.is_plain(value, self.calls.known):
             return repr(value)
         method = self.attributes.on_type(type(value), "__repr__") if not isinstance(value, TensorProxy) else ABSENT

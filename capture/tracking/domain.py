@@ -216,12 +216,17 @@ class TrackingDomain(Operators, Containers):
 
     def guard_function(self, function: types.FunctionType) -> None:
         """A function that existed before: its code and defaults are facts, and the defaults become known objects."""
-        if self.objects.is_new(function) or function in self.guarded_functions:
+        if self.objects.is_new(function):
+            return
+        defaults, keyword_defaults = function.__defaults__, function.__kwdefaults__
+        held = self.objects.records.get(id(keyword_defaults)) if keyword_defaults else None
+        if held is not None and held.changed:
+            raise Break("defaults that the step changed", function.__qualname__, "pass the argument")
+        if function in self.guarded_functions:
             return
         self.guarded_functions.add(function)
         record = self.objects.records.get(id(function))
         name = record.source.name if record is not None else function.__qualname__
-        defaults, keyword_defaults = function.__defaults__, function.__kwdefaults__
         items = tuple((keyword_defaults or {}).items())
         if record is None or record.source.static:
             self.objects.guards.function(name, function)

@@ -155,7 +155,7 @@ class Methods(CallParts):
                 return self.tensors.texts.make(texts.joined, *between)
         if name == "format" and isinstance(owner, str) and self.tensors.texts.is_open(*args, *kwargs.values()):
             return self.tensors.texts.make(texts.filled, owner, tuple(kwargs), *args, *kwargs.values())
-        values = [natives.specialised(self.domain.plain_contents(a)) for a in args]
+        values = [natives.specialised(self.domain.plain_contents(a), self.known) for a in args]
         if name == "join" and args:
             values = [self.fast(args[0])]
         if name == "format":
@@ -197,8 +197,10 @@ class Methods(CallParts):
             record.appends.extend(items)
             return None
         target = self.objects.contents(owner)
-        if base in SETS and name in ("update", "difference_update", "intersection_update"):
+        if base in (set, frozenset) and name in ITERABLE_ARGUMENT:
             args = [self.keys_of(a) for a in args]
+        if name in ("__add__", "__or__", "__and__", "__sub__"):
+            args = [self.domain.operand(a) for a in args]
         if base in DICTS or base in SETS:
             if name in KEYED and args:
                 args = [self.objects.real_key(args[0]), *args[1:]]

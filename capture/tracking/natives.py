@@ -367,8 +367,11 @@ def is_plain(value: Any, known: Callable[[Any], bool]) -> bool:
     return all(is_plain(v, known) for v in value)
 
 
-def specialised(value: Any) -> Any:
-    """Symbolic scalars as the numbers that they are today: a guard that they stay so. A graph break if nobody knows."""
+def specialised(value: Any, known: Callable[[Any], bool] | None = None) -> Any:
+    """Symbolic scalars as the numbers that they are today: a guard that they stay so. A graph break if nobody knows.
+
+    known: whether a list existed before the step, which is not looked into; without it no list is.
+    """
     kind = type(value)
     if isinstance(value, StandIn):
         value.refuse("the value")
@@ -381,10 +384,12 @@ def specialised(value: Any) -> Any:
             raise Break(
                 "size that depends on values", f"Python needs the number {value}", "keep it in shapes, or in a tensor"
             ) from None
+    if kind is list and (known is None or known(value)):
+        return value
     if kind in (tuple, list, torch.Size) and any(
         type(v) in SYMBOLIC or type(v) in (tuple, list, torch.Size) for v in value
     ):
-        return kind(specialised(v) for v in value)
+        return kind(specialised(v, known) for v in value)
     return value
 
 

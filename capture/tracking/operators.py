@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import collections
 import operator
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from typing import Any, cast
 
 import torch
@@ -27,6 +28,7 @@ from .unfollowed import Unfollowed
 from .values import ATOMS, IDENTITIES, SYMBOLIC, Break, LoopLeftover, StandIn, TensorMethod, TensorProxy, type_of
 from .views import View
 
+READ_BY_C = (*CONTAINERS, frozenset)  # and what is derived from one
 UNARIES: dict[str, Callable[[Any], Any]] = {"-": operator.neg, "+": operator.pos, "~": operator.invert}
 SIMPLE = frozenset({int, float, str, bool, bytes, type(None)})
 DUNDERS = {
@@ -105,7 +107,8 @@ class Operators(Parts):
     def text_binary(self, op: str, left: Any, right: Any) -> Any:
         if op in ("+", "+=") and all(isinstance(v, Text | str) for v in (left, right)):
             return self.tensors.texts.make(texts.joined, left, right)
-        return self.binary(op, natives.specialised(left), natives.specialised(right))
+        left, right = (natives.specialised(v, self.calls.known) for v in (left, right))
+        return self.binary(op, left, right)
 
     def tensor_binary(self, op: str, left: Any, right: Any) -> Any:
         names = [f"__{n}{DUNDERS[op.removesuffix('=')]}__" for n in ("", "r")]
@@ -143,7 +146,7 @@ class Operators(Parts):
         parts = values if type(values) is tuple else (values,)
         if self.tensors.texts.is_open(*parts):
             return self.tensors.texts.make(texts.percent, text, *parts)
-        values = natives.specialised(values)
+        values = natives.specialised(values, self.calls.known)
         if not natives.is_plain(values, self.calls.known):
             raise Break("text of values that are not plain", "str % ...", "format plain values")
         return text % values
@@ -151,6 +154,14 @@ class Operators(Parts):
     def operand(self, value: Any) -> Any:
         """A container as the real one that stands for it."""
         return self.objects.contents(value) if type(value) in CONTAINERS else value
+
+    def native(self, function: Any, *args: Any, **kwargs: Any) -> Any:
+        """C code that an operator comes to: not with a container from outside, of which nobody has read the items."""
+        for value in args:
+            if isinstance(value, READ_BY_C) and self.objects.is_entered(value):
+                kind = type(value).__name__
+                raise Break("container read by an operator", f"a {kind} that the step did not make", "use its methods")
+        return function(*args, **kwargs)
 
     def compare(self, op: str, left: Any, right: Any) -> Any:
         left_kind, right_kind = type(left), type(right)
@@ -161,7 +172,8 @@ class Operators(Parts):
         if left_kind is TensorProxy or right_kind is TensorProxy:
             return self.tensor_compare(op, left, right)
         if left_kind is Text or right_kind is Text:
-            return self.compare(op, natives.specialised(left), natives.specialised(right))
+            left, right = (natives.specialised(v, self.calls.known) for v in (left, right))
+            return self.compare(op, left, right)
         if left_kind is Number or right_kind is Number:
             if all(type(v) is Number or type(v) in (int, float, bool) for v in (left, right)):
                 return self.tensors.numbers.apply(numbers.OPERATIONS[op], left, right)
@@ -187,9 +199,11 @@ class Operators(Parts):
         a, b = self.operand(left), self.operand(right)
         if self.compares_in_python(left, op) or self.compares_in_python(right, op):
             return super().compare(op, a, b)
+        if type(a) in DICTS and type(b) in DICTS and op in ("==", "!="):
+            return self.compare_dicts(a, b) is (op == "==")
         if any(k in CONTAINERS or k in natives.VIEWS for k in (type(a), type(b))):
             if not (natives.is_plain(a, self.calls.known) and natives.is_plain(b, self.calls.known)):
-                if type(a) is not type(b) and op in ("==", "!="):
+                if family_of(a) is not family_of(b) and op in ("==", "!="):
                     return op == "!="
                 raise Break(
                     "comparison of containers",
@@ -231,6 +245,17 @@ class Operators(Parts):
             self.is_one(a, b) or self.truth(self.compare("==", a, b)) for a, b in zip(left, right, strict=True)
         )
         return equal is (op == "==")
+
+    def compare_dicts(self, left: dict[Any, Any], right: dict[Any, Any]) -> bool:
+        """``==`` of two dicts (dict_equal in Objects/dictobject.c); two ordered ones have the same order, too."""
+        if not all(natives.is_plain(key, self.calls.known) for key in (*left, *right)):
+            raise Break("comparison of containers", "dicts with keys that are not plain", "compare plain values")
+        if left.keys() != right.keys():
+            return False
+        if all(isinstance(one, collections.OrderedDict) for one in (left, right)) and list(left) != list(right):
+            return False
+        pairs = [(right[key], value) for key, value in left.items()]
+        return all(self.is_one(b, a) or self.truth(self.compare("==", b, a)) for b, a in pairs)
 
     def tensor_compare(self, op: str, left: Any, right: Any) -> Any:
         for value in (left, right):
@@ -400,6 +425,12 @@ class Operators(Parts):
 def stand_in_of(left: Any, right: Any) -> StandIn | None:
     """That of two operands which stands for something else, the left one first."""
     return left if isinstance(left, StandIn) else right if isinstance(right, StandIn) else None
+
+
+def family_of(value: Any) -> type:
+    """The type that the value is compared as: containers of two families are never equal."""
+    families = (dict, list, tuple, collections.deque, Set)
+    return next((family for family in families if isinstance(value, family)), type(value))
 
 
 def defined_in_c(kind: type, name: str) -> bool:
