@@ -96,6 +96,7 @@ class Trace:
         self.domain.stop_at = stop_at
         self.domain.calls.inference.allowed = not policy.inference_breaks
         self.tensors.gradients.casts += policy.casts
+        self.tensors.gradients.natively = policy.natively
         if policy.each_module:
             self.domain.blocks = None
         self.domain.told_compiling = policy.told_compiling
@@ -412,6 +413,10 @@ def traced(request: Request, policy: Policy) -> Trace:
             continue
         if attempt.tensors.gradients.needs_history and not policy.each_module:
             policy.each_module = True
+            attempt.release()
+            continue
+        if functions := attempt.tensors.gradients.changed - policy.natively:
+            policy.natively |= functions
             attempt.release()
             continue
         if casts := [c for c in attempt.tensors.gradients.unmet_casts if c not in policy.casts]:

@@ -7,6 +7,9 @@ graphs in a real autograd Function, so that autograd saves what the user's backw
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
@@ -18,11 +21,21 @@ from .. import torch_private
 from ..sources import Static
 from . import natives
 from .bodies import Bodies
+from .gradients import CHANGED, Applied
 from .graphs import GraphScope
 from .values import ATOMS, SYMBOLIC, Break, TensorProxy
 
 HINT = "it runs natively; nothing to do"
 ONCE = torch.autograd.function.once_differentiable(lambda ctx: None).__code__  # of what it makes of any backward
+
+
+@dataclass(frozen=True, eq=False)
+class Made:
+    """Backward's graph for one state of autocast."""
+
+    state: Any
+    scope: GraphScope
+    module: fx.GraphModule
 
 
 class Context:
@@ -90,7 +103,8 @@ class AutogradFunctions(Bodies):
             outputs = self.tensors_in(given)
             constant = tuple(i for i, o in enumerate(outputs) if any(o is c for c in self.get(ctx, "constant")))
             passed = self.differentiable(ctx, given, [outputs[i] for i in constant])
-            backward, backward_module = self.backward_graph(cls, ctx, given, passed, args, recorded)
+            made = self.backward_graphs(cls, ctx, given, passed, args) if recorded else []
+            backward, backward_module = self.chosen(made, given)
             kept = list(backward.lifted)
             by_torch = {t.node for t in self.get(ctx, "saved_tensors") if isinstance(t, TensorProxy)}
             saved = tuple(i for i, n in enumerate(kept) if n in by_torch)
@@ -105,6 +119,11 @@ class AutogradFunctions(Bodies):
         fakes = tuple(
             self.fake(o.fake, i in constant, recorded, [p.fake for p in inputs]) for i, o in enumerate(outputs)
         )
+        if made:
+            calling = functools.partial(self.backward_graphs, cls, ctx, given, passed, args, [made[0].state])
+            unchanged = functools.partial(self.is_unchanged, forward, made[0], calling)
+            histories, casts = frozenset(f.grad_fn for f in fakes if f.grad_fn is not None), [m.state for m in made]
+            self.tensors.gradients.functions.append(Applied(name_of(cls), histories, casts, unchanged))
         wrapped = dict(zip(outputs, self.tensors.wrap(fakes, node), strict=True))
         found = tuple(wrapped[o] if isinstance(o, TensorProxy) else o for o in given)
         return self.objects.made(found) if isinstance(results, tuple) else found[0]
@@ -115,6 +134,8 @@ class AutogradFunctions(Bodies):
             raise Break("autograd.Function", f"{name}: this backend takes a graph of operators alone", HINT)
         if self.writer.scope.parent is not None:
             raise Break("autograd.Function", f"{name}, in an expert loop or in another function", HINT)
+        if name_of(cls) in self.tensors.gradients.natively:
+            raise Break("autograd.Function", f"{name}: {CHANGED}", "set it before the call, or pass it as an argument")
         for method in ("vjp", "jvp"):  # (vmap is for a transform, where everything runs natively)
             if self.has_own(cls, method):
                 raise Break("autograd.Function", f"{name} has its own {method}", HINT)
@@ -156,33 +177,49 @@ class AutogradFunctions(Bodies):
             raise Break("autograd.Function", "set_materialize_grads(False), and it gives several results", HINT)
         return found
 
-    def backward_graph(
-        self, cls: type, ctx: Any, outputs: list[Any], passed: list[Any], args: tuple, recorded: bool
-    ) -> tuple[GraphScope, fx.GraphModule]:
-        """Backward's graph. Autocast casts where backward runs, which is not where the function is called: backward is
+    def backward_graphs(
+        self, cls: type, ctx: Any, outputs: list[Any], passed: list[Any], args: tuple, states: Sequence[Any] = ()
+    ) -> list[Made]:
+        """Backward's graphs. Autocast casts where backward runs, which is not where the function is called: backward is
         interpreted under the one here, under the one that the step began with, and under none."""
-        made: list[Any] = []
-        states = list(dict.fromkeys((autocast_now(), *self.tensors.gradients.casts))) if recorded else []
-        self.tensors.gradients.functions += [states] if recorded else []
-        for state in states:
+        made = []
+        for state in states or dict.fromkeys((autocast_now(), *self.tensors.gradients.casts)):
             with self.scope() as scope, torch_private.autocast_as(state):
                 gradients = self.backward(cls, ctx, outputs, passed, args)
                 scope.graph.output(tuple(self.writer.argument(g) for g in gradients))
                 put_back_mode(scope.graph)
-                made.append((state, scope, self.writer.module()))
-        if len({str(module.graph) for _, _, module in made}) == 1:
-            return made[0][1:]
+                made.append(Made(state, scope, self.writer.module()))
+        return made
+
+    def chosen(self, made: list[Made], outputs: list[Any]) -> tuple[GraphScope, fx.GraphModule]:
+        """One graph for all of them. outputs: what forward gave."""
+        if len({str(m.module.graph) for m in made}) == 1:
+            return made[0].scope, made[0].module
         with self.scope() as scope:
             known = [self.gradient(f"gradient_{i}", o.fake).node for i, o in enumerate(outputs) if is_tensor(o)]
             if not made:
                 scope.graph.output(())
                 return scope, self.writer.module()
-            bodies = tuple(self.body("function_backward", module) for _, _, module in made)
-            captures = tuple((*known, *(scope.own(n) for n in inner.lifted)) for _, inner, _ in made)
-            chosen = self.writer.node("call_function", by_autocast, (tuple(states), bodies, captures), {})
+            bodies = tuple(self.body("function_backward", m.module) for m in made)
+            captures = tuple((*known, *(scope.own(n) for n in m.scope.lifted)) for m in made)
+            states = tuple(m.state for m in made)
+            chosen = self.writer.node("call_function", by_autocast, (states, bodies, captures), {})
             chosen.meta["val"] = None
             scope.graph.output(chosen)
             return scope, self.writer.module()
+
+    def is_unchanged(self, forward: GraphScope, made: Made, again: Callable[[], list[Made]]) -> bool:
+        """Whether backward is interpreted as the same graph over the same values once more, as a backward runs it now.
+        again: interprets it."""
+        outer, self.writer.scope = self.writer.scope, forward
+        try:
+            (found,) = again()
+        except Exception:
+            return False
+        finally:
+            self.writer.scope = outer
+        same = list(found.scope.lifted) == list(made.scope.lifted)
+        return same and str(found.module.graph) == str(made.module.graph)
 
     def backward(self, cls: type, ctx: Any, outputs: list[Any], passed: list[Any], args: tuple) -> list[Any]:
         """One gradient or None for each tensor among the arguments. outputs: what forward gave; passed: those of them
@@ -227,3 +264,7 @@ class AutogradFunctions(Bodies):
 
 def is_tensor(value: Any) -> bool:
     return isinstance(value, TensorProxy)
+
+
+def name_of(cls: type) -> str:
+    return f"{cls.__module__}.{cls.__qualname__}"

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -56,6 +57,20 @@ SPARSE_OPTIONS = {
 }
 
 
+CHANGED = "what its backward reads is changed after the call"
+
+
+@dataclass(frozen=True, eq=False)
+class Applied:
+    """A call of an ``autograd.Function``. histories: the autograd nodes of its results' fakes. casts: the autocast that
+    its backward was interpreted for. is_unchanged: whether it would be interpreted as the same graph now."""
+
+    name: str
+    histories: frozenset[Any]
+    casts: list[Any]
+    is_unchanged: Callable[[], bool]
+
+
 class Accumulated:
     """The gradient after a backward that reached the leaf. before: None, or UNREAD for what the call began with."""
 
@@ -73,7 +88,9 @@ class Gradients:
         self.outside = ("it runs between two graphs", NATIVELY)  # why, where it may not, and what to do
         self.casts = [autocast_now(), ()]  # the autocast that backward of an autograd.Function may run under
         self.unmet_casts: set[Any] = set()  # what it did run under, and was not interpreted for
-        self.functions: list[Any] = []  # of each one that is called, what its backward was interpreted for
+        self.functions: list[Applied] = []  # the calls of such functions
+        self.natively: set[str] = set()  # names of those that are to run natively
+        self.changed: set[str] = set()  # the same, as this trace has found
         self.note: Callable[[str], None] = lambda what: None
         self.switched: Callable[[], None] = lambda: None  # told before a tensor begins or ceases to require gradients
         self.of: dict[TensorProxy, Any] = {}  # what is known of each leaf's .grad
@@ -113,6 +130,7 @@ class Gradients:
                 raise Break("Tensor.backward", "backward() of this tensor raises", "the error is raised natively")
         wanted = None if inputs is None else list(inputs) if isinstance(inputs, list | tuple) else [inputs]
         leaves, reached = self.reached(outputs)
+        self.look_again(reached)
         if wanted is not None:
             leaves = [p for p in leaves if p in wanted]
         if create_graph:
@@ -234,6 +252,7 @@ class Gradients:
         if not all(isinstance(p, TensorProxy) for p in (*outputs, *inputs)):
             raise Break("torch.autograd.grad", "of something that is no tensor", "the error is raised natively")
         leaves, functions = self.reached(outputs)
+        self.look_again(functions)
         if any(getattr(p.real, "_backward_hooks", None) for p in inputs):
             raise Break("torch.autograd.grad", "a parameter has gradient hooks", "it runs natively")
         if any(p.fake.grad_fn in functions for p in self.retained):
@@ -269,10 +288,18 @@ class Gradients:
             expected = tuple(g is not None for g in result)
             self.tensors.writer.node("call_function", require_given, (node, expected), {}).meta["val"] = None
 
-    def require(self) -> None:
+    def look_again(self, reached: set[Any]) -> None:
+        """Before a backward: the functions of the user's that it goes through are what they were taken for. Else the
+        step is traced again."""
         now = autocast_now()
-        if any(now not in casts for casts in self.functions):
-            self.unmet_casts.add(now)  # the step is traced again
+        for applied in self.functions:
+            if applied.histories & reached:
+                self.unmet_casts |= set() if now in applied.casts else {now}
+                if not applied.is_unchanged():
+                    self.changed.add(applied.name)
+                    raise Break("autograd.Function", CHANGED, NATIVELY)
+
+    def require(self) -> None:
         if not self.inside:
             raise Break("Tensor.backward", *self.outside)
         if self.tensors.writer.scope.in_loop:

@@ -7,6 +7,7 @@ import torch
 from gradient_programs import kept
 
 from moebius import capture, explain, stats
+from moebius.tracking.functions import AutogradFunctions
 
 SCALE = 2.0
 CALLS = []
@@ -353,3 +354,81 @@ def test_a_modules_backward_hook_is_a_break_that_says_so():
         assert "module backward hook" in {b.reason for b in explain(train, backend=backend)(model, x).breaks}
         with torch.no_grad():
             assert not explain(lambda: model(x), backend=backend)().breaks
+
+
+class Auxiliary(torch.autograd.Function):
+    """As Megatron's: the scale of an auxiliary loss's gradient is set once the forward pass is done."""
+
+    scale = torch.tensor(1.0)
+    factor = 1.0
+
+    @staticmethod
+    def forward(ctx, out, loss):
+        ctx.save_for_backward(loss)
+        return out * 1
+
+    @staticmethod
+    def backward(ctx, gradient):
+        (loss,) = ctx.saved_tensors
+        return gradient, torch.ones_like(loss) * Auxiliary.scale * Auxiliary.factor
+
+
+def set_tensor(n):
+    Auxiliary.scale = torch.tensor(n)
+
+
+def set_number(n):
+    Auxiliary.factor = n
+
+
+def double(n):
+    Auxiliary.scale.mul_(2)
+
+
+def nothing(n):
+    pass
+
+
+def auxiliary_step(w, x, n, before, after):
+    h = x @ w
+    before(n)
+    y = Auxiliary.apply(h, h.square().mean())
+    after(n)
+    w.grad = None
+    y.square().sum().backward()
+    return y.detach()
+
+
+def run_auxiliary(function, before, after):
+    torch.manual_seed(0)
+    Auxiliary.scale, Auxiliary.factor, gradients = torch.tensor(1.0), 1.0, []
+    w = torch.nn.Parameter(torch.randn(4, 4))
+    for n in range(4):
+        gradients.append((function(w, torch.randn(3, 4), float(n), before, after), w.grad))
+    return gradients
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "breaks"),
+    [
+        (set_tensor, nothing, False),
+        (nothing, double, False),
+        (nothing, nothing, False),
+        (nothing, set_tensor, True),
+        (set_tensor, set_number, True),
+    ],
+)
+def test_what_backward_reads_is_what_it_is_at_backward(before, after, breaks, monkeypatch):
+    captured = capture(auxiliary_step, backend="eager")
+    ours, plain = run_auxiliary(captured, before, after), run_auxiliary(auxiliary_step, before, after)
+    assert all(
+        torch.equal(a, b) for pair, other in zip(ours, plain, strict=True) for a, b in zip(pair, other, strict=True)
+    )
+    report = explain(auxiliary_step, backend="eager")(
+        torch.ones(4, 4, requires_grad=True), torch.ones(3, 4), 2.0, before, after
+    )
+    assert any("is changed after the call" in b.detail for b in report.breaks) == breaks
+    if breaks:
+        monkeypatch.setattr(AutogradFunctions, "is_unchanged", lambda *_: True)
+        ours = run_auxiliary(capture(auxiliary_step, backend="eager"), before, after)
+        assert not all(torch.equal(a[1], b[1]) for a, b in zip(ours, plain, strict=True))
