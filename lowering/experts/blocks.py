@@ -75,7 +75,7 @@ def source_of(rows: fx.Node) -> fx.Node | None:
             parts = [n for n in (call["input"], call["other"]) if isinstance(n, fx.Node)]
             wide = [n for n in parts if (shape_of(n) or (0, 1))[-1] != 1]
             if len(parts) != 2 or len(wide) != 1:
-                return None
+                break
             node = wide[0]
             continue
         if call.name not in VIEWS | LOOKUPS:
@@ -352,8 +352,16 @@ def inside(down: fx.Node) -> set[fx.Node]:
 
 
 def same_lookup(a: fx.Node, b: fx.Node) -> bool:
-    """Whether two nodes are the same operator on the same arguments."""
-    return a is b or (a.op == b.op and a.target == b.target and a.args == b.args and a.kwargs == b.kwargs)
+    """Whether two nodes are the same operator on the same arguments, or the same piece of such splits."""
+    if a is b:
+        return True
+    if a.op != b.op or a.target != b.target or a.kwargs != b.kwargs:
+        return False
+    if a.target is operator.getitem and a.args[1:] == b.args[1:]:
+        calls = [read_call(node.args[0]) if isinstance(node.args[0], fx.Node) else None for node in (a, b)]
+        if all(call is not None and call.name in ("split", "chunk", "unbind") for call in calls):
+            return same_lookup(a.args[0], b.args[0])  # type: ignore[arg-type]
+    return a.args == b.args
 
 
 def whole_split(rows: list[fx.Node]) -> fx.Node | None:

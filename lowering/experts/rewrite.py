@@ -11,7 +11,7 @@ from torch import fx
 from moebius.lowering.aliasing import Storage
 from moebius.lowering.contract import Contract, Work, well_formed
 from moebius.lowering.dead_code import drop_dead_code
-from moebius.lowering.experts import joining
+from moebius.lowering.experts import apart, joining
 from moebius.lowering.experts.batched import Weight, batched_layers
 from moebius.lowering.experts.batched_turns import Batched, refusal_of
 from moebius.lowering.experts.blocks import Order, build_blocks, runs, write_out
@@ -79,8 +79,10 @@ def replace_loops(work: Work) -> None:
             region = ExpertRegion(*users_line(place), f"{len(refused)} experts, each behind a branch")
             region.refusal = f"{DIFFERENT}: {refused[0].reason} ({describe_where(place)})"
             work.regions.append(region)
+        pieces = apart.take_apart(work)
         replace_blocks(work, failed, opened)
         settle(work, opened)
+        apart.settle(work, pieces)
     reported: set[fx.Node] = set()
     for down, weight, ups in batched_layers(work.gm.graph):
         found = replace_batched(work, down, weight, ups)
