@@ -69,17 +69,18 @@ def expert_rows(down: fx.Node) -> list[fx.Node] | None:
 
 def source_of(rows: fx.Node) -> fx.Node | None:
     """The tensor that rows were looked up in, before any view of it."""
-    node = rows
+    node, chosen = rows, False
     while (call := read_call(node)) is not None and not call.op.inplace and isinstance(call.args.get("input"), fx.Node):
         if call.name == "mul":  # by a weight of each row
             parts = [n for n in (call["input"], call["other"]) if isinstance(n, fx.Node)]
             wide = [n for n in parts if (shape_of(n) or (0, 1))[-1] != 1]
             if len(parts) != 2 or len(wide) != 1:
-                break
+                return node if chosen else None
             node = wide[0]
             continue
         if call.name not in VIEWS | LOOKUPS:
             break
+        chosen = chosen or any(len(shape_of(key) or ()) > 0 for key in node.all_input_nodes if key is not call["input"])
         node = call["input"]
     return node if node is not rows else None
 

@@ -323,7 +323,7 @@ def mixed_operations(x, moe):
 
 
 def positions(x, moe):
-    rows = (x * 2).view(-1, 2, D)
+    rows = (x * moe.norm.weight).view(-1, 2, D)
     return torch.stack([layer(rows[:, e]) for e, layer in enumerate(moe.mlps[:2])], 1)
 
 
