@@ -100,6 +100,7 @@ class Captured:
         self.parked = Parked([])
         self.shadow = Shadow(options.verify) if options.verify and parent is None else None
         if parent is not None:
+            self.policy.natively = parent.policy.natively  # what a step reads, its rest may change
             parent.children.append(self)
         ALL.add(self)
 

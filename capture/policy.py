@@ -40,7 +40,7 @@ class Policy:
     captured with.
     gathered, not_gathered: lists to which branches on values append, and those of them that must be Python's own.
     casts: the autocast that a backward ran under, beside what is looked at anyway (``functions.backward_graph``).
-    natively: autograd functions that are not captured, as the step changes what their backward reads.
+    natively: autograd functions and checkpointed calls that are not captured, as the step changes what backward reads.
     inference_breaks: whether inference mode in the step is a graph break, as it could not be left in the graph.
     each_module: whether modules like one before are interpreted all the same, as a gradient goes through them.
     keeps_stacks: whether what stands on the frames' stacks is asked for (``fragile``).

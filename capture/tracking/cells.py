@@ -25,6 +25,7 @@ class Cells:
     new: dict[int, Any]
     born: dict[int, int]
     log: list[tuple[Any, ...]] | None
+    cells_read: list[tuple[types.CellType, Any]] | None
     volatile: frozenset[str]
     cells: dict[int, Record]
     context: dict[contextvars.ContextVar, tuple[Any, Any]]
@@ -43,6 +44,8 @@ class Cells:
         if id(cell) in self.new:
             if self.log is not None and type(contents_of(cell)) not in ATOMS:
                 self.log.append(("changed", self.born.get(id(cell), -1)))  # an older one is not to be read in a block
+            if self.cells_read is not None:
+                self.cells_read.append((cell, contents_of(cell)))
             return contents_of(cell)
         record = self.cells.get(id(cell))
         if record is None:

@@ -13,7 +13,7 @@ the two runs are graph breaks (``GraphWriter.refuse_question``).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -25,11 +25,14 @@ from moebius.lowering.step.checkpoint import begin_checkpoint, end_checkpoint, f
 
 from .. import torch_private
 from .blocks import gradient_sources
+from .gradients import Applied
+from .records import contents_of, same_item, whole_items
 from .selective import Selective
 from .values import Body, Break, TensorProxy
 
 if TYPE_CHECKING:
     from .domain import TrackingDomain
+    from .objects import Objects
 
 INSTEAD = "pass use_reentrant=False to keep it in the graph"
 FOLLOWED = [("determinism_check", "none"), ("early_stop", False)]
@@ -40,6 +43,49 @@ CALL = Body(
     "a {} that existed before the call is changed in it; backward would do that once more",
     "return what it sets, and set it after the call",
 )
+
+
+class Read:
+    """What one checkpointed call reads of Python objects, which backward reads again."""
+
+    def __init__(self, objects: Objects, cells: list[Any]):
+        self.objects, self.cells, self.events = objects, cells, list[Any]()
+        self.log = objects.log if objects.log is not None else []
+        self.begin = len(self.log)
+        self.given, objects.log = objects.log, self.log
+
+    def finish(self) -> None:
+        self.objects.log = self.given
+        self.events = [event for event in self.log[self.begin :] if event[0] in ("entry", "cell", "whole")]
+
+    def is_unchanged(self) -> bool:
+        """Whether each read would find now what it found."""
+        return all(map(self.holds, self.events)) and all(contents_of(cell) is then for cell, then in self.cells)
+
+    def holds(self, event: tuple[Any, ...]) -> bool:
+        kind, record, *parts = event
+        if kind == "entry":
+            return same_item(self.objects.entry_now(record, parts[0]), parts[1])
+        if kind == "cell":
+            return same_item(record.writes.get("value", record.reads["value"]), parts[0])
+        now = whole_items(record.obj if record.shadow is None else record.shadow)
+        return record.shadow is None or (len(now) == len(parts[0]) and all(map(same_item, now, parts[0])))
+
+
+def after(begin: fx.Node) -> Iterator[fx.Node]:
+    """The nodes that were written since."""
+    node = begin.next
+    while node.op != "root":
+        yield node
+        node = node.next
+
+
+def fakes_in(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, tuple | list):
+        for item in value:
+            yield from fakes_in(item)
 
 
 class Checkpoints:
@@ -70,22 +116,37 @@ class Checkpoints:
         self.objects.inside.append(CALL)
         outer = self.writer.recomputed
         self.writer.recomputed, self.writer.reentrant = True, reentrant
+        before, self.objects.cells_read = self.objects.cells_read, []
+        read = Read(self.objects, self.objects.cells_read)
         try:
             with nullcontext() if selective is None else selective.written_down():
                 result = self.call(function, list(args), options)
         finally:
+            read.finish()
+            self.objects.cells_read = before if before is None else before + read.cells
             self.objects.inside.pop()
             self.writer.recomputed, self.writer.reentrant = outer, False
         if not torch.is_grad_enabled():
             raise Break("checkpoint", "the function changes grad mode and does not change it back", "use a with block")
         if selective is not None:
             selective.ask(begin, preserve)
+        name = self.place()
         if not reentrant:
+            inside = {f.grad_fn for node in after(begin) for f in fakes_in(node.meta.get("val"))}
+            self.tensors.gradients.functions.append(Applied(name, frozenset(inside - {None}), None, read.is_unchanged))
             self.mark(end_checkpoint)
             return result
         if [torch_private.version_of(p.fake) for p in given] != versions:
             raise Break("checkpoint", "with use_reentrant=True, an argument is changed in place", INSTEAD)
-        return self.leave(begin, given, result)
+        result = self.leave(begin, given, result)
+        left = {r.fake.grad_fn for r in (result if type(result) is tuple else [result]) if isinstance(r, TensorProxy)}
+        self.tensors.gradients.functions.append(Applied(name, frozenset(left - {None}), None, read.is_unchanged))
+        return result
+
+    def place(self) -> str:
+        """The call's, for the report and the policy."""
+        file, line, _ = self.writer.where()[-1] if self.writer.where() else ("", 0, "")
+        return f"checkpoint {file}:{line}"
 
     def leave(self, begin: fx.Node, given: list[TensorProxy], result: Any) -> Any:
         """The results of a reentrant call: other tensors for autograd, which knows them as results of the call."""
@@ -113,11 +174,10 @@ class Checkpoints:
 
     def used_in(self, begin: fx.Node) -> list[TensorProxy]:
         """The tensors from outside that the nodes after this one use."""
-        inside, used, node = set(), set(), begin.next
-        while node.op != "root":
+        inside, used = set(), set()
+        for node in after(begin):
             inside.add(node)
             used.update(node.all_input_nodes)
-            node = node.next
         older = {n for n in used if n not in inside or n.op == "placeholder"}
         return [p for p in self.domain.tensors.of_fake.values() if p.node in older]
 
@@ -128,6 +188,9 @@ class Checkpoints:
 
     def refuse(self, reentrant: Any, preserve: Any, chosen: dict[str, Any]) -> None:
         hint = "it runs natively; the graph goes on after it"
+        if self.place() in self.tensors.gradients.natively:
+            detail = "what it reads is changed before backward, which runs it again"
+            raise Break("checkpoint", detail, "set it before the call, or after backward")
         if not isinstance(reentrant, bool):
             raise Break("checkpoint", "use_reentrant is not given", "pass use_reentrant to keep it in the graph")
         if not self.domain.tensors.whole_step:

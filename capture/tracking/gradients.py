@@ -62,12 +62,13 @@ CHANGED = "what its backward reads is changed after the call"
 
 @dataclass(frozen=True, eq=False)
 class Applied:
-    """A call of an ``autograd.Function``. histories: the autograd nodes of its results' fakes. casts: the autocast that
-    its backward was interpreted for. is_unchanged: whether it would be interpreted as the same graph now."""
+    """A call of an ``autograd.Function``, or a checkpointed one, which backward looks at again. histories: the autograd
+    nodes of its results' fakes. casts: the autocast that backward was interpreted for, None for any. is_unchanged:
+    whether it would be interpreted as the same graph now."""
 
     name: str
     histories: frozenset[Any]
-    casts: list[Any]
+    casts: list[Any] | None
     is_unchanged: Callable[[], bool]
 
 
@@ -289,12 +290,11 @@ class Gradients:
             self.tensors.writer.node("call_function", require_given, (node, expected), {}).meta["val"] = None
 
     def look_again(self, reached: set[Any]) -> None:
-        """Before a backward: the functions of the user's that it goes through are what they were taken for. Else the
-        step is traced again."""
+        """Before a backward: the user's code that it runs is what it was taken for. Else the step is traced again."""
         now = autocast_now()
         for applied in self.functions:
             if applied.histories & reached:
-                self.unmet_casts |= set() if now in applied.casts else {now}
+                self.unmet_casts |= set() if applied.casts is None or now in applied.casts else {now}
                 if not applied.is_unchanged():
                     self.changed.add(applied.name)
                     raise Break("autograd.Function", CHANGED, NATIVELY)

@@ -80,6 +80,7 @@ class Objects(Identities, Cells, LateWrites, Growing):
         self.context: dict[contextvars.ContextVar, tuple[Any, Any]] = {}
         self.writes = 0
         self.log: list[tuple[Any, ...]] | None = None  # what is read and changed, for ``blocks``
+        self.cells_read: list[tuple[types.CellType, Any]] | None = None  # that the step made, in a checkpointed call
         self.born: dict[int, int] = {}  # how long the log was when an object was made
         self.outside_writes = 0  # how often something was changed that tracing did not make
         self.owners: dict[int, Record] = {}  # by id of an instance dict's record

@@ -11,6 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 import moebius.lowering.step.checkpoint as lowered
 from moebius import capture, explain, stats
+from moebius.tracking.checkpoints import Read
 
 F = torch.nn.functional
 
@@ -318,3 +319,96 @@ def test_autocast_that_is_not_put_back_is_a_wrong_answer(monkeypatch):
         while torch.autocast_decrement_nesting() > 0:
             pass
         torch.clear_autocast_cache()
+
+
+class Reads(Block):
+    """What a checkpointed call reads, backward reads again."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale, self.shifts = torch.ones(8), [torch.zeros(8)]
+
+    def forward(self, x):
+        return super().forward(x).sin() * self.scale + sum(self.shifts).cos() * x.sin()
+
+
+def set_attribute(model, n):
+    model.blocks[0].scale = torch.full((8,), 1.0 + n)
+
+
+def append(model, n):
+    model.blocks[1].shifts.append(torch.ones(8))
+
+
+def in_place(model, n):
+    model.blocks[0].scale.mul_(1.5)
+
+
+def unrelated(model, n):
+    model.steps = n
+    model.blocks[0].calls += 1
+
+
+def nothing(model, n):
+    pass
+
+
+def changing_step(model, optimizer, x, n, between, after):
+    optimizer.zero_grad()
+    loss = model(x).square().mean()
+    between(model, n)
+    loss.backward()
+    after(model, n)
+    optimizer.step()
+    return loss.detach()
+
+
+def run_changing(step, between, after, options):
+    (model, optimizer), losses = build(Reads, options), []
+    for n in range(4):
+        x = torch.randn(6, 8, generator=torch.Generator().manual_seed(n)).requires_grad_()
+        torch.manual_seed(n)
+        losses.append(step(model, optimizer, x, n, between, after))
+    return [*losses, *(p.detach() for p in model.parameters())]
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize(
+    ("between", "after", "breaks"),
+    [
+        (set_attribute, nothing, True),
+        (append, nothing, True),
+        (in_place, nothing, False),
+        (unrelated, nothing, False),
+        (nothing, set_attribute, False),
+    ],
+)
+def test_what_a_call_reads_is_what_it_is_at_backward(between, after, breaks, reentrant, monkeypatch):
+    options = {"use_reentrant": reentrant}
+    captured = capture(changing_step, backend="eager")
+    ours, plain = run_changing(captured, between, after, options), run_changing(changing_step, between, after, options)
+    assert all(map(torch.equal, ours, plain))
+    model, optimizer = build(Reads, options)
+    report = explain(changing_step, backend="eager")(
+        model, optimizer, torch.ones(6, 8).requires_grad_(), 1, between, after
+    )
+    assert any("before backward" in b.detail for b in report.breaks) == breaks
+    if breaks:
+        monkeypatch.setattr(Read, "is_unchanged", lambda read: True)
+        ours = run_changing(capture(changing_step, backend="eager"), between, after, options)
+        assert not all(map(torch.equal, ours, plain))
+
+
+def test_a_variable_that_later_turns_of_a_loop_set():
+    """A closure finds its last value when backward runs the call again."""
+
+    def step(weights, x):
+        for i in range(3):
+            x = checkpoint(lambda t: (t @ weights[i]).tanh(), x, use_reentrant=False)  # noqa: B023
+        loss = x.sum()
+        return torch.autograd.grad(loss, weights, allow_unused=True)
+
+    weights = [torch.randn(4, 4, requires_grad=True) for _ in range(3)]
+    x = torch.randn(2, 4)
+    found, expected = capture(step, backend="eager")(weights, x), step(weights, x)
+    assert all(a is b is None or torch.equal(a, b) for a, b in zip(found, expected, strict=True))
