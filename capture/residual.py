@@ -66,6 +66,16 @@ def hidden_descriptor(method: Any) -> Any:
     return None
 
 
+def is_constant(value: Any) -> bool:
+    """Whether a value may be the same object in each call: nothing in it can change, or is the graph's."""
+    kind = type(value)
+    if kind is tuple or kind is frozenset:
+        return all(map(is_constant, value))
+    if kind is torch.Size:
+        return not any(isinstance(size, SYMBOLIC) for size in value)
+    return kind in ATOMS or isinstance(value, type)
+
+
 def lookup_on_type(method: Any) -> Any:
     name = method.__name__
     kind: Any = type(method.__self__)
@@ -197,11 +207,7 @@ class Emitter:
         return name
 
     def tuple_value(self, value: tuple) -> str:
-        if (
-            natives.is_plain(value, lambda v: id(v) in self.objects.records)
-            and type(value) is tuple
-            and not has_symbol(value)
-        ):
+        if type(value) is tuple and is_constant(value):
             return self.constant(value)
         items = [self.value(v) for v in value]
         text = f"({', '.join(items)}{',' if len(items) == 1 else ''})"
@@ -527,14 +533,6 @@ def safe_keyword(name: str) -> str:
     if not name.isidentifier() or keyword.iskeyword(name) or name.startswith("m_"):
         raise CannotRebuild(f"a keyword argument is called {name!r}")
     return name
-
-
-def has_symbol(value: Any) -> bool:
-    if isinstance(value, tuple):
-        return any(has_symbol(v) for v in value)
-    return isinstance(value, SYMBOLIC) or (
-        isinstance(value, torch.Size) and any(isinstance(v, SYMBOLIC) for v in value)
-    )
 
 
 def slots_of(cls: type) -> list[types.MemberDescriptorType]:

@@ -6,6 +6,7 @@ import collections
 import contextvars
 import functools
 import re
+import string
 import types
 from typing import Any
 
@@ -158,11 +159,9 @@ class Methods(CallParts):
         values = [natives.specialised(self.domain.plain_contents(a), self.known) for a in args]
         if name == "join" and args:
             values = [self.fast(args[0])]
-        if name == "format":
-            values = [self.domain.text_of(v) if not natives.is_plain(v, self.known) else v for v in values]
-            kwargs = {
-                k: self.domain.text_of(v) if not natives.is_plain(v, self.known) else v for k, v in kwargs.items()
-            }
+        if name == "format" and isinstance(owner, str) and is_simple(owner):
+            values = [v if natives.is_plain(v, self.known) else self.formatted(v) for v in values]
+            kwargs = {k: v if natives.is_plain(v, self.known) else self.formatted(v) for k, v in kwargs.items()}
         if not all(natives.is_plain(v, self.known) for v in (*values, *kwargs.values())):
             raise Break(
                 "method of a plain value",
@@ -170,6 +169,10 @@ class Methods(CallParts):
                 "pass plain values",
             )
         return self.objects.made(bound(*values, **kwargs))
+
+    def formatted(self, value: Any) -> Any:
+        """What ``format(value)`` gives; its text is the same when it is formatted once more."""
+        return self.domain.format_value(value, "", "")
 
     def container_method(self, owner: Any, base: type, name: str, args: list, kwargs: dict[str, Any]) -> Any:
         """A method of list, dict, set, tuple, deque or of a class derived from one, on the object or its shadow."""
@@ -363,3 +366,12 @@ def is_object_method(bound: Any, kind: type) -> bool:
     owner = getattr(bound, "__objclass__", None) or getattr(getattr(kind, bound.__name__, None), "__objclass__", None)
     qualname = getattr(bound, "__qualname__", "")
     return owner is object or qualname.startswith("object.") or bound.__name__ in ("__init__", "__init_subclass__")
+
+
+def is_simple(text: str) -> bool:
+    """Whether the fields of a text for ``str.format`` have nothing but a name or number: no part, conversion, width."""
+    try:
+        fields = list(string.Formatter().parse(text))
+    except ValueError:  # which str.format raises in its own words
+        return False
+    return not any(spec or conversion or {".", "["} & set(name or "") for _, name, spec, conversion in fields)

@@ -1,0 +1,104 @@
+"""What a call gives is new in each call, and one object in it stays one, also inside of tuples of plain values."""
+
+from __future__ import annotations
+
+import collections
+
+import pytest
+import torch
+from answers import broken
+
+from moebius import capture, residual
+from moebius.tracking import natives
+
+
+def in_a_tuple(x):
+    return x, (1, [1, 2])
+
+
+def twice(x):
+    row = [1, 2]
+    return x, (0, row), row
+
+
+def enumerated(x):
+    rows = [[1], [2]]
+    return x, list(enumerate(rows)), rows
+
+
+def bound(x):
+    row = [1]
+    return x, ("append", row.append), row
+
+
+def deep(x):
+    return x, (1, (2, ({"a": {1}}, collections.deque([1])))), (1, (2, 3))
+
+
+def across_a_break(x):
+    row = [1]
+    pair = (0, row)
+    broken()
+    row.append(2)
+    return x, pair, row
+
+
+def parts(value):
+    """Everything that can change in a value, with its place."""
+    if isinstance(value, list | tuple | dict | set | collections.deque):
+        if not isinstance(value, tuple):
+            yield value
+        for part in value.values() if isinstance(value, dict) else value:
+            yield from parts(part)
+    elif hasattr(value, "__self__"):
+        yield from parts(value.__self__)
+
+
+def shape(result):
+    """Which of its parts are one, and what they hold."""
+    met = list(parts(result[1:]))
+    return [[a is b for b in met] for a in met], repr(met)
+
+
+PROGRAMS = [in_a_tuple, twice, enumerated, bound, deep, across_a_break]
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_new_in_each_call(program):
+    captured, x = capture(program), torch.ones(2)
+    results = [captured(x) for _ in range(3)]
+    for result in results:
+        assert shape(result) == shape(program(x))
+    first, second = (list(parts(result[1:])) for result in results[-2:])
+    assert first and all(a is not b for a in first for b in second)
+
+
+def test_lists_kept_as_constants(monkeypatch):
+    """Were a tuple of plain values a constant with all that is in it, its lists would be shared by all calls."""
+    monkeypatch.setattr(residual, "is_constant", lambda value: natives.is_plain(value, lambda _: False))
+    captured, x = capture(twice), torch.ones(2)
+    captured(x)
+    assert shape(captured(x)) != shape(twice(x))
+
+
+class Named:
+    def __repr__(self):
+        return "Named"
+
+    def __format__(self, spec):
+        return f"formatted {spec}"
+
+
+@pytest.mark.parametrize("text", ["{0!r:>30}", "{0!s}", "{0:>3}", "{0}", "{0.__class__}", "{{}} {}", "{:{}}"])
+def test_str_format(text):
+    def step(x, width):
+        return x * 2, text.format(Named(), width), text.format(collections.UserList([1]), width)
+
+    def told(function):
+        try:
+            return function(torch.ones(1), "9")[1:]
+        except Exception as error:
+            return type(error), str(error)
+
+    captured = capture(step)
+    assert [told(captured) for _ in range(2)] == [told(step)] * 2
