@@ -73,7 +73,7 @@ def is_constant(value: Any) -> bool:
         return all(map(is_constant, value))
     if kind is torch.Size:
         return not any(isinstance(size, SYMBOLIC) for size in value)
-    return kind in ATOMS or isinstance(value, type)
+    return kind in ATOMS and kind not in SYMBOLIC or isinstance(value, type)
 
 
 def lookup_on_type(method: Any) -> Any:

@@ -450,8 +450,10 @@ class Containers(Parts):
         if self.texts.is_open(value) and not encoding:
             return self.texts.formatted(value, "s", "")
         value = natives.specialised(value, self.calls.known)
-        if natives.is_plain(value, self.calls.known) or isinstance(value, BaseException):
+        if natives.is_plain(value, self.calls.known):
             return str(value, *encoding)
+        if isinstance(value, BaseException) and self.objects.record_of(value) is None:
+            return self.exception_text(value)
         if not isinstance(value, TensorProxy | LoopLeftover | TensorMethod):
             method = self.attributes.on_type(type(value), "__str__")
             if isinstance(method, types.FunctionType):
@@ -463,6 +465,19 @@ class Containers(Parts):
         raise Break(
             "text of a value that is not plain", f"str() of a {type_of(value).__name__}", "print it after the step"
         )
+
+    def exception_text(self, error: BaseException) -> Any:
+        """``str(error)`` of one that the step made; its arguments may be the graph's."""
+        method = self.attributes.on_type(type(error), "__str__")
+        if isinstance(method, types.FunctionType):
+            return self.call(method, [error], {})
+        if method is BaseException.__str__:
+            return "" if not error.args else self.text_of(error.args[0] if len(error.args) == 1 else error.args)
+        if method is KeyError.__str__ and len(error.args) == 1:
+            return self.repr_of(error.args[0])
+        if not natives.is_plain(error.args, self.calls.known):
+            raise Break("text of a value that is not plain", f"str() of a {type(error).__name__}", "keep its arguments")
+        return str(error)
 
     def repr_of(self, value: Any) -> Any:
         """``repr(value)``."""

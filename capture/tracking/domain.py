@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import builtins
 import dis
+import importlib.util
 import inspect
 import sys
 import types
@@ -146,7 +147,16 @@ class TrackingDomain(Operators, Containers):
         namespace: dict[str, Any] = {
             k: frame.globals.get(k) for k in ("__package__", "__spec__", "__name__", "__path__") if k in frame.globals
         }
-        module = importer(name, namespace, None, fromlist, level)  # loading a module early is its only effect
+        absolute = importlib.util.resolve_name("." * level + name, namespace.get("__package__")) if level else name
+        loaded = self.globals_record(sys.modules, "sys.modules")
+        try:
+            module = importer(name, namespace, None, fromlist, level)  # loading a module early is its only effect
+        finally:
+            found = self.objects.dict_get(loaded, absolute)
+        if not fromlist and level == 0:
+            found = self.objects.dict_get(loaded, absolute.partition(".")[0])
+        if found is not module and (fromlist or level == 0):
+            raise Break("import", f"sys.modules has another {absolute}", "import outside of the step")
         return self.objects.enter(module, Static(module.__name__, module))
 
     def import_from(self, module: Any, name: str) -> Any:
@@ -155,8 +165,9 @@ class TrackingDomain(Operators, Containers):
         except AttributeError as error:
             self.machine.swallow(error)
         full = f"{module.__name__}.{name}"
-        if full in sys.modules:
-            return self.objects.enter(sys.modules[full], Static(full, sys.modules[full]))
+        found = self.objects.dict_get(self.globals_record(sys.modules, "sys.modules"), full)
+        if found is not ABSENT:
+            return found
         return super().import_from(module, name)  # raises what Python does
 
     def import_star(self, frame: Frame, module: Any) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import collections
+import sys
+import types
 
 import pytest
 import torch
@@ -102,3 +104,65 @@ def test_str_format(text):
 
     captured = capture(step)
     assert [told(captured) for _ in range(2)] == [told(step)] * 2
+
+
+SIZES = (5, 5, 6, 7, 8)
+
+
+def told_of_errors(x, n):
+    """Tuples and exceptions that hold a number which varies."""
+    found = [(n, "a"), (n, (n + 1,))]
+    for error in (ValueError(n), KeyError(n), ValueError(n, "a"), OSError(n, "text"), StopIteration(n)):
+        found += [str(error), error.args]
+    try:
+        raise KeyError(n)
+    except KeyError as error:
+        found.append(f"{error}")
+    return x, found
+
+
+class Own(Exception):
+    factor = 1
+
+    def __str__(self):
+        return f"own {self.args[0] * self.factor}"
+
+
+def told_of_its_own(x, n):
+    return x, str(Own(n)), str(Own(3))
+
+
+@pytest.mark.parametrize("program", [told_of_errors, told_of_its_own])
+def test_numbers_that_vary(program):
+    captured, x = capture(program), torch.ones(2)
+    for n in SIZES:
+        assert captured(x, n)[1:] == program(x, n)[1:]
+
+
+def test_a_text_of_the_users_own_is_interpreted(monkeypatch):
+    captured, x = capture(told_of_its_own), torch.ones(2)
+    assert captured(x, 5)[1:] == ("own 5", "own 3")
+    monkeypatch.setattr(Own, "factor", 10)
+    assert captured(x, 5)[1:] == ("own 50", "own 30")
+
+
+def test_a_module_that_was_replaced(monkeypatch):
+    """``import`` in the step asks ``sys.modules`` at each call."""
+
+    def step(x):
+        import replaced_between_calls
+        from replaced_between_calls import factor
+
+        return x * factor, replaced_between_calls.factor
+
+    captured, x = capture(step), torch.ones(1)
+    for factor in (2, 2, 3):
+        module = types.ModuleType("replaced_between_calls")
+        module.factor = factor
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+        assert captured(x) == (factor, factor)
+    module.factor = 4
+    assert captured(x) == (4, 4)
+    monkeypatch.delitem(sys.modules, module.__name__)
+    with pytest.raises(ImportError):
+        captured(x)
