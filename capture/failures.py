@@ -61,15 +61,16 @@ class Reached:
 class FailureHandler:
     """What the residual code of one captured segment asks when its graph raises.
 
-    lowered: what runs. gradients: which ``.grad`` the trace found set, by source. exits: of its branches on data.
+    lowered: what runs. gradients: which ``.grad`` the trace found set, by source. required: which inputs required
+    gradients when it began. exits: of its branches on data.
     """
 
     def __init__(
         self, function: types.FunctionType, n_cells: int, names: tuple[str, ...], policy: Policy, lowered: Lowered,
-        gradients: dict[str, bool], exits: dict[str, SideExit],
+        gradients: dict[str, bool], required: dict[str, bool], exits: dict[str, SideExit],
     ) -> None:
         self.function, self.n_cells, self.names = function, n_cells, names
-        self.lowered, self.gradients, self.exits = lowered, gradients, exits
+        self.lowered, self.gradients, self.required, self.exits = lowered, gradients, required, exits
         self.made_state: list[MadeState] = []  # of optimizers, when it was captured
         self.missed: Callable[[BaseException], None] = lambda error: None  # told where the data was not as captured
         self.switches = torch_private.switches()  # what the call begins with; the graph may have thrown some
@@ -132,6 +133,7 @@ class FailureHandler:
         self, error: BaseException, reached: Reached, trace: Trace, args: tuple, kwargs: dict[str, Any]
     ) -> Callable[[], Any]:
         """The trace up to the operator, its effects replayed, and the frames that it is in going on as native code."""
+        trace.tensors.required_before = self.required
         trace.tensors.gradients.found_before = {
             name: reached.inputs.get(name) if was_set else None
             for name, was_set in self.gradients.items()

@@ -193,7 +193,9 @@ def on_failure(attempt: Trace, lowered: Lowered | None) -> FailureHandler | None
         return None
     request, policy = attempt.request, attempt.policy
     was_set, exits = attempt.tensors.gradients.was_set, attempt.speculation.exits
-    handler = FailureHandler(request.function, request.n_cells, request.names, policy, lowered, was_set, exits)
+    required = {p.source.name: p.required for p in attempt.tensors.inputs if p.source is not None}
+    before = was_set, required
+    handler = FailureHandler(request.function, request.n_cells, request.names, policy, lowered, *before, exits)
     handler.made_state = request.made_state
     return handler
 

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import linecache
+import logging
 import os
 import re
 import sys
+import threading
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -218,6 +220,12 @@ class OperatorRecorder(TorchDispatchMode):
         return out
 
 
+def sizes_can_vary(tensor: torch.Tensor) -> bool:
+    """Whether it can be described with symbolic sizes: a view or a result that holds a gradient cannot."""
+    plain = tensor.is_leaf and tensor._base is None
+    return plain or not (tensor.is_leaf or tensor.retains_grad) or tensor.grad is None
+
+
 class FakeWorld:
     """The fake tensors and symbolic sizes of one capture: torch's FakeTensorMode over a ShapeEnv of its own."""
 
@@ -229,20 +237,31 @@ class FakeWorld:
         self.mode = FakeTensorMode(shape_env=self.shape_env, allow_non_fake_inputs=False)
         self.recorder: OperatorRecorder | None = None
 
-    def fakify(self, tensor: torch.Tensor, name: str, dynamic_dims: Sequence[int] = ()) -> torch.Tensor:
-        """The fake twin of a real tensor: same metadata, no storage; sizes in ``dynamic_dims`` become symbols."""
+    def fakify(
+        self, tensor: torch.Tensor, name: str, dynamic_dims: Sequence[int] = (), required: bool | None = None
+    ) -> torch.Tensor:
+        """The fake twin of a real tensor: same metadata, no storage; sizes in ``dynamic_dims`` become symbols.
+
+        required: whether it required gradients when the graph began, where that has run in part.
+        """
+        if required is not None and required is not tensor.requires_grad:  # then it was a leaf
+            fake = self.fakify(tensor if tensor.is_leaf else tensor.detach(), name, dynamic_dims)
+            return fake.requires_grad_(required)
         if not dynamic_dims:
             plain = tensor.is_leaf and tensor._base is None and not tensor.is_inference()
             if plain and type(tensor) in (torch.Tensor, torch.nn.Parameter) and owns_storage(tensor):
                 return self.twin(tensor)
             return self.mode.from_tensor(tensor, static_shapes=True)
         dims = [DimDynamic.DYNAMIC if d in dynamic_dims else DimDynamic.STATIC for d in range(tensor.dim())]
-        context: Any = StatelessSymbolicContext(dims, constraint_sizes=[None] * tensor.dim())
+        base: Any = tensor._base
+        if base is not None:  # no symbols for what it is a view of, nor for that one's gradient
+            base = StatelessSymbolicContext([DimDynamic.STATIC] * base.dim(), constraint_sizes=[None] * base.dim())
+        context: Any = StatelessSymbolicContext(dims, constraint_sizes=[None] * tensor.dim(), view_base_context=base)
         source = LocalSource(name)
         if not (tensor.is_leaf or tensor.retains_grad) or tensor.grad is None:
             return self.mode.from_tensor(tensor, source=source, symbolic_context=context)
         # the gradient would be described as well, with symbols of its own
-        assert tensor.is_leaf and tensor._base is None, "a view, or a result, that has a gradient"
+        assert sizes_can_vary(tensor), "a view, or a result, that has a gradient"
         fake = self.mode.from_tensor(tensor.detach(), source=source, symbolic_context=context)
         return fake.requires_grad_(tensor.requires_grad)
 
@@ -370,6 +389,29 @@ def throw_switches(wanted: dict[str, Any]) -> None:
             write(*values)
 
 
+class NotWhileTracing(logging.Filter):
+    """FakeTensorMode logs each operator that fails, as an error (2.13). A trace expects such: the user's own operator
+    fails when the graph runs, and a ``try`` around it may be why it stands there."""
+
+    threads: list[int] = []  # that trace now
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return record.thread not in self.threads
+
+
+logging.getLogger("torch._subclasses.fake_tensor").addFilter(NotWhileTracing())
+
+
+@contextlib.contextmanager
+def fakes_without_log() -> Iterator[None]:
+    thread = threading.get_ident()
+    NotWhileTracing.threads.append(thread)
+    try:
+        yield
+    finally:
+        NotWhileTracing.threads.remove(thread)
+
+
 @contextlib.contextmanager
 def autocast_as(state: Sequence[tuple[str, torch.dtype]]) -> Iterator[None]:
     """Inside, autocast is on for these devices with these dtypes, and for no others."""
@@ -423,7 +465,7 @@ def preserved_state() -> Iterator[None]:
     torch.autocast_increment_nesting()
     nesting = torch.autocast_decrement_nesting()
     try:
-        with fakes_without_warning(), without_saved_tensor_hooks():
+        with fakes_without_warning(), fakes_without_log(), without_saved_tensor_hooks():
             yield
     finally:
         throw_switches(before)

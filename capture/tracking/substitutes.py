@@ -52,6 +52,11 @@ def module_zero_grad(self: Any, set_to_none: bool = True) -> None:
 
 def group_tensors(lists: list[list[Any]], with_indices: bool = False) -> dict[Any, Any]:
     """``_group_tensors_by_device_and_dtype`` (torch/csrc/utils/foreach_utils): the original is C and wants tensors."""
+    if not lists[0]:  # as the original says; clip_grad_value_ asks where no parameter has a gradient
+        raise RuntimeError(
+            "Expected !nested_tensorlist[0].empty() to be true, but got false.  "
+            "(Could this error message be improved?  If so, please report an enhancement request to PyTorch.)"
+        )
     groups: dict[Any, Any] = {}
     for i, first in enumerate(lists[0]):
         key = (first.device, first.dtype)

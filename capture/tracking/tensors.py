@@ -100,6 +100,7 @@ class TensorOperations:
         self.proxies: dict[int, TensorProxy] = {}  # by id of the real tensor
         self.of_fake: dict[int, TensorProxy] = {}  # by id of the fake
         self.inputs: list[TensorProxy] = []
+        self.required_before: dict[str, bool] = {}  # by source: for a trace that is made after the graph has run a part
         self.gradients = Gradients(self, whole_step)
         self.numbers = Numbers(self)
         self.texts = Texts(self)
@@ -115,8 +116,7 @@ class TensorOperations:
 
     def input(self, real: torch.Tensor, source: Source) -> TensorProxy:
         """The proxy of a tensor that existed before. Two sources that lead to one tensor share one proxy."""
-        known = self.proxies.get(id(real))
-        if known is not None:
+        if (known := self.proxies.get(id(real))) is not None:
             self.same(known, source)
             return known
         if type(real) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer) and not placed_on_ranks(real):
@@ -131,14 +131,15 @@ class TensorOperations:
             self.guards.check("tensor", source, kept, text=f"layout {real.layout}, conj or neg")
             what = f"a tensor with layout {real.layout} (or conj, neg, quantized) is not understood yet"
             raise UnfollowedTensor("tensor layout", what, "use a plain strided tensor")
-        open_dims = () if source.static else self.dynamic(source.name, real)
+        varies = not source.static and torch_private.sizes_can_vary(real)
+        open_dims = self.dynamic(source.name, real) if varies else ()
         meta = tensor_meta(real, frozenset(open_dims))
         if source.static:
             self.guards.static_tensor(source.name, real, meta)
         else:
             self.guards.check("tensor", source, meta, text=describe_tensor(meta))
         try:
-            fake = self.world.fakify(real, source.name, open_dims)
+            fake = self.world.fakify(real, source.name, open_dims, self.required_before.get(source.name))
         except AssertionError as error:  # a view whose .data is no longer of its base's dtype or size
             raise Break("tensor that torch cannot describe", str(error), "clone it before the call") from None
         if real.requires_grad and not isinstance(real, torch.nn.Parameter):
@@ -149,15 +150,10 @@ class TensorOperations:
     def add_input(self, real: Any, fake: Any, source: Source) -> TensorProxy:
         root = self.root_scope()
         node, stack = root.placeholder(readable(source.name)), self.writer.where()
-        node.meta.update(
-            val=fake,
-            source=source.name,
-            static=source.static,
-            where=stack[-1:] and stack[-1],
-            stack=stack,
-        )
+        where = stack[-1:] and stack[-1]
+        node.meta.update(val=fake, source=source.name, static=source.static, where=where, stack=stack)
         proxy = TensorProxy(self, fake, node)
-        proxy.source, proxy.real = source, real
+        proxy.source, proxy.real, proxy.required = source, real, getattr(fake, "requires_grad", False)
         if isinstance(real, torch.nn.Parameter):
             proxy.cls = type(real)
         scope, self.writer.scope = self.writer.scope, root

@@ -119,12 +119,13 @@ class TensorProxy:
     natively on our behalf (``sum``, ``functools.reduce``) may add or index proxies.
     """
 
-    __slots__ = ("__weakref__", "attributes", "cls", "fake", "node", "operations", "real", "source")
+    __slots__ = ("__weakref__", "attributes", "cls", "fake", "node", "operations", "real", "required", "source")
 
     def __init__(self, operations: TensorOperations, fake: torch.Tensor, node: fx.Node):
         self.operations, self.fake, self.node = operations, fake, node
         self.cls: type = torch.nn.Parameter if isinstance(fake, torch.nn.Parameter) else torch.Tensor
         self.source: Source | None = None
+        self.required = False  # whether an input required gradients when the step began
         self.real: torch.Tensor | None = None
         self.attributes: dict[str, Any] = {}
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import logging
 import traceback
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from moebius import capture, stats
 
@@ -399,3 +401,54 @@ def test_an_argument_that_only_the_handler_needs_is_there():
     captured = capture(needed_only_by_the_handler)
     for k in (5, 6, 7):
         assert captured(torch.ones(2), torch.tensor([9]), k) == k + 1
+
+
+def written_with_gradients(x, notes):
+    notes.append("first")
+    x.add_(LAYER(x))
+    x.sum().backward()
+
+
+def frozen_and_thawed(x, notes):
+    notes.append("first")
+    y = LAYER(x.requires_grad_()).exp()
+    LAYER.requires_grad_(False)
+    LAYER.weight.sub_(1)
+    LAYER.requires_grad_(True)
+    y.sum().backward()
+
+
+LAYER = torch.nn.Linear(4, 4)
+
+
+@pytest.mark.parametrize("function", [written_with_gradients, frozen_and_thawed])
+def test_what_requires_gradients_has_changed_before_the_failure(function):
+    """The trace up to the operator is of the inputs as they were when the graph began."""
+    captured, notes = capture(function, backend="eager"), []
+    with pytest.raises(RuntimeError, match="modified by an inplace operation") as caught:
+        captured(torch.rand(3, 4), notes)
+    assert notes == ["first"] and not getattr(caught.value, "__notes__", ())
+
+
+def test_what_a_trace_tries_is_not_logged():
+    """FakeTensorMode logs each operator that fails, with its traceback."""
+
+    def step(x):
+        try:
+            return x @ x
+        except RuntimeError:
+            return x @ x.t()
+
+    lines: list[logging.LogRecord] = []
+    handler = logging.Handler()
+    handler.emit = lines.append
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    logger.addHandler(handler)
+    try:
+        assert torch.equal(capture(step)(torch.ones(2, 3)), torch.full((2, 2), 3.0))
+        assert not lines
+        with FakeTensorMode(), pytest.raises(RuntimeError):
+            torch.ones(2, 3) @ torch.ones(2, 3)
+        assert lines
+    finally:
+        logger.removeHandler(handler)

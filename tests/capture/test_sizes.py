@@ -161,3 +161,38 @@ def test_a_tensor_that_has_a_gradient_already(kind):
             (got, tracked), (want, expected) = captured(made(rows)), step(made(rows))
             assert torch.equal(got, want) and tracked is expected
     assert stats(captured).graphs == 2 or kind in ("view", "result")
+
+
+def test_views_of_a_parameter_that_has_a_gradient():
+    """The parameter is not an input; neither its sizes nor its gradient's may be in a guard."""
+    table = torch.nn.Parameter(torch.rand(9, 4))
+    table.pow(2).sum().backward()
+
+    def step(x):
+        return (x @ x.t()).sum() * x.shape[0]
+
+    captured = capture(step, fullgraph=True)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="moebius")
+        for rows in (3, 4, 5, 6):
+            assert torch.equal(captured(table[:rows]), step(table[:rows]))
+    assert stats(captured).graphs == 2
+
+
+@pytest.mark.parametrize("kind", ["a view that is a leaf", "a result"])
+def test_sizes_of_what_holds_a_gradient_are_guarded(kind):
+    def made(rows):
+        x = torch.rand(9, 4)[:rows].requires_grad_()
+        if kind == "a result":
+            x = x * 2
+            x.retain_grad()
+        x.sum().backward(retain_graph=True)
+        return x
+
+    def step(x):
+        return x.detach() * x.shape[0]
+
+    captured = capture(step)
+    for rows in (3, 4, 5, 6):
+        x = made(rows)
+        assert torch.equal(captured(x), step(x))

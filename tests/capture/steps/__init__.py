@@ -1,0 +1,1 @@
+"""Generated training steps: whole programs of several calls, one thing changed between two, plain and captured."""
