@@ -23,13 +23,14 @@ from torch import fx
 
 from moebius.lowering.experts.routed import PIECES, SUMS_OF_ROWS, batched_products, is_routed_along, looked_up_rows
 from moebius.lowering.experts.turns import SUMS, chased, is_branch
-from moebius.lowering.operators import ELEMENTWISE, call_operands, loop_body, read_call, target_name
+from moebius.lowering.operators import ELEMENTWISE, Call, call_operands, loop_body, read_call, target_name
 from moebius.lowering.torch_private import same_size
 from moebius.lowering.values import shape_of, tensor_of
 
 PRODUCTS = frozenset({"linear", "matmul", "addmm"})
 OTHER_PRODUCTS = frozenset({torch.bmm, torch.baddbmm, torch.einsum, torch.nn.functional.bilinear, "bmm", "baddbmm"})
 LISTS = frozenset({torch.stack, torch.cat, torch.concat, torch.concatenate, torch.hstack, torch.vstack})
+CONSTANT = frozenset({"zeros", "full", "arange"})
 CHOICES = {torch.where: (0, (1, 2)), torch.lerp: (2, (0, 1))}  # where the condition stands, and what it chooses between
 COPIES = frozenset({torch.index_copy, "index_copy", "index_copy_"})
 ROWWISE = ELEMENTWISE | PRODUCTS | frozenset(
@@ -152,9 +153,11 @@ def meetings(graph: fx.Graph) -> Iterator[Meeting]:
             at, chosen = CHOICES[node.target]
             decides, items = node.args[at], [node.args[i] for i in chosen]
             if isinstance(decides, fx.Node):
-                before = next((item for item in items if item in choices), None)
-                _, known, _ = choices.pop(before) if before is not None else (None, [], None)
-                choices[node] = node, [*known, *(item for item in items if item is not before)], decides
+                known, rest = [], items
+                for item in items:
+                    if (before := going_on(item, choices)) in choices:
+                        known, rest = choices.pop(before)[1], [other for other in items if other is not item]
+                choices[node] = node, [*known, *rest], decides
         elif call is not None and call.name == "add":
             summands(node, call["input"], call["other"], call.op.inplace, sums)
         elif (call is not None and call.name in SUMS) or node.target in COPIES:
@@ -180,26 +183,38 @@ def parted(node: fx.Node) -> tuple[Any, tuple]:
     """(rows, the other arguments) of a node that writes rows into its first argument."""
     last = 3 if len(node.args) > 3 and isinstance(node.args[3], fx.Node) else 2
     rows = node.args[last] if len(node.args) > last else next((node.kwargs[n] for n in ROWS if n in node.kwargs), None)
-    return rows, tuple(argument for argument in node.args[1:] if argument is not rows)
+    places = tuple(argument for argument in node.args[1:] if argument is not rows)
+    changes = [user for user in rows.users if user is not node] if isinstance(rows, fx.Node) else []
+    changed = [user for user in changes if (made := read_call(user)) is not None and made.op.inplace]
+    return (changed[-1] if changed else rows), places  # (``out[token] += y`` writes the copy back that it changed)
 
 
 def summands(node: fx.Node, one: Any, other: Any, inplace: bool, sums: dict) -> None:
     """Adds a node to the sum that it goes on with; a sum that something else reads too is a summand itself."""
     for base, term in ((one, other), (other, one)):
-        base = added_to(base)
+        base = going_on(base, sums)
         known = sums.get(base)
-        if known is not None and isinstance(term, fx.Node) and (inplace or len(known[0].users) <= 1):
+        if known is not None and isinstance(term, fx.Node) and (inplace or len(readers(known[0])) <= 1):
             sums[base if inplace else node] = node, [*sums.pop(base)[1], term]
             return
-    sums[added_to(one) if inplace else node] = node, [item for item in (one, other) if isinstance(item, fx.Node)]
+    sums[going_on(one, {}) if inplace else node] = node, [item for item in (one, other) if isinstance(item, fx.Node)]
 
 
-def added_to(node: Any) -> Any:
-    """The tensor that additions in place handed on."""
-    while (call := read_call(node) if isinstance(node, fx.Node) else None) is not None:
-        if call.name != "add" or not call.op.inplace:
+def readers(node: fx.Node) -> list[fx.Node]:
+    """Its users, but for those that only change it in place, or take its shape."""
+    calls = [(user, read_call(user)) for user in node.users]
+    shapes = [user for user, call in calls if call is not None and call.name in CONSTANT]
+    changes = [user for user, call in calls if call is not None and call.op.inplace and not user.users]
+    return [user for user in node.users if user not in shapes and user not in changes]
+
+
+def going_on(node: Any, known: dict) -> Any:
+    """Which of known sums a tensor goes on with: additions in place hand one on, and it may be scaled or clamped."""
+    while isinstance(node, fx.Node) and node not in known and (call := read_call(node)) is not None:
+        handed_on = call.name == "add" and call.op.inplace
+        if not (handed_on or (is_of_one(call) and len(node.users) == 1)):
             break
-        node = call["input"]
+        node = call["input"] if handed_on else node.all_input_nodes[0]
     return node
 
 
@@ -212,10 +227,15 @@ def experts_among(place: fx.Node, results: list[Any], condition: fx.Node | None)
     """The longest stretch of results that are experts', each beside the one before."""
     best: list[Pair] = []
     run: list[Pair] = []
-    for one, other in zip(results, results[1:], strict=False):
-        pair = Pair(place, one, other)
-        run = [*run, pair] if pair.are_experts(condition) else []
+    before: list[Any] = []  # the last two: a sum that the first turn begins with may stand after what that adds
+    for other in results:
+        pairs = (Pair(place, one, other) for one in reversed(before))
+        pair = next((pair for pair in pairs if pair.are_experts(condition)), None)
+        run = run if pair is not None or len(run) == 0 else []
+        if pair is not None:
+            run.append(pair)
         best = max(best, run, key=len)
+        before = [*before[-1:], other]
     if not best:
         return None
     first = best[0]
@@ -257,6 +277,7 @@ class Pair:
     alien: bool = False
     drops: list[fx.Node] = field(default_factory=list)
     weights: tuple[fx.Node, ...] = ()
+    widths: fx.Node | None = None
     seen: dict[fx.Node, fx.Node] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -297,6 +318,11 @@ class Pair:
         piece = picks and call is not None and call.name in PIECES and not tensors_in(a.args[1:])
         if piece and is_parameter(a.args[0]):
             return False  # row e of the parameters of all
+        if call is not None and twin is not None and role == "rows":
+            if call.name in CONSTANT and twin.name in CONSTANT:
+                return False
+            if not alike and is_of_one(call) and is_of_one(twin):  # experts with activations of their own
+                return self.walk(a.all_input_nodes[0], b.all_input_nodes[0], role)
         if not alike or (picks and role != "rows"):
             return self.differ(a, b, role)
         if is_product(a):
@@ -349,8 +375,7 @@ class Pair:
             if found:
                 self.strange.append(a)
             return found
-        if shape_of(own[0][0]) != shape_of(own[0][1]):
-            self.alien = True
+        self.widths = self.widths or (a if shape_of(own[0][0]) != shape_of(own[0][1]) else None)
         if not self.own:
             self.weights = own[0]
         self.own.append((a, b))
@@ -382,6 +407,8 @@ class Pair:
         """What keeps them from being the operator, as far as can be seen."""
         if self.drops:
             return self.drops[0], DRAWS
+        if self.widths is not None:
+            return self.widths, "the experts' parameters differ in shape"
         firsts = [a for a, _ in self.own]
         if len(firsts) == 1:
             return firsts[0], "an expert is a single projection, and the operator's have two or three"
@@ -396,6 +423,11 @@ class Pair:
 # ----------------------------------------------------------------------------------------------------------------------
 # What nodes are
 # ----------------------------------------------------------------------------------------------------------------------
+
+
+def is_of_one(call: Call) -> bool:
+    """Whether an operator works on each element of one tensor."""
+    return call.name in ELEMENTWISE and len(call.node.all_input_nodes) == 1
 
 
 def is_parameter(node: Any) -> bool:

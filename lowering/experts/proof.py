@@ -506,9 +506,9 @@ def routing_unchanged(claim: Claim) -> Fault | None:
 
 def kept_unchanged(claim: Claim) -> Fault | None:
     """Nothing writes into x, the weights or the routing weights between the loop and the backward through it."""
-    x = claim.x.source.node
+    x, *others = before_the_loop(claim.reader, claim.x.source.node) or [claim.x.source.node]
     kept = [*(piece.weight.node for piece in claim.slices), *(weight.source.node for weight in claim.weights)]
-    weights = [node for one in kept for node in before_the_loop(claim.reader, one)]
+    weights = [*others, *(node for one in kept for node in before_the_loop(claim.reader, one))]
     writer = writer_before_backward(claim.storage, claim.reader.loop, x, weights, target_of(claim))
     if writer is None:
         return None

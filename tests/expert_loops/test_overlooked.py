@@ -59,6 +59,7 @@ class More(Layer):
         self.deep = nn.ModuleList(Deep() for _ in range(E))
         self.dropping = nn.ModuleList(Dropping() for _ in range(E))
         self.adapted = nn.ModuleList(Adapted() for _ in range(E))
+        self.wider = nn.ModuleList(nn.Sequential(nn.Linear(D, 3 + e), nn.ReLU(), nn.Linear(3 + e, D)) for e in range(E))
         self.phi = nn.Parameter(torch.randn(D, E * 2))
         self.squares = nn.Parameter(torch.randn(E, D, D))
         self.alpha = nn.Parameter(torch.randn(E))
@@ -172,6 +173,45 @@ def all_squares(x, moe):
     return (y * gates_of(x, moe)[..., None]).sum(1)  # meet
 
 
+def of_different_widths(x, moe):
+    gates = gates_of(x, moe)
+    return sum(gates[:, e, None] * expert(x) for e, expert in enumerate(moe.wider))  # meet
+
+
+def activations_of_their_own(x, moe):
+    gates, out = gates_of(x, moe), torch.zeros_like(x)
+    for e, act in enumerate((relu, gelu, silu, torch.tanh)):
+        out = out + moe.mlps[e].net[2](act(moe.mlps[e].net[0](x))) * gates[:, e, None]  # meet
+    return out
+
+
+def into_a_sum_that_fades(x, moe):
+    gates, out = gates_of(x, moe), torch.zeros_like(x)
+    for e, expert in enumerate(moe.mlps):
+        out = out * 0.5
+        out = torch.where(gates[:, e, None] > 0, expert(x), out)  # meet
+    return out
+
+
+def taken_away(x, moe):
+    weight, index = moe.route(x)
+    out = torch.zeros_like(x)
+    for e, linear in enumerate(moe.linears):
+        token, slot = torch.where(index == e)
+        out[token] -= linear(x[token]) * weight[token, slot, None]  # meet
+    return out
+
+
+def sums_of_their_own(x, moe):
+    weight, index = moe.route(x)
+    out = torch.zeros_like(x)
+    for e, linear in enumerate(moe.linears):
+        token, slot = torch.where(index == e)
+        rows = linear(x[token]) * weight[token, slot, None]
+        out = out + torch.zeros_like(out).index_add(0, token, rows)  # meet
+    return out
+
+
 def weights_mixed_by_data(x, moe):
     mixed = torch.einsum("te,edf->tdf", moe.gate(x).softmax(-1), moe.squares)  # meet
     return torch.einsum("td,tdf->tf", x, mixed)
@@ -197,7 +237,8 @@ def dense_over_hits(x, moe):
 REFUSED = [single_projections, three_projections, drawing, drawing_on_all, low_rank_additions, two_by_name,
            one_or_the_other, chosen_by_a_condition, soft_slots_of_linears, soft_slots_of_modules,
            looked_up_in_the_stack, weighted_stack, weighted_before_the_stack, gathered_squares, all_squares,
-           weights_mixed_by_data]  # fmt: skip
+           weights_mixed_by_data, of_different_widths, activations_of_their_own, into_a_sum_that_fades, taken_away,
+           sums_of_their_own]  # fmt: skip
 RANDOM = {drawing, drawing_on_all, over_hits_and_dropout}
 
 
