@@ -41,6 +41,7 @@ class Policy:
     gathered, not_gathered: lists to which branches on values append, and those of them that must be Python's own.
     casts: the autocast that a backward ran under, beside what is looked at anyway (``functions.backward_graph``).
     natively: autograd functions and checkpointed calls that are not captured, as the step changes what backward reads.
+    strict: checkpointed calls that may change nothing older, as backward, which runs them again, is not in the trace.
     inference_breaks: whether inference mode in the step is a graph break, as it could not be left in the graph.
     each_module: whether modules like one before are interpreted all the same, as a gradient goes through them.
     keeps_stacks: whether what stands on the frames' stacks is asked for (``fragile``).
@@ -67,6 +68,7 @@ class Policy:
     speculates: bool = False
     casts: list[Any] = field(default_factory=list)
     natively: set[str] = field(default_factory=set)
+    strict: set[str] = field(default_factory=set)
     inference_breaks: bool = False
     each_module: bool = False
     keeps_stacks: bool = False

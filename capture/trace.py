@@ -96,7 +96,7 @@ class Trace:
         self.domain.stop_at = stop_at
         self.domain.calls.inference.allowed = not policy.inference_breaks
         self.tensors.gradients.casts += policy.casts
-        self.tensors.gradients.natively = policy.natively
+        self.tensors.gradients.natively, self.tensors.gradients.strict = policy.natively, policy.strict
         if policy.each_module:
             self.domain.blocks = None
         self.domain.told_compiling = policy.told_compiling
@@ -415,8 +415,10 @@ def traced(request: Request, policy: Policy) -> Trace:
             policy.each_module = True
             attempt.release()
             continue
-        if functions := attempt.tensors.gradients.changed - policy.natively:
-            policy.natively |= functions
+        gradients = attempt.tensors.gradients
+        if not (gradients.changed <= policy.natively and gradients.unseen() <= policy.strict):
+            policy.natively |= gradients.changed
+            policy.strict |= gradients.unseen()
             attempt.release()
             continue
         if casts := [c for c in attempt.tensors.gradients.unmet_casts if c not in policy.casts]:

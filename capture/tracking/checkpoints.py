@@ -2,7 +2,7 @@
 
 Lowering sees its operators (experts in it are lowered), and then makes them the body of one checkpointed node. What the
 function does to Python objects would happen once more when backward runs it again, so a function that changes what
-existed before it is a graph break.
+existed before it is a graph break, but for what it would not do again (``rerun``).
 
 A ``context_fn`` that says what is kept all the same is in ``selective``.
 
@@ -13,8 +13,10 @@ the two runs are graph breaks (``GraphWriter.refuse_question``).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import functools
+from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -26,13 +28,12 @@ from moebius.lowering.step.checkpoint import begin_checkpoint, end_checkpoint, f
 from .. import torch_private
 from .blocks import gradient_sources
 from .gradients import Applied
-from .records import contents_of, same_item, whole_items
+from .rerun import Again, Read, after, fakes_in
 from .selective import Selective
 from .values import Body, Break, TensorProxy
 
 if TYPE_CHECKING:
     from .domain import TrackingDomain
-    from .objects import Objects
 
 INSTEAD = "pass use_reentrant=False to keep it in the graph"
 FOLLOWED = [("determinism_check", "none"), ("early_stop", False)]
@@ -43,49 +44,7 @@ CALL = Body(
     "a {} that existed before the call is changed in it; backward would do that once more",
     "return what it sets, and set it after the call",
 )
-
-
-class Read:
-    """What one checkpointed call reads of Python objects, which backward reads again."""
-
-    def __init__(self, objects: Objects, cells: list[Any]):
-        self.objects, self.cells, self.events = objects, cells, list[Any]()
-        self.log = objects.log if objects.log is not None else []
-        self.begin = len(self.log)
-        self.given, objects.log = objects.log, self.log
-
-    def finish(self) -> None:
-        self.objects.log = self.given
-        self.events = [event for event in self.log[self.begin :] if event[0] in ("entry", "cell", "whole")]
-
-    def is_unchanged(self) -> bool:
-        """Whether each read would find now what it found."""
-        return all(map(self.holds, self.events)) and all(contents_of(cell) is then for cell, then in self.cells)
-
-    def holds(self, event: tuple[Any, ...]) -> bool:
-        kind, record, *parts = event
-        if kind == "entry":
-            return same_item(self.objects.entry_now(record, parts[0]), parts[1])
-        if kind == "cell":
-            return same_item(record.writes.get("value", record.reads["value"]), parts[0])
-        now = whole_items(record.obj if record.shadow is None else record.shadow)
-        return record.shadow is None or (len(now) == len(parts[0]) and all(map(same_item, now, parts[0])))
-
-
-def after(begin: fx.Node) -> Iterator[fx.Node]:
-    """The nodes that were written since."""
-    node = begin.next
-    while node.op != "root":
-        yield node
-        node = node.next
-
-
-def fakes_in(value: Any) -> Iterator[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, tuple | list):
-        for item in value:
-            yield from fakes_in(item)
+LENIENT = replace(CALL, lenient=True)
 
 
 class Checkpoints:
@@ -94,6 +53,7 @@ class Checkpoints:
     def __init__(self, domain: TrackingDomain, call: Callable[..., Any]):
         self.domain, self.call, self.tensors = domain, call, domain.tensors
         self.writer, self.objects = domain.tensors.writer, domain.objects
+        self.strict = any(body is CALL for body in self.objects.inside)
 
     def run(self, function: Any, args: tuple, options: dict[str, Any]) -> Any:
         """``checkpoint(function, *args, **options)``: a mark, the call, a mark."""
@@ -113,8 +73,10 @@ class Checkpoints:
         kept = None if selective is None else selective.allow_mutation
         known = chosen["determinism_check"], chosen["early_stop"], kept
         begin = self.mark(begin_checkpoint, preserve, reentrant, *known, *given)
-        self.objects.inside.append(CALL)
-        outer = self.writer.recomputed
+        strict = selective is not None or reentrant or self.place() in self.tensors.gradients.strict
+        self.objects.inside.append(CALL if strict or self.strict else LENIENT)
+        again = Again(self.domain, functools.partial(self.call, function, list(args), dict(options)))
+        outer, let_be = self.writer.recomputed, self.objects.let_be
         self.writer.recomputed, self.writer.reentrant = True, reentrant
         before, self.objects.cells_read = self.objects.cells_read, []
         read = Read(self.objects, self.objects.cells_read)
@@ -132,8 +94,12 @@ class Checkpoints:
             selective.ask(begin, preserve)
         name = self.place()
         if not reentrant:
-            inside = {f.grad_fn for node in after(begin) for f in fakes_in(node.meta.get("val"))}
-            self.tensors.gradients.functions.append(Applied(name, frozenset(inside - {None}), None, read.is_unchanged))
+            again.nodes = list(after(begin))
+            inside = {f.grad_fn for node in again.nodes for f in fakes_in(node.meta.get("val"))} - {None}
+            applied = Applied(name, frozenset(inside), None, read.is_unchanged)
+            if self.objects.let_be > let_be:
+                applied.is_unchanged, applied.unseen = again.is_the_same, True
+            self.tensors.gradients.functions.append(applied)
             self.mark(end_checkpoint)
             return result
         if [torch_private.version_of(p.fake) for p in given] != versions:

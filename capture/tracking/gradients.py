@@ -60,16 +60,17 @@ SPARSE_OPTIONS = {
 CHANGED = "what its backward reads is changed after the call"
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Applied:
     """A call of an ``autograd.Function``, or a checkpointed one, which backward looks at again. histories: the autograd
     nodes of its results' fakes. casts: the autocast that backward was interpreted for, None for any. is_unchanged:
-    whether it would be interpreted as the same graph now."""
+    whether it would be interpreted as the same graph now. unseen: whether that has to be known, and is not yet."""
 
     name: str
     histories: frozenset[Any]
     casts: list[Any] | None
     is_unchanged: Callable[[], bool]
+    unseen: bool = False
 
 
 class Accumulated:
@@ -91,6 +92,7 @@ class Gradients:
         self.unmet_casts: set[Any] = set()  # what it did run under, and was not interpreted for
         self.functions: list[Applied] = []  # the calls of such functions
         self.natively: set[str] = set()  # names of those that are to run natively
+        self.strict: set[str] = set()  # names of checkpointed calls that may change nothing older
         self.changed: set[str] = set()  # the same, as this trace has found
         self.note: Callable[[str], None] = lambda what: None
         self.switched: Callable[[], None] = lambda: None  # told before a tensor begins or ceases to require gradients
@@ -292,12 +294,18 @@ class Gradients:
     def look_again(self, reached: set[Any]) -> None:
         """Before a backward: the user's code that it runs is what it was taken for. Else the step is traced again."""
         now = autocast_now()
-        for applied in self.functions:
+        for applied in list(self.functions):
             if applied.histories & reached:
                 self.unmet_casts |= set() if applied.casts is None or now in applied.casts else {now}
                 if not applied.is_unchanged():
-                    self.changed.add(applied.name)
+                    if not applied.unseen:
+                        self.changed.add(applied.name)
                     raise Break("autograd.Function", CHANGED, NATIVELY)
+                applied.unseen = False
+
+    def unseen(self) -> set[str]:
+        """Names of the calls that a trace after this one is to take another way."""
+        return {applied.name for applied in self.functions if applied.unseen}
 
     def require(self) -> None:
         if not self.inside:

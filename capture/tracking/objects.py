@@ -73,6 +73,7 @@ class Objects(Identities, Cells, LateWrites, Growing):
         self.at_the_start: list[Callable[[Any], None]] = []  # called with the emitter, before the effects on objects
         self.at_the_end: list[Callable[[Any], None]] = []  # the same after them
         self.inside: list[Body] = []  # the open ones: what is older than the innermost must not be changed in it
+        self.let_be = 0  # how often something older was changed in a body that lets it be
         self.tuples: dict[int, MetTuple] = {}  # by id of the tuple, and of what stands for it
         self.paths: dict[tuple[int, str], Source] = {}  # to tuples in watched dicts
         self.behind: dict[int, dict] = {}  # by id of a mapping proxy: what it shows
@@ -121,6 +122,9 @@ class Objects(Identities, Cells, LateWrites, Growing):
             self.log.append(("changed", born))
         if self.inside and self.age.get(id(obj), 0) < len(self.inside):
             body = self.inside[-1]
+            if body.lenient:
+                self.let_be += 1
+                return
             raise Break(body.reason, body.detail.format(type(obj).__name__), body.hint)
 
     # ------------------------------------------------------------------------------------------------------------------

@@ -93,11 +93,14 @@ class Break(Signal):
 @dataclass(frozen=True)
 class Body:
     """The graph break where code that has a graph of its own changes what is older: it runs another number of times
-    than it is traced, or at another time. detail: with a place for the object's type."""
+    than it is traced, or at another time. detail: with a place for the object's type. lenient: what is changed in it is
+    counted (``Objects.let_be``), and looked at later.
+    """
 
     reason: str
     detail: str
     hint: str
+    lenient: bool = False
 
 
 class CannotRebuild(Exception):
