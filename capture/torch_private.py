@@ -120,6 +120,8 @@ STATE_WRITERS = (
     torch.autocast_decrement_nesting,
 )
 
+AUTOCAST_EXIT = torch.amp.autocast.__exit__.__code__
+
 # Those of its switches that no guard looks at, and what reads each. Checked on torch 2.13.
 SWITCHES: dict[Callable[..., Any], tuple[Callable[[], Any], ...]] = {
     torch.set_anomaly_enabled: (torch.is_anomaly_enabled, torch.is_anomaly_check_nan_enabled),

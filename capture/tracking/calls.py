@@ -44,7 +44,7 @@ from .records import CONTAINERS, DICTS, Record
 from .signatures import Signatures
 from .stand_ins import StandIns
 from .substitutes import ANYWHERE, COPY_PROTOCOL, SUBSTITUTES, HandleNumber, copied_tensor, is_plain_object, next_number
-from .switches import Switches
+from .switches import Switches, throw_state
 from .values import ATOMS, SYMBOLIC, Break, LoopLeftover, StandIn, TensorMethod, TensorProxy, type_of
 
 if TYPE_CHECKING:
@@ -446,7 +446,7 @@ class Calls(Methods, Construction, StandIns):
     def native(self, function: Any, args: list, kwargs: dict[str, Any]) -> Any:
         """A function of C code: from the tables, or a graph break."""
         if function in torch_private.STATE_WRITERS:
-            return self.state_writer(function, args, kwargs)
+            return throw_state(self.domain, function, args, kwargs)
         if function in NUMBER_FUNCTIONS and any(type(a) is Number for a in args) and not kwargs:
             return self.tensors.numbers.apply(function, *args)
         if function in natives.PURE and not kwargs and any(type(a) is Number for a in args):
@@ -482,13 +482,6 @@ class Calls(Methods, Construction, StandIns):
             f"{name} is not known to be free of effects",
             "it runs natively; keep it at the step's ends for one graph",
         )
-
-    def state_writer(self, function: Any, args: list, kwargs: dict[str, Any]) -> Any:
-        """A switch of torch's: thrown now for the fakes, and kept as a node."""
-        args = [self.tensors.flag(a) for a in args]
-        result = function(*args, **kwargs)
-        self.tensors.writer.node("call_function", function, tuple(args), kwargs).meta["val"] = None
-        return result
 
     def shallow(self, function: Any, args: list, kwargs: dict[str, Any]) -> Any:
         values = list(args)

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from moebius.lowering.step import leave_autocast
+
 from .. import torch_private
 from .values import Break
 
@@ -62,6 +64,19 @@ class Switches:
         writer(*args, **kwargs)
         self.thrown.add(writer)
         scope.node("call_function", writer, args, kwargs).meta["val"] = None
+
+
+def throw_state(domain: TrackingDomain, function: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """One of the switches that guards look at as a whole: thrown now for the fakes, and kept as a node."""
+    args = [domain.tensors.flag(a) for a in args]
+    result = function(*args, **kwargs)
+    frame = domain.machine.frame
+    if domain.tensors.whole_step:
+        if function is torch.clear_autocast_cache and frame is not None and frame.code is torch_private.AUTOCAST_EXIT:
+            return result  # ``leave_autocast`` does that
+        function = leave_autocast if function is torch.autocast_decrement_nesting else function
+    domain.tensors.writer.node("call_function", function, tuple(args), kwargs).meta["val"] = None
+    return result
 
 
 def as_tuple(reader: Callable[[], Any]) -> tuple:

@@ -6,10 +6,11 @@ and the passes over them; a user's autograd.Function and gradient hooks; branche
 """
 
 from moebius.lowering.step.absent import ROLES, going_on, is_backward, role_of, treats_each_alone
+from moebius.lowering.step.autocast import autocast_now, leave_autocast
 from moebius.lowering.step.bars import bar_call
 from moebius.lowering.step.branches import BranchError, require_branch
 from moebius.lowering.step.data import set_data
-from moebius.lowering.step.functions import autocast_now, autograd_function, by_autocast, put_back_mode
+from moebius.lowering.step.functions import autograd_function, by_autocast, put_back_mode
 from moebius.lowering.step.gradients import (
     MissingGradientError,
     gradient_of,
@@ -32,6 +33,7 @@ __all__ = [
     "going_on",
     "gradient_of",
     "is_backward",
+    "leave_autocast",
     "observed",
     "put_back_mode",
     "require_accumulated",

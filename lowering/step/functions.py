@@ -11,6 +11,7 @@ from torch import fx
 from torch.autograd.function import once_differentiable
 
 from moebius.lowering.graph import code_of
+from moebius.lowering.step.autocast import autocast_now
 from moebius.lowering.torch_private import set_grad_enabled
 
 DEVICES = ("cpu", "cuda")
@@ -81,11 +82,6 @@ def autograd_function(
     """
     result = named(name).apply(forward, backward, n_outputs, constant, saved, captures, once, *tensors)
     return cast(tuple[Any, ...], result)
-
-
-def autocast_now() -> tuple[tuple[str, torch.dtype], ...]:
-    """The devices on which operators cast their operands, and to what."""
-    return tuple((d, torch.get_autocast_dtype(d)) for d in DEVICES if torch.is_autocast_enabled(d))
 
 
 def by_autocast(

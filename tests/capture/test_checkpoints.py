@@ -311,10 +311,17 @@ def test_autocast_in_a_checkpointed_block_is_left(block, reentrant):
 
 
 def test_autocast_that_is_not_put_back_is_a_wrong_answer(monkeypatch):
+    def losses(function):
+        (model, optimizer), found = build(Cast, {"use_reentrant": False}), []
+        for seed in range(4):
+            torch.manual_seed(seed)
+            found.append(function(model, optimizer, torch.randn(6, 8)))
+        return found
+
+    plain = losses(step)
     monkeypatch.setattr(lowered, "modes_put_back", lambda devices: contextlib.nullcontext())
     try:
-        with pytest.raises(AssertionError):
-            check(Cast, {"use_reentrant": False}, steps=4)
+        assert not all(map(torch.equal, losses(capture(step, backend="eager")), plain))
     finally:
         while torch.autocast_decrement_nesting() > 0:
             pass

@@ -8,6 +8,8 @@ import pytest
 import torch
 
 from moebius import capture, stats, torch_private
+from moebius.tracking import switches
+from moebius.tracking.functions import AutogradFunctions
 
 
 class OwnBlock(torch.autograd.Function):
@@ -161,5 +163,50 @@ def test_backward_of_a_captured_forward_pass(function):
 def test_it_is_interpreted_for_each(monkeypatch):
     """With what autocast is at the call alone, the answer is wrong."""
     monkeypatch.setattr(torch_private, "autocast_as", lambda state: contextlib.nullcontext())
+    monkeypatch.setattr(AutogradFunctions, "is_unchanged", lambda *_: True)
     with pytest.raises(AssertionError):
         same(train_outside, OwnBlock)
+
+
+class Recomputes(torch.autograd.Function):
+    """Backward casts a weight, with nothing around it that forgets the copy."""
+
+    @staticmethod
+    def forward(ctx, x, w):
+        ctx.w = w
+        ctx.save_for_backward(x)
+        return x @ w
+
+    @staticmethod
+    def backward(ctx, gradient):
+        (x,) = ctx.saved_tensors
+        with torch.autocast("cpu", torch.bfloat16), torch.enable_grad():
+            inner = torch.mm(gradient, ctx.w)
+        return inner.float().detach(), x.t().float() @ gradient.float()
+
+
+def train(w, x):
+    with torch.autocast("cpu", torch.bfloat16):
+        y = Recomputes.apply(x, w)
+    y.float().square().sum().backward()
+    with torch.no_grad():
+        w -= 0.1 * w.grad
+    w.grad = None
+    with torch.autocast("cpu", torch.bfloat16):
+        return x @ w
+
+
+def trained(function):
+    torch.manual_seed(0)
+    w = torch.nn.Parameter(torch.randn(4, 4))
+    return [*(function(w, torch.randn(3, 4)).detach() for _ in range(4)), w.detach()]
+
+
+def test_a_copy_of_a_weight_that_backward_casts_is_forgotten(monkeypatch):
+    plain = trained(train)
+    assert all(map(torch.equal, trained(capture(train, backend="eager")), plain))
+    monkeypatch.setattr(switches, "leave_autocast", torch.autocast_decrement_nesting)
+    try:
+        assert not all(map(torch.equal, trained(capture(train, backend="eager")), plain))
+    finally:
+        torch.clear_autocast_cache()
