@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from moebius.lowering.aliasing import Storage, makes_new
+from moebius.lowering.aliasing import Storage, makes_new, only_computes
 from moebius.lowering.experts.dense import PRODUCTS, NoExperts
 from moebius.lowering.experts.stacking import block_experts, blocks_apart, join_blocks
 from moebius.lowering.experts.turns import Builder, Differ, Place, added_rows, is_branch, loop_of, place_of
@@ -95,10 +95,32 @@ def runs(graph: fx.Graph) -> list[list[fx.Node]]:
         if call is not None and call.name in PRODUCTS:
             lines.setdefault((node.meta.get("where"), node.target), []).append(node)
     found = []
+    wanted = reaching_gradients(graph)  # (an expert that nobody reads gets no gradient, of zeros neither)
     for nodes in lines.values():
+        nodes = [node for node in nodes if node in wanted]
         downs = {node: rows for node in nodes if len(nodes) > 1 and (rows := expert_rows(node))}
         if len(downs) > 1:
             found += independent(graph, downs)
+    return found
+
+
+def reaching_gradients(graph: fx.Graph) -> set[fx.Node]:
+    """The nodes that gradients may come back to: what leads to a result, a backward or an effect, past no detach() and
+    while gradients are recorded."""
+    found: set[fx.Node] = set()
+    recorded, unrecorded = True, set()
+    for node in graph.nodes:
+        call = read_call(node)
+        if call is not None and call.name == "set_grad_enabled":
+            recorded = call["mode"] is not False
+        elif not recorded or (call is not None and call.name == "detach"):
+            unrecorded.add(node)
+    pending = [node for node in graph.nodes if node not in unrecorded and not only_computes(node)]
+    while pending:
+        node = pending.pop()
+        if node not in found:
+            found.add(node)
+            pending += [argument for argument in node.all_input_nodes if argument not in unrecorded]
     return found
 
 
