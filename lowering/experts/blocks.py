@@ -97,7 +97,7 @@ def runs(graph: fx.Graph) -> list[list[fx.Node]]:
     found = []
     wanted = reaching_gradients(graph)  # (an expert that nobody reads gets no gradient, of zeros neither)
     for nodes in lines.values():
-        nodes = [node for node in nodes if node in wanted]
+        nodes = [node for node in nodes if node in wanted] or nodes
         downs = {node: rows for node in nodes if len(nodes) > 1 and (rows := expert_rows(node))}
         if len(downs) > 1:
             found += independent(graph, downs)

@@ -319,9 +319,51 @@ def masked_dense_modules(x, moe):
     return out
 
 
+@spelled(LOWERED)
+def masked_by_where(x, moe):
+    """the same, `out = out + torch.where((index == i).any(-1, keepdim=True), expert(x) * gate, 0)`"""
+    weight, index = moe.route(x)
+    out = torch.zeros_like(x)
+    for i, expert in enumerate(moe.experts):
+        gate = (weight * (index == i)).sum(-1, keepdim=True)
+        out = out + torch.where((index == i).any(-1, keepdim=True), expert(x) * gate, 0)
+    return out
+
+
+@spelled(LOWERED)
+def masked_slot_by_slot(x, moe):
+    """the same in a loop over slots: `torch.where((index[:, k] == i)[:, None], expert(x) * weight[:, k, None], 0)`"""
+    weight, index = moe.route(x)
+    out = torch.zeros_like(x)
+    for k in range(moe.top_k):
+        for i, expert in enumerate(moe.experts):
+            out += torch.where((index[:, k] == i)[:, None], expert(x) * weight[:, k, None], 0)
+    return out
+
+
+@spelled(LOWERED)
+def stacked_and_summed(x, moe):
+    """`torch.stack([expert(x) * gates[:, i, None] for i, expert in …]).sum(0)`"""
+    weight, index = moe.route(x)
+    gates = torch.zeros(len(x), E, dtype=x.dtype).scatter(1, index, weight)
+    return torch.stack([expert(x) * gates[:, i, None] for i, expert in enumerate(moe.experts)]).sum(0)
+
+
 # ----------------------------------------------------------------------------------------------------------------------
 # Rows of repeated tokens, counts and slices
 # ----------------------------------------------------------------------------------------------------------------------
+
+
+@spelled(LOWERED)
+def in_phases(x, moe):
+    """`split`, all first projections joined with `torch.cat`, the activation, `split` again (JetMoE)"""
+    weight, index = moe.route(x)
+    order = index.flatten().argsort(stable=True)
+    sizes = torch.bincount(index.flatten(), minlength=E).tolist()
+    h = torch.cat([linear(part, w) for part, w in zip(x[order // K].split(sizes), moe.up, strict=True)])
+    h = silu(h.chunk(2, -1)[0]) * h.chunk(2, -1)[1]
+    y = torch.cat([linear(part, w) for part, w in zip(h.split(sizes), moe.down, strict=True)])
+    return torch.zeros_like(x).index_add(0, order // K, y * weight.flatten()[order, None])
 
 
 @spelled(LOWERED)
