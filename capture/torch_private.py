@@ -479,6 +479,8 @@ def preserved_state() -> Iterator[None]:
             torch.autocast_increment_nesting()
         for _ in range(nesting, now):
             torch.autocast_decrement_nesting()
+        if nesting == 0:
+            torch.clear_autocast_cache()  # of copies of fakes
         torch.set_rng_state(rng)
 
 

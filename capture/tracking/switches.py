@@ -69,10 +69,11 @@ class Switches:
 def throw_state(domain: TrackingDomain, function: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]) -> Any:
     """One of the switches that guards look at as a whole: thrown now for the fakes, and kept as a node."""
     args = [domain.tensors.flag(a) for a in args]
-    result = function(*args, **kwargs)
+    clears = function is torch.clear_autocast_cache  # (which holds copies of real weights, where a block is open)
+    result = None if clears else function(*args, **kwargs)
     frame = domain.machine.frame
     if domain.tensors.whole_step:
-        if function is torch.clear_autocast_cache and frame is not None and frame.code is torch_private.AUTOCAST_EXIT:
+        if clears and frame is not None and frame.code is torch_private.AUTOCAST_EXIT:
             return result  # ``leave_autocast`` does that
         function = leave_autocast if function is torch.autocast_decrement_nesting else function
     domain.tensors.writer.node("call_function", function, tuple(args), kwargs).meta["val"] = None
