@@ -17,10 +17,10 @@ FAMILIES = {
     "granitemoe": (True, 2, 2),
     "dbrx": (True, 2, 2),  # transposed weights
     "llama4": (True, 2, 2),  # all experts on all tokens, as batched products
-    "jetmoe": (True, 0, 0),  # counts.tolist() drives split, also in attention
+    "jetmoe": (True, 6, 2),  # counts.tolist() drives split; in attention, experts are single projections
     "qwen3_next": (True, 2, 2),  # linear attention
     "muse_spark": (True, 2, 2),  # a norm after the experts
-    "vitpose_backbone": (True, 0, 0),  # a dense sum over experts, masked
+    "vitpose_backbone": (True, 2, 0),  # a dense sum over experts, masked; single projections
     "zaya": (True, 2, 2),  # top-1, a router that passes its state on
     "switch_transformers": (True, 4, 4),  # a parameter for each expert, which are nearly all of the model
 }
