@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from moebius.interpreter import Signal
+from moebius.interpreter.domain.core import type_name
 
 from ..hook import ABSENT, own_attributes
 from ..sources import Static, part
@@ -151,7 +152,7 @@ class Attributes:
         if found is not ABSENT:
             return found
         if on_type is ABSENT:
-            raise AttributeError(f"{kind.__name__!r} object has no attribute {name!r}", name=name, obj=obj)
+            raise AttributeError(f"{type_name(kind)!r} object has no attribute {name!r}", name=name, obj=obj)
         if descriptor is types.FunctionType:
             return self.objects.made(types.MethodType(on_type, obj))
         return self.bind(on_type, obj, kind)
@@ -344,7 +345,7 @@ class Attributes:
         fallback = self.on_type(meta, "__getattr__")
         if fallback is not ABSENT:
             return self.call(self.bind(fallback, cls, meta), [name], {})
-        raise AttributeError(f"type object {cls.__name__!r} has no attribute {name!r}", name=name, obj=cls)
+        raise AttributeError(f"type object {type_name(cls)!r} has no attribute {name!r}", name=name, obj=cls)
 
     def bind_to_class(self, found: Any, cls: type) -> Any:
         """``found.__get__(None, cls)``."""
@@ -511,7 +512,7 @@ class Attributes:
             return
         record = self.objects.instance_dict(self.objects.need(obj))
         if record is None:
-            raise AttributeError(f"{kind.__name__!r} object has no attribute {name!r}")
+            raise AttributeError(f"{type_name(kind)!r} object has no attribute {name!r}")
         self.objects.dict_set(record, name, value)
 
     def set_slot(self, obj: Any, name: str, slot: Any, value: Any) -> None:
@@ -548,7 +549,7 @@ class Attributes:
             return
         record = self.objects.instance_dict(self.objects.need(obj))
         if record is None or not self.objects.dict_delete(record, name):
-            raise AttributeError(f"{type(obj).__name__!r} object has no attribute {name!r}")  # (without its name)
+            raise AttributeError(f"{type_name(type(obj))!r} object has no attribute {name!r}")  # (without its name)
 
     def has(self, obj: Any, name: str) -> bool:
         """``hasattr(obj, name)``."""

@@ -18,6 +18,8 @@ import torch
 import torch.utils.checkpoint
 from torch.utils import _pytree as pytree
 
+from moebius.interpreter.domain.core import type_name
+
 from .. import torch_private
 from ..guards.recorder import can_die
 from ..hook import ABSENT, Entry
@@ -427,7 +429,7 @@ class Calls(Methods, Construction, StandIns):
             return self.call(self.domain.attributes.inside(function, function.__func__), args, kwargs)
         method = self.domain.attributes.on_type(kind, "__call__")
         if method is ABSENT:
-            raise TypeError(f"{kind.__name__!r} object is not callable")
+            raise TypeError(f"{type_name(kind)!r} object is not callable")
         if isinstance(method, types.WrapperDescriptorType):
             raise Break(
                 "call into C",

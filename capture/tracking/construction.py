@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import torch
 
-from moebius.interpreter.domain.core import special
+from moebius.interpreter.domain.core import special, type_name
 
 from . import natives
 from .call_parts import CallParts
@@ -92,7 +92,7 @@ class Construction(CallParts):
     def allocate(self, cls: type, maker: Any, args: list, kwargs: dict[str, Any]) -> Any:
         """``__new__`` of a class whose allocation is C's."""
         if cls.__flags__ & (1 << 20):  # Py_TPFLAGS_IS_ABSTRACT
-            raise TypeError(f"Can't instantiate abstract class {cls.__name__}")
+            raise TypeError(f"Can't instantiate abstract class {type_name(cls)}")
         if special(cls, "__del__") is not None:
             raise Break(
                 "object with a finalizer",
@@ -183,7 +183,7 @@ OWN_NEW = (types.NoneType, types.FunctionType, staticmethod, classmethod)
 def check_object_arguments(cls: Any) -> None:
     """Objects/typeobject.c object_new: arguments that neither __new__ nor __init__ takes are an error."""
     if cls.__new__ is object.__new__ and cls.__init__ is object.__init__:
-        raise TypeError(f"{cls.__name__}() takes no arguments")
+        raise TypeError(f"{type_name(cls)}() takes no arguments")
 
 # Why a frame runs natively as a whole that makes such an object: the rest after a break would hold what it is given.
 OBSERVED = "it is seen when its locals let go of an object"

@@ -12,6 +12,7 @@ from typing import Any, cast
 import torch
 
 from moebius.interpreter import NULL, STOP, Frame
+from moebius.interpreter.domain.core import type_name
 
 from ..hook import ABSENT
 from . import natives
@@ -100,7 +101,7 @@ class Containers(Parts):
         if base in LISTS or base is tuple:
             return self.sequence_item(self.objects.contents(obj) if base in LISTS else obj, key)
         if method is ABSENT:
-            raise TypeError(f"{kind.__name__!r} object is not subscriptable")
+            raise TypeError(f"{type_name(kind)!r} object is not subscriptable")
         raise Break("item of a C object", kind.__name__, "read it outside of the step")
 
     def sequence_item(self, sequence: Any, key: Any) -> Any:
@@ -131,7 +132,7 @@ class Containers(Parts):
             if isinstance(method, types.FunctionType):
                 key = self.call(method, [key], {})
                 if not isinstance(key, int):
-                    raise TypeError(f"__index__ returned non-int (type {type(key).__name__})")
+                    raise TypeError(f"__index__ returned non-int (type {type_name(type(key))})")
         return key
 
     def dict_item(self, obj: Any, kind: type, key: Any) -> Any:
@@ -179,7 +180,7 @@ class Containers(Parts):
         base: Any = next((b for b in kind.__mro__ if b in CONTAINERS), None)
         if base is None:
             if method is ABSENT:
-                raise TypeError(f"{kind.__name__!r} object does not support item assignment")
+                raise TypeError(f"{type_name(kind)!r} object does not support item assignment")
             raise Break("item of a C object is set", kind.__name__, "set it outside of the step")
         record = self.objects.record_of(obj)
         if base in DICTS and record is not None:
@@ -280,7 +281,7 @@ class Containers(Parts):
         ):
             return self.call(method, [value], {})
         if method is ABSENT and self.attributes.on_type(kind, "__getitem__") is ABSENT:
-            raise TypeError(f"{kind.__name__!r} object is not iterable")
+            raise TypeError(f"{type_name(kind)!r} object is not iterable")
         raise Break("iteration over a C object", kind.__name__, "iterate over a list of it")
 
     def native_iter(self, value: Any, in_loop: bool = False) -> Any:
@@ -378,7 +379,7 @@ class Containers(Parts):
     def list_extend(self, target: Any, values: Any) -> None:
         kind = type_of(values)
         if all(self.attributes.on_type(kind, name) is ABSENT for name in ("__iter__", "__getitem__")):
-            raise TypeError(f"Value after * must be an iterable, not {kind.__name__}")
+            raise TypeError(f"Value after * must be an iterable, not {type_name(kind)}")
         self.calls.container_method(target, list, "extend", [values], {})
 
     def list_to_tuple(self, values: Any) -> Any:
@@ -395,7 +396,7 @@ class Containers(Parts):
 
     def dict_update(self, target: Any, other: Any) -> None:
         if not hasattr(type(other), "keys"):
-            raise TypeError(f"'{type(other).__name__}' object is not a mapping")
+            raise TypeError(f"'{type_name(type(other))}' object is not a mapping")
         self.calls.container_method(target, dict, "update", [other], {})
 
     def dict_merge(self, target: Any, other: Any, function: Any) -> None:

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import torch
 
-from moebius.interpreter.domain.core import special
+from moebius.interpreter.domain.core import special, type_name
 from moebius.interpreter.domain.operators import COMPARE_DUNDERS
 from moebius.interpreter.domain.operators import OPERATIONS as OPERATORS
 
@@ -328,7 +328,7 @@ class Operators(Parts):
             return self.native_iter(container)
         except TypeError as error:
             self.machine.swallow(error)
-        raise TypeError(f"argument of type {type_of(container).__name__!r} is not iterable")
+        raise TypeError(f"argument of type {type_name(type_of(container))!r} is not iterable")
 
     def is_same(self, left: Any, right: Any) -> bool:
         if isinstance(left, LoopLeftover) or isinstance(right, LoopLeftover):
@@ -383,7 +383,7 @@ class Operators(Parts):
         if isinstance(method := self.attributes.on_type(kind, "__bool__"), types.FunctionType):
             result = self.call(method, [value], {})
             if type(result) is not bool and type(result) not in SYMBOLIC:
-                raise TypeError(f"__bool__ should return bool, returned {type_of(result).__name__}")
+                raise TypeError(f"__bool__ should return bool, returned {type_name(type_of(result))}")
             return self.truth(result)
         if method is not ABSENT:
             if plain_member(value) is not value:

@@ -11,6 +11,8 @@ from typing import Any, cast
 
 import torch
 
+from moebius.interpreter.domain.core import type_name
+
 from ..hook import ABSENT
 from . import natives
 from .arrays import ArrayNumber
@@ -82,7 +84,7 @@ class StandIns(CallParts):
         if isinstance(method, types.FunctionType):
             return checked_length(self.call(method, [value], {}))
         if method is ABSENT:
-            raise TypeError(f"object of type {kind.__name__!r} has no len()")
+            raise TypeError(f"object of type {type_name(kind)!r} has no len()")
         base: Any = next((b for b in kind.__mro__ if b in natives.CONTAINER_METHODS), None)
         if base is None:
             raise Break("len() in C", kind.__name__, "it runs natively")
@@ -287,6 +289,7 @@ class StandIns(CallParts):
 
     # object's own methods, reached through super() or by name
     def object_setattr(self, owner: Any, name: str, value: Any) -> None:
+        refuse_class(owner, "__setattr__")
         self.domain.attributes.set_generic(owner, name, value)
 
     def object_getattribute(self, owner: Any, name: str) -> Any:
@@ -297,6 +300,7 @@ class StandIns(CallParts):
         )
 
     def object_delattr(self, owner: Any, name: str) -> None:
+        refuse_class(owner, "__delattr__")
         self.domain.attributes.delete_generic(owner, name)
 
     def object_init(self, owner: Any, *args: Any, **kwargs: Any) -> None:
@@ -311,7 +315,7 @@ class StandIns(CallParts):
             if kind.__init__ is not object.__init__:
                 raise TypeError("object.__init__() takes exactly one argument (the instance to initialize)")
             if kind.__new__ is object.__new__:
-                raise TypeError(f"{kind.__name__}.__init__() takes exactly one argument (the instance to initialize)")
+                raise TypeError(f"{type_name(kind)}.__init__() takes exactly one argument (the instance to initialize)")
 
     def object_reduce(self, owner: Any, *_: Any) -> Any:
         raise Break("pickling in the step", type_of(owner).__name__, "copy or pickle outside of the step")
@@ -331,7 +335,13 @@ def checked_length(result: Any) -> Any:
     if isinstance(result, SYMBOLIC):
         return result
     if not isinstance(result, int):
-        raise TypeError(f"'{type_of(result).__name__}' object cannot be interpreted as an integer")
+        raise TypeError(f"'{type_name(type_of(result))}' object cannot be interpreted as an integer")
     if result < 0:
         raise ValueError("__len__() should return >= 0")
     return int(result)
+
+
+def refuse_class(owner: Any, name: str) -> None:
+    """``object.__setattr__`` does not take classes (Objects/typeobject.c hackcheck)."""
+    if isinstance(owner, type):
+        raise TypeError(f"can't apply this {name} to {type_name(type(owner))} object")

@@ -9,6 +9,7 @@ import dataclasses
 import enum
 import io
 import logging
+import types
 import typing
 import warnings
 
@@ -500,3 +501,32 @@ def test_a_guard_of_a_function_asks_nothing_of_what_is_none():
     for target in (made(), Made, made(), Made):
         assert same(target) is target
     assert asked == []
+
+
+NAMELESS = types.SimpleNamespace(), collections.deque([1]), collections.OrderedDict(), collections.defaultdict(int)
+WRONG = {
+    "attribute": lambda obj: obj.missing,
+    "set": lambda obj: setattr(obj, "__class__", 3),
+    "item": lambda obj: obj["a"]["b"],
+    "length": lambda obj: len(obj.__init__),
+    "call": lambda obj: obj(),
+    "iterate": lambda obj: [*obj.__len__],
+    "number": lambda obj: [1, 2][obj],
+    "class": lambda obj: type(obj).missing,
+    "attribute of a class, by object's own": lambda obj: object.__setattr__(type(obj), "a", 1),
+}
+
+
+@pytest.mark.parametrize("obj", NAMELESS, ids=lambda obj: type(obj).__name__)
+@pytest.mark.parametrize("name", WRONG)
+def test_errors_name_types_as_c_does(name, obj):
+    """A type that is written in C has its module in messages."""
+
+    def step(x):
+        try:
+            WRONG[name](obj)
+        except (TypeError, AttributeError, KeyError, IndexError) as error:
+            return x + 1, type(error), str(error)
+
+    captured = capture(step)
+    assert [captured(torch.ones(1))[1:] for _ in range(2)] == [step(torch.ones(1))[1:]] * 2
