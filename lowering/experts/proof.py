@@ -483,7 +483,10 @@ def one_precision(claim: Claim) -> Fault | None:
 
 
 def with_gradients(claim: Claim) -> Fault | None:
-    """Floating point runs in the grad mode that the loop has, so that nothing is cut off from autograd."""
+    """Floating point runs in the grad mode that the loop has, so that nothing is cut off from autograd. Without tokens
+    no turn runs, and the result has no gradient."""
+    if claim.hits and any(type(size) is int and size == 0 for size in claim.index.meta["val"].shape):
+        return "a batch without tokens hits no expert", claim.index
     ungraded = claim.reader.evidence.ungraded
     if ungraded:
         return f"{target_name(ungraded[0])} runs in another grad mode than the loop", ungraded[0]
