@@ -25,6 +25,7 @@ from .data import assign_data
 from .numbers import Number
 from .objects import Objects
 from .records import CONTAINERS, HEAP_TYPE, UNREAD, Record, raw_dict
+from .specials import is_generic
 from .tensors import TensorOperations
 from .texts import Text
 from .values import ATOMS, SYMBOLIC, Break, LoopLeftover, StandIn, TensorMethod, TensorProxy
@@ -461,8 +462,8 @@ class Attributes:
             self.set_generic(obj, name, value)
             return
         setter = self.on_type(kind, "__setattr__")
-        if isinstance(setter, types.FunctionType):
-            self.call(setter, [obj, name, value], {})
+        if not is_generic(setter, "__setattr__"):
+            self.call(self.bind(setter, obj, kind), [name, value], {})
         else:
             self.refuse_set_in_c(kind, setter, name)
             self.set_generic(obj, name, value)
@@ -532,8 +533,8 @@ class Attributes:
         if kind is TensorProxy or isinstance(obj, type):
             raise Break("attribute is deleted", f"del {kind.__name__}.{name}", "delete it outside of the step")
         deleter = self.on_type(kind, "__delattr__")
-        if isinstance(deleter, types.FunctionType):
-            self.call(deleter, [obj, name], {})
+        if not is_generic(deleter, "__delattr__"):
+            self.call(self.bind(deleter, obj, kind), [name], {})
         else:
             self.refuse_set_in_c(kind, deleter, name)
             self.delete_generic(obj, name)

@@ -23,6 +23,7 @@ from .hit_loops import number_of
 from .loops import ROWS, TensorRows
 from .parts import Parts
 from .records import CONTAINERS, DICTS, LISTS
+from .specials import is_replaced
 from .texts import Text, Texts, texts
 from .values import ATOMS, Break, LoopLeftover, StandIn, TensorMethod, TensorProxy, type_of
 from .views import View
@@ -93,6 +94,8 @@ class Containers(Parts):
         if isinstance(obj, type):
             return self.class_subscript(obj, key)
         method = self.attributes.on_type(kind, "__getitem__")
+        if is_replaced(method, "__getitem__"):
+            return self.call(self.attributes.bind(method, obj, kind), [key], {})
         if isinstance(method, types.FunctionType):
             return self.call(method, [obj, key], {})
         base = next((b for b in kind.__mro__ if b in natives.CONTAINER_METHODS), None)
@@ -174,6 +177,9 @@ class Containers(Parts):
             self.tensors.set_item(obj, key, without_arrays(self.plain_contents(value)))
             return
         method = self.attributes.on_type(kind, "__setitem__")
+        if is_replaced(method, "__setitem__"):
+            self.call(self.attributes.bind(method, obj, kind), [key, value], {})
+            return
         if isinstance(method, types.FunctionType):
             self.call(method, [obj, key, value], {})
             return
@@ -203,6 +209,9 @@ class Containers(Parts):
     def del_item(self, obj: Any, key: Any) -> None:
         kind = type(obj)
         method = self.attributes.on_type(kind, "__delitem__")
+        if is_replaced(method, "__delitem__"):
+            self.call(self.attributes.bind(method, obj, kind), [key], {})
+            return
         if isinstance(method, types.FunctionType):
             self.call(method, [obj, key], {})
             return
@@ -270,6 +279,8 @@ class Containers(Parts):
                 self.walks.refuse(value)
             return value
         method = self.attributes.on_type(kind, "__iter__")
+        if is_replaced(method, "__iter__"):
+            return self.call(self.attributes.bind(method, value, kind), [], {})
         if isinstance(method, types.FunctionType):
             return self.call(method, [value], {})
         if any(b in CONTAINERS or b is tuple for b in kind.__mro__):

@@ -23,6 +23,7 @@ from .numbers import COMPARISONS, Number
 from .objects import identified
 from .parts import Parts
 from .records import CONTAINERS, DICTS, SETS
+from .specials import is_replaced
 from .texts import Text, texts
 from .unfollowed import Unfollowed
 from .values import ATOMS, IDENTITIES, SYMBOLIC, Break, LoopLeftover, StandIn, TensorMethod, TensorProxy, type_of
@@ -182,7 +183,8 @@ class Operators(Parts):
         if left_kind in SYMBOLIC or right_kind in SYMBOLIC or (left_kind in ATOMS and right_kind in ATOMS):
             return COMPARISONS[op](left, right)
         if isinstance(left, type) and isinstance(right, type) and op in ("==", "!="):
-            return (left is right) is (op == "==")
+            if not any(self.compares_in_python(value, op) for value in (left, right)):  # their metaclasses have no say
+                return (left is right) is (op == "==")
         self.refuse_alien(left)
         self.refuse_alien(right)
         if (
@@ -299,6 +301,8 @@ class Operators(Parts):
             if kind not in ATOMS and not isinstance(container, natives.VIEWS)
             else ABSENT
         )
+        if is_replaced(method, "__contains__"):
+            return self.truth(self.call(self.attributes.bind(method, container, kind), [item], {}))
         if isinstance(method, types.FunctionType):
             return self.truth(self.call(method, [container, item], {}))
         base = next((b for b in kind.__mro__ if b in natives.CONTAINER_METHODS), None)

@@ -22,6 +22,7 @@ from .hit_loops import number_of
 from .loops import TensorRows
 from .numbers import Number
 from .records import CONTAINERS, HEAP_TYPE
+from .specials import is_replaced
 from .values import ATOMS, SYMBOLIC, Break, LoopLeftover, StandIn, TensorMethod, TensorProxy, type_of
 
 TRUSTED_METACLASSES = frozenset({"abc", "typing", "enum", "torch.nn.parameter", "torch", "_py_abc"})
@@ -56,7 +57,7 @@ class StandIns(CallParts):
             return False
         if not asks_metaclass:
             return type.__instancecheck__(classes, value)
-        if self.has_own_check(classes, check):
+        if self.has_own_check(classes, check) and type(value) is not classes:
             return self.domain.truth(self.call(check, [classes, value], {}))
         return isinstance(value, classes)
 
@@ -81,6 +82,8 @@ class StandIns(CallParts):
         if kind in ATOMS or isinstance(value, natives.VIEWS) or kind in (tuple, frozenset):
             return len(value)
         method = self.domain.attributes.on_type(kind, "__len__")
+        if is_replaced(method, "__len__"):
+            return checked_length(self.call(self.domain.attributes.bind(method, value, kind), [], {}))
         if isinstance(method, types.FunctionType):
             return checked_length(self.call(method, [value], {}))
         if method is ABSENT:
