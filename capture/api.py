@@ -201,7 +201,7 @@ def report_of(
     code = captured.function.__code__
     report = Report(result=result, name=captured.function.__qualname__, file=code.co_filename, line=code.co_firstlineno)
     for member in captured.family():
-        for segment in member.segments:
+        for segment in member.segments or member.left:
             if segment.captured is not None:
                 report.graphs.append(segment.captured)
             if segment.graph_break is not None:

@@ -85,6 +85,7 @@ class Captured:
         self.policy = Policy(dynamic=options.dynamic, whole_step=whole_step, outside=why, options=options)
         self.policy.marked = lambda t: frozenset(MARKED.get(t, ()))
         self.segments: list[Segment] = []
+        self.left: list[Segment] = []  # for reports: one that a branch on data left, until there is another
         self.children: list[Captured] = []
         self.recompiles: list[Recompile] = []
         self.misses: dict[str, int] = {}  # of each branch on data, how often it left its graph
@@ -203,6 +204,7 @@ class Captured:
             segment.hits_before = self.entry.hits
             segment.modules = tuple(map(weakref.ref, called_on(args)))
             self.segments.append(segment)
+            self.left.clear()
             again = segment.graph_break is not None and self.shadow is None
             run = functools.partial(self.look_again, segment) if again else self.runner(segment)
             self.entry.add(segment.guards.program, run)
@@ -354,6 +356,7 @@ class Captured:
         if misses > MAX_MISSES:
             self.policy.unpredictable.add(branch)
         self.segments.remove(segment)
+        self.left = [segment]
         self.entry.remove(program)
 
     def learn(self, args: tuple, kwargs: dict[str, Any]) -> bool:
@@ -437,6 +440,7 @@ class Captured:
         """Forget everything that was captured."""
         self.entry.clear()
         self.segments.clear()
+        self.left.clear()
         self.children.clear()
         self.recompiles.clear()
         self.watched.clear()

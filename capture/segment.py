@@ -33,6 +33,7 @@ from .residual import Emitter
 from .rests import left_alone, run_cells_natively
 from .resume import CannotResume, Continuation, argument_names, with_cells
 from .trace import Trace
+from .tracking.numbers import READINGS
 from .tracking.values import CannotRebuild, TensorProxy
 
 MakeResume = Callable[[types.CodeType, dict, str, int, tuple[str, ...]], Any]
@@ -281,7 +282,9 @@ def make_graph(
     """Close the graph with the outputs that residual code needs, and lower it. (None, None): nothing to run."""
     writer = attempt.writer
     graph = writer.scope.graph
-    graph.output(tuple(writer.argument(o) for o in emitter.outputs))
+    # a handler may need what cannot be read again: it stays to the graph's end
+    readings = [n for n in graph.nodes if n.op == "call_function" and n.target in READINGS]
+    graph.output((*(writer.argument(o) for o in emitter.outputs), *readings))
     for node in reversed([n for n in graph.nodes if n.op == "placeholder"]):
         if not node.users:
             graph.erase_node(node)

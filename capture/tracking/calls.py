@@ -7,6 +7,7 @@ import functools
 import itertools
 import json
 import operator
+import random
 import sys
 import types
 import warnings
@@ -19,6 +20,7 @@ import torch.utils.checkpoint
 from torch.utils import _pytree as pytree
 
 from moebius.interpreter.domain.core import type_name
+from moebius.lowering.step import draw
 
 from .. import torch_private
 from ..guards.recorder import can_die
@@ -103,7 +105,8 @@ class Calls(Methods, Construction, StandIns):
             torch_private.InferenceGuard: self.inference.make,
             torch_private.has_torch_function: self.overridden,
             **Switches(domain).functions,
-            **{clock: functools.partial(self.read_clock, clock) for clock in CLOCKS},
+            **{clock: functools.partial(self.read_number, f"time.{clock.__name__}", clock) for clock in CLOCKS},
+            random.random: functools.partial(self.read_number, "random.random", draw),
         }
         self.tensors.gradients.hooks = GradientHooks(self.domain, self.call)
         self.tensors.gradients.enter = self.objects.enter
@@ -262,10 +265,10 @@ class Calls(Methods, Construction, StandIns):
             raise Break("print", "after the step changed the sys module", "it runs natively")
         self.tensors.texts.print(*values, **options)
 
-    def read_clock(self, clock: Callable[[], float]) -> Number:
-        """``time.time()``."""
+    def read_number(self, name: str, function: Callable[[], float]) -> Number:
+        """``time.time()``, ``random.random()``."""
         self.objects.note("clock")
-        return self.tensors.numbers.of_clock(clock)
+        return self.tensors.numbers.read(name, function)
 
     def apply_function(self, cls: type, *args: Any) -> Any:
         """``Function.apply``."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import contextvars
 import functools
+import random
 import re
 import string
 import types
@@ -129,6 +130,8 @@ class Methods(CallParts):
             return self.domain.attributes.bind(owner, args[0], type(args[0])) if args[0] is not None else owner
         if isinstance(owner, BaseException) and name in ("with_traceback", "add_note") and self.objects.is_new(owner):
             return bound(*args, **kwargs)
+        if bound == random.random:  # as ``random.uniform`` finds it
+            return self.call(bound, args, kwargs)
         if isinstance(owner, re.Pattern) and all(natives.is_plain(a, self.known) for a in args):
             return self.objects.made(bound(*args, **kwargs))
         if isinstance(owner, re.Match):
@@ -185,7 +188,7 @@ class Methods(CallParts):
             if name in ("__eq__", "__ne__"):
                 return self.domain.compare("==" if name == "__eq__" else "!=", owner, args[0])
             raise Break("method in C", f"{base.__name__}.{name}", "it runs natively")
-        if name in natives.CHANGING:
+        if name in natives.CHANGING and not self.leaves_as_it_is(owner, base, name, args):
             self.objects.touch(owner)
         record = self.objects.record_of(owner)
         if record is not None and base in DICTS:
@@ -219,6 +222,12 @@ class Methods(CallParts):
         if record is not None and base in SETS and name in natives.CHANGING:
             return self.change_set(record, target, method, args)
         return self.objects.made(method(target, *args, **kwargs))
+
+    def leaves_as_it_is(self, owner: Any, base: type, name: str, args: list) -> bool:
+        """``discard`` of what is not there (``Module.register_buffer`` does it), ``add`` of what is."""
+        if base is not set or name not in ("add", "discard") or len(args) != 1 or type(args[0]) not in ATOMS:
+            return False
+        return (args[0] in self.objects.contents(owner)) == (name == "add")
 
     def change_set(self, record: Record, target: set, method: Any, args: list) -> None:
         """Of a set that existed before: kept as what was done, since the order of its items depends on that."""

@@ -402,10 +402,20 @@ def is_operand(value: Any, known: Callable[[Any], bool]) -> bool:
     return is_plain(value, known)
 
 
+PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter)
+
+
 def owner_of(function: Any) -> Any:
     """``__self__`` of a builtin method, None for a function of a module."""
     owner = getattr(function, "__self__", None)
     return None if owner is None or isinstance(owner, types.ModuleType) else owner
+
+
+def is_bound_builtin(value: Any) -> bool:
+    """A method in C with the object that it belongs to, made anew each time it is asked for. A function of a module
+    has the module there, or nothing."""
+    owner = owner_of(value) if type(value) is types.BuiltinMethodType else None
+    return owner is not None and (not isinstance(owner, torch.Tensor) or type(owner) in PLAIN_TENSORS)
 
 
 def is_tensor_operator(function: Any) -> bool:

@@ -21,6 +21,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 from torch import fx
 
+from moebius.lowering.step import draw
+
 from .values import SYMBOLIC, Break, RuntimeNumber
 
 if TYPE_CHECKING:
@@ -34,6 +36,7 @@ FUNCTIONS: dict[Any, Callable[..., Any]] = {
 }
 # Clocks that give seconds.
 CLOCKS = (time.time, time.perf_counter, time.monotonic, time.process_time, time.thread_time)
+READINGS = frozenset((*CLOCKS, draw))  # another answer each time
 # Operators whose result's shape is made of the values of their float arguments.
 SHAPED_BY_FLOATS = frozenset({"arange", "range", "linspace", "logspace", "interpolate", "upsample"})
 
@@ -146,13 +149,13 @@ class Numbers:
         node.meta["val"] = None
         return Number(self, proxy.fake.dtype is torch.bool or 0.5, node)
 
-    def of_clock(self, clock: Callable[[], float]) -> Number:
-        """``time.perf_counter()`` and the like, read when the graph comes to it."""
+    def read(self, name: str, function: Callable[[], float]) -> Number:
+        """What a clock says, or Python's generator of random numbers gives, when the graph comes to it."""
         writer = self.tensors.writer
         if not self.tensors.whole_step or writer.scope.parent is not None or writer.recomputed:
-            detail = f"time.{clock.__name__} in a loop over experts, a checkpointed call or for a foreign backend"
+            detail = f"{name} in a loop over experts, a checkpointed call or for a foreign backend"
             raise Break("call into C", detail, "it runs natively; keep it at the step's ends for one graph")
-        node = writer.node("call_function", clock, (), {})
+        node = writer.node("call_function", function, (), {})
         node.meta["val"] = None
         return Number(self, 0.5, node)
 

@@ -27,6 +27,7 @@ from .cells import Cells
 from .growing import Growing
 from .identities import Identities, MetTuple, SameItems
 from .late_writes import LateWrites
+from .natives import is_bound_builtin
 from .records import (
     CONTAINERS,
     DICTS,
@@ -40,18 +41,11 @@ from .records import (
     same_item,
     whole_items,
 )
-from .values import ATOMS, IDENTITIES, Body, Break, TensorProxy, type_of
+from .values import ATOMS, IDENTITIES, Body, Break, TensorMethod, TensorProxy, type_of
 from .views import View
 
 if TYPE_CHECKING:
     from ..guards.recorder import GuardRecorder
-
-
-def is_bound_builtin(value: Any) -> bool:
-    """A method in C with the object that it belongs to, made anew each time it is asked for. A function of a module
-    has the module there, or nothing."""
-    owner = value.__self__ if type(value) is types.BuiltinMethodType else None
-    return owner is not None and not isinstance(owner, types.ModuleType | torch.Tensor)
 
 
 class Objects(Identities, Cells, LateWrites, Growing):
@@ -164,7 +158,8 @@ class Objects(Identities, Cells, LateWrites, Growing):
         elif isinstance(value, types.MethodType):
             self.enter_method(value, source)
         elif is_bound_builtin(value) and not source.static:
-            self.enter_builtin(value, source)
+            if isinstance(owner := self.enter_builtin(value, source), TensorProxy):
+                return self.made(TensorMethod(owner, value.__name__))
         elif isinstance(value, IDENTITIES) or identified(value):
             if not source.static:
                 self.guards.check(
@@ -207,11 +202,11 @@ class Objects(Identities, Cells, LateWrites, Growing):
             inner = getattr(method, name)
             self.enter(inner, Static(f"{source.name}.{name}", inner) if source.static else part(source, "attr", name))
 
-    def enter_builtin(self, method: Any, source: Source) -> None:
-        """``some_list.append``, half of a call that a graph break split: the name and the object."""
+    def enter_builtin(self, method: Any, source: Source) -> Any:
+        """``some_list.append``, half of a call that a graph break split: the name and the object. Gives the object."""
         self.guards.check("type", source, type(method), text=f"type is {type(method).__qualname__}")
         self.guards.check("equal", part(source, "attr", "__name__"), method.__name__, text=f"== {method.__name__!r}")
-        self.enter(method.__self__, part(source, "attr", "__self__"))
+        return self.enter(method.__self__, part(source, "attr", "__self__"))
 
     def enter_atom(self, value: Any, source: Source) -> Any:
         if source.static:

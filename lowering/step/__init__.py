@@ -10,6 +10,7 @@ from moebius.lowering.step.autocast import autocast_now, leave_autocast
 from moebius.lowering.step.bars import bar_call
 from moebius.lowering.step.branches import BranchError, require_branch
 from moebius.lowering.step.data import set_data
+from moebius.lowering.step.draws import draw
 from moebius.lowering.step.functions import autograd_function, by_autocast, put_back_mode
 from moebius.lowering.step.gradients import (
     MissingGradientError,
@@ -28,6 +29,7 @@ __all__ = [
     "autocast_now",
     "autograd_function",
     "backward_with_hooks",
+    "draw",
     "bar_call",
     "by_autocast",
     "going_on",

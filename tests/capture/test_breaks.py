@@ -14,6 +14,7 @@ import threading
 
 import pytest
 import torch
+from answers import broken, same
 
 from moebius import GraphBreakError, capture, disable, explain, stats
 from moebius.hook import forget_frames
@@ -780,3 +781,16 @@ def test_a_result_that_is_dropped_is_no_argument_of_the_rest():
     for _ in range(4):
         assert torch.equal(captured(torch.ones(2)), torch.ones(2) * 3)
     assert not stats(captured).recompiles
+
+
+def test_a_tensors_method_that_waits_for_its_arguments():
+    """`x.masked_fill(…, native())`: the method is half of a call, handed over to what follows the break."""
+
+    def step(x):
+        y = x * 2
+        return y.masked_fill(broken(y) > 1, broken(0.5)).add_(broken(1.0)), x.clone().mul_(broken(x))
+
+    captured = capture(step)
+    for x in (torch.rand(4), torch.rand(4), torch.rand(6), torch.rand(4, dtype=torch.float64)):
+        assert same(captured(x), step(x))
+    assert {b.reason for b in explain(step)(torch.rand(4)).breaks} == {"call into C"}

@@ -7,6 +7,7 @@ import contextlib
 import pytest
 import torch
 from gradient_programs import kept
+from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import moebius.lowering.step.checkpoint as lowered
@@ -419,3 +420,33 @@ def test_a_variable_that_later_turns_of_a_loop_set():
     x = torch.randn(2, 4)
     found, expected = capture(step, backend="eager")(weights, x), step(weights, x)
     assert all(a is b is None or torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+
+
+class Counting(nn.Module):
+    """A buffer that the checkpointed call adds to: ``Module.__setattr__`` sets it to what it is already."""
+
+    def __init__(self):
+        super().__init__()
+        self.lin = nn.Linear(3, 3)
+        self.register_buffer("load", torch.zeros(3))
+
+    def forward(self, x):
+        with torch.no_grad():
+            self.load += x.detach().sum(0)
+        return self.lin(x)
+
+
+@pytest.mark.parametrize("backend", ["eager", "moebius"])
+def test_a_buffer_that_the_call_adds_to(backend):
+    def step(module, x):
+        checkpoint(module, x, use_reentrant=False).sum().backward()
+
+    plain, ours = Counting(), Counting()
+    ours.load_state_dict(plain.state_dict())
+    captured = capture(step, backend=backend, fullgraph=True)
+    for _ in range(3):
+        x = torch.rand(4, 3)
+        step(plain, x)
+        captured(ours, x)
+    assert torch.equal(plain.load, ours.load) and plain.load.any()
+    assert torch.equal(plain.lin.weight.grad, ours.lin.weight.grad)

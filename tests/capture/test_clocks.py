@@ -65,3 +65,17 @@ def test_a_branch_on_the_time_and_a_reading_in_a_loop_over_experts():
         found, want = captured(x), experts(x)
         assert torch.equal(found[0], want[0]) and found[1] == want[1]
     assert all(b.hint for b in explain(experts)(torch.ones(3, 2)).breaks)
+
+
+def test_a_reading_that_only_the_handler_needs():
+    def step(x, i):
+        begun = time.monotonic()
+        try:
+            return x[i]
+        except IndexError:
+            return time.monotonic() - begun
+
+    captured = capture(step, backend="eager")
+    for index in (0, 9, 1, 9):
+        got = captured(torch.ones(2), torch.tensor([index]))
+        assert got.tolist() == [1.0] if index < 2 else 0 <= got < 60

@@ -66,7 +66,7 @@ class Snapshot:
     def __init__(self, entries: list[Entry], at: str) -> None:
         self.entries, self.at = entries, at
         self.first: dict[int, str] = {}
-        self.storages: dict[int, str] = {}
+        self.ranges: dict[int, list[tuple[str, int, int]]] = {}  # of addresses, by storage
         self.alive: list[Any] = []
 
     def add(self, path: str, value: Any) -> None:
@@ -122,13 +122,22 @@ class Snapshot:
                 if isinstance(name, str) and not name.startswith("__") and hasattr(value, name):
                     self.walk(f"{path}.{name}", getattr(value, name))
 
+    def memory(self, path: str, t: torch.Tensor) -> str:
+        """The first tensor that shares memory with this one: gradients side by side in one storage share none."""
+        first = t.data_ptr()
+        last = first + sum((size - 1) * stride for size, stride in zip(t.shape, t.stride(), strict=True)) * t.itemsize
+        others = self.ranges.setdefault(t.untyped_storage().data_ptr(), [])
+        shared = next((other for other, low, high in others if low <= last and first <= high), path)
+        others.append((path, first, last))
+        return shared
+
     def tensor(self, path: str, t: torch.Tensor) -> None:
         words = [type(t).__name__, str(t.dtype), str(tuple(t.shape))]
         words += [f"requires_grad={t.requires_grad}", f"leaf={t.is_leaf}"]
         if t.layout is torch.strided:
             words.append(f"strides {t.stride()}" if t.numel() > 1 else "")
             if t.numel():
-                words.append(f"memory of {self.storages.setdefault(t.untyped_storage().data_ptr(), path)}")
+                words.append(f"memory of {self.memory(path, t)}")
         self.add(path, " ".join(words))
         self.add(f"{path} numbers", t.detach().to_dense().clone())
         if t.is_leaf:
