@@ -8,7 +8,7 @@ from torch import nn
 
 from moebius import capture
 from moebius.api import captured_of, report_of
-from moebius.lowering.experts import dense, zeros
+from moebius.lowering.experts import dense, rewrite, zeros
 
 T, D, N, E, K = 7, 4, 6, 5, 2
 
@@ -141,6 +141,7 @@ def read_under_another_name(layer, x):
 
 
 def of_the_sum(layer, x):
+    """Layers one after another, each scaled: none stands beside another."""
     gates, out = layer.gates(x), x * 1.0
     for e, expert in enumerate(layer.experts):
         out = out + expert(out) * gates[:, e, None]
@@ -203,10 +204,26 @@ def test_same_as_plain(function):
     assert not faults
     assert all(region.lowered == (function in LOWERED) for region in regions)
     assert all(region.lowered or region.refusal for region in regions)
-    assert len(regions) == (function not in (no_experts, another_column))
+    assert len(regions) == (function not in (of_the_sum, no_experts))
     if function in LOWERED:
         assert len(regions) == 1
         assert sum("linear" in name for name in ran) == 1, "the experts on all tokens are not computed any more"
+
+
+def test_experts_by_other_numbers_are_refused():
+    """Expert e on the tokens of the gate's column e + 1: experts, but not those that the operator's numbers name."""
+    (region,), faults, _ = run(another_column)
+    line = another_column.__code__.co_firstlineno + 2
+    assert not faults and not region.lowered
+    assert (region.line, region.num_experts) == (line, E)
+    assert "meets in add in a way that the proof does not know" in region.refusal
+    assert f":{line})" in region.refusal
+
+
+def test_experts_by_other_numbers_need_the_detector(monkeypatch):
+    monkeypatch.setattr(rewrite, "overlooked", lambda graph: [])
+    regions, faults, _ = run(another_column)
+    assert not regions and not faults
 
 
 SWITCHES = {
@@ -226,5 +243,5 @@ def test_switched_off(name, monkeypatch):
 
 def test_not_looked_for(monkeypatch):
     monkeypatch.setattr(dense, "scaled_rows", lambda node: None)
-    regions, faults, _ = run(added)
-    assert not regions and not faults
+    (region,), faults, _ = run(added)
+    assert not faults and not region.lowered and "a way that the proof does not know" in region.refusal
