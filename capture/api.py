@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from . import torch_private
+from . import torch_fakes, torch_private
 from .captured import ALL, MARKED, Captured, install_frame_callback
 from .errors import NotCapturableError, OptionError
 from .generators import driven, is_driven
@@ -247,7 +247,7 @@ def reset() -> None:
     forget_frames()
     for captured in list(ALL):
         captured.reset()
-    torch_private.forget_fakes()
+    torch_fakes.forget_fakes()
 
 
 def disable(function: Any) -> Any:

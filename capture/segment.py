@@ -18,7 +18,7 @@ from moebius.interpreter import UNSET, Frame
 from moebius.lowering import CapturedGraph, ExpertRegion, Lowered, lower, where_raised
 from moebius.lowering.step import going_on, treats_each_alone
 
-from . import torch_private
+from . import torch_fakes, torch_private
 from .failures import FailureHandler
 from .guards.program import CompiledGuards
 from .guards.shapes import guard_sizes
@@ -304,7 +304,7 @@ def make_graph(
     )
     line = first and next((w[1] for w in [attempt_root(gm, code)] if w), None) or code.co_firstlineno
     captured = CapturedGraph(gm, code.co_filename, line, time.perf_counter() - started, examples, code.co_qualname)
-    with torch_private.tracing(attempt.world):
+    with torch_fakes.tracing(attempt.world):
         lowered = lower(captured, options.for_lowering())
     for graph_module in {captured.gm, *lowered.modules}:
         torch_private.forget_source_with(graph_module)

@@ -1,4 +1,4 @@
-"""Every private torch name that capture uses, in one place, but for those that write down sizes (``torch_sizes``).
+"""Every private torch name that capture uses, but for those of fakes (``torch_fakes``) and sizes (``torch_sizes``).
 
 Checked on torch 2.13.0 (CPU, Python 3.11). Nothing else in capture/ may reach into ``torch._*``; what other versions
 spell differently is to be answered here, once.
@@ -22,13 +22,9 @@ import sympy
 import torch
 from torch._C import _disabled_torch_function_impl as disabled_torch_function
 from torch._C._dynamo.guards import GlobalStateGuard
-from torch._dispatch.python import enable_python_dispatcher
 from torch._dynamo.decorators import graph_break
 from torch._dynamo.eval_frame import set_eval_frame, skip_code
 from torch._dynamo.mutation_guard import GenerationTracker
-from torch._dynamo.source import LocalSource
-from torch._guards import TracingContext
-from torch._guards import tracing as torch_tracing
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -38,26 +34,20 @@ from torch._subclasses.fake_tensor import (
 )
 from torch.fx._lazy_graph_module import _make_graph_module, _use_lazy_graph_module
 from torch.fx.experimental.symbolic_shapes import (
-    DimDynamic,
     GuardOnDataDependentSymNode,
-    ShapeEnv,
-    StatelessSymbolicContext,
     free_unbacked_symbols,
 )
 from torch.fx.graph_module import _loader as fx_sources
 from torch.fx.node import _get_qualified_name as qualified_name
-from torch.utils import _pytree as pytree
 from torch.utils import checkpoint as checkpointing
 from torch.utils._device import DeviceContext
 from torch.utils._foreach_utils import _group_tensors_by_device_and_dtype as group_tensors_by_device_and_dtype
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from moebius.lowering.step.filters import blocks, leave_to
 
 __all__ = [
     "DATA_DEPENDENT",
     "FakeTensor",
-    "FakeWorld",
     "disabled_torch_function",
     "free_unbacked_symbols",
     "graph_break",
@@ -73,9 +63,6 @@ DATA_DEPENDENT = (
     DynamicOutputShapeException,
     UnsupportedOperatorException,
 )
-
-# Operators whose C++ form refuses symbolic sizes ("expected to contain only concrete integers").
-CONCRETE_IN_C = frozenset({"pad", "constant_pad_nd", "lstm", "baddbmm"})
 
 # Where torch's operators live at the Python level (torch.add, torch.nn.functional.linear, ...).
 variable_functions = torch._C._VariableFunctions
@@ -139,7 +126,6 @@ module_hook_on_tensors = torch.utils.hooks.BackwardHook._apply_on_tensors
 # The two contexts of selective checkpointing, and the operators that they pass over. Checked on torch 2.13.
 SELECTIVE_MODES = (checkpointing._CachingTorchDispatchMode, checkpointing._CachedTorchDispatchMode)
 PASSED_OVER = checkpointing.SAC_IGNORED_OPS
-NO_CONTEXT = contextlib.nullcontext()
 
 
 def argument_names(operator: Any) -> list[str]:
@@ -205,130 +191,6 @@ def makes_transform(function: Any) -> bool:
 def kept_out(function: Any) -> bool:
     """Whether torch itself wraps a function to keep it out of graphs (``torch._disable_dynamo``)."""
     return function.__code__.co_qualname == "_disable_dynamo.<locals>.inner"
-
-
-class OperatorRecorder(TorchDispatchMode):
-    """Writes down each operator that runs on fakes, with what it took and gave, but for those that selective
-    checkpointing passes over."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.ran: list[tuple[Any, tuple, dict[str, Any], Any]] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        if func not in PASSED_OVER:
-            self.ran.append((func, args, kwargs or {}, out))
-        return out
-
-
-def sizes_can_vary(tensor: torch.Tensor) -> bool:
-    """Whether it can be described with symbolic sizes: a view or a result that holds a gradient cannot."""
-    plain = tensor.is_leaf and tensor._base is None
-    return plain or not (tensor.is_leaf or tensor.retains_grad) or tensor.grad is None
-
-
-class FakeWorld:
-    """The fake tensors and symbolic sizes of one capture: torch's FakeTensorMode over a ShapeEnv of its own."""
-
-    def __init__(self) -> None:
-        # duck_shape off: two sizes that are equal today are still two sizes.
-        self.shape_env = ShapeEnv(
-            allow_scalar_outputs=True, allow_dynamic_output_shape_ops=True, duck_shape=False, specialize_zero_one=True
-        )
-        self.mode = FakeTensorMode(shape_env=self.shape_env, allow_non_fake_inputs=False)
-        self.recorder: OperatorRecorder | None = None
-
-    def fakify(
-        self, tensor: torch.Tensor, name: str, dynamic_dims: Sequence[int] = (), required: bool | None = None
-    ) -> torch.Tensor:
-        """The fake twin of a real tensor: same metadata, no storage; sizes in ``dynamic_dims`` become symbols.
-
-        required: whether it required gradients when the graph began, where that has run in part.
-        """
-        if required is not None and required is not tensor.requires_grad:  # then it was a leaf
-            fake = self.fakify(tensor if tensor.is_leaf else tensor.detach(), name, dynamic_dims)
-            return fake.requires_grad_(required)
-        if not dynamic_dims:
-            plain = tensor.is_leaf and tensor._base is None and not tensor.is_inference()
-            if plain and type(tensor) in (torch.Tensor, torch.nn.Parameter) and owns_storage(tensor):
-                return self.twin(tensor)
-            return self.mode.from_tensor(tensor, static_shapes=True)
-        dims = [DimDynamic.DYNAMIC if d in dynamic_dims else DimDynamic.STATIC for d in range(tensor.dim())]
-        base: Any = tensor._base
-        if base is not None:  # no symbols for what it is a view of, nor for that one's gradient
-            base = StatelessSymbolicContext([DimDynamic.STATIC] * base.dim(), constraint_sizes=[None] * base.dim())
-        context: Any = StatelessSymbolicContext(dims, constraint_sizes=[None] * tensor.dim(), view_base_context=base)
-        source = LocalSource(name)
-        if not (tensor.is_leaf or tensor.retains_grad) or tensor.grad is None:
-            return self.mode.from_tensor(tensor, source=source, symbolic_context=context)
-        # the gradient would be described as well, with symbols of its own
-        assert sizes_can_vary(tensor), "a view, or a result, that has a gradient"
-        fake = self.mode.from_tensor(tensor.detach(), source=source, symbolic_context=context)
-        return fake.requires_grad_(tensor.requires_grad)
-
-    def twin(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The fake twin of a leaf that has its storage to itself: what ``from_tensor`` makes, many times faster."""
-        meta = torch.empty_strided(
-            tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta", requires_grad=tensor.requires_grad
-        )
-        fake = FakeTensor(self.mode, meta, tensor.device)
-        if isinstance(tensor, torch.nn.Parameter):
-            fake._is_param = True
-        return fake
-
-    def call(self, function: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Any:
-        """The function on fakes; where the C++ form takes no symbols, torch's Python form of it."""
-        symbols = any(
-            is_symbolic(leaf) or (isinstance(leaf, FakeTensor) and leaf._has_symbolic_sizes_strides)
-            for leaf in pytree.tree_leaves((args, kwargs))
-        )
-        concrete = getattr(function, "__name__", "") in CONCRETE_IN_C and symbols
-        if not concrete and not (function is torch.autograd.grad and self.shape_env.var_to_range):  # (any operator's)
-            with self.mode, self.recorder or NO_CONTEXT:
-                return function(*args, **kwargs)
-        with self.mode, self.recorder or NO_CONTEXT, enable_python_dispatcher():
-            return function(*args, **kwargs)
-
-    def symbolic_int(self, value: int, name: str) -> Any:
-        """A SymInt that stands for a Python int which differs from call to call; hinted with today's value."""
-        source = LocalSource(name)
-        symbol = self.shape_env.create_unspecified_symbol(value, source=source, dynamic_dim=DimDynamic.DYNAMIC)
-        return self.shape_env.create_symintnode(symbol, hint=value, source=source)
-
-    def unknown_number(self) -> Any:
-        """A SymInt for an int that nobody knows while tracing."""
-        return self.shape_env.create_unbacked_symint()
-
-    def number_below(self, count: int) -> Any:
-        """A SymInt for an int of [0, count) that nobody knows while tracing."""
-        number = self.shape_env.create_unbacked_symint()
-        torch._check(number >= 0)
-        torch._check(number < count)
-        return number
-
-    def guards(self) -> list[sympy.Expr]:
-        """What was assumed about symbolic sizes so far, as sympy relations over backed symbols."""
-        return [g.expr for g in self.shape_env.guards if not free_unbacked_symbols(g.expr)]
-
-    def bounds(self, symbol: sympy.Symbol) -> tuple[int | None, int | None]:
-        """The range that the symbol was assumed to lie in (from 2 for a size that is neither 0 nor 1)."""
-        known = self.shape_env.var_to_range.get(symbol)
-        if known is None:
-            return None, None
-        return (int(known.lower) if known.lower.is_Integer else None), (
-            int(known.upper) if known.upper.is_Integer else None
-        )
-
-    def forget_pending(self) -> None:
-        """Fresh unbacked symbols are bound to our nodes by us; torch need not wait for them."""
-        self.shape_env.pending_fresh_unbacked_symbols.clear()
-
-
-def lacks_fake(error: Exception) -> bool:
-    """Whether an operator has no form for fake tensors. Checked on torch 2.13."""
-    without_data = "There was no fake impl registered", "The tensor has a non-zero number of elements, but its data is"
-    return isinstance(error, UnsupportedOperatorException) or str(error).startswith(without_data)
 
 
 def is_symbolic(value: object) -> bool:
@@ -502,15 +364,6 @@ def in_checkpoint() -> bool:
     return hooks is not None and hooks[0].__module__ == "torch.utils.checkpoint"
 
 
-def forget_fakes() -> None:
-    """Empty what torch remembers of operators on fake tensors and of symbolic sizes, process-wide: such entries are
-    good for one capture alone, and keep its ShapeEnv alive."""
-    FakeTensorMode.cache_clear()
-    for method in vars(ShapeEnv).values():  # lru caches, whose keys hold the ShapeEnv
-        if callable(clear := getattr(method, "cache_clear", None)):
-            clear()
-
-
 def global_state() -> tuple[tuple[Callable[[], Any], Any], ...]:
     """Functions of torch's, and what they answer as long as torch's global switches are what they are now.
 
@@ -590,13 +443,6 @@ def joined(mode: FakeTensorMode, like: torch.Tensor, sources: list[torch.Tensor]
 def weak_tensor(tensor: torch.Tensor) -> Any:
     """A weak reference to a tensor that follows the tensor object, not its Python wrapper of the moment."""
     return weakref.ref(tensor)
-
-
-@contextlib.contextmanager
-def tracing(world: FakeWorld) -> Iterator[None]:
-    """Backends find the capture's fake mode (and so its symbolic sizes) in torch's tracing context."""
-    with torch_tracing(TracingContext(world.mode)):
-        yield
 
 
 def calibrate_tensor_guards() -> str | None:

@@ -19,7 +19,7 @@ from typing import Any
 
 from moebius.interpreter import UNSET, Frame, InterpreterError, Machine, Signal, decode
 
-from . import torch_private
+from . import torch_fakes, torch_private
 from .errors import CaptureInternalError
 from .fragile import refuse_lost_handler
 from .guards.recorder import GuardRecorder
@@ -76,7 +76,7 @@ class Trace:
         self, request: Request, policy: Policy, stop_at: int | None = None, stop_number: int | None = None
     ) -> None:
         self.request, self.policy = request, policy
-        self.world = torch_private.FakeWorld()
+        self.world = torch_fakes.FakeWorld()
         self.guards = GuardRecorder(self.line)
         self.writer = GraphWriter(self.world, self.where)
         self.tensors = TensorOperations(self.world, self.writer, self.guards, policy.dims, policy.whole_step)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .. import torch_private, torch_sizes
+from .. import torch_fakes, torch_private, torch_sizes
 
 if TYPE_CHECKING:
     from ..sources import Source
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 KNOWN = {"min": min, "max": max, "abs": abs, "int": int, "float": float, "round": round}  # what a relation may call
 
 
-def guard_sizes(world: torch_private.FakeWorld, tensors: TensorOperations, guards: GuardRecorder) -> None:
+def guard_sizes(world: torch_fakes.FakeWorld, tensors: TensorOperations, guards: GuardRecorder) -> None:
     """One check over all inputs with symbolic sizes: every relation that tracing relied on, and each size's range."""
     places: dict[Any, tuple[int, int | None]] = {}  # symbol -> (input, axis or None for a plain int)
     sources: list[Source] = []

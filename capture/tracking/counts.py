@@ -10,7 +10,7 @@ import torch
 from moebius.lowering.experts.routing import index_bounds, index_root
 from moebius.lowering.operators import read_call
 
-from .. import torch_private
+from .. import torch_fakes, torch_private
 
 FEW = 1024  # experts; a longer list is data, which Python is going to compute with
 INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
@@ -22,7 +22,7 @@ def known_few(fake: torch.Tensor) -> bool:
     return fake.dtype in INTEGERS and fake.dim() == 1 and isinstance(fake.shape[0], int) and fake.shape[0] <= FEW
 
 
-def unknown_numbers(world: torch_private.FakeWorld, fake: torch.Tensor) -> list[Any]:
+def unknown_numbers(world: torch_fakes.FakeWorld, fake: torch.Tensor) -> list[Any]:
     return [world.unknown_number() for _ in range(fake.shape[0])]
 
 

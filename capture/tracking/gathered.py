@@ -20,7 +20,7 @@ from torch import fx
 
 from moebius.lowering.step.gathered import cat_present, how_many, no_rows, present
 
-from .. import torch_private
+from .. import torch_fakes, torch_private
 from .arrays import ArrayNumber
 from .branches import OneTurn
 from .values import Break, CannotRebuild, StandIn, TensorProxy
@@ -222,7 +222,7 @@ class Lists:
                 target.items.append((value, presence))
 
 
-def maybe_absent(world: torch_private.FakeWorld, fake: torch.Tensor) -> torch.Tensor:
+def maybe_absent(world: torch_fakes.FakeWorld, fake: torch.Tensor) -> torch.Tensor:
     """The fake of an item behind its branch: of as many rows, or of none. (A flag is always there.)"""
     if not fake.dim():
         return fake.clone()

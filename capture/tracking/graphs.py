@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from .. import torch_private, torch_sizes
+from .. import torch_fakes, torch_private, torch_sizes
 from .numbers import Number
 from .values import ATOMS, SYMBOLIC, Break, TensorProxy
 
@@ -80,7 +80,7 @@ class GraphScope:
 class GraphWriter:
     """Writes nodes into the innermost open scope and turns traced values into node arguments."""
 
-    def __init__(self, world: torch_private.FakeWorld, where: Callable[[], tuple[Where, ...]]):
+    def __init__(self, world: torch_fakes.FakeWorld, where: Callable[[], tuple[Where, ...]]):
         self.world, self.where = world, where
         self.scope = GraphScope()
         self.submodules: dict[str, fx.GraphModule] = {}

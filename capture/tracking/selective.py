@@ -17,7 +17,7 @@ from torch.utils.checkpoint import CheckpointPolicy, SelectiveCheckpointContext,
 
 from moebius.lowering.step.selective import KEPT, bodies_of
 
-from .. import torch_private
+from .. import torch_fakes, torch_private
 from ..sources import Static
 from . import natives
 from .graphs import GraphScope
@@ -130,7 +130,7 @@ class Selective:
     def written_down(self) -> Iterator[None]:
         """Inside, each node is told what operators ran on the fakes for it."""
         world = self.tensors.world
-        world.recorder = recorder = torch_private.OperatorRecorder()
+        world.recorder = recorder = torch_fakes.OperatorRecorder()
         self.writer.ran = recorder.ran
         try:
             yield

@@ -19,7 +19,7 @@ from torch.utils import _pytree as pytree
 
 from moebius.lowering import is_pure, may_write, returns_nothing
 
-from .. import torch_private
+from .. import torch_fakes, torch_private
 from ..guards.recorder import GuardRecorder, describe_tensor, tensor_meta
 from ..sources import Source, part
 from .counts import BINCOUNTS, INTEGERS, bins, known_few, unknown_numbers
@@ -75,7 +75,7 @@ TENSOR_ATTRIBUTES = frozenset({"T", "mT", "H", "mH", "real", "imag", "data"})
 
 def depends_on_data(function: Any, error: Exception) -> Break:
     """The graph break where an operator's fake says that it needs real values, or where there is none."""
-    if torch_private.lacks_fake(error):
+    if torch_fakes.lacks_fake(error):
         hint = "give it one: torch.library.register_fake; it runs natively"
         return Break("operator without a fake", getattr(function, "__name__", str(function)), hint)
     return Break(
@@ -90,7 +90,7 @@ class TensorOperations:
 
     def __init__(
         self,
-        world: torch_private.FakeWorld,
+        world: torch_fakes.FakeWorld,
         writer: GraphWriter,
         guards: GuardRecorder,
         dynamic: Callable[[str, torch.Tensor], tuple[int, ...]],
@@ -131,7 +131,7 @@ class TensorOperations:
             self.guards.check("tensor", source, kept, text=f"layout {real.layout}, conj or neg")
             what = f"a tensor with layout {real.layout} (or conj, neg, quantized) is not understood yet"
             raise UnfollowedTensor("tensor layout", what, "use a plain strided tensor")
-        varies = not source.static and torch_private.sizes_can_vary(real)
+        varies = not source.static and torch_fakes.sizes_can_vary(real)
         open_dims = self.dynamic(source.name, real) if varies else ()
         meta = tensor_meta(real, frozenset(open_dims))
         if source.static:
@@ -297,7 +297,7 @@ class TensorOperations:
         except torch_private.DATA_DEPENDENT as error:
             raise depends_on_data(function, error) from None
         except RuntimeError as error:
-            if torch_private.lacks_fake(error) or any(
+            if torch_fakes.lacks_fake(error) or any(
                 torch_private.depends_on_values(leaf) for leaf in pytree.tree_leaves((fake_args, fake_kwargs))
             ):
                 # with sizes that nobody knows yet, a failure says nothing of the real operator
