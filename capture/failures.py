@@ -19,8 +19,9 @@ import torch
 from torch import fx
 
 from moebius.lowering import Lowered, Storage, apply, is_pure, where_raised
-from moebius.lowering.step import BranchError, MissingGradientError
+from moebius.lowering.step import BranchError, MissingGradientError, leave_autocast
 from moebius.lowering.step.arrays import LargeNumberError
+from moebius.lowering.step.autocast import depth_of_autocast, leave_to_depth
 from moebius.lowering.step.filters import enter_block, leave_block
 
 from . import torch_private
@@ -48,7 +49,8 @@ class Unavailable(Exception):
 class Reached:
     """How far a graph came. number: of the operator that failed. values: by the number of the node that computed it.
 
-    blocks: how many blocks of ``warnings.catch_warnings`` it has entered and not left.
+    blocks: how many blocks of ``warnings.catch_warnings`` it has entered and not left. casts: for each such block of
+    autocast the number of the frame, from 1 for the captured one, that entered it.
     """
 
     number: int
@@ -56,6 +58,7 @@ class Reached:
     inputs: dict[str, Any]
     below: types.TracebackType | None
     blocks: int
+    casts: list[int]
 
 
 class FailureHandler:
@@ -112,13 +115,15 @@ class FailureHandler:
                 "moebius: what the step had done to Python objects before this line is not done "
                 f"({type(fault).__name__}: {fault}); please report this"
             )
-        return [partial(self.raise_again, error, reached.blocks)]
+        return [partial(self.raise_again, error, reached)]
 
-    def raise_again(self, error: BaseException, blocks: int = 0) -> Any:
+    def raise_again(self, error: BaseException, reached: Reached | None = None) -> Any:
         """Raise it where the call stood: outside of the contexts that the graph has entered and nobody will leave."""
         torch_private.throw_switches(self.switches)
-        for _ in range(blocks):
-            leave_block()
+        if reached is not None:
+            leave_to_depth(depth_of_autocast() - len(reached.casts))
+            for _ in range(reached.blocks):
+                leave_block()
         raise error
 
     def go_on(self, error: BaseException, reached: Reached, args: tuple, kwargs: dict[str, Any]) -> Callable[[], Any]:
@@ -174,6 +179,7 @@ class FailureHandler:
             error.add_note(HANDLERS.format(lost[0].frame.code.co_qualname))
         if lost:  # their contexts, which the graph has entered, are never left
             torch_private.throw_switches(self.switches)
+            leave_to_depth(depth_of_autocast() - sum(frame > count for frame in reached.casts))
         error.__traceback__ = reached.below
         return self.rest(emitter, reached, trace, native)(*args, **kwargs)
 
@@ -205,18 +211,23 @@ def locate(error: BaseException, lowered: Lowered, inputs: tuple) -> Reached | N
         return None
     values = {}
     last = entered = 0
+    casts: list[int] = []
     nodes = list(lowered.gm.graph.nodes)
     for node in nodes[: nodes.index(found.node)]:
         number = node.meta.get("number")
         last = number if isinstance(number, int) else last
         entered += (node.target is enter_block) - (node.target is leave_block)
+        if node.target is torch.autocast_increment_nesting:
+            casts.append(len(node.meta.get("stack", ())) - 1)  # the innermost is autocast's own
+        elif node.target is leave_autocast and casts:
+            casts.pop()
         if number is not None and found.values.get(node) is not None:
             values[number] = found.values[node]
     number = found.node.meta.get("number")
     if not isinstance(number, int):
         number = number[0] if isinstance(number, tuple) else last + 1
     placeholders = [n.meta.get("source", n.name) for n in nodes if n.op == "placeholder"]
-    return Reached(number, values, dict(zip(placeholders, inputs, strict=True)), found.below, entered)
+    return Reached(number, values, dict(zip(placeholders, inputs, strict=True)), found.below, entered, casts)
 
 
 class Values:

@@ -17,6 +17,7 @@ from torch import fx
 from moebius.interpreter import UNSET, Frame
 from moebius.lowering import CapturedGraph, ExpertRegion, Lowered, lower, where_raised
 from moebius.lowering.step import going_on, treats_each_alone
+from moebius.lowering.step.autocast import leaving_blocks
 
 from . import torch_fakes, torch_private
 from .failures import FailureHandler
@@ -99,7 +100,9 @@ def build(
         captured, lowered = make_graph(attempt, emitter, options, started)
         inputs = graph_inputs(attempt, emitter, lowered, options)
         owners = state_owners(attempt)
-        graph = None if lowered is None else with_missing_gradients(lowered, owners, parked)
+        graph = None if lowered is None else with_missing_gradients(
+            lowered, owners, parked, not attempt.tensors.whole_step
+        )
         failures = on_failure(attempt, lowered)
         run = emitter.function(name, graph, inputs, result, failures)
         attempt.shows_context = attempt.machine.raised and (attempt.objects.asked_context or emitter.has_exceptions())
@@ -176,11 +179,12 @@ def state_owners(attempt: Trace) -> dict[str, str] | None:
 
 
 def with_missing_gradients(
-    lowered: Lowered, owners: dict[str, str] | None, parked: Parked
+    lowered: Lowered, owners: dict[str, str] | None, parked: Parked, foreign: bool
 ) -> Callable[..., tuple]:
     """What runs the graph; where the code after backward allows, it goes on without gradients that a batch left out."""
     if owners is None:
-        return lowered.fn
+        casts = any(node.target is torch.autocast_increment_nesting for node in lowered.gm.graph.nodes)
+        return leaving_blocks(lowered.fn) if casts and foreign else lowered.fn
 
     def locate(error: BaseException) -> tuple[fx.Node, dict[fx.Node, Any]] | None:
         found = where_raised(lowered, error)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import fx
 
@@ -21,3 +24,31 @@ def leave_autocast() -> None:
 
 
 fx.wrap("leave_autocast")
+
+
+def depth_of_autocast() -> int:
+    """How many blocks are open."""
+    torch.autocast_increment_nesting()
+    return torch.autocast_decrement_nesting()
+
+
+def leave_to_depth(depth: int) -> None:
+    """Leave the blocks that are open beyond so many, or count those again that were left."""
+    for _ in range(depth, now := depth_of_autocast()):
+        leave_autocast()
+    for _ in range(now, depth):
+        torch.autocast_increment_nesting()
+
+
+def leaving_blocks(run: Callable[..., tuple]) -> Callable[..., tuple]:
+    """The function, which leaves as many blocks as it enters where it raises, too."""
+
+    def running(*inputs: Any) -> tuple:
+        depth = depth_of_autocast()
+        try:
+            return run(*inputs)
+        except BaseException:
+            leave_to_depth(depth)
+            raise
+
+    return running

@@ -384,6 +384,7 @@ def test_a_failure_inside_contexts_leaves_no_switch_thrown(function, backend):
         step(x, torch.tensor([0, 7]))
     try:
         assert stats(step).graphs == 1 and torch.is_grad_enabled() and not torch.is_autocast_enabled("cpu")
+        assert torch.autocast_increment_nesting() == 1 and torch.autocast_decrement_nesting() == 0
     finally:
         torch.set_grad_enabled(True)
         torch.set_autocast_enabled("cpu", False)
