@@ -8,6 +8,7 @@ break with its reason.
 from __future__ import annotations
 
 import builtins
+import contextlib
 import dis
 import importlib.util
 import inspect
@@ -147,7 +148,10 @@ class TrackingDomain(Operators, Containers):
         namespace: dict[str, Any] = {
             k: frame.globals.get(k) for k in ("__package__", "__spec__", "__name__", "__path__") if k in frame.globals
         }
-        absolute = importlib.util.resolve_name("." * level + name, namespace.get("__package__")) if level else name
+        absolute = name
+        if level:
+            with contextlib.suppress(ImportError):  # the importer below says what is wrong
+                absolute = importlib.util.resolve_name("." * level + name, package_of(namespace))
         loaded = self.globals_record(sys.modules, "sys.modules")
         try:
             module = importer(name, namespace, None, fromlist, level)  # loading a module early is its only effect
@@ -280,6 +284,17 @@ class TrackingDomain(Operators, Containers):
 
 class OwnError(Signal):
     """An error of capture's own code, which the user's handlers must not take for one of theirs."""
+
+
+def package_of(namespace: dict[str, Any]) -> str | None:
+    """The package that a relative import begins at (``importlib._bootstrap._calc___package__``)."""
+    package = namespace.get("__package__")
+    if package is None and namespace.get("__spec__") is not None:
+        return namespace["__spec__"].parent
+    if package is None:
+        package = namespace.get("__name__", "")
+        return package if "__path__" in namespace else package.rpartition(".")[0]
+    return package
 
 
 def refuse_own(error: BaseException) -> None:
