@@ -178,7 +178,8 @@ class FailureHandler:
         if any(s.frame.program.handler_at(s.pc) is not None for s in lost):
             error.add_note(HANDLERS.format(lost[0].frame.code.co_qualname))
         if lost:  # their contexts, which the graph has entered, are never left
-            torch_private.throw_switches(self.switches)
+            assert trace.domain.switches is not None
+            torch_private.throw_switches(trace.domain.switches[chain[count - 1].frame] if count else self.switches)
             leave_to_depth(depth_of_autocast() - sum(frame > count for frame in reached.casts))
         error.__traceback__ = reached.below
         return self.rest(emitter, reached, trace, native)(*args, **kwargs)

@@ -8,6 +8,7 @@ one of these would not run, so the operator is a graph break there. So are numbe
 
 from __future__ import annotations
 
+import contextlib
 import math
 import operator
 import types
@@ -19,6 +20,7 @@ import torch
 from moebius.interpreter import NULL, Frame
 from moebius.lowering.step.arrays import array_numbers
 
+from . import torch_private
 from .stopped import Stopped, connected
 from .tracking.arrays import Array, ArrayMethod, ArrayNumber, ArrayRows
 from .tracking.growing import IN_EACH_TURN
@@ -44,6 +46,7 @@ FUNCTIONS_OF_NUMBERS = frozenset(f for f in vars(math).values() if callable(f)) 
     operator.truediv, operator.floordiv, operator.mod, operator.pow, pow, divmod,
 }  # fmt: skip
 SWITCHING = (torch.no_grad, torch.enable_grad, torch.set_grad_enabled, torch.autocast)
+LEAVING_NOTHING = (*SWITCHING, contextlib.nullcontext)  # which the trace has in place of the profiler's, too
 MAX_TURNS = 1000  # in which such an operator is met in a try-block: the loop may go on until the operator fails
 
 
@@ -109,21 +112,35 @@ def opened(frame: Frame | None) -> Iterator[Frame]:
 
 
 def is_in_handler(frame: Frame) -> bool:
-    """Whether a try- or with-block of the frame's would see an error that is raised now."""
+    """Whether a try- or with-block of the frame's would do something when an error is raised now."""
     instructions, handler = frame.program.instructions, frame.program.handler_at(frame.pc)
     while handler is not None:
         target, depth, _ = handler
         if instructions[target].opname == "PUSH_EXC_INFO":
             leaves_block = instructions[target + 1].opname == "WITH_EXCEPT_START"
-            if not leaves_block or not throws_back(frame.stack[depth - 1]):
+            if not (leaves_nothing(frame.stack[depth - 1]) if leaves_block else passes_on(frame)):
                 return True
         handler = frame.program.handler_at(target)
     return False
 
 
-def throws_back(leave: Any) -> bool:
-    """Whether the ``__exit__`` of a context does nothing but to put back switches of torch's, which is done anyhow."""
-    return type(getattr(leave, "__self__", None)) in SWITCHING
+def leaves_nothing(leave: Any) -> bool:
+    """Whether the ``__exit__`` of a context does nothing but put back switches of torch's, which is done anyhow."""
+    return type(getattr(leave, "__self__", None)) in LEAVING_NOTHING
+
+
+def passes_on(frame: Frame) -> bool:
+    """Whether a handler of torch's own does nothing but put back switches, or call hooks of which there are none."""
+    if frame.code is torch_private.SWITCHED_GRADIENTS:
+        return True
+    if frame.code is not torch_private.MODULE_CALL:
+        return False
+    domain = frame.domain
+    module = domain.load_cell(frame.locals[frame.program.localsplus.index("self")])
+    if type(module).__getattribute__ is not object.__getattribute__:
+        return False
+    of_all, of_one = torch_private.CALLED_ON_ERRORS
+    return not domain.truth(domain.load_global(frame, of_all)) and not domain.truth(domain.get_attr(module, of_one))
 
 
 def is_fragile(target: Any, args: tuple) -> bool:

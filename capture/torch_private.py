@@ -39,6 +39,7 @@ from torch.fx.experimental.symbolic_shapes import (
 )
 from torch.fx.graph_module import _loader as fx_sources
 from torch.fx.node import _get_qualified_name as qualified_name
+from torch.optim.optimizer import _use_grad_for_differentiable
 from torch.utils import checkpoint as checkpointing
 from torch.utils._device import DeviceContext
 from torch.utils._foreach_utils import _group_tensors_by_device_and_dtype as group_tensors_by_device_and_dtype
@@ -122,6 +123,11 @@ SWITCHES: dict[Callable[..., Any], tuple[Callable[[], Any], ...]] = {
 STATE_MAKER = "_init_group"  # the method with which torch's optimizers make a parameter's state, in its first step
 health_check = torch.optim.Optimizer._accelerator_graph_capture_health_check
 module_hook_on_tensors = torch.utils.hooks.BackwardHook._apply_on_tensors
+# What runs an optimizer's step(): its finally clause puts back the gradient mode. What calls a module that has hooks:
+# its handler runs those hooks that these dicts name, the global one and the module's. Checked on torch 2.13.
+SWITCHED_GRADIENTS = _use_grad_for_differentiable(torch.is_grad_enabled).__code__
+MODULE_CALL = torch.nn.Module._call_impl.__code__
+CALLED_ON_ERRORS = ("_global_forward_hooks_always_called", "_forward_hooks_always_called")
 
 # The two contexts of selective checkpointing, and the operators that they pass over. Checked on torch 2.13.
 SELECTIVE_MODES = (checkpointing._CachingTorchDispatchMode, checkpointing._CachedTorchDispatchMode)

@@ -124,7 +124,7 @@ class Trace:
             self.domain.stacks = {}
             self.tensors.speculate = self.speculation.decide
         if stop_number is not None:
-            self.domain.stacks = {}
+            self.domain.stacks, self.domain.switches = {}, {}
             self.writer.stop_number = stop_number
             self.writer.before_node = lambda number, *_: self.stop() if number == stop_number else None
         else:

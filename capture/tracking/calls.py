@@ -581,9 +581,10 @@ OPERATOR_SIGNS = {
     "rshift": ">>",
 }
 # where ``is_compiling`` chooses between forms of the same arithmetic that differ in the last bit, or (a transformer
-# encoder with padded rows) in what stands at places that do not count
+# encoder with padded rows) in what stands at places that do not count; or (a module's call) leaves out a handler
 EAGER_ARITHMETIC = (
     "torch.optim", "torch.nn.utils.clip_grad", "torch.utils._foreach_utils", "torch.nn.modules.transformer",
+    "torch.nn.modules.module",
 )  # fmt: skip
 ITEM_ARGUMENTS = frozenset(
     {itertools.islice, itertools.repeat, itertools.count, functools.reduce, enumerate, collections.deque}

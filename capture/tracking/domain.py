@@ -20,6 +20,7 @@ import torch
 
 from moebius.interpreter import UNSET, Frame, Signal
 
+from .. import torch_private
 from ..hook import ABSENT
 from ..options import Options
 from ..resume import is_own
@@ -71,6 +72,7 @@ class TrackingDomain(Operators, Containers):
         self.root_handled: BaseException | None = None
         self.raised: dict[int, tuple[BaseException, int, int]] = {}  # by id: at which of the root's steps, and where
         self.stacks: dict[Frame, tuple[list[Any], int]] | None = None  # of all frames, where somebody needs them
+        self.switches: dict[Frame, dict[str, Any]] | None = None  # of torch's, as each frame's instruction found them
         self.marks = (0, 0)
         self.generators: list[Frame] = []  # of the generators that the step made
 
@@ -96,6 +98,8 @@ class TrackingDomain(Operators, Containers):
             self.marks = (self.objects.writes, self.tensors.writer.count)
         if self.stacks is not None:
             self.stacks[frame] = (frame.stack.copy(), frame.pc)
+            if self.switches is not None:
+                self.switches[frame] = torch_private.switches()
         self.loops.observe(frame)
 
     # ------------------------------------------------------------------------------------------------------------------

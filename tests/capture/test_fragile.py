@@ -7,8 +7,9 @@ import contextlib
 import pytest
 import torch
 from answers import same, told
+from torch import nn
 
-from moebius import capture, stats
+from moebius import capture, stats, torch_private
 from moebius import fragile as capture_fragile
 from moebius.api import captured_of, report_of
 from moebius.stopped import connected
@@ -254,6 +255,123 @@ def test_a_switch_of_torch_is_no_handler():
     with pytest.raises(IndexError):
         captured(torch.ones(3), torch.tensor([7]))
     assert torch.is_grad_enabled()
+
+
+class Pick(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Parameter(torch.arange(4.0))
+
+    def forward(self, i):
+        return self.table.gather(0, i)
+
+
+class Called:
+    """What calls a function from an instruction that is no call."""
+
+    def __init__(self, function):
+        self.function = function
+
+    def __getitem__(self, i):
+        return self.function(i)
+
+
+def hooked(add):
+    """The step, its list of what hooks have seen, and how ``add`` gives the module a hook that writes there."""
+    m, seen = Pick(), []
+    m.register_forward_pre_hook(lambda *given: None)
+
+    def late():
+        m.register_forward_hook(lambda *given: seen.append("called"), always_call=True)
+
+    if add == "always":
+        late()
+    elif add == "on success":
+        m.register_forward_hook(lambda *given: seen.append("called"))
+    return lambda i: Called(m)[i] * 2, seen, late
+
+
+def hooked_calls(add, wrap):
+    step, seen, late = hooked(add)
+    step = wrap(step)
+    for turn, index in enumerate((1, 7, 2, 7, 7)):
+        if turn == 4 and add == "late":
+            late()
+        yield told(step, torch.tensor([index])), list(seen)
+
+
+@pytest.mark.parametrize("add", ["none", "on success", "always", "late"])
+def test_the_hooks_of_a_module_that_fails(add):
+    for ours, plain in zip(hooked_calls(add, capture), hooked_calls(add, lambda step: step), strict=True):
+        assert same(ours, plain)
+
+
+@pytest.mark.parametrize("add", ["none", "on success"])
+def test_a_module_without_hooks_for_errors_is_no_handler(add):
+    captured = capture(hooked(add)[0])
+    captured(torch.tensor([1]))
+    assert stats(captured).breaks == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "instead"),
+    [("moebius.fragile.passes_on", lambda frame: True), ("moebius.tracking.calls.EAGER_ARITHMETIC", ("torch.optim",))],
+)
+def test_the_hooks_for_errors_rest_on_the_break(name, instead, monkeypatch):
+    """And on the answer of is_compiling(), with which the module's call would be traced without its handler."""
+    monkeypatch.setattr(name, instead)
+    pairs = zip(hooked_calls("always", capture), hooked_calls("always", lambda step: step), strict=True)
+    assert not all(same(ours, plain) for ours, plain in pairs)
+
+
+def test_an_optimizer_and_a_range_of_the_profiler_are_no_handlers():
+    """The powers of Adam may overflow; what stands around them has nothing to do then."""
+    m = Pick()
+    optimizer = torch.optim.Adam(m.parameters())
+
+    def update(i):
+        with torch.autograd.profiler.record_function("update"):
+            optimizer.step()
+            return m(i)
+
+    def step(i):
+        m(i).sum().backward()
+        return Called(update)[i]
+
+    captured = capture(step)
+    for _ in range(4):
+        captured(torch.tensor([1]))
+    assert stats(captured).breaks == 0
+
+
+def switched(x, i):
+    torch.set_grad_enabled(False)
+    try:
+        with torch.autocast("cpu"):
+            try:
+                return Called(torch.enable_grad()(lambda number: x[number]))[i]
+            except IndexError:
+                return torch.is_grad_enabled(), torch.is_autocast_enabled("cpu")
+    finally:
+        torch.set_grad_enabled(True)
+
+
+def test_the_handler_finds_the_switches_of_its_own_line():
+    captured = capture(switched)
+    for index in INDICES:
+        given = torch.ones(4), torch.tensor([index])
+        assert same(told(captured, *given), told(switched, *given))
+        assert torch.is_grad_enabled() and not torch.is_autocast_enabled("cpu")
+    assert stats(captured).breaks == 0
+
+
+def test_the_switches_of_the_call_are_others(monkeypatch):
+    at_first = torch_private.switches()
+    monkeypatch.setattr(torch_private, "switches", lambda: at_first)
+    assert capture(switched)(torch.ones(4), torch.tensor([1])).item() == 1
+    captured = capture(switched)
+    captured(torch.ones(4), torch.tensor([1]))
+    assert captured(torch.ones(4), torch.tensor([7])) == (True, False)
 
 
 def test_a_loop_that_an_error_ends():
