@@ -167,7 +167,11 @@ def drop_from_one_hot(reader: Reader, call: Call) -> Fact | None:
         if not same_shape(shape, reader.shape(right)) or reader.dtype(call.node) not in (*INTEGERS, torch.bool):
             continue
         index = fact.index.node
-        kept = reader.make(torch.gather, keep.node, -1, reader.make(torch.unsqueeze, index, -1))
+        if index_root(index).meta.get(DROPPED):  # slots dropped before stay -1, whatever this keeps of expert 0
+            places = reader.make(torch.clamp, index, 0)
+        else:
+            places = index
+        kept = reader.make(torch.gather, keep.node, -1, reader.make(torch.unsqueeze, places, -1))
         with_drops = reader.make(torch.where, reader.make(torch.squeeze, kept, -1), index, -1)
         with_drops.meta[DROPPED] = True
         return replace(fact, index=Invariant(("outside", with_drops), with_drops))

@@ -35,6 +35,27 @@ def in_another_shape(x, weight, index, keep, w1, w2):
     return loop(x, mask.permute(2, 1, 0), weight, w1, w2)
 
 
+def some_tokens():
+    return (torch.arange(T)[:, None, None] % 3 > 0).expand(T, K, E)
+
+
+def dropped_twice(x, weight, index, keep, w1, w2):
+    mask = one_hot(index, E) * keep
+    return loop(x, (mask * some_tokens()).permute(2, 1, 0), weight, w1, w2)
+
+
+def dropped_by_capacity_twice(x, weight, index, keep, w1, w2):
+    mask = one_hot(index, E)
+    for most in (4, 2):
+        mask = mask * (mask.cumsum(0) <= most)
+    return loop(x, mask.permute(2, 1, 0), weight, w1, w2)
+
+
+def dropped_again_in_another_shape(x, weight, index, keep, w1, w2):
+    mask = (one_hot(index, E) * keep).view(3, 4, K, E) * some_tokens().reshape(3, 4, K, E)
+    return loop(x, mask.reshape(-1, K, E).permute(2, 1, 0), weight, w1, w2)
+
+
 def sentinel_beyond(x, weight, index, keep, w1, w2):
     """More classes than experts: the turns of the others are skipped."""
     mask = (one_hot(index + (index == 1) * E, E + 2)[:, :, : E + 1] * keep[:, :, [0, 1, 2, 3, 0]]).permute(2, 1, 0)
@@ -53,6 +74,18 @@ def index_changes(x, weight, index, keep, w1, w2):
     return loop(x, mask, weight, w1, w2)
 
 
+def keep_changes_between(x, weight, index, keep, w1, w2):
+    mask = one_hot(index, E) * keep
+    keep.logical_not_()
+    return loop(x, (mask * (keep | some_tokens())).permute(2, 1, 0), weight, w1, w2)
+
+
+def mask_changes_between(x, weight, index, keep, w1, w2):
+    mask = one_hot(index, E) * keep
+    mask[1] = 1
+    return loop(x, (mask * (keep | some_tokens())).permute(2, 1, 0), weight, w1, w2)
+
+
 def mask_changes(x, weight, index, keep, w1, w2):
     mask = (one_hot(index, E) * keep).permute(2, 1, 0)
     mask[1] = 1
@@ -68,8 +101,10 @@ def keep_of_another_shape(x, weight, index, keep, w1, w2):
     return loop(x, (one_hot(index, E) * keep[:, :1]).permute(2, 1, 0), weight, w1, w2)
 
 
-RIGHT = [dropped, keep_first, in_another_shape]
-WRONG = [keep_changes, index_changes, mask_changes, keep_counts, keep_of_another_shape, sentinel_beyond]
+RIGHT = [dropped, keep_first, in_another_shape, dropped_twice, dropped_by_capacity_twice,
+         dropped_again_in_another_shape]  # fmt: skip
+WRONG = [keep_changes, index_changes, mask_changes, keep_counts, keep_of_another_shape, sentinel_beyond,
+         keep_changes_between, mask_changes_between]  # fmt: skip
 
 
 def tensors(seed):
