@@ -21,7 +21,7 @@ from moebius.lowering.experts.proof import Claim, nodes_after, state_position, t
 from moebius.lowering.experts.routing import Allowed, allowed_indices, proven_within
 from moebius.lowering.graph import ExpertRegion, LoweringOptions
 from moebius.lowering.operators import read_call
-from moebius.lowering.torch_private import assert_holds
+from moebius.lowering.torch_private import assert_holds, same_size
 from moebius.lowering.values import add_call, infer, shape_of, stands_at, tensor_of, where_of
 
 LAYERS = itertools.count()
@@ -350,11 +350,11 @@ def put_in_place(claim: Claim, result: fx.Node) -> list[fx.Node]:
     result = writer.cast(result, value.dtype)
     storage = claim.storage
     zero = is_zero(target, loop, storage)
-    if claim.sum.state.carried:
+    if claim.sum.state.carried:  # each turn makes a new tensor, in rows
         give_back(claim, result if zero else writer.call(torch.add, target, result))
     else:
         give_back(claim, None)
-        if zero and is_only_name(target, loop, storage):
+        if zero and lies_in_rows(value) and is_only_name(target, loop, storage):
             target.replace_all_uses_with(result, delete_user_cb=lambda user: loop < user)
             storage.replace(target, result)
         else:
@@ -385,6 +385,17 @@ def give_back(claim: Claim, total: fx.Node | None) -> None:
         elif user.users:
             user.replace_all_uses_with(claim.reader.call["carried"][position])
         loop.graph.erase_node(user)
+
+
+def lies_in_rows(value: torch.Tensor) -> bool:
+    """Whether it has the strides of the operator's result; ``zeros_like`` of a transposed tensor does not, and who
+    reads the sum may ask for a view that only those allow."""
+    expected: Any = 1
+    for size, stride in zip(reversed(value.shape), reversed(value.stride()), strict=True):
+        if not same_size(stride, expected) and not same_size(size, 1):
+            return False
+        expected = expected * size
+    return True
 
 
 def is_zero(node: fx.Node, loop: fx.Node, storage: Storage) -> bool:
