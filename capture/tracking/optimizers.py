@@ -109,8 +109,11 @@ def initialise(optimizer: torch.optim.Optimizer, group: dict[str, Any], missing:
 
 
 def make_momentum(optimizer: torch.optim.SGD, group: dict[str, Any], missing: list[torch.Tensor]) -> None:
-    """SGD's first buffer is the gradient itself. Without dampening that is what zeros become in the first step."""
+    """SGD's first buffer is the gradient itself. Without dampening that is what zeros become in the first step.
+
+    They are negative ones: a gradient's zero that is added to those keeps its sign.
+    """
     if group["momentum"] == 0 or group["dampening"] != 0:
         return
     for p in missing:
-        optimizer.state[p]["momentum_buffer"] = torch.zeros_like(p, memory_format=torch.preserve_format)
+        optimizer.state[p]["momentum_buffer"] = torch.full_like(p, -0.0, memory_format=torch.preserve_format)

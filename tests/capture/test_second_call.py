@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 
+import pytest
 import torch
 from torch import nn
 
@@ -106,3 +107,18 @@ def test_an_optimizer_captured_alone_does_not_recompile_for_its_own_state():
     assert torch.equal(models[0].weight, models[1].weight)
     seen = stats(update)
     assert (seen.graphs, seen.breaks, seen.recompiles) == (1, 0, [])
+
+
+@pytest.mark.parametrize("options", [{}, {"foreach": True}, {"fused": True}, {"nesterov": True, "weight_decay": 0.1}])
+def test_the_first_momentum_is_the_gradient_with_its_zeros(options):
+    def step(p, optimizer, zeros):
+        (p * zeros).sum().backward()
+        optimizer.step()
+
+    found = []
+    for run in (step, capture(step, backend="eager", fullgraph=True)):
+        p = torch.nn.Parameter(torch.zeros(4))
+        optimizer = torch.optim.SGD([p], lr=0.1, momentum=0.9, **options)
+        run(p, optimizer, torch.tensor([0.0, -0.0, 1.0, -0.0]))
+        found.append(torch.signbit(optimizer.state[p]["momentum_buffer"]).tolist())
+    assert found[0] == found[1] == [False, True, False, True] or options.get("weight_decay") and found[0] == found[1]
