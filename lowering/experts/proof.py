@@ -41,6 +41,8 @@ from moebius.lowering.experts.facts import (
 from moebius.lowering.experts.kept import before_the_loop, writer_before_backward
 from moebius.lowering.experts.reader import Reader
 from moebius.lowering.experts.routing import (
+    ALL,
+    DROPPED,
     allowed_indices,
     coverage_fault,
     index_bounds,
@@ -487,6 +489,8 @@ def with_gradients(claim: Claim) -> Fault | None:
     no turn runs, and the result has no gradient."""
     if claim.hits and any(type(size) is int and size == 0 for size in claim.index.meta["val"].shape):
         return "a batch without tokens hits no expert", claim.index
+    if claim.hits and index_root(claim.index).meta.get(DROPPED) == ALL:
+        return "the batch may drop every slot, and then no turn runs", claim.hits.index.node
     ungraded = claim.reader.evidence.ungraded
     if ungraded:
         return f"{target_name(ungraded[0])} runs in another grad mode than the loop", ungraded[0]

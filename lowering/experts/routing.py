@@ -12,7 +12,10 @@ from moebius.lowering.experts.facts import Constant, Fact, HitList, Selection, T
 from moebius.lowering.operators import read_call
 from moebius.lowering.values import shape_of
 
-DROPPED = "slots dropped"  # in a node's meta: an index that the proof made, -1 for slots that go to no expert
+# In a node's meta: an index that the proof made, -1 for slots that go to no expert. Its value says how many these are,
+# if the batch has tokens.
+DROPPED = "slots dropped"
+ALL, SOME = "perhaps all", "some"
 
 
 @dataclass(frozen=True)

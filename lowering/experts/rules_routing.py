@@ -24,8 +24,8 @@ from moebius.lowering.experts.facts import (
     Test,
 )
 from moebius.lowering.experts.reader import Reader, negate, rule
-from moebius.lowering.experts.routing import DROPPED, index_bounds, index_root
-from moebius.lowering.operators import MISSING, Call
+from moebius.lowering.experts.routing import ALL, DROPPED, SOME, index_bounds, index_root
+from moebius.lowering.operators import MISSING, Call, read_call
 from moebius.lowering.values import same_shape, tensor_of
 
 FULL = slice(None)
@@ -167,15 +167,26 @@ def drop_from_one_hot(reader: Reader, call: Call) -> Fact | None:
         if not same_shape(shape, reader.shape(right)) or reader.dtype(call.node) not in (*INTEGERS, torch.bool):
             continue
         index = fact.index.node
-        if index_root(index).meta.get(DROPPED):  # slots dropped before stay -1, whatever this keeps of expert 0
+        before = index_root(index).meta.get(DROPPED)
+        if before:  # slots dropped before stay -1, whatever this keeps of expert 0
             places = reader.make(torch.clamp, index, 0)
         else:
             places = index
         kept = reader.make(torch.gather, keep.node, -1, reader.make(torch.unsqueeze, places, -1))
         with_drops = reader.make(torch.where, reader.make(torch.squeeze, kept, -1), index, -1)
-        with_drops.meta[DROPPED] = True
+        with_drops.meta[DROPPED] = SOME if before != ALL and keeps_some(right, left) else ALL
         return replace(fact, index=Invariant(("outside", with_drops), with_drops))
     return None
+
+
+def keeps_some(keep: Any, mask: Any) -> bool:
+    """Whether it is ``mask.cumsum(dim) <= capacity``: the first along an axis counts 1."""
+    call = read_call(keep) if isinstance(keep, fx.Node) else None
+    if call is None or call.name not in ("le", "lt") or type(call["other"]) is not int:
+        return False
+    counted, least = call["input"], 1 if call.name == "le" else 2
+    made = isinstance(counted, fx.Node) and counted.target in (torch.cumsum, "cumsum")
+    return made and counted.args[:1] == (mask,) and call["other"] >= least
 
 
 @rule("reshape", "flatten")
@@ -200,7 +211,8 @@ def rows_of_one_hot(reader: Reader, call: Call) -> Fact | None:
     if len(sizes) != len(shape) - 1 or sum(size == -1 for size in sizes if isinstance(size, int)) > 1:
         return None
     made = reader.make("reshape", index, *sizes)
-    made.meta.update({DROPPED: True} if index_root(index).meta.get(DROPPED) else {})
+    dropped = index_root(index).meta.get(DROPPED)
+    made.meta.update({DROPPED: dropped} if dropped else {})
     return OneHot(Invariant(("outside", made), made), fact.classes, (*range(len(sizes)), "e"), fact.boolean)
 
 

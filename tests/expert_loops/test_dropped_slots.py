@@ -9,6 +9,7 @@ from torch.nn.functional import linear, one_hot, silu
 
 from moebius import capture
 from moebius.api import captured_of, report_of
+from moebius.lowering.experts import rules_routing
 
 T, D, N, E, K = 12, 6, 5, 4, 2
 
@@ -56,6 +57,22 @@ def dropped_again_in_another_shape(x, weight, index, keep, w1, w2):
     return loop(x, mask.reshape(-1, K, E).permute(2, 1, 0), weight, w1, w2)
 
 
+def dropped_by_capacity(x, weight, index, keep, w1, w2):
+    mask = one_hot(index, E)
+    return loop(x, (mask * (mask.cumsum(0) <= 2)).permute(2, 1, 0), weight, w1, w2)
+
+
+def capacity_in_another_shape(x, weight, index, keep, w1, w2):
+    mask = one_hot(index.view(3, 4, K), E)
+    mask = (mask * (mask.cumsum(1) < 3)).reshape(-1, K, E)
+    return loop(x, mask.permute(2, 1, 0), weight, w1, w2)
+
+
+def no_capacity(x, weight, index, keep, w1, w2):
+    mask = one_hot(index, E)
+    return loop(x, (mask * (mask.cumsum(0) < 1)).permute(2, 1, 0), weight, w1, w2)
+
+
 def sentinel_beyond(x, weight, index, keep, w1, w2):
     """More classes than experts: the turns of the others are skipped."""
     mask = (one_hot(index + (index == 1) * E, E + 2)[:, :, : E + 1] * keep[:, :, [0, 1, 2, 3, 0]]).permute(2, 1, 0)
@@ -101,22 +118,23 @@ def keep_of_another_shape(x, weight, index, keep, w1, w2):
     return loop(x, (one_hot(index, E) * keep[:, :1]).permute(2, 1, 0), weight, w1, w2)
 
 
-RIGHT = [dropped, keep_first, in_another_shape, dropped_twice, dropped_by_capacity_twice,
-         dropped_again_in_another_shape]  # fmt: skip
+RIGHT = [dropped_by_capacity, capacity_in_another_shape, dropped_by_capacity_twice]
 WRONG = [keep_changes, index_changes, mask_changes, keep_counts, keep_of_another_shape, sentinel_beyond,
          keep_changes_between, mask_changes_between]  # fmt: skip
+PERHAPS_ALL = [dropped, keep_first, in_another_shape, dropped_twice, dropped_again_in_another_shape,
+               no_capacity]  # fmt: skip
 
 
 def tensors(seed):
     g = torch.Generator().manual_seed(seed)
     double = {"dtype": torch.float64, "generator": g}
     index = torch.stack([torch.randperm(E, generator=g)[:K] for _ in range(T)])
-    keep = torch.rand(T, K, E, generator=g) < (0.1, 0.6, 1.0)[seed % 3]
+    keep = torch.rand(T, K, E, generator=g) < (0.1, 0.6, 1.0, 0.0)[seed]
     grown = [torch.randn(*shape, **double).requires_grad_() for shape in ((T, D), (T, K), (E, N, D), (E, D, N))]
     return grown[0], grown[1], index, keep, *grown[2:]
 
 
-@pytest.mark.parametrize("function", [*RIGHT, *WRONG], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("function", [*RIGHT, *WRONG, *PERHAPS_ALL], ids=lambda f: f.__name__)
 def test_as_plain_python(function):
     captured = capture(function)
     for seed in range(4):
@@ -130,3 +148,12 @@ def test_as_plain_python(function):
             torch.testing.assert_close(ours, plain, rtol=1e-10, atol=1e-10)
     region = report_of(captured_of(captured)).expert_regions[0]
     assert region.lowered == (function in RIGHT), region.refusal
+    if function in PERHAPS_ALL:
+        assert "may drop every slot" in region.refusal
+
+
+def test_that_one_is_kept_counts(monkeypatch):
+    """Without the question whether a slot stays, parameters get gradients of zeros where no turn runs."""
+    monkeypatch.setattr(rules_routing, "keeps_some", lambda keep, mask: True)
+    with pytest.raises(AssertionError, match="None mismatch"):
+        test_as_plain_python(no_capacity)
