@@ -391,6 +391,8 @@ class Machine(Shown):
                 stack.clear()
                 self.drop_locals(frame)  # the traceback has them
             return False
+        if self.domain.observes:
+            self.domain.meets_handler(exc)
         self.propagating = self.clean = None
         target, depth, push_lasti = region
         if len(stack) < depth:

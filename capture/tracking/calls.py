@@ -467,7 +467,10 @@ class Calls(Methods, Construction, StandIns):
             if getattr(function, "__module__", "") != "_operator":
                 values = [natives.specialised(v, self.known) for v in values]
             if all(natives.is_operand(v, self.known) for v in (*values, *kwargs.values())):
-                return self.objects.made(function(*values, **kwargs))
+                try:
+                    return self.objects.made(function(*values, **kwargs))
+                except torch_private.DATA_DEPENDENT:
+                    raise natives.decided_by_data(values[0] if values else None) from None
             if (
                 getattr(function, "__module__", "") == "_operator"
                 and len(args) == 2

@@ -33,6 +33,7 @@ from .caught import raised_in_c
 from .containers import Containers
 from .gathered import Lists
 from .loops import ROWS, Loops
+from .natives import decided_by_data
 from .objects import Objects
 from .operators import Operators
 from .records import Record
@@ -185,8 +186,12 @@ class TrackingDomain(Operators, Containers):
     # Exceptions
     # ------------------------------------------------------------------------------------------------------------------
 
-    def exc_match(self, exc: BaseException, kind: Any) -> bool:
+    def meets_handler(self, exc: BaseException) -> None:
         refuse_own(exc)
+        if isinstance(exc, torch_private.DATA_DEPENDENT):
+            raise decided_by_data(None)
+
+    def exc_match(self, exc: BaseException, kind: Any) -> bool:
         if not self.objects.is_known(exc) and raised_in_c(exc, self.objects.is_known):
             self.objects.made(exc)
             self.objects.made(exc.args)

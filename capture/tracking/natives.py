@@ -381,9 +381,7 @@ def specialised(value: Any, known: Callable[[Any], bool] | None = None) -> Any:
         try:
             return int(value) if kind is torch.SymInt else bool(value) if kind is torch.SymBool else float(value)
         except torch_private.DATA_DEPENDENT:
-            raise Break(
-                "size that depends on values", f"Python needs the number {value}", "keep it in shapes, or in a tensor"
-            ) from None
+            raise decided_by_data(value) from None
     if kind is list and (known is None or known(value)):
         return value
     if kind in (tuple, list, torch.Size) and any(
@@ -391,6 +389,11 @@ def specialised(value: Any, known: Callable[[Any], bool] | None = None) -> Any:
     ):
         return kind(specialised(v, known) for v in value)
     return value
+
+
+def decided_by_data(value: Any) -> Break:
+    what = f"Python needs the number {value}" if type(value) in SYMBOLIC else "Python needs a number"
+    return Break("size that depends on values", what, "keep it in shapes, or in a tensor")
 
 
 def is_operand(value: Any, known: Callable[[Any], bool]) -> bool:

@@ -57,6 +57,10 @@ class Core:
     def observe(self, frame: Frame) -> None:
         """Called before each instruction where `observes` is True; may raise, and may change frame.pc and the stack."""
 
+    def meets_handler(self, exc: BaseException) -> None:
+        """Called where `observes` is True before a try- or with-block of the frame's gets an exception; may raise a
+        Signal instead."""
+
     def is_users(self, name: str) -> bool:
         """Whether locals() shows a variable of this name."""
         return True

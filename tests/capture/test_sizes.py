@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import operator
 import warnings
 
 import pytest
@@ -9,6 +11,8 @@ import torch
 from transformers import MixtralConfig, MixtralForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from moebius import capture, explain, mark_dynamic, stats
+from moebius.tracking import calls
+from moebius.tracking.domain import TrackingDomain
 
 SIZES = [(5, 4), (6, 8), (7, 6), (9, 12), (12, 3), (16, 10), (5, 14), (23, 8), (31, 16), (40, 7)]
 
@@ -196,3 +200,59 @@ def test_sizes_of_what_holds_a_gradient_are_guarded(kind):
     for rows in (3, 4, 5, 6):
         x = made(rows)
         assert torch.equal(captured(x), step(x))
+
+
+TABLE = [1.0, 2.0, 3.0, 4.0, 5.0]
+
+
+class Swallows:
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        return True
+
+
+def in_a_try(x):
+    found = -1.0
+    try:
+        found = TABLE[operator.index((x > 0).nonzero().shape[0])]
+    except Exception:
+        pass
+    return x * found
+
+
+def suppressed(x):
+    found = -1.0
+    with contextlib.suppress(Exception):
+        found = TABLE[operator.index((x > 0).nonzero().shape[0])]
+    return x * found
+
+
+def swallowed(x):
+    found = -1.0
+    with Swallows():
+        found = float(range(operator.index((x > 0).nonzero().shape[0]))[-1])
+    return x * found
+
+
+def check_numbers_of_the_data(step):
+    captured = capture(step)
+    for x in (torch.tensor([1.0, -1.0, 2.0]), torch.ones(4), torch.ones(9), -torch.ones(2)):
+        assert torch.equal(captured(x), step(x))
+
+
+@pytest.mark.parametrize("step", [in_a_try, suppressed, swallowed])
+def test_a_number_that_the_data_decide_is_no_error_of_the_steps(step):
+    """torch's own exception for it must not meet the user's handlers."""
+    check_numbers_of_the_data(step)
+    reasons = {b.reason for b in explain(step)(torch.ones(2)).breaks}
+    assert "size that depends on values" in reasons
+
+
+@pytest.mark.parametrize("step", [in_a_try, suppressed, swallowed])
+def test_noticed_where_it_meets_them(step, monkeypatch):
+    monkeypatch.setattr(TrackingDomain, "meets_handler", lambda self, error: None)
+    monkeypatch.setattr(calls.natives, "decided_by_data", lambda value: RuntimeError("as torch's own"))
+    with pytest.raises(AssertionError):
+        check_numbers_of_the_data(step)
