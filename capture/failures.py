@@ -84,7 +84,8 @@ class FailureHandler:
             letters=set(policy.letters),
             counters=set(policy.counters),
             dynamic_dims={k: set(v) for k, v in policy.dynamic_dims.items()},
-            predictions=dict(policy.predictions),
+            # as the graph has them: what decided a branch may have been written by the time of the second trace
+            predictions=policy.predictions | {place: left.expected for place, left in exits.items()},
             unpredictable=set(policy.unpredictable),
         )
 

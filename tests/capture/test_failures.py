@@ -453,3 +453,26 @@ def test_what_a_trace_tries_is_not_logged():
         assert lines
     finally:
         logger.removeHandler(handler)
+
+
+def test_a_branch_whose_data_the_graph_has_written_goes_the_same_way_again():
+    """``AveragedModel`` asks for its counter and counts: the second trace finds the counter as it is afterwards."""
+
+    def step(count, x, notes):
+        y = LAYER(x).exp()
+        if bool(count == 0):
+            notes.append("first")
+        count.add_(1)
+        y += 1
+        y.sum().backward()
+        notes.append("after")
+
+    LAYER.requires_grad_(True)
+    captured = capture(step, backend="eager")
+    for run in (step, captured):
+        notes, count = [], torch.zeros((), dtype=torch.long)
+        for _ in range(2):
+            with pytest.raises(RuntimeError, match="modified by an inplace operation") as caught:
+                run(count, torch.ones(2, 4), notes)
+            assert not getattr(caught.value, "__notes__", ())
+        assert notes == ["first"] and count == 2
