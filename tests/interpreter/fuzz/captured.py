@@ -30,7 +30,7 @@ UNBOUND = re.compile(
     r"(?:UnboundLocalError|NameError)(\W.{,9})cannot access (?:local|free) variable (\\*)'(\w+)\\*' "
     r"where it is not associated with a value(?: in enclosing scope)?"
 )
-UNBOUND_NAME = re.compile(r"(unbound (\w+).{,20}\[\], None, )(?:None|'\2')")
+UNBOUND_NAME = re.compile(r"(unbound (\w+).{,20}\[\], (?:None|\[\]), )(?:None|'\2')")
 # a tensor's hash is its address: with one in it, a set has another order each time
 TENSOR_SETS = re.compile(r"\{([^{}:]*tensor\([^{}:]*)\}")
 
