@@ -44,6 +44,7 @@ from torch.utils import checkpoint as checkpointing
 from torch.utils._device import DeviceContext
 from torch.utils._foreach_utils import _group_tensors_by_device_and_dtype as group_tensors_by_device_and_dtype
 
+from moebius.lowering.step.autocast import depth_of_autocast, leave_to_depth
 from moebius.lowering.step.filters import blocks, leave_to
 
 __all__ = [
@@ -332,8 +333,7 @@ def preserved_state() -> Iterator[None]:
     """Whatever tracing does to torch's global switches, random state and the warnings' filters is undone at the end."""
     rng, before, depth = torch.get_rng_state(), switches(), len(blocks())
     inference = torch.is_inference_mode_enabled()
-    torch.autocast_increment_nesting()
-    nesting = torch.autocast_decrement_nesting()
+    nesting = depth_of_autocast()
     try:
         with fakes_without_warning(), fakes_without_log(), without_saved_tensor_hooks():
             yield
@@ -341,12 +341,7 @@ def preserved_state() -> Iterator[None]:
         throw_switches(before)
         leave_to(depth)
         assert torch.is_inference_mode_enabled() == inference
-        torch.autocast_increment_nesting()
-        now = torch.autocast_decrement_nesting()
-        for _ in range(now, nesting):  # a context that was open at the beginning was left
-            torch.autocast_increment_nesting()
-        for _ in range(nesting, now):
-            torch.autocast_decrement_nesting()
+        leave_to_depth(nesting)
         if nesting == 0:
             torch.clear_autocast_cache()  # of copies of fakes
         torch.set_rng_state(rng)

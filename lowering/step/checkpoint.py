@@ -16,6 +16,7 @@ from torch import fx
 
 from moebius.lowering.contract import Contract, well_formed
 from moebius.lowering.graph import code_of
+from moebius.lowering.step.autocast import depth_of_autocast, leave_to_depth
 from moebius.lowering.step.selective import Keeper, mark_places
 from moebius.lowering.torch_private import set_grad_enabled
 
@@ -102,17 +103,11 @@ def modes_put_back(devices: Iterable[str]) -> Iterator[None]:
     recorded = torch.is_grad_enabled()
     before = [(d, torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in devices]
     cached = torch.is_autocast_cache_enabled()
-    depth = torch.autocast_increment_nesting()
-    torch.autocast_decrement_nesting()
+    depth = depth_of_autocast()
     try:
         yield
     except BaseException:
-        now = torch.autocast_increment_nesting()
-        while now >= depth:  # (what this function added is taken away as well)
-            now = torch.autocast_decrement_nesting()
-            if now == 0:
-                torch.clear_autocast_cache()
-                break
+        leave_to_depth(depth)
         for device, enabled, dtype in before:
             torch.set_autocast_enabled(device, enabled)
             torch.set_autocast_dtype(device, dtype)
