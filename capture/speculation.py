@@ -25,6 +25,7 @@ from moebius.interpreter import Frame
 from moebius.lowering import apply, only_computes
 from moebius.lowering.step import require_branch
 
+from . import torch_private
 from .replay import Replay
 from .residual import Emitter
 from .resume import CannotResume
@@ -145,7 +146,15 @@ class Speculation:
             with torch.no_grad():
                 return bool(fx.map_arg(self.trace.writer.argument(value), run))
         except Exception:  # whatever it is, the step itself will meet it
-            return self.trace.domain.lists.is_of_counts(value)
+            return self.trace.domain.lists.is_of_counts(value) or is_of_all(value)
+
+
+def is_of_all(value: Any) -> bool:
+    """Whether it asks if something holds everywhere, as ``if not valid.all(): raise …``: nothing goes wrong then."""
+    node: Any = value.node if isinstance(value, TensorProxy | Number) else None
+    if node is not None and node.target == "item":
+        node = node.args[0]
+    return isinstance(node, fx.Node) and node.target in ("all", torch.all, torch_private.IS_ALL_TRUE)
 
 
 def asks_alone(place: Stopped, value: Any) -> bool:

@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import functools
 import types
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from moebius.interpreter import NULL, UNSET, Frame
 
+from .hidden import hidden
 from .liveness import read_later
 from .places import callee_position, handled_exceptions, handled_places, operands_popped, without_call_prefix
 from .residual import Emitter
 from .resume import CannotResume, State, live_names, rebuild
+from .tracking.construction import Making
 from .tracking.values import LoopLeftover, StandIn, TensorProxy
 
 
@@ -24,13 +27,15 @@ from .tracking.values import LoopLeftover, StandIn, TensorProxy
 class Stopped:
     """One frame of a trace that was stopped: what stood on its stack before the instruction that it is in.
 
-    handled: the exception that its innermost handler handles, if it is in one.
+    handled: the exception that its innermost handler handles, if it is in one. making: where its instruction is the
+    call of a class that has come to ``__init__``: that.
     """
 
     frame: Frame
     stack: list[Any]
     pc: int
     handled: BaseException | None = None
+    making: Making | None = None
 
     def callee_position(self) -> int | None:
         """Where on the stack the callable of the call is that the frame is in, or None."""
@@ -73,6 +78,13 @@ def calls(outer: Stopped, inner: Frame) -> bool:
     if position is None:
         return False
     callee = outer.stack[position]
+    if outer.frame.program.instructions[outer.pc].opname == "CALL_FUNCTION_EX":
+        arguments = next(value for value in outer.stack[position + 1 :] if value is not NULL)
+        if type(arguments) is not tuple:  # f(*map(f, xs)): the instruction goes through the iterator first
+            return False
+    if isinstance(callee, type):
+        making = outer.making
+        return making is not None and making.cls is callee and making.init is inner.code
     for _ in range(8):
         if isinstance(callee, types.MethodType):
             callee = callee.__func__
@@ -80,7 +92,7 @@ def calls(outer: Stopped, inner: Frame) -> bool:
             callee = callee.func
         elif isinstance(callee, types.FunctionType):
             return callee.__code__ is inner.code
-        elif isinstance(callee, type):
+        elif isinstance(callee, type):  # behind a partial
             return False
         else:
             callee = getattr(type(callee), "__call__", None)  # noqa: B004
@@ -97,12 +109,24 @@ def continuation(emitter: Emitter, chain: list[Stopped], what: str, inner: Any) 
     inner: what the innermost raises or calls.
     """
     text = emitter.constant(inner)
-    for place in reversed(chain):
+    for caller, place in reversed(list(zip([None, *chain], chain, strict=False))):
         text = native_frame(emitter, place, text, what)
         what = "call"
         if place.frame.shell is not None:
             text, what = begun_generator(emitter, place.frame, text), "run"  # the instruction advances it
+        elif caller is not None and caller.making is not None:
+            partial, wrapper = emitter.constant(functools.partial), emitter.constant(initialised)
+            text = f"{partial}({wrapper}, {emitter.value(caller.making.made)}, {text})"
     return text
+
+
+@hidden
+def initialised(made: Any, init: Callable[[], Any]) -> Any:
+    """What the call of a class gives once the rest of ``__init__`` has run (Objects/typeobject.c type_call)."""
+    given = init()
+    if given is not None:
+        raise TypeError(f"__init__() should return None, not '{type(given).__name__}'")
+    return made
 
 
 def begun_generator(emitter: Emitter, frame: Frame, text: str) -> str:

@@ -130,6 +130,9 @@ SWITCHED_GRADIENTS = _use_grad_for_differentiable(torch.is_grad_enabled).__code_
 MODULE_CALL = torch.nn.Module._call_impl.__code__
 CALLED_ON_ERRORS = ("_global_forward_hooks_always_called", "_forward_hooks_always_called")
 
+# What distributions ask of their arguments. Checked on torch 2.13.
+IS_ALL_TRUE = torch._is_all_true
+
 # The two contexts of selective checkpointing, and the operators that they pass over. Checked on torch 2.13.
 SELECTIVE_MODES = (checkpointing._CachingTorchDispatchMode, checkpointing._CachedTorchDispatchMode)
 PASSED_OVER = checkpointing.SAC_IGNORED_OPS

@@ -62,6 +62,7 @@ class Calls(Methods, Construction, StandIns):
         self.domain = domain
         self.objects = domain.objects
         self.tensors = domain.tensors
+        self.making = {}
         self.messages = Messages(domain)
         self.inference = InferenceModes(domain)
         self.builtins: dict[Any, Callable[..., Any]] = {
@@ -516,7 +517,7 @@ class Calls(Methods, Construction, StandIns):
             if type(value) not in ATOMS or isinstance(value, str | bytes | range | torch.Size):
                 if function is reversed:
                     values[i] = self.objects.contents(value)
-                    if type(values[i]) not in (*CONTAINERS, tuple, str, range, *natives.VIEWS):
+                    if type(values[i]) not in (*CONTAINERS, tuple, torch.Size, str, range, *natives.VIEWS):
                         raise Break("reversed()", f"of a {type_of(value).__name__}", "reverse a list")
                 elif function not in ITEM_ARGUMENTS or i == start:
                     values[i] = self.domain.native_iter(value, in_loop=function in natives.ITERATORS)

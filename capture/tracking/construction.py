@@ -7,10 +7,12 @@ import functools
 import types
 import typing
 import weakref
+from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
 
+from moebius.interpreter import Frame
 from moebius.interpreter.domain.core import special, type_name
 
 from . import natives
@@ -23,8 +25,19 @@ from .values import Break, TensorProxy, type_of
 ALLOCATED = (object, dict, collections.OrderedDict, collections.defaultdict, list, set, tuple, int, str, float)
 
 
+@dataclass
+class Making:
+    """The call of a class that has come to ``__init__``, whose code is ``init``."""
+
+    cls: type
+    init: types.CodeType
+    made: Any
+
+
 class Construction(CallParts):
     """Calls that make objects."""
+
+    making: dict[Frame | None, Making | None]  # by the frame whose instruction calls the class
 
     def construct(self, cls: type, args: list, kwargs: dict[str, Any], asks_metaclass: bool = True) -> Any:
         """``cls(*args, **kwargs)``; without asking a ``__call__`` of the metaclass, what ``type.__call__`` does."""
@@ -68,6 +81,17 @@ class Construction(CallParts):
 
     def type_call(self, cls: type, args: list, kwargs: dict[str, Any]) -> Any:
         """``type.__call__(cls, ...)``: ``__new__``, then ``__init__`` if an instance of the class came back."""
+        caller = self.domain.machine.frame
+        if caller in self.making:  # one class made while another one's call goes through its arguments
+            return self.make_instance(cls, args, kwargs, None)
+        self.making[caller] = None
+        try:
+            return self.make_instance(cls, args, kwargs, caller)
+        finally:
+            del self.making[caller]
+
+    def make_instance(self, cls: type, args: list, kwargs: dict[str, Any], caller: Frame | None) -> Any:
+        """The same. caller: whose instruction does nothing but this."""
         maker = self.domain.attributes.on_type(cls, "__new__")
         if isinstance(maker, staticmethod):
             maker = self.domain.attributes.inside(maker, maker.__func__)
@@ -81,7 +105,11 @@ class Construction(CallParts):
             check_object_arguments(cls)
         init = self.domain.attributes.on_type(type(made), "__init__")
         if isinstance(init, types.FunctionType):
-            self.call(init, [made, *args], kwargs)
+            if caller is not None:
+                self.making[caller] = Making(cls, init.__code__, made)
+            given = self.call(init, [made, *args], kwargs)
+            if given is not None:
+                raise TypeError(f"__init__() should return None, not '{type_of(given).__name__}'")
         elif any(b in CONTAINERS for b in cls.__mro__):
             base = next(b for b in cls.__mro__ if b in CONTAINERS)
             self.init_container(made, base, args, kwargs)

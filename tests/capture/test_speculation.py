@@ -201,13 +201,87 @@ def chained(x, h):
     return x * len(h.log)
 
 
+class Checked:
+    """An object whose ``__init__`` asks for data before it is done."""
+
+    def __init__(self, x, h):
+        h.log.append("begun")
+        self.x = x * 2
+        if not (self.x > -50).all():
+            h.log.append("low")
+            raise ValueError("too low")
+        self.kept = h
+        if x.sum() > 0:
+            h.log.append("positive")
+            self.y = 1
+
+
+class Further(Checked):
+    def __init__(self, x, h):
+        super().__init__(x + 1, h)
+        h.log.append("made")
+
+
+class Says(Checked):
+    def __init__(self, x, h):
+        if x.sum() > 3:
+            return 3  # noqa: PLE0101 (a TypeError of type.__call__)
+        super().__init__(x, h)
+
+
+def in_init(x, h):
+    try:
+        made = (Further if len(h.log) else Checked)(x, h)
+    except ValueError:
+        h.log.append("caught")
+        return x
+    h.kept = made.kept is h
+    return made.x + len(vars(made))
+
+
+def in_inits(x, h):
+    h.log.append("outer")
+    made = [Further(x, h), Checked(*(x, h)), Further(h=h, x=x)]
+    return [m.x for m in made] + [sorted(vars(m)) for m in made]
+
+
+def init_that_returns(x, h):
+    return Says(x, h).x
+
+
+def called_while_its_arguments_are_read(x, h):
+    def joined(*parts):
+        y = torch.cat(parts)
+        h.log.append(len(parts))
+        if y.sum() > 0:
+            return y + len(parts)
+        return y - len(parts)
+
+    return joined(*map(joined, [x, x - 1])) * 10
+
+
+class Mean:
+    def __init__(self, *parts):
+        self.value = sum(parts)
+        if self.value.sum() > 0:
+            self.value = self.value / len(parts)
+
+
+def made_while_its_arguments_are_read(x, h):
+    return Mean(*map(as_value, map(Mean, [x, x * 2]))).value
+
+
+def as_value(mean):
+    return mean.value
+
+
 nameless = lambda x, h: direct(x, h)  # noqa: E731 (its name is no identifier)
 
 
 CASES = [
     nameless, direct, number, not_a_number, whole_number, rows_there, random_before, written_before, inlined, in_blocks,
     in_a_handler, raises, while_loop, closure, two_branches, expression, fresh_objects,
-    chained,
+    chained, in_init, in_inits,
 ]  # fmt: skip
 INPUTS = [[1.0, 2, 3], [1.0, 1, 1], [-1.0, -2, -3], [100.0, -1, -1], [-1.0, 5, -1], [-4.0, 1, 1], [1.0, 2, 3]]
 
@@ -242,6 +316,26 @@ def test_both_ways(function, backend):
     captured = capture(function, backend=backend)
     for values in (*INPUTS, *INPUTS):
         assert outcome(captured, values) == outcome(function, values), values
+
+
+@pytest.mark.parametrize("function", [called_while_its_arguments_are_read, made_while_its_arguments_are_read])
+def test_below_the_arguments_of_the_same_call(function):
+    """``f(*map(f, parts))``: the inner call's result is an argument, not what the instruction gives."""
+    captured = capture(function)
+    for values in (*INPUTS, *INPUTS):
+        assert outcome(captured, values) == outcome(function, values), values
+
+
+def test_an_init_that_returns_something():
+    """It is Python's TypeError, whichever way the branch in it goes."""
+
+    def without_line(function, values):
+        found = outcome(function, values)
+        return found | {"error": found["error"] and found["error"][:2]}
+
+    captured = capture(init_that_returns)
+    for values in (*INPUTS, *INPUTS):
+        assert without_line(captured, values) == without_line(init_that_returns, values), values
 
 
 @pytest.mark.parametrize("function", CASES, ids=lambda f: f.__name__)
@@ -280,6 +374,24 @@ def test_with_the_check_switched_off_the_answer_is_wrong(monkeypatch):
     captured = capture(direct)
     assert outcome(captured, [1.0, 2, 3]) == outcome(direct, [1.0, 2, 3])
     assert outcome(captured, [-1.0, -2, -3]) != outcome(direct, [-1.0, -2, -3])
+
+
+def test_what_should_hold_everywhere_is_expected_to():
+    """``if not valid.all(): raise …`` is no error in the first call, whatever many operators decide it."""
+
+    def checked(x, steps):
+        for _ in range(steps):
+            x = x * 0.99
+        if not (x < 200).all():
+            raise ValueError("too large")
+        return x
+
+    captured = capture(checked)
+    for _ in range(2):
+        assert captured(torch.ones(3), 100).shape == (3,)
+    assert stats(captured).graphs == 1 and not stats(captured).recompiles
+    with pytest.raises(ValueError, match="too large"):
+        captured(torch.ones(3) * 1e4, 100)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
