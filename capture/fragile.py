@@ -70,7 +70,7 @@ def refuse_lost_handler(trace: Trace, target: Any, args: tuple) -> None:
         trace.needs_stacks = is_number or any(map(is_in_handler, frames[1:]))
         lost = frames[1:] if trace.needs_stacks else []
     else:
-        stopped = [Stopped(frame, *stacks[frame], making=trace.domain.calls.making.get(frame)) for frame in frames]
+        stopped = [Stopped(frame, *stacks[frame], making=trace.domain.making.get(frame)) for frame in frames]
         lost = frames[len(connected(stopped, generators=True)) :]
         if is_number and (lost or not asks_alone(stopped[-1])):
             raise Break(

@@ -28,7 +28,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from .torch_private import PASSED_OVER, is_symbolic, owns_storage
 
 # Operators whose C++ form refuses symbolic sizes ("expected to contain only concrete integers").
-CONCRETE_IN_C = frozenset({"pad", "constant_pad_nd", "lstm", "baddbmm"})
+CONCRETE_IN_C = frozenset({"pad", "constant_pad_nd", "lstm", "baddbmm", "_is_all_true", "_is_any_true"})
 NO_CONTEXT = contextlib.nullcontext()
 
 

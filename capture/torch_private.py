@@ -89,6 +89,7 @@ tag_module = getattr(GenerationTracker.tag, "__func__", GenerationTracker.tag)
 STATE_READERS = (
     torch._C._accelerator_getAccelerator,
     torch._C._get_privateuse1_backend_name,
+    torch._C._get_deterministic_algorithms,
     torch._C._get_tracing_state,
     torch._C._len_torch_function_stack,
     torch._C._is_autocast_available,

@@ -9,7 +9,10 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import sympy
 import torch
+from torch.fx.experimental.sym_node import SymNode
+from torch.utils._sympy.functions import Identity
 from torch.utils._sympy.interp import sympy_interp
 from torch.utils._sympy.printers import PythonPrinter
 from torch.utils._sympy.reference import PythonReferenceAnalysis
@@ -21,6 +24,10 @@ class PythonArithmetic(PythonReferenceAnalysis):
     @staticmethod
     def int_truediv(a: Any, b: Any) -> Any:
         return a / b
+
+    @staticmethod
+    def identity(x: Any) -> Any:
+        return x
 
     @staticmethod
     def floor_to_int(x: Any, dtype: Any) -> Any:
@@ -58,6 +65,20 @@ def applied(function: Callable[..., Any], x: Any, *rest: Any) -> Any:
     return function(x, *rest)
 
 
+def rounded(value: Any) -> Any:
+    """The value; a symbolic float that was computed as one that sympy takes no part of: ``n * 0.1 * 3`` is not
+    ``n * 0.3``, as Python rounds in between."""
+    if type(value) is not torch.SymFloat or not isinstance(value.node.expr, sympy.Add | sympy.Mul | sympy.Pow):
+        return value
+    node = value.node
+    return torch.SymFloat(SymNode(Identity(node.expr), node.shape_env, float, node._hint))
+
+
+def truncated(value: torch.SymFloat) -> Any:
+    """``int(value)``."""
+    return torch.sym_int(rounded(value))
+
+
 def expression_to_node(expression: Any, symbol_node: Callable[[Any], Any], graph: Any) -> Any:
     """Write a sympy size expression as nodes of ``graph``. ``symbol_node`` gives the node of a symbol."""
     tracer = torch.fx.proxy.GraphAppendingTracer(graph)
@@ -75,6 +96,9 @@ def expression_text(expression: Any, names: dict[Any, str]) -> str:
 
         def _print_ToFloat(self, number: Any) -> str:  # (torch's own forms of these are for symbols)
             return f"float({self._print(number.args[0])})"
+
+        def _print_Identity(self, value: Any) -> str:
+            return f"({self._print(value.args[0])})"
 
         def _helper_sqrt(self, number: Any) -> str:
             return f"math.sqrt({self._print(number)})"

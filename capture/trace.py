@@ -256,7 +256,7 @@ class Trace:
         found: list[Stopped] = []
         for frame in reversed(frames):
             stack, pc = stacks[frame]
-            found.insert(0, Stopped(frame, stack, pc, handled, self.domain.calls.making.get(frame)))
+            found.insert(0, Stopped(frame, stack, pc, handled, self.domain.making.get(frame)))
             if places := handled_places(frame.code)[pc]:
                 handled = stack[places[0]]
         return found

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import functools
 import itertools
+import math
 import json
 import operator
 import random
@@ -62,7 +63,6 @@ class Calls(Methods, Construction, StandIns):
         self.domain = domain
         self.objects = domain.objects
         self.tensors = domain.tensors
-        self.making = {}
         self.messages = Messages(domain)
         self.inference = InferenceModes(domain)
         self.builtins: dict[Any, Callable[..., Any]] = {
@@ -86,6 +86,7 @@ class Calls(Methods, Construction, StandIns):
             sum: self.add_up,
             int: self.to_int,
             float: self.to_float,
+            **{function: self.to_whole(function) for function in (math.ceil, math.floor, math.trunc)},
             str: self.to_text,
             print: self.print,
             format: self.format,

@@ -37,8 +37,6 @@ class Making:
 class Construction(CallParts):
     """Calls that make objects."""
 
-    making: dict[Frame | None, Making | None]  # by the frame whose instruction calls the class
-
     def construct(self, cls: type, args: list, kwargs: dict[str, Any], asks_metaclass: bool = True) -> Any:
         """``cls(*args, **kwargs)``; without asking a ``__call__`` of the metaclass, what ``type.__call__`` does."""
         if cls is type and len(args) == 1:
@@ -82,13 +80,13 @@ class Construction(CallParts):
     def type_call(self, cls: type, args: list, kwargs: dict[str, Any]) -> Any:
         """``type.__call__(cls, ...)``: ``__new__``, then ``__init__`` if an instance of the class came back."""
         caller = self.domain.machine.frame
-        if caller in self.making:  # one class made while another one's call goes through its arguments
+        if caller in self.domain.making:  # one class made while another one's call goes through its arguments
             return self.make_instance(cls, args, kwargs, None)
-        self.making[caller] = None
+        self.domain.making[caller] = None
         try:
             return self.make_instance(cls, args, kwargs, caller)
         finally:
-            del self.making[caller]
+            del self.domain.making[caller]
 
     def make_instance(self, cls: type, args: list, kwargs: dict[str, Any], caller: Frame | None) -> Any:
         """The same. caller: whose instruction does nothing but this."""
@@ -106,7 +104,7 @@ class Construction(CallParts):
         init = self.domain.attributes.on_type(type(made), "__init__")
         if isinstance(init, types.FunctionType):
             if caller is not None:
-                self.making[caller] = Making(cls, init.__code__, made)
+                self.domain.making[caller] = Making(cls, init.__code__, made)
             given = self.call(init, [made, *args], kwargs)
             if given is not None:
                 raise TypeError(f"__init__() should return None, not '{type_of(given).__name__}'")

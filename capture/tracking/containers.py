@@ -20,6 +20,7 @@ from .arrays import without_arrays
 from .enums import plain_member
 from .gathered import Gathered
 from .hit_loops import number_of
+from .index_lists import as_indices
 from .loops import ROWS, TensorRows
 from .parts import Parts
 from .records import CONTAINERS, DICTS, LISTS
@@ -83,7 +84,7 @@ class Containers(Parts):
         obj = natives.specialised(obj) if type(obj) is Text else obj
         kind = type(obj)
         if kind is TensorProxy:
-            return self.tensors.get_item(obj, without_arrays(self.plain_contents(key)))
+            return self.tensors.get_item(obj, without_arrays(self.plain_contents(as_indices(key))))
         if isinstance(obj, StandIn):
             return obj.item(key)
         if kind in (str, bytes, range, torch.Size) or kind is tuple:
@@ -173,7 +174,7 @@ class Containers(Parts):
     def set_item(self, obj: Any, key: Any, value: Any) -> None:
         kind = type(obj)
         if kind is TensorProxy:
-            key = without_arrays(self.plain_contents(key))
+            key = without_arrays(self.plain_contents(as_indices(key)))
             self.tensors.set_item(obj, key, without_arrays(self.plain_contents(value)))
             return
         method = self.attributes.on_type(kind, "__setitem__")

@@ -30,6 +30,7 @@ from .attributes import Attributes
 from .blocks import Blocks
 from .calls import Calls
 from .caught import raised_in_c
+from .construction import Making
 from .containers import Containers
 from .gathered import Lists
 from .loops import ROWS, Loops
@@ -75,6 +76,7 @@ class TrackingDomain(Operators, Containers):
         self.stacks: dict[Frame, tuple[list[Any], int]] | None = None  # of all frames, where somebody needs them
         self.switches: dict[Frame, dict[str, Any]] | None = None  # of torch's, as each frame's instruction found them
         self.marks = (0, 0)
+        self.making: dict[Frame | None, Making | None] = {}  # by the frame whose instruction calls the class
         self.generators: list[Frame] = []  # of the generators that the step made
 
     # ------------------------------------------------------------------------------------------------------------------

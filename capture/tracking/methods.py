@@ -21,6 +21,7 @@ from ..sources import Static
 from . import natives
 from .call_parts import CallParts, is_alien
 from .enums import plain_member
+from .index_lists import index_list
 from .records import DICTS, LISTS, SETS, Record
 from .texts import Text, texts
 from .values import ATOMS, Break, TensorProxy
@@ -87,6 +88,8 @@ class Methods(CallParts):
         """``proxy.name(*args, **kwargs)``; what a list in an argument holds is read, so it is guarded."""
         if name == "tolist" and (rows := self.domain.loops.numbers(proxy)) is not None:
             return rows
+        if name == "tolist" and not args and self.tensors.whole_step and (numbers := index_list(proxy)) is not None:
+            return self.objects.made(numbers)
         if name == "numpy" and (array := self.domain.arrays.of_tensor(proxy, args, kwargs)) is not None:
             return array
         args, kwargs = self.operands(args, kwargs)

@@ -14,6 +14,7 @@ from moebius.interpreter.domain.core import special, type_name
 from moebius.interpreter.domain.operators import COMPARE_DUNDERS
 from moebius.interpreter.domain.operators import OPERATIONS as OPERATORS
 
+from .. import torch_sizes
 from ..hook import ABSENT
 from . import natives, numbers
 from .enums import plain_member
@@ -82,7 +83,7 @@ class Operators(Parts):
             return self.tensors.numbers.apply(numbers.OPERATIONS[op.removesuffix("=")], left, right)
         if left_kind in SYMBOLIC or right_kind in SYMBOLIC:
             if (left_kind in SIMPLE or left_kind in SYMBOLIC) and (right_kind in SIMPLE or right_kind in SYMBOLIC):
-                return OPERATORS[op](left, right)
+                return OPERATORS[op](torch_sizes.rounded(left), torch_sizes.rounded(right))
             if op not in ("+", "*", "+=", "*="):
                 raise Break(
                     "arithmetic on a symbolic size",
@@ -181,7 +182,7 @@ class Operators(Parts):
             if op in ("==", "!=") and all(type(v) is Number or type(v) in ATOMS for v in (left, right)):
                 return op == "!="
         if left_kind in SYMBOLIC or right_kind in SYMBOLIC or (left_kind in ATOMS and right_kind in ATOMS):
-            return COMPARISONS[op](left, right)
+            return COMPARISONS[op](torch_sizes.rounded(left), torch_sizes.rounded(right))
         if isinstance(left, type) and isinstance(right, type) and op in ("==", "!="):
             if not any(self.compares_in_python(value, op) for value in (left, right)):  # their metaclasses have no say
                 return (left is right) is (op == "==")

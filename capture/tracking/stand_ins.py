@@ -13,6 +13,7 @@ import torch
 
 from moebius.interpreter.domain.core import type_name
 
+from .. import torch_sizes
 from ..hook import ABSENT
 from . import natives
 from .arrays import ArrayNumber
@@ -249,6 +250,8 @@ class StandIns(CallParts):
             return args[0].value
         if args and isinstance(args[0], torch.SymInt):
             return args[0]
+        if args and type(args[0]) is torch.SymFloat:
+            return torch_sizes.truncated(args[0])
         if args and type(args[0]) is torch.SymBool:
             return int(self.tensors.symbolic_truth(args[0]))
         if args and type(args[0]) is Number:
@@ -260,6 +263,14 @@ class StandIns(CallParts):
         if args and not natives.is_plain(args[0], self.known):
             return self.by_method(args[0], ("__int__", "__index__"), "int")
         return int(*args, **kwargs)
+
+    def to_whole(self, function: Callable[[Any], Any]) -> Callable[..., Any]:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            if len(args) == 1 and not kwargs and type(args[0]) is torch.SymFloat:
+                return function(torch_sizes.rounded(args[0]))
+            return self.native(function, list(args), kwargs)
+
+        return run
 
     def to_float(self, *args: Any) -> Any:
         if args and type(args[0]) is Number:

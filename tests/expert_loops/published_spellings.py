@@ -1,0 +1,61 @@
+"""More expert layers of module_spellings.py: ideas of layers that people train with, in words of our own."""
+
+from __future__ import annotations
+
+import torch
+from module_spellings import spelled
+from spellings import LOWERED, D, E
+from torch.nn.functional import one_hot, softmax, softplus
+
+
+@spelled(LOWERED)
+def listed_positions(x, moe):
+    """`tokens = token.tolist()`, `x[None, tokens]`, `weight[tokens, slots, None]` (Mixtral before fusing)"""
+    weight, index = moe.route(x)
+    out = torch.zeros_like(x)
+    mask = one_hot(index, num_classes=moe.num_experts).permute(2, 1, 0)
+    for e in range(moe.num_experts):
+        slot, token = torch.where(mask[e])
+        if token.shape[0] == 0:
+            continue
+        tokens, slots = token.tolist(), slot.tolist()
+        state = x[None, tokens].reshape(-1, D)
+        out.index_add_(0, token, moe.experts[e](state) * weight[tokens, slots, None])
+    return out
+
+
+class Dispatcher:
+    """Cuts a batch into one for each expert that a gate lets it through to, and puts the results together again."""
+
+    def __init__(self, gates):
+        self.gates = gates
+        experts, order = torch.nonzero(gates).sort(0)
+        self.expert = experts[:, 1:]
+        self.token = torch.nonzero(gates)[order[:, 1], 0]
+        self.sizes = (gates > 0).sum(0).tolist()
+        self.weight = gates[self.token.flatten()].gather(1, self.expert)
+
+    def cut(self, x):
+        return torch.split(x[self.token].squeeze(1), self.sizes, dim=0)
+
+    def joined(self, parts):
+        rows = torch.cat(parts, 0) * self.weight
+        zeros = torch.zeros(len(self.gates), parts[-1].shape[1], dtype=rows.dtype, requires_grad=True)
+        return zeros.index_add(0, self.token, rows)
+
+
+@spelled(LOWERED)
+def dispatched(x, moe):
+    """noisy top-k, gates [T, E]; an object cuts by `nonzero(gates).sort(0)`, `split`, and joins by `cat`, `index_add`"""
+    clean = moe.gate(x)
+    scale = softplus(clean.detach()) + 0.01
+    noise = torch.sin(clean.detach() * 1000)  # not random: the spelling runs twice
+    logits = softmax(clean + noise * scale, 1)
+    best, index = logits.topk(moe.top_k + 1, dim=1)
+    weight = best[:, :-1] / (best[:, :-1].sum(1, keepdim=True) + 1e-6)
+    gates = torch.zeros_like(logits, requires_grad=True).scatter(1, index[:, :-1], weight)
+    normal = torch.distributions.Normal(torch.zeros((), dtype=x.dtype), torch.ones((), dtype=x.dtype))
+    load = normal.cdf((clean - best[:, -1:]) / scale).sum(0)
+    dispatcher = Dispatcher(gates)
+    parts = dispatcher.cut(x)
+    return dispatcher.joined([moe.mlps[e](parts[e]) for e in range(E)]) + load.var() / load.mean() ** 2
