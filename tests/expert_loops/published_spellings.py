@@ -46,7 +46,7 @@ class Dispatcher:
 
 @spelled(LOWERED)
 def dispatched(x, moe):
-    """noisy top-k, gates [T, E]; an object cuts by `nonzero(gates).sort(0)`, `split`, and joins by `cat`, `index_add`"""
+    """noisy top-k, an object cuts rows by `nonzero(gates).sort(0)`, `split`, and joins by `cat`, `index_add`"""
     clean = moe.gate(x)
     scale = softplus(clean.detach()) + 0.01
     noise = torch.sin(clean.detach() * 1000)  # not random: the spelling runs twice

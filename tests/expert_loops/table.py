@@ -193,8 +193,8 @@ inputs, the operator {gathered_mine} KiB.
 Turns that pass tokens on (zero-computation experts) stay beside the operator of those with weights.
 
 Made by `python tests/expert_loops/table.py --docs docs/expert-loops.md` on {date}, torch {torch}. Each spelling is
-written out in tests/expert_loops (spellings.py, module_spellings.py, published_spellings.py) and runs with `@capture` and
-plainly, in float64.
+written out in tests/expert_loops (spellings.py, module_spellings.py, published_spellings.py) and runs with `@capture`
+and plainly, in float64.
 *Equal*: the result and every gradient, a missing one included, on {batches} batches.
 
 {counts}
