@@ -25,6 +25,7 @@ class CallParts:
     allocate: Callable[..., Any]
     construct: Callable[..., Any]
     is_instance: Callable[..., bool]
+    native: Callable[[Any, list, dict[str, Any]], Any]
     object_init: Callable[..., None]
     operands: Callable[[list, dict[str, Any]], tuple[list, dict[str, Any]]]
 

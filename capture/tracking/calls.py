@@ -5,8 +5,8 @@ from __future__ import annotations
 import collections
 import functools
 import itertools
-import math
 import json
+import math
 import operator
 import random
 import sys
