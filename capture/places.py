@@ -7,7 +7,7 @@ import sys
 import types
 from typing import Any
 
-from moebius.interpreter import NULL, decode
+from moebius.interpreter import NULL, UNSET, decode
 
 from .liveness import falls_through
 
@@ -102,6 +102,12 @@ def callee_position(instruction: Any, stack: list[Any]) -> int | None:
     if instruction.opname == "CALL_FUNCTION_EX":
         return depth - 2 - ((instruction.arg or 0) & 1) - (0 if NULL_FIRST else 1)
     return None
+
+
+def empty_places(stack: list[Any]) -> frozenset[int]:
+    """Where a stack holds NULL, as CPython sees it: around calls and, from 3.12 on, below a comprehension in the frame
+    (PEP 709), for a local of its variable's name that had no value."""
+    return frozenset(i for i, value in enumerate(stack) if value is NULL or value is UNSET)
 
 
 def is_dropped(instructions: Any, index: int) -> bool:

@@ -19,13 +19,14 @@ from typing import Any
 
 from bytecode import Bytecode, CellVar, FreeVar, Instr, Label, TryBegin, TryEnd
 
-from moebius.interpreter import NULL, UNSET, Frame, decode
+from moebius.interpreter import UNSET, Frame, decode
 
 from .hidden import hidden
 from .liveness import LEAVES, falls_through, read_later, reads_unnamed
 from .places import (
     BEFORE_CALL,
     NULL_FIRST,
+    empty_places,
     handled_exceptions,
     handled_places,
     is_dropped,
@@ -115,9 +116,7 @@ class Continuation:
         held = zip(self.program.localsplus, frame.locals, strict=True)
         leftovers = {name for name, value in held if isinstance(value, LoopLeftover)}
         self.gone = leftovers - read_later(self.code, self.entry) if leftovers else leftovers
-        self.state = self.state_at(
-            self.entry, len(frame.stack), frozenset(i for i, v in enumerate(frame.stack) if v is NULL)
-        )
+        self.state = self.state_at(self.entry, len(frame.stack), empty_places(frame.stack))
         self.exits = self.find_exits()
         self.exceptions = handled_exceptions(frame.stack, self.state.handled, handled)
 
@@ -352,7 +351,7 @@ def suspended_state(frame: Frame) -> State:
         for i, n in enumerate(program.localsplus)
         if i not in program.cell_indices and n in live and frame.locals[i] is not UNSET
     )
-    return State(index, bound, cells, depth, frozenset(i for i, v in enumerate(frame.stack) if v is NULL))
+    return State(index, bound, cells, depth, empty_places(frame.stack))
 
 
 def generator_code(code: types.CodeType, state: State) -> types.CodeType:

@@ -16,7 +16,14 @@ from moebius.interpreter import NULL, UNSET, Frame
 
 from .hidden import hidden
 from .liveness import read_later
-from .places import callee_position, handled_exceptions, handled_places, operands_popped, without_call_prefix
+from .places import (
+    callee_position,
+    empty_places,
+    handled_exceptions,
+    handled_places,
+    operands_popped,
+    without_call_prefix,
+)
 from .residual import Emitter
 from .resume import CannotResume, State, live_names, rebuild
 from .tracking.construction import Making
@@ -172,7 +179,7 @@ def native_frame(emitter: Emitter, place: Stopped, inner: str, what: str) -> str
     )
     cells = tuple(name for i, name in enumerate(program.localsplus) if i in program.cell_indices)
     handled = tuple(p for p in handled_places(frame.code)[place.pc] if p < depth)
-    nulls = frozenset(i for i, v in enumerate(place.stack[:depth]) if v is NULL)
+    nulls = empty_places(place.stack[:depth])
     state = State(index, bound, cells, depth, nulls, handled)
     every = handled_exceptions(place.stack, handled_places(frame.code)[place.pc], place.handled)
     where = {name: i for i, name in slots}
