@@ -460,7 +460,7 @@ class Captured:
 def called_on(args: tuple) -> tuple[torch.nn.Module, ...]:
     """The modules among the arguments: the layers of a model share the code of a method, and of the rest of a loop over
     them, and each has captures of its own."""
-    return tuple(a for a in args if isinstance(a, torch.nn.Module))
+    return tuple(a for a in args if issubclass(type(a), torch.nn.Module))
 
 
 @contextlib.contextmanager

@@ -73,7 +73,7 @@ def is_constant(value: Any) -> bool:
         return all(map(is_constant, value))
     if kind is torch.Size:
         return not any(isinstance(size, SYMBOLIC) for size in value)
-    return kind in ATOMS and kind not in SYMBOLIC or isinstance(value, type)
+    return kind in ATOMS and kind not in SYMBOLIC or issubclass(kind, type)
 
 
 def lookup_on_type(method: Any) -> Any:
@@ -163,13 +163,13 @@ class Emitter:
     def value(self, value: Any) -> str:
         """An expression (usually a name) for a traced value."""
         kind = type(value)
-        if isinstance(value, Number) and value.node is None:
+        if issubclass(kind, Number) and value.node is None:
             return (
                 repr(value.numbers.constant(value))
                 if value.kind is not float
                 else self.constant(value.numbers.constant(value))
             )
-        if kind is TensorProxy or isinstance(value, Number) or kind in SYMBOLIC:
+        if kind is TensorProxy or issubclass(kind, Number) or kind in SYMBOLIC:
             return self.graph_value(value)
         if kind in LITERALS:
             return repr(value)
@@ -184,14 +184,14 @@ class Emitter:
         record = self.objects.records.get(id(value))
         if record is not None:
             return self.load(record.source)
-        if isinstance(value, tuple):
+        if issubclass(kind, tuple):
             met = self.objects.tuples.get(id(value))
             return self.tuple_value(value) if met is None else self.load(met.places[0])
-        if isinstance(value, torch.Tensor) and (proxy := self.objects.tensors_met.get(id(value))) is not None:
+        if issubclass(kind, torch.Tensor) and (proxy := self.objects.tensors_met.get(id(value))) is not None:
             return self.graph_value(proxy)  # a tensor as the key of a dict
         if id(value) not in self.objects.new:
-            if isinstance(value, (*IDENTITIES, frozenset, slice)):
-                return self.slice_value(value) if isinstance(value, slice) else self.constant(value)
+            if issubclass(kind, (*IDENTITIES, frozenset, slice)):
+                return self.slice_value(value) if issubclass(kind, slice) else self.constant(value)
             raise CannotRebuild(f"a {kind.__name__} of unknown origin")
         return self.new_object(value)
 

@@ -39,6 +39,7 @@ from .tracking.values import LoopLeftover
 ENTRY_OPCODES = frozenset({"COPY_FREE_VARS", "MAKE_CELL", "RETURN_GENERATOR"})
 # After these (and what they pop) the stack may hold a NULL: the native part goes on to where the expression is done.
 UNCERTAIN = {"LOAD_METHOD": 1, "LOAD_ATTR": 1, "LOAD_GLOBAL": 0, "PUSH_NULL": 0, "LOAD_SUPER_ATTR": 3}
+AFTER_LOOP = 1 if NULL_FIRST else 2  # instructions that clean up where FOR_ITER jumps to
 LOAD_CELL = "LOAD_CLOSURE" if NULL_FIRST else "LOAD_FAST"  # 3.13 has one instruction for both
 
 
@@ -114,7 +115,7 @@ class Continuation:
         self.broken = frame.pc
         self.entry = without_call_prefix(self.program, frame.pc)
         held = zip(self.program.localsplus, frame.locals, strict=True)
-        leftovers = {name for name, value in held if isinstance(value, LoopLeftover)}
+        leftovers = {name for name, value in held if type(value) is LoopLeftover}
         self.gone = leftovers - read_later(self.code, self.entry) if leftovers else leftovers
         self.state = self.state_at(self.entry, len(frame.stack), empty_places(frame.stack))
         self.exits = self.find_exits()
@@ -152,7 +153,7 @@ class Continuation:
             ways = [(i + 1, False)] if falls_through(instruction) else []
             if instruction.target is not None:
                 ways.append((instruction.target, True))
-            after = [(target, depth + self.effect(i, jump)) for target, jump in ways]
+            after = [self.behind_loop(target, depth + self.effect(i, jump)) for target, jump in ways]
             done = limit is None and instruction.opname not in BEFORE_CALL
             if done and (is_dropped(instructions, i) or reads_one_attribute(instructions, i)):
                 i, depth, limit = i + 1, after[0][1], after[0][1]
@@ -167,6 +168,14 @@ class Continuation:
             if len(after) > 1:
                 raise CannotResume("an expression that branches is half-built at the break")
             ((i, depth),) = after
+
+    def behind_loop(self, index: int, depth: int) -> tuple[int, int]:
+        """Where the instruction before really goes on: FOR_ITER skips what stands at its target from 3.12 on, END_FOR
+        and 3.13's POP_TOP, and has popped the iterator itself (Python/bytecodes.c)."""
+        if self.program.instructions[index].opname == "END_FOR":
+            for _ in range(AFTER_LOOP):
+                index, depth = index + 1, depth + self.effect(index, False)
+        return index, depth
 
     def effect(self, index: int, jump: bool) -> int:
         """What the instruction does to the stack's depth. (3.11 books a call's arguments on the PRECALL before it.)"""

@@ -372,7 +372,7 @@ def cell_of(frame: Any, index: int) -> Any:
 
 def may_run_code(value: Any) -> bool:
     """Whether an operator or attribute of this object can be a function of the user's."""
-    kind = value if isinstance(value, type) else type(value)
+    kind = value if issubclass(type(value), type) else type(value)
     return bool(kind.__flags__ & HEAP_TYPE) and (kind.__module__ or "").split(".")[0] not in LIBRARIES
 
 

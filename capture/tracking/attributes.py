@@ -96,11 +96,11 @@ class Attributes:
             return self.objects.made(self.tensors.attribute(obj, name, self.objects.enter))
         if kind in SYMBOLIC:
             return self.of_symbol(obj, name)
-        if isinstance(obj, Text) and obj.known:
+        if issubclass(kind, Text) and obj.known:
             return getattr(obj.numbers.constant(obj), name)
-        if isinstance(obj, StandIn):
+        if issubclass(kind, StandIn):
             return obj.attribute(name)
-        if isinstance(obj, Number):
+        if issubclass(kind, Number):
             raise Break("attribute of a number", f"{name} of a number that the graph computes", "use arithmetic only")
         if kind is TensorMethod:
             return self.of_tensor_method(obj, name)
@@ -112,9 +112,9 @@ class Attributes:
             )
         if kind in ATOMS:
             return getattr(obj, name)
-        if isinstance(obj, types.ModuleType):
+        if issubclass(kind, types.ModuleType):
             return self.of_module(obj, name)
-        if isinstance(obj, type):
+        if issubclass(kind, type):
             return self.of_class(obj, name)
         if kind is super:
             return self.of_super(obj, name)
@@ -450,15 +450,15 @@ class Attributes:
         if kind is TensorProxy and name == "requires_grad" and type(value) in (bool, torch.SymBool):
             self.tensors.gradients.switch(obj, self.tensors.flag(value))
             return
-        if kind is TensorProxy and name == "data" and isinstance(value, TensorProxy):
+        if kind is TensorProxy and name == "data" and issubclass(type(value), TensorProxy):
             assign_data(self.tensors, obj, value)
             return
         if kind is TensorProxy:
             raise Break("attribute of a tensor is set", f"{obj.describe()}.{name} = …", "set it outside of the step")
-        if isinstance(obj, type):
+        if issubclass(type(obj), type):
             self.set_on_class(obj, name, value)
             return
-        if isinstance(obj, types.ModuleType):
+        if issubclass(type(obj), types.ModuleType):
             self.set_generic(obj, name, value)
             return
         setter = self.on_type(kind, "__setattr__")
@@ -520,7 +520,7 @@ class Attributes:
         """A slot of an object that existed before."""
         kind = type(obj)
         by_class = type(slot) is types.MemberDescriptorType and slot.__objclass__.__flags__ & HEAP_TYPE
-        if not by_class or slot.__name__ != name or kind in CONTAINERS or isinstance(obj, BaseException):
+        if not by_class or slot.__name__ != name or kind in CONTAINERS or issubclass(type(obj), BaseException):
             hint = "keep state that changes in ordinary attributes"
             raise Break("slot or C attribute is set", f"{kind.__qualname__}.{name}", hint)
         record = self.objects.need(obj)
@@ -530,7 +530,7 @@ class Attributes:
     def delete(self, obj: Any, name: str) -> None:
         """``del obj.name``."""
         kind = type(obj)
-        if kind is TensorProxy or isinstance(obj, type):
+        if kind is TensorProxy or issubclass(type(obj), type):
             raise Break("attribute is deleted", f"del {kind.__name__}.{name}", "delete it outside of the step")
         deleter = self.on_type(kind, "__delattr__")
         if not is_generic(deleter, "__delattr__"):
@@ -586,6 +586,6 @@ def is_empty(slot: Any, obj: Any) -> bool:
 
 def is_data_descriptor(value: Any) -> bool:
     """Whether the type of a class attribute defines ``__set__`` or ``__delete__``."""
-    if isinstance(value, TensorProxy):
+    if issubclass(type(value), TensorProxy):
         return False
     return hasattr(type(value), "__set__") or hasattr(type(value), "__delete__")

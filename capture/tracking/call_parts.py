@@ -75,4 +75,4 @@ def holds_proxy(value: Any) -> bool:
 
 def is_alien(value: Any) -> bool:
     """Values that exist in the trace only, other than tensors."""
-    return isinstance(value, (*SYMBOLIC, TensorMethod, LoopLeftover, StandIn))
+    return issubclass(type(value), (*SYMBOLIC, TensorMethod, LoopLeftover, StandIn))

@@ -186,7 +186,7 @@ class Construction(CallParts):
     def make_super(self, *args: Any) -> Any:
         if not args:
             args = self.domain.super_arguments()
-        if len(args) == 2 and isinstance(args[1], TensorProxy):
+        if len(args) == 2 and type(args[1]) is TensorProxy:
             raise Break("super() of a tensor", "methods of tensor subclasses", "use plain tensors")
         return self.objects.made(super(*args))
 

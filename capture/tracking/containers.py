@@ -72,7 +72,7 @@ class Containers(Parts):
             raise RuntimeError("super(): no arguments")
         cls = self.load_cell(frame.locals[names.index("__class__")])
         first = frame.locals[0]
-        return cls, self.load_cell(first) if isinstance(first, types.CellType) else first
+        return cls, self.load_cell(first) if type(first) is types.CellType else first
 
     def set_attr(self, obj: Any, name: str, value: Any) -> None:
         self.attributes.set(obj, name, value)

@@ -504,10 +504,10 @@ class Loops:
 
 def on_values(condition: Any) -> bool:
     """Whether only the running step knows the truth of it."""
-    if isinstance(condition, TensorProxy):
+    if issubclass(type(condition), TensorProxy):
         return condition.fake.numel() == 1
     condition = condition.value if type(condition) is ArrayNumber else condition
-    return isinstance(condition, SYMBOLIC) and torch_private.depends_on_values(condition)
+    return issubclass(type(condition), SYMBOLIC) and torch_private.depends_on_values(condition)
 
 
 def is_of_row(condition: Any, loop: OpenLoop) -> bool:

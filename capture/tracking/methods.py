@@ -100,7 +100,7 @@ class Methods(CallParts):
         if not args:
             raise TypeError(f"unbound method {descriptor.__qualname__}() needs an argument")
         owner, rest = args[0], args[1:]
-        if isinstance(owner, TensorProxy):
+        if type(owner) is TensorProxy:
             return self.tensor_method(owner, descriptor.__name__, rest, kwargs)
         return self.method_of(
             owner, descriptor.__name__, descriptor.__get__(owner) if not is_alien(owner) else descriptor, rest, kwargs
@@ -111,14 +111,14 @@ class Methods(CallParts):
         if (shown := self.objects.seen_through(owner)) is not owner:
             return self.call(self.domain.get_attr(shown, name), args, kwargs)
         kind = type(owner)
-        if isinstance(owner, contextvars.ContextVar):
+        if issubclass(kind, contextvars.ContextVar):
             return self.context_variable(owner, name, args)
         if name in OBJECT_METHODS and is_object_method(bound, kind):
             return getattr(self, OBJECT_METHODS[name])(owner, *args, **kwargs)
-        if isinstance(owner, types.GeneratorType) and self.objects.is_new(owner):
+        if issubclass(kind, types.GeneratorType) and self.objects.is_new(owner):
             form = form_of(bound)
             return bound(*args, **kwargs) if form is None else form(self.domain, args, kwargs)
-        if isinstance(owner, type):
+        if issubclass(kind, type):
             return self.class_method(owner, name, bound, args, kwargs)
         if kind in ATOMS or plain_member(owner) is not owner:
             return self.atom_method(owner, name, bound, args, kwargs)
@@ -127,17 +127,17 @@ class Methods(CallParts):
             return self.container_method(owner, base, name, args, kwargs)
         if kind in natives.VIEWS and name in ("__len__", "__iter__", "__contains__", "isdisjoint"):
             return bound(*args)
-        if isinstance(owner, natives.ITERATORS) and name in ("__iter__", "__next__"):
+        if issubclass(kind, natives.ITERATORS) and name in ("__iter__", "__next__"):
             return owner if name == "__iter__" else self.next_of(owner)
-        if isinstance(owner, types.MethodType | types.FunctionType) and name == "__get__":
+        if issubclass(kind, types.MethodType | types.FunctionType) and name == "__get__":
             return self.domain.attributes.bind(owner, args[0], type(args[0])) if args[0] is not None else owner
-        if isinstance(owner, BaseException) and name in ("with_traceback", "add_note") and self.objects.is_new(owner):
+        if issubclass(kind, BaseException) and name in ("with_traceback", "add_note") and self.objects.is_new(owner):
             return bound(*args, **kwargs)
         if bound == random.random:  # as ``random.uniform`` finds it
             return self.call(bound, args, kwargs)
-        if isinstance(owner, re.Pattern) and all(natives.is_plain(a, self.known) for a in args):
+        if issubclass(kind, re.Pattern) and all(natives.is_plain(a, self.known) for a in args):
             return self.objects.made(bound(*args, **kwargs))
-        if isinstance(owner, re.Match):
+        if issubclass(kind, re.Match):
             return bound(*args, **kwargs)
         raise Break(
             "method in C",

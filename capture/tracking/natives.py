@@ -411,7 +411,7 @@ PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter)
 def owner_of(function: Any) -> Any:
     """``__self__`` of a builtin method, None for a function of a module."""
     owner = getattr(function, "__self__", None)
-    return None if owner is None or isinstance(owner, types.ModuleType) else owner
+    return None if issubclass(type(owner), types.NoneType | types.ModuleType) else owner
 
 
 def is_bound_builtin(value: Any) -> bool:

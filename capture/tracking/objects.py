@@ -133,7 +133,7 @@ class Objects(Identities, Cells, LateWrites, Growing):
         if kind in CONTAINERS:
             if id(value) in self.new:
                 return value
-        elif isinstance(value, torch.Tensor):
+        elif issubclass(kind, torch.Tensor):
             return self.tensor_input(value, source)
         elif (id(value) in self.new and id(value) not in self.tuples) or kind is TensorProxy:
             return value
@@ -141,7 +141,7 @@ class Objects(Identities, Cells, LateWrites, Growing):
             if not source.static:
                 self.guards.check("type", source, kind, text=f"type is {kind.__qualname__}")
             return self.made(View(kind, lambda emitter: emitter.load(source)))
-        elif isinstance(value, tuple) or kind is frozenset:
+        elif issubclass(kind, tuple) or kind is frozenset:
             return self.enter_tuple(value, source)
         record = self.records.get(id(value))
         if record is not None:
@@ -153,24 +153,24 @@ class Objects(Identities, Cells, LateWrites, Growing):
         if kind in CONTAINERS:
             if not source.static:
                 self.guards.check("type", source, kind, text=f"type is {kind.__qualname__}")
-        elif isinstance(value, types.FunctionType) and not source.static and is_made_anew(value):
+        elif issubclass(kind, types.FunctionType) and not source.static and is_made_anew(value):
             self.enter_closure(value, source)
-        elif isinstance(value, types.MethodType):
+        elif issubclass(kind, types.MethodType):
             self.enter_method(value, source)
         elif is_bound_builtin(value) and not source.static:
             if isinstance(owner := self.enter_builtin(value, source), TensorProxy):
                 return self.made(TensorMethod(owner, value.__name__))
-        elif isinstance(value, IDENTITIES) or identified(value):
+        elif issubclass(kind, IDENTITIES) or identified(value):
             if not source.static:
                 self.guards.check(
                     "is", source, value, text=f"is {getattr(value, '__qualname__', type(value).__name__)}"
                 )
-                if isinstance(value, torch.nn.Module | torch.optim.Optimizer):
+                if issubclass(kind, torch.nn.Module | torch.optim.Optimizer):
                     self.guards.root(value)
                 source = Static(source.name, value, source)
         elif not source.static:
             self.guards.check("type", source, kind, text=f"type is {kind.__qualname__}")
-        if source.static and kind.__flags__ & HEAP_TYPE and not isinstance(value, type):
+        if source.static and kind.__flags__ & HEAP_TYPE and not issubclass(kind, type):
             self.guards.instance(source, value, None)  # ``value.__class__ = Other`` leaves no trace anywhere else
         self.records[id(value)] = Record(value, source)
         return value
@@ -283,13 +283,13 @@ class Objects(Identities, Cells, LateWrites, Growing):
             if inner is None:
                 name = part_name(source, "instance_dict")
                 if source.static:
-                    if not isinstance(obj, type):
+                    if not issubclass(type(obj), type):
                         self.guards.instance(source, obj, namespace)
                     inner_source: Source = Static(name, namespace)
                 else:
                     inner_source = part(source, "instance_dict")
                 inner = self.records[id(namespace)] = Record(namespace, inner_source)
-                if isinstance(obj, torch.optim.lr_scheduler.LRScheduler):
+                if issubclass(type(obj), torch.optim.lr_scheduler.LRScheduler):
                     self.schedules.add(id(inner))
             record.instance_dict = inner
             self.owners[id(inner)] = record
@@ -367,7 +367,7 @@ class Objects(Identities, Cells, LateWrites, Growing):
             ):
                 return self.enter(value, Part(name, source, "dict_item", key))
             self.guards.dict_entry(source.name, record.obj, key, value)
-            if isinstance(value, tuple):
+            if issubclass(type(value), tuple):
                 self.paths[id(value), name] = Part(name, source, "dict_item", key)
             return ABSENT if value is ABSENT else self.enter(value, Static(name, value))
         if value is ABSENT:
@@ -560,7 +560,7 @@ def is_made_anew(function: types.FunctionType) -> bool:
 
 def identified(value: Any) -> bool:
     """Objects of long life that are guarded as a whole by identity, wherever they are found."""
-    return isinstance(value, LONG_LIVED)
+    return issubclass(type(value), LONG_LIVED)
 
 
 def may_be_replaced(value: Any) -> bool:

@@ -99,7 +99,7 @@ class Operators(Parts):
         if op.endswith("="):
             if type(left) in CONTAINERS:
                 return self.container_in_place(op, left, right)
-        if op in ("%", "%=") and isinstance(left, str):
+        if op in ("%", "%=") and issubclass(type(left), str):
             return self.percent(left, right)
         left_value, right_value = self.operand(left), self.operand(right)
         return self.objects.made(
@@ -121,7 +121,7 @@ class Operators(Parts):
                 and type(value) not in SYMBOLIC
                 and type(value) not in (TensorProxy, Number, complex, list, tuple)
             ):
-                if not isinstance(value, TensorProxy):
+                if not issubclass(type(value), TensorProxy):
                     raise Break(
                         "operator between a tensor and an object",
                         f"tensor {op} {type(value).__name__}",
@@ -129,7 +129,7 @@ class Operators(Parts):
                     )
         if type(left) in (list, tuple) or type(right) in (list, tuple):
             raise Break("operator between a tensor and a sequence", op, "make a tensor of the sequence first")
-        in_place = op.endswith("=") and isinstance(left, TensorProxy)
+        in_place = op.endswith("=") and issubclass(type(left), TensorProxy)
         return self.tensors.function(OPERATORS[op if in_place else op.removesuffix("=")], (left, right), {})
 
     def container_in_place(self, op: str, left: Any, right: Any) -> Any:
@@ -160,7 +160,7 @@ class Operators(Parts):
     def native(self, function: Any, *args: Any, **kwargs: Any) -> Any:
         """C code that an operator comes to: not with a container from outside, of which nobody has read the items."""
         for value in args:
-            if isinstance(value, READ_BY_C) and self.objects.is_entered(value):
+            if issubclass(type(value), READ_BY_C) and self.objects.is_entered(value):
                 kind = type(value).__name__
                 raise Break("container read by an operator", f"a {kind} that the step did not make", "use its methods")
         return function(*args, **kwargs)
@@ -183,7 +183,7 @@ class Operators(Parts):
                 return op == "!="
         if left_kind in SYMBOLIC or right_kind in SYMBOLIC or (left_kind in ATOMS and right_kind in ATOMS):
             return COMPARISONS[op](torch_sizes.rounded(left), torch_sizes.rounded(right))
-        if isinstance(left, type) and isinstance(right, type) and op in ("==", "!="):
+        if issubclass(type(left), type) and issubclass(type(right), type) and op in ("==", "!="):
             if not any(self.compares_in_python(value, op) for value in (left, right)):  # their metaclasses have no say
                 return (left is right) is (op == "==")
         self.refuse_alien(left)
@@ -219,7 +219,7 @@ class Operators(Parts):
 
     def guard_identities(self, left: Any, right: Any) -> None:
         """Two objects that C compares, by identity or by what they are bound to, go on being two."""
-        if isinstance(left, types.MethodType) and isinstance(right, types.MethodType):
+        if issubclass(type(left), types.MethodType) and issubclass(type(right), types.MethodType):
             self.guard_identities(left.__self__, right.__self__)
             self.guard_identities(left.__func__, right.__func__)
         elif left is not right:
@@ -263,7 +263,7 @@ class Operators(Parts):
     def tensor_compare(self, op: str, left: Any, right: Any) -> Any:
         for value in (left, right):
             if (
-                not isinstance(value, TensorProxy | Number)
+                not issubclass(type(value), TensorProxy | Number)
                 and type(value) not in SIMPLE
                 and type(value) not in SYMBOLIC
             ):
@@ -336,11 +336,12 @@ class Operators(Parts):
         raise TypeError(f"argument of type {type_name(type_of(container))!r} is not iterable")
 
     def is_same(self, left: Any, right: Any) -> bool:
-        if isinstance(left, LoopLeftover) or isinstance(right, LoopLeftover):
-            self.refuse_alien(left if isinstance(left, LoopLeftover) else right)
-        if isinstance(left, View | Unfollowed) and isinstance(right, View | Unfollowed):
+        kinds = type(left), type(right)
+        if LoopLeftover in kinds:
+            self.refuse_alien(left if kinds[0] is LoopLeftover else right)
+        if all(issubclass(kind, View | Unfollowed) for kind in kinds):
             left.refuse("the identity")
-        if isinstance(left, tuple) and isinstance(right, tuple):
+        if all(issubclass(kind, tuple) for kind in kinds):
             self.objects.guard_tuples(left, right)
         return self.is_one(left, right)
 
@@ -351,7 +352,7 @@ class Operators(Parts):
         return left is right
 
     def is_none(self, value: Any) -> bool:
-        if isinstance(value, LoopLeftover):
+        if issubclass(type(value), LoopLeftover):
             self.refuse_alien(value)
         return value is None
 
@@ -375,12 +376,12 @@ class Operators(Parts):
             return self.tensors.symbolic_truth(value)
         if kind is Number:
             return self.tensors.numbers.truth(value)
-        if isinstance(value, StandIn):
+        if issubclass(type(value), StandIn):
             return value.truth()
         if kind is Text:
             return bool(natives.specialised(value))
-        if kind in ATOMS or isinstance(
-            value,
+        if kind in ATOMS or issubclass(
+            type(value),
             (type, types.FunctionType, types.ModuleType, types.BuiltinFunctionType, types.MethodType, *natives.VIEWS),
         ):
             return bool(value)
@@ -400,8 +401,8 @@ class Operators(Parts):
         return self.truth(self.compare("!=", self.calls.length(value), 0))
 
     def refuse_alien(self, value: Any) -> None:
-        if isinstance(value, (LoopLeftover, TensorMethod, StandIn, *ROWS)):
-            if isinstance(value, LoopLeftover):
+        if issubclass(type(value), (LoopLeftover, TensorMethod, StandIn, *ROWS)):
+            if issubclass(type(value), LoopLeftover):
                 self.attributes.get(value, "value")
             raise Break("tensor machinery used as a value", type_of(value).__name__, "call it, or iterate over it")
 
@@ -410,7 +411,7 @@ class Operators(Parts):
         record, kind = self.objects.record_of(value), type(value)
         if record is None or any(b in CONTAINERS or b is tuple for b in kind.__mro__):
             return False
-        if isinstance(value, (*IDENTITIES, types.MethodType, frozenset)) or identified(value):
+        if issubclass(type(value), (*IDENTITIES, types.MethodType, frozenset)) or identified(value):
             return False
         return not record.source.static or (kind.__module__, kind.__name__) == ("numpy", "ndarray")
 
@@ -429,13 +430,13 @@ class Operators(Parts):
 
 def stand_in_of(left: Any, right: Any) -> StandIn | None:
     """That of two operands which stands for something else, the left one first."""
-    return left if isinstance(left, StandIn) else right if isinstance(right, StandIn) else None
+    return left if issubclass(type(left), StandIn) else right if issubclass(type(right), StandIn) else None
 
 
 def family_of(value: Any) -> type:
     """The type that the value is compared as: containers of two families are never equal."""
     families = (dict, list, tuple, collections.deque, Set)
-    return next((family for family in families if isinstance(value, family)), type(value))
+    return next((family for family in families if issubclass(type(value), family)), type(value))
 
 
 def defined_in_c(kind: type, name: str) -> bool:

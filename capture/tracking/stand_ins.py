@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import functools
 import json
 import sys
@@ -42,7 +43,8 @@ class StandIns(CallParts):
         if isinstance(classes, tuple):
             return any(self.is_instance(value, c) for c in classes)
         check = getattr(type(classes), "__instancecheck__", None)
-        if isinstance(value, TensorProxy):
+        kind = type(value)
+        if kind is TensorProxy:
             if isinstance(classes, types.UnionType):
                 return any(self.is_instance(value, c) for c in classes.__args__)
             if asks_metaclass and self.has_own_check(classes, check):
@@ -52,19 +54,40 @@ class StandIns(CallParts):
                 if isinstance(value.real, torch.Tensor)
                 else issubclass(value.cls, classes)
             )
-        if isinstance(value, (*SYMBOLIC, Number, StandIn)):
+        if issubclass(kind, (*SYMBOLIC, Number, StandIn)):
             return issubclass(type_of(value), classes)
-        if isinstance(value, TensorMethod | LoopLeftover):
+        if issubclass(kind, TensorMethod | LoopLeftover):
             return False
+        answers = kind not in ATOMS and isinstance(classes, type | types.UnionType) and self.answers_for_class(kind)
+        if answers and isinstance(classes, types.UnionType):
+            return any(self.is_instance(value, c) for c in classes.__args__)
         if not asks_metaclass:
-            return type.__instancecheck__(classes, value)
-        if self.has_own_check(classes, check) and type(value) is not classes:
+            return self.is_of_type(value, classes) if answers else type.__instancecheck__(classes, value)
+        if self.has_own_check(classes, check, trusting=not answers) and kind is not classes:
             return self.domain.truth(self.call(check, [classes, value], {}))
-        return isinstance(value, classes)
+        return self.is_of_type(value, classes) if answers and kind is not classes else issubclass(type(value), classes)
 
-    def has_own_check(self, cls: Any, check: Any) -> bool:
-        """Whether a metaclass of the user's says what is an instance."""
-        return isinstance(check, types.FunctionType) and type(cls).__module__ not in TRUSTED_METACLASSES
+    def answers_for_class(self, kind: type) -> bool:
+        """Whether Python code says what ``__class__`` of the type's objects is, as that of proxies and mocks does."""
+        descriptor = self.domain.attributes.on_type(kind, "__class__")
+        getter = self.domain.attributes.on_type(kind, "__getattribute__")
+        return isinstance(getter, types.FunctionType) or type(descriptor) is not types.GetSetDescriptorType
+
+    def is_of_type(self, value: Any, cls: type) -> bool:
+        """``isinstance`` of a value whose ``__class__`` is asked of Python code: by ``object_isinstance``
+        (Objects/abstract.c) where its type does not decide, by an abstract class (Modules/_abc.c) always."""
+        abstract = type(cls) is abc.ABCMeta
+        if not abstract and type.__subclasscheck__(cls, type(value)):
+            return True
+        claimed = self.domain.get_attr(value, "__class__")
+        if abstract:
+            return issubclass(claimed, cls) or (type(value) is not claimed and issubclass(type(value), cls))
+        return isinstance(claimed, type) and claimed is not type(value) and type.__subclasscheck__(cls, claimed)
+
+    def has_own_check(self, cls: Any, check: Any, trusting: bool = True) -> bool:
+        """Whether a metaclass of the user's says what is an instance; not ``trusting``: any but an abstract class's."""
+        known = type(cls).__module__ in TRUSTED_METACLASSES if trusting else type(cls) is abc.ABCMeta
+        return isinstance(check, types.FunctionType) and not known
 
     def is_subclass(self, cls: Any, classes: Any) -> bool:
         if isinstance(cls, type):
@@ -73,14 +96,14 @@ class StandIns(CallParts):
 
     def length(self, value: Any) -> Any:
         value = self.objects.seen_through(value)
-        if isinstance(value, TensorProxy):
+        if issubclass(type(value), TensorProxy):
             if value.fake.dim() == 0:
                 raise TypeError("len() of a 0-d tensor")
             return value.fake.shape[0]
         kind = type(value)
-        if isinstance(value, StandIn):
+        if issubclass(type(value), StandIn):
             return value.length()
-        if kind in ATOMS or isinstance(value, natives.VIEWS) or kind in (tuple, frozenset):
+        if kind in ATOMS or issubclass(type(value), natives.VIEWS) or kind in (tuple, frozenset):
             return len(value)
         method = self.domain.attributes.on_type(kind, "__len__")
         if is_replaced(method, "__len__"):
@@ -129,9 +152,8 @@ class StandIns(CallParts):
         return value
 
     def is_callable(self, value: Any) -> bool:
-        if isinstance(value, TensorMethod):
-            return True
-        return not isinstance(value, (TensorProxy, *SYMBOLIC)) and callable(value) and not isinstance(value, StandIn)
+        kind = type(value)
+        return kind is TensorMethod or (not issubclass(kind, (TensorProxy, *SYMBOLIC, StandIn)) and callable(value))
 
     def handled_exception(self) -> Any:
         """``sys.exception()``: what an except clause of the step's handles, or the caller's own, which must be none."""
@@ -181,7 +203,7 @@ class StandIns(CallParts):
         )
 
     def hash_of(self, value: Any) -> int:
-        if natives.is_plain(value, self.known) and not isinstance(value, str | bytes):
+        if natives.is_plain(value, self.known) and not issubclass(type(value), str | bytes):
             return hash(value)
         if type(value).__hash__ is object.__hash__:
             self.identity(value)  # a graph break where it is another object in each call
@@ -309,7 +331,7 @@ class StandIns(CallParts):
     def object_getattribute(self, owner: Any, name: str) -> Any:
         return (
             self.domain.attributes.generic(owner, name)
-            if not isinstance(owner, types.ModuleType | type)
+            if not issubclass(type(owner), types.ModuleType | type)
             else self.domain.attributes.get(owner, name)
         )
 
@@ -321,7 +343,7 @@ class StandIns(CallParts):
         base = next((b for b in type(owner).__mro__ if b in CONTAINERS), None)
         if base is not None:
             self.init_container(owner, base, list(args), kwargs)
-        elif isinstance(owner, BaseException):
+        elif issubclass(type(owner), BaseException):
             made_by_c: Any = next(base for base in type(owner).__mro__ if not base.__flags__ & HEAP_TYPE)
             made_by_c.__init__(owner, *(self.domain.plain_contents(a) for a in args), **kwargs)
         elif args or kwargs:  # Objects/typeobject.c object_init
@@ -357,5 +379,5 @@ def checked_length(result: Any) -> Any:
 
 def refuse_class(owner: Any, name: str) -> None:
     """``object.__setattr__`` does not take classes (Objects/typeobject.c hackcheck)."""
-    if isinstance(owner, type):
+    if issubclass(type(owner), type):
         raise TypeError(f"can't apply this {name} to {type_name(type(owner))} object")

@@ -282,12 +282,13 @@ class LoopLeftover:
 
 def type_of(value: Any) -> type:
     """``type(value)`` as the user's program would see it."""
-    if isinstance(value, TensorProxy):
+    kind = type(value)
+    if issubclass(kind, TensorProxy):
         return value.cls
-    if isinstance(value, SYMBOLIC):
-        return int if isinstance(value, torch.SymInt) else bool if isinstance(value, torch.SymBool) else float
-    if isinstance(value, TensorMethod):
+    if issubclass(kind, SYMBOLIC):
+        return int if issubclass(kind, torch.SymInt) else bool if issubclass(kind, torch.SymBool) else float
+    if issubclass(kind, TensorMethod):
         return types.BuiltinMethodType
-    if isinstance(value, RuntimeNumber | StandIn):
+    if issubclass(kind, RuntimeNumber | StandIn):
         return value.kind
-    return type(value)
+    return kind

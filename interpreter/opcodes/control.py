@@ -5,7 +5,7 @@ from typing import Any
 
 from ..frame import Frame
 from ..registry import opcode
-from ..sentinels import LEAVE, NULL, STOP
+from ..sentinels import LEAVE, STOP
 
 
 @opcode("JUMP_FORWARD", "JUMP_BACKWARD", "JUMP_BACKWARD_NO_INTERRUPT")
@@ -64,7 +64,7 @@ def get_iter(frame: Frame, stack: list[Any], operand: Any) -> None:
 def for_iter(frame: Frame, stack: list[Any], target: int) -> int | None:
     value = frame.domain.next_item(stack[-1])
     if value is STOP:
-        stack.append(NULL)  # END_FOR takes it away
+        stack.append(None)  # END_FOR takes it away
         return target
     stack.append(value)
     return None
