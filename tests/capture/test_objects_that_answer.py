@@ -44,7 +44,9 @@ class Settings:
 
 
 class Base(abc.ABC):
-    pass
+    @abc.abstractmethod
+    def rows(self):
+        """Of what is registered nobody asks it."""
 
 
 Base.register(Settings)
