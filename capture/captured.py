@@ -45,7 +45,7 @@ from .options import Options
 from .parked import Parked
 from .policy import FOREIGN, LEFT_OUT, ON_A_MESH, Policy
 from .report.records import Recompile, Stats
-from .rests import MAX_RESTS, SAME_RESTS, again, later, left_alone, rests_of, run_cells_natively
+from .rests import MAX_RESTS, SAME_RESTS, again, later, left_alone, one_before, rests_of, run_cells_natively
 from .segment import Segment, build
 from .shadow import Shadow
 from .trace import Request, trace
@@ -68,7 +68,7 @@ class Captured:
     """One callable under capture: a function of the user's, or the rest of one after a graph break.
 
     entry: the C callable that dispatches on guards. children: what goes on after its breaks and functions that were
-    met below native calls. segments: what was captured, newest last.
+    met below native calls. segments: what was captured, newest last. rests: of frames, by their code, oldest first.
     """
 
     def __init__(
@@ -100,8 +100,11 @@ class Captured:
         self.watched: list[weakref.ref] = []
         self.parked = Parked([])
         self.shadow = Shadow(options.verify) if options.verify and parent is None else None
+        self.taught: dict[types.CodeType, Policy] = {} if parent is None else parent.taught
+        self.rests: dict[types.CodeType, list[weakref.ref[Captured]]] = {} if parent is None else parent.rests
         if parent is not None:
             self.policy.natively = parent.policy.natively  # what a step reads, its rest may change
+            self.policy.learn_with(self.taught.setdefault(function.__code__, self.policy))
             parent.children.append(self)
         ALL.add(self)
 
@@ -132,6 +135,8 @@ class Captured:
             for segment in self.segments:
                 if segment.guards.failure(args, kwargs)[0] is None:
                     return self.parked.around(self.runner(segment))
+        if (run := one_before(self, args, kwargs)) is not None:
+            return run
         worth_it = False
         try:
             worth_it = not entry.targets or self.learn(args, kwargs)
@@ -287,12 +292,19 @@ class Captured:
         return (*fixed[: len(args)], *(f"{rest}[{i}]" for i in range(len(args) - len(fixed))), *kwargs)
 
     def make_resume(
-        self, code: types.CodeType, globals_: dict[str, Any], name: str, n_cells: int, names: tuple[str, ...]
+        self,
+        code: types.CodeType,
+        globals_: dict[str, Any],
+        name: str,
+        n_cells: int,
+        names: tuple[str, ...],
+        varying: set[str],
     ) -> Any:
         """The captured rest of a frame: called, it is put off until the frame is left that calls it.
 
         Each turn of a loop with a graph break in it goes on in a rest of its own, in which the places of that turn are
-        known. After many turns the same rest goes on to serve.
+        known, until the guards of an earlier turn hold for one: that goes on in the earlier one's. After many turns the
+        same rest goes on to serve. varying: places with numbers that the graph has computed.
         """
         same, depth = rests_of(self, code)
         if len(same) >= SAME_RESTS:
@@ -301,7 +313,11 @@ class Captured:
         function = left_alone(types.FunctionType(code, globals_, name, None, cells))
         if depth >= MAX_RESTS:
             return run_cells_natively(function, n_cells)
-        return later(Captured(function, self.options, n_cells, names, parent=self).entry)
+        rest = Captured(function, self.options, n_cells, names, parent=self)
+        rest.policy.volatile |= varying
+        known = self.rests.setdefault(code, [])
+        known[:] = [ref for ref in known if ref() is not None] + [weakref.ref(rest)]
+        return later(rest.entry)
 
     def below(self, callee: Callable[..., Any]) -> Callable[..., Any]:
         """The callable, run with the frame hook on: user functions below it are captured as children of this one."""
@@ -452,6 +468,8 @@ class Captured:
         self.policy.dynamic_dims.clear()
         self.policy.predictions.clear()
         self.policy.unpredictable.clear()
+        self.taught.clear()
+        self.rests.clear()
         self.misses.clear()
         self.given_up = False
         self.cold_seconds = 0.0

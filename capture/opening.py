@@ -54,6 +54,28 @@ def open_place(policy: Policy, fact: Fact, guards: CompiledGuards, args: tuple, 
             open_floats(policy, fact.source, args, kwargs)
 
 
+def open_numbers(policy: Policy, guards: CompiledGuards, args: tuple, kwargs: dict[str, Any]) -> None:
+    """All numbers and sizes that are others than in the turn of a loop that these guards were made in."""
+    for fact in guards.facts:
+        kind, *rest = fact.check
+        if kind == "tensor":
+            open_sizes(policy, fact, args, kwargs)
+        elif kind == "equal" and fact.source is not None:
+            if is_another_number(rest[1], met(fact, args, kwargs)):
+                policy.volatile.add(fact.source.name)
+        elif kind == "dict":
+            the_dict, entries, _ = rest
+            for key, then in entries.items():
+                if is_another_number(then, the_dict.get(key)):
+                    policy.volatile.add(record_name(fact.record.source, key))
+        elif kind == "contents" and fact.source is not None:
+            open_floats(policy, fact.source, args, kwargs)
+
+
+def is_another_number(then: Any, now: Any) -> bool:
+    return type(then) in (int, float) and type(now) is type(then) and now != then
+
+
 def open_floats(policy: Policy, source: Source, args: tuple, kwargs: dict[str, Any]) -> None:
     """All places of a list of floats: where one of the last losses has changed, the others will."""
     try:

@@ -76,6 +76,12 @@ class Policy:
     unpredictable: set[str] = field(default_factory=set)
     marked: Callable[[torch.Tensor], frozenset[int]] | None = None
 
+    def learn_with(self, other: Policy) -> None:
+        """What the code of the other's was taught is known to this one as well, and the other way round: the rests of a
+        frame that a loop goes on in, turn by turn."""
+        self.volatile, self.dynamic_dims, self.wholes = other.volatile, other.dynamic_dims, other.wholes
+        self.texts, self.letters = other.texts, other.letters
+
     def learn_lists(self, lists: Lists) -> bool:
         """Whether a trace that broke has shown a list to be one that branches append to, or not to be one."""
         before = len(self.gathered), len(self.not_gathered)

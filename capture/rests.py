@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from .hidden import hidden
 from .hook import Entry, mark_skip
+from .opening import open_numbers
 from .resume import with_cells
 
 if TYPE_CHECKING:
@@ -29,6 +30,28 @@ def rests_of(captured: Captured, code: types.CodeType) -> tuple[list[Captured], 
             found.append(one)
         depth, one = depth + 1, one.parent()
     return found, depth
+
+
+def one_before(captured: Captured, args: tuple, kwargs: dict[str, Any]) -> Callable[..., Any] | None:
+    """What goes on with a frame's rest for which the guards of an equal one hold, of an earlier turn of a loop or of
+    what was captured before: that rest, which looks at them again. Where they do not (None), numbers and sizes that
+    have changed since are left open in what is captured now."""
+    code, globals_ = captured.function.__code__, captured.function.__globals__
+    known = [ref() for ref in captured.rests.get(code, ())]
+    # Older ones alone: none goes on in another that goes on in it.
+    found = [one for one in known[: known.index(captured)] if one is not None] if captured in known else []
+    earlier = [one for one in reversed(found) if one.function.__globals__ is globals_][:SAME_RESTS]
+    for other in earlier:
+        for segment in other.segments:
+            if segment.guards.failure(args, kwargs)[0] is None:
+                run = again(weakref.ref(other.entry), run_cells_natively(captured.function, captured.n_cells))
+                captured.entry.add(segment.guards.program, run)
+                return run
+    if not captured.segments:
+        last = next((one.segments[-1] for one in earlier if one.segments), None)
+        if last is not None:
+            open_numbers(captured.policy, last.guards, args, kwargs)
+    return None
 
 
 def later(entry: Entry) -> Callable[..., Any]:

@@ -15,7 +15,7 @@ import torch
 from torch import fx
 
 from moebius.interpreter import UNSET, Frame
-from moebius.lowering import CapturedGraph, ExpertRegion, Lowered, lower, where_raised
+from moebius.lowering import OWN, CapturedGraph, ExpertRegion, Lowered, lower, where_raised
 from moebius.lowering.step import going_on, treats_each_alone
 from moebius.lowering.step.autocast import leaving_blocks
 
@@ -34,10 +34,10 @@ from .residual import Emitter
 from .rests import left_alone, run_cells_natively
 from .resume import CannotResume, Continuation, argument_names, with_cells
 from .trace import Trace
-from .tracking.numbers import READINGS
+from .tracking.numbers import READINGS, Number
 from .tracking.values import CannotRebuild, TensorProxy
 
-MakeResume = Callable[[types.CodeType, dict, str, int, tuple[str, ...]], Any]
+MakeResume = Callable[[types.CodeType, dict, str, int, tuple[str, ...], set[str]], Any]
 HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: made by a class statement
 LIBRARIES = ("torch", "moebius", "builtins", "functools", "contextlib", "numpy")
 
@@ -100,9 +100,8 @@ def build(
         captured, lowered = make_graph(attempt, emitter, options, started)
         inputs = graph_inputs(attempt, emitter, lowered, options)
         owners = state_owners(attempt)
-        graph = None if lowered is None else with_missing_gradients(
-            lowered, owners, parked, not attempt.tensors.whole_step
-        )
+        foreign = options.backend not in OWN  # which does not say where it failed: nothing goes on inside its blocks
+        graph = None if lowered is None else with_missing_gradients(lowered, owners, parked, foreign)
         failures = on_failure(attempt, lowered)
         run = emitter.function(name, graph, inputs, result, failures)
         attempt.shows_context = attempt.machine.raised and (attempt.objects.asked_context or emitter.has_exceptions())
@@ -337,9 +336,15 @@ def continue_natively(attempt: Trace, emitter: Emitter, make_resume: MakeResume,
     going_on = Continuation(frame, attempt.domain.root_handled)
     globals_ = attempt.request.function.__globals__
     name = frame.code.co_name
+    open_places = computed_numbers(frame)
     resumes = [
         make_resume(
-            going_on.resume_code(exit_), globals_, name, len(exit_.cells), (*exit_.cells, *argument_names(exit_))
+            going_on.resume_code(exit_),
+            globals_,
+            name,
+            len(exit_.cells),
+            (*exit_.cells, *argument_names(exit_)),
+            open_places,
         )
         for exit_ in going_on.exits
     ]
@@ -361,6 +366,19 @@ def continue_natively(attempt: Trace, emitter: Emitter, make_resume: MakeResume,
     if callee is None and any(may_run_code(v) for v in frame.stack[-3:]):
         run = f"{emitter.constant(below)}({run})"  # a property, an operator or a context of the user's
     return f"{run}({', '.join(parts)})"
+
+
+def computed_numbers(frame: Any) -> set[str]:
+    """The names, in the rest of the frame, of locals that are numbers which the graph computes: a sum of losses, what a
+    clock says. They are others in each call."""
+    found = set()
+    for name, value in zip(frame.program.localsplus, frame.locals, strict=True):
+        place = f"L[{name!r}]"
+        parts = enumerate(value) if type(value) in (list, tuple) else ()
+        for where, each in ((place, value), *((f"{place}[{i}]", item) for i, item in parts)):
+            if isinstance(each, Number) and each.node is not None:
+                found.add(where)
+    return found
 
 
 def cell_of(frame: Any, index: int) -> Any:

@@ -159,6 +159,13 @@ class Numbers:
         node.meta["val"] = None
         return Number(self, 0.5, node)
 
+    def of_size(self, size: torch.SymInt | torch.SymFloat) -> Number:
+        """A symbolic size beside a number: the graph has it as a Python number, too."""
+        node = self.tensors.writer.argument(size)
+        if not isinstance(node, fx.Node):
+            raise Break("arithmetic of a size and a number", "that the graph computes", "convert the size first")
+        return Number(self, 2 if isinstance(size, torch.SymInt) else 0.5, node)
+
     def of_input(self, value: int | float, source: Source) -> Number:
         """A number that differs from call to call, as an input of the graph."""
         self.tensors.guards.check("type", source, type(value), text=f"type is {type(value).__name__}")
@@ -169,6 +176,7 @@ class Numbers:
 
     def apply(self, function: Callable[..., Any], *operands: Any) -> Any:
         """``function(*operands)`` on Python numbers, some of them unknown."""
+        operands = tuple(self.of_size(o) if isinstance(o, torch.SymInt | torch.SymFloat) else o for o in operands)
         plain = [o.representative if isinstance(o, Number) else o for o in operands]
         if any(isinstance(o, SYMBOLIC) for o in operands):
             raise Break("arithmetic of a size and a number", "that the graph computes", "convert the size first")

@@ -177,7 +177,8 @@ class Operators(Parts):
             left, right = (natives.specialised(v, self.calls.known) for v in (left, right))
             return self.compare(op, left, right)
         if left_kind is Number or right_kind is Number:
-            if all(type(v) is Number or type(v) in (int, float, bool) for v in (left, right)):
+            sizes = (torch.SymInt, torch.SymFloat)
+            if all(type(v) is Number or type(v) in (int, float, bool, *sizes) for v in (left, right)):
                 return self.tensors.numbers.apply(numbers.OPERATIONS[op], left, right)
             if op in ("==", "!=") and all(type(v) is Number or type(v) in ATOMS for v in (left, right)):
                 return op == "!="

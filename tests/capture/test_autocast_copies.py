@@ -9,7 +9,8 @@ import pytest
 import torch
 
 import moebius
-from moebius import capture, torch_private
+from moebius import capture, stats, torch_private
+from moebius.lowering.step.autocast import depth_of_autocast
 
 
 @moebius.disable
@@ -90,3 +91,51 @@ def test_it_shows_where_they_are_forgotten(monkeypatch):
 
     monkeypatch.setattr(torch_private, "throw_switches", forgets)
     assert not all(map(torch.equal, run(capture(broken, backend="eager"), net()), run(broken, net())))
+
+
+class Chosen(torch.nn.Module):
+    """Two experts; one that no token chose is left out, and gets no gradient."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.inner = torch.nn.Linear(4, 4)
+        self.experts = torch.nn.ModuleList(torch.nn.Linear(4, 4) for _ in range(2))
+
+    def forward(self, x):
+        x = self.inner(x)
+        out = x * 1
+        for i, expert in enumerate(self.experts):
+            rows = (x[:, i] > 0.0).nonzero().squeeze(-1)
+            if rows.numel():
+                out[rows] += expert(x[rows])
+        return out
+
+
+def scaled(model, x, optimizer, scaler):
+    """Other code than torch's optimizers looks for gradients: backward is between two graphs once one was left out."""
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = model(x).float().pow(2).mean()
+    optimizer.zero_grad()
+    scaler.scale(loss).backward()
+    scaler.unscale_(optimizer)
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    scaler.step(optimizer)
+    scaler.update()
+    return loss.detach()
+
+
+def test_a_branch_that_leaves_the_graph_in_a_block_leaves_the_block_once():
+    generator = torch.Generator().manual_seed(2)
+    batches = [torch.randn(2, 4, generator=generator) for _ in range(30)]
+    plain, ours = Chosen(), Chosen()
+    tools = [
+        (torch.optim.SGD(m.parameters(), 0.3), torch.amp.GradScaler("cpu", init_scale=4.0)) for m in (plain, ours)
+    ]
+    step = capture(scaled, backend="eager")
+    for x in batches:
+        want, got = scaled(plain, x, *tools[0]), step(ours, x, *tools[1])
+        assert depth_of_autocast() == 0
+        assert torch.equal(got, want)
+        assert all(map(torch.equal, ours.parameters(), plain.parameters()))
+    assert {"branch on data", "backward()"} <= {r.guard for r in stats(step).recompiles}

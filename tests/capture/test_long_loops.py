@@ -167,3 +167,40 @@ def test_shadow_mode_runs_the_call_to_its_end():
     for _ in range(2):
         assert torch.equal(captured(torch.zeros(2)), step(torch.zeros(2)))
     assert stats(captured).verified == 2 and not stats(captured).differences
+
+
+def test_turns_for_which_the_guards_of_one_before_hold_are_captured_once():
+    def epoch(x, batches, log):
+        total, meter = 0.0, {"sum": 0.0, "count": 0}
+        for i, batch in enumerate(numbers(batches)):
+            x = native(x) + batch * 0.5
+            loss = x.sum().item()
+            total += loss
+            meter["sum"] += loss * len(x)
+            meter["count"] += len(x)
+            if i % 5 == 0:
+                log.append((i, meter["sum"] / meter["count"]))
+        return x, total
+
+    captured = capture(epoch, backend="eager")
+    graphs = []
+    for start in range(4):
+        logs = [], []
+        x = torch.full((2,), start / 3)
+        assert str(captured(x, 40 + start, logs[0])) == str(epoch(x, 40 + start, logs[1])) and logs[0] == logs[1]
+        graphs.append(stats(captured).graphs)
+    assert graphs[0] <= 16 and graphs[2] == graphs[3]
+
+
+def test_what_an_earlier_turns_guards_do_not_cover_is_captured_by_itself():
+    layers = [torch.nn.Linear(2, 2) for _ in range(3)]
+
+    def step(x):
+        for i in numbers(9):
+            layer = layers[i % 3]
+            x = native(layer(x)) + (i == 4)
+        return x
+
+    captured = capture(step, backend="eager")
+    for _ in range(3):
+        assert torch.equal(captured(torch.ones(1, 2)), step(torch.ones(1, 2)))

@@ -32,3 +32,29 @@ def test_a_size_is_a_number(expression):
         assert torch.equal(got[0], want[0])
     assert stats(captured).breaks == 0
     assert not captured_of(captured).given_up
+
+
+def test_numbers_that_the_graph_computes_beside_sizes():
+    def step(x, n):
+        mean = x.mean().item()
+        total = mean * len(x) + n * 0.5
+        beside = (mean == n, mean != n, mean < len(x), total == len(x), max(mean, len(x)), total // n, -mean + n)
+        return x * 2, total / n, f"{mean / len(x):.3f}", [bool(b) if b is True or b is False else b for b in beside]
+
+    captured = capture(step, backend="eager", dynamic=True)
+    for n in (3, 4, 5, 4, 7):
+        for value in (float(n), n + 0.5, -1.0):
+            x = torch.full((n, 2), value)
+            assert str(captured(x, n)) == str(step(x, n))
+
+
+def test_a_number_is_equal_to_a_size_where_it_is():
+    def step(x):
+        mean = x.mean().item()
+        return x * 2, mean == len(x), mean != len(x)
+
+    captured = capture(step, backend="eager", dynamic=True)
+    for n in (3, 4, 5):
+        assert captured(torch.full((n, 2), float(n)))[1:] == (True, False)
+        assert captured(torch.full((n, 2), n + 0.5))[1:] == (False, True)
+    assert stats(captured).breaks == 0
