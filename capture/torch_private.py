@@ -43,6 +43,7 @@ from torch.optim.optimizer import _use_grad_for_differentiable
 from torch.utils import checkpoint as checkpointing
 from torch.utils._device import DeviceContext
 from torch.utils._foreach_utils import _group_tensors_by_device_and_dtype as group_tensors_by_device_and_dtype
+from torch.utils.data.dataloader import _BaseDataLoaderIter as LoaderIterator
 
 from moebius.lowering.step.autocast import depth_of_autocast, leave_to_depth
 from moebius.lowering.step.filters import blocks, leave_to
@@ -50,6 +51,7 @@ from moebius.lowering.step.filters import blocks, leave_to
 __all__ = [
     "DATA_DEPENDENT",
     "FakeTensor",
+    "LoaderIterator",
     "disabled_torch_function",
     "free_unbacked_symbols",
     "graph_break",

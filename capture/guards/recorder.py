@@ -228,8 +228,12 @@ def can_die(obj: Any) -> bool:
     return isinstance(obj, torch.nn.Module | torch.optim.Optimizer | torch.optim.lr_scheduler.LRScheduler)
 
 
-def tensor_meta(tensor: torch.Tensor, dynamic_dims: frozenset[int] = frozenset()) -> dict[str, Any]:
-    """The metadata that a guard compares; sizes in ``dynamic_dims`` (and the strides they make) are left open."""
+def tensor_meta(
+    tensor: torch.Tensor, dynamic_dims: frozenset[int] = frozenset(), any_offset: bool = False
+) -> dict[str, Any]:
+    """The metadata that a guard compares; sizes in ``dynamic_dims`` (and the strides they make) are left open.
+
+    any_offset: where in its storage the tensor begins is left open, too."""
     strided = tensor.layout is torch.strided
     open_strides = bool(dynamic_dims)
     return {
@@ -240,7 +244,7 @@ def tensor_meta(tensor: torch.Tensor, dynamic_dims: frozenset[int] = frozenset()
         "shape": tuple(None if d in dynamic_dims else s for d, s in enumerate(tensor.shape)),
         "stride": tuple(tensor.stride()) if strided and not open_strides else None,
         "requires_grad": tensor.requires_grad,
-        "storage_offset": tensor.storage_offset() if strided else None,
+        **({} if any_offset else {"storage_offset": tensor.storage_offset() if strided else None}),
     }
 
 

@@ -236,7 +236,7 @@ class Calls(Methods, Construction, StandIns):
                 function.__qualname__,
                 "it runs natively; the graph goes on after it",
             )
-        if function.__module__ in NEVER_INTERPRETED:
+        if function.__module__ in NEVER_INTERPRETED or function in natives.LOADING:
             raise Break(
                 "function outside of the graph",
                 f"{function.__module__}.{function.__qualname__}",
@@ -596,5 +596,6 @@ ITEM_ARGUMENTS = frozenset(
 )
 OF_SIZES = frozenset({"einops.einops"})  # modules whose caches keep nothing but what follows from sizes
 NEVER_INTERPRETED = frozenset(
-    {"torch.autograd", "torch.autograd.graph", "torch._tensor", "warnings", "logging", "torch._dynamo.decorators"}
-)
+    ("torch.autograd", "torch.autograd.graph", "torch._tensor", "torch.serialization", "warnings", "logging",
+     "torch._dynamo.decorators")
+)  # fmt: skip

@@ -20,6 +20,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.utils.data import DataLoader
 
 from .. import torch_private
 from .records import CONTAINERS, DICTS, VIEWS
@@ -450,3 +451,4 @@ def is_tensor_function(function: types.FunctionType) -> bool:
 
 
 INTERPRETED: frozenset[Any] = frozenset({torch.nn.functional.__dict__.get("multi_head_attention_forward")} - {None})
+LOADING = frozenset((DataLoader.__iter__, torch_private.LoaderIterator.__next__))  # workers, queues, random state

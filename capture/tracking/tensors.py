@@ -27,6 +27,7 @@ from .gradients import Gradients, gives_sparse_gradient
 from .graphs import GraphWriter
 from .hit_loops import number_of
 from .numbers import SHAPED_BY_FLOATS, Number, Numbers
+from .offsets import Offsets
 from .texts import Texts
 from .unfollowed import UnfollowedTensor
 from .values import ATOMS, SYMBOLIC, Break, TensorMethod, TensorProxy
@@ -57,6 +58,7 @@ RECORDS = frozenset(
 OUTSIDE = frozenset(
     {
         "register_post_accumulate_grad_hook",
+        "is_set_to",
         "storage",
         "untyped_storage",
         "set_",
@@ -100,6 +102,7 @@ class TensorOperations:
         self.proxies: dict[int, TensorProxy] = {}  # by id of the real tensor
         self.of_fake: dict[int, TensorProxy] = {}  # by id of the fake
         self.inputs: list[TensorProxy] = []
+        self.offsets = Offsets()
         self.required_before: dict[str, bool] = {}  # by source: for a trace that is made after the graph has run a part
         self.gradients = Gradients(self, whole_step)
         self.numbers = Numbers(self)
@@ -133,7 +136,7 @@ class TensorOperations:
             raise UnfollowedTensor("tensor layout", what, "use a plain strided tensor")
         varies = not source.static and torch_fakes.sizes_can_vary(real)
         open_dims = self.dynamic(source.name, real) if varies else ()
-        meta = tensor_meta(real, frozenset(open_dims))
+        meta = tensor_meta(real, frozenset(open_dims), any_offset=self.whole_step and not source.static)
         if source.static:
             self.guards.static_tensor(source.name, real, meta)
         else:
@@ -190,6 +193,7 @@ class TensorOperations:
             p for p in self.inputs if isinstance(p.real, torch.Tensor) and p.source is not None and not p.source.static
         ]
         static = tuple(p.real for p in self.inputs if p.source is not None and p.source.static)
+        self.offsets.guard(self.guards, dynamic)
         if len(dynamic) > 1:
             slots = [self.guards.slot(p.source) for p in dynamic if p.source]
             names = ", ".join(p.source.name for p in dynamic if p.source)
@@ -269,6 +273,7 @@ class TensorOperations:
     def run(self, op: str, target: Any, function: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Any:
         """Run on fakes; write the node if tensors come out or anything was changed."""
         self.refuse_records(getattr(function, "__name__", ""))
+        self.offsets.look(function, args, kwargs)
         args, kwargs = self.with_flags(args, kwargs)
         if function in BINCOUNTS and isinstance(args[0], TensorProxy) and (count := bins(*args, **kwargs)) is not None:
             result: Any = args[0].fake.new_empty(count, dtype=torch.int64)
