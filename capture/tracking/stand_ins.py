@@ -301,6 +301,8 @@ class StandIns(CallParts):
             return number
         if args and isinstance(args[0], TensorProxy):
             raise Break("tensor read as a number", f"float() of a tensor {args[0].describe()}", "keep it in a tensor")
+        if args and type(args[0]) in (torch.SymInt, torch.SymFloat):
+            return torch.sym_float(args[0])
         if args and not natives.is_plain(args[0], self.known):
             return self.by_method(args[0], ("__float__", "__index__"), "float")
         return torch.sym_float(args[0]) if args and isinstance(args[0], SYMBOLIC) else float(*args)

@@ -25,8 +25,7 @@ from torch import fx
 from moebius.lowering.aliasing import Storage
 from moebius.lowering.experts.combined import Combined, combination
 from moebius.lowering.experts.masked import compared_gate, holds_for_chosen, masked, scale_by_mask
-from moebius.lowering.experts.proof import distinct
-from moebius.lowering.experts.routing import index_bounds, index_root
+from moebius.lowering.experts.routing import distinct, index_bounds, index_root
 from moebius.lowering.experts.turns import Builder, Differ, Place, Turns, loop_of
 from moebius.lowering.experts.zeros import Zeros, scatter_into
 from moebius.lowering.operators import read_call, target_name

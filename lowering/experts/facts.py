@@ -135,6 +135,13 @@ class Coordinate(Fact):
 
 
 @dataclass(frozen=True)
+class MaskRows(Fact):
+    """[S, slots]: the rows of the mask (index == e) at the selected tokens. ``selection``: of that index."""
+
+    selection: Selection
+
+
+@dataclass(frozen=True)
 class RowCount(Fact):
     """S, as a number."""
 

@@ -79,11 +79,38 @@ def einsum_of(node: fx.Node) -> Equation | None:
     text = equation.replace(" ", "")
     given, arrow, result = text.partition("->")
     letters = given.split(",")
-    if not arrow or "." in text or len(letters) != len(operands):
+    if not arrow or len(letters) != len(operands):
         return None
+    if "." in text:
+        named = named_axes(letters, result, operands)
+        if named is None:
+            return None
+        letters, result = named
     if any(len(set(part)) != len(part) for part in (*letters, result)):
         return None
     return Equation(tuple(operands), tuple(letters), result)  # type: ignore[arg-type]
+
+
+def named_axes(letters: list[str], result: str, operands: list[Any]) -> tuple[list[str], str] | None:
+    """The letters with one for each axis that ``...`` stands for, where none of these is stretched from size 1."""
+    free = [letter for letter in string.ascii_letters if letter not in "".join((*letters, result))]
+    shapes = [shape_of(operand) or () for operand in operands]
+    ranks = [len(shape) - len(part.replace("...", "")) for part, shape in zip(letters, shapes, strict=True)]
+    dotted = [rank for part, rank in zip(letters, ranks, strict=True) if "..." in part]
+    most = max(dotted, default=0)
+    if "..." not in result or min(ranks, default=0) < 0 or most > len(free):
+        return None
+    sizes: dict[str, Any] = {}
+    found = []
+    for part, rank, shape in zip(letters, ranks, shapes, strict=True):
+        if rank and "..." not in part:
+            return None
+        own = "".join(free[most - rank : most])
+        for letter, size in zip(own, shape[len(part.split("...")[0]) :], strict=False):
+            if not same_size(sizes.setdefault(letter, size), size):
+                return None
+        found.append(part.replace("...", own))
+    return found, result.replace("...", "".join(free[:most]))
 
 
 def same_value(node: Any) -> Any:

@@ -45,13 +45,14 @@ from moebius.lowering.experts.routing import (
     DROPPED,
     allowed_indices,
     coverage_fault,
+    distinct,
     index_bounds,
     index_root,
     is_skipped,
     skip_values,
     turns_limit,
 )
-from moebius.lowering.operators import read_call, target_name
+from moebius.lowering.operators import target_name
 from moebius.lowering.torch_private import same_size
 from moebius.lowering.values import describe_where, same_shape, shape_of, tensor_of, where_of
 
@@ -380,16 +381,6 @@ def tokens_once(claim: Claim) -> Fault | None:
     if distinct(claim.index):
         return None
     return "rows are written, not added, and nothing proves that no token is selected twice", claim.node
-
-
-def distinct(index: fx.Node) -> bool:
-    """Whether no token has an expert twice: the positions that topk gave."""
-    call = read_call(index_root(index))
-    if call is None or call.name != "getitem" or call["index"] != 1 or not isinstance(call["input"], fx.Node):
-        return False
-    made = read_call(call["input"])
-    whole = same_shape(shape_of(index), shape_of(index_root(index)))
-    return made is not None and made.name == "topk" and whole and made["dim"] in (-1, 1)
 
 
 def routing_weights(claim: Claim) -> Fault | None:

@@ -17,6 +17,7 @@ from moebius.lowering.experts.batched_turns import Batched, refusal_of
 from moebius.lowering.experts.blocks import Order, build_blocks, runs, write_out
 from moebius.lowering.experts.dense import Chain, NoExperts, Stacked, build_dense, dense_chains, stacked_sums
 from moebius.lowering.experts.openings import Opened, open_branches, settle, skip_unused
+from moebius.lowering.experts.out_of_place import write_out_of_place
 from moebius.lowering.experts.overlooked import Overlooked, overlooked
 from moebius.lowering.experts.proof import Refused, prove
 from moebius.lowering.experts.reader import Reader
@@ -83,6 +84,8 @@ def replace_loops(work: Work) -> None:
         replace_blocks(work, failed, opened)
         settle(work, opened)
         apart.settle(work, pieces)
+    if takes_blocks(work):
+        write_out_of_place(work)
     reported: set[fx.Node] = set()
     for down, weight, ups in batched_layers(work.gm.graph):
         found = replace_batched(work, down, weight, ups)

@@ -10,7 +10,8 @@ from torch import fx
 from moebius.lowering.experts.evidence import Skip
 from moebius.lowering.experts.facts import Constant, Fact, HitList, Selection, Test
 from moebius.lowering.operators import read_call
-from moebius.lowering.values import shape_of
+from moebius.lowering.torch_private import same_size
+from moebius.lowering.values import same_shape, shape_of
 
 # In a node's meta: an index that the proof made, -1 for slots that go to no expert. Its value says how many these are,
 # if the batch has tokens.
@@ -133,3 +134,16 @@ def index_root(node: fx.Node) -> fx.Node:
         if not isinstance(call["input"], fx.Node):
             return node
         node = call["input"]
+
+
+def distinct(index: fx.Node) -> bool:
+    """Whether no token has an expert twice: the positions that topk gave."""
+    call = read_call(index_root(index))
+    if call is None or call.name != "getitem" or call["index"] != 1 or not isinstance(call["input"], fx.Node):
+        return False
+    made = read_call(call["input"])
+    shape, chosen = shape_of(index), shape_of(index_root(index))
+    if made is None or made.name != "topk" or not shape or not chosen or made["dim"] not in (-1, len(chosen) - 1):
+        return False
+    # (a view that keeps the last axis keeps what stands along it)
+    return same_shape(shape, chosen) or (type(shape[-1]) is int and same_size(shape[-1], chosen[-1]))

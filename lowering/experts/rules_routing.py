@@ -18,15 +18,16 @@ from moebius.lowering.experts.facts import (
     Invariant,
     Items,
     Mask,
+    MaskRows,
     OneHot,
     RowCount,
     Selection,
     Test,
 )
 from moebius.lowering.experts.reader import Reader, negate, rule
-from moebius.lowering.experts.routing import ALL, DROPPED, SOME, index_bounds, index_root
+from moebius.lowering.experts.routing import ALL, DROPPED, SOME, distinct, index_bounds, index_root
 from moebius.lowering.operators import MISSING, Call, read_call
-from moebius.lowering.values import same_shape, tensor_of
+from moebius.lowering.values import same_shape, shape_of, tensor_of
 
 FULL = slice(None)
 INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
@@ -95,6 +96,8 @@ def same_numbers(reader: Reader, call: Call) -> Fact | None:
             return Counts(fact.index, fact.classes, fact.boolean or boolean) if exact else None
         case ExpertId() | HitList() | Coordinate():
             return fact if dtype in (torch.int64, torch.int32) else None
+        case MaskRows():
+            return fact
     return None
 
 
@@ -148,8 +151,11 @@ def compare(reader: Reader, call: Call) -> Fact | None:
 
 
 def selected(mask: Mask) -> Selection:
-    """The positions where the mask holds."""
-    return Selection(mask.index, mask.axes, mask.classes, mask.keep)
+    """The positions where the mask holds. Of tokens that have an expert once at most: as positions of their slots."""
+    axes = mask.axes
+    if axes == (0,) and len(shape_of(mask.index.node) or ()) == 2 and distinct(mask.index.node):
+        axes = (0, 1)
+    return Selection(mask.index, axes, mask.classes, mask.keep)
 
 
 @rule("and", "mul")
@@ -257,7 +263,9 @@ def positions(reader: Reader, call: Call) -> Fact | None:
         return Items((hits,)) if apart else hits
     if isinstance(fact, Mask):
         selection = selected(fact)
-        return Items(tuple(Coordinate(selection, axis) for axis in fact.axes)) if apart else selection
+        if apart:
+            return Items(tuple(Coordinate(selection, axis) for axis in fact.axes))
+        return selection if len(fact.axes) > 1 else Coordinate(selection, fact.axes[0], column=True)
     return None
 
 
@@ -339,6 +347,8 @@ def drop_unit_axes(reader: Reader, call: Call) -> Fact | None:
             return ExpertId()
         case HitList(column=True) if rank == 1 and not (call.name == "squeeze" and call["dim"] is None):
             return HitList(fact.index, fact.classes, column=False)
+        case Coordinate(column=True) if rank == 1 and not (call.name == "squeeze" and call["dim"] is None):
+            return replace(fact, column=False) if is_column(reader, call["input"]) else None
         case Mask() if call.name == "squeeze" and isinstance(call["dim"], int):
             if fact.axes[call["dim"]] != "1":
                 return fact if same_shape(reader.shape(call["input"]), reader.shape(call.node)) else None
@@ -375,9 +385,31 @@ def getitem(reader: Reader, call: Call) -> Fact | None:
             axis = keys[1].value
             if isinstance(axis, int) and -len(fact.axes) <= axis < len(fact.axes):
                 return Coordinate(fact, fact.axes[axis])
+        case Coordinate(column=True) if keys in ([Constant(FULL), Constant(0)], [Constant(FULL), Constant(-1)]):
+            return replace(fact, column=False)
+        case Mask(boolean=True, axes=(0, 1)) if len(keys) == 1 and isinstance(keys[0], Coordinate):
+            at = keys[0]
+            own = (at.axis, at.column, at.selection.index) == (0, False, fact.index)
+            return MaskRows(at.selection) if own else None
         case Coordinate(column=False) if keys == [Constant(FULL), Constant(None)]:
             return Coordinate(fact.selection, fact.axis, column=True)
     return None
+
+
+def is_column(reader: Reader, argument: Any) -> bool:
+    shape = reader.shape(argument)
+    return shape is not None and len(shape) == 2 and type(shape[1]) is int and shape[1] == 1
+
+
+@rule("argmax")
+def slot_of_the_row(reader: Reader, call: Call) -> Fact | None:
+    """``mask[token].int().argmax(-1)``: where in its row of index the expert stands, if it stands there once."""
+    fact = reader.fact(call["input"])
+    if not isinstance(fact, MaskRows) or call["dim"] not in (-1, 1) or fact.selection.axes != (0, 1):
+        return None
+    if not distinct(fact.selection.index.node):
+        return None
+    return Coordinate(fact.selection, 1, column=call["keepdim"] is True)
 
 
 def select_expert(fact: OneHot, keys: list[Fact]) -> Fact | None:
@@ -426,7 +458,8 @@ def row_count(reader: Reader, call: Call) -> Fact | None:
     """S: the length of a coordinate, or of anything that has one row for each selected position."""
     fact = reader.fact(call["input"])
     if call.name == "numel":
-        return RowCount(fact.selection) if isinstance(fact, Coordinate) and not fact.column else None
+        whole = isinstance(fact, Coordinate) and (not fact.column or is_column(reader, call["input"]))
+        return RowCount(fact.selection) if whole else None
     if call["dim"] != 0:
         return None
     if isinstance(fact, Selection):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, TypeGuard
 
 import torch
@@ -134,6 +135,17 @@ def index_select(reader: Reader, call: Call) -> Fact | None:
     return positions_lookup(source, [index], rank, dtype, False)
 
 
+@rule("gather")
+def gathered_weight(reader: Reader, call: Call) -> Fact | None:
+    """``weight[token].gather(-1, slot)``: one number of each looked up row."""
+    rows, index = reader.fact(call["input"]), reader.fact(call["index"])
+    if not isinstance(rows, Rows) or not isinstance(index, Coordinate) or call["dim"] not in (-1, 1):
+        return None
+    if rows.axis != 0 or not index.column or index.selection != rows.selection:
+        return None
+    return RowWeight(rows.selection, rows.dtype, rows.source, (0, index.axis), True)
+
+
 @rule("select")
 def select_expert_weight(reader: Reader, call: Call) -> Fact | None:
     source, index = reader.fact(call["input"]), reader.fact(call["index"])
@@ -239,6 +251,9 @@ def same_value(reader: Reader, call: Call) -> Fact | None:
     if isinstance(fact, RowWeight) and not fact.column and call.name == "reshape" and reader.rank(call.node) == 2:
         shape = reader.shape(call.node)
         return as_column(fact) if shape is not None and shape[1] == 1 else None
+    if isinstance(fact, RowWeight) and fact.column and reader.rank(call.node) == 1:
+        vector = call.name == "reshape" or (call.name == "squeeze" and call["dim"] in (-1, 1))
+        return replace(fact, column=False) if vector else None
     return None
 
 

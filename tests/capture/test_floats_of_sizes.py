@@ -27,7 +27,7 @@ def capacity(x):
 
 def rounded(x):
     n = len(x) / 4 * 1.1
-    return x[: math.ceil(n)], x[math.floor(n * 0.3) :], math.trunc(-n), math.ceil(2.5)
+    return x * float(max(len(x), 7)), x[: math.ceil(n)], x[math.floor(n * 0.3) :], math.trunc(-n), math.ceil(2.5)
 
 
 def same(a, b):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from module_spellings import spelled
 from spellings import LOWERED, D, E
-from torch.nn.functional import one_hot, softmax, softplus
+from torch.nn.functional import gelu, one_hot, relu, softmax, softplus
 
 
 @spelled(LOWERED)
@@ -59,3 +59,53 @@ def dispatched(x, moe):
     dispatcher = Dispatcher(gates)
     parts = dispatcher.cut(x)
     return dispatcher.joined([moe.mlps[e](parts[e]) for e in range(E)]) + load.var() / load.mean() ** 2
+
+
+@spelled(LOWERED)
+def slots_by_argmax(x, moe):
+    """`token = (index == e).any(-1).nonzero().squeeze(-1)`, its slot by `mask[token].int().argmax(-1)`, `gather`"""
+    weight, index = moe.route(x)
+    out = torch.zeros_like(x)
+    for hit in torch.unique(index):
+        e = int(hit.item())
+        mask = index == e
+        if not mask.any():
+            continue
+        token = mask.any(dim=-1).nonzero(as_tuple=False).squeeze(-1)
+        if token.numel() == 0:
+            continue
+        y = moe.experts[e](x.index_select(0, token))
+        slot = mask[token].int().argmax(dim=-1, keepdim=True)
+        share = torch.gather(weight.index_select(0, token), dim=-1, index=slot).squeeze(-1)
+        out.index_add_(0, token, y * share.unsqueeze(-1))
+    return out
+
+
+def placed(index, e, capacity):
+    """[T, K, E, C]: which place of which expert each slot takes, none beyond the capacity."""
+    chosen = one_hot(index.flatten(), e)
+    place = (chosen.cumsum(0) - 1) * chosen
+    kept = chosen * (place < capacity)
+    return (one_hot(place * kept, capacity) * kept[..., None]).view(*index.shape, e, capacity)
+
+
+@spelled(LOWERED)
+def added_in_place(x, moe):
+    """tokens up to a capacity, `h = torch.bmm(x, w1)`, `h += b1[:, None]`, relu, the same with w2 and b2"""
+    weight, index = moe.route(x)
+    places = placed(index, E, moe.capacity).to(x.dtype)
+    h = torch.bmm(torch.einsum("tkec,td->ecd", places, x), moe.w1)
+    h += moe.b1[:, None]
+    y = torch.bmm(relu(h), moe.w2)
+    y += moe.b2[:, None]
+    return torch.einsum("tkec,tk,ecd->td", places, weight, y)
+
+
+@spelled(LOWERED)
+def einsum_with_dots(x, moe):
+    """the same, `torch.einsum("...nd,...dh->...nh", slots, w1)`, gelu, an einsum with dots again"""
+    weight, index = moe.route(x)
+    places = placed(index, E, moe.capacity).to(x.dtype)
+    slots = torch.einsum("tkec,td->ecd", places, x)
+    y = torch.einsum("...nh,...hd->...nd", gelu(torch.einsum("...nd,...dh->...nh", slots, moe.w1)), moe.w2)
+    return torch.einsum("tkec,tk,ecd->td", places, weight, y)

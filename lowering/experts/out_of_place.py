@@ -1,0 +1,58 @@
+"""``h = torch.bmm(x, w1); h += b1`` of experts in a batch, as ``h = h + b1``, where nothing else sees that ``h``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import fx
+
+from moebius.lowering.aliasing import Storage
+from moebius.lowering.contract import Work
+from moebius.lowering.experts.batched import weight_of
+from moebius.lowering.operators import read_call
+from moebius.lowering.values import add_call, shape_of, tensor_of
+
+FORMS: dict[str, Callable[..., Any]] = {"add": torch.add, "sub": torch.sub, "mul": torch.mul, "div": torch.div}
+
+
+def write_out_of_place(work: Work) -> None:
+    """Replaces each such write into a product with expert weights, or into what another one has given."""
+    graph = work.gm.graph
+    storage: Storage | None = None
+    made: set[fx.Node] = set()
+    for node in list(graph.nodes):
+        call = read_call(node)
+        if call is None or not call.op.inplace or call.name not in FORMS or not isinstance(node.args[0], fx.Node):
+            continue
+        target = node.args[0]
+        if target not in made and weight_of(target) is None:
+            continue
+        storage = storage or Storage(graph)
+        if not is_alone(target, node, storage):
+            continue
+        with graph.inserting_before(node):
+            new = add_call(graph, node, FORMS[call.name], *node.args, **node.kwargs)
+        if not alike(new, target):  # h += wider would be an error, and h += numbers of another dtype a cast
+            graph.erase_node(new)
+            continue
+        for user in list(target.users):
+            if user is not new:
+                user.replace_input_with(target, new)
+        node.replace_all_uses_with(new)
+        graph.erase_node(node)
+        made.add(new)
+        storage = None
+
+
+def is_alone(target: fx.Node, write: fx.Node, storage: Storage) -> bool:
+    """Whether the write is the first thing that happens to a tensor, and nothing else leads to its memory."""
+    earlier = [other for other in storage.family(target) if other is not target and other < write]
+    return not earlier and storage.is_fresh(target) and not any(user < write for user in target.users)
+
+
+def alike(a: fx.Node, b: fx.Node) -> bool:
+    """Whether the two have one dtype and the same sizes."""
+    one, other = tensor_of(a), tensor_of(b)
+    return one is not None and other is not None and one.dtype == other.dtype and shape_of(a) == shape_of(b)
