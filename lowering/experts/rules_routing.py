@@ -458,8 +458,9 @@ def row_count(reader: Reader, call: Call) -> Fact | None:
     """S: the length of a coordinate, or of anything that has one row for each selected position."""
     fact = reader.fact(call["input"])
     if call.name == "numel":
-        whole = isinstance(fact, Coordinate) and (not fact.column or is_column(reader, call["input"]))
-        return RowCount(fact.selection) if whole else None
+        if not isinstance(fact, Coordinate) or (fact.column and not is_column(reader, call["input"])):
+            return None
+        return RowCount(fact.selection)
     if call["dim"] != 0:
         return None
     if isinstance(fact, Selection):
