@@ -18,13 +18,12 @@ import torch
 from torch import fx
 
 from moebius.interpreter import STOP
-from moebius.lowering.experts.routing import index_bounds
 from moebius.lowering.operators import read_call
 from moebius.lowering.step.arrays import MOST, array_numbers
 
 from .. import torch_private
 from .branches import BRANCHES
-from .counts import FEW, never_written
+from .counts import FEW, bounds_of
 from .number_sets import FEEDS
 from .numbers import COMPARISONS
 from .values import Break, CannotRebuild, StandIn, TensorProxy, type_of
@@ -294,7 +293,7 @@ def most_bins(node: fx.Node) -> int | None:
     if call is None or call.name != "bincount" or call["weights"] is not None or call["minlength"] != 0:
         return None
     index = call["input"]
-    bounds = index_bounds(index) if isinstance(index, fx.Node) and never_written(index) else None
+    bounds = bounds_of(index) if isinstance(index, fx.Node) else None
     return bounds[1] if bounds is not None and bounds[0] == 0 else None
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from moebius.lowering.experts.routing import index_bounds, index_root
+from moebius.lowering.experts.routing import chosen_from, index_bounds
 from moebius.lowering.operators import read_call
 
 from .. import torch_fakes, torch_private
@@ -30,13 +30,18 @@ def bins(index: Any, weights: Any = None, minlength: Any = 0) -> int | None:
     """How many bins ``bincount`` gives, where the values are certain to lie in ``minlength`` bins."""
     if weights is not None or not isinstance(minlength, int):
         return None
-    bounds = index_bounds(index.node) if never_written(index.node) else None
+    bounds = bounds_of(index.node)
     return minlength if bounds is not None and bounds[0] >= 0 and bounds[1] <= minlength else None
+
+
+def bounds_of(node: Any) -> tuple[int, int] | None:
+    """[low, high) of a routing index, or of ``top[:, :k]``, that nothing was written into."""
+    return index_bounds(chosen_from(node)) if never_written(node) else None
 
 
 def never_written(node: Any) -> bool:
     """Whether nothing was written in place into the tensor or into what it was copied of, since topk."""
-    root = index_root(node)
+    root = chosen_from(node)
     while True:
         value = node.meta["val"]
         if value.is_inference() or torch_private.version_of(value):  # in inference mode nobody counts

@@ -26,6 +26,7 @@ from .counts import BINCOUNTS, INTEGERS, bins, known_few, unknown_numbers
 from .gradients import Gradients, gives_sparse_gradient
 from .graphs import GraphWriter
 from .hit_loops import number_of
+from .index_lists import IndexList
 from .numbers import SHAPED_BY_FLOATS, Number, Numbers
 from .offsets import Offsets
 from .texts import Texts
@@ -531,6 +532,8 @@ def fake_of(value: Any) -> Any:
         return {k: fake_of(v) for k, v in value.items()}
     if isinstance(value, slice):
         return slice(fake_of(value.start), fake_of(value.stop), fake_of(value.step))
+    if kind is IndexList:
+        value.refuse("a use as an argument")
     return value
 
 

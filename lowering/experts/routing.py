@@ -136,6 +136,23 @@ def index_root(node: fx.Node) -> fx.Node:
         node = call["input"]
 
 
+def before_slices(node: fx.Node) -> fx.Node:
+    """The tensor that ``top[:, :k]`` is a part of."""
+    while (call := read_call(node)) is not None and call.name == "getitem" and isinstance(call["input"], fx.Node):
+        keys = call["index"] if isinstance(call["index"], tuple) else (call["index"],)
+        if not all(isinstance(key, slice) or key is Ellipsis for key in keys):
+            break
+        node = call["input"]
+    return node
+
+
+def chosen_from(node: fx.Node) -> fx.Node:
+    """The tensor that a routing index is a part of, before copies, views and slices."""
+    while (before := before_slices(index_root(node))) is not node:
+        node = before
+    return node
+
+
 def distinct(index: fx.Node) -> bool:
     """Whether no token has an expert twice: the positions that topk gave."""
     call = read_call(index_root(index))

@@ -48,10 +48,26 @@ def small_numbers(x, log):
     return x[rows]
 
 
+def cut_by_it(x, log):
+    """An operator that takes a list of ints, as sizes."""
+    sizes = torch.where(x[:, 0] > -9)[0].bincount().tolist()
+    try:
+        return [part.sum() for part in x.split(sizes)]
+    except TypeError as error:  # which plain Python does not raise
+        return str(error)
+
+
 @pytest.mark.parametrize("backend", ["moebius", "eager"])
 @pytest.mark.parametrize(
     ("function", "broken"),
-    [(read_and_written, False), (set_through_it, False), (summed, True), (changed, True), (small_numbers, True)],
+    [
+        (read_and_written, False),
+        (set_through_it, False),
+        (summed, True),
+        (changed, True),
+        (small_numbers, True),
+        (cut_by_it, True),
+    ],
 )
 def test_listed_rows(function, broken, backend):
     captured = capture(function, backend=backend)

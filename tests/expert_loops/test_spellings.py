@@ -51,6 +51,28 @@ def test_bins_of_an_index_that_was_written():
             torch.testing.assert_close(captured(x, shift, copies), count(x, shift, copies))
 
 
+@pytest.mark.parametrize("writes", [None, "best", "copied", "part"])
+def test_bins_of_a_part_of_the_best(writes):
+    """``top[:, :k]`` has the bounds of what topk gave, unless something was written into it, or into what it is of."""
+
+    def count(x, shift):
+        best = x.topk(3, -1).indices
+        if writes == "best":
+            best.add_(shift)
+        copied = best.clone()
+        if writes == "copied":
+            copied.add_(shift)
+        part = copied[:, :2]
+        if writes == "part":
+            part.add_(shift)
+        return part.flatten().bincount(minlength=x.shape[1]).to(x.dtype) * 1.0
+
+    captured = capture(count)
+    for shift in (0, 1, 5):
+        x = tensors(shift)[0]
+        torch.testing.assert_close(captured(x, shift), count(x, shift))
+
+
 def test_numbers_of_a_vector_stay_open():
     """What `tolist()` gives is not the list of the first call."""
 
