@@ -7,6 +7,7 @@ cannot be handed over to the rest of the frame.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -57,7 +58,9 @@ class InferenceModes:
             InferenceMode.__exit__: self.leave,
         }
 
-    def make(self, mode: Any = True) -> InferenceMode:
+    def make(self, mode: Any = True) -> Any:
+        if mode is False and torch.is_grad_enabled() and not torch.is_inference_mode_enabled():
+            return self.domain.objects.made(contextlib.nullcontext())  # (it would switch gradients on as well)
         free = self.writer.scope.parent is None and not self.writer.recomputed and self.open is None
         if mode is not True or not free or not self.allowed or torch.is_inference_mode_enabled():
             raise Break("object made in C", "torch._C._InferenceMode", HINT)

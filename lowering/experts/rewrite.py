@@ -11,7 +11,7 @@ from torch import fx
 from moebius.lowering.aliasing import Storage
 from moebius.lowering.contract import Contract, Work, well_formed
 from moebius.lowering.dead_code import drop_dead_code
-from moebius.lowering.experts import apart, joining
+from moebius.lowering.experts import apart, flat_rows, joining
 from moebius.lowering.experts.batched import Weight, batched_layers
 from moebius.lowering.experts.batched_turns import Batched, refusal_of
 from moebius.lowering.experts.blocks import Order, build_blocks, runs, write_out
@@ -81,7 +81,9 @@ def replace_loops(work: Work) -> None:
             region.refusal = f"{DIFFERENT}: {refused[0].reason} ({describe_where(place)})"
             work.regions.append(region)
         pieces = apart.take_apart(work)
+        flat = flat_rows.flatten_rows(work)
         replace_blocks(work, failed, opened)
+        flat_rows.settle(work, flat)
         settle(work, opened)
         apart.settle(work, pieces)
     if takes_blocks(work):

@@ -201,3 +201,22 @@ def test_what_breaks_says_so():
     for function in (a_break_inside, off, said):
         assert all(b.hint for b in explain(function)(torch.ones(3, 4)).breaks)
     assert any("InferenceMode" in b.detail for b in explain(a_break_inside)(torch.ones(3, 4)).breaks)
+
+
+def switched_off(x):
+    with torch.inference_mode(False):
+        y = LINEAR(x) * 2
+        return y, torch.is_inference_mode_enabled(), torch.is_grad_enabled()
+
+
+@pytest.mark.parametrize("gradients", [True, False])
+@pytest.mark.parametrize("backend", ["moebius", "eager"])
+def test_a_mode_that_is_switched_off(backend, gradients):
+    """Outside of inference mode it does nothing but record gradients; without those the graph breaks."""
+    captured = capture(switched_off, backend=backend)
+    for _ in range(3):
+        x = torch.randn(3, 4)
+        with torch.set_grad_enabled(gradients):
+            (found, *modes), (expected, *plain) = captured(x), switched_off(x)
+        assert modes == plain and torch.equal(found, expected) and found.requires_grad == expected.requires_grad
+    assert bool(stats(captured).breaks) == (not gradients)

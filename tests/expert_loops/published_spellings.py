@@ -109,3 +109,24 @@ def einsum_with_dots(x, moe):
     slots = torch.einsum("tkec,td->ecd", places, x)
     y = torch.einsum("...nh,...hd->...nd", gelu(torch.einsum("...nd,...dh->...nh", slots, moe.w1)), moe.w2)
     return torch.einsum("tkec,tk,ecd->td", places, weight, y)
+
+
+@spelled(LOWERED)
+def soft_slots(x, moe):
+    """soft slots, `for expert, part in zip(experts, slots)` on parts [B, slots, D], `torch.stack`"""
+    x = x.view(2, -1, D)
+    logits = torch.einsum("bnd,eds->bnes", x, moe.w1[:, :, :3])
+    slots = torch.einsum("bnd,bnes->ebsd", x, logits.softmax(1))
+    y = torch.stack([expert(part) for expert, part in zip(moe.mlps, slots, strict=True)])
+    combine = logits.flatten(2).softmax(-1).view_as(logits)
+    return torch.einsum("ebsd,bnes->bnd", y, combine).reshape(-1, D)
+
+
+@spelled(LOWERED)
+def chunks_of_places(x, moe):
+    """places [1, E, C, D], `for part, expert in zip(places.chunk(E, dim=1), experts)`, `torch.cat(parts, dim=1)`"""
+    weight, index = moe.route(x)
+    places = placed(index, E, moe.capacity).to(x.dtype)
+    sent = torch.einsum("tkec,td->ecd", places, x)[None]
+    parts = [expert(part) for part, expert in zip(sent.chunk(E, dim=1), moe.experts, strict=True)]
+    return torch.einsum("tkec,tk,ecd->td", places, weight, torch.cat(parts, dim=1)[0])

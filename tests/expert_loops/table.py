@@ -171,15 +171,18 @@ chosen rows are picked, or as one batched product whose rows the gate scales (Ll
 takes out of the sum (`torch.where`, `masked_fill`), if it is the choice itself or compares the gate. They differ where
 x, or an expert's output for a token that did not choose it, is not finite: 0 · inf is NaN.
 
+Rows with several axes ([batch, slots, D], as experts of soft slots have them) are put under one another as a matrix,
+where each expert has rows of its own.
+
 Experts in phases, all first projections joined, an activation of the whole, cut up again (JetMoE), are taken apart.
 An expert whose result nobody reads, or reads without gradients, stays out of the operator: it has no gradient.
 
 What no front end takes stands in the report too, with the line where the results meet and a reason: wherever results
 of the same computation, with parameters of their own, are added up, joined, written into one tensor or chosen from,
 and data say how much of each a token gets. So are single projections, three of them one after another, norms before
-them, dropout inside, low-rank additions, soft slots, experts of different widths or activations. Layers one after
-another, heads, classifiers and ensembles are no experts: nothing routes. Not seen: experts of different structure,
-gates that are multiplied in transposed, grouped convolutions; where a graph breaks, the break has the line.
+them, dropout inside, low-rank additions, soft slots of these, experts of different widths or activations. Layers one
+after another, heads, classifiers and ensembles are no experts: nothing routes. Not seen: experts of different
+structure, gates that are multiplied in transposed, grouped convolutions; where a graph breaks, the break has the line.
 
 Between the projections: any elementwise function of torch (`softplus`, `elu`, `hardswish`, …), `torch.where` on a
 comparison, `glu`, and what is written with them; dropout that draws numbers there keeps the loop.

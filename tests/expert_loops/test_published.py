@@ -7,10 +7,10 @@ import torch
 from beside_eager import regions_of
 from module_spellings import MODULES
 from published_spellings import placed
-from spellings import E
-from torch.nn.functional import gelu, relu
+from spellings import D, E
+from torch.nn.functional import dropout, gelu, linear, relu
 
-from moebius.lowering.experts import layout, reader, rewrite
+from moebius.lowering.experts import flat_rows, layout, reader, rewrite
 
 
 def by_argmax(x, moe, *, index=None, mask_of=None, slot_of=None, rows_of=None):
@@ -140,11 +140,49 @@ def test_dots(given, lowered):
         assert bool(regions) and all(region.lowered for region in regions) is lowered
 
 
+def on_parts(x, moe, between, same=False):
+    """Two projections of each expert on parts [B, S, D] of the tokens, and something between these."""
+    parts = x.view(2, -1, D).repeat(1, E, 1).chunk(E, dim=1)
+    found = []
+    for e, part in enumerate(parts):
+        h = linear(parts[0] if same else part, moe.w1[e].T)
+        found.append(linear(between(h, part, found), moe.w2[e].T))
+    weight, _ = moe.route(x)
+    return (torch.cat(found, 1).view(2, E, -1, D).transpose(0, 1).reshape(E, -1, D) * weight[:, :1]).sum(0)
+
+
+BETWEEN = {
+    "an activation": lambda h, part, found: gelu(h),
+    "halves": lambda h, part, found: torch.cat([torch.tanh(a) for a in h.chunk(2, -1)], -1),
+    "along the rows": lambda h, part, found: h.softmax(1),
+    "halves of the rows": lambda h, part, found: torch.cat([a * 2 for a in h.chunk(2, 0)], 0),
+    "a number of each row": lambda h, part, found: relu(h) * part.sum(-1, keepdim=True),
+    "what the expert before gave": lambda h, part, found: relu(h) + (found[-1].mean() if found else 0),
+    "numbers drawn": lambda h, part, found: dropout(relu(h), 0.5, training=True),
+    "in place": lambda h, part, found: (h * 1).mul_(2),
+    "of the batch": lambda h, part, found: h - h.mean(0),
+}
+
+
+@pytest.mark.parametrize("name", BETWEEN)
+def test_rows_with_several_axes(name):
+    _, regions = regions_of(lambda x, moe: on_parts(x, moe, BETWEEN[name]))
+    lowered = [region for region in regions if region.lowered]
+    assert bool(lowered) == (name == "an activation")
+
+
+def test_all_on_the_same_rows():
+    _, regions = regions_of(lambda x, moe: on_parts(x, moe, BETWEEN["an activation"], same=True))
+    assert not any(region.lowered for region in regions)
+
+
 @pytest.mark.parametrize(
     ("name", "off"),
     [
         ("added_in_place", lambda patch: patch.setattr(rewrite, "write_out_of_place", lambda work: None)),
         ("einsum_with_dots", lambda patch: patch.setattr(layout, "named_axes", lambda *args: None)),
+        ("soft_slots", lambda patch: patch.setattr(flat_rows, "flatten_rows", lambda work: [])),
+        ("chunks_of_places", lambda patch: patch.setattr(flat_rows, "flatten_rows", lambda work: [])),
         ("slots_by_argmax", lambda patch: patch.setitem(reader.RULES, "argmax", [])),
         ("slots_by_argmax", lambda patch: patch.setitem(reader.RULES, "gather", [])),
     ],
