@@ -24,7 +24,7 @@ FAR = 64
 
 @dataclass
 class Flat:
-    """``node``, a down-projection of rows with several axes; ``down``: that of the matrix, ``whole``: in node's shape."""
+    """node: a down-projection of rows with several axes. down: that of the matrix; whole: the same in node's shape."""
 
     node: fx.Node
     down: fx.Node
