@@ -40,7 +40,7 @@ from .frames import with_plain_arguments, worth_capturing
 from .guards import hints
 from .hidden import apart, hidden
 from .hook import Entry, call_hooked_for, call_unhooked, set_frame_callback, set_settler, settle
-from .opening import count_whole, met, open_place, other_sizes
+from .opening import count_whole, met, open_numbers, open_place, other_sizes
 from .options import Options
 from .parked import Parked
 from .policy import FOREIGN, LEFT_OUT, ON_A_MESH, Policy
@@ -49,6 +49,7 @@ from .rests import MAX_RESTS, SAME_RESTS, again, later, left_alone, one_before, 
 from .segment import Segment, build
 from .shadow import Shadow
 from .trace import Request, trace
+from .tracking.identities import is_bare
 from .tracking.values import TRACING
 
 MAX_MISSES = 2  # of one branch on data, before it becomes a graph break
@@ -377,7 +378,7 @@ class Captured:
 
     def learn(self, args: tuple, kwargs: dict[str, Any]) -> bool:
         """Why the newest segments do not fit this call, and what to leave open next time. False: capture no more."""
-        modules = [id(module) for module in called_on(args)]
+        modules = [*map(id, called_on(args))]
         alike = [segment for segment in self.segments if [id(module()) for module in segment.modules] == modules]
         for segment in reversed(alike):
             fact, found = segment.guards.failure(args, kwargs)
@@ -394,6 +395,7 @@ class Captured:
                 self.recompiles.append(Recompile(record.source, record.check, found, record.file, record.line, hint))
                 count_whole(self.policy, fact, args, kwargs)
             open_place(self.policy, fact, segment.guards, args, kwargs)
+            open_numbers(self.policy, segment.guards, args, kwargs)
         if len(alike) >= MAX_SEGMENTS or len(self.segments) >= MAX_MODULES:
             self.given_up = True
             last = self.recompiles[-1] if self.recompiles else None
@@ -455,11 +457,8 @@ class Captured:
     def reset(self) -> None:
         """Forget everything that was captured."""
         self.entry.clear()
-        self.segments.clear()
-        self.left.clear()
-        self.children.clear()
-        self.recompiles.clear()
-        self.watched.clear()
+        for known in (self.segments, self.left, self.children, self.recompiles, self.watched, self.taught, self.rests):
+            known.clear()
         self.parked = Parked([])
         self.policy.volatile.clear()
         self.policy.wholes.clear()
@@ -468,8 +467,6 @@ class Captured:
         self.policy.dynamic_dims.clear()
         self.policy.predictions.clear()
         self.policy.unpredictable.clear()
-        self.taught.clear()
-        self.rests.clear()
         self.misses.clear()
         self.given_up = False
         self.cold_seconds = 0.0
@@ -478,7 +475,7 @@ class Captured:
 def called_on(args: tuple) -> tuple[torch.nn.Module, ...]:
     """The modules among the arguments: the layers of a model share the code of a method, and of the rest of a loop over
     them, and each has captures of its own."""
-    return tuple(a for a in args if issubclass(type(a), torch.nn.Module))
+    return tuple(a for a in args if issubclass(type(a), torch.nn.Module) and not is_bare(a))
 
 
 @contextlib.contextmanager

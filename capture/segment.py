@@ -34,7 +34,9 @@ from .residual import Emitter
 from .rests import left_alone, run_cells_natively
 from .resume import CannotResume, Continuation, argument_names, with_cells
 from .trace import Trace
+from .tracking.identities import is_bare
 from .tracking.numbers import READINGS, Number
+from .tracking.objects import Objects
 from .tracking.values import CannotRebuild, TensorProxy
 
 MakeResume = Callable[[types.CodeType, dict, str, int, tuple[str, ...], set[str]], Any]
@@ -336,7 +338,7 @@ def continue_natively(attempt: Trace, emitter: Emitter, make_resume: MakeResume,
     going_on = Continuation(frame, attempt.domain.root_handled)
     globals_ = attempt.request.function.__globals__
     name = frame.code.co_name
-    open_places = computed_numbers(frame)
+    open_places = passing(frame, attempt.objects)
     resumes = [
         make_resume(
             going_on.resume_code(exit_),
@@ -368,15 +370,17 @@ def continue_natively(attempt: Trace, emitter: Emitter, make_resume: MakeResume,
     return f"{run}({', '.join(parts)})"
 
 
-def computed_numbers(frame: Any) -> set[str]:
-    """The names, in the rest of the frame, of locals that are numbers which the graph computes: a sum of losses, what a
-    clock says. They are others in each call."""
+def passing(frame: Any, objects: Objects) -> set[str]:
+    """The names, in the rest of the frame, of locals that are others in each call: numbers that the graph computes (a
+    sum of losses, what a clock says), and modules without parameters that the frame has made (a criterion)."""
     found = set()
     for name, value in zip(frame.program.localsplus, frame.locals, strict=True):
         place = f"L[{name!r}]"
         parts = enumerate(value) if type(value) in (list, tuple) else ()
         for where, each in ((place, value), *((f"{place}[{i}]", item) for i, item in parts)):
-            if isinstance(each, Number) and each.node is not None:
+            record = objects.record_of(each) if is_bare(each) else None
+            made = is_bare(each) and (objects.is_new(each) or (record is not None and not record.source.static))
+            if made or (isinstance(each, Number) and each.node is not None):
                 found.add(where)
     return found
 

@@ -11,10 +11,12 @@ import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from .. import torch_private
 from ..sources import Source
 from .enums import hashes_by_name
-from .records import CONTAINERS, DICTS, SIMPLE, Record, python_method
+from .records import CONTAINERS, DICTS, SIMPLE, Record, python_method, raw_dict
 from .values import ATOMS, SYMBOLIC, Break, RuntimeNumber, StandIn, TensorProxy
 
 if TYPE_CHECKING:
@@ -184,3 +186,14 @@ def hashed_by_identity(key: Any) -> bool:
 def is_no_key(the_dict: dict, key: Any) -> bool:
     """A guard."""
     return not dict.__contains__(the_dict, key)
+
+
+def is_bare(value: Any) -> bool:
+    """Whether it is a module without parameters, buffers and modules, as ``nn.CrossEntropyLoss()``: one that each call
+    makes anew is known by what is read in it."""
+    if not issubclass(type(value), torch.nn.Module):  # (``__class__`` may be the user's)
+        return False
+    held = raw_dict(value) or {}
+    return not held.get("_modules") and all(
+        item is None for name in ("_parameters", "_buffers") for item in (held.get(name) or {}).values()
+    )

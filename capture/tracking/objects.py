@@ -25,7 +25,7 @@ from ..hook import ABSENT, Entry, copy_set
 from ..sources import Part, Source, Static, part, part_name
 from .cells import Cells
 from .growing import Growing
-from .identities import Identities, MetTuple, SameItems
+from .identities import Identities, MetTuple, SameItems, is_bare
 from .late_writes import LateWrites
 from .natives import is_bound_builtin
 from .records import (
@@ -160,7 +160,9 @@ class Objects(Identities, Cells, LateWrites, Growing):
         elif is_bound_builtin(value) and not source.static:
             if isinstance(owner := self.enter_builtin(value, source), TensorProxy):
                 return self.made(TensorMethod(owner, value.__name__))
-        elif issubclass(kind, IDENTITIES) or identified(value):
+        elif issubclass(kind, IDENTITIES) or (
+            identified(value) and not (source.name in self.volatile and is_bare(value))
+        ):
             if not source.static:
                 self.guards.check(
                     "is", source, value, text=f"is {getattr(value, '__qualname__', type(value).__name__)}"

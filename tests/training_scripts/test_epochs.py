@@ -30,9 +30,10 @@ CHOSEN = PROGRAMS if os.environ.get("MOEBIUS_EPOCHS") == "all" else PROGRAMS[::6
 CALLS = 4
 SETTLED = {
     functions.imagenet, functions.validate, functions.timm_style, functions.workers, functions.bar, functions.cycled,
-    functions.two_loaders, functions.next_or_again, functions.out_of_memory, functions.fabric_style, objects.wrapped,
+    functions.two_loaders, functions.next_or_again, functions.out_of_memory,
+    functions.cycle_of_itertools, functions.fabric_style, objects.wrapped,
     objects.exit_stack, objects.wandb_like, objects.stream, objects.balancing, objects.lightning_like, objects.warned,
-    objects.queued,
+    objects.queued, objects.adversaries, objects.trainer,
 }  # fmt: skip
 
 
