@@ -26,6 +26,7 @@ from moebius.interpreter.shells import frame_of
 from . import torch_private
 from .hidden import residual_file
 from .hook import ABSENT, copy_set
+from .iterator_states import give_state, state_of
 from .remade import function_value, generator_value
 from .replay import is_ordered
 from .sources import Source, Static
@@ -327,7 +328,7 @@ class Emitter:
     def iterator_value(self, iterator: Any) -> str:
         """Native iterators say themselves how they are made again (``__reduce__``, Objects/iterobject.c and kin)."""
         try:
-            reduced = iterator.__reduce__()
+            reduced = state_of(iterator)
         except RuntimeError as error:  # a dict or a set that has changed since
             raise CannotRebuild(f"a {type(iterator).__name__} over a changed container") from error
         if type(iterator) in WALKS and (text := self.walk(iterator)) is not None:
@@ -341,7 +342,7 @@ class Emitter:
                     self.objects.made(a)
         name = self.assign(iterator, f"{self.constant(maker)}({', '.join(self.value(a) for a in arguments)})")
         if state is not None:
-            self.lines.append(f"{name}.__setstate__({self.value(state)})")
+            self.lines.append(f"{self.constant(give_state)}({name}, {self.value(state)})")
         return name
 
     def walk(self, iterator: Any) -> str | None:

@@ -1,0 +1,56 @@
+"""Iterators of itertools over a graph break: they go on where they stood, and no warning is the program's but its own."""
+
+import itertools
+import sys
+import warnings
+
+import pytest
+import torch
+from answers import broken, same, told
+
+from moebius import capture, iterator_states
+
+X = torch.arange(4.0)
+
+
+def sliced():
+    part = itertools.islice(iter([X, X + 1, X + 2]), 2)
+    first = next(part)
+    broken(X)
+    return first, list(part)
+
+
+def chained():
+    both = itertools.chain([X], [X + 1, X + 2])
+    first = next(both)
+    broken(X)
+    return first, list(both)
+
+
+def in_turn():
+    turns = itertools.cycle([X, X + 1])
+    first = next(turns)
+    broken(X)
+    return first, [next(turns) for _ in range(3)]
+
+
+@pytest.mark.parametrize("function", [sliced, chained, in_turn], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("action", ["default", "error", "ignore"])
+def test_no_warning_of_ours(function, action):
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter(action)
+        assert same(told(capture(function)), told(function))
+    assert seen == []
+
+
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="nothing warns")
+@pytest.mark.parametrize("ignored", [False, True], ids=["shown", "ignored"])
+def test_filters_that_ignore_it_are_left_alone(monkeypatch, ignored):
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        if ignored:
+            warnings.filterwarnings("ignore", "Pickle, copy", DeprecationWarning, r"moebius\.")
+        assert iterator_states.is_ignored() == ignored
+        monkeypatch.setattr(iterator_states, "is_ignored", lambda: True)  # switched off: nothing is silenced by us
+        iterator_states.state_of(itertools.chain([1]))
+    assert bool(seen) != ignored
