@@ -251,7 +251,7 @@ class Trace:
         if loops and loops[0].frame in frames:  # half a turn of an expert loop: before the loop
             del frames[frames.index(loops[0].frame) + 1 :]
             loops[0].frame.locals[:] = loops[0].before
-            stacks[loops[0].frame] = loops[0].begun_with, loops[0].start
+            stacks[loops[0].frame] = loops[0].place
         handled = self.machine.exc_item[0]
         found: list[Stopped] = []
         for frame in reversed(frames):

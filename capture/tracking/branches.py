@@ -6,6 +6,7 @@ only; that the body changes nothing but tensors and the function's locals is see
 
 from __future__ import annotations
 
+import dis
 from typing import Any
 
 from moebius.interpreter import Frame
@@ -19,11 +20,16 @@ BRANCHES = {
     "POP_JUMP_BACKWARD_IF_TRUE": True,
     "POP_JUMP_BACKWARD_IF_FALSE": False,
 }
+ASKS_BEFORE_JUMP = "TO_BOOL" in dis.opmap  # 3.13's jumps take nothing but True and False
 PASSING = frozenset(
     {"NOP", "JUMP_FORWARD", "JUMP_BACKWARD", "JUMP_BACKWARD_NO_INTERRUPT", "RESUME", "JUMP", "NOT_TAKEN"}
 )
 ALWAYS = frozenset({"JUMP_FORWARD", "JUMP_BACKWARD", "JUMP_BACKWARD_NO_INTERRUPT", "JUMP"})
 LEAVING = ("RETURN_", "RAISE_", "RERAISE", "YIELD_", "SEND", "INTERPRETER_EXIT")
+
+
+# What may ask for the truth before the jump does, from 3.13 on, and how many values it takes.
+ASKING = {"TO_BOOL": 1, "COMPARE_OP": 2}
 
 
 class OneTurn:
@@ -48,6 +54,13 @@ def past_jumps(frame: Frame, index: int) -> int:
             break
         index = instruction.target if instruction.target is not None else index + 1
     return index
+
+
+def asks_for_jump(frame: Frame) -> int:
+    """How many values the frame's instruction takes if it asks for the truth on which the next one jumps; else 0."""
+    instructions, pc = frame.program.instructions, frame.pc
+    count = ASKING.get(instructions[pc].opname, 0)
+    return count if ASKS_BEFORE_JUMP and count and instructions[pc + 1].opname in BRANCHES else 0
 
 
 def branch_at(frame: Frame) -> OneTurn | None:

@@ -22,14 +22,14 @@ from moebius.lowering.values import same_shape
 
 from .. import torch_private
 from .arrays import ArrayNumber
-from .branches import BRANCHES, OneTurn, branch_at, is_read_from, past_jumps
+from .branches import BRANCHES, OneTurn, asks_for_jump, branch_at, is_read_from, past_jumps
 from .counts import INTEGERS
 from .gathered import Gathered, maybe_absent
 from .graphs import GraphScope
 from .hit_loops import HitTurns, hit_turns
 from .number_sets import ELEMENTS, LISTED, iterated_as
 from .range_loops import RANGE_ITERATOR, RangeRows, goes_over_experts, length_of
-from .values import SYMBOLIC, Body, Break, LoopLeftover, TensorProxy
+from .values import ATOMS, SYMBOLIC, Body, Break, LoopLeftover, TensorProxy
 
 if TYPE_CHECKING:
     from .domain import TrackingDomain
@@ -67,15 +67,17 @@ class OpenLoop:
     """A loop whose body is being recorded.
 
     head: the instruction index where a turn ends: FOR_ITER, or where the sides of an ``if`` meet. inside: the indices
-    of a turn. start, begun_with: where the frame was at the loop's first instruction, and its stack; entry: where it
-    goes on from there. stack: that of a turn at its ends. before: the frame's locals at the start. carried: indices of
-    the locals that turns pass on. root_step: the root frame's step at which it began. lifted: outer nodes that the body
-    uses, each with its placeholder; known once the loop is closed.
+    of a turn. start, begun_with: where the frame was at the loop's first instruction, and its stack; place: the same for
+    native code, which may have to ask for a condition's truth; entry: where it goes on from there. stack: that of a turn
+    at its ends. before: the frame's locals at the start. carried: indices of the locals that turns pass on. root_step:
+    the root frame's step at which it began. lifted: outer nodes that the body uses, each with its placeholder; known
+    once the loop is closed.
     """
 
     def __init__(self, frame: Frame, rows: TensorRows | RangeRows | HitTurns | OneTurn, carried: list[int]):
         self.frame, self.rows, self.carried = frame, rows, carried
         self.start, self.begun_with = frame.pc, list(frame.stack)
+        self.place = self.begun_with, self.start
         if isinstance(rows, OneTurn):
             self.head, self.entry, self.inside = rows.end, rows.entry, rows.inside
             self.stack = self.begun_with[:-1]
@@ -183,6 +185,9 @@ class Loops:
         if opname in BRANCHES:
             self.take_branch(frame)
             return
+        if count := asks_for_jump(frame):
+            self.look_at_jump(frame, count)
+            return
         if opname != "FOR_ITER":
             return
         kind = type(frame.stack[-1])
@@ -194,6 +199,28 @@ class Loops:
             kind = type(frame.stack[-1])
         if kind in ROWS and not frame.stack[-1].finished:
             self.begin(frame, frame.stack[-1], self.decided.get((id(frame.code), frame.pc), []))
+
+    def look_at_jump(self, frame: Frame, count: int) -> None:
+        """The instruction asks for the truth on which the next one jumps (3.13): where the branch is the graph's, the
+        frame goes on behind both; else it stays."""
+        place, asked = (list(frame.stack), frame.pc), frame.stack[-count:]
+        if not any(map(on_values, asked)) or not all(on_values(v) or type(v) in ATOMS for v in asked):
+            return
+        condition = asked[0]
+        if count == 2:
+            condition = self.domain.compare(frame.program.instructions[frame.pc].operand, *asked)
+        if not on_values(condition):
+            return
+        number, jump = len(self.open), frame.pc + 1
+        frame.stack[-count:], frame.pc = [condition], jump
+        try:
+            self.observe(frame)
+        finally:
+            if frame.pc == jump:
+                frame.stack[:], frame.pc = place
+        for loop in self.open[number:]:
+            if loop.frame is frame and loop.start == jump:
+                loop.place = place
 
     def note_range(self, iterator: Any) -> None:
         """A range's iterator was made. One that a for statement makes is on the frame's stack and nowhere else."""
@@ -454,7 +481,7 @@ class Loops:
         self.domain.tensors.writer.count = loop.number - 1  # nodes are numbered as if it had been known at once
         frame.stack[:], frame.pc = loop.begun_with, loop.start
         self.begin(frame, loop.rows, all_carried)
-        self.open[-1].root_step = loop.root_step  # where the program came to the loop
+        self.open[-1].root_step, self.open[-1].place = loop.root_step, loop.place  # where the program came to the loop
         if isinstance(loop.rows, OneTurn):
             self.enter_branch(self.open[-1])
 
