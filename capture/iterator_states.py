@@ -1,7 +1,7 @@
 """What an iterator in C says of its state, and another one like it is given, without the warning that this ends.
 
-From 3.12 on ``__reduce__`` and ``__setstate__`` of itertools' iterators warn (they are gone in 3.14). The user's program
-asked for neither, and is to see no warning of them, nor an error where warnings are errors.
+From 3.12 on ``__reduce__`` and ``__setstate__`` of itertools' iterators warn (they are gone in 3.14). The user's
+program asked for neither, and is to see no warning of them, nor an error where warnings are errors.
 """
 
 from __future__ import annotations

@@ -67,11 +67,11 @@ class OpenLoop:
     """A loop whose body is being recorded.
 
     head: the instruction index where a turn ends: FOR_ITER, or where the sides of an ``if`` meet. inside: the indices
-    of a turn. start, begun_with: where the frame was at the loop's first instruction, and its stack; place: the same for
-    native code, which may have to ask for a condition's truth; entry: where it goes on from there. stack: that of a turn
-    at its ends. before: the frame's locals at the start. carried: indices of the locals that turns pass on. root_step:
-    the root frame's step at which it began. lifted: outer nodes that the body uses, each with its placeholder; known
-    once the loop is closed.
+    of a turn. start, begun_with: where the frame was at the loop's first instruction, and its stack; place: the same
+    for native code, which may have to ask for a condition's truth; entry: where it goes on from there. stack: that of
+    a turn at its ends. before: the frame's locals at the start. carried: indices of the locals that turns pass on.
+    root_step: the root frame's step at which it began. lifted: outer nodes that the body uses, each with its
+    placeholder; known once the loop is closed.
     """
 
     def __init__(self, frame: Frame, rows: TensorRows | RangeRows | HitTurns | OneTurn, carried: list[int]):

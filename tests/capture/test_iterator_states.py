@@ -1,4 +1,4 @@
-"""Iterators of itertools over a graph break: they go on where they stood, and no warning is the program's but its own."""
+"""Iterators of itertools over a graph break go on where they stood, and the program sees no warning but its own."""
 
 import itertools
 import sys
