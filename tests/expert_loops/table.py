@@ -27,6 +27,7 @@ from moebius.api import captured_of, report_of
 
 SEEDS = range(4)
 UNSEEN = "no experts were found"
+PUBLIC = "\n## Layers of public repositories\n"  # what the page says from there on is not made here
 EXPERTS = "(the experts; the lookups and sums around them stay)"
 
 
@@ -264,7 +265,8 @@ def main() -> None:
         equal = "; ".join(done.faults[:3]) or "equal"
         print(f"{name:32} {equal:8} {done.graphs:3} {done.outcome:13} {done.why}", flush=True)
     if given.docs:
-        given.docs.write_text(page(outcomes))
+        _, mark, kept = given.docs.read_text().partition(PUBLIC) if given.docs.exists() else ("", "", "")
+        given.docs.write_text(page(outcomes) + mark + kept)
 
 
 if __name__ == "__main__":
