@@ -124,6 +124,21 @@ class Speculation:
         Replay(emitter).effects()
         return emitter, emitter.function(request.function.__name__, held, [], native)
 
+    def live(self) -> tuple[Any, ...]:
+        """What Python goes on with after the call that the innermost frame makes, which gives nothing."""
+        if self.trace.domain.stacks is None:
+            return ()
+        frames, request = self.trace.frames(), self.trace.request
+        if len(connected(frames)) < len(frames):
+            return ()
+        emitter = Emitter(self.trace.objects, len(request.args), tuple(request.kwargs))
+        try:
+            continuation(emitter, frames, "call", gives_nothing)
+            Replay(emitter).effects()
+        except (CannotRebuild, CannotResume):
+            return ()
+        return tuple(emitter.outputs)
+
     def peek(self, value: Any) -> bool:
         """The way that this call's data will take, where few operators on the call's inputs decide it; else False:
         branches on data mostly ask whether something went wrong. A wrong guess costs time, never the result."""
@@ -155,6 +170,10 @@ def is_of_all(value: Any) -> bool:
     if node is not None and node.target == "item":
         node = node.args[0]
     return isinstance(node, fx.Node) and node.target in ("all", torch.all, torch_private.IS_ALL_TRUE)
+
+
+def gives_nothing() -> None:
+    """In a call's place."""
 
 
 def asks_alone(place: Stopped, value: Any) -> bool:

@@ -74,6 +74,12 @@ class FakeWorld:
         if required is not None and required is not tensor.requires_grad:  # then it was a leaf
             fake = self.fakify(tensor if tensor.is_leaf else tensor.detach(), name, dynamic_dims)
             return fake.requires_grad_(required)
+        if tensor.is_leaf and tensor.grad is not None and tensor.grad.dtype is not tensor.dtype:
+            # ``p.data = …`` of another dtype: ``from_tensor`` would set the gradient's fake, which torch refuses
+            fake = self.fakify(tensor.detach(), name, dynamic_dims).requires_grad_(tensor.requires_grad)
+            if isinstance(tensor, torch.nn.Parameter):
+                fake._is_param = True
+            return fake
         if not dynamic_dims:
             plain = tensor.is_leaf and tensor._base is None and not tensor.is_inference()
             if plain and type(tensor) in (torch.Tensor, torch.nn.Parameter) and owns_storage(tensor):

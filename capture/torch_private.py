@@ -211,6 +211,12 @@ def is_symbolic(value: object) -> bool:
     return isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool))
 
 
+def order_of_groups(keys: tuple[tuple[torch.device, torch.dtype], ...]) -> tuple[int, ...]:
+    """The order in which ``_group_tensors_by_device_and_dtype`` gives groups that it met in this one."""
+    found = group_tensors_by_device_and_dtype([[torch.empty(0, device=place, dtype=kind) for place, kind in keys]])
+    return tuple(keys.index(key) for key in found)
+
+
 def depends_on_values(value: Any) -> bool:
     """Whether a fake tensor or symbolic scalar has sizes that only the running program will know."""
     return (is_symbolic(value) or isinstance(value, torch.Tensor)) and bool(free_unbacked_symbols(value))

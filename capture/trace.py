@@ -120,6 +120,7 @@ class Trace:
         self.tried: Counter[tuple[types.CodeType, int]] = Counter()  # where operators are tried that may fail
         self.stopped: list[Stopped] = []  # outermost first, where ``stop_number`` was reached
         self.speculation = Speculation(self)
+        self.tensors.gradients.live, self.tensors.gradients.wants_live = self.speculation.live, self.want_stacks
         if policy.speculates:
             self.domain.stacks = {}
             self.tensors.speculate = self.speculation.decide
@@ -233,6 +234,9 @@ class Trace:
                     ),
                     error,
                 )
+
+    def want_stacks(self) -> None:
+        self.needs_stacks |= self.domain.stacks is None
 
     def stop(self) -> None:
         """Leave the trace where it is."""

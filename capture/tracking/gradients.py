@@ -23,6 +23,7 @@ from moebius.lowering.step import (
     autocast_now,
     backward_with_hooks,
     gradient_of,
+    keep,
     require_accumulated,
     require_given,
     require_gradients,
@@ -104,6 +105,10 @@ class Gradients:
         self.needs_history = False  # whether a gradient went through a module that was not interpreted by itself
         self.sparse = False  # whether an operator of the step gives a sparse gradient (an embedding that asks for one)
         self.asked_by_others = False  # whether code other than torch's optimizers asked for what backward left
+        self.may_miss = False  # whether data decides which gradients the last backward left
+        # what Python would go on with from here, where the trace knows it; told that it is wanted
+        self.live: Callable[[], tuple] = lambda: ()
+        self.wants_live: Callable[[], None] = lambda: None
         self.optimizers: list[torch.optim.Optimizer] = []
         self.hooks: GradientHooks  # these two come with the domain
         self.enter: Enter
@@ -155,6 +160,9 @@ class Gradients:
             self.tensors.writer.node("call_function", require_accumulated, (node,), {}).meta["val"] = None
         self.check = self.tensors.writer.node("call_function", require_gradients, (), {})
         self.check.meta["val"] = None
+        self.may_miss = bool(STAND_INS.keys() & {type(function).__name__ for function in reached})
+        if self.may_miss and (live := self.live()):
+            self.tensors.writer.node("call_function", keep, live, {}).meta["val"] = None
         for tensor in self.retained:
             if tensor.fake.grad_fn in reached:
                 self.of[tensor] = Accumulated(self.of.get(tensor))
@@ -368,6 +376,8 @@ class Gradients:
             now = None if proxy in self.retained else self.before_the_call(proxy, enter)
         elif self.check is not None:  # there was a backward: until then the gradient is the one that code here set
             self.asked_by_others |= not treats_each_alone(self.tensors.writer.where()[-1][0])
+            if self.asked_by_others and self.may_miss:
+                self.wants_live()
         if isinstance(now, Accumulated):
             if proxy in self.retained and now.before is not None:
                 raise Break("Tensor.grad", "a gradient that was read is added to", "read it after the last backward")

@@ -124,6 +124,11 @@ class GraphWriter:
             self.ran.clear()
         return node
 
+    def before_failure(self, target: Any, args: tuple) -> None:
+        """Numbers for which it fails are no node; where it is the one that failed in the graph, the trace stops."""
+        if self.count + 1 == self.stop_number:
+            self.before_node(self.stop_number, target, args)
+
     def note_dropout(self, fake: torch.Tensor) -> torch.Tensor:
         """Dropout has run, and not on the fakes; gives what it gave."""
         if self.ran is not None:

@@ -108,6 +108,7 @@ class InferenceModes:
                 break
             made.add(node)
         module = self.writer.module()  # through which the bodies of loops are found
+        module.graph.owning_module = None  # fx warns of bodies that such an owner lacks, and more are to come
         roots, writers = (storage := Storage(module.graph)).roots, storage.writers
         written = {root for node in writers if node in made for target in writers[node] for root in roots[target]}
         if not written <= made:

@@ -323,6 +323,12 @@ def replaced(*functions: Any) -> Callable[[Callable[..., Any]], Callable[..., An
     return register
 
 
+@replaced(torch_private.order_of_groups)
+def order_of_groups(keys: tuple[tuple[torch.device, torch.dtype], ...]) -> tuple[int, ...]:
+    """Devices and dtypes alone decide it."""
+    return torch_private.order_of_groups(keys)
+
+
 @replaced(torch_private.operator_text)
 def operator_text(operator: Any) -> str:
     """``str(torch.ops.aten.mm.default)``: an operator's name stays."""

@@ -192,6 +192,7 @@ class Numbers:
             result = function(*plain)
         except (ArithmeticError, ValueError) as error:
             if known:  # today's values: the error is the step's own
+                self.tensors.writer.before_failure(function, operands)
                 self.fix(*unknown)
                 raise
             detail = f"{type(error).__name__}: {error}"

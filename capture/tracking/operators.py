@@ -14,7 +14,7 @@ from moebius.interpreter.domain.core import special, type_name
 from moebius.interpreter.domain.operators import COMPARE_DUNDERS
 from moebius.interpreter.domain.operators import OPERATIONS as OPERATORS
 
-from .. import torch_sizes
+from .. import torch_private, torch_sizes
 from ..hook import ABSENT
 from . import natives, numbers
 from .enums import plain_member
@@ -83,6 +83,8 @@ class Operators(Parts):
             return self.tensors.numbers.apply(numbers.OPERATIONS[op.removesuffix("=")], left, right)
         if left_kind in SYMBOLIC or right_kind in SYMBOLIC:
             if (left_kind in SIMPLE or left_kind in SYMBOLIC) and (right_kind in SIMPLE or right_kind in SYMBOLIC):
+                if right_kind is torch.SymInt and op[0] in "/%" and not torch_private.depends_on_values(right):
+                    bool(right == 0)  # a guard: another size may be Python's ZeroDivisionError
                 return OPERATORS[op](torch_sizes.rounded(left), torch_sizes.rounded(right))
             if op not in ("+", "*", "+=", "*="):
                 raise Break(

@@ -68,6 +68,9 @@ def group_tensors(lists: list[list[Any]], with_indices: bool = False) -> dict[An
                 column.append(values[i])
         if with_indices:
             indices.append(i)
+    if len(groups) > 1:  # the order is a hash table's: a norm over all groups is rounded by it
+        keys = tuple(groups)
+        groups = {keys[i]: groups[keys[i]] for i in torch_private.order_of_groups(keys)}
     return groups
 
 

@@ -15,6 +15,7 @@ from moebius.lowering.step.functions import autograd_function, by_autocast, put_
 from moebius.lowering.step.gradients import (
     MissingGradientError,
     gradient_of,
+    keep,
     require_given,
     require_gradients,
     set_gradient,
@@ -34,6 +35,7 @@ __all__ = [
     "by_autocast",
     "going_on",
     "gradient_of",
+    "keep",
     "is_backward",
     "leave_autocast",
     "observed",

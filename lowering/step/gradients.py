@@ -33,6 +33,10 @@ def require_gradients(*tensors: torch.Tensor) -> None:
         )
 
 
+def keep(*values: Any) -> None:
+    """Nothing: after ``require_gradients``, holds what Python would go on with where one is missing."""
+
+
 def gradient_of(tensor: torch.Tensor) -> torch.Tensor:
     """``tensor.grad`` after a backward that is known to reach the tensor: same shape, dtype and device as the tensor.
 
@@ -64,5 +68,6 @@ def set_gradient(tensor: torch.Tensor, gradient: torch.Tensor | None) -> None:
 
 fx.wrap("gradient_of")
 fx.wrap("require_gradients")
+fx.wrap("keep")
 fx.wrap("require_given")
 fx.wrap("set_gradient")

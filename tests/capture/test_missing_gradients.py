@@ -11,7 +11,9 @@ import torch
 from answers import told
 
 import moebius.segment
+import moebius.speculation
 from moebius import capture, stats
+from moebius.lowering.step import MissingGradientError
 
 F = torch.nn.functional
 EXPERTS = 4
@@ -146,6 +148,21 @@ def counted(model, optimizer, x):
     return torch.tensor(float(count)) * model.head.bias.detach().sum()
 
 
+def ignored(value):
+    pass
+
+
+def goes_on_with_noise(model, optimizer, x):
+    """What was drawn before backward is handed over after it, and no graph asks for it: nobody can draw it again."""
+    optimizer.zero_grad()
+    drawn = F.dropout(x, 0.5).sum()
+    model(x).square().mean().backward()
+    torch._foreach_mul_([p.grad for p in model.parameters() if p.grad is not None], 0.5)
+    optimizer.step()
+    ignored(drawn)
+    return x.sum()
+
+
 def normed_by_hand(model, optimizer, x):
     optimizer.zero_grad()
     model(x).square().mean().backward()
@@ -189,7 +206,10 @@ def compare(step, make, batches=BATCHES, backend="eager", exact=True):
     captured = capture(step, backend=backend)
     close = {"rtol": 0, "atol": 0} if exact else {"rtol": 1e-5, "atol": 1e-6}
     for number, numbers in enumerate(batches):
-        found, expected = captured(*mine, batch(numbers, number)), step(*other, batch(numbers, number))
+        torch.manual_seed(number)
+        found = captured(*mine, batch(numbers, number))
+        torch.manual_seed(number)
+        expected = step(*other, batch(numbers, number))
         torch.testing.assert_close(found, expected, **close)
         for p, q in zip(mine[0].parameters(), other[0].parameters(), strict=True):
             torch.testing.assert_close(p, q, **close)
@@ -229,7 +249,7 @@ def test_with_the_experts_in_one_operator(step):
     assert (counts.graphs, counts.breaks, counts.recompiles) == (1, 0, [])
 
 
-OTHERS = [twice, counted, moved_between, normed_by_hand, scaled, with_closure]
+OTHERS = [twice, counted, goes_on_with_noise, moved_between, normed_by_hand, scaled, with_closure]
 
 
 @pytest.mark.parametrize("step", OTHERS, ids=lambda f: f.__name__)
@@ -243,6 +263,12 @@ def test_without_the_states_owners_it_would_be_wrong(monkeypatch):
     monkeypatch.setattr(moebius.segment, "going_on", lambda fn, locate, owners, done: original(fn, locate, {}, done))
     with pytest.raises(AssertionError):
         compare(clipped, OPTIMIZERS["AdamW"])
+
+
+def test_without_what_python_goes_on_with_it_would_fail(monkeypatch):
+    monkeypatch.setattr(moebius.speculation.Speculation, "live", lambda self: ())
+    with pytest.raises(MissingGradientError):
+        compare(goes_on_with_noise, OPTIMIZERS["AdamW"])
 
 
 def test_without_asking_who_asks_it_would_be_wrong(monkeypatch):

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from fuzz.choices import Choices
 
+from . import recipes
 from .templates import AFTER, CHANGES, EXPRESSIONS, INPUTS, RETURNS, STATEMENTS
 
 CALLS = 5
@@ -30,6 +31,20 @@ sched = torch.optim.lr_scheduler.StepLR(opt, 2)
 average = torch.optim.swa_utils.AveragedModel(net)
 state, log, box, slot, meter, seen = {{'n': 0}}, [], Box(), Slotted(), Meter(), set()
 window, ids, add, handles, scale = collections.deque(maxlen=3), itertools.count(), make_adder(1), [], 1.0"""
+RECIPE_SETUP = """\
+torch.manual_seed(7), random.seed(7)
+torch.set_default_dtype(torch.{dtype})
+net, handles, norms, history = Net(), [], [], {{}}
+net.block.how = {how!r}
+{parts}
+opt = {optimizer}
+sched = {scheduler}
+average = {average}
+disc = nn.Sequential(nn.Linear(D, 4), nn.LeakyReLU(), nn.Linear(4, 1))
+other = torch.optim.Adam(disc.parameters(), lr=0.05)
+scaler = torch.amp.GradScaler('cpu', init_scale=2.0**8, growth_interval=2)
+state, log, box, slot, metrics, seen = {{'n': 0}}, [], Box(), Slotted(), Metrics(), set()
+window, counter, trainer, scale = collections.deque(maxlen=3), collections.Counter(), Trainer(net, opt), 1.0"""
 USUAL = {"assign": 4, "write": 3, "buffers": 1, "python": 4, "control": 3, "with": 1, "gradients": 3}
 
 
@@ -124,17 +139,46 @@ class Grammar:
         lines += ["return " + self.filled(self.weighted(RETURNS), 1)]
         return "def step(x, y):\n" + "\n".join(f"    {line}" for line in lines)
 
-    def program(self) -> str:
-        setup = SETUP.format(
-            dtype=("float64", "float32")[self.below(2)],
-            how=("hits", "range", "dense")[self.below(3)],
-            optimizer=OPTIMIZERS[self.below(len(OPTIMIZERS))],
+    def recipe(self) -> str:
+        """A step of the usual parts, in the usual order; a few statements of any kind stand between them."""
+        self.bound = {"H": ["x"], "S": []}
+        lines = ["global scale, metrics"]
+        for part, choices in recipes.PARTS_OF_STEP.items():
+            lines += self.filled(self.weighted(choices), 1).split("\n")
+            if part == "forward":
+                self.bound["H"].append("h")
+            elif part == "loss":
+                self.bound["S"].append("loss")
+            if not self.below(6):
+                lines += self.statement(1)
+            if part == "after" and not self.below(2):
+                lines += self.filled(self.weighted(choices), 1).split("\n")
+        lines += ["return " + self.filled(self.weighted(recipes.ENDS), 1)]
+        return "def step(x, y):\n" + "\n".join(f"    {line}" for line in lines)
+
+    def setup(self, is_recipe: bool) -> str:
+        dtype = ("float64", "float32")[self.below(2)]
+        how = ("hits", "range", "dense")[self.below(3)]
+        if not is_recipe:
+            return SETUP.format(dtype=dtype, how=how, optimizer=OPTIMIZERS[self.below(len(OPTIMIZERS))])
+        parts = dict.fromkeys(self.weighted(recipes.PARTS) for _ in range(2))
+        return RECIPE_SETUP.format(
+            dtype=dtype,
+            how=how,
+            parts="\n".join(f"with trying():\n    {part}" for part in parts if part != "pass") or "pass",
+            optimizer=recipes.OPTIMIZERS[self.below(len(recipes.OPTIMIZERS))],
+            scheduler=recipes.SCHEDULERS[self.below(len(recipes.SCHEDULERS))],
+            average=recipes.AVERAGES[self.below(len(recipes.AVERAGES))],
         )
-        parts = [setup, self.step(), "run = captured(step)"]
+
+    def program(self) -> str:
+        is_recipe = bool(self.below(2))
+        changes = (*recipes.CHANGES, *recipes.CHANGES, *CHANGES) if is_recipe else CHANGES
+        parts = [self.setup(is_recipe), self.recipe() if is_recipe else self.step(), "run = captured(step)"]
         inputs = self.inputs(INPUTS[:-1])
         for call in range(CALLS):
             if call:
-                change = self.filled(self.weighted(CHANGES), 0)
+                change = self.filled(self.weighted(changes), 0)
                 if change != "pass":
                     parts.append("with trying():\n" + "\n".join(f"    {line}" for line in change.split("\n")))
                 if not self.below(3):

@@ -6,15 +6,22 @@ Executed anew for each run of a program, so that classes, functions and globals 
 # ruff: noqa: F401, F821  (its programs use what it imports, and make `net`, `opt` and `log`)
 import collections
 import contextlib
+import copy
+import dataclasses
 import functools
 import itertools
+import math
 import random
 import sys
+import time
 import warnings
 
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.func import functional_call
+from torch.optim import lr_scheduler as lr
+from torch.optim import swa_utils as swa
 from torch.utils.checkpoint import checkpoint
 
 D, E, K = 4, 3, 2
@@ -199,3 +206,188 @@ def make_adder(start):
         return total
 
     return add
+
+
+# What recipes of training steps have besides
+
+
+def groups(net):
+    """Groups of parameters with rates of their own, layer by layer."""
+    inner = set(net.layers.parameters())
+    rest = [p for p in net.parameters() if p not in inner]
+    layered = [{"params": list(m.parameters()), "lr": 0.01 * (i + 1)} for i, m in enumerate(net.layers)]
+    seen, found = set(), []
+    for group in layered:  # one parameter may be in two layers
+        group["params"] = [p for p in group["params"] if p not in seen]
+        seen.update(group["params"])
+        found += [group] if group["params"] else []
+    return [{"params": [p for p in rest if p.ndim > 1]}, {"params": [p for p in rest if p.ndim < 2], "lr": 0.1}, *found]
+
+
+class Lion(torch.optim.Optimizer):
+    """An optimizer of the user's own."""
+
+    def __init__(self, params, lr=1e-3, betas=(0.9, 0.99)):
+        super().__init__(params, {"lr": lr, "betas": betas})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        loss = None if closure is None else closure()
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is None:
+                    continue
+                state = self.state[p]
+                if len(state) == 0:
+                    state["mean"], state["step"] = torch.zeros_like(p), 0
+                mean, (b1, b2) = state["mean"], group["betas"]
+                state["step"] += 1
+                p.add_((mean * b1 + p.grad * (1 - b1)).sign_(), alpha=-group["lr"])
+                mean.mul_(b2).add_(p.grad, alpha=1 - b2)
+        return loss
+
+
+class Symmetric(nn.Module):
+    def forward(self, w):
+        return w.triu() + w.triu(1).transpose(-1, -2)
+
+
+class Cast(nn.Module):
+    """A layer in another precision."""
+
+    def __init__(self, dtype):
+        super().__init__()
+        self.lin = nn.Linear(D, D, dtype=dtype)
+
+    def forward(self, h):
+        return self.lin(h.to(self.lin.weight.dtype)).to(h.dtype)
+
+
+class Attention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.qkv, self.out = nn.Linear(D, 3 * D), nn.Linear(D, D)
+
+    def forward(self, h):
+        q, k, v = self.qkv(h).view(-1, 3, 2, 2).permute(1, 2, 0, 3)
+        return self.out(F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(0, 1).reshape(h.shape))
+
+
+class Positive(torch.autograd.Function):
+    """In place."""
+
+    @staticmethod
+    def forward(ctx, h):
+        ctx.mark_dirty(h)
+        h.relu_()
+        ctx.save_for_backward(h)
+        return h
+
+    @staticmethod
+    def backward(ctx, grad):
+        (h,) = ctx.saved_tensors
+        return grad * (h > 0)
+
+
+class Several(torch.autograd.Function):
+    """Two results, whose gradients may be None."""
+
+    @staticmethod
+    def forward(ctx, h, v):
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(h, v)
+        return h * v, v * 2
+
+    @staticmethod
+    def backward(ctx, first, second):
+        h, v = ctx.saved_tensors
+        into_h = None if first is None else first * v
+        into_v = None if first is None else (first * h).sum(0)
+        if second is not None:
+            into_v = second * 2 if into_v is None else into_v + second * 2
+        return into_h, into_v
+
+
+@dataclasses.dataclass
+class Metrics:
+    best: float = float("inf")
+    norm: object = None
+    aux: float = 0.0
+    skipped: int = 0
+    total: object = 0.0
+    losses: list = dataclasses.field(default_factory=list)
+    rates: list = dataclasses.field(default_factory=list)
+    norms: dict = dataclasses.field(default_factory=dict)
+    named: dict = dataclasses.field(default_factory=lambda: collections.defaultdict(list))
+
+    def update(self, **values):
+        for name, value in values.items():
+            setattr(self, name, value) if hasattr(self, name) else self.named[name].append(value)
+
+
+@contextlib.contextmanager
+def no_sync():
+    state["synced"] = False
+    try:
+        yield
+    finally:
+        state["synced"] = True
+
+
+@contextlib.contextmanager
+def net_in_eval(net):
+    before = net.training
+    net.eval()
+    try:
+        yield
+    finally:
+        net.train(before)
+
+
+def prepare(batch):
+    return {k: v.detach() if isinstance(v, torch.Tensor) else v for k, v in batch.items()}
+
+
+def tick(loss):
+    """A scheduler's step, with the loss where it asks for one."""
+    if isinstance(sched, lr.ReduceLROnPlateau):
+        sched.step(loss.item())
+    else:
+        sched.step()
+
+
+class Trainer:
+    """The parts of a step as methods."""
+
+    every, clip = 2, 1.0
+
+    def __init__(self, net, opt):
+        self.net, self.opt, self.steps, self.running = net, opt, 0, None
+
+    @property
+    def last(self):
+        return self.steps % self.every == 0
+
+    def forward(self, x):
+        return self.net(x)
+
+    def loss(self, h, y):
+        return F.cross_entropy(h, y % D, reduction="mean") / self.every
+
+    def backward(self, loss):
+        loss.backward()
+        self.steps += 1
+
+    def update(self):
+        if not self.last:
+            return
+        if self.clip is not None:
+            nn.utils.clip_grad_norm_(self.net.parameters(), self.clip)
+        self.opt.step()
+        self.opt.zero_grad()
+
+    def log(self, loss):
+        value = loss.detach()
+        self.running = value if self.running is None else 0.9 * self.running + 0.1 * value
+        if self.last:
+            print(f"{self.steps}: {self.running:.4f}")

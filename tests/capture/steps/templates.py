@@ -217,7 +217,7 @@ STATEMENTS: Table = {
         (1, "net.mean = <v>.detach().clone()"),
         (1, "with torch.no_grad():\n    <p>.mul_(0.5)"),
         (1, "<p>.data.add_(<number>)"),
-        (1, "<p>.data = <p>.data * <f>"),
+        (1, "for q in [<p>]:\n    q.data = q.data * <f>"),
         (1, "net.block.bias.add_(0.1 * (net.block.load.mean() - net.block.load).sign())"),
         (
             1,
