@@ -13,6 +13,22 @@ if TYPE_CHECKING:
     from .domain import TrackingDomain
 
 
+PACKED = "it runs natively; torch.utils.checkpoint, with a context_fn that says what is kept, stays in the graph"
+ON_EACH = "it runs natively; a hook on each tensor, or reading .grad after backward(), stays in the graph"
+# What to write in place of what a graph cannot hold; by the class or function.
+INSTEAD = {
+    "saved_tensors_hooks": PACKED,
+    "save_on_cpu": PACKED,
+    "register_multi_grad_hook": ON_EACH,
+    "_MultiHandle": ON_EACH,
+}
+
+
+def instead_of(function: Any) -> str:
+    """The hint for a function that is not interpreted."""
+    return INSTEAD.get(function.__qualname__.split(".")[0], "it runs natively; nothing to do")
+
+
 class AutogradCalls:
     """What stands in for the two functions in one trace."""
 

@@ -29,7 +29,7 @@ from ..hook import ABSENT, Entry
 from ..sources import Static
 from . import natives
 from .arrays import Array, without_arrays
-from .autograd_calls import AutogradCalls
+from .autograd_calls import AutogradCalls, instead_of
 from .bars import Bars
 from .call_parts import holds_proxy
 from .checkpoints import Checkpoints
@@ -240,7 +240,7 @@ class Calls(Methods, Construction, StandIns):
             raise Break(
                 "function outside of the graph",
                 f"{function.__module__}.{function.__qualname__}",
-                "it runs natively; nothing to do",
+                instead_of(function),
             )
         if torch_private.makes_transform(function):
             hint = "it runs natively; torch.autograd.grad, of sums where there is a batch, stays in the graph"

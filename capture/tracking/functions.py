@@ -66,7 +66,8 @@ class Context:
 @natives.replaced(Context.mark_dirty, Context.save_for_forward)
 def refuse_context(*_: Any) -> None:
     """What a graph has no way to say of its outputs."""
-    raise Break("autograd.Function", "forward calls mark_dirty or save_for_forward", HINT)
+    hint = "it runs natively; a forward that gives a new tensor, and leaves its arguments as they are, stays in the graph"
+    raise Break("autograd.Function", "forward calls mark_dirty or save_for_forward", hint)
 
 
 class FunctionHistory(torch.autograd.Function):
@@ -174,7 +175,8 @@ class AutogradFunctions(Bodies):
             return tensors
         found = [o for o in tensors if not any(o is c for c in constant)]
         if len(found) > 1:
-            raise Break("autograd.Function", "set_materialize_grads(False), and it gives several results", HINT)
+            hint = "it runs natively; without that call, and with zeros for what is missing, it stays in the graph"
+            raise Break("autograd.Function", "set_materialize_grads(False), and it gives several results", hint)
         return found
 
     def backward_graphs(

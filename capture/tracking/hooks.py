@@ -92,7 +92,7 @@ class GradientHooks(Bodies):
 
     what = REASON
     where = "the hook"
-    hint = "backward runs natively between two graphs; nothing to do"
+    hint = "backward runs natively between two graphs; what changes no Python object, or reads .grad after it, stays in"
 
     def __init__(self, domain: TrackingDomain, call: Callable[..., Any]):
         super().__init__(domain, call)

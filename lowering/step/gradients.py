@@ -33,7 +33,7 @@ def require_gradients(*tensors: torch.Tensor) -> None:
         )
 
 
-def keep(*values: Any) -> None:
+def keep(*values: object) -> None:
     """Nothing: after ``require_gradients``, holds what Python would go on with where one is missing."""
 
 

@@ -76,10 +76,10 @@ def nothing_before_a_failure(patch: pytest.MonkeyPatch) -> None:
 
 # with the seed of a program that shows it
 FAULTS = {
-    "tensors": (without_guards("tensor"), 20),
+    "tensors": (without_guards("tensor"), 16),
     "values": (without_guards("dict", "class", "equal"), 0),
     "lists": (lists_forgotten, 0),
-    "failures": (nothing_before_a_failure, 16),
+    "failures": (nothing_before_a_failure, 0),
 }
 
 
