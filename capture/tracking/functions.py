@@ -66,7 +66,7 @@ class Context:
 @natives.replaced(Context.mark_dirty, Context.save_for_forward)
 def refuse_context(*_: Any) -> None:
     """What a graph has no way to say of its outputs."""
-    hint = "it runs natively; a forward that gives a new tensor, and leaves its arguments as they are, stays in the graph"
+    hint = "it runs natively; a forward that gives a new tensor, and changes no argument, stays in the graph"
     raise Break("autograd.Function", "forward calls mark_dirty or save_for_forward", hint)
 
 
