@@ -6,6 +6,7 @@ import contextlib
 
 import pytest
 import torch
+from expert_layer import HitExperts
 from gradient_programs import kept
 from torch import nn
 from torch.utils.checkpoint import checkpoint
@@ -15,26 +16,6 @@ from moebius import capture, explain, stats
 from moebius.tracking.checkpoints import Read
 
 F = torch.nn.functional
-
-
-class Experts(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.gate = torch.nn.Linear(8, 4)
-        self.gate_up = torch.nn.Parameter(torch.randn(4, 24, 8) * 0.2)
-        self.down = torch.nn.Parameter(torch.randn(4, 8, 12) * 0.2)
-
-    def forward(self, x):
-        weights, chosen = F.softmax(self.gate(x), -1).topk(2, -1)
-        mask = F.one_hot(chosen, 4).permute(2, 1, 0)
-        out = torch.zeros_like(x)
-        for hit in (mask.sum((-1, -2)) > 0).nonzero():
-            expert = hit[0]
-            slot, token = torch.where(mask[expert])
-            gate, up = F.linear(x[token], self.gate_up[expert]).chunk(2, -1)
-            current = F.linear(F.silu(gate) * up, self.down[expert]) * weights[token, slot, None]
-            out.index_add_(0, token, current)
-        return out
 
 
 class Block(torch.nn.Module):
@@ -164,7 +145,7 @@ def test_experts_in_a_checkpointed_block_are_lowered(reentrant):
         return model(x).sum()
 
     options = {"use_reentrant": reentrant}
-    (ours, _), (theirs, _) = build(Experts, options), build(Experts, options)
+    (ours, _), (theirs, _) = build(HitExperts, options), build(HitExperts, options)
     x = torch.randn(16, 8, requires_grad=True)
     report = explain(forward)(ours, x)
     assert [r.lowered for r in report.expert_regions] == [True, True] and not report.breaks
@@ -173,13 +154,13 @@ def test_experts_in_a_checkpointed_block_are_lowered(reentrant):
     forward(theirs, x).backward()
     for p, q in zip(ours.parameters(), theirs.parameters(), strict=True):
         torch.testing.assert_close(p.grad, q.grad)
-    whole, _ = build(Experts, None)
+    whole, _ = build(HitExperts, None)
     assert kept(captured, ours, x) < 0.5 * kept(capture(forward), whole, x)
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_loops_that_are_not_lowered_run_inside_the_block(reentrant):
-    seen = check(Experts, {"use_reentrant": reentrant})
+    seen = check(HitExperts, {"use_reentrant": reentrant})
     assert seen.graphs == 1 and seen.breaks == 0
 
 
@@ -264,8 +245,8 @@ def test_an_argument_written_to_before_backward_is_the_error_that_torch_raises()
 def test_what_a_native_checkpoint_runs_twice_is_plain_both_times():
     """It compares the tensors that it saves; a graph that came between would save others."""
     torch.manual_seed(0)
-    model = Experts()
-    plain = Experts()
+    model = HitExperts()
+    plain = HitExperts()
     plain.load_state_dict(model.state_dict())
 
     def step(model, x):

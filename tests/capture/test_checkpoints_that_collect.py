@@ -6,39 +6,23 @@ import contextvars
 
 import pytest
 import torch
+from expert_layer import HitExperts
 from torch.utils.checkpoint import checkpoint
 
 from moebius import capture, explain, stats
 from moebius.tracking.rerun import Again
 
-F = torch.nn.functional
 collecting = contextvars.ContextVar("collecting", default=None)
 flags = {"on": False}
 
 
-class Layer(torch.nn.Module):
+class Layer(HitExperts):
     def __init__(self):
         super().__init__()
-        self.gate = torch.nn.Linear(8, 4)
-        self.gate_up = torch.nn.Parameter(torch.randn(4, 24, 8) * 0.2)
-        self.down = torch.nn.Parameter(torch.randn(4, 8, 12) * 0.2)
         self.dropout, self.last, self.calls, self.seen = torch.nn.Dropout(0.1), None, 0, []
 
-    def note(self, logits):
-        pass
-
     def forward(self, x):
-        logits = self.gate(x)
-        self.note(logits)
-        weights, chosen = logits.softmax(-1).topk(2, -1)
-        mask = F.one_hot(chosen, 4).permute(2, 1, 0)
-        out = torch.zeros_like(x)
-        for hit in (mask.sum((-1, -2)) > 0).nonzero():
-            expert = hit[0]
-            slot, token = torch.where(mask[expert])
-            gate, up = F.linear(x[token], self.gate_up[expert]).chunk(2, -1)
-            out.index_add_(0, token, F.linear(F.silu(gate) * up, self.down[expert]) * weights[token, slot, None])
-        return x + self.dropout(out)
+        return x + self.dropout(super().forward(x))
 
 
 class Collects(Layer):

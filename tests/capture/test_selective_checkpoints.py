@@ -7,6 +7,7 @@ from functools import partial
 
 import pytest
 import torch
+from expert_layer import HitExperts
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
@@ -56,31 +57,11 @@ class Attention(torch.nn.Module):
         return self.o(F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(-1, 8))
 
 
-class Experts(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.gate = torch.nn.Linear(8, 4, bias=False)
-        self.gate_up = torch.nn.Parameter(torch.randn(4, 24, 8) * 0.2)
-        self.down = torch.nn.Parameter(torch.randn(4, 8, 12) * 0.2)
-
-    def forward(self, x):
-        weights, chosen = F.softmax(self.gate(x), -1).topk(2, -1)
-        mask = F.one_hot(chosen, 4).permute(2, 1, 0)
-        out = torch.zeros_like(x)
-        for hit in (mask.sum((-1, -2)) > 0).nonzero():
-            expert = hit[0]
-            slot, token = torch.where(mask[expert])
-            gate, up = F.linear(x[token], self.gate_up[expert]).chunk(2, -1)
-            current = F.linear(F.silu(gate) * up, self.down[expert]) * weights[token, slot, None]
-            out.index_add_(0, token, current)
-        return out
-
-
 class Layer(torch.nn.Module):
     def __init__(self, experts=True):
         super().__init__()
         self.attention, self.norm, self.dropout = Attention(), torch.nn.RMSNorm(8), torch.nn.Dropout(0.2)
-        self.mlp = Experts() if experts else torch.nn.Linear(8, 8, bias=False)
+        self.mlp = HitExperts(bias=False) if experts else torch.nn.Linear(8, 8, bias=False)
 
     def forward(self, x):
         x = x + self.dropout(self.attention(self.norm(x)))

@@ -16,7 +16,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "interpreter"))
 
-from fuzz.workers import Ended, Limits, run_tasks
+from fuzz.workers import Ended, Limits, batches, run_tasks
 
 BATCH = 20
 LIMITS = Limits(600.0, 6 << 30)  # of a batch
@@ -96,10 +96,8 @@ def main() -> int:
     options.out.mkdir(parents=True, exist_ok=True)
     print(f"{options.count} programs from seed {first}")
     tasks = [
-        Batch(
-            first + at, min(BATCH, options.count - at), not options.no_shrink, options.out / f"running-{first + at}.txt"
-        )
-        for at in range(0, options.count, BATCH)
+        Batch(at, many, not options.no_shrink, options.out / f"running-{at}.txt")
+        for at, many in ((first + number * BATCH, many) for number, many in batches(options.count, BATCH))
     ]
     sums: Counter[str] = Counter()
     differing, started = 0, time.monotonic()

@@ -23,7 +23,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from fuzz.provide import provide_interpreter
-from fuzz.workers import Ended, Limits, run_tasks
+from fuzz.workers import Ended, Limits, batches, run_tasks
 
 BATCH = 250  # programs from one seed: a search stops at its first difference, so batches are short
 LIMITS = {False: Limits(1200.0, 4 << 30), True: Limits(3600.0, 8 << 30)}  # of a batch; through @capture
@@ -121,12 +121,12 @@ def main() -> int:
     tasks = [
         Batch(
             first + number,
-            min(BATCH, options.count - number * BATCH),
+            many,
             not options.no_shrink,
             options.captured,
             options.out / f"running-{first + number}.py.txt",
         )
-        for number in range((options.count + BATCH - 1) // BATCH)
+        for number, many in batches(options.count, BATCH)
     ]
     return report(options, tasks)
 

@@ -17,6 +17,12 @@ SPAWN = multiprocessing.get_context("spawn")
 PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
+def batches(count: int, size: int) -> Iterator[tuple[int, int]]:
+    """The number of each batch and how many programs are in it, ``count`` in all."""
+    for number in range((count + size - 1) // size):
+        yield number, min(size, count - number * size)
+
+
 @dataclass
 class Ended:
     """What came of a task: what the function returned, or the reason why its process was ended or died."""
