@@ -108,9 +108,9 @@ class InferenceModes:
                 break
             made.add(node)
         module = self.writer.module()  # through which the bodies of loops are found
-        module.graph.owning_module = None  # fx warns of bodies that such an owner lacks, and more are to come
         roots, writers = (storage := Storage(module.graph)).roots, storage.writers
         written = {root for node in writers if node in made for target in writers[node] for root in roots[target]}
+        module.graph.owning_module = None  # fx warns of bodies that such an owner lacks, and more are to come
         if not written <= made:
             self.failed = True
             raise Break("object made in C", "torch._C._InferenceMode, in which a tensor from before is changed", HINT)
