@@ -113,6 +113,8 @@ def other_whole(fact: Fact, args: tuple, kwargs: dict[str, Any]) -> str | None:
         the_dict, entries, keys = rest
         name = fact.record.source
         return name if keys is not None and len(keys) != len(the_dict) and not name.endswith(".__dict__") else None
+    if kind == "equal" and isinstance(fact.source, Part) and fact.source.operation == "list_item":
+        return fact.source.parent.name if type(rest[1]) is bool else None  # which predictions were right
     if kind not in ("contents", "length", "python") or fact.source is None:
         return None
     now = met(fact, args, kwargs)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import collections
+import warnings
 
 import pytest
 import torch
 from answers import same, told
 
-from moebius import capture
+import moebius
+from moebius import capture, stats
 from moebius.tracking import natives
 from moebius.tracking.operators import Operators
 
@@ -135,3 +137,28 @@ def test_defaults_that_the_step_changed():
 
     captured, x = capture(step), torch.ones(2)
     assert [captured(x, n).tolist() for n in (0, 3, 0, 3, 4, 0)] == [[n, n] for n in (2, 3, 3, 3, 4, 4)]
+
+
+def test_which_predictions_were_right_is_learned_as_a_whole():
+    """Each list has other answers in it: not one capture for each."""
+
+    @moebius.disable
+    def right(x):
+        return (x > 0).tolist()
+
+    def step(meter, x):
+        meter["right"] += right(x)
+        y = x * 2
+        meter["seen"] += len(meter["right"])
+        return y.sum() + sum(meter["right"])
+
+    captured = capture(step, backend="eager")
+    misses = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for seed in range(26):
+            x = torch.randn(8, generator=torch.Generator().manual_seed(seed))
+            ours, plain = ({"right": [], "seen": 0} for _ in range(2))
+            assert torch.equal(captured(ours, x), step(plain, x)) and ours == plain
+            misses.append(stats(captured).misses)
+    assert misses[-1] == misses[-4]
