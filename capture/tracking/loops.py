@@ -60,6 +60,7 @@ TURN = Body(
     "collect results in a tensor (index_add_), or iterate over a Python range",
 )
 ROWS = (TensorRows, RangeRows, HitTurns)
+RETURNS = frozenset({"RETURN_VALUE", "RETURN_CONST"})
 ONE = (OneTurn, HitTurns)  # recorded as loops of one turn
 
 
@@ -87,6 +88,7 @@ class OpenLoop:
             self.head = self.entry = frame.pc
             self.inside, self.stack = range(frame.pc, instruction.target), self.begun_with
         self.before = list(frame.locals)
+        self.depth = 0  # of the machine's frames at its first instruction
         self.where: tuple = ()
         self.root_step = 0
         self.number = 0  # of the first node in it
@@ -170,12 +172,14 @@ class Loops:
 
     def observe(self, frame: Frame) -> None:
         """Before each instruction: open a loop, close it, or leave a turn."""
-        if self.open and self.open[-1].frame is frame:
-            loop = self.open[-1]
+        loop = self.open[-1] if self.open else None
+        if loop is not None and self.domain.machine.depth < loop.depth:
+            raise Break("expert loop left early", "an exception inside the loop", "let every turn run to its end")
+        if loop is not None and loop.frame is frame:
             if frame.pc == loop.head:
                 self.end_turn(loop)
                 return
-            if frame.pc not in loop.inside:
+            if frame.pc not in loop.inside or frame.program.instructions[frame.pc].opname in RETURNS:
                 raise Break(
                     "expert loop left early", "break or return inside the loop", "let every turn run to its end"
                 )
@@ -260,7 +264,7 @@ class Loops:
 
     def begin(self, frame: Frame, rows: TensorRows | RangeRows | HitTurns | OneTurn, carried: list[int]) -> None:
         loop = OpenLoop(frame, rows, carried)
-        loop.root_step = self.domain.root_steps - 1
+        loop.root_step, loop.depth = self.domain.root_steps - 1, self.domain.machine.depth
         writer, objects = self.domain.tensors.writer, self.domain.objects
         loop.where = writer.where()
         loop.number = writer.count + 1
@@ -324,7 +328,7 @@ class Loops:
             skip_if, stay = jumps_if, frame.pc + 1
         else:
             return False  # a branch between two bodies
-        if stay <= frame.pc:
+        if past_jumps(frame, stay) <= frame.pc:
             return False  # the end of a while loop: its turns are not counted
         loop.skipped = True
         self.skip(frame.stack.pop(), skip_if)
@@ -351,6 +355,8 @@ class Loops:
             return
         if (frame.code, frame.pc) in self.unrolled:
             return
+        if any(value is frame.stack[-1] for value in frame.stack[-2:-1]):
+            return  # ``condition and rest`` (3.12): the condition itself is the expression's value
         rows = branch_at(frame)
         if rows is not None:
             self.prefer_numbers(frame.stack[-1])

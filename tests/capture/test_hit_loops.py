@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
 import torch
 from torch import nn
@@ -150,3 +152,32 @@ def test_written_is_looked_at(monkeypatch):
     layer, x, index = Layer(), torch.randn(4, D, dtype=torch.float64), torch.tensor([0, 2, 2, 1])
     captured = capture(list_that_was_changed)
     assert not torch.allclose(captured(layer, x, index), list_that_was_changed(layer, x, index))
+
+
+def returns_from_the_turn(layer, x, index):
+    out = torch.zeros_like(x)
+    for _ in hits(index):
+        return out * 3
+    return out
+
+
+def raises_in_the_turn(layer, x, index):
+    def turns():
+        for _ in hits(index):
+            raise KeyError("no turn ends")
+        return x * 5
+
+    try:
+        return turns()
+    except KeyError:
+        return x * 2
+
+
+@pytest.mark.parametrize("function", [returns_from_the_turn, raises_in_the_turn], ids=lambda f: f.__name__)
+def test_a_loop_that_is_left_is_a_graph_break(function):
+    x, captured = torch.randn(3, 4), capture(function)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # it would say that capture failed
+        for index in (torch.tensor([[0, 1], [2, 3]]), torch.tensor([[0, 1], [1, 3]])):
+            assert torch.equal(captured(None, x, index), function(None, x, index))
+    assert stats(captured).breaks
