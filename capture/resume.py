@@ -34,6 +34,7 @@ from .places import (
     reads_one_attribute,
     without_call_prefix,
 )
+from .tracking.branches import asks_for_jump
 from .tracking.values import LoopLeftover
 
 ENTRY_OPCODES = frozenset({"COPY_FREE_VARS", "MAKE_CELL", "RETURN_GENERATOR"})
@@ -155,7 +156,8 @@ class Continuation:
                 ways.append((instruction.target, True))
             after = [self.behind_loop(target, depth + self.effect(i, jump)) for target, jump in ways]
             done = limit is None and instruction.opname not in BEFORE_CALL
-            if done and (is_dropped(instructions, i) or reads_one_attribute(instructions, i)):
+            follows = any(test(instructions, i) for test in (is_dropped, reads_one_attribute, asks_for_jump))
+            if done and follows:  # the next instruction belongs to it
                 i, depth, limit = i + 1, after[0][1], after[0][1]
                 continue
             if done or (limit is not None and all(d <= limit for _, d in after)):

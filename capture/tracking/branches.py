@@ -56,11 +56,10 @@ def past_jumps(frame: Frame, index: int) -> int:
     return index
 
 
-def asks_for_jump(frame: Frame) -> int:
-    """How many values the frame's instruction takes if it asks for the truth on which the next one jumps; else 0."""
-    instructions, pc = frame.program.instructions, frame.pc
-    count = ASKING.get(instructions[pc].opname, 0)
-    return count if ASKS_BEFORE_JUMP and count and instructions[pc + 1].opname in BRANCHES else 0
+def asks_for_jump(instructions: Any, index: int) -> int:
+    """How many values an instruction takes if it asks for the truth on which the next one jumps; else 0."""
+    count = ASKING.get(instructions[index].opname, 0)
+    return count if ASKS_BEFORE_JUMP and count and instructions[index + 1].opname in BRANCHES else 0
 
 
 def branch_at(frame: Frame) -> OneTurn | None:

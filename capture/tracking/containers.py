@@ -131,12 +131,15 @@ class Containers(Parts):
                 "a tensor indexes a Python sequence",
                 "stack the sequence and index the tensor",
             )
-        if not isinstance(key, int | slice):
-            method = self.attributes.on_type(type(key), "__index__") if type(key) not in ATOMS else ABSENT
+        kind = type(key)
+        if kind not in ATOMS:
+            method = ABSENT if issubclass(kind, int) else self.attributes.on_type(kind, "__index__")
             if isinstance(method, types.FunctionType):
                 key = self.call(method, [key], {})
                 if not isinstance(key, int):
                     raise TypeError(f"__index__ returned non-int (type {type_name(type(key))})")
+            else:
+                self.guard_operators(key, ("__index__",))
         return key
 
     def dict_item(self, obj: Any, kind: type, key: Any) -> Any:

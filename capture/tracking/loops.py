@@ -189,7 +189,7 @@ class Loops:
         if opname in BRANCHES:
             self.take_branch(frame)
             return
-        if count := asks_for_jump(frame):
+        if count := asks_for_jump(frame.program.instructions, frame.pc):
             self.look_at_jump(frame, count)
             return
         if opname != "FOR_ITER":

@@ -34,3 +34,7 @@ class Parts(Domain):
     def refuse_alien(self, value: Any) -> None:
         """A graph break for values that have no meaning outside of the trace's own machinery."""
         raise NotImplementedError
+
+    def guard_operators(self, value: Any, names: Any) -> None:
+        """What the type says of its operators; a graph break where they read, in C, what no guard sees of the value."""
+        raise NotImplementedError
