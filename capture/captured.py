@@ -136,10 +136,10 @@ class Captured:
             for segment in self.segments:
                 if segment.guards.failure(args, kwargs)[0] is None:
                     return self.parked.around(self.runner(segment))
-        if (run := one_before(self, args, kwargs)) is not None:
-            return run
         worth_it = False
         try:
+            if (run := one_before(self, args, kwargs)) is not None:
+                return run
             worth_it = not entry.targets or self.learn(args, kwargs)
             if worth_it:
                 with paused_collector():

@@ -85,8 +85,8 @@ def met(fact: Fact, guards: CompiledGuards, args: tuple, kwargs: dict[str, Any])
 
 def other_keys(the_dict: dict, keys: tuple) -> str:
     """Which keys came and went."""
-    now = list(dict.keys(the_dict))
-    came, went = [k for k in now if k not in keys], [k for k in keys if k not in now]
+    now, before = dict.fromkeys(dict.keys(the_dict)), dict.fromkeys(keys)  # (tensors as keys compare by their hash)
+    came, went = [k for k in now if k not in before], [k for k in before if k not in now]
     words = [f"key {describe(k)} {verb}" for some, verb in ((came, "added"), (went, "removed")) for k in some[:3]]
     return ", ".join(words) or "keys in another order"
 

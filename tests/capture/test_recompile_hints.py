@@ -132,3 +132,19 @@ def test_a_relation_of_sizes_is_told_by_the_arguments_names():
     for n in range(2, 6):
         step(ONES, n)
     assert "L['n'] == 3" in stats(step).recompiles[1].old
+
+
+def test_tensors_as_keys_are_told_apart_without_comparing_them():
+    first, second = torch.ones(3), torch.ones(3)
+    keyed = {first: 1.0}
+
+    @capture
+    def step(x):
+        return x * sum(keyed.values())
+
+    step(torch.ones(2))
+    keyed[second] = 2.0
+    assert step(torch.ones(2)).tolist() == [3.0, 3.0]
+    del keyed[first]
+    assert step(torch.ones(2)).tolist() == [2.0, 2.0]
+    assert any("key" in f"{recompile.old} {recompile.new}" for recompile in stats(step).recompiles)
