@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -56,12 +57,18 @@ def open_place(policy: Policy, fact: Fact, guards: CompiledGuards, args: tuple, 
 
 def open_numbers(policy: Policy, guards: CompiledGuards, args: tuple, kwargs: dict[str, Any]) -> None:
     """All numbers and sizes that are others than in the turn of a loop that these guards were made in."""
+    others: set[str] = set()  # sources of another type now: below these nothing is asked
     for fact in guards.facts:
         kind, *rest = fact.check
-        if kind == "tensor":
+        if fact.source is not None and any(source.name in others for source in way_to(fact.source)):
+            continue
+        if kind == "type" and fact.source is not None:
+            if type(met(fact, args, kwargs)) is not rest[1]:
+                others.add(fact.source.name)
+        elif kind == "tensor":
             open_sizes(policy, fact, args, kwargs)
         elif kind == "equal" and fact.source is not None:
-            if is_another_number(rest[1], met(fact, args, kwargs)):
+            if type(rest[1]) in (int, float) and is_another_number(rest[1], met(fact, args, kwargs)):
                 policy.volatile.add(fact.source.name)
         elif kind == "dict":
             the_dict, entries, _ = rest
@@ -70,6 +77,14 @@ def open_numbers(policy: Policy, guards: CompiledGuards, args: tuple, kwargs: di
                     policy.volatile.add(record_name(fact.record.source, key))
         elif kind == "contents" and fact.source is not None:
             open_floats(policy, fact.source, args, kwargs)
+
+
+def way_to(source: Source) -> Iterator[Source]:
+    """The source and what it is a part of."""
+    yield source
+    while isinstance(source, Part):
+        source = source.parent
+        yield source
 
 
 def is_another_number(then: Any, now: Any) -> bool:

@@ -206,7 +206,14 @@ def objects_with_a_format_of_their_own(x):
     return x * 2, f"{Formatted()} {Formatted():>4} {Color.RED}", format(Formatted()), format(Formatted(), "x")
 
 
+def inference_mode_switched_off(x):
+    with torch.inference_mode(False):
+        torch.ones(2) * 2
+    return x + 1
+
+
 ONE_GRAPH = [
+    inference_mode_switched_off,
     objects_with_a_format_of_their_own,
     fields_of_named_tuples, a_field_that_is_not_there, slots_of_new_objects, deep_copies, deep_copy_of_an_object,
     an_identity, a_log_line_that_is_off, no_grad, a_profiler_range, custom_operators, context_managers,
@@ -231,12 +238,6 @@ def a_log_line_of_a_users_handler(x):
     y = x * 2
     LOG.error("size %d", x.shape[0])
     return y + 1
-
-
-def inference_mode_switched_off(x):
-    with torch.inference_mode(False):
-        torch.ones(2) * 2
-    return x + 1
 
 
 def a_tensor_subclass(x):
@@ -268,7 +269,7 @@ def output_to_a_file(x):
 
 LINEAR = nn.Linear(2, 2)
 BREAKS = [
-    a_log_line_of_a_users_handler, inference_mode_switched_off, a_tensor_subclass, a_deep_copy_of_a_module,
+    a_log_line_of_a_users_handler, a_tensor_subclass, a_deep_copy_of_a_module,
     an_error_of_an_operator, an_identity_of_a_new_object, output_to_a_file,
 ]  # fmt: skip
 
