@@ -18,7 +18,7 @@ from moebius.interpreter.forms import form_of
 
 from ..hook import ABSENT, copy_set
 from ..sources import Static
-from . import natives
+from . import arity, natives
 from .call_parts import CallParts, is_alien
 from .enums import plain_member
 from .index_lists import index_list
@@ -183,6 +183,8 @@ class Methods(CallParts):
     def container_method(self, owner: Any, base: type, name: str, args: list, kwargs: dict[str, Any]) -> Any:
         """A method of list, dict, set, tuple, deque or of a class derived from one, on the object or its shadow."""
         table = natives.CONTAINER_METHODS[base]
+        args, kwargs = arity.positional(base, name, args, kwargs)
+        arity.check(base, name, args, kwargs)
         if name == "append":
             self.domain.lists.appends(owner)
         if name not in table:
@@ -336,7 +338,7 @@ class Methods(CallParts):
                 raise TypeError("__new__(): not enough arguments")
             return self.allocate(args[0], bound, args[1:], kwargs)
         if name == "fromkeys" and cls in DICTS:
-            return self.objects.made(cls.fromkeys(self.drain(args[0]), *args[1:]))
+            return self.objects.made(cls.fromkeys(*map(self.drain, args[:1]), *args[1:], **kwargs))
         if name in ("__subclasses__", "mro", "__prepare__"):
             return self.objects.made(bound(*args, **kwargs))
         if name == "from_iterable":
