@@ -118,6 +118,7 @@ class Continuation:
         held = zip(self.program.localsplus, frame.locals, strict=True)
         leftovers = {name for name, value in held if type(value) is LoopLeftover}
         self.gone = leftovers - read_later(self.code, self.entry) if leftovers else leftovers
+        refuse_cells(frame.stack)
         self.state = self.state_at(self.entry, len(frame.stack), empty_places(frame.stack))
         self.exits = self.find_exits()
         self.exceptions = handled_exceptions(frame.stack, self.state.handled, handled)
@@ -245,7 +246,7 @@ def rebuild(
     after = Label()
     regions: dict[int, TryBegin] = {}  # by id of the user's TryBegin: the one that is open for it now
     open_region: TryBegin | None = None
-    index = -1
+    index, began = -1, False
     for item in source:
         if isinstance(item, TryBegin):
             open_region = item
@@ -258,6 +259,7 @@ def rebuild(
             body.append(item)
             continue
         index += 1
+        began = began or item.name == "RESUME"
         if instead is not None and instead == ("call", index):
             body.append(after)
         if index == state.index or index in exit_of:
@@ -283,7 +285,7 @@ def rebuild(
                     regions[id(open_region)] = again
                 else:
                     body.append(skip)
-        if item.name not in ENTRY_OPCODES:
+        if item.name not in ENTRY_OPCODES or (item.name == "MAKE_CELL" and began):  # (a comprehension's own)
             body.append(shared_cells(item, cells))
     prologue: list[Any] = []
     if freevars:
@@ -356,6 +358,7 @@ def suspended_state(frame: Frame) -> State:
     else:
         index = next(i for i, x in enumerate(program.instructions) if x.opname == "RETURN_GENERATOR") + 2  # its POP_TOP
         live, depth = set(program.localsplus), len(frame.stack)
+    refuse_cells(frame.stack)
     cells = tuple(n for i, n in enumerate(program.localsplus) if i in program.cell_indices)
     bound = tuple(
         n
@@ -363,6 +366,12 @@ def suspended_state(frame: Frame) -> State:
         if i not in program.cell_indices and n in live and frame.locals[i] is not UNSET
     )
     return State(index, bound, cells, depth, empty_places(frame.stack))
+
+
+def refuse_cells(stack: list[Any]) -> None:
+    """Below a comprehension in the frame (PEP 709) stands the cell that its variable hides, to be put back as it is."""
+    if any(type(value) is types.CellType for value in stack):
+        raise CannotResume("a comprehension whose variable an inner function uses hides a variable of that name")
 
 
 def generator_code(code: types.CodeType, state: State) -> types.CodeType:
@@ -487,9 +496,12 @@ def line_in(code: types.CodeType, exc: BaseException | None) -> int:
 
 
 def shared_cells(item: Instr, cells: set[str]) -> Instr:
-    """The instruction with the frame's own cells turned into free variables."""
-    if isinstance(item.arg, CellVar):
-        return Instr(item.name, FreeVar(item.arg.name), location=item.location)
+    """The instruction with the frame's own cells turned into free variables.
+
+    An argument's cell is in the argument's own place: from 3.13 on a closure takes it with LOAD_FAST, by its name.
+    """
+    if isinstance(item.arg, CellVar) or (item.name == LOAD_CELL and isinstance(item.arg, str) and item.arg in cells):
+        return Instr(item.name, FreeVar(getattr(item.arg, "name", item.arg)), location=item.location)
     return item
 
 

@@ -25,7 +25,7 @@ from .places import (
     without_call_prefix,
 )
 from .residual import Emitter
-from .resume import CannotResume, State, live_names, rebuild
+from .resume import CannotResume, State, live_names, rebuild, refuse_cells
 from .tracking.construction import Making
 from .tracking.values import LoopLeftover, StandIn, TensorProxy
 
@@ -179,6 +179,7 @@ def native_frame(emitter: Emitter, place: Stopped, inner: str, what: str) -> str
     )
     cells = tuple(name for i, name in enumerate(program.localsplus) if i in program.cell_indices)
     handled = tuple(p for p in handled_places(frame.code)[place.pc] if p < depth)
+    refuse_cells(place.stack[:depth])
     nulls = empty_places(place.stack[:depth])
     state = State(index, bound, cells, depth, nulls, handled)
     every = handled_exceptions(place.stack, handled_places(frame.code)[place.pc], place.handled)

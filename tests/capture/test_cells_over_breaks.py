@@ -1,0 +1,72 @@
+"""Variables of inner functions over graph breaks: comprehensions in the frame (3.12), cells of arguments (3.13)."""
+
+# ruff: noqa: B023 (the last value of a loop variable is what is asked for)
+
+import pytest
+import torch
+from answers import broken, same, told
+
+from moebius import capture
+
+X = torch.arange(4.0)
+
+
+def comprehension_behind_the_break(x):
+    broken(x)
+    calls = [lambda: i for i in range(3)]
+    return x + sum(f() for f in calls)
+
+
+def break_in_the_comprehension(x):
+    i = 10
+    calls = [(broken(x), lambda: i * 2)[1] for i in range(3)]
+    return x + sum(f() for f in calls) + (lambda: i)()
+
+
+def break_in_it_without_the_variable(x):
+    return x + sum([(broken(x), i)[1] for i in range(3)])
+
+
+def of_an_argument(i):
+    calls = [lambda: i * 2 for i in range(3)]
+    broken(X)
+    return i + sum(f() for f in calls) + (lambda: i)()
+
+
+def arguments_in_inner_functions(x, n=3):
+    broken(x)
+    inner = lambda: (n, x)  # noqa: E731
+    broken(x)
+    n = 4
+    return inner()[0] + x
+
+
+def argument_of_a_generator(x):
+    def turns(error):
+        try:
+            raise ValueError(x.sum().item())
+        except ValueError as error:
+            broken(x)
+
+            def inner(i: int) -> str:
+                nonlocal error
+                return i
+
+            yield inner(3)
+            del error
+        yield 5
+
+    return [x * n for n in turns(7)]
+
+
+FUNCTIONS = [
+    comprehension_behind_the_break, break_in_the_comprehension, break_in_it_without_the_variable, of_an_argument,
+    arguments_in_inner_functions, argument_of_a_generator,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("function", FUNCTIONS, ids=lambda f: f.__name__)
+def test_as_in_plain_python(function):
+    captured = capture(function)
+    for x in (X, X + 1, X):
+        assert same(told(captured, x), told(function, x))
