@@ -500,8 +500,9 @@ def shared_cells(item: Instr, cells: set[str]) -> Instr:
 
     An argument's cell is in the argument's own place: from 3.13 on a closure takes it with LOAD_FAST, by its name.
     """
-    if isinstance(item.arg, CellVar) or (item.name == LOAD_CELL and isinstance(item.arg, str) and item.arg in cells):
-        return Instr(item.name, FreeVar(getattr(item.arg, "name", item.arg)), location=item.location)
+    name = item.arg.name if isinstance(item.arg, CellVar) else item.arg
+    if isinstance(item.arg, CellVar) or (item.name == LOAD_CELL and isinstance(name, str) and name in cells):
+        return Instr(item.name, FreeVar(name), location=item.location)
     return item
 
 
