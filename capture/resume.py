@@ -500,10 +500,17 @@ def shared_cells(item: Instr, cells: set[str]) -> Instr:
 
     An argument's cell is in the argument's own place: from 3.13 on a closure takes it with LOAD_FAST, by its name.
     """
-    name = item.arg.name if isinstance(item.arg, CellVar) else item.arg
-    if isinstance(item.arg, CellVar) or (item.name == LOAD_CELL and isinstance(name, str) and name in cells):
-        return Instr(item.name, FreeVar(name), location=item.location)
+    if item.name.startswith(LOAD_CELL) and isinstance(item.arg, tuple):
+        return Instr(item.name, tuple(shared(part, cells) for part in item.arg), location=item.location)
+    if isinstance(item.arg, CellVar) or item.name == LOAD_CELL:
+        return Instr(item.name, shared(item.arg, cells), location=item.location)
     return item
+
+
+def shared(named: Any, cells: set[str]) -> Any:
+    """What an instruction names, a cell of the frame's as a free variable."""
+    name = named.name if isinstance(named, CellVar) else named
+    return FreeVar(name) if isinstance(name, str) and (name is not named or name in cells) else named
 
 
 def with_cells(code: types.CodeType, globals_: dict[str, Any], name: str, n_cells: int) -> Callable[..., Any]:
