@@ -24,6 +24,7 @@ from . import torch_private
 from .stopped import Stopped, connected
 from .tracking.arrays import Array, ArrayMethod, ArrayNumber, ArrayRows
 from .tracking.growing import IN_EACH_TURN
+from .tracking.substitutes import Range
 from .tracking.values import ATOMS, SYMBOLIC, Break, RuntimeNumber, TensorProxy
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ FUNCTIONS_OF_NUMBERS = frozenset(f for f in vars(math).values() if callable(f)) 
     operator.truediv, operator.floordiv, operator.mod, operator.pow, pow, divmod,
 }  # fmt: skip
 SWITCHING = (torch.no_grad, torch.enable_grad, torch.set_grad_enabled, torch.autocast)
-LEAVING_NOTHING = (*SWITCHING, contextlib.nullcontext)  # which the trace has in place of the profiler's, too
+LEAVING_NOTHING = (*SWITCHING, contextlib.nullcontext, Range)
 MAX_TURNS = 1000  # in which such an operator is met in a try-block: the loop may go on until the operator fails
 
 

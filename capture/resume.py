@@ -17,6 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from bytecode import Bytecode, CellVar, FreeVar, Instr, Label, TryBegin, TryEnd
 
 from moebius.interpreter import UNSET, Frame, decode
@@ -66,6 +67,12 @@ class State:
     depth: int
     nulls: frozenset[int]
     handled: tuple[int, ...] = ()
+
+
+def is_held(name: str, value: Any) -> bool:
+    """Whether a local lives until its frame ends, though nothing reads it. A module's hooks in an autograd graph know
+    it by a weak reference, and a leaf its autograd node, which may have hooks."""
+    return not is_own(name) and issubclass(type(value), torch.nn.Module | torch.autograd.graph.Node)
 
 
 def live_names(frame_code: types.CodeType, index: int) -> set[str]:
@@ -140,7 +147,7 @@ class Continuation:
             name
             for i, name in enumerate(self.program.localsplus)
             if i not in self.program.cell_indices
-            and name in live
+            and (name in live or is_held(name, self.frame.locals[i]))
             and ((self.frame.locals[i] is not UNSET and name not in self.gone) or name in stored)
         )
         return State(index, bound, cell_names, depth, nulls, self.handled[index])

@@ -25,7 +25,7 @@ from .places import (
     without_call_prefix,
 )
 from .residual import Emitter
-from .resume import CannotResume, State, live_names, rebuild, refuse_cells
+from .resume import CannotResume, State, is_held, live_names, rebuild, refuse_cells
 from .tracking.construction import Making
 from .tracking.values import LoopLeftover, StandIn, TensorProxy
 
@@ -174,7 +174,7 @@ def native_frame(emitter: Emitter, place: Stopped, inner: str, what: str) -> str
         name
         for i, name in slots
         if i not in program.cell_indices
-        and name in live
+        and (name in live or is_held(name, frame.locals[i]))
         and (name in later or not isinstance(frame.locals[i], MAY_BE_GONE))
     )
     cells = tuple(name for i, name in enumerate(program.localsplus) if i in program.cell_indices)

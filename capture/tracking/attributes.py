@@ -214,6 +214,8 @@ class Attributes:
                 f"{kind.__qualname__}.{name} is read past a __getattribute__ or another descriptor of that name",
                 "read the attribute by its name, without a __getattribute__ of the class's own",
             )
+        if "saved" in name and issubclass(kind, torch.autograd.graph.Node):  # to read it may run the user's hooks
+            raise Break("autograd node", f"{kind.__name__}.{name} unpacks what was saved", "it runs natively")
         try:
             value = descriptor.__get__(obj, kind)
         except AttributeError:  # an empty slot

@@ -71,18 +71,21 @@ def refuse_context(*_: Any) -> None:
 
 
 class FunctionHistory(torch.autograd.Function):
-    """The fake of a function's output, with a history that reaches the arguments.
+    """The fake of a function's output, with the history that torch gives it.
 
     An output that is an argument, or a view, stays one: torch makes a view of an argument that comes back, and refuses
-    what is then written into it (torch/csrc/autograd/custom_function.cpp, ``_process_backward_mode_ad``).
+    what is then written into it; a view requires gradients without being recorded, too (torch/csrc/autograd/
+    custom_function.cpp, ``_process_backward_mode_ad``).
     """
 
     @staticmethod
-    def forward(_: Any, templates: list[torch.Tensor], *inputs: torch.Tensor) -> torch.Tensor:
-        (template,) = templates
-        if any(template is i for i in inputs):
-            return template
-        return template.clone() if not torch_private.is_view(template) else template.view_as(template)
+    def forward(ctx: Any, templates: list[torch.Tensor], constant: bool, *inputs: torch.Tensor) -> torch.Tensor:
+        (found,) = templates
+        if not any(found is i for i in inputs):
+            found = found.clone() if not torch_private.is_view(found) else found.view_as(found)
+        if constant:
+            ctx.mark_non_differentiable(found)
+        return found
 
 
 class AutogradFunctions(Bodies):
@@ -259,12 +262,8 @@ class AutogradFunctions(Bodies):
         return tensors
 
     def fake(self, template: torch.Tensor, constant: bool, recorded: bool, inputs: list[torch.Tensor]) -> torch.Tensor:
-        with self.tensors.world.mode:
-            if constant or not recorded:
-                is_new = not torch_private.is_view(template) and not any(template is i for i in inputs)
-                return template.detach().clone() if is_new else template.detach()
-            with torch.enable_grad():
-                return cast(torch.Tensor, FunctionHistory.apply([template], *inputs))
+        with self.tensors.world.mode, torch.set_grad_enabled(recorded):
+            return cast(torch.Tensor, FunctionHistory.apply([template], constant, *inputs))
 
 
 def is_tensor(value: Any) -> bool:

@@ -74,16 +74,29 @@ def group_tensors(lists: list[list[Any]], with_indices: bool = False) -> dict[An
     return groups
 
 
+class Range(torch.autograd.profiler.record_function):
+    """``record_function`` in a step: a name for the profiler around a part of it, which no graph has."""
+
+    def __init__(self, name: str, args: str | None = None):
+        if not isinstance(name, str) or not isinstance(args, str | None):
+            raise RuntimeError("profiler::_record_function_enter_new(): the name of a range must be a str")
+        self.name, self.args = name, args
+        self.run_callbacks_on_exit = True
+        self.record = None
+
+    def __enter__(self) -> Range:
+        return self
+
+    def __exit__(self, *_: Any) -> None: ...
+
+
 def no_range(name: str, args: str | None = None) -> Any:
-    """``record_function``: a name for the profiler around a part of the step; a graph has no such part."""
-    if not isinstance(name, str) or not isinstance(args, str | None):
-        raise RuntimeError("profiler::_record_function_enter_new(): the name of a range must be a str")
-    return contextlib.nullcontext()
+    return Range(name, args)
 
 
 def recreated(self: Any) -> Any:
     """``ContextDecorator._recreate_cm``, which ``@record_function`` asks for its context at each call."""
-    return contextlib.nullcontext() if type(self) is torch.autograd.profiler.record_function else self
+    return Range(self.name, self.args) if type(self) is torch.autograd.profiler.record_function else self
 
 
 def copied(x: Any) -> Any:

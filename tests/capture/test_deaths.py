@@ -8,7 +8,7 @@ import pytest
 import torch
 from answers import broken
 
-from moebius import capture
+from moebius import capture, resume
 from moebius.tracking import construction
 
 LOG: list = []
@@ -103,3 +103,66 @@ def test_dies_where_it_does_in_plain_python(program):
 def test_in_the_rest_after_a_break_it_would_die_later(program, monkeypatch):
     monkeypatch.setattr(construction, "OBSERVED", "")
     assert told(capture(program)) != told(program)
+
+
+def hooked_module(x):
+    module = torch.nn.Sigmoid()
+    module.register_full_backward_hook(lambda module, before, after: LOG.append(after[0].sum().item()))
+    module(x).backward(torch.ones(2))
+    return x.grad
+
+
+def hooked_module_of_a_class(x):
+    class Own(torch.nn.Sigmoid):
+        pass
+
+    module = Own()
+
+    def hook(module, before, after):
+        LOG.append(after[0].sum().item())
+
+    module.register_full_backward_hook(hook)
+    module(x).backward(torch.ones(2))
+    LOG.append(x.grad.sum().item())
+    return x.grad
+
+
+def hooked_module_called_deeper(x):
+    hooked_module_result(x).backward(torch.ones(2))
+    return x.grad
+
+
+def hooked_module_result(x):
+    module = torch.nn.Linear(2, 2)
+    module.register_full_backward_hook(lambda module, before, after: LOG.append(after[0].sum().item()))
+    broken()
+    torch.nn.init.ones_(module.weight)
+    y = module(x)
+    module.eval()
+    broken()
+    (y * 2).sum().backward()
+    return y.detach().requires_grad_() * x
+
+
+def hooked_node(x):
+    node = x.view_as(x).grad_fn.next_functions[0][0]
+    node.register_hook(lambda before, after: setattr(x, "grad", after[0] * 10))
+    (x * 2).sum().backward()
+    return x.grad
+
+
+def run_with_a_leaf(step):
+    LOG.clear()
+    torch.manual_seed(0)
+    found = [step(torch.ones(2, requires_grad=True)) for _ in range(2)]
+    return [t.tolist() for t in found], [*LOG]
+
+
+@pytest.mark.parametrize("step", (hooked_module, hooked_module_of_a_class, hooked_module_called_deeper, hooked_node))
+def test_what_hooks_belong_to_lives_as_long_as_its_frame(step):
+    assert run_with_a_leaf(capture(step, backend="eager")) == run_with_a_leaf(step)
+
+
+def test_without_that_they_are_lost(monkeypatch):
+    monkeypatch.setattr(resume, "is_held", lambda name, value: False)
+    assert run_with_a_leaf(capture(hooked_node, backend="eager")) != run_with_a_leaf(hooked_node)

@@ -473,3 +473,48 @@ def caught_by_a_block(x):
 def test_what_backward_raises_is_met_where_backward_is_called(step):
     """Backward is interpreted where the function is applied: there its error is nobody's."""
     assert capture(step, backend="eager")(torch.ones(2, requires_grad=True)) == "at backward"
+
+
+GIVEN = {
+    "view": lambda x, y: x[:],
+    "another view": lambda x, y: x.view(-1, 1),
+    "argument": lambda x, y: x,
+    "new": lambda x, y: x * y,
+    "detached": lambda x, y: x.detach(),
+    "view of what is new": lambda x, y: (x * y)[:1],
+    "constant": lambda x, y: torch.ones(2),
+}
+
+
+@pytest.mark.parametrize("constant", (False, True))
+@pytest.mark.parametrize("recorded", (False, True))
+@pytest.mark.parametrize("what", GIVEN)
+def test_what_is_given_requires_gradients_as_torch_says(what, recorded, constant):
+    class Given(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, y):
+            result = GIVEN[what](x, y)
+            if constant:
+                ctx.mark_non_differentiable(result)
+            return result
+
+        @staticmethod
+        def backward(ctx, gradient):
+            return gradient.sum().expand(2), None
+
+    def step(x, y):
+        with torch.set_grad_enabled(recorded):
+            result = Given.apply(x, y)
+        doubled = result * 2
+        return (result.requires_grad, result.is_leaf, doubled.requires_grad), result
+
+    captured = capture(step, backend="eager")
+    for needed in (False, True):
+        for leaf in (False, True):
+            x, y = torch.ones(2), torch.full((2,), 3.0)
+            x = x.requires_grad_(needed) if leaf else x.requires_grad_(needed) * 1
+            (told, result), (expected, plain) = captured(x, y), step(x, y)
+            assert told == expected
+            kinds = [(t.requires_grad, t.is_leaf, t._is_view(), t.tolist()) for t in (result, plain)]
+            assert kinds[0] == kinds[1]
+    assert stats(captured).graphs

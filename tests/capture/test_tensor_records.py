@@ -43,6 +43,7 @@ QUESTIONS = {
     "is_inference": lambda x: (x.is_inference(), torch.is_inference(x), (x * 2).is_inference()),
     "grad": lambda x: (x._grad is None, x.grad is None),
     "of a result": lambda x: ((x * 2).is_leaf, x.detach().is_leaf, x[0].is_leaf),
+    "output number": lambda x: (x.output_nr, x.unbind()[1].output_nr, torch.var_mean(x)[1].output_nr),
     "documentation": lambda x: (x.__doc__, x.__module__),
 }
 
@@ -101,3 +102,47 @@ def test_a_base_that_is_an_argument_is_that_argument():
     captured, x = capture(one), torch.arange(4.0)
     for view, other in ((x[1:], x), (x[1:], x), (x.clone()[1:], x), (x, x[1:])):
         assert captured(view, other) == one(view, other)
+
+
+class Halves(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x[:2], x[2:]
+
+    @staticmethod
+    def backward(ctx, first, second):
+        return torch.cat((first, second))
+
+
+def test_which_output_of_a_function_a_tensor_is():
+    def step(x):
+        return [half.output_nr for half in Halves.apply(x)]
+
+    x = torch.arange(4.0).requires_grad_()
+    assert capture(step)(x) == step(x) == [0, 1]
+
+
+def test_what_autograd_has_saved_is_unpacked_where_the_program_reads_it():
+    log = []
+
+    def unpack(x):
+        log.append("unpacked")
+        return x
+
+    def made():
+        with torch.autograd.graph.saved_tensors_hooks(lambda x: x, unpack):
+            y = torch.ones(3, requires_grad=True).exp()
+        return y.grad_fn
+
+    def step(node):
+        log.append("begin")
+        total = node._saved_result.sum().item()
+        log.append("between")
+        return total + node._saved_result.sum().item(), node.name(), len(node.next_functions)
+
+    expected = [step(made()) for _ in range(2)]
+    plain = [*log]
+    log.clear()
+    captured = capture(step)
+    assert [captured(made()) for _ in range(2)] == expected
+    assert log == plain

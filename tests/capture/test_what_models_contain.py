@@ -92,6 +92,18 @@ def decorated(x):
     return ranged(x) + 1
 
 
+def decorated_in_the_step(x):
+    mine = torch.autograd.profiler.record_function("mine")
+
+    @mine
+    def twice(x):
+        return x * 2
+
+    with mine as entered:
+        y = twice(x)
+    return y, entered is mine, mine.name, isinstance(mine, torch.profiler.record_function)
+
+
 def custom_op(x):
     return plus_one(x) * 2
 
@@ -170,6 +182,7 @@ CASES = [
     autocast,
     profiler,
     decorated,
+    decorated_in_the_step,
     custom_op,
     wrappers,
     outputs,

@@ -26,13 +26,34 @@ class TestPeers(unittest.TestCase):
     def test_who_runs_it(self):
         print(type(self.test_who_runs_it.__func__).__name__)
 
+    def test_a_model(self):
+        doubled = type("Doubled", (torch.nn.Module,), {"forward": lambda self, x: x * 2})()
+        model = torch.compile(torch.nn.Sequential(doubled), backend="eager")
+        self.assertIs(torch.compile(model).train(), model)
+        model(torch.ones(2))
+
     def test_that_crashes(self):
         os.abort()
 """
 
 
-def run(path: Path, how: str, only: str = "") -> subprocess.CompletedProcess:
-    command = [sys.executable, str(Path(__file__).parent / "run.py"), str(path), "--how", how, "--only", only]
+# run.py, with a capture that answers one time more
+WRONG = """
+import sys
+import torch
+sys.path.insert(0, {room!r})
+import run
+from moebius.captured import Captured
+cold = Captured.cold
+Captured.cold = lambda *args: cold(*args) + 1
+sys.exit(run.main())
+"""
+
+
+def run(path: Path, how: str, only: str = "", program: str = "") -> subprocess.CompletedProcess:
+    room = Path(__file__).parent
+    start = ["-c", program.format(room=str(room))] if program else [str(room / "run.py")]
+    command = [sys.executable, *start, str(path), "--how", how, "--only", only]
     return subprocess.run(command, capture_output=True, text=True, timeout=300)
 
 
@@ -46,7 +67,7 @@ def suite(tmp_path):
 def test_what_is_equal_is_not_shown(suite):
     done = run(suite, "compiled")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.startswith("test_of_somebody: 3 tests") and done.stdout.endswith("0 differ\n")
+    assert done.stdout.startswith("test_of_somebody: 4 tests") and done.stdout.endswith("0 differ\n")
     assert "'ended by signal 6': 1" in done.stdout
 
 
@@ -54,6 +75,25 @@ def test_what_differs_is(suite):
     done = run(suite, "whole", "who_runs")
     assert done.returncode == 1 and "TestPeers.test_who_runs_it\n    printed 'function" in done.stdout
     assert done.stdout.endswith("1 tests ({'passed': 1}), 1 differ\n")
+
+
+def test_what_a_model_gives_is_compared(suite):
+    done = run(suite, "compiled", "a_model", WRONG)
+    assert done.returncode == 1 and done.stdout.endswith("1 tests ({'passed': 1}), 1 differ\n")
+    assert "Tensor['torch.float32', [2], (1,), False, True, " in done.stdout
+
+
+def test_a_test_of_one_side_alone_differs(suite):
+    only_once = """
+    if not os.path.exists(__file__ + ".read"):
+        open(__file__ + ".read", "w").close()
+
+        def test_by_chance(self):
+            pass
+"""
+    suite.write_text(TESTS + only_once)
+    done = run(suite, "whole", "chance")
+    assert done.returncode == 1 and "TestPeers.test_by_chance\n    is a test of one side alone: plain" in done.stdout
 
 
 def test_a_file_that_is_not_there(tmp_path):
