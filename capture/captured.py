@@ -101,8 +101,8 @@ class Captured:
         self.looks = 0
         self.unused = 0  # captures in a row that died before a second call
         self.counted = (0, 0)  # misses and hits when it was last counted
+        self.superseded = 0  # captures for one object that went when the next was for any object in its place
         self.entry = Entry(run_cells_natively(function, n_cells), self.cold)
-        self.watched: list[weakref.ref] = []
         self.parked = Parked([])
         self.shadow = Shadow(options.verify) if options.verify and parent is None else None
         self.taught: dict[types.CodeType, Policy] = {} if parent is None else parent.taught
@@ -257,8 +257,10 @@ class Captured:
         finally:
             self.cold_seconds += time.perf_counter() - started
         further = segment.whole and found.domain.instructions > segment.instructions
+        # what cannot be rebuilt is what it was, where the step has gone the same way
+        same_result = not segment.whole and found.domain.instructions == segment.instructions
         found.release()
-        if found.graph_break is not None and not further:
+        if (found.graph_break is not None and not further) or same_result:
             return True
         self.entry.remove(program)
         self.segments.remove(segment)
@@ -279,25 +281,24 @@ class Captured:
             found.release()
 
     def forget_with(self, root: weakref.ref, segment: Segment) -> None:
-        """When the model that a segment was captured for dies, the segment goes too."""
+        """When a model that a segment was captured for dies, the segment goes too."""
         obj = root()
         if obj is None:
             return
-        me, program = weakref.ref(self), segment.guards.program
+        me, captured_for_it = weakref.ref(self), weakref.ref(segment)  # (others of its models may live on)
 
         def gone(_: Any) -> None:
-            owner = me()
-            if owner is not None and segment in owner.segments:
+            owner, segment = me(), captured_for_it()
+            if owner is not None and segment is not None and segment in owner.segments:
                 calls = owner.entry.misses, owner.entry.hits
                 if owner.entry.hits != segment.hits_before:
                     owner.unused = 0
                 elif calls != owner.counted:  # (all layers that die with their model are one)
                     owner.unused, owner.counted = owner.unused + 1, calls
                 owner.segments.remove(segment)
-                owner.entry.remove(program)
-                owner.watched = [w for w in owner.watched if w() is not None]
+                owner.entry.remove(segment.guards.program)
 
-        self.watched.append(weakref.ref(obj, gone))
+        segment.watched.append(weakref.ref(obj, gone))
 
     def argument_names(self, args: tuple, kwargs: dict[str, Any]) -> tuple[str, ...]:
         if self.names:
@@ -409,7 +410,10 @@ class Captured:
                 hint = hints.hint(fact, now, other_sizes(fact, now))
                 self.recompiles.append(Recompile(record.source, record.check, found, record.file, record.line, hint))
                 count_whole(self.policy, fact, args, kwargs)
-            open_place(self.policy, fact, segment.guards, args, kwargs)
+            if open_place(self.policy, fact, segment.guards, args, kwargs) and self.superseded < MAX_SEGMENTS:
+                self.superseded += 1
+                self.segments.remove(segment)
+                self.entry.remove(segment.guards.program)
             open_numbers(self.policy, segment.guards, args, kwargs)
         if len(alike) >= MAX_SEGMENTS or len(self.segments) >= MAX_MODULES:
             last = self.recompiles[-1] if self.recompiles else None
@@ -474,7 +478,7 @@ class Captured:
     def reset(self) -> None:
         """Forget everything that was captured."""
         self.entry.clear()
-        for known in (self.segments, self.left, self.children, self.recompiles, self.watched, self.taught, self.rests):
+        for known in (self.segments, self.left, self.children, self.recompiles, self.taught, self.rests):
             known.clear()
         self.parked = Parked([])
         self.policy.volatile.clear()
@@ -485,7 +489,7 @@ class Captured:
         self.policy.predictions.clear()
         self.policy.unpredictable.clear()
         self.misses.clear()
-        self.given_up, self.unused, self.counted = False, 0, (0, 0)
+        self.given_up, self.unused, self.counted, self.superseded = False, 0, (0, 0), 0
         self.cold_seconds = 0.0
 
 

@@ -13,6 +13,7 @@ from .guards.recorder import Fact
 from .hook import ABSENT
 from .sources import Part, Source
 from .tracking.objects import may_be_replaced
+from .tracking.values import ATOMS
 
 if TYPE_CHECKING:
     from .policy import Policy
@@ -21,8 +22,12 @@ if TYPE_CHECKING:
 OPENED = (int, float, str)
 
 
-def open_place(policy: Policy, fact: Fact, guards: CompiledGuards, args: tuple, kwargs: dict[str, Any]) -> None:
-    """A place that changed becomes a place that may change, where that can be expressed."""
+def open_place(policy: Policy, fact: Fact, guards: CompiledGuards, args: tuple, kwargs: dict[str, Any]) -> bool:
+    """A place that changed becomes a place that may change, where that can be expressed.
+
+    Returns whether what was captured is to go: it is for one object, which would live as long, and what is captured
+    next is for any object at the place.
+    """
     kind, *rest = fact.check
     if kind == "tensor":
         for other in guards.facts:  # one size often shows in several tensors: all of them at once
@@ -39,10 +44,12 @@ def open_place(policy: Policy, fact: Fact, guards: CompiledGuards, args: tuple, 
         name = record_name(fact.record.source, key)
         if isinstance(then, int | float | torch.Tensor) and isinstance(now, int | float | torch.Tensor):
             policy.volatile.add(name)
+            return isinstance(then, torch.Tensor)
         elif type(then) is type(now) is str:
             policy.texts.add(name)
         elif type(then) is type(now) and may_be_replaced(now):  # self.logs = []
             policy.volatile.add(name)
+            return True
         elif isinstance(then, tuple) and isinstance(now, tuple):  # an optimizer's betas
             policy.volatile.update((name, *(f"{name}[{i}]" for i in range(len(now)))))
     elif kind == "class":
@@ -53,6 +60,8 @@ def open_place(policy: Policy, fact: Fact, guards: CompiledGuards, args: tuple, 
             places = [i for i, (a, b) in enumerate(zip(then, now, strict=True)) if a is not b]
             policy.volatile.update((fact.source.name, *(f"{fact.source.name}[{i}]" for i in places)))
             open_floats(policy, fact.source, args, kwargs)
+            return any(type(then[i]) not in ATOMS for i in places)
+    return False
 
 
 def open_numbers(policy: Policy, guards: CompiledGuards, args: tuple, kwargs: dict[str, Any]) -> None:

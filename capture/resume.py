@@ -132,6 +132,9 @@ class Continuation:
         leftovers = {name for name, value in held if type(value) is LoopLeftover}
         self.gone = leftovers - read_later(self.code, self.entry) if leftovers else leftovers
         refuse_cells(frame.stack)
+        self.calls_super = first_argument(self.code) if any(value is super for value in frame.stack) else set()
+        if self.calls_super and frame.locals[0] is UNSET:
+            raise CannotResume("super() without arguments, behind the end of its object's variable")
         self.state = self.state_at(self.entry, len(frame.stack), empty_places(frame.stack))
         self.exits = self.find_exits()
         self.exceptions = handled_exceptions(frame.stack, self.state.handled, handled)
@@ -141,7 +144,7 @@ class Continuation:
     # ------------------------------------------------------------------------------------------------------------------
 
     def state_at(self, index: int, depth: int, nulls: frozenset[int], stored: frozenset[str] = frozenset()) -> State:
-        live = live_names(self.code, index)
+        live = live_names(self.code, index) | self.calls_super
         cell_names = tuple(name for i, name in enumerate(self.program.localsplus) if i in self.program.cell_indices)
         bound = tuple(
             name

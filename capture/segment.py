@@ -53,7 +53,8 @@ class Segment:
     whole: False when the frame runs natively after all (``graph_break`` says why). call: how many positional arguments
     it is for, and the names of the others. hits_before: the entry's count of warm calls when it was captured.
     modules: those among the call's arguments. owners: the graph's inputs that are an optimizer's state -> those that
-    are their parameters; None where the graph cannot go on without a gradient.
+    are their parameters; None where the graph cannot go on without a gradient. watched: the models and optimizers that
+    it goes with.
     """
 
     run: Callable[..., Any]
@@ -70,6 +71,7 @@ class Segment:
     call: tuple[int, tuple[str, ...]] = (0, ())
     modules: tuple[weakref.ref[torch.nn.Module], ...] = ()
     owners: dict[str, str] | None = None
+    watched: list[weakref.ref[Any]] = field(default_factory=list)
 
 
 def build(
@@ -256,7 +258,7 @@ def run_whole_natively(
         finish_guards(attempt, n_positional, kwnames),
         None,
         attempt.graph_break,
-        instructions=0,
+        instructions=attempt.domain.instructions,
         whole=False,
     )
 

@@ -1,7 +1,7 @@
 """Every private torch name that capture uses, but for those of fakes (``torch_fakes``) and sizes (``torch_sizes``).
 
-Checked on torch 2.13.0 (CPU, Python 3.11). Nothing else in capture/ may reach into ``torch._*``; what other versions
-spell differently is to be answered here, once.
+Checked on torch 2.13.0 (CPU with Python 3.11, CUDA with 3.12 and 3.13). Nothing else in capture/ may reach into
+``torch._*``; what other versions spell differently is to be answered here, once.
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ from torch.optim.optimizer import _use_grad_for_differentiable
 from torch.utils import checkpoint as checkpointing
 from torch.utils._device import DeviceContext
 from torch.utils._foreach_utils import _group_tensors_by_device_and_dtype as group_tensors_by_device_and_dtype
+from torch.utils._pytree import tree_leaves
 from torch.utils.data.dataloader import _BaseDataLoaderIter as LoaderIterator
 
 from moebius.lowering.step.autocast import depth_of_autocast, leave_to_depth
@@ -58,6 +59,7 @@ __all__ = [
     "graph_break",
     "group_tensors_by_device_and_dtype",
     "set_eval_frame",
+    "tree_leaves",
     "skip_code",
 ]
 

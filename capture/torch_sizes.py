@@ -1,6 +1,6 @@
 """Expressions of symbolic sizes as nodes and as text: what this takes of torch's private names, in one place.
 
-Checked on torch 2.13.0.
+Checked on torch 2.13.0 (CPU with Python 3.11, CUDA with 3.12 and 3.13).
 """
 
 from __future__ import annotations

@@ -180,7 +180,7 @@ class GuardRecorder:
         if key in self.seen and kind in ("type", "is"):
             return
         self.seen.add(key)
-        if kind == "is" and can_die(operands[0]):
+        if kind == "is" and (can_die(operands[0]) or isinstance(operands[0], torch.Tensor)):
             kind, operands = "is_weak", (weakref.ref(operands[0]),)
         self.add((kind, slot, *operands), source.name, text, source)
 
@@ -225,7 +225,7 @@ class GuardRecorder:
 
 def can_die(obj: Any) -> bool:
     """Objects of the user's that a guard may not keep alive."""
-    return isinstance(obj, torch.nn.Module | torch.optim.Optimizer | torch.optim.lr_scheduler.LRScheduler)
+    return issubclass(type(obj), torch.nn.Module | torch.optim.Optimizer | torch.optim.lr_scheduler.LRScheduler)
 
 
 def tensor_meta(

@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from .. import torch_private
+
 LIBRARIES = frozenset((*sys.stdlib_module_names, "torch", "moebius", "transformers", "numpy", "triton"))
 SHARED = (types.ModuleType, type, types.BuiltinFunctionType, types.CodeType)
 
@@ -32,7 +34,7 @@ def copy_call(function: types.FunctionType, args: tuple, kwargs: dict[str, Any])
     Classes and library modules are shared with the original. Raises what ``copy.deepcopy`` raises.
     """
     memo: dict[int, Any] = {}
-    for value in torch.utils._pytree.tree_leaves((args, kwargs)):
+    for value in torch_private.tree_leaves((args, kwargs)):
         if isinstance(value, torch.Tensor) and not value.is_leaf:  # deepcopy refuses these
             memo[id(value)] = value.detach().clone().requires_grad_(value.requires_grad)
     maker = FunctionCopies(memo)

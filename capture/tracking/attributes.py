@@ -382,6 +382,8 @@ class Attributes:
     def of_super(self, proxy: Any, name: str) -> Any:
         """``super(...).name``: the MRO after the class that ``super`` was made in."""
         owner, obj, kind = proxy.__self_class__, proxy.__self__, proxy.__self_class__
+        if owner is None:  # unbound: its own attributes alone
+            return getattr(proxy, name)
         mro = owner.__mro__
         for base in mro[mro.index(proxy.__thisclass__) + 1 :]:
             if self.of_classes.has(base, name):
@@ -400,6 +402,8 @@ class Attributes:
                         else self.bind_to_class(value, owner)
                     )
                 return self.bind(value, obj, kind)
+        if name in ("__thisclass__", "__self__", "__self_class__"):
+            return getattr(proxy, name)
         raise AttributeError(f"'super' object has no attribute {name!r}")
 
     def of_function(self, function: types.FunctionType, name: str) -> Any:

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.utils.checkpoint
-from torch.utils import _pytree as pytree
 
 from moebius.interpreter.domain.core import type_name
 from moebius.lowering.step import draw
@@ -344,7 +343,8 @@ class Calls(Methods, Construction, StandIns):
 
     def cached(self, function: Any, args: list, kwargs: dict[str, Any]) -> Any:
         """``functools.lru_cache``: what the cache gives, or the function's first answer, which it keeps."""
-        if function.__module__ in OF_SIZES and any(isinstance(a, SYMBOLIC) for a in pytree.tree_leaves((args, kwargs))):
+        leaves = torch_private.tree_leaves((args, kwargs))
+        if function.__module__ in OF_SIZES and any(isinstance(a, SYMBOLIC) for a in leaves):
             inner = function.__wrapped__
             return self.call(self.objects.enter(inner, Static(inner.__qualname__, inner)), args, kwargs)
         if not all(natives.is_plain(a, self.known) or self.is_key(a) for a in (*args, *kwargs.values())):

@@ -10,6 +10,7 @@ import torch
 
 from ..hook import ABSENT
 from ..sources import Source, Static, part
+from .lifetimes import named
 from .records import Record, contents_of
 from .values import ATOMS
 
@@ -65,7 +66,8 @@ class Cells:
         if value is ABSENT:
             self.guards.holds(place.name, "is unset", lambda c: contents_of(c) is ABSENT, record.source)
             return ABSENT
-        if record.source.static and place.name not in self.volatile and not isinstance(value, torch.Tensor):
+        by_its_way = isinstance(value, torch.Tensor) or place.name in self.volatile or named(value)
+        if record.source.static and not by_its_way:
             kind = "equal" if type(value) in ATOMS else "is"
             self.guards.check(kind, place, value, text="unchanged")
             return self.enter(value, Static(record.source.name.removeprefix("closure "), value))

@@ -14,6 +14,7 @@ import torch
 
 from moebius.interpreter import Frame
 from moebius.interpreter.domain.core import special, type_name
+from moebius.interpreter.forms.frames import implicit
 
 from . import natives
 from .call_parts import CallParts
@@ -183,12 +184,12 @@ class Construction(CallParts):
             functools.partial(function if callable(function) else self.callback(function), *args, **kwargs)
         )
 
-    def make_super(self, *args: Any) -> Any:
-        if not args:
-            args = self.domain.super_arguments()
+    def make_super(self, *args: Any, **kwargs: Any) -> Any:
+        if not args and not kwargs:
+            args = tuple(implicit(self.domain))
         if len(args) == 2 and type(args[1]) is TensorProxy:
             raise Break("super() of a tensor", "methods of tensor subclasses", "use plain tensors")
-        return self.objects.made(super(*args))
+        return self.objects.made(super(*args, **kwargs))
 
 
 def owned_by(cls: type) -> bool:

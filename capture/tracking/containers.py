@@ -63,17 +63,6 @@ class Containers(Parts):
             return self.get_attr(self.call(callee, [cls, obj] if two_arguments else [], {}), name)
         return self.get_attr(self.calls.make_super(cls, obj), name)
 
-    def super_arguments(self) -> tuple[Any, Any]:
-        """``__class__`` and the first argument of the running function, for ``super()``."""
-        frame = self.machine.frame
-        assert frame is not None
-        names = frame.program.localsplus
-        if "__class__" not in names or not frame.code.co_argcount:
-            raise RuntimeError("super(): no arguments")
-        cls = self.load_cell(frame.locals[names.index("__class__")])
-        first = frame.locals[0]
-        return cls, self.load_cell(first) if type(first) is types.CellType else first
-
     def set_attr(self, obj: Any, name: str, value: Any) -> None:
         self.attributes.set(obj, name, value)
 

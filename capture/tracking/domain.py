@@ -123,6 +123,7 @@ class TrackingDomain(Operators, Containers):
         if record is None:
             label = name or f"G({namespace.get('__name__', '?')})"
             record = self.objects.records[id(namespace)] = Record(namespace, Static(label, namespace))
+            self.objects.namespaces.add(id(namespace))
         return record
 
     def store_global(self, frame: Frame, name: str, value: Any) -> None:

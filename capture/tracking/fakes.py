@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from .. import torch_private
 from .index_lists import IndexList
@@ -51,7 +50,7 @@ def fake_of(value: Any) -> Any:
 
 def refuse_numbers(value: Any) -> None:
     """A graph break if a number that the graph computes is among the leaves: it would decide a shape."""
-    for leaf in pytree.tree_leaves(value):
+    for leaf in torch_private.tree_leaves(value):
         if isinstance(leaf, Number):
             leaf.numbers.constant(leaf)
 
@@ -63,5 +62,5 @@ def has_tensor(value: Any) -> bool:
     if isinstance(value, tuple | list):
         return any(has_tensor(v) for v in value)
     if isinstance(value, dict):
-        return any(isinstance(leaf, torch.Tensor) for leaf in pytree.tree_leaves(value))
+        return any(isinstance(leaf, torch.Tensor) for leaf in torch_private.tree_leaves(value))
     return False

@@ -20,13 +20,15 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..guards.recorder import describe
+from ..guards.recorder import can_die
 from ..hook import ABSENT, Entry, copy_set
 from ..sources import Part, Source, Static, part, part_name
 from .cells import Cells
+from .compounds import Compounds
 from .growing import Growing
-from .identities import Identities, MetTuple, SameItems, is_bare
+from .identities import Identities, MetTuple, is_bare
 from .late_writes import LateWrites
+from .lifetimes import Lifetimes
 from .natives import is_bound_builtin
 from .records import (
     CONTAINERS,
@@ -48,7 +50,7 @@ if TYPE_CHECKING:
     from ..guards.recorder import GuardRecorder
 
 
-class Objects(Identities, Cells, LateWrites, Growing):
+class Objects(Identities, Compounds, Cells, LateWrites, Growing, Lifetimes):
     """All objects of one trace. ``volatile``: names of places whose value differs from call to call."""
 
     def __init__(
@@ -71,6 +73,8 @@ class Objects(Identities, Cells, LateWrites, Growing):
         self.slices: dict[int, slice] = {}  # by id of the slice that was found: what stands for it
         self.tuples: dict[int, MetTuple] = {}  # by id of the tuple, and of what stands for it
         self.paths: dict[tuple[int, str], Source] = {}  # to tuples in watched dicts
+        self.hanging: set[int] = set()
+        self.namespaces: set[int] = set()
         self.behind: dict[int, dict] = {}  # by id of a mapping proxy: what it shows
         self.cells: dict[int, Record] = {}
         self.context: dict[contextvars.ContextVar, tuple[Any, Any]] = {}
@@ -168,51 +172,18 @@ class Objects(Identities, Cells, LateWrites, Growing):
             identified(value) and not (source.name in self.volatile and is_bare(value))
         ):
             if not source.static:
-                self.guards.check(
-                    "is", source, value, text=f"is {getattr(value, '__qualname__', type(value).__name__)}"
-                )
-                if issubclass(kind, torch.nn.Module | torch.optim.Optimizer):
+                named = issubclass(kind, type | types.FunctionType)  # (of another object it may be user code that says)
+                self.guards.check("is", source, value, text=f"is {value.__qualname__ if named else kind.__name__}")
+                if can_die(value):
                     self.guards.root(value)
                 source = Static(source.name, value, source)
+            self.lives_by_itself(value)
         elif not source.static:
             self.guards.check("type", source, kind, text=f"type is {kind.__qualname__}")
         if source.static and kind.__flags__ & HEAP_TYPE and not issubclass(kind, type):
             self.guards.instance(source, value, None)  # ``value.__class__ = Other`` leaves no trace anywhere else
         self.records[id(value)] = Record(value, source)
         return value
-
-    def enter_closure(self, function: types.FunctionType, source: Source) -> None:
-        """An inner function, made anew by each call: the same code over other cells."""
-        self.guards.check("type", source, types.FunctionType, text="is a function")  # before an attribute is asked for
-        for name in ("__code__", "__defaults__", "__globals__"):
-            value = getattr(function, name)
-            self.guards.check("is", part(source, "attr", name), value, text=f"is {describe(value)}")
-        place, defaults = part(source, "attr", "__kwdefaults__"), function.__kwdefaults__
-        if defaults is None:
-            self.guards.check("equal", place, None, text="is None")
-        else:  # a dict that anybody can change
-            self.guards.check("keys", place, tuple(defaults), text=f"keys are {list(defaults)}"[:80])
-            for name, value in defaults.items():
-                kind = "equal" if type(value) in ATOMS else "is"
-                self.guards.check(kind, part(place, "dict_item", name), value, text=f"is {describe(value)}")
-        cells = part(source, "attr", "__closure__")
-        for i, cell in enumerate(function.__closure__ or ()):
-            if id(cell) not in self.records:
-                self.records[id(cell)] = Record(cell, part(cells, "tuple_item", i))
-
-    def enter_method(self, method: types.MethodType, source: Source) -> None:
-        """A bound method is its function and its object."""
-        if not source.static:
-            self.guards.check("type", source, types.MethodType, text="is a bound method")
-        for name in ("__func__", "__self__"):
-            inner = getattr(method, name)
-            self.enter(inner, Static(f"{source.name}.{name}", inner) if source.static else part(source, "attr", name))
-
-    def enter_builtin(self, method: Any, source: Source) -> Any:
-        """``some_list.append``, half of a call that a graph break split: the name and the object. Gives the object."""
-        self.guards.check("type", source, type(method), text=f"type is {type(method).__qualname__}")
-        self.guards.check("equal", part(source, "attr", "__name__"), method.__name__, text=f"== {method.__name__!r}")
-        return self.enter(method.__self__, part(source, "attr", "__self__"))
 
     def enter_atom(self, value: Any, source: Source) -> Any:
         if source.static:
@@ -224,54 +195,6 @@ class Objects(Identities, Cells, LateWrites, Growing):
         text = f"== {value!r}" if len(repr(value)) < 60 else f"== {repr(value)[:59]}…"
         self.guards.check("equal", source, value, text=text)
         return value
-
-    def enter_tuple(self, value: Any, source: Source) -> Any:
-        if not source.static:
-            self.guards.check("type", source, type(value), text=f"type is {type(value).__qualname__}")
-            if type(value) is frozenset:
-                self.guards.check("equal", source, value, text=f"== {value!r}"[:60])
-                if len(value) > 1:  # equal ones may have been made in another order, and give their items in another
-                    self.guards.holds(source.name, "its items stand in this order", SameItems(tuple(value)), source)
-                return value
-            self.guards.check("length", source, len(value), text=f"has {len(value)} items")
-        elif type(value) is frozenset:
-            return value
-        entered = [
-            self.enter(x, Static(f"{source.name}[{i}]", x) if source.static else part(source, "tuple_item", i))
-            for i, x in enumerate(value)
-        ]
-        met = self.tuples.get(id(value))
-        if met is not None and all(a is b for a, b in zip(entered, met.entered, strict=True)):
-            met.places.append(source)
-            return met.entered
-        found: Any
-        if all(a is b for a, b in zip(entered, value, strict=True)):
-            found = value
-            if type(value) is not tuple:
-                self.records.setdefault(id(value), Record(value, source))
-        elif type(value) is tuple:
-            found = tuple(entered)
-        elif hasattr(type(value), "n_sequence_fields"):  # C's named tuples have a constructor of their own
-            found = type(value)(entered)
-        else:
-            found = tuple.__new__(type(value), entered)
-        if found is not value:
-            self.made(found)
-        self.tuples[id(value)] = self.tuples[id(found)] = MetTuple(value, found, [source])
-        return found
-
-    def enter_slice(self, value: slice, source: Source) -> slice:
-        """A slice is known by its parts. What is met again is the slice that stands for it."""
-        if not source.static:
-            self.guards.check("type", source, slice, text="is a slice")
-        parts = [
-            self.enter(x, Static(f"{source.name}.{name}", x) if source.static else part(source, "attr", name))
-            for name, x in (("start", value.start), ("stop", value.stop), ("step", value.step))
-        ]
-        same = parts[0] is value.start and parts[1] is value.stop and parts[2] is value.step
-        found = self.slices[id(value)] = value if same else slice(*parts)
-        self.records[id(value)] = self.records[id(found)] = Record(value, source)
-        return found
 
     def record_of(self, obj: Any) -> Record | None:
         return self.records.get(id(obj))
@@ -312,6 +235,7 @@ class Objects(Identities, Cells, LateWrites, Growing):
                     self.schedules.add(id(inner))
             record.instance_dict = inner
             self.owners[id(inner)] = record
+            self.hangs(obj, namespace)
         return record.instance_dict
 
     def dict_get(self, record: Record, key: Any) -> Any:
@@ -343,6 +267,7 @@ class Objects(Identities, Cells, LateWrites, Growing):
                 else:
                     relied_on.setdefault(key, value)
                     if type(value) not in SIMPLE and value is not ABSENT:
+                        self.hangs(record.obj, value)
                         name = part_name(source, "dict_item", key) if attributes is None else f"{attributes}.{key}"
                         value = self.enter(value, Static(name, value))
                 reads[key] = value
@@ -383,9 +308,11 @@ class Objects(Identities, Cells, LateWrites, Growing):
                 name in self.volatile
                 or self.is_counter(record, key)
                 or (type(value) is float and is_schedule(name, key))
+                or self.by_its_way(record, value)
             ):
                 return self.enter(value, Part(name, source, "dict_item", key))
             self.guards.dict_entry(source.name, record.obj, key, value)
+            self.hangs(record.obj, value)
             if issubclass(type(value), tuple):
                 self.paths[id(value), name] = Part(name, source, "dict_item", key)
             return ABSENT if value is ABSENT else self.enter(value, Static(name, value))
@@ -527,6 +454,8 @@ class Objects(Identities, Cells, LateWrites, Growing):
         source, items = record.source, list(record.obj)
         if source.static and not (type(record.obj) is list and source.name in self.volatile):
             self.same_items(record, items)
+            for item in items:
+                self.hangs(record.obj, item)
             entered = [self.enter(x, Static(f"{source.name}[{i}]", x)) for i, x in enumerate(items)]
         elif type(record.obj) is list:
             self.guards.check("length", source, len(items), text=f"has {len(items)} items")

@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.utils import _pytree as pytree
 
 from moebius.lowering import is_pure, may_write, returns_nothing
 
@@ -321,7 +320,7 @@ class TensorOperations:
             raise depends_on_data(function, error) from None
         except RuntimeError as error:
             if torch_fakes.lacks_fake(error) or any(
-                torch_private.depends_on_values(leaf) for leaf in pytree.tree_leaves((fake_args, fake_kwargs))
+                torch_private.depends_on_values(leaf) for leaf in torch_private.tree_leaves((fake_args, fake_kwargs))
             ):
                 # with sizes that nobody knows yet, a failure says nothing of the real operator
                 raise depends_on_data(function, error) from None

@@ -92,8 +92,13 @@ def dir_(domain: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
 
 @form(super)
 def super_(domain: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    if args or kwargs:
-        return domain.native(super, *args, **kwargs)
+    if not args and not kwargs:
+        args = implicit(domain)
+    return domain.native(super, *args, **kwargs)
+
+
+def implicit(domain: Any) -> list[Any]:
+    """What ``super()`` without arguments takes from the running frame: the class and the first argument."""
     frame = domain.machine.frame
     code = frame.code
     if code.co_argcount == 0:
@@ -111,7 +116,7 @@ def super_(domain: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
         raise RuntimeError("super(): empty __class__ cell")
     if not is_class(cls):
         raise RuntimeError(f"super(): __class__ is not a type ({type(cls).__name__})")
-    return domain.native(super, cls, first)
+    return [cls, first]
 
 
 def scope(domain: Any, what: str, globals_given: Any, locals_given: Any, kwargs: dict[str, Any]) -> tuple[Any, Any]:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import nn
 
 from moebius import capture, stats
+from moebius import segment as segment_module
+from moebius.api import captured_of
 
 LOCK = threading.Lock()
 
@@ -122,3 +125,43 @@ def test_the_first_momentum_is_the_gradient_with_its_zeros(options):
         run(p, optimizer, torch.tensor([0.0, -0.0, 1.0, -0.0]))
         found.append(torch.signbit(optimizer.state[p]["momentum_buffer"]).tolist())
     assert found[0] == found[1] == [False, True, False, True] or options.get("weight_decay") and found[0] == found[1]
+
+
+def step_with_a_generator_that_is_left(x, closed):
+    def numbers():
+        try:
+            yield 2
+            yield 3
+        finally:
+            closed.append(True)
+
+    return x * next(numbers())
+
+
+def looks(step):
+    """The seconds of capture after each of five calls."""
+    captured, seconds, closed = capture(step), [], []
+    for number in range(5):
+        assert captured(torch.full((2,), float(number)), closed).tolist() == [2.0 * number] * 2
+        assert len(closed) == number + 1
+        seconds.append(stats(captured).cold_seconds)
+    return captured, seconds
+
+
+def test_what_cannot_be_rebuilt_is_looked_at_once():
+    """A frame that no residual code stands for runs natively from then on: it is not captured again and again."""
+    captured, seconds = looks(step_with_a_generator_that_is_left)
+    (segment,) = captured_of(captured).segments
+    assert segment.graph_break.reason == "result cannot be rebuilt"
+    assert seconds[1:] == [seconds[1]] * 4 and not stats(captured).recompiles
+
+
+def test_without_the_comparison_it_is_captured_again(monkeypatch):
+    run_natively = segment_module.run_whole_natively
+
+    def without(*args):
+        return replace(run_natively(*args), instructions=-1)
+
+    monkeypatch.setattr(segment_module, "run_whole_natively", without)
+    captured, seconds = looks(step_with_a_generator_that_is_left)
+    assert seconds[4] > seconds[1] and stats(captured).recompiles
