@@ -52,7 +52,7 @@ class Derived(Base):
         return super().found()
 
     def another_self(self):
-        self = 3
+        self = 3  # noqa: F841, PLW0642
         return super().found()
 
     def set_in_the_class(self):
