@@ -19,6 +19,8 @@ from typing import Any
 import torch
 
 from moebius.interpreter import UNSET, Frame, Signal
+from moebius.interpreter.domain.core import flags_of
+from moebius.interpreter.domain.matching import TPFLAGS_MAPPING, TPFLAGS_SEQUENCE
 
 from .. import torch_private
 from ..hook import ABSENT
@@ -217,6 +219,19 @@ class TrackingDomain(Operators, Containers):
     def prep_reraise_star(self, original: BaseException, raised: Any) -> Any:
         left = super().prep_reraise_star(original, self.objects.contents(raised))
         return left if left is None or self.objects.is_known(left) else self.objects.made(left)
+
+    # ------------------------------------------------------------------------------------------------------------------
+    # What case patterns ask
+    # ------------------------------------------------------------------------------------------------------------------
+
+    def is_instance(self, value: Any, cls: Any) -> bool:
+        return self.calls.is_instance(value, cls)
+
+    def match_mapping(self, subject: Any) -> bool:
+        return bool(flags_of(self.calls.kind_of(subject)) & TPFLAGS_MAPPING)
+
+    def match_sequence(self, subject: Any) -> bool:
+        return bool(flags_of(self.calls.kind_of(subject)) & TPFLAGS_SEQUENCE)
 
     # ------------------------------------------------------------------------------------------------------------------
     # Calls, functions, classes
