@@ -46,6 +46,16 @@ class OperatorRecorder(TorchDispatchMode):
         return out
 
 
+def history_is_lost(tensor: torch.Tensor) -> bool:
+    """Whether torch itself refuses to say how it was computed: a view made without gradients whose base requires them
+    and was written since."""
+    try:
+        tensor.is_leaf  # noqa: B018  (the reading raises)
+    except RuntimeError:
+        return True
+    return False
+
+
 def sizes_can_vary(tensor: torch.Tensor) -> bool:
     """Whether it can be described with symbolic sizes: a view or a result that holds a gradient cannot."""
     plain = tensor.is_leaf and tensor._base is None

@@ -5,10 +5,13 @@ from __future__ import annotations
 import types
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from ..guards.recorder import describe
 from ..sources import Source, Static, part
 from .identities import MetTuple, SameItems
 from .records import Record
+from .unfollowed import UnfollowedTensor
 from .values import ATOMS
 
 if TYPE_CHECKING:
@@ -64,6 +67,9 @@ class Compounds:
         return self.enter(method.__self__, part(source, "attr", "__self__"))
 
     def enter_tuple(self, value: Any, source: Source) -> Any:
+        if type(value) is frozenset and any(isinstance(item, torch.Tensor) for item in value):
+            hint = "keep them in a list or a dict"
+            raise UnfollowedTensor("frozenset of tensors", f"{source.name} holds tensors, in no order of theirs", hint)
         if not source.static:
             self.guards.check("type", source, type(value), text=f"type is {type(value).__qualname__}")
             if type(value) is frozenset:

@@ -177,7 +177,7 @@ class Construction(CallParts):
     def make_set(self, *args: Any) -> Any:
         if len(args) == 1 and type(args[0]) is TensorRows:  # of a list that tolist() left out
             return args[0]
-        return self.objects.made({self.objects.real_key(k) for k in (self.domain.native_iter(args[0]) if args else ())})
+        return self.objects.made({self.objects.made_key(k) for k in (self.domain.native_iter(args[0]) if args else ())})
 
     def make_partial(self, function: Any, *args: Any, **kwargs: Any) -> Any:
         return self.objects.made(

@@ -20,10 +20,11 @@ from .arrays import without_arrays
 from .enums import plain_member
 from .gathered import Gathered
 from .hit_loops import number_of
+from .identities import refuse_order
 from .index_lists import as_indices
 from .loops import ROWS, TensorRows
 from .parts import Parts
-from .records import CONTAINERS, DICTS, LISTS
+from .records import CONTAINERS, DICTS, LISTS, SETS
 from .specials import is_replaced
 from .texts import Text, Texts, texts
 from .values import ATOMS, Break, LoopLeftover, StandIn, TensorMethod, TensorProxy, type_of
@@ -136,7 +137,7 @@ class Containers(Parts):
         found = (
             self.objects.dict_get(record, key)
             if record is not None
-            else dict.get(obj, self.objects.real_key(key), ABSENT)
+            else dict.get(obj, self.objects.made_key(key), ABSENT)
         )
         if found is not ABSENT:
             return found
@@ -193,7 +194,7 @@ class Containers(Parts):
                 return
         target = self.objects.contents(obj)
         if base in DICTS:
-            base.__setitem__(target, self.objects.real_key(key), value)
+            base.__setitem__(target, self.objects.made_key(key), value)
         else:
             if isinstance(key, slice):
                 value = self.calls.fast(value)
@@ -264,6 +265,8 @@ class Containers(Parts):
             iterator = self.objects.made(iter(value))
             self.loops.note_range(iterator)
             return iterator
+        if kind is frozenset:
+            refuse_order(value)
         if kind in (tuple, str, bytes, frozenset) or kind in natives.VIEWS or kind is torch.Size:
             return self.objects.made(iter(value))
         if isinstance(value, natives.ITERATORS):
@@ -279,6 +282,8 @@ class Containers(Parts):
         if any(b in CONTAINERS or b is tuple for b in kind.__mro__):
             base: Any = next(b for b in kind.__mro__ if b in CONTAINERS or b is tuple)
             held = self.objects.contents(value, iterated=True) if base in CONTAINERS else value
+            if base in SETS:
+                refuse_order(held)
             return self.objects.made(base.__iter__(held))
         if isinstance(value, type) and isinstance(
             method := self.attributes.on_type(type(value), "__iter__"), types.FunctionType
@@ -360,10 +365,10 @@ class Containers(Parts):
         return self.objects.made(tuple(items))
 
     def build_set(self, items: list[Any]) -> Any:
-        return self.objects.made({self.objects.real_key(x) for x in items})
+        return self.objects.made({self.objects.made_key(x) for x in items})
 
     def build_map(self, pairs: list[tuple[Any, Any]]) -> Any:
-        return self.objects.made({self.objects.real_key(k): v for k, v in pairs})
+        return self.objects.made({self.objects.made_key(k): v for k, v in pairs})
 
     def build_string(self, parts: list[str]) -> Any:
         return "".join(parts) if not self.texts.is_open(*parts) else self.texts.make(texts.joined, *parts)

@@ -82,14 +82,17 @@ class Identities:
 
     def pin(self, record: Record, text: str) -> None:
         """The object that arguments lead to is this very one: a fact, once."""
-        key = ("pinned", id(record.obj))
-        if not record.source.static and key not in self.guards.seen:
+        self.pin_at(record.source, record.obj, text)
+
+    def pin_at(self, source: Source, obj: Any, text: str) -> None:
+        key = ("pinned", id(obj))
+        if not source.static and key not in self.guards.seen:
             self.guards.seen.add(key)
             try:
-                check: tuple[str, Any] = ("is_weak", weakref.ref(record.obj))  # a guard keeps nobody's key alive
+                check: tuple[str, Any] = ("is_weak", weakref.ref(obj))  # a guard keeps nobody's key alive
             except TypeError:
-                check = ("is", record.obj)
-            self.guards.check(check[0], record.source, check[1], text=text)
+                check = ("is", obj)
+            self.guards.check(check[0], source, check[1], text=text)
 
     def guard_distinct(self, left: Any, right: Any) -> None:
         """Two objects that are not one today: a fact, where a path from the arguments leads to one of them."""
@@ -121,27 +124,41 @@ class Identities:
     def misses(self, record: Record, key: Any) -> bool:
         """Whether an object that arguments lead to is no key of an unchanged dict: a guard on that, which does not
         keep the object alive and holds for the next one."""
-        found = self.records.get(id(key))
-        if found is None or found.source.static or isinstance(key, tuple) or record.shadow is not None:
+        source = self.source_of(key)
+        if source is None or source.static or isinstance(key, tuple) or record.shadow is not None:
             return False
-        if record.writes or type(record.obj) not in DICTS or not hashed_by_identity(key):
+        real = key.real if isinstance(key, TensorProxy) else key
+        if record.writes or type(record.obj) not in DICTS or not hashed_by_identity(real):
             return False
-        if dict.__contains__(record.obj, key):
+        if dict.__contains__(record.obj, real):
             return False
         self.note("a key that is not there")
         text = f"is no key of {record.source.name}"
-        self.guards.holds(found.source.name, text, is_no_key, record.source, found.source)
+        self.guards.holds(source.name, text, is_no_key, record.source, source)
         return True
 
     def real_key(self, key: Any) -> Any:
-        """The key as the user's dict has it: tensors that existed before are themselves there."""
+        """The key as the user's own dict has it: a tensor that existed before is itself there, the same each time."""
         if isinstance(key, TensorProxy):
-            return key.real if key.real is not None else key
-        if isinstance(key, torch.Tensor):  # as it stands in a set
-            return key
+            if key.real is None or key.source is None:
+                return key
+            self.pin_at(key.source, key.real, "the same key")
+            return key.real
         if isinstance(key, tuple):
             keys = tuple(self.real_key(k) if type(k) not in SIMPLE else k for k in key)
             return key if all(a is b for a, b in zip(keys, key, strict=True)) else keys
+        return self.made_key(key)
+
+    def made_key(self, key: Any) -> Any:
+        """The key as a dict or set has it that the step made, or a shadow: tensors are their proxies there. Which
+        tensor each is need not be said: a guard tells the inputs apart."""
+        if isinstance(key, TensorProxy | torch.Tensor):
+            return key
+        if isinstance(key, tuple):
+            for item in key:
+                if type(item) not in SIMPLE:
+                    self.made_key(item)
+            return key
         if (record := self.records.get(id(key))) is not None:  # hashed by what it is: another object is another key
             self.pin(record, "the same key")
         if isinstance(key, StandIn):
@@ -182,7 +199,7 @@ def may_be_one(a: Any, b: Any) -> bool:
 
 
 def hashed_by_identity(key: Any) -> bool:
-    return type(key).__hash__ is object.__hash__ or isinstance(key, types.FunctionType)
+    return type(key).__hash__ in (object.__hash__, torch.Tensor.__hash__) or isinstance(key, types.FunctionType)
 
 
 def is_no_key(the_dict: dict, key: Any) -> bool:
@@ -199,3 +216,9 @@ def is_bare(value: Any) -> bool:
     return not held.get("_modules") and all(
         item is None for name in ("_parameters", "_buffers") for item in (held.get(name) or {}).values()
     )
+
+
+def refuse_order(items: Any) -> None:
+    """Tensors stand in a set in the order of their addresses, which their proxies have not."""
+    if len(items) > 1 and any(isinstance(item, TensorProxy) for item in items):
+        raise Break("order of a set of tensors", "its items are asked for one by one", "keep them in a list or a dict")

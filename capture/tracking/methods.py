@@ -22,6 +22,7 @@ from ..sources import Static
 from . import arity, natives
 from .call_parts import CallParts, is_alien
 from .enums import plain_member
+from .identities import refuse_order
 from .index_lists import index_list
 from .records import DICTS, LISTS, SETS, Record
 from .texts import Text, texts
@@ -219,7 +220,7 @@ class Methods(CallParts):
             args = [self.domain.operand(a) for a in args]
         if base in DICTS or base in SETS:
             if name in KEYED and args:
-                args = [self.objects.real_key(args[0]), *args[1:]]
+                args = [self.objects.made_key(args[0]), *args[1:]]
         elif not table[name]:
             return self.compared_method(target, name, args, kwargs)
         if name in ITERABLE_ARGUMENT and args and base not in (set, frozenset):
@@ -229,6 +230,8 @@ class Methods(CallParts):
         if base is collections.defaultdict and name == "__getitem__":
             return self.domain.get_item(owner, args[0])
         method = getattr(base, name)
+        if base is set and name == "pop":
+            refuse_order(target)
         if record is not None and base in SETS and name in natives.CHANGING:
             return self.change_set(record, target, method, args)
         return self.objects.made(method(target, *args, **kwargs))
@@ -252,9 +255,9 @@ class Methods(CallParts):
     def keys_of(self, value: Any) -> Any:
         """What ``set.update`` is given: a set itself where it can be (it makes room for that at once), else a list."""
         items = self.objects.contents(value) if type(value) is set else value
-        if type(items) in (set, frozenset) and all(self.objects.real_key(v) is v for v in items):
+        if type(items) in (set, frozenset) and all(self.objects.made_key(v) is v for v in items):
             return items
-        return [self.objects.real_key(v) for v in self.domain.native_iter(value)]
+        return [self.objects.made_key(v) for v in self.domain.native_iter(value)]
 
     def single_key(self, record: Any, name: str, args: list) -> Any:
         """Dict methods that concern one key need not read the whole dict. ABSENT: not such a method."""

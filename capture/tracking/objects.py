@@ -243,7 +243,7 @@ class Objects(Identities, Compounds, Cells, LateWrites, Growing, Lifetimes):
         self.refuse_late(record, key)
         if self.misses(record, key):
             return ABSENT
-        value = self.entry_now(record, self.real_key(key))
+        value = self.entry_now(record, self.key_in(record, key))
         if self.log is not None:
             self.log.append(("entry", record, key, value) if isinstance(key, PLAIN_KEYS) else ("other", record))
         return value
@@ -348,7 +348,7 @@ class Objects(Identities, Compounds, Cells, LateWrites, Growing, Lifetimes):
         if self.writes_late(record, key):
             self.write_late(record, key, value)
             return
-        key = self.real_key(key)
+        key = self.key_in(record, key)
         if record.shadow is not None:
             record.shadow[key] = value
         else:
@@ -366,7 +366,7 @@ class Objects(Identities, Compounds, Cells, LateWrites, Growing, Lifetimes):
         if self.dict_get(record, key) is ABSENT:
             return False
         self.touch(record.obj)
-        key = self.real_key(key)
+        key = self.key_in(record, key)
         if record.shadow is not None:
             del record.shadow[key]
         else:
@@ -412,8 +412,9 @@ class Objects(Identities, Compounds, Cells, LateWrites, Growing, Lifetimes):
             else:
                 record.original = self.whole_sequence(record)
             shadow: Any = record.original.copy() if kind is not set else copy_set(record.original)
-            for key, value in record.writes.items():
-                if value is ABSENT or key in record.moved:
+            for written, value in record.writes.items():
+                key = self.entered_key(record, written)
+                if value is ABSENT or written in record.moved:
                     shadow.pop(key, None)
                 if value is not ABSENT:
                     shadow[key] = value
@@ -423,6 +424,15 @@ class Objects(Identities, Compounds, Cells, LateWrites, Growing, Lifetimes):
             self.age[id(shadow)] = 0
             self.records[id(shadow)] = record  # met again as an object (``list(d) is``...), it is the original
         return record.shadow
+
+    def key_in(self, record: Record, key: Any) -> Any:
+        return self.real_key(key) if record.shadow is None else self.made_key(key)
+
+    def entered_key(self, record: Record, key: Any) -> Any:
+        """What stands in a shadow for a key of the user's dict, of which a guard says that it is the same object."""
+        if isinstance(key, torch.Tensor | tuple):
+            return self.enter(key, Static(f"a key of {record.source.name}", key))
+        return key
 
     def guard_keys(self, record: Record) -> None:
         """The dict has these keys, in this order."""
@@ -445,9 +455,7 @@ class Objects(Identities, Compounds, Cells, LateWrites, Growing, Lifetimes):
         for key in record.obj:
             if key not in record.reads:
                 record.reads[key] = self.read_entry(record, key)
-            dict.__setitem__(whole, key, record.reads[key]) if type(whole) is dict else whole.__setitem__(
-                key, record.reads[key]
-            )
+            whole[self.entered_key(record, key)] = record.reads[key]
         return whole
 
     def whole_sequence(self, record: Record) -> Any:

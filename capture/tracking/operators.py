@@ -314,9 +314,9 @@ class Operators(Parts):
         if base in DICTS:
             if record is not None:
                 return self.objects.dict_get(record, item) is not ABSENT
-            return dict.__contains__(container, self.objects.real_key(item))
+            return dict.__contains__(container, self.objects.made_key(item))
         if base in SETS or base is frozenset or isinstance(container, type({}.keys())):
-            return self.objects.real_key(item) in self.objects.contents(container)
+            return self.objects.made_key(item) in self.objects.contents(container)
         if kind in (str, bytes, range):
             return item in container
         if base is not None or kind is torch.Size or isinstance(container, natives.VIEWS):

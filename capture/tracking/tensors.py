@@ -136,6 +136,14 @@ class TensorOperations:
             self.guards.check("tensor", source, kept, text=f"layout {real.layout}, conj or neg")
             what = f"a tensor with layout {real.layout} (or conj, neg, quantized) is not understood yet"
             raise UnfollowedTensor("tensor layout", what, "use a plain strided tensor")
+        if torch_fakes.history_is_lost(real):
+            self.guards.check("tensor", source, {"type": type(real)}, text="a view whose base was written since")
+            raise UnfollowedTensor(
+                "view made without gradients",
+                "it was made under torch.no_grad(), and what it is a view of was written since: torch does not say"
+                " how it was computed",
+                "make the view again after the write, or take .detach() of it",
+            )
         varies = not source.static and torch_fakes.sizes_can_vary(real)
         open_dims = self.dynamic(source.name, real) if varies else ()
         meta = tensor_meta(real, frozenset(open_dims), any_offset=self.whole_step and not source.static)

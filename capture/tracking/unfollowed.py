@@ -1,17 +1,15 @@
-"""Tensors among the arguments that tracing does not follow: DTensors, other subclasses, sparse ones."""
+"""Tensors among the arguments that tracing does not follow: DTensors, other subclasses, sparse ones; sets of them."""
 
 from __future__ import annotations
 
 from typing import Any, NoReturn
-
-import torch
 
 from ..sources import Source
 from .values import Break, StandIn
 
 
 class UnfollowedTensor(Break):
-    """A tensor of a kind that tracing does not follow was met."""
+    """A tensor of a kind that tracing does not follow was met, or tensors in something that does not let it."""
 
 
 class Unfollowed(StandIn):
@@ -20,7 +18,7 @@ class Unfollowed(StandIn):
 
     __slots__ = ("of", "source", "why")
 
-    def __init__(self, of: type[torch.Tensor], source: Source, why: UnfollowedTensor):
+    def __init__(self, of: type, source: Source, why: UnfollowedTensor):
         self.of, self.source, self.why = of, source, why
 
     @property

@@ -158,3 +158,31 @@ def test_a_parameter_of_a_subclass_is_a_parameter():
         return x + 1, [isinstance(held, kind) for held in (module.weight, module.plain) for kind in kinds]
 
     assert capture(step)(torch.ones(1))[1] == step(torch.ones(1))[1]
+
+
+def test_a_view_whose_base_was_written_without_gradients():
+    """Torch does not say how such a view was computed; what may still be done with it works."""
+
+    def shrink(view):
+        with torch.no_grad():
+            view[:2].mul_(0.5)
+            return view.sum()
+
+    def doubled(view):
+        return view * 2
+
+    for step in (shrink, doubled):
+        weights, captured = [torch.nn.Parameter(torch.arange(12.0).view(3, 4)) for _ in range(2)], capture(step)
+        views = []
+        for weight in weights:
+            with torch.no_grad():
+                views.append(weight.view(4, 3))
+        for turn in range(4):
+            with warnings.catch_warnings():
+                warnings.simplefilter("error")
+                assert repr(told(captured, views[0])) == repr(told(step, views[1]))
+            assert torch.equal(*weights)
+            if turn == 1:
+                for weight in weights:
+                    with torch.no_grad():
+                        weight.add_(1)
