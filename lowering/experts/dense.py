@@ -85,7 +85,7 @@ def added(node: fx.Node) -> tuple[Any, fx.Node] | None:
 
 
 def scaled_rows(node: fx.Node) -> tuple[fx.Node, fx.Node] | None:
-    """(rows [T, D], gate [T, 1]) of their product."""
+    """(rows [T, D], gate [T, 1]) of their product; with more axes, the gate may have some of size 1."""
     call = read_call(node)
     if call is None or call.name != "mul" or call.op.inplace:
         return None
@@ -94,8 +94,10 @@ def scaled_rows(node: fx.Node) -> tuple[fx.Node, fx.Node] | None:
         if not isinstance(rows, fx.Node) or not isinstance(gate, fx.Node):
             continue
         a, b = shape_of(rows), shape_of(gate)
-        if a and b and len(a) == len(b) == 2 and type(b[1]) is int and b[1] == 1 and type(a[1]) is int and a[1] > 1:
-            return (rows, gate) if same_size(a[0], b[0]) else None
+        if a and b and len(a) == len(b) > 1 and type(b[-1]) is int and b[-1] == 1 and type(a[-1]) is int and a[-1] > 1:
+            repeated = len(a) > 2
+            fits = (same_size(x, y) or (repeated and same_size(y, 1)) for x, y in zip(a[:-1], b[:-1], strict=True))
+            return (rows, gate) if all(fits) else None
     return None
 
 

@@ -49,7 +49,7 @@ def masked(node: Any) -> Masked | None:
         if a is None or b is None or a.dtype != b.dtype or not same_shape(shape_of(node), shape_of(rows)):
             return None
         c = tensor_of(condition)
-        column = c is not None and c.dtype == torch.bool and c.dim() == b.dim() == 2 and same_size(c.shape[1], 1)
+        column = c is not None and c.dtype == torch.bool and c.dim() == b.dim() > 1 and same_size(c.shape[-1], 1)
         return Masked(node, rows, condition, kept) if column else None
     return None
 

@@ -17,6 +17,7 @@ from moebius.lowering.experts.batched_turns import Batched, refusal_of
 from moebius.lowering.experts.blocks import Order, RowsOf, build_blocks, expert_rows, runs, write_out
 from moebius.lowering.experts.claims import Claim, Fused, Refused
 from moebius.lowering.experts.dense import Chain, NoExperts, Stacked, build_dense, dense_chains, stacked_sums
+from moebius.lowering.experts.dense_raised import Raised
 from moebius.lowering.experts.openings import Opened, open_branches, settle, skip_unused
 from moebius.lowering.experts.out_of_place import write_out_of_place
 from moebius.lowering.experts.overlooked import Overlooked, overlooked
@@ -28,7 +29,7 @@ from moebius.lowering.experts.turns import Differ, Turns, added_rows, build_loop
 from moebius.lowering.experts.writing import Writer, fill_region, put_in_place, write_operator
 from moebius.lowering.graph import ExpertRegion, LoweringOptions, expert_loop
 from moebius.lowering.operators import loop_body, read_call, target_name
-from moebius.lowering.values import describe_where, users_line, where_of
+from moebius.lowering.values import describe_where, shape_of, users_line, where_of
 
 CONTRACT = Contract(
     name="experts",
@@ -320,10 +321,11 @@ def replace_written_out(work: Work, loop: fx.Node, region: ExpertRegion) -> None
 def replace_chain(work: Work, nodes: list[fx.Node]) -> list[ExpertRegion]:
     """Additions as the turns of one loop, or of loops of equal length (a loop over slots around that over experts)."""
     count = len(nodes)
+    kind = Chain if len(shape_of(nodes[0]) or ()) == 2 else Raised
     for length in [count // parts for parts in range(1, count // 2 + 1) if count % parts == 0]:
-        found = replace_dense(work, Chain(nodes[:length]))
+        found = replace_dense(work, kind(nodes[:length]))
         if found is not None and (found.lowered or length == count):
-            rest = [replace_dense(work, Chain(nodes[i : i + length])) for i in range(length, count, length)]
+            rest = [replace_dense(work, kind(nodes[i : i + length])) for i in range(length, count, length)]
             return [region for region in (found, *rest) if region is not None]
     return []
 

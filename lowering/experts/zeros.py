@@ -25,27 +25,33 @@ LOGARITHMS = frozenset({torch.log_softmax, functional.log_softmax, "log_softmax"
 
 
 class Zeros:
-    """Looks from gates back to what they are made of. end: nothing of it may be written into before this node."""
+    """Looks from gates back to what they are made of. end: nothing of it may be written into before this node.
+
+    Tokens may have several axes: [B, T, E] for [T, E], where these gates are put under one another later."""
 
     def __init__(self, storage: Storage, end: fx.Node):
         self.storage, self.end = storage, end
 
     def index_of(self, node: Any) -> fx.Node | None:
         """index, where the tensor [T, E] is 0 (or false) at [t, e] unless index[t] names e."""
-        if not isinstance(node, fx.Node) or len(shape_of(node) or ()) != 2:
+        if not isinstance(node, fx.Node) or len(shape_of(node) or ()) < 2:
             return None
         found = self.scattered(node, 0.0)
         call = self.unwritten(node)
         if found is not None or call is None:
             return found
+        last = (-1, len(shape_of(node) or ()) - 1)
         match call.name:
+            case "reshape" | "flatten" if is_one_under_another(call):
+                index = self.index_of(call["input"])
+                return None if index is None else self.made(torch.reshape, index, (-1, (shape_of(index) or ())[-1]))
             case name if name in KEEPS:
                 return self.same(node, call["input"])
             case "mul" | "and":
                 return self.same(node, call["input"]) or self.same(node, call["other"])
             case "div" if call["rounding_mode"] is None:
                 return self.same(node, call["input"])
-            case "softmax" if node.target not in LOGARITHMS and call["dim"] in (1, -1):
+            case "softmax" if node.target not in LOGARITHMS and call["dim"] in last:
                 return self.lowest(call["input"])
             case "sigmoid":
                 return self.lowest(call["input"])
@@ -55,7 +61,7 @@ class Zeros:
                 return self.same(node, call["input"])
             case "masked_fill" if is_number(call["value"], 0.0):
                 return self.elsewhere(node, call["mask"])
-            case "sum" if call["dim"] in (1, -2, (1,), (-2,), [1], [-2]) and call["keepdim"] is False:
+            case "sum" if one_of(call["dim"]) in (last[1], -2) and call["keepdim"] is False:
                 return self.named(call["input"])
             case "one_hot":
                 return self.column(call["input"])
@@ -63,7 +69,7 @@ class Zeros:
 
     def lowest(self, node: Any) -> fx.Node | None:
         """index, where the tensor is -inf unless index[t] names e."""
-        if not isinstance(node, fx.Node) or len(shape_of(node) or ()) != 2:
+        if not isinstance(node, fx.Node) or len(shape_of(node) or ()) < 2:
             return None
         found = self.scattered(node, -math.inf)
         call = self.unwritten(node)
@@ -92,7 +98,7 @@ class Zeros:
     def named(self, node: Any) -> fx.Node | None:
         """index, where the tensor [T, K, E] is 0 at [t, k, e] unless index[t, k] is e."""
         shape = shape_of(node) if isinstance(node, fx.Node) else None
-        call = self.unwritten(node) if shape is not None and len(shape) == 3 else None
+        call = self.unwritten(node) if shape is not None and len(shape) > 2 else None
         if call is None:
             return None
         if call.name == "one_hot":
@@ -110,10 +116,15 @@ class Zeros:
 
     def column(self, index: Any) -> fx.Node | None:
         """index [T] as [T, 1]."""
-        if not isinstance(index, fx.Node) or len(shape_of(index) or ()) != 1:
+        if not isinstance(index, fx.Node) or not shape_of(index):
             return None
-        with index.graph.inserting_before(self.end):
-            made = add_call(index.graph, self.end, torch.reshape, index, (-1, 1))
+        one = len(shape_of(index) or ()) == 1
+        return self.made(torch.reshape, index, (-1, 1)) if one else self.made(torch.unsqueeze, index, -1)
+
+    def made(self, target: Any, *args: Any) -> fx.Node:
+        """A view of what was found, before ``end``."""
+        with self.end.graph.inserting_before(self.end):
+            made = add_call(self.end.graph, self.end, target, *args)
         self.storage.add(made)
         return made
 
@@ -126,8 +137,20 @@ class Zeros:
     def scattered(self, node: fx.Node, base: float) -> fx.Node | None:
         """index of ``full(base).scatter(1, index, anything)``."""
         made = scatter_into(base, node, self.end, self.storage)
-        index = made["index"] if made is not None and made["dim"] in (1, -1) else None
-        return index if isinstance(index, fx.Node) and len(shape_of(index) or ()) == 2 else None
+        rank = len(shape_of(node) or ())
+        index = made["index"] if made is not None and made["dim"] in (rank - 1, -1) else None
+        return index if isinstance(index, fx.Node) and len(shape_of(index) or ()) == rank else None
+
+
+def one_of(dims: Any) -> Any:
+    """The axis of a list of one."""
+    return dims[0] if isinstance(dims, tuple | list) and len(dims) == 1 else dims
+
+
+def is_one_under_another(call: Call) -> bool:
+    """Whether a view keeps the last axis and makes one of those before it."""
+    before, after = shape_of(call["input"]), shape_of(call.node)
+    return bool(before and after and len(before) > len(after) == 2 and same_shape(before[-1:], after[-1:]))
 
 
 def is_number(value: Any, wanted: float) -> bool:

@@ -1,0 +1,205 @@
+"""All experts on all tokens [batch, T, D], masked by a gate with as many axes: the sum on a matrix of these tokens,
+right and subtly wrong."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from beside_eager import compare
+from spellings import D, E, K, N
+from torch import nn
+from torch.nn.functional import one_hot
+
+from moebius.lowering.experts import dense, dense_raised
+
+
+def raised(x):
+    """[2, T, D]"""
+    return torch.stack([x, x.flip(0) * 0.7])
+
+
+def gates_of(x, moe):
+    """[2, T, E], zero for the experts that are not chosen."""
+    weight, index = moe.gate(x).softmax(-1).topk(K)
+    return torch.zeros_like(moe.gate(x)).scatter(-1, index, weight)
+
+
+def by_scattered_gates(x, moe):
+    x = raised(x)
+    gates, out = gates_of(x, moe), torch.zeros_like(x)
+    for e, expert in enumerate(moe.experts):
+        out = out + expert(x) * gates[..., e].unsqueeze(-1)
+    return out
+
+
+def in_place(x, moe):
+    x = raised(x)
+    gates, out = gates_of(x, moe), torch.zeros_like(x)
+    for e, expert in enumerate(moe.biased):
+        out += gates[:, :, e : e + 1] * expert(x)
+    return out
+
+
+def of_the_best(x, moe):
+    x = raised(x)
+    logits = moe.gate(x)
+    kept = torch.full_like(logits, float("-inf")).scatter(2, logits.topk(K, -1)[1], logits.topk(K, -1)[0])
+    gates = kept.softmax(2)
+    return sum(expert(x) * gates[..., e, None] for e, expert in enumerate(moe.mlps))
+
+
+def by_one_hot(x, moe):
+    x = raised(x)
+    weight, index = moe.gate(x).softmax(-1).topk(K)
+    gates = (one_hot(index, E) * weight[..., None]).sum(-2)
+    out = torch.zeros_like(x)
+    for e, expert in enumerate(moe.experts):
+        out = out + expert(x) * gates.select(-1, e)[..., None]
+    return out
+
+
+def by_sums(x, moe):
+    x = raised(x)
+    weight, index = moe.gate(x).softmax(-1).topk(K)
+    out = torch.zeros_like(x)
+    for e, expert in enumerate(moe.experts):
+        out = out + expert(x) * (weight * (index == e)).sum(-1, keepdim=True)
+    return out
+
+
+def by_masks(x, moe):
+    x = raised(x)
+    weight, index = moe.gate(x).softmax(-1).topk(K)
+    out = torch.zeros_like(x)
+    for e, expert in enumerate(moe.experts):
+        gate = (weight * (index == e)).sum(-1)
+        out = out + torch.where((index == e).any(-1, keepdim=True), expert(x) * gate.unsqueeze(2), 0)
+    return out
+
+
+def one_projection_a_batch(x, moe):
+    """VitPose: a single projection for all tokens of an image."""
+    x = raised(x)
+    index = moe.gate(x.mean(1)).argmax(-1).view(-1, 1, 1)
+    out = torch.zeros(*x.shape[:2], N, dtype=x.dtype)
+    for e, expert in enumerate(moe.mlps):
+        out = out + expert.net[0](x) * (index == e)
+    return out
+
+
+def an_expert_of_two_halves(x, moe):
+    x = raised(x)
+    gates, out = gates_of(x, moe), torch.zeros_like(x)
+    for e, expert in enumerate(moe.biased):
+        left, right = (expert.w1(x) * 1.5).chunk(2, -1)
+        h = torch.tanh(left) * right
+        out = out + nn.functional.linear(h, expert.w2.weight[:, : N // 2]) * gates[..., e, None]
+    return out
+
+
+RIGHT = [by_scattered_gates, in_place, of_the_best, by_one_hot, by_sums, by_masks, one_projection_a_batch,
+         an_expert_of_two_halves]  # fmt: skip
+
+
+def gates_of_another_token(x, moe):
+    """Along the batch, not the tokens."""
+    x = raised(x)
+    gates, out = gates_of(x, moe), torch.zeros_like(x)
+    for e, expert in enumerate(moe.experts):
+        out = out + expert(x) * gates.flip(0)[..., e, None].roll(e, 1)
+    return out
+
+
+def dense_gates(x, moe):
+    x = raised(x)
+    gates, out = moe.gate(x).softmax(-1), torch.zeros_like(x)
+    for e, expert in enumerate(moe.experts):
+        out = out + expert(x) * gates[..., e, None]
+    return out
+
+
+def across_tokens(x, moe):
+    """An expert that looks at all tokens of its batch."""
+    x = raised(x)
+    gates, out = gates_of(x, moe), torch.zeros_like(x)
+    for e, expert in enumerate(moe.experts):
+        out = out + expert(x - x.mean(1, keepdim=True) * (e + 1)) * gates[..., e, None]
+    return out
+
+
+def along_the_tokens(x, moe):
+    """A sum over an axis of tokens, as long as the last."""
+    x = torch.stack([x[:D], x[:D] * 0.5])
+    gates, out = gates_of(x, moe), torch.zeros_like(x)
+    for e, expert in enumerate(moe.experts):
+        out = out + (expert(x) * x.sum(1, keepdim=True)).transpose(1, 2).transpose(1, 2) * gates[..., e, None]
+    return out
+
+
+def with_layers_one_after_another(x, moe):
+    out = raised(x)
+    index = moe.gate(out.mean(1)).argmax(-1).view(-1, 1, 1)
+    for e, expert in enumerate(moe.experts):
+        out = out + expert(out) * (index == e)
+    return out
+
+
+def the_tokens_change(x, moe):
+    x = raised(x)
+    gates, out = gates_of(x, moe), torch.zeros_like(x)
+    for e, expert in enumerate(moe.experts):
+        out = out + expert(x) * gates[..., e, None]
+        x.data[1] *= 0.5
+    return out
+
+
+def the_gates_change(x, moe):
+    x = raised(x)
+    gates, out = gates_of(x, moe), torch.zeros_like(x)
+    for e, expert in enumerate(moe.experts):
+        out = out + expert(x) * gates[..., e, None]
+        gates.data[0] *= 0.5
+    return out
+
+
+def a_vector_for_each_place(x, moe):
+    """[T, D] beside [2, T, D]: of the token's place, which is the same in both batches."""
+    x = raised(x)
+    gates, out = gates_of(x, moe), torch.zeros_like(x)
+    places = torch.arange(x.shape[1] * D, dtype=x.dtype).view(-1, D) / 10
+    for e, expert in enumerate(moe.experts):
+        out = out + expert(x + places) * gates[..., e, None]
+    return out
+
+
+def read_between(x, moe):
+    x = raised(x)
+    gates, out, seen = gates_of(x, moe), torch.zeros_like(x), []
+    for e, expert in enumerate(moe.experts):
+        out = out + expert(x) * gates[..., e, None]
+        seen.append(out.sum())
+    return out + sum(seen)
+
+
+WRONG = [gates_of_another_token, dense_gates, across_tokens, along_the_tokens, with_layers_one_after_another,
+         the_tokens_change, the_gates_change, a_vector_for_each_place, read_between]  # fmt: skip
+
+
+@pytest.mark.parametrize("function", RIGHT)
+def test_right(function):
+    assert compare(function) == (1, True)
+
+
+@pytest.mark.parametrize("function", WRONG)
+def test_not_lowered(function):
+    assert not compare(function)[1]
+
+
+@pytest.mark.parametrize("function", RIGHT[:1] + RIGHT[-1:])
+def test_off(monkeypatch, function):
+    monkeypatch.setattr(dense_raised.Raised, "normalise", lambda self, storage: differ(self))
+    assert not compare(function)[1]
+
+
+def differ(chain):
+    raise dense.NoExperts("switched off", chain.place)
