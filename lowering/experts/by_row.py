@@ -19,7 +19,6 @@ from moebius.lowering.aliasing import Storage
 from moebius.lowering.experts import proof
 from moebius.lowering.experts.claims import Claim, Refused, known, what_is_added
 from moebius.lowering.experts.facts import (
-    EachRow,
     Fact,
     Invariant,
     Items,
@@ -33,6 +32,7 @@ from moebius.lowering.experts.proof import Fault, Step
 from moebius.lowering.experts.reader import Reader
 from moebius.lowering.experts.routing import Allowed, proven_within
 from moebius.lowering.experts.rules_each_row import PRODUCTS
+from moebius.lowering.experts.turns import draws
 from moebius.lowering.operators import Call, read_call, target_name
 from moebius.lowering.torch_private import same_size
 from moebius.lowering.values import shape_of, tensor_of
@@ -75,8 +75,7 @@ class ByRow(Claim):
     @property
     def dropouts(self) -> list[Call]:
         """Those that draw numbers, in the order of a turn."""
-        calls = (call for node in self.nodes if (call := read_call(node)) is not None)
-        return [call for call in calls if call.name == "dropout"]
+        return [call for node in self.nodes if draws(node) and (call := read_call(node)) is not None]
 
 
 def make_claim(reader: Reader, storage: Storage) -> ByRow:
@@ -121,8 +120,7 @@ def same_as(reader: Reader, node: fx.Node) -> fx.Node | None:
     if call is None or call.name not in SAME or not isinstance(call["input"], fx.Node):
         return None
     fact = reader.facts[node]
-    plain = isinstance(fact, RowFunction) and not isinstance(fact, EachRow)
-    return call["input"] if plain and reader.facts[call["input"]] == fact else None
+    return call["input"] if isinstance(fact, RowFunction) and reader.facts[call["input"]] == fact else None
 
 
 def added_rows(node: fx.Node) -> tuple[fx.Node, float]:
@@ -147,7 +145,8 @@ def added_rows(node: fx.Node) -> tuple[fx.Node, float]:
 
 
 def some_projection(claim: ByRow) -> Fault | None:
-    """There is a projection with weights of the experts: else nothing is gained."""
+    """There is a projection with weights of the experts: else nothing is gained. (The only step that is not about what
+    is right.)"""
     if any(len(piece.axes) == 2 for piece in claim.slices):
         return None
     return "the turns project nothing with weights of their expert", claim.node
@@ -181,6 +180,18 @@ def as_many(claim: ByRow) -> Fault | None:
     return None
 
 
+def autocast_of(claim: ByRow) -> torch.dtype | None:
+    """What autocast makes of a projection's operands where the turns run under it; the loop stands where they do."""
+    for node in claim.nodes:
+        call, result = read_call(node), tensor_of(node)
+        if call is None or call.name not in PRODUCTS or result is None or result.dtype.itemsize != 2:
+            continue
+        dtypes = {value.dtype for one in node.all_input_nodes if (value := tensor_of(one)) is not None}
+        if torch.float32 in dtypes and dtypes <= {torch.float32, result.dtype}:
+            return result.dtype
+    return None
+
+
 def one_dtype(claim: ByRow) -> Fault | None:
     """Each projection is computed in the dtype of its operands, or in autocast's, and all in floating point."""
     for node in claim.nodes:
@@ -191,7 +202,7 @@ def one_dtype(claim: ByRow) -> Fault | None:
         result = tensor_of(node)
         if result is None or result.dtype not in FLOATS:
             return "a projection is not in floating point", node
-        if dtypes != {result.dtype}:
+        if dtypes != {result.dtype} and autocast_of(claim) != result.dtype:
             return f"a projection in {result.dtype} is of {', '.join(map(str, dtypes))}", node
     return None
 
@@ -251,22 +262,22 @@ def some_turn_runs(claim: ByRow) -> Fault | None:
     return "the turns share a parameter, and perhaps no turn runs", claim.node
 
 
+def vectors_unchanged(claim: ByRow) -> Fault | None:
+    """Nothing writes into the experts' own vectors between the loop and the backward through it: a loop keeps the
+    vectors, and here each row has a copy of its own. (Of tokens and routing weights a loop keeps copies too.)"""
+    return proof.changed_before_backward(claim, [p.weight.node for p in claim.slices if len(p.axes) == 1])
+
+
 SHARED = ("known operators", "nothing else written", "nothing else drawn", "one sum", "own storage",
-          "every expert once", "harmless skips", "allowed routing", "rows by token", "one selection", "tokens once",
-          "routing weights", "gradients", "routing unchanged", "kept unchanged")  # fmt: skip
-OWN: tuple[Step, ...] = (
+          "every expert once", "harmless skips", "allowed routing", "rows by token", "tokens once",
+          "routing weights", "gradients", "routing unchanged")  # fmt: skip
+STEPS: tuple[Step, ...] = (
+    *(step for step in proof.STEPS if step.name in SHARED),
     Step("projections", some_projection),
     Step("one place", one_place),
     Step("sizes", as_many),
     Step("one dtype", one_dtype),
     Step("drawn in order", drawn_in_order),
     Step("some turn runs", some_turn_runs),
+    Step("vectors unchanged", vectors_unchanged),
 )
-
-
-def prove(reader: Reader, storage: Storage) -> ByRow:
-    """The claim, all steps holding. storage: of the loop's graph. Raises Refused."""
-    claim = make_claim(reader, storage)
-    proof.hold(claim, [step for step in proof.STEPS if step.name in SHARED])
-    proof.hold(claim, OWN)
-    return claim

@@ -21,17 +21,20 @@ if TYPE_CHECKING:
 
 
 def writer_before_backward(
-    storage: Storage, loop: fx.Node, x: fx.Node, weights: Iterable[fx.Node], out: fx.Node
+    storage: Storage, loop: fx.Node, kept: Iterable[fx.Node], through: Iterable[fx.Node], out: fx.Node
 ) -> fx.Node | None:
-    """The first node after the loop that may write into x or the weights, before a backward that goes through the loop
+    """The first node after the loop that may write into what is kept, before a backward that goes through the loop
     or, in a graph without backward, before whatever backward its result will get; None if there is none.
 
-    out: what the loop adds to. A loop that was just built leads nowhere yet: backward goes through it if through x.
+    out: what the loop adds to. A loop that was just built leads nowhere yet: backward goes through it if through one of
+    ``through``, which its turns read.
     """
-    nodes = list(dict.fromkeys(node for one in (x, *weights) for node in parts_of(one)))
-    ours = storage.family(out) | set(parts_of(x))
-    if x.target is join_blocks:  # its rows were just picked anew: the user's turns picked them of the same tensor
-        ours.update(source for rows in parts_of(x) for source in rows.all_input_nodes)
+    nodes = list(dict.fromkeys(node for one in kept for node in parts_of(one)))
+    ours = storage.family(out)
+    for x in through:
+        ours.update(parts_of(x))
+        if x.target is join_blocks:  # its rows were just picked anew: the user's turns picked them of the same tensor
+            ours.update(source for rows in parts_of(x) for source in rows.all_input_nodes)
     graph = loop.graph
     after = [node for node in graph.nodes if is_backward(node) and loop < node]
     needs_gradients = any(t is not None and t.requires_grad for t in map(tensor_of, nodes))

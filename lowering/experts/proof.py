@@ -1,9 +1,9 @@
 """The proof that an expert loop computes  Σ_k weight[t,k] · down[e](f(gate(x[t])) · up(x[t])),  e = index[t,k].
 
-:func:`prove` reads the loop (reader.py), takes what was accumulated apart into a claim (claims.py), and puts the claim
-to every step of STEPS. The first step that does not hold is the refusal: its name, what it found, and the user's line.
-Steps only judge; taking one out makes the proof accept more and changes nothing else (the tests do that). What an
-earlier turn wrote has no fact that could enter a claim (reader.py), so no step needs to look for it.
+:func:`prove` takes what was accumulated in a loop that was read (reader.py) apart into a claim (claims.py), and puts
+the claim to every step of STEPS. The first step that does not hold is the refusal: its name, what it found, and the
+user's line. Steps only judge; taking one out makes the proof accept more and changes nothing else (the tests do that).
+What an earlier turn wrote has no fact that could enter a claim (reader.py), so no step needs to look for it.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import fx
 
 from moebius.lowering.aliasing import Storage
-from moebius.lowering.experts.claims import Claim, Fused, Refused, make_claim
+from moebius.lowering.experts.claims import Claim, Fused, Refused
 from moebius.lowering.experts.facts import RowFunction, Selection, State, Test, Unknown
 from moebius.lowering.experts.kept import before_the_loop, writer_before_backward
 from moebius.lowering.experts.reader import Reader
@@ -42,6 +42,7 @@ from moebius.lowering.values import same_shape, shape_of, tensor_of
 # ----------------------------------------------------------------------------------------------------------------------
 
 Fault = tuple[str, fx.Node]
+AnyClaim = TypeVar("AnyClaim", bound=Claim)
 FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)  # what the operator computes in
 
 
@@ -295,13 +296,18 @@ def routing_unchanged(claim: Claim) -> Fault | None:
 def kept_unchanged(claim: Claim) -> Fault | None:
     """Nothing writes into x, the weights or the routing weights between the loop and the backward through it."""
     kept = [*(piece.weight.node for piece in claim.slices), *(weight.source.node for weight in claim.weights)]
-    held = [node for one in kept for node in before_the_loop(claim.reader, one)]
-    for rows in claim.lookups:
-        x, *others = before_the_loop(claim.reader, rows.source.node) or [rows.source.node]
-        writer = writer_before_backward(claim.storage, claim.reader.loop, x, [*others, *held], target_of(claim))
-        if writer is not None:
-            return f"{target_name(writer)} changes what the operator keeps, before backward", writer
-    return None
+    return changed_before_backward(claim, [*kept, *(rows.source.node for rows in claim.lookups)])
+
+
+def changed_before_backward(claim: Claim, kept: list[fx.Node]) -> Fault | None:
+    """What writes into something that is kept for backward, before that."""
+    reader, out = claim.reader, target_of(claim)
+    held = [node for one in kept for node in before_the_loop(reader, one)]
+    read = [node for rows in claim.lookups for node in before_the_loop(reader, rows.source.node)[:1]]
+    writer = writer_before_backward(claim.storage, reader.loop, held, read or held, out)
+    if writer is None:
+        return None
+    return f"{target_name(writer)} changes what the operator keeps, before backward", writer
 
 
 @dataclass(frozen=True)
@@ -335,19 +341,16 @@ STEPS: tuple[Step, ...] = (
 )
 
 
-def prove(reader: Reader, storage: Storage) -> Fused:
-    """The claim, all steps holding. storage: of the loop's graph. Raises Refused."""
-    claim = make_claim(reader, storage)
-    hold(claim, STEPS)
-    return claim
-
-
-def hold(claim: Claim, steps: Iterable[Step]) -> None:
-    """Raises Refused at the first step that does not hold."""
+def prove(
+    make: Callable[[Reader, Storage], AnyClaim], steps: Iterable[Step], reader: Reader, storage: Storage
+) -> AnyClaim:
+    """The claim that ``make`` takes the loop for, all steps holding. storage: of the loop's graph. Raises Refused."""
+    claim = make(reader, storage)
     for step in steps:
         fault = step.judge(claim)
         if fault is not None:
             raise Refused(step.name, *fault)
+    return claim
 
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -11,11 +11,11 @@ from torch import fx
 from moebius.lowering.aliasing import Storage
 from moebius.lowering.contract import Contract, Work, well_formed
 from moebius.lowering.dead_code import drop_dead_code
-from moebius.lowering.experts import apart, by_row, flat_rows, joining, meeting, rows_written
+from moebius.lowering.experts import apart, by_row, flat_rows, joining, meeting, proof, rows_written
 from moebius.lowering.experts.batched import Weight, batched_layers
 from moebius.lowering.experts.batched_turns import Batched, refusal_of
 from moebius.lowering.experts.blocks import Order, RowsOf, build_blocks, expert_rows, runs, write_out
-from moebius.lowering.experts.claims import Claim, Fused, Refused
+from moebius.lowering.experts.claims import Claim, Fused, Refused, make_claim
 from moebius.lowering.experts.dense import Chain, NoExperts, Stacked, build_dense, dense_chains, stacked_sums
 from moebius.lowering.experts.dense_raised import Raised
 from moebius.lowering.experts.openings import Opened, open_branches, settle, skip_unused
@@ -391,16 +391,16 @@ def replace_loop(
 def prove_and_write(work: Work, reader: Reader, storage: Storage, by_rows: bool) -> tuple[Claim, fx.Node]:
     """The claim that holds, of the operator or of its rows, and the result written before the loop. Raises Refused."""
     try:
-        fused = prove(reader, storage)
+        fused = prove(make_claim, proof.STEPS, reader, storage)
         return fused, write_operator(fused, work.options, work.known)
     except Refused as refusal:
         if refusal.step not in ABOUT_ROWS or not by_rows or not takes_rows(work):
             raise
         try:
-            rows = by_row.prove(reader, storage)
+            rows = prove(by_row.make_claim, by_row.STEPS, reader, storage)
             return rows, write_rows(rows)
         except Refused as other:
-            raise other if other.step in {step.name for step in by_row.OWN} else refusal from None
+            raise refusal if other.step == "row by row" else other from None
 
 
 def takes_rows(work: Work) -> bool:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import operator
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import fx
 
-from moebius.lowering.experts.by_row import ByRow, same_as
+from moebius.lowering.experts.by_row import ByRow, autocast_of, same_as
 from moebius.lowering.experts.claims import Refused
 from moebius.lowering.experts.facts import Fact, OwnVector, Rows, RowWeight, Slice
 from moebius.lowering.experts.proof import target_of
@@ -156,9 +157,12 @@ class RowsWriter:
         if not isinstance(weight, Slice):
             return None
         out_axis = weight.axes[0 if call.name == "linear" else 1]
-        vector = writer.vector(bias) if isinstance(bias, Slice) else None
-        given = self.place(call["input"])
-        matrix, rows = self.part_of_input(writer.matrix(weight, out_axis), weight, 3 - out_axis), tensor_of(given)
+        made = tensor_of(call.node)
+        assert made is not None
+        vector = writer.cast(writer.vector(bias), made.dtype) if isinstance(bias, Slice) else None
+        given = writer.cast(self.place(call["input"]), made.dtype)  # (under autocast: the same casts as it makes)
+        matrix = writer.cast(self.part_of_input(writer.matrix(weight, out_axis), weight, 3 - out_axis), made.dtype)
+        rows = tensor_of(given)
         with writer.graph.inserting_before(writer.loop):
             node = stands_at(writer.graph.call_function(project, (given, matrix, self.offsets, vector)), call.node)
         assert rows is not None
@@ -184,5 +188,8 @@ def unknown_size(example: torch.Tensor) -> Any:
 
 
 def write_rows(claim: ByRow) -> fx.Node:
-    """The layer's result, before the loop. Raises Refused."""
-    return RowsWriter(claim).result()
+    """The layer's result, before the loop, under the autocast that is on there. Raises Refused."""
+    dtype, device = autocast_of(claim), tensor_of(claim.rows)
+    assert device is not None
+    with nullcontext() if dtype is None else torch.autocast(device.device.type, dtype, cache_enabled=False):
+        return RowsWriter(claim).result()

@@ -12,6 +12,7 @@ from moebius.lowering.experts.facts import (
     Accumulated,
     Constant,
     Coordinate,
+    EachRow,
     ExpertId,
     Fact,
     Invariant,
@@ -211,7 +212,12 @@ def cast(reader: Reader, call: Call) -> Fact | None:
     """Casts of lookups and slices move onto what they look up; a cast that changes no dtype is nothing."""
     fact, dtype = reader.fact(call["input"]), reader.dtype(call.node)
     before = reader.dtype(call["input"])
-    if dtype is None or before is None or not dtype.is_floating_point:
+    return None if dtype is None or before is None else of_dtype(fact, before, dtype)
+
+
+def of_dtype(fact: Fact, before: torch.dtype, dtype: torch.dtype) -> Fact | None:
+    """What is of one dtype, in another."""
+    if not dtype.is_floating_point:
         return None
     if dtype != before and isinstance(fact, Slice | Rows | RowWeight) and is_rounded(fact, before):
         return None
@@ -506,11 +512,18 @@ def rows_of_the_sum(reader: Reader, call: Call) -> Fact | None:
 def add_to_the_sums_rows(reader: Reader, call: Call) -> Fact | None:
     """``out[token] + rows``, into the copy or not."""
     copied, rows = reader.fact(call["input"]), reader.fact(call["other"])
-    dtypes = {reader.dtype(part) for part in (call["input"], call["other"], call.node)}
-    if not isinstance(copied, StateRows) or copied.rows is not None or call["alpha"] != 1 or len(dtypes) != 1:
+    own, given = reader.dtype(call["input"]), reader.dtype(call["other"])
+    if not isinstance(copied, StateRows) or copied.rows is not None or call["alpha"] != 1:
+        return None
+    if own is None or given is None or own != reader.dtype(call.node):
         return None
     if not isinstance(rows, RowFunction) or not same_shape(reader.shape(call["input"]), reader.shape(call["other"])):
         return None
+    if given != own and not isinstance(rows, EachRow):  # autocast's rows, which are added to a wider sum
+        wider = of_dtype(rows, given, own) if torch.promote_types(given, own) == own else None
+        if not isinstance(wider, RowFunction):
+            return None
+        rows = wider
     return StateRows(copied.state, copied.coordinate, rows)
 
 

@@ -13,7 +13,10 @@ from torch import nn
 from torch.nn import functional
 from torch.nn.functional import dropout, gelu, layer_norm, linear, relu, silu
 
-from moebius.lowering.experts import proof, rewrite, rules_each_row, turns
+import moebius
+from moebius import capture
+from moebius.api import captured_of, report_of
+from moebius.lowering.experts import by_row, proof, rewrite, rules_each_row, turns
 from moebius.lowering.experts.rows_written import KERNEL
 
 R = 2  # rank of low-rank additions
@@ -528,6 +531,164 @@ def test_what_is_drawn_for_nothing_is_drawn(loop):
 
 
 def test_what_is_drawn_for_nothing_is_looked_for(monkeypatch):
-    monkeypatch.setattr(proof, "STEPS", tuple(s for s in proof.STEPS if s.name != "nothing else drawn"))
+    for module in (proof, by_row):
+        monkeypatch.setattr(module, "STEPS", tuple(s for s in module.STEPS if s.name != "nothing else drawn"))
     with pytest.raises(AssertionError):
         regions_of(drawing_after(over_hits(drawing_for_nothing)), layer=Experts)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# What its own steps rest on
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def vectors_written_afterwards(x, moe):
+    """A loop keeps the vectors themselves, which are others in backward."""
+    out = in_one_tensor(own_scales)(x, moe)
+    moe.whole["scale"].data.mul_(0.5)
+    return out
+
+
+def vectors_of_each_written_afterwards(x, moe):
+    out = apart(own_norm_between)(x, moe)
+    moe.apart[1]["b_up"].data.mul_(-1.0)
+    return out
+
+
+def all_skipped(x, moe):
+    """No turn runs: what the turns share has no gradient."""
+    weight, index = moe.route(x)
+    index = torch.where(weight > 2.0, index, E)
+    out = torch.zeros_like(x)
+    for e in range(E):
+        token, slot = torch.where(index == e)
+        if token.numel() > 0:
+            out.index_add_(0, token, shared_norm(x[token], moe.of(e, True), weight[token, slot, None], moe))
+    return out + x
+
+
+def numbers_of_dropped_slots(x, moe):
+    weight, index = moe.route(x)
+    keep = weight > 0.45
+    out = torch.zeros_like(x)
+    for e in range(E):
+        token, slot = torch.where((index == e) & keep)
+        out.index_add_(0, token, dropping(x[token], moe.of(e, True), weight[token, slot, None], moe))
+    return out
+
+
+def numbers_in_the_order_of_a_set(x, moe):
+    """{8, 1} is gone through as 8, 1."""
+    logits = x @ torch.linspace(-1, 1, D * 10, dtype=x.dtype).sin().view(D, 10)
+    weight, index = torch.topk((logits - 100.0 * (torch.arange(10) == 0)).softmax(-1), K)
+    weights, out = torch.cat([moe.whole["square"]] * 3), torch.zeros_like(x)
+    for e in set(index.flatten().tolist()):
+        token, slot = torch.where(index == e)
+        out.index_add_(0, token, linear(dropout(x[token], 0.4), weights[e]) * weight[token, slot, None])
+    return out
+
+
+STEPS = [
+    ("vectors unchanged", vectors_written_afterwards),
+    ("vectors unchanged", vectors_of_each_written_afterwards),
+    ("some turn runs", all_skipped),
+    ("drawn in order", numbers_in_the_order_of_a_set),
+]
+
+
+@pytest.mark.parametrize(("name", "layer"), STEPS)
+def test_each_step_is_needed(monkeypatch, name, layer):
+    _, regions = regions_of(drawing_after(layer), layer=Experts)
+    assert regions and not any(region.lowered for region in regions)
+    assert any(name in region.refusal for region in regions), regions
+    monkeypatch.setattr(by_row, "STEPS", tuple(step for step in by_row.STEPS if step.name != name))
+    with pytest.raises(AssertionError):
+        regions_of(drawing_after(layer), layer=Experts)
+
+
+def test_dropped_slots():
+    regions_of(drawing_after(numbers_of_dropped_slots), layer=Experts)
+
+
+def test_tokens_and_weights_may_change_afterwards():
+    """Of these, a loop keeps copies, and so do projections of sorted rows."""
+
+    def layer(x, moe):
+        y = x * 1.0
+        out = in_one_tensor(deep)(y, moe)
+        y.data.mul_(0.5)
+        return out + y.sum()
+
+    _, regions = regions_of(layer, layer=Experts)
+    assert regions and all(region.lowered for region in regions)
+
+
+def switched_off(h, p, w, moe):
+    a = dropout(gelu(linear(h, p["up"]) + linear(linear(h, p["low"]), p["high"])), 0.5, training=False)
+    return linear(dropout(a, 0.3), p["down"]) * w
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_a_dropout_that_is_off(loop):
+    assert lowered(loop(switched_off))
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Under autocast
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def under_autocast(expert, loop):
+    """(the largest relative difference from plain PyTorch in results and gradients, the regions), weights in fp32."""
+    moebius.reset()
+    torch.manual_seed(0)
+    layers = [Experts(), Experts()]
+    layers[1].load_state_dict(layers[0].state_dict())
+
+    def step(x, moe):
+        with torch.autocast("cpu", torch.bfloat16):
+            return loop(expert)(x, moe)
+
+    captured, worst = capture(step), 0.0
+    for seed in range(2):
+        found = []
+        for run, moe in zip((captured, step), layers, strict=True):
+            moe.zero_grad()
+            x = torch.randn(10, D, generator=torch.Generator().manual_seed(seed), requires_grad=True)
+            torch.manual_seed(seed)
+            out = run(x, moe)
+            out.square().sum().backward()
+            found.append([out, x.grad, *(p.grad for p in moe.parameters())])
+        for ours, plain in zip(*found, strict=True):
+            assert (ours is None) == (plain is None)
+            if plain is not None:
+                assert ours.dtype == plain.dtype
+                worst = max(worst, ((ours - plain).norm() / plain.norm().clamp_min(1e-6)).item())
+    return worst, report_of(captured_of(captured)).expert_regions
+
+
+@pytest.mark.parametrize(("expert", "loop"), [
+    (transposed, apart), (deep, apart), (normed_before, over_hits), (shared_norm, apart),
+    (dropping_three_times, apart), (own_scales, in_one_tensor), (low_rank, apart)])  # fmt: skip
+def test_under_autocast(expert, loop):
+    worst, regions = under_autocast(expert, loop)
+    assert worst < 1e-6, worst
+    assert regions and all(region.lowered and region.kernel == KERNEL for region in regions), regions
+
+
+def partly_out_of_autocast(h, p, w, moe):
+    h = linear(layer_norm(h, (D,)), p["square"])
+    with torch.autocast("cpu", enabled=False):
+        h = linear(h.float(), p["up"])
+    return linear(relu(h), p["down"]).float() * w
+
+
+def test_autocast_that_changes_in_a_turn():
+    worst, regions = under_autocast(partly_out_of_autocast, in_one_tensor)
+    assert worst < 1e-6, worst
+
+
+def test_autocast_is_asked_for(monkeypatch):
+    monkeypatch.setattr(by_row, "autocast_of", lambda claim: None)
+    _, regions = under_autocast(normed_before, over_hits)
+    assert not regions[0].lowered and "one dtype" in regions[0].refusal

@@ -1,4 +1,5 @@
-"""Each step of the proof refuses a loop that no other step would: without it, the loop is lowered to something else."""
+"""Each step of the proof refuses a loop that no other step would: without it, the loop is lowered to something else.
+So it is with the proof of the operator and with that of projections of sorted rows, which shares most steps."""
 
 import operator
 
@@ -7,18 +8,25 @@ import torch
 from expert_loops import call, loop, lowered, make_inputs, no_grad, same, skip
 from torch.nn import functional
 
-from moebius.lowering.experts import proof, rewrite
+from moebius.lowering.experts import by_row, proof, rewrite
 from moebius.lowering.experts.rewrite import DEFECT
 
 E = 4
 SEEN = []
+BY_ROWS: list[bool] = []  # not empty: the experts are none of the operator's
 
 
 def note(value):
     SEEN.append(value)
 
 
+def before(rows):
+    """What is done with an expert's rows first."""
+    return functional.layer_norm(rows, rows.shape[-1:]) if BY_ROWS else rows
+
+
 def expert(rows, e, gate_up, down):
+    rows = before(rows)
     gate, up = functional.linear(rows, gate_up[e]).chunk(2, dim=-1)
     return functional.linear(functional.silu(gate) * up, down[e])
 
@@ -152,7 +160,7 @@ def down_in_other_precision(e, out, x, index, weights, gate_up, down):
 
 def cut_off_gate(e, out, x, index, weights, gate_up, down):
     token, slot = torch.where(index == e)
-    gate, up = functional.linear(x[token], gate_up[e]).chunk(2, dim=-1)
+    gate, up = functional.linear(before(x[token]), gate_up[e]).chunk(2, dim=-1)
     with no_grad():
         gate = functional.silu(gate)
     out.index_add_(0, token, functional.linear(gate * up, down[e]) * weights[token, slot, None])
@@ -229,14 +237,68 @@ WRONG = {
 }
 
 
+def one_routed_token(x, logits, gate_up, down):
+    """Its row would be added to all rows of the result."""
+    weights, index = route(logits[:1])
+    out = torch.zeros_like(x)
+    loop(plain, E, (), (out, x, index, weights, gate_up, down))
+    return out * 1.0
+
+
+def nothing_projected(e, out, x, index, weights, gate_up, down):
+    token, slot = torch.where(index == e)
+    out.index_add_(0, token, before(x[token]) * down[:, :, 0][e] * weights[token, slot, None])
+    return ()
+
+
+def numbers_by_rows_in_another_layout(e, out, x, index, weights, gate_up, down):
+    token, slot = torch.where(index == e)
+    rows = functional.dropout((gate_up[e] @ before(x[token]).T).T, 0.5)
+    out.index_add_(0, token, functional.linear(rows[:, :5], down[e]) * weights[token, slot, None])
+    return ()
+
+
+def with_an_unhit_shared_bias(x, logits, gate_up, down):
+    """Where all turns are skipped, what they share has no gradient."""
+
+    def turn(e, out, x, index, weights, gate_up, down, bias):
+        token, slot = torch.where(index == e)
+        skip(token.numel() == 0)
+        rows = functional.layer_norm(x[token], (6,), bias)
+        out.index_add_(0, token, functional.linear(rows, down[e] @ gate_up[e][:5]) * weights[token, slot, None])
+        return ()
+
+    weights, index = route(logits)
+    out = torch.zeros_like(x)
+    loop(turn, E, (), (out, x, index, weights, gate_up, down))
+    return out * 1.0
+
+
+OF_ROWS = {
+    **{name: WRONG[name] for name in by_row.SHARED if name in WRONG},
+    "one place": other_positions,
+    "sizes": one_routed_token,
+}
+
+
 @pytest.fixture(autouse=True)
 def loops_alone(monkeypatch):
     """The proof of loops by itself: experts that are replaced within turns that stay need few of its steps."""
     monkeypatch.setattr(rewrite, "takes_blocks", lambda work: False)
 
 
+@pytest.fixture
+def of_rows(monkeypatch):
+    """Experts that the operator has not got."""
+    monkeypatch.setattr(rewrite, "takes_rows", lambda work: True)
+    BY_ROWS.append(True)
+    yield
+    BY_ROWS.clear()
+
+
 def without(monkeypatch, name):
-    monkeypatch.setattr(proof, "STEPS", tuple(step for step in proof.STEPS if step.name != name))
+    for module in (proof, by_row):
+        monkeypatch.setattr(module, "STEPS", tuple(step for step in module.STEPS if step.name != name))
 
 
 def differs(function, inputs):
@@ -252,15 +314,32 @@ def differs(function, inputs):
         return True
 
 
-@pytest.mark.parametrize("name", WRONG)
-def test_the_step_and_only_the_step_refuses(name, monkeypatch):
-    function = WRONG[name]
+def is_needed(name, function, monkeypatch):
+    """Asserts that this step refuses the function's loop, and no other."""
     inputs = make_inputs(tokens=2 if name == "routing weights" else 13)
     (region,) = lowered(function, inputs).regions
     assert not region.lowered and region.refusal.startswith(f"{name}: "), region.refusal
     assert same(function, lowered(function, inputs).fn, inputs)
     without(monkeypatch, name)
     assert differs(function, inputs), f"without the step {name!r} the loop is lowered and right: the step is not needed"
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_the_step_and_only_the_step_refuses(name, monkeypatch):
+    is_needed(name, WRONG[name], monkeypatch)
+
+
+@pytest.mark.parametrize("name", OF_ROWS)
+def test_the_step_for_projections_of_rows(name, monkeypatch, of_rows):
+    is_needed(name, OF_ROWS[name], monkeypatch)
+
+
+def test_experts_of_rows(of_rows):
+    """The loop that all the others are made of."""
+    function, inputs = layer(plain), make_inputs()
+    made = lowered(function, inputs)
+    assert made.regions[0].lowered, made.regions[0].refusal
+    assert same(function, made.fn, inputs)
 
 
 @pytest.mark.parametrize("turns", [2, E - 1])
