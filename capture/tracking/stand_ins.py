@@ -25,6 +25,7 @@ from .loops import TensorRows
 from .numbers import Number
 from .records import CONTAINERS, HEAP_TYPE
 from .specials import is_replaced
+from .substitutes import largest, smallest
 from .unfollowed import Unfollowed
 from .values import ATOMS, SYMBOLIC, Break, LoopLeftover, StandIn, TensorMethod, TensorProxy, type_of
 
@@ -250,6 +251,9 @@ class StandIns(CallParts):
                 return values[0]
             if key is None and any(type(v) is Number for v in values):
                 return self.tensors.numbers.apply(function, *values)
+            if key is None and len(values) > 1 and any(isinstance(v, TensorProxy) for v in values) and not kwargs:
+                one_by_one = self.domain.calls.substitute(largest if function is max else smallest)
+                return self.domain.call_function(one_by_one, values, {})
             if not all(natives.is_plain(k, self.known) or isinstance(k, torch.SymInt) for k in keys):
                 raise Break(
                     f"{function.__name__}() of values that are not plain",

@@ -233,6 +233,22 @@ def cached_value(self: Any, instance: Any, owner: Any = None) -> Any:
     return cache[self.attrname]
 
 
+def largest(first: Any, *others: Any) -> Any:
+    """``max`` of tensors: C asks the same of each, and a branch inside of it has no side exit."""
+    for other in others:
+        if other > first:
+            first = other
+    return first
+
+
+def smallest(first: Any, *others: Any) -> Any:
+    """``min`` of tensors."""
+    for other in others:
+        if other < first:
+            first = other
+    return first
+
+
 def nothing(*_: Any, **__: Any) -> None:
     """``torch._dynamo.graph_break`` asks torch.compile for a break, for reasons that do not hold here. The optimizers'
     health check warns of CUDA graphs."""

@@ -16,7 +16,7 @@ import torch
 from torch import fx
 
 from moebius.lowering.aliasing import Storage
-from moebius.lowering.experts import proof
+from moebius.lowering.experts import proof, turns
 from moebius.lowering.experts.claims import Claim, Refused, known, what_is_added
 from moebius.lowering.experts.facts import (
     Fact,
@@ -32,7 +32,6 @@ from moebius.lowering.experts.proof import Fault, Step
 from moebius.lowering.experts.reader import Reader
 from moebius.lowering.experts.routing import Allowed, proven_within
 from moebius.lowering.experts.rules_each_row import PRODUCTS
-from moebius.lowering.experts.turns import draws
 from moebius.lowering.operators import Call, read_call, target_name
 from moebius.lowering.torch_private import same_size
 from moebius.lowering.values import shape_of, tensor_of
@@ -75,7 +74,7 @@ class ByRow(Claim):
     @property
     def dropouts(self) -> list[Call]:
         """Those that draw numbers, in the order of a turn."""
-        return [call for node in self.nodes if draws(node) and (call := read_call(node)) is not None]
+        return [call for node in self.nodes if turns.draws(node) and (call := read_call(node)) is not None]
 
 
 def make_claim(reader: Reader, storage: Storage) -> ByRow:
@@ -134,7 +133,8 @@ def added_rows(node: fx.Node) -> tuple[fx.Node, float]:
             return call["values"], 1.0
         case "scatter_add":
             return call["src"], 1.0
-    added = read_call(call["value"])  # out[token] = out[token] + rows
+    add = turns.added_rows(node)  # out[token] = out[token] + rows
+    added = read_call(add) if add is not None else None
     assert added is not None
     return added["other"], 1.0
 

@@ -24,7 +24,16 @@ from moebius.lowering.contract import Work
 from moebius.lowering.experts.blocks import expert_rows, inside, is_size
 from moebius.lowering.experts.dense import NoExperts
 from moebius.lowering.experts.stacking import experts_that_ran, rows_if
-from moebius.lowering.experts.turns import OPENED, Differ, Place, adds_to_rows, draws, is_branch, place_in_branch
+from moebius.lowering.experts.turns import (
+    OPENED,
+    Differ,
+    Place,
+    adds_to_rows,
+    drawn_for_nothing,
+    draws,
+    is_branch,
+    place_in_branch,
+)
 from moebius.lowering.graph import expert_loop
 from moebius.lowering.operators import call_operands, is_pure, loop_body, read_call, target_name
 from moebius.lowering.torch_private import same_size
@@ -134,6 +143,9 @@ class Opening:
             plain = node.op in ("placeholder", "output") or node in self.skips or node in self.adding
             if not plain and not is_pure(node) and not is_size(node) and not draws(node):
                 raise Differ(f"{target_name(node)} behind a branch may have effects", node)
+        idle = drawn_for_nothing(self.body)
+        if idle is not None:
+            raise Differ("a turn draws random numbers for a value that it does not add", idle)
         asked = self.outer(self.skips[0].args[0])
         if not isinstance(asked, fx.Node):
             raise Differ("the branch is decided", self.branch)

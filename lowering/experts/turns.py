@@ -130,7 +130,7 @@ def place_in_branch(node: fx.Node) -> Place | None:
             inner.append(inside)
         elif not is_pure(inside) and not adds_to_rows(inside) and not draws(inside):
             return None
-    if len(inner) != 1 or len(call["carried"]) > 1:
+    if len(inner) != 1 or len(call["carried"]) > 1 or drawn_for_nothing(body) is not None:
         return None
     place = Place(node, inner[0], node, dict(zip(body.find_nodes(op="placeholder"), call_operands(call), strict=True)))
     place.skips = skips
@@ -143,6 +143,19 @@ def place_in_branch(node: fx.Node) -> Place | None:
         return None
     place.base = base
     return place
+
+
+def drawn_for_nothing(body: fx.Graph) -> fx.Node | None:
+    """A dropout of a body that neither its result is computed of nor what it writes or asks: its numbers are drawn as
+    well."""
+    wanted, pending = set[fx.Node](), [node for node in body.nodes if node.op == "output" or not is_pure(node)]
+    pending = [node for node in pending if not draws(node)]
+    while pending:
+        node = pending.pop()
+        if node not in wanted:
+            wanted.add(node)
+            pending += node.all_input_nodes
+    return next((node for node in body.nodes if node not in wanted and draws(node)), None)
 
 
 def adds_to_rows(node: fx.Node) -> bool:

@@ -16,7 +16,7 @@ from torch.nn.functional import dropout, gelu, layer_norm, linear, relu, silu
 import moebius
 from moebius import capture
 from moebius.api import captured_of, report_of
-from moebius.lowering.experts import by_row, proof, rewrite, rules_each_row, turns
+from moebius.lowering.experts import by_row, openings, proof, rewrite, rules_each_row, turns
 from moebius.lowering.experts.rows_written import KERNEL
 
 R = 2  # rank of low-rank additions
@@ -232,6 +232,18 @@ def apart(expert):
     return layer
 
 
+def over_hits_in_place(expert):
+    def layer(x, moe):
+        weight, index = moe.route(x)
+        out = torch.zeros_like(x)
+        for e in index.unique():
+            token, slot = torch.where(index == e)
+            out[token] += expert(x[token], moe.of(e, True), weight[token, slot, None], moe)
+        return out
+
+    return layer
+
+
 def apart_where_hit(expert):
     def layer(x, moe):
         weight, index = moe.route(x)
@@ -258,7 +270,7 @@ def sorted_and_cut(expert):
     return layer
 
 
-LOOPS = [in_one_tensor, over_hits, apart, apart_where_hit]
+LOOPS = [in_one_tensor, over_hits, apart, apart_where_hit, over_hits_in_place]
 
 
 def lowered(layer, kernel=KERNEL):
@@ -525,9 +537,17 @@ def drawing_for_nothing(h, p, w, moe):
     return linear(torch.relu(linear(h, p["up"])), p["down"]) * w
 
 
-@pytest.mark.parametrize("loop", [in_one_tensor, over_hits, apart])
+@pytest.mark.parametrize("loop", [*LOOPS, lambda expert: lambda x, moe: cut_where_counted(x, moe, expert),
+                                  lambda expert: lambda x, moe: masked_where_any(x, moe, expert)])  # fmt: skip
 def test_what_is_drawn_for_nothing_is_drawn(loop):
     regions_of(drawing_after(loop(drawing_for_nothing)), layer=Experts)
+
+
+@pytest.mark.parametrize(("module", "loop"), [(turns, masked_where_any), (openings, cut_where_counted)])
+def test_what_a_branch_draws_for_nothing_is_looked_for(monkeypatch, module, loop):
+    monkeypatch.setattr(module, "drawn_for_nothing", lambda *_: None)
+    with pytest.raises(AssertionError):
+        regions_of(drawing_after(lambda x, moe: loop(x, moe, drawing_for_nothing)), layer=Experts)
 
 
 def test_what_is_drawn_for_nothing_is_looked_for(monkeypatch):

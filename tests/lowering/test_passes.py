@@ -1,12 +1,15 @@
 """Passes keep their contracts, and what they drop is dead."""
 
+import operator
+
 import pytest
 import torch
 from expert_loops import captured, leaves
 
-from moebius.lowering import ContractError, LoweringOptions, lower
+from moebius.lowering import ContractError, LoweringOptions, lower, pipeline
 from moebius.lowering.contract import Contract, Work, well_formed
 from moebius.lowering.dead_code import drop_dead_code
+from moebius.lowering.draft import finish
 from moebius.lowering.pipeline import PASSES, copy_graph, run_passes
 
 X = torch.linspace(-1, 1, 6).reshape(2, 3)
@@ -82,3 +85,31 @@ def test_a_pass_that_breaks_its_promise_is_named():
     bad = Contract("bad", "nothing", "a graph with a tuple", (), (well_formed,), forget_the_output)
     with pytest.raises(ContractError, match="pass 'bad' promises: a graph with a tuple; but the output is not a tuple"):
         run_passes(graph_of(step), LoweringOptions(), (bad,))
+
+
+@pytest.mark.parametrize("asked", [False, True])
+def test_a_way_to_an_output_that_a_pass_takes_away(monkeypatch, asked):
+    """Without loops to keep, and with ``allow_unused`` too, the captured graph runs as it is."""
+
+    def function(x):
+        half = x * 0.5
+        return half, half + 1.0
+
+    def by_another_way(work):
+        (half,) = work.gm.graph.find_nodes(op="call_function", target=operator.mul)
+        (total,) = work.gm.graph.find_nodes(op="call_function", target=operator.add)
+        with work.gm.graph.inserting_before(total):
+            again = work.gm.graph.node_copy(half)
+        total.replace_input_with(half, again)
+
+    bad = Contract("bad", "nothing", "the same", (), (), by_another_way)
+    graph = graph_of(function)
+    monkeypatch.setattr(pipeline, "asks_of_each", lambda gm: asked)
+    work = run_passes(graph, LoweringOptions(), (bad, *PASSES))
+    half, total = finish(work.gm)(X.clone().requires_grad_())
+    (grad,) = torch.autograd.grad(total.sum(), [half])
+    assert torch.equal(grad, torch.ones_like(X))
+    monkeypatch.setattr(pipeline, "is_lost", lambda *_: False)
+    half, total = finish(run_passes(graph, LoweringOptions(), (bad, *PASSES)).gm)(X.clone().requires_grad_())
+    with pytest.raises(RuntimeError, match="not have been used"):
+        torch.autograd.grad(total.sum(), [half])
