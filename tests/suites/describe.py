@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 DEPTH = 6
+ADDRESSES = range(2**46, 2**47)  # of Linux's processes
 
 
 def without_addresses(text: str) -> str:
@@ -36,6 +37,8 @@ def described(value: Any, depth: int = 0) -> str:
         return f"{name}({', '.join(sorted(described(v, depth + 1) for v in value))})"
     if isinstance(value, torch.nn.Module | type | types.FunctionType | types.MethodType | types.BuiltinFunctionType):
         return f"{name} {getattr(value, '__qualname__', '')}"
+    if isinstance(value, int) and value in ADDRESSES:
+        return f"{name} that may be an address"
     if hasattr(value, "__dict__") and not isinstance(value, types.ModuleType):
         return f"{name}({', '.join(f'{k}={described(v, depth + 1)}' for k, v in vars(value).items())})"
     return f"{name} {without_addresses(repr(value))[:200]}"

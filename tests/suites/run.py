@@ -3,7 +3,7 @@
     python tests/suites/run.py FILE… [--how compiled|whole] [--only TEXT] [--every N] [--seconds 90]
 
 ``compiled`` (test/dynamo): what a test gives to torch.compile is captured. ``whole`` (test/test_autograd.py, …):
-each test method is captured itself. A difference is to be read: tests ask for object identity, memory and internals,
+each test method is captured itself, and its assertions say what they are asked. A difference is to be read: tests ask for object identity, memory and internals,
 too. A file needs what its project's tests need (PyTorch's: the package expecttest).
 """
 
@@ -60,20 +60,24 @@ def in_a_child(work: Callable[[], once.Record], seconds: int) -> once.Record:
 def records_of(path: Path, ours: bool, options: argparse.Namespace) -> dict[str, once.Record]:
     """All tests of a file, in a process that imports it for this alone."""
     record: list[str] = []
+    kept: list[tuple[str, tuple]] = []
     module = once.load(path)
     if ours:
         once.note_internal_errors()
     wrapped = None
     if options.how == "compiled":
         once.replace_compiler(captured if ours else lambda function: function, record)
-        for cls in {c for _, test, _ in once.tests_of(module, options.only) for c in test.__mro__ if c is not object}:
-            once.soften(cls, record)
     elif ours:
         wrapped = captured
+    for cls in {c for _, test, _ in once.tests_of(module, options.only) for c in test.__mro__ if c is not object}:
+        if options.how == "compiled":
+            once.soften(cls, record)
+        else:
+            once.keep_what_is_asserted(cls, kept)
     tests = [*once.tests_of(module, options.only)][:: options.every]
     label = f"{path.stem} {'captured' if ours else 'plain'}"
     return {
-        name: in_a_child(lambda c=cls, m=method: once.run(c, m, record, wrapped), options.seconds)
+        name: in_a_child(lambda c=cls, m=method: once.run(c, m, record, kept, wrapped), options.seconds)
         for name, cls, method in tqdm(tests, label, disable=None)
     }
 

@@ -32,6 +32,9 @@ class TestPeers(unittest.TestCase):
         self.assertIs(torch.compile(model).train(), model)
         model(torch.ones(2))
 
+    def test_numbers(self):
+        self.assertEqual(torch.ones(2).sum().item(), 2.0)
+
     def test_that_crashes(self):
         os.abort()
 """
@@ -46,6 +49,21 @@ import run
 from moebius.captured import Captured
 cold = Captured.cold
 Captured.cold = lambda *args: cold(*args) + 1
+sys.exit(run.main())
+"""
+
+# run.py, with a capture that multiplies
+WRONG_NUMBERS = """
+import sys
+import torch
+sys.path.insert(0, {room!r})
+import once
+import run
+replaced = once.run
+def wrong(cls, method, record, kept, wrapped):
+    torch.ones = (lambda n: torch.full((n,), 3.0)) if wrapped else torch.ones
+    return replaced(cls, method, record, kept, wrapped)
+once.run = wrong
 sys.exit(run.main())
 """
 
@@ -67,7 +85,7 @@ def suite(tmp_path):
 def test_what_is_equal_is_not_shown(suite):
     done = run(suite, "compiled")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.startswith("test_of_somebody: 4 tests") and done.stdout.endswith("0 differ\n")
+    assert done.stdout.startswith("test_of_somebody: 5 tests") and done.stdout.endswith("0 differ\n")
     assert "'ended by signal 6': 1" in done.stdout
 
 
@@ -81,6 +99,12 @@ def test_what_a_model_gives_is_compared(suite):
     done = run(suite, "compiled", "a_model", WRONG)
     assert done.returncode == 1 and done.stdout.endswith("1 tests ({'passed': 1}), 1 differ\n")
     assert "Tensor['torch.float32', [2], (1,), False, True, " in done.stdout
+
+
+def test_what_a_whole_test_asserts_is_compared(suite):
+    assert run(suite, "whole", "numbers").returncode == 0
+    done = run(suite, "whole", "numbers", WRONG_NUMBERS)
+    assert done.returncode == 1 and "assertEqual tuple(float 2.0, float 2.0) -> " in done.stdout
 
 
 def test_a_test_of_one_side_alone_differs(suite):
