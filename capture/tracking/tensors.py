@@ -26,6 +26,7 @@ from .fakes import dropped_out, fake_of, has_tensor, refuse_numbers, some_float
 from .gradients import Gradients, gives_sparse_gradient
 from .graphs import GraphWriter
 from .hit_loops import number_of
+from .layouts import refuse_unsure
 from .numbers import SHAPED_BY_FLOATS, Numbers
 from .offsets import Offsets
 from .texts import Texts
@@ -292,6 +293,7 @@ class TensorOperations:
         """Run on fakes; write the node if tensors come out or anything was changed."""
         self.refuse_records(getattr(function, "__name__", ""))
         self.offsets.look(function, args, kwargs)
+        refuse_unsure(function, args, kwargs)
         args, kwargs = self.with_flags(args, kwargs)
         if function in BINCOUNTS and isinstance(args[0], TensorProxy) and (count := bins(*args, **kwargs)) is not None:
             result: Any = args[0].fake.new_empty(count, dtype=torch.int64)

@@ -3,8 +3,9 @@
     python tests/suites/run.py FILE… [--how compiled|whole] [--only TEXT] [--every N] [--seconds 90]
 
 ``compiled`` (test/dynamo): what a test gives to torch.compile is captured. ``whole`` (test/test_autograd.py, …):
-each test method is captured itself, and its assertions say what they are asked. A difference is to be read: tests ask for object identity, memory and internals,
-too. A file needs what its project's tests need (PyTorch's: the package expecttest).
+each test method is captured itself, and its assertions say what they are asked, to the bit. A difference is to be read:
+tests ask for object identity, memory and internals, too. A file needs what its project's tests need (PyTorch's:
+expecttest).
 """
 
 from __future__ import annotations

@@ -1,0 +1,100 @@
+"""Questions for the strides of what an operator computed, where torch's fake of the operator has others."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn import functional
+
+from moebius import capture, stats
+from moebius.tracking import tensors
+
+
+def asked(y):
+    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
+    last = y.dim() in formats and y.is_contiguous(memory_format=formats[y.dim()])
+    return y.stride(), y.is_contiguous(), last
+
+
+def images(x):
+    return x.unsqueeze(1).expand(-1, 4, -1, -1).contiguous(memory_format=torch.channels_last)
+
+
+def volumes(x):
+    return x[:, None, None].expand(-1, 4, 4, -1, -1).contiguous(memory_format=torch.channels_last_3d)
+
+
+def norm_of_transposed(x):
+    y = functional.batch_norm(x.transpose(1, 2), None, None, training=True)
+    return (y if y.is_contiguous() else y.flip(0)), y.stride()
+
+
+def made_contiguous(x):
+    return functional.channel_shuffle(images(x), 2).contiguous().view(-1)
+
+
+def padded(x):
+    y = functional.pad(images(x), (1, 1, 1, 1), mode="reflect") * 2
+    return y.contiguous().view(-1), asked(y), asked(functional.pad(images(x), (1, 1, 1, 1), "replicate"))
+
+
+def unpooled(x):
+    y, indices = functional.max_pool2d(images(x), 2, return_indices=True)
+    return asked(functional.max_unpool2d(y, indices, 2)), asked(indices)
+
+
+def pooled(x):
+    y, indices = functional.max_pool3d(volumes(x), 2, return_indices=True)
+    return asked(y), asked(indices)
+
+
+def elementwise(x):
+    return [
+        asked(y)
+        for y in (
+            torch.div(x[0].T, 2, rounding_mode="floor"),
+            x[0].T // 2,
+            x[0].T / 2,
+            torch.copysign(x[0].T, torch.tensor(1.0)),
+            torch.logical_and(x.transpose(1, 2), x[:1].transpose(1, 2)),
+        )
+    ]
+
+
+PROGRAMS = (norm_of_transposed, made_contiguous, padded, unpooled, pooled, elementwise)
+
+
+def answers(program, run):
+    torch.manual_seed(0)
+    return [str(run(torch.randn(3, 5, 4))) for _ in range(2)]
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_the_answer_is_the_operators(program):
+    assert answers(program, capture(program, backend="eager")) == answers(program, program)
+
+
+def test_what_is_contiguous_is_no_break():
+    def step(x):
+        y = functional.batch_norm(x.transpose(1, 2).contiguous(), None, None, training=True)
+        z = functional.batch_norm(images(x), None, None, training=True)
+        y = y.contiguous() if y.is_contiguous() else y * 2
+        y = functional.pad(y.mT, (1, 1)).contiguous() * 2
+        return y, asked(z), asked(x.mT @ x), asked(functional.max_pool2d(x, 2))
+
+    captured = capture(step, backend="eager", fullgraph=True)
+    x = torch.randn(3, 3, 3)
+    assert str(captured(x)) == str(step(x))
+    assert stats(captured).graphs == 1
+
+
+def test_answered_by_the_fakes_it_is_wrong(monkeypatch):
+    monkeypatch.setattr(tensors, "refuse_unsure", lambda *_: None)
+    wrong = []
+    for program in PROGRAMS:
+        try:
+            same = answers(program, capture(program, backend="eager")) == answers(program, program)
+        except RuntimeError:  # a view of what was to be contiguous
+            same = False
+        wrong += [] if same else [program]
+    assert set(wrong) >= {norm_of_transposed, made_contiguous, elementwise}
