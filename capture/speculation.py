@@ -32,17 +32,18 @@ from .resume import CannotResume
 from .stopped import Stopped, connected, continuation
 from .tracking.arrays import Array, ArrayNumber
 from .tracking.numbers import Number
-from .tracking.values import ATOMS, CannotRebuild, StandIn, TensorProxy
+from .tracking.values import ATOMS, CannotRebuild, StandIn, TensorProxy, is_of_one_number
 
 if TYPE_CHECKING:
     from .trace import Trace
 
-MAX_EXITS = 32  # in one graph; each costs a continuation at capture, and a read from the device when it runs
+MAX_EXITS = 512  # in one graph; each costs a continuation at capture, and a read from the device when it runs
 MAX_PEEKED = 64  # operators that are run ahead to see which way a branch will go
 RANDOM = ("rand", "dropout", "bernoulli", "multinomial", "normal", "poisson", "attention", "backward", "grad")
 # Instructions that ask for the truth of the value on top of the stack and do nothing else before.
 ASK_TOP = frozenset({"UNARY_NOT", "TO_BOOL", "JUMP_IF_TRUE_OR_POP", "JUMP_IF_FALSE_OR_POP"})
 LOOKS = (enumerate, zip, len, iter)  # that ask an array of numpy's for its length, and do nothing before
+EXTREMES = (max, min)  # that compare, and ask what they compared
 ASK_PREFIX = "POP_JUMP_"
 
 
@@ -189,6 +190,8 @@ def asks_alone(place: Stopped, value: Any) -> bool:
     if instruction.opname == "GET_ITER":
         return isinstance(stack[-1], Array)
     position = place.callee_position()
+    if position is not None and stack[position] in EXTREMES and len(stack) > position + 2:
+        return all(map(is_of_one_number, stack[position + 1 :]))
     if position is not None and stack[position] in LOOKS and any(isinstance(v, Array) for v in stack[position + 1 :]):
         return True
     return position is not None and stack[position] is bool and stack[-1] is value

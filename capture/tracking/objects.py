@@ -328,8 +328,10 @@ class Objects(Identities, Compounds, Cells, LateWrites, Growing, Lifetimes):
         """Names of the places whose int the step read and wrote another over: what a step counts in."""
         found = set()
         for record in self.every_record():
-            for key, value in record.writes.items():
-                before = record.reads.get(key)
+            whole = record.shadow is not None and type(record.obj) in DICTS
+            before_of = record.original if whole else record.reads
+            for key, value in (record.shadow if whole else record.writes).items():
+                before = before_of.get(key)
                 if type(before) is int and type_of(value) is int and value is not before:
                     found.add(part_name(record.source, "dict_item", key))
         return found

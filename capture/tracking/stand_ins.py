@@ -7,7 +7,7 @@ import functools
 import json
 import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import torch
@@ -27,7 +27,7 @@ from .records import CONTAINERS, HEAP_TYPE
 from .specials import is_replaced
 from .substitutes import largest, smallest
 from .unfollowed import Unfollowed
-from .values import ATOMS, SYMBOLIC, Break, LoopLeftover, StandIn, TensorMethod, TensorProxy, type_of
+from .values import ATOMS, SYMBOLIC, Break, LoopLeftover, StandIn, TensorMethod, TensorProxy, is_of_one_number, type_of
 
 TRUSTED_METACLASSES = frozenset({"abc", "typing", "enum", "torch.nn.parameter", "torch", "_py_abc"})
 
@@ -251,7 +251,10 @@ class StandIns(CallParts):
                 return values[0]
             if key is None and any(type(v) is Number for v in values):
                 return self.tensors.numbers.apply(function, *values)
-            if key is None and len(values) > 1 and any(isinstance(v, TensorProxy) for v in values) and not kwargs:
+            compared = key is None and not kwargs and len(values) > 1 and any(type(v) is TensorProxy for v in values)
+            if compared and len(args) > 1 and all(map(is_of_one_number, args)):
+                return self.one_by_one(function, args)
+            if compared:
                 one_by_one = self.domain.calls.substitute(largest if function is max else smallest)
                 return self.domain.call_function(one_by_one, values, {})
             if not all(natives.is_plain(k, self.known) or isinstance(k, torch.SymInt) for k in keys):
@@ -268,6 +271,15 @@ class StandIns(CallParts):
             return values[chosen]
 
         return run
+
+    def one_by_one(self, function: Callable[..., Any], values: Sequence[Any]) -> Any:
+        """``max(1e-3, rms)`` asks a tensor whether it is the greater, and gives the number or the tensor. When the data
+        says otherwise than now, Python calls it once more (``asks_alone``)."""
+        best, sign = values[0], ">" if function is max else "<"
+        for value in values[1:]:
+            if self.domain.truth(self.domain.compare(sign, value, best)):
+                best = value
+        return best
 
     def sort(self, values: Any, *, key: Any = None, reverse: Any = False) -> Any:
         if type(values) is TensorRows and values.numbers:  # a set that tolist() sorted

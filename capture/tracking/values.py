@@ -280,6 +280,13 @@ class LoopLeftover:
         self.name = name
 
 
+def is_of_one_number(value: Any) -> bool:
+    """Whether it is a plain number, or a tensor that Python can compare as one."""
+    if type(value) is TensorProxy:
+        return value.fake.numel() == 1 and not value.fake.is_complex()
+    return type(value) in (int, float, bool)
+
+
 def type_of(value: Any) -> type:
     """``type(value)`` as the user's program would see it."""
     kind = type(value)
