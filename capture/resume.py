@@ -10,7 +10,6 @@ guards what follows. Cells are handed over as the closure, so that inner functio
 from __future__ import annotations
 
 import dis
-import itertools
 import sys
 import types
 from collections.abc import Callable
@@ -22,8 +21,9 @@ from bytecode import Bytecode, CellVar, FreeVar, Instr, Label, TryBegin, TryEnd
 
 from moebius.interpreter import UNSET, Frame, decode
 
+from .exception_tables import aligned
 from .hidden import hidden
-from .liveness import LEAVES, falls_through, read_later, reads_unnamed
+from .liveness import LEAVES, accesses, falls_through, read_later, reads_unnamed
 from .places import (
     BEFORE_CALL,
     NULL_FIRST,
@@ -212,7 +212,22 @@ class Continuation:
     def native_code(self, resumes: list[Any]) -> types.CodeType:
         """Code that takes ``state`` as arguments, runs the broken instruction, and hands over at the exits."""
         lines = {place: line_in(self.code, exc) for place, exc in self.exceptions.items()}
-        return rebuild(self.code, self.state, [(e, r) for e, r in zip(self.exits, resumes, strict=True)], lines=lines)
+        exits = [(e, r) for e, r in zip(self.exits, resumes, strict=True)]
+        return rebuild(self.code, self.state, exits, lines=lines, straight=self.comes_back_otherwise())
+
+    def comes_back_otherwise(self) -> bool:
+        """Whether the frame may come to an exit once more, through a handler and a loop, as another than the exit is
+        made for: with a local that was unset before, or none where one was set; or in the middle of a call, whose
+        method may stand on the stack in another way then (with the object, or a NULL and bound)."""
+        handler = self.program.handler_at(self.broken)
+        if handler is None:
+            return False
+        deleted = {name for i in self.program.instructions for kind, name in accesses(i) if kind == "DELETE"}
+        for state in self.exits:
+            known = {*state.locals, *state.cells}
+            if state.depth - 1 > handler[1] or deleted & known or read_later(self.code, state.index) - known:
+                return True
+        return False
 
     def resume_code(self, state: State) -> types.CodeType:
         """Code that takes ``state`` as arguments and goes on from there."""
@@ -221,6 +236,8 @@ class Continuation:
 
 # Locals of a continuation that are not the user's: what stands in for its first instructions, and the stack's values.
 STAND_IN, STACK = "m_inner", "m_stack"
+STRAIGHT = f"{STACK}_straight"  # whether no handler has run
+JUMP_IF_FALSE = "POP_JUMP_IF_FALSE" if "POP_JUMP_IF_FALSE" in dis.opmap else "POP_JUMP_FORWARD_IF_FALSE"
 
 
 def is_own(name: str) -> bool:
@@ -244,11 +261,13 @@ def rebuild(
     exits: list[tuple[State, Any]],
     instead: tuple[str, int] | None = None,
     lines: dict[int, int] | None = None,
+    straight: bool = False,
 ) -> types.CodeType:
     """The user's code with another beginning (restore ``state``, jump to it); at each exit, a call that hands over.
     instead: what is done where the code begins, the first time, in place of the instructions up to an index:
     ("raise", _) raises the argument STAND_IN; ("call", index) calls it and goes on at the index with its result.
     lines: where handled exceptions, by their place on the stack, were raised, for those that have no traceback.
+    straight: no exit hands over once an exception was handled here; the user's code goes on to its end instead.
     """
     source = Bytecode.from_code(code, conserve_exception_block_stackdepth=True)
     cells = set(code.co_cellvars)
@@ -261,6 +280,7 @@ def rebuild(
     freevars = [*state.cells]
     body: list[Any] = []
     after = Label()
+    handlers = {item.target for item in source if isinstance(item, TryBegin)} if straight else set()
     regions: dict[int, TryBegin] = {}  # by id of the user's TryBegin: the one that is open for it now
     open_region: TryBegin | None = None
     index, began = -1, False
@@ -274,6 +294,8 @@ def rebuild(
             continue
         if not isinstance(item, Instr):
             body.append(item)
+            if item in handlers:
+                body += set_constant(STRAIGHT, False, first_line)
             continue
         index += 1
         began = began or item.name == "RESUME"
@@ -285,7 +307,12 @@ def rebuild(
                 body.append(TryEnd(regions[id(open_region)]))
             if index in exit_of:
                 exit_state, target = exit_of[index]
+                on = Label()
+                if straight:
+                    body.append(Instr("LOAD_FAST", STRAIGHT, location=item.location))
+                    body.append(Instr(JUMP_IF_FALSE, on, location=item.location))
                 hand_over(body, exit_state, target, item)
+                body.append(on)
             if index == state.index and instead is None:
                 body.append(entry)
             skip = Label()
@@ -312,6 +339,8 @@ def rebuild(
     if code.co_flags & 0x20:
         prologue += [Instr("RETURN_GENERATOR", location=first_line), Instr("POP_TOP", location=first_line)]
     prologue.append(Instr("RESUME", 0, location=first_line))
+    if straight:
+        prologue += set_constant(STRAIGHT, True, first_line)
     for i in range(state.depth):
         if i in state.nulls:
             prologue.append(Instr("PUSH_NULL", location=first_line))
@@ -335,37 +364,6 @@ def rebuild(
     most = max((len(e.cells) + len(argument_names(e)) for e, _ in exits), default=0)
     room = max(code.co_stacksize, most, state.depth) + 5
     return aligned(without_dead_code(out).to_code(stacksize=room, compute_exception_stack_depths=False))
-
-
-def aligned(code: types.CodeType) -> types.CodeType:
-    """The code with its exception table's regions between instructions.
-
-    The assembler lets a region begin behind the EXTENDED_ARG of its first instruction; read again, it would be lost.
-    """
-    begins = {}
-    begin: int | None = None
-    for instruction in dis.get_instructions(code):
-        begin = instruction.offset if begin is None else begin
-        begins[instruction.offset] = begin
-        if instruction.opname != "EXTENDED_ARG":
-            begin = None
-    entries = vars(dis.Bytecode(code))["exception_entries"]  # (typeshed does not know it)
-    moved = [(begins[e.start], begins.get(e.end, e.end), begins[e.target], e.depth, e.lasti) for e in entries]
-    if all(begins[e.start] == e.start and begins.get(e.end, e.end) == e.end for e in entries):
-        return code
-    return code.replace(co_exceptiontable=b"".join(itertools.starmap(packed_entry, moved)))
-
-
-def packed_entry(start: int, end: int, target: int, depth: int, lasti: bool) -> bytes:
-    """One entry of co_exceptiontable (Objects/exception_handling_notes.txt): numbers in six-bit pieces, high first."""
-    made = bytearray()
-    for number in (start // 2, (end - start) // 2, target // 2, depth << 1 | lasti):
-        pieces = [number & 63]
-        while number := number >> 6:
-            pieces.insert(0, number & 63 | 64)
-        made += bytes(pieces)
-    made[0] |= 128
-    return bytes(made)
 
 
 def suspended_state(frame: Frame) -> State:
@@ -450,6 +448,11 @@ def hand_over(body: list[Any], state: State, target: Any, near: Instr) -> None:
     arguments += [Instr("LOAD_FAST", name, location=at) for name in argument_names(state)]
     body += call_sequence(Instr("LOAD_CONST", target, location=at), arguments, at)
     body.append(Instr("RETURN_VALUE", location=at))
+
+
+def set_constant(name: str, value: Any, at: Any) -> list[Instr]:
+    """``name = value``."""
+    return [Instr("LOAD_CONST", value, location=at), Instr("STORE_FAST", name, location=at)]
 
 
 def stand_in(what: str, after: Label, at: Any) -> list[Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import collections
 import functools
 import types
@@ -23,6 +24,7 @@ from .records import CONTAINERS, DICTS
 from .values import Break, TensorProxy, type_of
 
 # Classes whose own C code lays objects out in a way that we can follow.
+IS_ABSTRACT = 1 << 20  # Py_TPFLAGS_IS_ABSTRACT
 ALLOCATED = (object, dict, collections.OrderedDict, collections.defaultdict, list, set, tuple, int, str, float)
 
 
@@ -118,8 +120,10 @@ class Construction(CallParts):
 
     def allocate(self, cls: type, maker: Any, args: list, kwargs: dict[str, Any]) -> Any:
         """``__new__`` of a class whose allocation is C's."""
-        if cls.__flags__ & (1 << 20):  # Py_TPFLAGS_IS_ABSTRACT
-            raise TypeError(f"Can't instantiate abstract class {type_name(cls)}")
+        if issubclass(type(cls), abc.ABCMeta) and maker is object.__new__:  # (dict's does not ask)
+            self.domain.attributes.on_type(cls, "__abstractmethods__")
+            if cls.__flags__ & IS_ABSTRACT:
+                object.__new__(cls)  # raises what says which methods
         if special(cls, "__del__") is not None:
             raise Break(
                 "object with a finalizer",
