@@ -279,7 +279,9 @@ def test_another_object_at_the_same_address_is_another():
         assert step(X) == 18
     address, world.model = id(world.model), None
     others = [Scaled.__new__(Scaled) for _ in range(10_000)]
-    world.model = next(other for other in others if id(other) == address)
+    world.model = next((other for other in others if id(other) == address), None)
+    if world.model is None:
+        pytest.skip("nobody got its address")
     world.model.__init__(5.0)
     assert step(X) == 30
 
