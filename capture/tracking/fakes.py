@@ -6,10 +6,16 @@ from typing import Any
 
 import torch
 
+from moebius.interpreter.domain.core import special
+
 from .. import torch_private
 from .index_lists import IndexList
 from .numbers import Number
-from .values import TensorProxy
+from .values import Break, TensorProxy
+
+# What C code turns objects into numbers or sequences with (torch/csrc/utils/tensor_new.cpp, python_arg_parser.cpp).
+ASKED_BY_OPERATORS = ("__index__", "__int__", "__float__", "__complex__", "__bool__", "__len__", "__getitem__")
+LIBRARIES = frozenset(("moebius", "torch", "enum"))
 
 
 def dropped_out(x: Any, p: Any = 0.5, training: Any = True, inplace: Any = False) -> torch.Tensor | None:
@@ -53,6 +59,23 @@ def refuse_numbers(value: Any) -> None:
     for leaf in torch_private.tree_leaves(value):
         if isinstance(leaf, Number):
             leaf.numbers.constant(leaf)
+
+
+def refuse_answering(value: Any) -> None:
+    """A graph break if C code would call methods of an object's class, written in Python, or empty a capsule: once for
+    the fakes, and once more for the graph."""
+    kind = type(value)
+    if isinstance(value, list | tuple):
+        for item in value:
+            refuse_answering(item)
+    elif isinstance(value, slice):
+        refuse_answering((value.start, value.stop, value.step))
+    elif kind.__name__ == "PyCapsule" or (
+        kind.__module__.partition(".")[0] not in LIBRARIES
+        and any(special(kind, name) is not None for name in ASKED_BY_OPERATORS)
+    ):
+        hint = "make a number, a list or a tensor of it first"
+        raise Break("object read by an operator", f"an operator in C asks a {kind.__name__} for what it holds", hint)
 
 
 def has_tensor(value: Any) -> bool:

@@ -1,4 +1,4 @@
-"""Answers that rest on strides which an operator's fake tells otherwise than the operator.
+"""Answers that rest on strides, or on sizes, which an operator's fake tells otherwise than the operator.
 
 Torch's fakes of some operators give what they compute other strides than the operators do, where an operand is not
 contiguous (found by comparing the two over torch's own sample inputs, torch 2.13 on a CPU). No operator computes
@@ -26,6 +26,8 @@ UNSURE = frozenset(
         "max_unpool3d"
     ).split()
 )
+# They leave ``out`` the sizes that it has, if those are of as many numbers; their fakes make one dimension of it.
+FILLING = frozenset(("arange", "range", "linspace", "logspace"))
 # What they compute is contiguous, whatever their operands are.
 SURE = frozenset(("contiguous", "linear", "matmul", "mm", "bmm", "addmm", "baddbmm", "embedding"))
 
@@ -33,6 +35,8 @@ SURE = frozenset(("contiguous", "linear", "matmul", "mm", "bmm", "addmm", "baddb
 def refuse_unsure(function: Any, args: tuple, kwargs: dict[str, Any]) -> None:
     """A graph break where an answer, or whether there is a copy, rests on strides that may be others."""
     name = getattr(function, "__name__", "")
+    if name in FILLING and isinstance(out := kwargs.get("out"), TensorProxy) and out.fake.dim() != 1:
+        raise Break("out= of other sizes", f"{name} may keep or change them", "give it a tensor of one dimension")
     if (name in ASK or name == GIVE_BACK) and args and isinstance(args[0], TensorProxy):
         proxy = args[0]
         if name == GIVE_BACK and not proxy.fake.is_contiguous(**kwargs):

@@ -265,32 +265,39 @@ class Operators(Parts):
         return all(self.is_one(b, a) or self.truth(self.compare("==", b, a)) for b, a in pairs)
 
     def tensor_compare(self, op: str, left: Any, right: Any) -> Any:
-        for value in (left, right):
+        sides = [left, right]
+        for i, value in enumerate(sides):
             if (
-                not issubclass(type(value), TensorProxy | Number)
-                and type(value) not in SIMPLE
-                and type(value) not in SYMBOLIC
+                issubclass(type(value), TensorProxy | Number)
+                or type(value) in SIMPLE
+                or type(value) in SYMBOLIC
+                or type(value) is complex
             ):
-                if self.asks_in_python(value):
-                    raise Break(
-                        "comparison between a tensor and an object",
-                        f"torch asks a {type(value).__name__} for __torch_function__, which its class answers itself",
-                        "convert the object first",
-                    )
-                if self.compares_in_python(value, op):  # a tensor answers NotImplemented, before it or after it
-                    forward, reflected = COMPARE_DUNDERS[op]
-                    other = right if value is left else left
-                    result = self.rich_compare(value, other, forward if value is left else reflected)
-                    if result is not NotImplemented:
-                        return result
-                if op in ("==", "!=") and not issubclass(type(value), np.ndarray | np.generic):  # they compare items
-                    return op == "!="
+                continue
+            if self.asks_in_python(value):
                 raise Break(
                     "comparison between a tensor and an object",
-                    f"tensor {op} {type(value).__name__}",
+                    f"torch asks a {type(value).__name__} for __torch_function__, which its class answers itself",
                     "convert the object first",
                 )
-        return self.tensors.function(COMPARISONS[op], (left, right), {})
+            is_number = issubclass(type(value), int | float | complex)  # which a tensor compares itself with
+            if self.compares_in_python(value, op) and not (is_number and value is right):
+                # a tensor answers NotImplemented, before it or after it
+                forward, reflected = COMPARE_DUNDERS[op]
+                result = self.rich_compare(value, sides[1 - i], reflected if i else forward)
+                if result is not NotImplemented:
+                    return result
+            sides[i] = plain_member(value)
+            if is_number and type(sides[i]) in SIMPLE:
+                continue
+            if op in ("==", "!=") and not is_number and not issubclass(type(value), np.ndarray | np.generic):
+                return op == "!="  # (those of numpy's compare items)
+            raise Break(
+                "comparison between a tensor and an object",
+                f"tensor {op} {type(value).__name__}",
+                "convert the object first",
+            )
+        return self.tensors.function(COMPARISONS[op], tuple(sides), {})
 
     def contains(self, item: Any, container: Any) -> Any:
         container = self.objects.seen_through(container)

@@ -22,7 +22,7 @@ from .. import torch_fakes, torch_private
 from ..guards.recorder import GuardRecorder, describe_tensor, tensor_meta
 from ..sources import Source, part
 from .counts import BINCOUNTS, INTEGERS, bins, known_few, unknown_numbers
-from .fakes import dropped_out, fake_of, has_tensor, refuse_numbers, some_float
+from .fakes import dropped_out, fake_of, has_tensor, refuse_answering, refuse_numbers, some_float
 from .gradients import Gradients, gives_sparse_gradient
 from .graphs import GraphWriter
 from .hit_loops import number_of
@@ -323,6 +323,8 @@ class TensorOperations:
         if getattr(function, "__name__", "") in SHAPED_BY_FLOATS:
             refuse_numbers((args, kwargs))
         self.refuse_unread((args, kwargs))
+        if not isinstance(function, types.FunctionType):
+            refuse_answering((*args, *kwargs.values()))
         fake_args, fake_kwargs = fake_of(args), fake_of(kwargs)
         try:
             return self.world.call(function, fake_args, fake_kwargs)
