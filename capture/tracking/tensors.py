@@ -60,6 +60,9 @@ OUTSIDE = frozenset(
     {
         "register_post_accumulate_grad_hook",
         "is_set_to",
+        "apply_",
+        "map_",
+        "map2_",
         "storage",
         "untyped_storage",
         "set_",
@@ -305,7 +308,10 @@ class TensorOperations:
             result = self.on_fakes(function, args, kwargs)
         if not has_tensor(result) and not changes_in_place(target, kwargs):
             return result
-        return self.record(op, target, args, kwargs, result)
+        recorded = self.record(op, target, args, kwargs, result)
+        name = getattr(function, "__name__", "")
+        in_place = name.startswith("_foreach_") and name.endswith("_") and args
+        return args[0] if in_place else recorded  # (the list that they were given)
 
     def bound(self, value: Any) -> Any:
         """The number in a tensor of one integer: how long the result is follows from it."""

@@ -146,3 +146,24 @@ def test_what_autograd_has_saved_is_unpacked_where_the_program_reads_it():
     captured = capture(step)
     assert [captured(made()) for _ in range(2)] == expected
     assert log == plain
+
+
+def test_functions_of_python_are_applied_to_the_numbers():
+    def step(x):
+        y = (x * 2).apply_(lambda number: number + 1)
+        y.map_(x, lambda a, b: a * b)
+        return y + 1
+
+    x = torch.arange(4.0)
+    assert capture(step, backend="eager")(x).tolist() == step(x).tolist()
+
+
+def test_operators_on_lists_in_place_give_the_list():
+    def step(x):
+        given = [x * 1, x * 2]
+        found = torch._foreach_add_(given, 1)
+        pair = (x * 1, x * 2)
+        return found is given, torch._foreach_mul_(pair, pair) is pair, found, torch._foreach_add(given, 1) is given
+
+    x = torch.arange(3.0)
+    assert str(capture(step, backend="eager")(x)) == str(step(x))
