@@ -32,7 +32,7 @@ def raised_in_c(error: BaseException, known: Callable[[Any], bool]) -> bool:
     parts = [d.__get__(error) for d in members(kind)] + [error.__context__, error.__cause__]
     if not all(map(plain, (*error.args, *parts))) or any(OURS.search(a) for a in error.args if isinstance(a, str)):
         return False
-    place = error.__traceback__
+    place = None if kind is StopIteration else error.__traceback__  # (a generator's end: no operator raises it)
     while place is not None:
         module = str(place.tb_frame.f_globals.get("__name__", ""))
         if module.split(".")[0] == "torch" or module in ("moebius.torch_private", "moebius.tracking.tensors"):
