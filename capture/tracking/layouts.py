@@ -46,6 +46,12 @@ def refuse_unsure(function: Any, args: tuple, kwargs: dict[str, Any]) -> None:
             raise Break("strides of a computed tensor", detail, "make the operator's input contiguous, or do not ask")
 
 
+def refuse_lost_tangent(function: Any, result: Any) -> None:
+    """A graph break where a tensor is asked for its forward-mode derivative, and its fake has none: the tensor may."""
+    if getattr(function, "__name__", "") == "_unpack_dual" and result[1] is None:
+        raise Break("forward-mode derivative", "a tensor from before this graph may have one", "it runs natively")
+
+
 def unsure(node: fx.Node) -> str | None:
     """The operator that a node's strides come from and that is not to be trusted with them, by its name."""
     seen, pending = set(), [node]

@@ -26,7 +26,7 @@ from .fakes import dropped_out, fake_of, has_tensor, refuse_answering, refuse_nu
 from .gradients import Gradients, gives_sparse_gradient
 from .graphs import GraphWriter
 from .hit_loops import number_of
-from .layouts import refuse_unsure
+from .layouts import refuse_lost_tangent, refuse_unsure
 from .numbers import SHAPED_BY_FLOATS, Numbers
 from .offsets import Offsets
 from .texts import Texts
@@ -306,6 +306,7 @@ class TensorOperations:
             result = self.on_fakes(function, tuple(map(some_float, args)), kwargs)
         else:
             result = self.on_fakes(function, args, kwargs)
+        refuse_lost_tangent(function, result)
         if not has_tensor(result) and not changes_in_place(target, kwargs):
             return result
         recorded = self.record(op, target, args, kwargs, result)
