@@ -212,7 +212,16 @@ def cast(reader: Reader, call: Call) -> Fact | None:
     """Casts of lookups and slices move onto what they look up; a cast that changes no dtype is nothing."""
     fact, dtype = reader.fact(call["input"]), reader.dtype(call.node)
     before = reader.dtype(call["input"])
-    return None if dtype is None or before is None else of_dtype(fact, before, dtype)
+    if dtype is None or before is None:
+        return None
+    if isinstance(fact, Slice) and dtype != before and dtype.is_floating_point and is_rounded(fact, before):
+        whole = fact.weight.node
+        outer = reader.outer_of(whole) if whole.graph is reader.body.graph and whole.op == "placeholder" else whole
+        if not isinstance(outer, fx.Node) or outer.graph is not reader.loop.graph:
+            return None
+        rounded = reader.make("to", outer, before)  # (through fp8 and back: elements of all experts alike)
+        return Slice(Invariant(("outside", rounded), rounded), fact.axes, fact.ranges, dtype)
+    return of_dtype(fact, before, dtype)
 
 
 def of_dtype(fact: Fact, before: torch.dtype, dtype: torch.dtype) -> Fact | None:
@@ -241,7 +250,17 @@ def of_dtype(fact: Fact, before: torch.dtype, dtype: torch.dtype) -> Fact | None
 def is_rounded(fact: Slice | Rows | RowWeight, dtype: torch.dtype) -> bool:
     """Whether what was looked up lost digits in this dtype: a cast from there does not bring them back."""
     value = tensor_of((fact.weight if isinstance(fact, Slice) else fact.source).node)
-    return value is None or torch.promote_types(value.dtype, dtype) != dtype
+    return value is None or not holds(dtype, value.dtype)
+
+
+def holds(dtype: torch.dtype, other: torch.dtype) -> bool:
+    """Whether numbers of another dtype are the same in this one."""
+    if dtype == other:
+        return True
+    floats = dtype.is_floating_point and other.is_floating_point
+    if floats and 1 in (dtype.itemsize, other.itemsize):  # (torch promotes no fp8)
+        return other.itemsize == 1 and dtype in WIDE
+    return torch.promote_types(other, dtype) == dtype
 
 
 @rule("contiguous", "clone", "reshape", "flatten", "squeeze", "expand", "dropout")
@@ -520,7 +539,7 @@ def add_to_the_sums_rows(reader: Reader, call: Call) -> Fact | None:
     if not isinstance(rows, RowFunction) or not same_shape(reader.shape(call["input"]), reader.shape(call["other"])):
         return None
     if given != own and not isinstance(rows, EachRow):  # autocast's rows, which are added to a wider sum
-        wider = of_dtype(rows, given, own) if torch.promote_types(given, own) == own else None
+        wider = of_dtype(rows, given, own) if holds(own, given) else None
         if not isinstance(wider, RowFunction):
             return None
         rows = wider
