@@ -4,7 +4,7 @@
     (y * gates[:, :, None]).sum(1)    einsum("ted,te->td", y, gates)    torch.bmm(gates[:, None], y)[:, 0]
 
 or, of what is picked of the stack by index [T, K] (``gather``, ``take_along_dim``, ``y[arange(T)[:, None], index]``),
-the same sum with weights [T, K].
+the same sum with weights [T, K]. T may be several axes.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from moebius.lowering.values import shape_of
 
 FULL = slice(None)
 PRODUCTS = frozenset({torch.bmm, torch.matmul, operator.matmul, "bmm", "matmul", "__matmul__"})
+TOKENS = "tuv"  # letters of the tokens' axes
 Axes = tuple["int | None", ...]  # of which axis of the base each axis is; None: of size 1, or the same all along it
 
 
@@ -47,12 +48,26 @@ class Combined:
 
 @dataclass(frozen=True)
 class Stack:
-    """The rows [T, D] of each expert in one tensor. letters: t tokens, n experts (or slots, with an index), d."""
+    """The rows [T, D] of each expert in one tensor. letters: t (u, v): tokens, n: experts (of an index, slots), d."""
 
     rows: list[fx.Node]
     letters: str
     index: fx.Node | None
     between: tuple[fx.Node, ...]
+
+    @property
+    def tokens(self) -> str:
+        return TOKENS[: len(self.letters) - 2]
+
+    @property
+    def place(self) -> dict[str, int]:
+        """Which axis of weights or of an index [T, K] each letter is."""
+        return {letter: i for i, letter in enumerate(self.tokens + "n")}
+
+    def is_summed(self, dim: int) -> bool:
+        """Whether a sum along this axis leaves the tokens' rows."""
+        summed = self.letters[dim % len(self.letters)] == "n"
+        return summed and self.letters.replace("n", "") == self.tokens + "d"
 
 
 def seen_as(node: fx.Node) -> tuple[fx.Node, Axes, tuple[fx.Node, ...]]:
@@ -146,7 +161,10 @@ def made_stack(node: fx.Node) -> Stack | None:
         parts, dim = node.args[0], node.kwargs.get("dim", node.args[1] if len(node.args) > 1 else 0)
         for part in parts if isinstance(parts, tuple | list) else ():
             base, axes, own = seen_as(part) if isinstance(part, fx.Node) else (None, (), ())
-            if not isinstance(dim, int) or len(axes) != 3 or axes != (0, 1)[: dim % 3] + (None,) + (0, 1)[dim % 3 :]:
+            if not isinstance(dim, int) or len(axes) < 3:
+                return None
+            plain, place = tuple(range(len(axes) - 1)), dim % len(axes)
+            if axes != (*plain[:place], None, *plain[place:]):
                 return None
             rows.append(base)
             views += own
@@ -154,9 +172,12 @@ def made_stack(node: fx.Node) -> Stack | None:
         return None
     if not isinstance(rows, tuple | list) or len(rows) < 2 or not isinstance(dim, int):
         return None
-    flat = [row for row in rows if isinstance(row, fx.Node) and len(shape_of(row) or ()) == 2]
-    place = dim % 3
-    return Stack(flat, "td"[:place] + "n" + "td"[place:], None, (*views, node)) if len(flat) == len(rows) else None
+    rank = len(shape_of(rows[0]) or ())
+    flat = [row for row in rows if isinstance(row, fx.Node) and len(shape_of(row) or ()) == rank]
+    if len(flat) < len(rows) or not 2 <= rank <= len(TOKENS) + 1:
+        return None
+    whole, place = TOKENS[: rank - 1] + "d", dim % (rank + 1)
+    return Stack(flat, whole[:place] + "n" + whole[place:], None, (*views, node))
 
 
 def picked(node: fx.Node) -> Stack | None:
@@ -181,9 +202,10 @@ def along(node: fx.Node, source: Any, dim: Any, index: Any, repeated: bool) -> S
     stack = stack_of(source) if isinstance(source, fx.Node) else None
     if stack is None or stack.index is not None or not isinstance(dim, int) or not isinstance(index, fx.Node):
         return None
-    wanted = {"t": 0, "n": 1, "d": None}
     base, axes, views = seen_as(index)
-    if len(axes) != 3 or stack.letters[dim % 3] != "n" or axes != tuple(wanted[letter] for letter in stack.letters):
+    if len(axes) != len(stack.letters) or stack.letters[dim % len(axes)] != "n":
+        return None
+    if axes != tuple(stack.place.get(letter) for letter in stack.letters):
         return None
     feature, own, whole = stack.letters.index("d"), shape_of(index), shape_of(source)
     if own is None or whole is None or not (same_size(own[feature], whole[feature]) or not repeated):
@@ -224,9 +246,9 @@ def pair(stack: Stack | None, weight: Any, letters: str, between: tuple[fx.Node,
         return None
     base, axes, views = seen_as(weight)
     shape = shape_of(base)
-    if len(axes) != len(letters) or shape is None or len(shape) != 2:
+    if len(axes) != len(letters) or shape is None or len(shape) != len(stack.place):
         return None
-    if any(axis != {"t": 0, "n": 1}.get(letter) for axis, letter in zip(axes, letters, strict=True)):
+    if any(axis != stack.place.get(letter) for axis, letter in zip(axes, letters, strict=True)):
         return None
     return Combined(stack.rows, base, stack.index, (*stack.between, *views, *between))
 
@@ -240,14 +262,14 @@ def summed(node: fx.Node) -> Combined | None:
     dim = dims[0] if isinstance(dims, tuple | list) and len(dims) == 1 else dims
     product = read_call(call["input"]) if isinstance(call["input"], fx.Node) else None
     whole = stack_of(call["input"]) if isinstance(dim, int) and isinstance(call["input"], fx.Node) else None
-    if whole is not None and whole.index is None and whole.letters[dim % 3] == "n":
-        return Combined(whole.rows, None, None, whole.between) if whole.letters.replace("n", "") == "td" else None
+    if whole is not None and whole.index is None and whole.letters[dim % len(whole.letters)] == "n":
+        return Combined(whole.rows, None, None, whole.between) if whole.is_summed(dim) else None
     if not isinstance(dim, int) or product is None or product.name != "mul" or product.op.inplace:
         return None
     operands = (product["input"], product["other"])
     for one, other in (operands, operands[::-1]):
-        stack = stack_of(one) if isinstance(one, fx.Node) and len(shape_of(one) or ()) == 3 else None
-        if stack is not None and stack.letters[dim % 3] == "n" and stack.letters.replace("n", "") == "td":
+        stack = stack_of(one) if isinstance(one, fx.Node) and len(shape_of(one) or ()) > 2 else None
+        if stack is not None and stack.is_summed(dim):
             found = pair(stack, other, stack.letters, (product.node,))
             if found is not None:
                 return found
@@ -261,17 +283,17 @@ def by_einsum(node: fx.Node) -> Combined | None:
     operands = tuple(operands[0]) if len(operands) == 1 and isinstance(operands[0], tuple | list) else operands
     given, arrow, result = node.args[0].replace(" ", "").partition("->")
     letters = given.split(",")
-    if not arrow or "." in given or len(letters) != 2 or len(operands) != 2 or len(result) != 2:
+    if not arrow or "." in given or len(letters) != 2 or len(operands) != 2:
         return None
     for (one, other), (wide, narrow) in (
         (operands, letters),
         (operands[::-1], letters[::-1]),
     ):
-        stack = stack_of(one) if isinstance(one, fx.Node) and len(wide) == 3 else None
-        if stack is None or len(set(wide)) != 3:
+        stack = stack_of(one) if isinstance(one, fx.Node) and len(wide) > 2 and len(set(wide)) == len(wide) else None
+        if stack is None or len(stack.letters) != len(wide):
             continue
         names = dict(zip(wide, stack.letters, strict=True))
-        if "".join(names.get(letter, "?") for letter in result) == "td":
+        if "".join(names.get(letter, "?") for letter in result) == stack.tokens + "d":
             return pair(stack, other, "".join(names.get(letter, "?") for letter in narrow), ())
     return None
 
@@ -284,13 +306,16 @@ def by_matmul(node: fx.Node) -> Combined | None:
         return None
     shape = shape_of(product)
     taken = dropped_axis(call.name, call.args)
-    if shape is None or len(shape) != 3 or taken is None or taken % 3 == 0 or len(product.args) != 2:
+    if shape is None or len(shape) < 3 or taken is None or len(product.args) != 2:
         return None
-    weight, stack = product.args if taken % 3 == 1 else product.args[::-1]
-    found = stack_of(stack) if isinstance(stack, fx.Node) and len(shape_of(stack) or ()) == 3 else None
-    if found is None or found.letters != ("tnd" if taken % 3 == 1 else "tdn"):
+    first = taken % len(shape) == len(shape) - 2  # [T, 1, E] @ [T, E, D]; else [T, D, E] @ [T, E, 1]
+    if not first and taken % len(shape) != len(shape) - 1:
         return None
-    return pair(found, weight, "t1n" if taken % 3 == 1 else "tn1", (product,))
+    weight, stack = product.args if first else product.args[::-1]
+    found = stack_of(stack) if isinstance(stack, fx.Node) and len(shape_of(stack) or ()) == len(shape) else None
+    if found is None or found.letters != found.tokens + ("nd" if first else "dn"):
+        return None
+    return pair(found, weight, found.tokens + ("1n" if first else "n1"), (product,))
 
 
 def dropped_axis(name: str, given: dict[str, Any]) -> int | None:
@@ -303,5 +328,5 @@ def dropped_axis(name: str, given: dict[str, Any]) -> int | None:
         keys = given["index"]
         zeros = [i for i, key in enumerate(keys) if type(key) is int and key == 0]
         plain = all(type(key) is int or (isinstance(key, slice) and key == FULL) for key in keys)
-        return zeros[0] if plain and len(zeros) == 1 and len(keys) <= 3 else None
+        return zeros[0] if plain and len(zeros) == 1 else None
     return None

@@ -239,7 +239,8 @@ class Stacked(Chain):
         """[T, 1]: what expert e's rows are scaled by."""
         graph, total = self.total.graph, self.total
         if self.parts.index is None:
-            return add_call(graph, total, operator.getitem, weight, (FULL, e, None))
+            lead = (FULL,) if len(shape_of(weight) or ()) == 2 else (...,)
+            return add_call(graph, total, operator.getitem, weight, (*lead, e, None))
         chosen = add_call(graph, total, torch.eq, self.parts.index, e)
         product = add_call(graph, total, torch.mul, weight, chosen)
         return add_call(graph, total, torch.sum, product, -1, True)

@@ -10,7 +10,7 @@ import torch
 from torch import fx
 
 from moebius.lowering.aliasing import Storage
-from moebius.lowering.experts.dense import FULL, PRODUCTS, Chain, NoExperts, added
+from moebius.lowering.experts.dense import FULL, PRODUCTS, Chain, NoExperts, Stacked, added
 from moebius.lowering.experts.flat_rows import is_projection, is_switched_off
 from moebius.lowering.operators import ELEMENTWISE, Call, read_call, target_name
 from moebius.lowering.torch_private import same_size
@@ -27,6 +27,7 @@ class Raised(Chain):
 
     def normalise(self, storage: Storage) -> None:
         super().normalise(storage)
+        storage = Storage(self.place.graph)
         first, last = self.nodes[0], self.nodes[-1]
         parts = [added(node) for node in self.nodes]
         base = parts[0][0] if parts[0] is not None else None
@@ -61,10 +62,14 @@ class Raised(Chain):
                 reader.replace_input_with(whole, last)
 
         self.undo.append(back)
-        super().take_masks(Storage(last.graph))
+        Chain.take_masks(self, Storage(last.graph))
 
     def take_masks(self, storage: Storage) -> None:
         """Later, of the matrices."""
+
+
+class RaisedStack(Raised, Stacked):
+    """``(torch.stack([expert(x) for …], 2) * gates[..., None]).sum(2)`` of x [batch, T, D] in this way."""
 
 
 def shared(one: fx.Node, other: fx.Node) -> set[fx.Node]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import starmap
 
 from torch import fx
 
@@ -17,7 +16,7 @@ from moebius.lowering.experts.batched_turns import Batched, refusal_of
 from moebius.lowering.experts.blocks import Order, RowsOf, build_blocks, expert_rows, runs, write_out
 from moebius.lowering.experts.claims import Claim, Fused, Refused, make_claim
 from moebius.lowering.experts.dense import Chain, NoExperts, Stacked, build_dense, dense_chains, stacked_sums
-from moebius.lowering.experts.dense_raised import Raised
+from moebius.lowering.experts.dense_raised import Raised, RaisedStack
 from moebius.lowering.experts.openings import Opened, open_branches, settle, skip_unused
 from moebius.lowering.experts.out_of_place import write_out_of_place
 from moebius.lowering.experts.overlooked import Overlooked, overlooked
@@ -82,8 +81,9 @@ def replace_all(work: Work) -> None:
     failed = replace_turns(work, Storage(work.gm.graph))
     for chain in dense_chains(work.gm.graph):
         work.regions += replace_chain(work, chain)
-    for one in starmap(Stacked, stacked_sums(work.gm.graph)):
-        found = replace_dense(work, one)
+    for total, parts in stacked_sums(work.gm.graph):
+        kind = Stacked if len(shape_of(total) or ()) == 2 else RaisedStack
+        found = replace_dense(work, kind(total, parts))
         work.regions += [found] if found is not None else []
     if takes_blocks(work):
         drop_dead_code(work)  # what was replaced above is not to be looked at

@@ -10,7 +10,7 @@ from spellings import D, E, K, N
 from torch import nn
 from torch.nn.functional import one_hot
 
-from moebius.lowering.experts import dense, dense_raised
+from moebius.lowering.experts import combined, dense, dense_raised
 
 
 def raised(x):
@@ -97,8 +97,38 @@ def an_expert_of_two_halves(x, moe):
     return out
 
 
-RIGHT = [by_scattered_gates, in_place, of_the_best, by_one_hot, by_sums, by_masks, one_projection_a_batch,
-         an_expert_of_two_halves]  # fmt: skip
+def stacked(x, moe):
+    x = raised(x)
+    return torch.einsum("bte,bted->btd", gates_of(x, moe), torch.stack([expert(x) for expert in moe.experts], 2))
+
+
+def stacked_in_front(x, moe):
+    x = raised(x)
+    y = torch.stack([expert(x) for expert in moe.mlps])
+    return (y * gates_of(x, moe).permute(2, 0, 1)[..., None]).sum(0)
+
+
+def stacked_behind(x, moe):
+    x = raised(x)
+    y = torch.stack([expert(x) for expert in moe.biased], -1)
+    return torch.matmul(y, gates_of(x, moe).unsqueeze(-1)).squeeze(-1)
+
+
+def joined(x, moe):
+    x = raised(x)
+    y = torch.cat([expert(x).unsqueeze(-2) for expert in moe.experts], -2)
+    return (gates_of(x, moe).unsqueeze(-2) @ y)[:, :, 0]
+
+
+def picked(x, moe):
+    x = raised(x)
+    weight, index = moe.gate(x).softmax(-1).topk(K)
+    y = torch.stack([expert(x) for expert in moe.experts], dim=2)
+    return (y.gather(2, index[..., None].expand(-1, -1, -1, D)) * weight.unsqueeze(-1)).sum(2)
+
+
+RIGHT = [stacked, stacked_in_front, stacked_behind, joined, picked, by_scattered_gates, in_place, of_the_best,
+         by_one_hot, by_sums, by_masks, one_projection_a_batch, an_expert_of_two_halves]  # fmt: skip
 
 
 def gates_of_another_token(x, moe):
@@ -181,7 +211,45 @@ def read_between(x, moe):
     return out + sum(seen)
 
 
-WRONG = [gates_of_another_token, dense_gates, across_tokens, along_the_tokens, with_layers_one_after_another,
+def as_many_batches_as_tokens(x):
+    return torch.stack([x[:3], x[3:6], x[6:9]])
+
+
+def gates_turned(x, moe):
+    x = as_many_batches_as_tokens(x)
+    y = torch.stack([expert(x) for expert in moe.experts], 2)
+    return torch.einsum("tbe,bted->btd", gates_of(x, moe), y)
+
+
+def result_turned(x, moe):
+    x = as_many_batches_as_tokens(x)
+    y = torch.stack([expert(x) for expert in moe.experts], 2)
+    return torch.einsum("bte,bted->tbd", gates_of(x, moe), y)
+
+
+def summed_over_tokens(x, moe):
+    x = torch.stack([x[:E], x[E : 2 * E]])
+    y = torch.stack([expert(x) for expert in moe.experts], 2)
+    return (y * gates_of(x, moe)[..., None]).sum(1)
+
+
+def picked_along_the_batch(x, moe):
+    x = torch.stack([x[:4], x[1:5], x[2:6], x[3:7]])
+    weight, index = moe.gate(x).softmax(-1).topk(K)
+    y = torch.stack([expert(x) for expert in moe.experts], dim=2)
+    return (y.gather(0, index[..., None].expand(-1, -1, -1, D)) * weight.unsqueeze(-1)).sum(2)
+
+
+def stacks_that_change(x, moe):
+    x = raised(x)
+    y = torch.stack([expert(x) for expert in moe.experts], 2)
+    gates = gates_of(x, moe)
+    y.data[0] *= 2.0
+    return torch.einsum("bte,bted->btd", gates, y)
+
+
+WRONG = [gates_turned, result_turned, summed_over_tokens, picked_along_the_batch, stacks_that_change,
+         gates_of_another_token, dense_gates, across_tokens, along_the_tokens, with_layers_one_after_another,
          the_tokens_change, the_gates_change, a_vector_for_each_place, read_between]  # fmt: skip
 
 
@@ -195,10 +263,17 @@ def test_not_lowered(function):
     assert not compare(function)[1]
 
 
-@pytest.mark.parametrize("function", RIGHT[:1] + RIGHT[-1:])
+@pytest.mark.parametrize("function", [by_scattered_gates, one_projection_a_batch, stacked])
 def test_off(monkeypatch, function):
     monkeypatch.setattr(dense_raised.Raised, "normalise", lambda self, storage: differ(self))
     assert not compare(function)[1]
+
+
+@pytest.mark.parametrize(("name", "function"), [("is_summed", summed_over_tokens)])
+def test_which_axis_is_summed(monkeypatch, name, function):
+    monkeypatch.setattr(combined.Stack, name, lambda self, dim: True)
+    with pytest.raises(AssertionError):
+        compare(function)
 
 
 def differ(chain):
