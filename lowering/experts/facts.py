@@ -199,9 +199,9 @@ class Rows(RowFunction):
 
 @dataclass(frozen=True)
 class Raised(Fact):
-    """[1, S, D]: rows with an axis of size one before them, as ``x[None, token]`` gives."""
+    """[1, …]: rows, or an expert's weight, with an axis of size one before them, as ``x[None, token]`` gives."""
 
-    rows: Rows
+    rows: Rows | Slice
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,8 @@ from moebius.lowering.experts.facts import (
 )
 from moebius.lowering.experts.reader import Reader, rule
 from moebius.lowering.experts.rules_routing import selected
-from moebius.lowering.operators import Call, read_call
+from moebius.lowering.experts.rules_weights import expert_slice
+from moebius.lowering.operators import Call
 from moebius.lowering.values import same_shape, tensor_of
 
 FULL = Constant(slice(None))
@@ -145,47 +146,6 @@ def gathered_weight(reader: Reader, call: Call) -> Fact | None:
     if rows.axis != 0 or not index.column or index.selection != rows.selection:
         return None
     return RowWeight(rows.selection, rows.dtype, rows.source, (0, index.axis), True)
-
-
-@rule("select")
-def select_expert_weight(reader: Reader, call: Call) -> Fact | None:
-    source, index = reader.fact(call["input"]), reader.fact(call["index"])
-    dtype = reader.dtype(call["input"])
-    if isinstance(source, Invariant) and isinstance(index, ExpertId) and call["dim"] == 0 and dtype is not None:
-        return expert_slice(reader, call, source, dtype)
-    return None
-
-
-@rule("pick")
-def own_parameter(reader: Reader, call: Call) -> Fact | None:
-    """An expert's parameter out of those that were stacked (turns.py)."""
-    source, index, dtype = reader.fact(call["input"]), reader.fact(call["index"]), reader.dtype(call["input"])
-    if isinstance(source, Invariant) and isinstance(index, ExpertId) and dtype is not None:
-        return expert_slice(reader, call, source, dtype)
-    return None
-
-
-@rule("getitem")
-def part_of_unbound(reader: Reader, call: Call) -> Fact | None:
-    """``w.unbind(0)[e]``."""
-    source, index = reader.fact(call["input"]), reader.fact(call["index"])
-    if not isinstance(source, Invariant) or not isinstance(index, ExpertId) or index.vector:
-        return None
-    made = read_call(source.node)
-    if made is None or made.name != "unbind" or made["dim"] != 0 or not isinstance(made["input"], fx.Node):
-        return None
-    whole, shape, dtype = made["input"], reader.shape(made["input"]), reader.dtype(made["input"])
-    if shape is None or len(shape) not in (2, 3) or dtype is None or not all(isinstance(size, int) for size in shape):
-        return None
-    held = Invariant(("outside", whole), whole)
-    return Slice(held, tuple(range(1, len(shape))), tuple(range(size) for size in shape[1:]), dtype)
-
-
-def expert_slice(reader: Reader, call: Call, source: Invariant, dtype: torch.dtype) -> Slice | None:
-    shape = reader.shape(call["input"])
-    if shape is None or len(shape) not in (2, 3) or not all(isinstance(size, int) for size in shape):
-        return None
-    return Slice(source, tuple(range(1, len(shape))), tuple(range(size) for size in shape[1:]), dtype)
 
 
 # ----------------------------------------------------------------------------------------------------------------------

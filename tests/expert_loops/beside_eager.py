@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-from module_spellings import Layer
+from module_layers import Layer
 from table import SEEDS, tensors
 
 import moebius

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from module_spellings import spelled
+from module_layers import spelled
 from spellings import LOWERED, PROJECTED, D, E, K, N
 from torch.nn.functional import gelu, one_hot, relu, softmax, softplus
 

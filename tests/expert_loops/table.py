@@ -18,7 +18,8 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent))
 
 import published_spellings  # noqa: F401 (adds to MODULES)
-from module_spellings import MODULES, Layer
+from module_layers import Layer
+from module_spellings import MODULES
 from spellings import BROKEN, CAPTURED, LOWERED, PROJECTED, SPELLINGS, D, E, K, N, T
 
 import moebius
@@ -211,7 +212,7 @@ inputs, the operator {gathered_mine} KiB.
 Turns that pass tokens on (zero-computation experts) stay beside the operator of those with weights.
 
 Made by `python tests/expert_loops/table.py --docs docs/expert-loops.md` on {date}, torch {torch}. Each spelling is
-written out in tests/expert_loops (spellings.py, module_spellings.py, published_spellings.py) and runs with `@capture`
+written out in tests/expert_loops (spellings.py and what ends in _spellings.py) and runs with `@capture`
 and plainly, in float64.
 *Equal*: the result and every gradient, a missing one included, on {batches} batches.
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from module_spellings import Layer
+from module_layers import Layer
 from spellings import E, K
 from table import Runner, tensors
 

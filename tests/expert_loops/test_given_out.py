@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from module_spellings import Layer
+from module_layers import Layer
 from spellings import D, E
 from torch.nn.functional import linear, silu
 

@@ -9,7 +9,7 @@ import numpy
 import pytest
 import torch
 from beside_eager import compare
-from module_spellings import Layer
+from module_layers import Layer
 from spellings import E, K
 from table import SEEDS, tensors
 from torch.nn.functional import silu

@@ -9,7 +9,7 @@ import re
 import pytest
 import torch
 from beside_eager import regions_of
-from module_spellings import MLP, Layer
+from module_layers import MLP, Layer
 from spellings import D, E, K, N
 from table import tensors
 from torch import nn
