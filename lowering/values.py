@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -62,6 +62,21 @@ def describe_where(node: fx.Node) -> str:
     """`file:line` for messages."""
     file, line = users_line(node)
     return f"{file}:{line}" if file else "a line that capture did not record"
+
+
+Onwards = Callable[[fx.Node], Iterable[fx.Node]]
+
+
+def computed_of(starts: Iterable[fx.Node], onwards: Onwards | None = None) -> set[fx.Node]:
+    """What these nodes are computed of, they included. onwards: the arguments of a node to go on to; else all."""
+    seen = set[fx.Node]()
+    pending = list(starts)
+    while pending:
+        node = pending.pop()
+        if node not in seen:
+            seen.add(node)
+            pending += node.all_input_nodes if onwards is None else onwards(node)
+    return seen
 
 
 def add_call(graph: fx.Graph, like: fx.Node, target: Callable[..., Any] | str, *args: Any, **kwargs: Any) -> fx.Node:

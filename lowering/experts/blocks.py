@@ -24,7 +24,7 @@ from moebius.lowering.experts.turns import Builder, Differ, Place, Turns, added_
 from moebius.lowering.graph import expert_loop
 from moebius.lowering.operators import CONTROL, ELEMENTWISE, is_pure, loop_body, read_call, target_name
 from moebius.lowering.torch_private import same_size
-from moebius.lowering.values import add_call, shape_of, stands_at, tensor_of, value_of
+from moebius.lowering.values import add_call, computed_of, shape_of, stands_at, tensor_of, value_of
 
 INSIDE = ELEMENTWISE | {"getitem", "chunk", "split", "reshape", "cast", "contiguous", "narrow", "dropout", "unbind"}
 VIEWS = frozenset({"cast", "contiguous", "clone", "reshape"})
@@ -49,24 +49,33 @@ def expert_rows(down: fx.Node) -> list[fx.Node] | None:
     if call is None or call.name not in PRODUCTS or not isinstance(call["input"], fx.Node) or call.op.inplace:
         return None
     rows: list[fx.Node] = []
-    seen: set[fx.Node] = set()
-    pending = [call["input"]]
-    while pending:
-        node = pending.pop()
-        if node in seen:
-            continue
-        seen.add(node)
+
+    def onwards(node: fx.Node) -> list[fx.Node]:
         made = read_call(node)
         if made is None or (made.op.inplace and made.name not in ELEMENTWISE):
-            return None
-        if made.name in PRODUCTS:
-            if not isinstance(made["input"], fx.Node) or len(shape_of(made["input"]) or ()) != 2:
-                return None
-            rows.append(made["input"])
-        elif made.name in INSIDE:
-            pending += node.all_input_nodes
-        else:
-            return None
+            raise NoRows
+        if made.name in INSIDE:
+            return node.all_input_nodes
+        if made.name not in PRODUCTS or len(shape_of(made["input"]) or ()) != 2:
+            raise NoRows
+        rows.append(made["input"])
+        return []
+
+    return found_rows(rows, call["input"], onwards)
+
+
+class NoRows(Exception):
+    """Something else than rows is behind what an expert gives."""
+
+
+def found_rows(
+    rows: list[fx.Node], end: fx.Node, onwards: Callable[[fx.Node], list[fx.Node]]
+) -> list[fx.Node] | None:
+    """The rows that ``onwards`` has come upon, going back from a node; None where it gave up, or there are none."""
+    try:
+        computed_of([end], onwards)
+    except NoRows:
+        return None
     return rows or None
 
 

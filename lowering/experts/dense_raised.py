@@ -14,7 +14,7 @@ from moebius.lowering.experts.dense import FULL, PRODUCTS, Chain, NoExperts, Sta
 from moebius.lowering.experts.flat_rows import is_projection, is_switched_off
 from moebius.lowering.operators import ELEMENTWISE, Call, read_call, target_name
 from moebius.lowering.torch_private import same_size
-from moebius.lowering.values import add_call, infer, same_shape, shape_of, stands_at
+from moebius.lowering.values import add_call, computed_of, infer, same_shape, shape_of, stands_at
 
 COMPARISONS = frozenset({"eq", "ne", "gt", "ge", "lt", "le", "logical_not", "and"})
 BY_ELEMENT = ELEMENTWISE | COMPARISONS | {"cast", "where", "masked_fill", "contiguous"}
@@ -79,14 +79,8 @@ def shared(one: fx.Node, other: fx.Node) -> set[fx.Node]:
 
 def behind(node: fx.Node, leaves: set[fx.Node]) -> set[fx.Node]:
     """What a node is computed of, itself included, up to the leaves and what the graph is given."""
-    seen: set[fx.Node] = set()
-    pending = [node]
-    while pending:
-        at = pending.pop()
-        if at not in seen and at not in leaves and at.op not in ("placeholder", "get_attr"):
-            seen.add(at)
-            pending += at.all_input_nodes
-    return seen
+    found = computed_of([node], lambda at: [] if at in leaves else at.all_input_nodes)
+    return {at for at in found if at not in leaves and at.op not in ("placeholder", "get_attr")}
 
 
 class Flat:

@@ -14,7 +14,7 @@ from torch import fx
 from moebius.lowering.aliasing import Storage, writes_of_hooks
 from moebius.lowering.experts.stacking import join_blocks, stack_experts
 from moebius.lowering.step import is_backward
-from moebius.lowering.values import tensor_of
+from moebius.lowering.values import computed_of, tensor_of
 
 if TYPE_CHECKING:
     from moebius.lowering.experts.reader import Reader
@@ -71,13 +71,4 @@ def parts_of(node: fx.Node) -> list[fx.Node]:
 
 def leads_to(ours: set[fx.Node], backward: fx.Node) -> bool:
     """Whether what backward begins at was computed of one of these."""
-    seen: set[fx.Node] = set()
-    pending = list(backward.all_input_nodes)
-    while pending:
-        node = pending.pop()
-        if node in ours:
-            return True
-        if node not in seen:
-            seen.add(node)
-            pending += node.all_input_nodes
-    return False
+    return not ours.isdisjoint(computed_of(backward.all_input_nodes, lambda n: () if n in ours else n.all_input_nodes))

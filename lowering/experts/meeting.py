@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import fx
 
+from moebius.lowering.experts.blocks import NoRows, found_rows
 from moebius.lowering.experts.overlooked import Overlooked, is_column, is_parameter
 from moebius.lowering.experts.rules_after import ROW_BY_ROW
 from moebius.lowering.operators import Call, read_call
@@ -41,27 +42,25 @@ def rows_behind(end: fx.Node) -> list[fx.Node] | None:
     """The rows [S, D] that were looked up, each its own node, and of which the rest is computed row by row; None where
     it is computed of something else."""
     rows: list[fx.Node] = []
-    seen: set[fx.Node] = set()
-    pending = [end]
-    while pending:
-        node = pending.pop()
-        if node in seen:
-            continue
-        seen.add(node)
+    seen: list[fx.Node] = []
+
+    def onwards(node: fx.Node) -> list[fx.Node]:
+        seen.append(node)
         call = read_call(node)
         if is_own(node):
-            continue
+            return []
         if call is None or call.op.inplace or len(seen) > FAR:
-            return None
-        if node is not end and (picks_rows(call) or is_one_of(call)):
-            if len(shape_of(node) or ()) != 2:
-                return None
-            rows.append(node)
-        elif call.name in INSIDE:
-            pending += node.all_input_nodes
-        else:
-            return None
-    return rows or None
+            raise NoRows
+        if node is end or not (picks_rows(call) or is_one_of(call)):
+            if call.name not in INSIDE:
+                raise NoRows
+            return node.all_input_nodes
+        if len(shape_of(node) or ()) != 2:
+            raise NoRows
+        rows.append(node)
+        return []
+
+    return found_rows(rows, end, onwards)
 
 
 def is_own(node: fx.Node) -> bool:

@@ -20,7 +20,7 @@ from moebius.lowering.aliasing import Storage, makes_new, only_computes
 from moebius.lowering.experts.stacking import pick, stack_experts
 from moebius.lowering.graph import expert_loop, skip_turn
 from moebius.lowering.operators import FUNCTIONS, METHODS, call_operands, is_pure, loop_body, read_call, target_name
-from moebius.lowering.values import add_call, tensor_of, value_of
+from moebius.lowering.values import add_call, computed_of, tensor_of, value_of
 
 SUMS = frozenset({"index_add", "index_put", "scatter_add", "setitem"})
 SETS = frozenset({operator.setitem})
@@ -148,13 +148,7 @@ def place_in_branch(node: fx.Node) -> Place | None:
 def drawn_for_nothing(body: fx.Graph) -> fx.Node | None:
     """A dropout of a body that neither its result is computed of nor what it writes or asks: its numbers are drawn as
     well."""
-    wanted, pending = set[fx.Node](), [node for node in body.nodes if node.op == "output" or not is_pure(node)]
-    pending = [node for node in pending if not draws(node)]
-    while pending:
-        node = pending.pop()
-        if node not in wanted:
-            wanted.add(node)
-            pending += node.all_input_nodes
+    wanted = computed_of(n for n in body.nodes if (n.op == "output" or not is_pure(n)) and not draws(n))
     return next((node for node in body.nodes if node not in wanted and draws(node)), None)
 
 
