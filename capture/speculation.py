@@ -22,7 +22,7 @@ import torch
 from torch import fx
 
 from moebius.interpreter import Frame
-from moebius.lowering import apply, only_computes
+from moebius.lowering import apply, only_computes, writes_into
 from moebius.lowering.step import require_branch
 
 from . import torch_private
@@ -151,7 +151,8 @@ class Speculation:
                 return real[node]
             if node not in done:
                 random = any(part in str(node.target) for part in RANDOM)
-                if len(done) >= MAX_PEEKED or random or not only_computes(node):
+                written = any(node in writes_into(user) for user in node.users)
+                if len(done) >= MAX_PEEKED or random or written or not only_computes(node):
                     raise LookupError(node.name)
                 done[node] = None
                 args, kwargs = fx.map_arg(node.args, run), fx.map_arg(node.kwargs, run)

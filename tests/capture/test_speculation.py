@@ -10,6 +10,7 @@ import traceback
 import pytest
 import torch
 
+import moebius
 from moebius import capture, speculation, stats
 
 BACKENDS = ["moebius", "eager"]
@@ -488,3 +489,31 @@ def test_a_gradient_scaler(backend):
     assert str(run(captured, twin)) == str(run(scaled, net))
     last = stats(captured)
     assert last.breaks == 0, last
+
+
+def test_a_guess_looks_at_what_was_written_in_place(monkeypatch):
+    """Of numbers that were written since nothing is guessed, so it goes as for a list that most often has items."""
+
+    def step(x, index):
+        counts = index.new_zeros(3)
+        counts.scatter_add_(0, index, torch.ones_like(index))
+        parts, start = [], 0
+        for end in counts.cumsum(0).tolist():
+            if end == start:
+                continue
+            parts.append(x[start:end] * 2)
+            start = end
+        found = torch.cat(parts) if len(parts) else x.new_empty(0)
+        return found.view(len(index), 2) + 1
+
+    def graphs():
+        moebius.reset()
+        captured = capture(step)
+        for index in ([0, 2, 2], [1, 1, 1], [0, 1, 2]):
+            given = torch.arange(6.0).view(3, 2), torch.tensor(index)
+            assert torch.equal(captured(*given), step(*given))
+        return stats(captured).graphs
+
+    assert graphs() == 1
+    monkeypatch.setattr(speculation, "writes_into", lambda node: [])
+    assert graphs() > 1
