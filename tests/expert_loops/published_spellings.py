@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import module_spellings  # noqa: F401 (these come first)
 import torch
 from module_layers import spelled
 from spellings import LOWERED, PROJECTED, D, E, K, N
