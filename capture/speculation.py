@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import fx
 
-from moebius.interpreter import Frame
+from moebius.interpreter import NULL, Frame
 from moebius.lowering import apply, only_computes, writes_into
 from moebius.lowering.step import require_branch
 
@@ -191,8 +191,9 @@ def asks_alone(place: Stopped, value: Any) -> bool:
     if instruction.opname == "GET_ITER":
         return isinstance(stack[-1], Array)
     position = place.callee_position()
-    if position is not None and stack[position] in EXTREMES and len(stack) > position + 2:
-        return all(map(is_of_one_number, stack[position + 1 :]))
+    if position is not None and stack[position] in EXTREMES:
+        operands = [v for v in stack[position + 1 :] if v is not NULL]
+        return len(operands) > 1 and all(map(is_of_one_number, operands))
     if position is not None and stack[position] in LOOKS and any(isinstance(v, Array) for v in stack[position + 1 :]):
         return True
     return position is not None and stack[position] is bool and stack[-1] is value
