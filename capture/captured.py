@@ -262,8 +262,7 @@ class Captured:
         found.release()
         if (found.graph_break is not None and not further) or same_result:
             return True
-        self.entry.remove(program)
-        self.segments.remove(segment)
+        self.forget(segment)
         if not self.segments:
             self.children.clear()
         now = "none" if found.graph_break is None else found.graph_break.reason
@@ -295,10 +294,15 @@ class Captured:
                     owner.unused = 0
                 elif calls != owner.counted:  # (all layers that die with their model are one)
                     owner.unused, owner.counted = owner.unused + 1, calls
-                owner.segments.remove(segment)
-                owner.entry.remove(segment.guards.program)
+                owner.forget(segment)
 
         segment.watched.append(weakref.ref(obj, gone))
+
+    def forget(self, segment: Segment) -> None:
+        """Its guards are asked no more. It may be gone by then: with its model, or in another thread."""
+        with contextlib.suppress(ValueError):
+            self.segments.remove(segment)
+        self.entry.remove(segment.guards.program)
 
     def argument_names(self, args: tuple, kwargs: dict[str, Any]) -> tuple[str, ...]:
         if self.names:
@@ -388,9 +392,8 @@ class Captured:
         self.policy.predictions[error.place] = error.taken
         if misses > MAX_MISSES:
             self.policy.unpredictable.add(branch)
-        self.segments.remove(segment)
+        self.forget(segment)
         self.left = [segment]
-        self.entry.remove(program)
 
     def learn(self, args: tuple, kwargs: dict[str, Any]) -> bool:
         """Why the newest segments do not fit this call, and what to leave open next time. False: capture no more."""
@@ -412,8 +415,7 @@ class Captured:
                 count_whole(self.policy, fact, args, kwargs)
             if open_place(self.policy, fact, segment.guards, args, kwargs) and self.superseded < MAX_SEGMENTS:
                 self.superseded += 1
-                self.segments.remove(segment)
-                self.entry.remove(segment.guards.program)
+                self.forget(segment)
             open_numbers(self.policy, segment.guards, args, kwargs)
         if len(alike) >= MAX_SEGMENTS or len(self.segments) >= MAX_MODULES:
             last = self.recompiles[-1] if self.recompiles else None

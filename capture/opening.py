@@ -40,7 +40,7 @@ def open_place(policy: Policy, fact: Fact, guards: CompiledGuards, args: tuple, 
     elif kind == "dict":
         the_dict, entries, _ = rest
         key = changed_key(the_dict, entries)
-        now, then = the_dict.get(key), None if key is None else entries[key]
+        now, then = dict.get(the_dict, key), None if key is None else entries[key]
         name = record_name(fact.record.source, key)
         if isinstance(then, int | float | torch.Tensor) and isinstance(now, int | float | torch.Tensor):
             policy.volatile.add(name)
@@ -82,7 +82,7 @@ def open_numbers(policy: Policy, guards: CompiledGuards, args: tuple, kwargs: di
         elif kind == "dict":
             the_dict, entries, _ = rest
             for key, then in entries.items():
-                if is_another_number(then, now := the_dict.get(key)) or is_another_tensor(then, now):
+                if is_another_number(then, now := dict.get(the_dict, key)) or is_another_tensor(then, now):
                     policy.volatile.add(record_name(fact.record.source, key))
         elif kind == "contents" and fact.source is not None:
             open_floats(policy, fact.source, args, kwargs)

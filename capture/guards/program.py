@@ -75,7 +75,7 @@ def met(fact: Fact, guards: CompiledGuards, args: tuple, kwargs: dict[str, Any])
     if kind == "dict":
         the_dict, entries, keys = rest
         if (changed := changed_key(the_dict, entries)) is not None:
-            return f"[{describe(changed)}] is {describe(the_dict.get(changed, ABSENT))}"
+            return f"[{describe(changed)}] is {describe(dict.get(the_dict, changed, ABSENT))}"
         return other_keys(the_dict, keys) if keys is not None else "changed"
     if kind == "answers":
         return ", ".join(torch_private.answer_in_words(ask) for ask, then in rest[0] if ask() != then)
@@ -98,7 +98,7 @@ def other_keys(the_dict: dict, keys: tuple) -> str:
 def changed_key(the_dict: dict, entries: dict[Any, Any]) -> Any:
     """The first key whose entry is not what was expected."""
     for key, expected in entries.items():
-        now = the_dict.get(key, ABSENT)
+        now = dict.get(the_dict, key, ABSENT)
         if now is not expected and not (
             type(now) is type(expected) and isinstance(now, int | str | float) and now == expected
         ):
@@ -132,4 +132,10 @@ def fetch(source: Source, arguments: tuple) -> Any:
         return getattr(owner, operands[0])
     if operation == "python":
         return operands[0](owner)
-    return owner[operands[0]]
+    if operation == "dict_item":
+        found = dict.get(owner, operands[0], ABSENT)  # (``owner[key]`` makes the entry of a defaultdict)
+        if found is ABSENT:
+            raise KeyError(operands[0])
+        return found
+    base = list if operation == "list_item" else tuple
+    return base.__getitem__(owner, operands[0])

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from moebius import capture, stats
+from moebius import captured as captured_module
 from moebius.api import captured_of
 from moebius.guards.recorder import GuardRecorder
 from moebius.sources import Part
@@ -422,3 +423,24 @@ def test_a_modules_own_getattr_is_not_asked_by_capture():
         step(model, X)
         assert model.asked == ["in_features"] * (number + 1)
     assert objects.can_die(model)
+
+
+def test_what_goes_with_its_model_while_it_is_superseded(monkeypatch):
+    """The collector runs whenever it likes: also between the look at a capture and its removal."""
+    first, world = net(1), World("def step(x, logs): return model(x).sum() + len(logs.items)", model=net(1))
+    held = [first]
+    world.model, logs = first, types.SimpleNamespace(items=[X])
+    reference, captured = weakref.ref(first), capture(world.step, backend="eager")
+    captured(X, logs)
+    del first
+    opening = captured_module.open_place
+
+    def collecting(*args: Any) -> bool:
+        opening(*args)
+        held.clear()
+        assert dies(reference)
+        return True
+
+    monkeypatch.setattr(captured_module, "open_place", collecting)
+    world.model = net(2)
+    assert torch.equal(captured(X, logs), world.step(X, logs)) and not captured_of(captured).given_up

@@ -148,3 +148,29 @@ def test_tensors_as_keys_are_told_apart_without_comparing_them():
     del keyed[first]
     assert step(torch.ones(2)).tolist() == [2.0, 2.0]
     assert any("key" in f"{recompile.old} {recompile.new}" for recompile in stats(step).recompiles)
+
+
+class Asked(dict):
+    """Makes what it is asked for, and notices who asks."""
+
+    def __missing__(self, key):
+        self[key] = 0
+        return 0
+
+    def get(self, key, default=None):
+        self["asked"] = key
+        return super().get(key, default)
+
+
+@pytest.mark.parametrize("kind", [Asked, lambda: collections.defaultdict(list)])
+def test_to_say_what_changed_asks_no_dict_of_the_users(kind):
+    def step(x, known):
+        return known["a"] + x if "a" in known else x * 2
+
+    captured, known, x = capture(step, backend="eager"), kind(), torch.ones(3)
+    for entry in (torch.ones(3), None, 2.0, None, torch.ones(2, 1), None):
+        known.clear()
+        if entry is not None:
+            known["a"] = entry
+        before = list(known)
+        assert torch.equal(captured(x, known), step(x, known)) and list(known) == before
