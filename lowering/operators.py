@@ -173,6 +173,7 @@ declare(
 )
 declare("t", "input", [torch.t], ["t"], alias=True)
 declare("reshape", "input, *shape", [torch.reshape], ["reshape", "view"], alias=True)
+BITS = Operator("bits", "input, *shape", alias=True)  # view(dtype)
 declare("flatten", "input, start_dim=0, end_dim=-1", [torch.flatten], ["flatten"], alias=True)
 declare("squeeze", "input, dim=None", [torch.squeeze], ["squeeze"], alias=True)
 declare("unsqueeze", "input, dim", [torch.unsqueeze], ["unsqueeze"], alias=True)
@@ -426,6 +427,8 @@ def read(node: fx.Node) -> Call | None:
         return None
     if bound.get("reduce", "sum") != "sum" or bound.get("include_self") is False:
         return None
+    if op.name == "reshape" and any(isinstance(size, torch.dtype) for size in bound["shape"]):
+        op = BITS
     if bound.get("inplace") is True:
         op = Operator(op.name, op.parameters, inplace=True, alias=True)
     return Call(op, bound, node)

@@ -39,7 +39,8 @@ class Raised(Chain):
         leaves = shared(parts[0][1], parts[1][1])  # type: ignore[index]
         if first in leaves or any(part is not None and part[1] in leaves for part in parts):
             raise NoExperts("what is added is made of the sum: layers one after another", first)
-        start = min(behind(parts[0][1], leaves), default=first)  # type: ignore[index]
+        ends = [part[1] for part in parts if part is not None]
+        start = min((node for end in ends for node in behind(end, leaves)), default=first)
         flat = Flat(base, leaves, start, storage)
         with first.graph.inserting_before(first):
             total = add_call(first.graph, first, torch.reshape, base, (-1, (shape_of(base) or ())[-1]))

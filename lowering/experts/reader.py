@@ -151,10 +151,10 @@ class Reader:
             known = self.outside[node] = found
         return known
 
-    def make(self, target: Any, *args: Any) -> fx.Node:
-        """A node before the loop that a fact speaks of: equal arguments, one node. Where the proof fails, whoever
-        asked for it takes these nodes out again."""
-        key = (target, repr(args))
+    def make(self, target: Any, *args: Any, each: fx.Node | None = None) -> fx.Node:
+        """A node before the loop that a fact speaks of: equal arguments, one node. each: of a turn, that it stands for
+        alone. Where the proof fails, whoever asked for it takes these nodes out again."""
+        key = (target, repr(args), each)
         if key not in self.made:
             with self.loop.graph.inserting_before(self.loop):
                 self.made[key] = add_call(self.loop.graph, self.loop, target, *args)

@@ -34,7 +34,7 @@ from moebius.lowering.experts.facts import (
 from moebius.lowering.experts.reader import Reader, rule
 from moebius.lowering.experts.rules_routing import selected
 from moebius.lowering.experts.rules_weights import expert_slice
-from moebius.lowering.operators import Call
+from moebius.lowering.operators import Call, read_call
 from moebius.lowering.values import same_shape, tensor_of
 
 FULL = Constant(slice(None))
@@ -174,14 +174,35 @@ def cast(reader: Reader, call: Call) -> Fact | None:
     before = reader.dtype(call["input"])
     if dtype is None or before is None:
         return None
-    if isinstance(fact, Slice) and dtype != before and dtype.is_floating_point and is_rounded(fact, before):
+    if isinstance(fact, Slice) and dtype != before and dtype.is_floating_point:
         whole = fact.weight.node
-        outer = reader.outer_of(whole) if whole.graph is reader.body.graph and whole.op == "placeholder" else whole
-        if not isinstance(outer, fx.Node) or outer.graph is not reader.loop.graph:
-            return None
-        rounded = reader.make("to", outer, before)  # (through fp8 and back: elements of all experts alike)
-        return Slice(Invariant(("outside", rounded), rounded), fact.axes, fact.ranges, dtype)
+        if is_rounded(fact, before) or whole in reader.made.values():
+            return through(reader, call, fact, before, dtype)
+    if isinstance(fact, Rows | RowWeight) and rounds_alone(dtype):
+        return None
     return of_dtype(fact, before, dtype)
+
+
+def rounds_alone(dtype: torch.dtype) -> bool:
+    """fp8: each cast rounds its own gradient, by much, and there are no sums in this dtype."""
+    return dtype.itemsize == 1
+
+
+def through(reader: Reader, call: Call, fact: Slice, before: torch.dtype, dtype: torch.dtype) -> Slice | None:
+    """A weight that went through a narrower dtype: so do those of all experts, element by element. The turn's cast into
+    that dtype keeps a node of its own, which rounds the gradient that goes through it, and all parts of what comes back
+    are summed before."""
+    whole = fact.weight.node
+    outer = reader.outer_of(whole) if whole.graph is reader.body.graph and whole.op == "placeholder" else whole
+    if not isinstance(outer, fx.Node) or outer.graph is not reader.loop.graph:
+        return None
+    inwards: Any = call["input"]
+    while (made := read_call(inwards)) is not None and made.name not in ("cast", "type_as"):
+        inwards = made["input"]
+        if not isinstance(inwards, fx.Node):
+            return None
+    wide = reader.make("to", reader.make("to", outer, before, each=inwards), dtype)
+    return Slice(Invariant(("outside", wide), wide), fact.axes, fact.ranges, dtype)
 
 
 def of_dtype(fact: Fact, before: torch.dtype, dtype: torch.dtype) -> Fact | None:

@@ -32,6 +32,16 @@ def by_scattered_gates(x, moe):
     return out
 
 
+def in_another_order(x, moe):
+    """All experts first, and then the sum of them, the third first."""
+    x = raised(x)
+    gates, out = gates_of(x, moe), torch.zeros_like(x)
+    rows = [expert(x) for expert in moe.experts]
+    for e in (2, 0, *range(3, E), 1):
+        out = out + rows[e] * gates[..., e, None]
+    return out
+
+
 def in_place(x, moe):
     x = raised(x)
     gates, out = gates_of(x, moe), torch.zeros_like(x)
@@ -261,6 +271,10 @@ def test_right(function):
 @pytest.mark.parametrize("function", WRONG)
 def test_not_lowered(function):
     assert not compare(function)[1]
+
+
+def test_experts_that_are_added_in_another_order():
+    assert compare(in_another_order) == (1, False)
 
 
 @pytest.mark.parametrize("function", [by_scattered_gates, one_projection_a_batch, stacked])
