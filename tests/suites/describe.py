@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import hashlib
 import re
 import types
@@ -37,6 +38,8 @@ def described(value: Any, depth: int = 0) -> str:
         return f"{name}({', '.join(sorted(described(v, depth + 1) for v in value))})"
     if isinstance(value, torch.nn.Module | type | types.FunctionType | types.MethodType | types.BuiltinFunctionType):
         return f"{name} {getattr(value, '__qualname__', '')}"
+    if isinstance(value, enum.Enum):  # (whose parts lead to all members, and from there on)
+        return f"{name} {value.name}"
     if isinstance(value, int) and value in ADDRESSES:
         return f"{name} that may be an address"
     if hasattr(value, "__dict__") and not isinstance(value, types.ModuleType):

@@ -114,10 +114,7 @@ def main() -> int:
     warnings.simplefilter("ignore")
     differing = 0
     for path in options.files:
-        sides = [
-            in_a_child(lambda p=path, o=ours: records_of(p, o, options), 0)
-            for ours in (False, True)
-        ]
+        sides = [in_a_child(lambda p=path, o=ours: records_of(p, o, options), 0) for ours in (False, True)]
         if broken := [side["error"] for side in sides if isinstance(side.get("state"), str)]:
             print(f"{path.stem}: cannot be run: {broken[0]}")
             differing += 1

@@ -123,3 +123,55 @@ def test_a_test_of_one_side_alone_differs(suite):
 def test_a_file_that_is_not_there(tmp_path):
     done = run(tmp_path / "none.py", "whole")
     assert done.returncode == 2 and "no such file" in done.stderr
+
+
+OPTIMIZERS = """
+import torch
+
+
+class Sign(torch.optim.Optimizer):
+    def __init__(self, params, lr=0.1):
+        super().__init__(params, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            for p in group["params"]:
+                state = self.state[p]
+                state["count"] = state.get("count", 0) + 1
+                p.sub_(p.grad.sign(), alpha=group["lr"] / state["count"])
+
+
+class NeedsMore(Sign):
+    def __init__(self, params, lr, schedule):
+        super().__init__(params, lr)
+"""
+
+# optimizers.py, with a capture that doubles what the step is given
+WRONG_STEP = """
+import sys
+sys.path.insert(0, {room!r})
+import optimizers
+capture = optimizers.capture
+optimizers.capture = lambda step, **options: capture(lambda x, y: step(x * 2, y), **options)
+sys.exit(optimizers.main())
+"""
+
+
+@pytest.mark.parametrize("program", ["", WRONG_STEP], ids=["right", "wrong"])
+def test_optimizers_of_other_packages(tmp_path, monkeypatch, program):
+    (tmp_path / "of_somebody.py").write_text(OPTIMIZERS)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    room = Path(__file__).parent
+    start = ["-c", program.format(room=str(room))] if program else [str(room / "optimizers.py")]
+    done = subprocess.run([sys.executable, *start, "of_somebody"], capture_output=True, text=True, timeout=300)
+    needs, sign, total = done.stdout.splitlines()
+    assert needs.startswith("of_somebody.NeedsMore: not made: TypeError")
+    if program:
+        assert done.returncode == 1 and sign.startswith("of_somebody.Sign: DIFFERS from step 0 on")
+    else:
+        assert (
+            done.returncode == 0
+            and sign.startswith("of_somebody.Sign: equal; ")
+            and total == "1 equal, 0 raise the same, 0 differ"
+        )
