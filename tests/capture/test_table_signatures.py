@@ -413,7 +413,7 @@ TABLE = {
     dc_grad: None,
     dc_statedict: None,
     dc_alias: None,
-    dc_dataclass: None,
+    dc_dataclass: ("container that changes from call to call", "append() alone"),  # its list is copied
     sig_changes: ("slot or C attribute is set", "ordinary attributes"),
     sig_partial_class: ("inspect.signature", "before the step"),
     sig_kept: ("tensor read as a number", "keep them in tensors"),

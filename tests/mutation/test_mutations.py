@@ -50,7 +50,7 @@ NEEDED = {
     "same": ("aliases", "object: an equal copy"),
     "none_of": ("aliases", "alias: two tensors"),
     "distinct": ("containers", "alias"),
-    "static_tensor": ("tensors", "tensor in place"),
+    "static_tensor": ("buffers_and_effects", "tensor in place"),
     "is_weak": ("aliases", "alias: two objects"),
     "instance": ("static_config", "object: __class__"),
     "function": ("static_config", "function: __code__"),

@@ -20,7 +20,7 @@ FAMILIES = {
     "jetmoe": (True, 6, 6),  # counts.tolist() drives split; in attention, experts are single projections
     "qwen3_next": (True, 2, 2),  # linear attention
     "muse_spark": (True, 2, 2),  # a norm after the experts
-    "vitpose_backbone": (True, 2, 0),  # a dense sum over experts, masked; single projections
+    "vitpose_backbone": (True, 2, 2),  # a dense sum over experts, masked
     "zaya": (True, 2, 2),  # top-1, a router that passes its state on
     "switch_transformers": (True, 4, 4),  # a parameter for each expert, which are nearly all of the model
 }
