@@ -38,6 +38,9 @@ from .tracking.graphs import GraphWriter
 from .tracking.optimizers import MadeState
 from .tracking.values import CannotRebuild
 
+# Of one number into another, as ``float(self.calls)`` is one of a count in the graph: nothing but that.
+CONVERSIONS = (torch.sym_float, torch.sym_int, torch.sym_not, torch.sym_max, torch.sym_min)
+
 HANDLERS = "moebius: no handler between the failed operator and {} has run: what called it cannot be resumed"
 
 
@@ -262,9 +265,9 @@ class Values:
             return self.reached.inputs[node.meta["source"]]
         if self.found.get(node) is not None:
             return self.found[node]
-        if node.op == "placeholder" or not is_pure(node):
+        if node.op == "placeholder" or not (is_pure(node) or node.target in CONVERSIONS):
             raise Unavailable(f"{node.name} is needed")
-        if self.has_changed(node):
+        if node.target not in CONVERSIONS and self.has_changed(node):
             raise Unavailable(f"{node.name} is needed, and what it was computed from has changed since")
         args, kwargs = fx.map_arg(node.args, self.value), fx.map_arg(node.kwargs, self.value)
         with torch.set_grad_enabled(getattr(node.meta.get("val"), "requires_grad", False)):

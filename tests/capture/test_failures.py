@@ -476,3 +476,28 @@ def test_a_branch_whose_data_the_graph_has_written_goes_the_same_way_again():
                 run(count, torch.ones(2, 4), notes)
             assert not getattr(caught.value, "__notes__", ())
         assert notes == ["first"] and count == 2
+
+
+def test_a_number_made_of_a_count_is_known_behind_the_failure():
+    """The count is in the graph, and what was appended is made of it; nothing is lost where an operator fails."""
+
+    class Counts:
+        def __init__(self):
+            self.calls, self.history = 3, [0.5]
+
+    def step(counts, x, mean):
+        y = x * 2
+        counts.calls += 1
+        counts.history.append(float(counts.calls))
+        return torch.nn.functional.batch_norm(y + counts.calls, mean, torch.ones_like(mean))
+
+    ours, theirs, captured = Counts(), Counts(), capture(step, backend="eager")
+    for dtype in (torch.float32, torch.float32, torch.float32, torch.float64, torch.float64, torch.float32):
+        arguments, outcomes = (torch.ones(4, 3), torch.ones(3, dtype=dtype)), []
+        for function, counts in ((captured, ours), (step, theirs)):
+            try:
+                outcomes.append(repr(function(counts, *arguments)))
+            except RuntimeError as error:
+                outcomes.append(str(error))
+        assert outcomes[0] == outcomes[1]
+        assert vars(ours) == vars(theirs)
