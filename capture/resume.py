@@ -35,14 +35,15 @@ from .places import (
     reads_one_attribute,
     without_call_prefix,
 )
+from .sequences import JUMP_IF_FALSE, LOAD_CELL, call_constant, call_sequence, set_constant
 from .tracking.branches import asks_for_jump
 from .tracking.values import LoopLeftover
+from .unset_cells import asked_first, unset_reads
 
 ENTRY_OPCODES = frozenset({"COPY_FREE_VARS", "MAKE_CELL", "RETURN_GENERATOR"})
 # After these (and what they pop) the stack may hold a NULL: the native part goes on to where the expression is done.
 UNCERTAIN = {"LOAD_METHOD": 1, "LOAD_ATTR": 1, "LOAD_GLOBAL": 0, "PUSH_NULL": 0, "LOAD_SUPER_ATTR": 3}
 AFTER_LOOP = 1 if NULL_FIRST else 2  # instructions that clean up where FOR_ITER jumps to
-LOAD_CELL = "LOAD_CLOSURE" if NULL_FIRST else "LOAD_FAST"  # 3.13 has one instruction for both
 # 3.13 looks for the handler of what a Python function raises at the code unit before the call of it (Python/ceval.c
 # resume_with_error): no region may begin with an instruction that makes a frame.
 BEGINS_REGION = () if NULL_FIRST else ("NOP",)
@@ -237,7 +238,6 @@ class Continuation:
 # Locals of a continuation that are not the user's: what stands in for its first instructions, and the stack's values.
 STAND_IN, STACK = "m_inner", "m_stack"
 STRAIGHT = f"{STACK}_straight"  # whether no handler has run
-JUMP_IF_FALSE = "POP_JUMP_IF_FALSE" if "POP_JUMP_IF_FALSE" in dis.opmap else "POP_JUMP_FORWARD_IF_FALSE"
 
 
 def is_own(name: str) -> bool:
@@ -274,6 +274,7 @@ def rebuild(
     instructions = [x for x in source if isinstance(x, Instr)]
     assert len(instructions) == len(decode(code).instructions), "bytecode and dis disagree on the instructions"
     taken = closure_loads(instructions) if code.co_flags & CO_OPTIMIZED else None
+    may_be_unset = unset_reads(code)
     entry = Label()
     exit_of = {e.index: (e, target) for e, target in exits}
     first_line = instructions[0].location
@@ -331,6 +332,8 @@ def rebuild(
                     regions[id(open_region)] = again
                 else:
                     body.append(skip)
+        if index in may_be_unset:
+            body += asked_first(may_be_unset[index], item.location)
         if item.name not in ENTRY_OPCODES or (item.name == "MAKE_CELL" and began):  # (a comprehension's own)
             body += one_by_one(shared_cells(item, cells, 2 if taken is None else taken.get(index, 0)))
     prologue: list[Any] = []
@@ -450,32 +453,12 @@ def hand_over(body: list[Any], state: State, target: Any, near: Instr) -> None:
     body.append(Instr("RETURN_VALUE", location=at))
 
 
-def set_constant(name: str, value: Any, at: Any) -> list[Instr]:
-    """``name = value``."""
-    return [Instr("LOAD_CONST", value, location=at), Instr("STORE_FAST", name, location=at)]
-
-
 def stand_in(what: str, after: Label, at: Any) -> list[Any]:
     """What ``rebuild`` puts in the place of the instructions that a code begins with."""
     inner = Instr("LOAD_FAST", STAND_IN, location=at)
     if what == "raise":  # (the local goes first: an exception's traceback leads to the frame)
         return [inner, Instr("DELETE_FAST", STAND_IN, location=at), Instr("RAISE_VARARGS", 1, location=at)]
     return [*call_sequence(inner, [], at), Instr("JUMP_FORWARD", after, location=at)]
-
-
-def call_sequence(callee: Instr, arguments: list[Instr], at: Any) -> list[Instr]:
-    """Instructions that call what ``callee`` loads."""
-    null = Instr("PUSH_NULL", location=at)
-    out = [null, callee] if NULL_FIRST else [callee, null]
-    out += arguments
-    if "PRECALL" in dis.opmap:
-        out.append(Instr("PRECALL", len(arguments), location=at))
-    out.append(Instr("CALL", len(arguments), location=at))
-    return out
-
-
-def call_constant(function: Any, at: Any) -> list[Instr]:
-    return call_sequence(Instr("LOAD_CONST", function, location=at), [], at)
 
 
 def handle_again(name: str, at: Any, line: int | None) -> list[Any]:

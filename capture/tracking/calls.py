@@ -18,10 +18,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.utils.checkpoint
 
+from moebius.interpreter import UNSET
 from moebius.interpreter.domain.core import type_name
 from moebius.lowering.step import draw
 
-from .. import torch_private
+from .. import torch_private, unset_cells
 from ..guards.recorder import can_die
 from ..hook import ABSENT, Entry
 from ..sources import Static
@@ -120,6 +121,7 @@ class Calls(Methods, Construction, StandIns):
             torch.utils.checkpoint.checkpoint: self.checkpoint,
             json.loads: self.parse_json,
             copied_tensor: self.copy_tensor,
+            unset_cells.is_unset: lambda cell: self.domain.load_cell(cell) is UNSET,
             next_number: lambda hooks: self.objects.made(HandleNumber(next_number(hooks))),
         }
         self.functions |= self.messages.functions | self.inference.functions

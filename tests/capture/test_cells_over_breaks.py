@@ -1,6 +1,6 @@
 """Variables of inner functions over graph breaks: comprehensions in the frame (3.12), cells of arguments (3.13)."""
 
-# ruff: noqa: B023 (the last value of a loop variable is what is asked for)
+# ruff: noqa: B023, F821 (the last value of a loop variable is what is asked for; a handler unsets its own)
 
 import sys
 
@@ -91,7 +91,67 @@ def many_variables(x):
     return t, r, s, [a, b, c, d, e, f, g, h], [i, j, k, l, m, n, o, p, q]
 
 
+def unset(x):
+    """What inner functions share, read and deleted where it is unset; the variable of a handler too."""
+    found = []
+    inner = lambda: (a, e)  # noqa: E731
+    for i in range(4):
+        try:
+            if i == 1:
+                a = x
+            elif i == 2:
+                del a
+            broken(x)
+            found.append(a)
+            raise KeyError(i)
+        except UnboundLocalError as error:
+            found.append(error.args)
+        except KeyError as e:
+            broken(x)
+            found.append(e.args)
+        try:
+            found.append(e)
+        except UnboundLocalError as error:
+            found.append((error.args, error.name, error.__traceback__.tb_lineno, error.__traceback__.tb_next))
+        try:
+            inner()
+        except NameError as error:
+            found.append((type(error), error.args, error.name))
+    broken(x)
+    try:
+        del e
+    except UnboundLocalError as error:
+        found.append(error.args)
+    return x, found, a
+
+
+def unset_beside_a_comprehension(x):
+    broken(lambda: a)
+    try:
+        return a
+    except UnboundLocalError as error:
+        return [a for a in (1, 2)], error.args, x
+
+
+def generator_unset(x):
+    def turns():
+        for turn in range(2):
+            try:
+                if turn:
+                    broken(x)
+                yield item
+            except UnboundLocalError as error:
+                yield broken(error.args)
+            item = (lambda: item, 3)[1]
+            yield item
+            broken(item)
+            del item
+
+    return list(turns())
+
+
 FUNCTIONS = [
+    unset, generator_unset, *([unset_beside_a_comprehension] if sys.version_info < (3, 13) else []),
     many_variables,
     comprehensions_of_one_variable, closure_behind_a_value, breaks_in_both,
     comprehension_behind_the_break, break_in_the_comprehension, break_in_it_without_the_variable, of_an_argument,
@@ -104,6 +164,11 @@ def test_as_in_plain_python(function):
     captured = capture(function)
     for x in (X, X + 1, X):
         assert same(told(captured, x), told(function, x))
+
+
+def test_not_asked_first_another_exception_is_raised(monkeypatch):
+    monkeypatch.setattr(resume, "unset_reads", lambda code: {})
+    assert not same(told(capture(unset), X), told(unset, X))
 
 
 @pytest.mark.skipif(sys.version_info < (3, 13), reason="3.13 and later")
