@@ -7,7 +7,7 @@ PIP := $(BIN)/pip --disable-pip-version-check
 TYPES := build/types
 ARGS ?=
 
-.PHONY: demo test zoo mutate matrix fuzz steps suites optimizers semantics lint setup clean
+.PHONY: demo test zoo mutate matrix fuzz steps suites optimizers semantics exports lint setup clean
 .DELETE_ON_ERROR:
 
 demo: $(STAMP)  ## trains a small Mixtral with and without capture; ARGS="--steps 20 --ranks 2" go to the script
@@ -36,6 +36,9 @@ steps: $(STAMP)  ## 1,000 generated training steps of five calls, plain and capt
 
 optimizers: $(STAMP)  ## optimizers of other packages, plain and captured; ARGS="torch.optim pytorch_optimizer"
 	OMP_NUM_THREADS=1 $(BIN)/python tests/suites/optimizers.py $(ARGS)
+
+exports: $(STAMP)  ## exported steps, between this torch and others; PYTHONS="/other/env/bin/python", ARGS="--families mixtral"
+	OMP_NUM_THREADS=1 $(BIN)/python tests/capture/export/across.py $(PYTHONS) $(ARGS)
 
 suites: $(STAMP)  ## other projects' tests, plain and captured; ARGS="pytorch/test/test_optim.py --how whole"
 	OMP_NUM_THREADS=1 $(BIN)/python tests/suites/run.py $(ARGS)

@@ -71,14 +71,19 @@ OPERATORS = frozenset(
     swapdims t take take_along_dim tan tanh tensor_split tensordot tile topk trace transpose trapezoid tril tril_indices
     triu triu_indices true_divide trunc unbind unflatten uniform unique unique_consecutive unsqueeze vander var var_mean
     vdot vsplit hsplit vstack where xlogy zero zeros zeros_like
-    argmax cumulative_trapezoid is_nonzero numel is_floating_point is_complex
+    is_nonzero numel is_floating_point is_complex
+    adjoint arccosh arcsin arcsinh arctan arctan2 arctanh atleast_3d binomial block_diag cartesian_prod channel_shuffle
+    cholesky_inverse cholesky_solve combinations corrcoef cov cumulative_trapezoid deg2rad det diagflat diagonal_scatter
+    dsplit fix frexp gcd ger gradient i0 igamma igammac inverse is_conj is_same_size is_signed isreal istft lcm ldexp
+    logdet matrix_exp matrix_power nonzero_static pinverse poisson polygamma resolve_conj resolve_neg row_stack slogdet
+    stft trapz unravel_index view_as_complex view_as_real
     """.split()
 )
 METHODS = OPERATORS | frozenset(
     """
-    backward bfloat16 bool byte cpu cuda dim double element_size float half int is_contiguous item long nelement
-    new_empty new_full new_ones new_tensor new_zeros requires_grad requires_grad_ retain_grad short size stride
-    sum_to_size to tolist type_as view view_as T masked_fill_ unfold
+    backward bfloat16 bool byte cdouble cfloat char cpu cuda dim double element_size float half int is_contiguous item
+    long ndimension nelement new_empty new_full new_ones new_tensor new_zeros requires_grad requires_grad_ retain_grad
+    short size stride sum_to_size to tolist type type_as view view_as T masked_fill_ unfold
     """.split()
 )
 DUNDERS = frozenset(
@@ -99,9 +104,21 @@ FUNCTIONAL = OPERATORS | frozenset(
     layer_norm leaky_relu linear local_response_norm logsigmoid max_pool1d max_pool2d mish mse_loss nll_loss normalize
     one_hot pad pairwise_distance poisson_nll_loss prelu relu6 rms_norm rrelu scaled_dot_product_attention selu silu
     smooth_l1_loss soft_margin_loss softmin softshrink softsign tanhshrink threshold triplet_margin_loss unfold fold
+    adaptive_avg_pool3d adaptive_max_pool1d adaptive_max_pool2d affine_grid avg_pool3d bilinear conv_transpose1d
+    conv_transpose2d conv_transpose3d cosine_embedding_loss ctc_loss dropout3d grid_sample lp_pool1d lp_pool2d
+    margin_ranking_loss max_pool3d multi_margin_loss multilabel_margin_loss multilabel_soft_margin_loss pdist
+    pixel_shuffle pixel_unshuffle
     """.split()
 )
-LINALG = ("vector_norm", "norm", "matrix_norm", "multi_dot", "vecdot", "cross", "diagonal")
+LINALG = (
+    "cholesky cond cross det diagonal eig eigh eigvals eigvalsh inv lstsq lu lu_factor lu_solve matmul matrix_exp "
+    "matrix_norm matrix_power matrix_rank multi_dot norm pinv qr slogdet solve solve_triangular svd svdvals vander "
+    "vecdot vector_norm"
+).split()
+FFT = "fft fft2 fftn fftshift hfft ifft ifft2 ifftn ifftshift ihfft irfft irfft2 irfftn rfft rfft2 rfftn".split()
+SPECIAL = (
+    "entr erfcx gammainc gammaincc gammaln i0e i1 i1e log_ndtr ndtr ndtri polygamma psi xlog1py xlogy zeta"
+).split()
 PYTHON = (
     "abs add and_ concat contains eq floordiv ge getitem gt iadd iand ifloordiv imul index inv invert ior ipow isub "
     "itruediv le lshift lt matmul mod mul ne neg not_ or_ pos pow rshift setitem sub truediv truth xor is_ is_not"
@@ -112,6 +129,7 @@ MATH = (
     "nextafter pow prod radians remainder sin sinh sqrt tan tanh trunc ulp"
 ).split()
 BUILTINS = {f.__name__: f for f in (abs, bool, divmod, float, int, max, min, pow, round, sum, len)}
+MADE = ("tensor", "as_tensor")  # of numbers; torch's functions only, copies or a tensor's own memory
 SWITCHES = (
     "set_autocast_enabled", "set_autocast_dtype", "set_autocast_cache_enabled", "clear_autocast_cache",
     "autocast_increment_nesting", "autocast_decrement_nesting", "is_grad_enabled", "sym_max", "sym_min", "sym_not",
@@ -166,9 +184,11 @@ def functions() -> dict[str, Callable[..., Any]]:
     found = dict(OURS)
     found.update({f"builtins.{name}": f for name, f in BUILTINS.items()})
     for holder, prefix, names in (
-        (torch, "torch", (*both(OPERATORS), *SWITCHES)),
+        (torch, "torch", (*both(OPERATORS), *MADE, *SWITCHES)),
         (torch.nn.functional, "torch.nn.functional", both(FUNCTIONAL)),
         (torch.linalg, "torch.linalg", LINALG),
+        (torch.fft, "torch.fft", FFT),
+        (torch.special, "torch.special", SPECIAL),
         (operator, "operator", PYTHON),
         (math, "math", MATH),
     ):

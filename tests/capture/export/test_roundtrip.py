@@ -302,3 +302,33 @@ def test_dropout_follows_the_seed(tmp_path):
     expected = captured(x)
     torch.manual_seed(3)
     assert torch.equal(loaded(x), expected)
+
+
+def solved(x):
+    return torch.linalg.solve_triangular(x.tril() + 9 * torch.eye(4), x, upper=False) + torch.linalg.svdvals(x)
+
+
+def rotated(x):
+    return torch.view_as_real(torch.view_as_complex(x.reshape(4, 2, 2)) * 1j)
+
+
+def filtered(x):
+    return torch.fft.irfft(torch.fft.rfft(x, dim=-1) * 2, n=4) + torch.special.ndtr(x)
+
+
+def upsampled(x):
+    return F.conv_transpose2d(F.pixel_shuffle(x.reshape(1, 4, 2, 2), 2), torch.ones(1, 1, 2, 2))
+
+
+def made_of_numbers(x):
+    return x.type(torch.float64) + torch.tensor([2.0, 1.0, 0.5, 0.0])
+
+
+@pytest.mark.parametrize("function", [solved, rotated, filtered, upsampled, made_of_numbers])
+def test_operators_of_models(tmp_path, function):
+    captured = capture(function, backend="eager")
+    x = torch.randn(4, 4, generator=torch.Generator().manual_seed(1))
+    captured(x)
+    captured.export(tmp_path / "f")
+    found, expected = load(tmp_path / "f")(x), function(x)
+    assert found.dtype == expected.dtype and torch.equal(found, expected)
