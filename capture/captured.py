@@ -40,6 +40,7 @@ from .frames import with_plain_arguments, worth_capturing
 from .guards import hints
 from .hidden import apart, hidden
 from .hook import Entry, call_hooked_for, call_unhooked, set_frame_callback, set_settler, settle
+from .meanwhile import MAX_CHANGES, changed, is_a_race, replaced, tell_of_a_race, tell_of_a_replacement
 from .opening import count_whole, met, open_numbers, open_place, other_sizes
 from .options import Options
 from .parked import Parked
@@ -100,6 +101,7 @@ class Captured:
         self.parent: Callable[[], Captured | None] = (lambda: None) if parent is None else weakref.ref(parent)
         self.looks = 0
         self.unused = 0  # captures in a row that died before a second call
+        self.races = 0  # captures that another thread has spoiled
         self.counted = (0, 0)  # misses and hits when it was last counted
         self.superseded = 0  # captures for one object that went when the next was for any object in its place
         self.entry = Entry(run_cells_natively(function, n_cells), self.cold)
@@ -141,6 +143,9 @@ class Captured:
             return native
         if torch_private.in_checkpoint():  # it compares what it saves twice: in both it must be the program's tensors
             return native
+        if (name := replaced()) is not None:
+            tell_of_a_replacement(self.function.__qualname__, name)
+            return native
         if self.parked.put_back():
             for segment in self.segments:
                 if segment.guards.hold(args, kwargs):
@@ -160,7 +165,12 @@ class Captured:
             self.parked.take_away()
             raise
         except (Exception, Break) as error:
-            self.report_failure(error)
+            if is_a_race(error):
+                self.races += 1
+                self.given_up = self.races == MAX_CHANGES
+                tell_of_a_race(self.function.__qualname__, error, self.given_up)
+            else:
+                self.report_failure(error)
             worth_it = False
         if not worth_it:  # (outside of the handlers: capture's error is not the context of the program's)
             self.parked.take_away()
@@ -211,10 +221,7 @@ class Captured:
         if segment.graph_break is None or not self.options.fullgraph:
             failed, found = segment.guards.failure(args, kwargs)
             if failed is not None:
-                raise AssertionError(
-                    f"a guard does not hold for the call that it was made from: "
-                    f"{failed.record.source} {failed.record.check} ({found})"
-                )
+                raise changed(failed, found)
             if segment.failures is not None:
                 segment.failures.missed = functools.partial(missed, weakref.ref(self), segment.guards.program)
             segment.hits_before = self.entry.hits
@@ -491,7 +498,7 @@ class Captured:
         self.policy.predictions.clear()
         self.policy.unpredictable.clear()
         self.misses.clear()
-        self.given_up, self.unused, self.counted, self.superseded = False, 0, (0, 0), 0
+        self.given_up, self.unused, self.races, self.counted, self.superseded = False, 0, 0, (0, 0), 0
         self.cold_seconds = 0.0
 
 

@@ -30,6 +30,7 @@ from .report.records import GraphBreak
 from .sources import Arg, Source
 from .speculation import Speculation
 from .stopped import Stopped
+from .tracking import tensor_class
 from .tracking.domain import OwnError, StopHere, TrackingDomain, refuse_own
 from .tracking.graphs import GraphWriter, Where
 from .tracking.growing import GROWN
@@ -105,6 +106,7 @@ class Trace:
         self.domain.loops.not_by_number = policy.not_by_number
         self.domain.lists.sites = policy.gathered - policy.not_gathered
         self.machine = TracingMachine(self.domain)
+        tensor_class.guard(self.guards)
         self.handled = sys.exception()  # by the caller
         self.shows_context = False  # whether the caller's is seen on an exception of the program's
         self.state = torch_private.global_state()

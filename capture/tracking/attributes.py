@@ -21,6 +21,7 @@ from moebius.interpreter.domain.core import type_name
 from .. import torch_private
 from ..hook import ABSENT, own_attributes
 from ..sources import Static, part
+from . import tensor_class
 from .class_attributes import ClassAttributes
 from .data import assign_data
 from .numbers import Number
@@ -32,8 +33,7 @@ from .texts import Text
 from .values import ATOMS, SYMBOLIC, Break, LoopLeftover, StandIn, TensorMethod, TensorProxy
 
 IMMUTABLE_TYPE = 1 << 8  # Py_TPFLAGS_IMMUTABLETYPE: nobody can change these, they need no guard
-# Types in C with a look-up of their own that ends where ``object``'s does, for what they have.
-KNOWN_LOOK_UPS = (types.GenericAlias, types.UnionType)
+KNOWN_LOOK_UPS = (types.GenericAlias, types.UnionType)  # in C, and ends where ``object``'s does, for what they have
 
 Call = Callable[[Any, list, dict], Any]
 
@@ -94,7 +94,7 @@ class Attributes:
     def find(self, obj: Any, name: str) -> Any:
         kind = type(obj)
         if kind is TensorProxy:
-            return self.objects.made(self.tensors.attribute(obj, name, self.objects.enter))
+            return tensor_class.read(self, obj, name)
         if kind in SYMBOLIC:
             return self.of_symbol(obj, name)
         if issubclass(kind, Text) and obj.known:
@@ -106,11 +106,8 @@ class Attributes:
         if kind is TensorMethod:
             return self.of_tensor_method(obj, name)
         if kind is LoopLeftover:
-            raise Break(
-                "value of an expert loop's last turn",
-                f"{obj.name} is read after the loop",
-                "do not use the loop's variables after it",
-            )
+            detail = f"{obj.name} is read after the loop"
+            raise Break("value of an expert loop's last turn", detail, "do not use the loop's variables after it")
         if kind in ATOMS or (kind is slice and name in ("start", "stop", "step")):
             return getattr(obj, name)
         if issubclass(kind, torch_private.OPERATOR_LIBRARIES):

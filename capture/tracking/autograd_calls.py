@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-import torch
-
+from .originals import BACKWARD, GRAD
 from .values import Break, TensorProxy
 
 if TYPE_CHECKING:
@@ -35,8 +34,8 @@ class AutogradCalls:
     def __init__(self, domain: TrackingDomain, call: Callable[..., Any]):
         self.domain, self.call, self.gradients = domain, call, domain.tensors.gradients
         self.functions: dict[Any, Callable[..., Any]] = {
-            torch.autograd.backward: self.backward,
-            torch.autograd.grad: self.derive,
+            BACKWARD: self.backward,
+            GRAD: self.derive,
         }
 
     def backward(self, tensors: Any, grad_tensors: Any = None, retain_graph: Any = None, **options: Any) -> None:

@@ -5,9 +5,6 @@ from __future__ import annotations
 import collections
 import functools
 import itertools
-import json
-import math
-import random
 import sys
 import types
 import warnings
@@ -44,6 +41,18 @@ from .namespaces import Namespaces
 from .numbers import CLOCKS, Number
 from .numbers import FUNCTIONS as NUMBER_FUNCTIONS
 from .optimizers import is_state_maker, make_state
+from .originals import (
+    CHECKPOINT,
+    DRAW,
+    IS_COMPILING,
+    IS_DYNAMO_COMPILING,
+    IS_TENSOR,
+    LOADS,
+    PRINT,
+    ROUNDINGS,
+    WARN,
+    of_originals,
+)  # fmt: skip
 from .records import CONTAINERS, DICTS, Record
 from .signatures import Signatures
 from .stand_ins import StandIns
@@ -85,9 +94,9 @@ class Calls(Methods, Construction, StandIns):
             sum: self.add_up,
             int: self.to_int,
             float: self.to_float,
-            **{function: self.to_whole(function) for function in (math.ceil, math.floor, math.trunc)},
+            **{function: self.to_whole(function) for function in ROUNDINGS},
             str: self.to_text,
-            print: self.print,
+            PRINT: self.print,
             format: self.format,
             repr: self.to_repr,
             sorted: self.sort,
@@ -98,28 +107,28 @@ class Calls(Methods, Construction, StandIns):
             super: self.make_super,
             functools.partial: self.make_partial,
             types.MethodType: lambda function, owner: self.objects.made(types.MethodType(function, owner)),
-            torch.is_tensor: lambda x: isinstance(x, TensorProxy),
+            IS_TENSOR: lambda x: isinstance(x, TensorProxy),
             hash: self.hash_of,
             sys.exception: self.handled_exception,
             sys.exc_info: self.exception_details,
-            warnings.warn: self.messages.warn,
+            WARN: self.messages.warn,
             torch_private.InferenceGuard: self.inference.make,
             torch_private.has_torch_function: self.overridden,
             **Switches(domain).functions,
             **{clock: functools.partial(self.read_number, f"time.{clock.__name__}", clock) for clock in CLOCKS},
-            random.random: functools.partial(self.read_number, "random.random", draw),
+            DRAW: functools.partial(self.read_number, "random.random", draw),
         }
         self.tensors.gradients.hooks = GradientHooks(self.domain, self.call)
         self.tensors.gradients.enter = self.objects.enter
         self.substitutes = SUBSTITUTES if self.tensors.whole_step else ANYWHERE
         self.substitutes = self.substitutes | {warnings.catch_warnings: warnings_block}
         self.functions: dict[Any, Callable[..., Any]] = {
-            torch.compiler.is_compiling: self.is_compiling,
-            torch.compiler.is_dynamo_compiling: self.is_compiling,
+            IS_COMPILING: self.is_compiling,
+            IS_DYNAMO_COMPILING: self.is_compiling,
             is_plain_object: self.is_plain_object,
             torch.autograd.Function.apply.__func__: self.apply_function,  # type: ignore[attr-defined]
-            torch.utils.checkpoint.checkpoint: self.checkpoint,
-            json.loads: self.parse_json,
+            CHECKPOINT: self.checkpoint,
+            LOADS: self.parse_json,
             copied_tensor: self.copy_tensor,
             unset_cells.is_unset: lambda cell: self.domain.load_cell(cell) is UNSET,
             next_number: lambda hooks: self.objects.made(HandleNumber(next_number(hooks))),
@@ -128,6 +137,7 @@ class Calls(Methods, Construction, StandIns):
         self.functions |= Filters(domain).functions | Signatures(domain).functions
         self.functions |= AutogradCalls(domain, self.call).functions
         self.builtins |= Namespaces(domain).functions | operator_functions.functions_over(domain)
+        self.builtins, self.functions = of_originals(self.builtins), of_originals(self.functions)
 
     # ------------------------------------------------------------------------------------------------------------------
     # Dispatch

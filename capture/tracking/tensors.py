@@ -21,6 +21,7 @@ from moebius.lowering import is_pure, may_write, returns_nothing
 from .. import torch_fakes, torch_private
 from ..guards.recorder import GuardRecorder, describe_tensor, tensor_meta
 from ..sources import Source, part
+from . import tensor_class
 from .counts import BINCOUNTS, INTEGERS, bins, known_few, unknown_numbers
 from .fakes import dropped_out, fake_of, has_tensor, refuse_answering, refuse_numbers, some_float
 from .gradients import Gradients, gives_sparse_gradient
@@ -236,6 +237,7 @@ class TensorOperations:
 
     def method(self, proxy: TensorProxy, name: str, args: tuple, kwargs: dict[str, Any]) -> Any:
         """``proxy.name(*args, **kwargs)`` as a node, or a graph break where it leaves the graph."""
+        tensor_class.rely_on(self.guards, proxy.cls, name)
         args, kwargs = self.with_flags(args, kwargs)
         if name == "backward":
             return self.gradients.backward([proxy], *args, **kwargs)

@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+written = builtins.print  # Python's own, whatever a program that writes on one rank alone puts in its place
 CONVERSIONS: dict[str, Callable[[Any], str]] = {"s": str, "r": repr, "a": ascii}
 
 
@@ -57,4 +58,4 @@ def log_line(logger: logging.Logger, level: int, file: str, line: int, function:
 
 def say(sep: str | None, end: str | None, flush: bool, *values: Any) -> None:
     """``print(*values)``, to whatever ``sys.stdout`` is now."""
-    builtins.print(*values, sep=sep, end=end, flush=flush)
+    written(*values, sep=sep, end=end, flush=flush)
