@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import functools
 import itertools
+import re
 import sys
 import types
 import warnings
@@ -41,22 +42,22 @@ from .namespaces import Namespaces
 from .numbers import CLOCKS, Number
 from .numbers import FUNCTIONS as NUMBER_FUNCTIONS
 from .optimizers import is_state_maker, make_state
-from .originals import (
-    CHECKPOINT,
-    DRAW,
-    IS_COMPILING,
-    IS_DYNAMO_COMPILING,
-    IS_TENSOR,
-    LOADS,
-    PRINT,
-    ROUNDINGS,
-    WARN,
-    of_originals,
-)  # fmt: skip
+from .originals import CHECKPOINT, DRAW, IS_COMPILING, IS_DYNAMO_COMPILING, IS_TENSOR, LOADS, PRINT, ROUNDINGS, WARN
+from .originals import of_originals as kept
+from .packages import Packages
 from .records import CONTAINERS, DICTS, Record
 from .signatures import Signatures
 from .stand_ins import StandIns
-from .substitutes import ANYWHERE, COPY_PROTOCOL, SUBSTITUTES, HandleNumber, copied_tensor, is_plain_object, next_number
+from .substitutes import (
+    ANYWHERE,
+    COPY_PROTOCOL,
+    SUBSTITUTES,
+    HandleNumber,
+    backwards,
+    copied_tensor,
+    is_plain_object,
+    next_number,
+)
 from .switches import Switches, throw_state
 from .values import ATOMS, SYMBOLIC, Break, LoopLeftover, StandIn, TensorMethod, TensorProxy, type_of
 
@@ -134,10 +135,10 @@ class Calls(Methods, Construction, StandIns):
             next_number: lambda hooks: self.objects.made(HandleNumber(next_number(hooks))),
         }
         self.functions |= self.messages.functions | self.inference.functions
-        self.functions |= Filters(domain).functions | Signatures(domain).functions
+        self.functions |= Filters(domain).functions | Signatures(domain).functions | Packages(domain).functions
         self.functions |= AutogradCalls(domain, self.call).functions
         self.builtins |= Namespaces(domain).functions | operator_functions.functions_over(domain)
-        self.builtins, self.functions = of_originals(self.builtins), of_originals(self.functions)
+        self.builtins, self.functions = kept(self.builtins), kept(self.functions)
 
     # ------------------------------------------------------------------------------------------------------------------
     # Dispatch
@@ -164,7 +165,7 @@ class Calls(Methods, Construction, StandIns):
             return self.construct(function, args, kwargs)
         if natives.is_tensor_operator(function):
             return self.operator(function, args, kwargs)
-        if kind in (types.BuiltinFunctionType, types.MethodWrapperType):
+        if kind in C_FUNCTIONS:
             owner = (
                 None
                 if function in natives.PURE or function in torch_private.STATE_WRITERS
@@ -508,6 +509,8 @@ class Calls(Methods, Construction, StandIns):
                 continue
             if type(value) not in ATOMS or isinstance(value, str | bytes | range | torch.Size):
                 if function is reversed:
+                    if (walk := self.walk_back(value)) is not None:
+                        return walk
                     values[i] = self.objects.contents(value)
                     if type(values[i]) not in (*CONTAINERS, tuple, torch.Size, str, range, *natives.VIEWS):
                         raise Break("reversed()", f"of a {type_of(value).__name__}", "reverse a list")
@@ -520,6 +523,16 @@ class Calls(Methods, Construction, StandIns):
         elif function is itertools.starmap and len(values) == 2:
             values[1] = map(self.domain.native_iter, values[1])
         return self.objects.made(function(*values, **kwargs))
+
+    def walk_back(self, value: Any) -> Any:
+        """``reversed(value)`` where a class of Python code says what that is, else None."""
+        look_up, kind = self.domain.attributes.on_type, type(value)
+        own, get, length = (look_up(kind, name) for name in ("__reversed__", "__getitem__", "__len__"))
+        if isinstance(own, types.FunctionType):
+            return self.call(own, [value], {})
+        if own is ABSENT and isinstance(get, types.FunctionType) and isinstance(length, types.FunctionType):
+            return self.domain.call_function(self.substitute(backwards), [value], {})
+        return None
 
     def callback(self, function: Any) -> InTrace:
         """A native callable that runs ``function`` in the trace."""
@@ -555,6 +568,7 @@ def shares_storage(one: torch.Tensor, other: torch.Tensor) -> bool:
     return torch_private.storage_of(one) == torch_private.storage_of(other)
 
 
+C_FUNCTIONS = (types.BuiltinFunctionType, type(re.compile("").match), types.MethodWrapperType)  # (one of a class's own)
 SINGLE_DISPATCH = functools.singledispatch(shares_storage).dispatch.__code__
 IDENTITY_HASHED = type(
     "AnyHashable",

@@ -233,6 +233,20 @@ def cached_value(self: Any, instance: Any, owner: Any = None) -> Any:
     return cache[self.attrname]
 
 
+def backwards(sequence: Any) -> Any:
+    """``reversed`` of a sequence (Objects/enumobject.c): the original calls the class's methods from C."""
+    return from_the_end(sequence, len(sequence))
+
+
+def from_the_end(sequence: Any, length: int) -> Any:
+    for position in range(length - 1, -1, -1):
+        try:
+            item = sequence[position]
+        except (IndexError, StopIteration):
+            return
+        yield item
+
+
 def largest(first: Any, *others: Any) -> Any:
     """``max`` of tensors: C asks the same of each, and a branch inside of it has no side exit."""
     for other in others:

@@ -349,6 +349,6 @@ def test_all_that_calls_are_told_by_is_pythons_and_torchs_own(monkeypatch):
         sizes.append((len(stand_ins), len(found)))
         return found
 
-    monkeypatch.setattr(calls, "of_originals", kept)
+    monkeypatch.setattr(calls, "kept", kept)
     capture(lambda x: x + 1, backend="eager")(torch.ones(2))
     assert len(sizes) == 2 and all(before == after for before, after in sizes)
