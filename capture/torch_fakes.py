@@ -140,6 +140,12 @@ class FakeWorld:
         """A SymInt for an int that nobody knows while tracing."""
         return self.shape_env.create_unbacked_symint()
 
+    def unknown_count(self) -> Any:
+        """A SymInt for an int that nobody knows while tracing, but for its not being negative."""
+        number = self.shape_env.create_unbacked_symint()
+        torch._check(number >= 0)
+        return number
+
     def number_below(self, count: int) -> Any:
         """A SymInt for an int of [0, count) that nobody knows while tracing."""
         number = self.shape_env.create_unbacked_symint()

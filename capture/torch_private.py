@@ -245,15 +245,21 @@ def expression(value: Any) -> Any:
 
 def equal_where(a: Any, b: Any, condition: Any, truth: bool) -> bool:
     """Whether two integers are certainly equal where a condition on integers has this truth: ``n == 0`` has ``s + n``
-    equal to ``s``."""
+    equal to ``s``, and so has ``n <= 0`` of a count."""
     relation = expression(condition)
     if not isinstance(condition, torch.SymBool):
         relation = sympy.Ne(relation, 0)
     if not truth:
         relation = sympy.Not(relation)
-    if not isinstance(relation, sympy.Eq):
+    if isinstance(relation, sympy.Le | sympy.Lt | sympy.Ge | sympy.Gt):  # zero <= 0
+        zero = sympy.expand(relation.lts - relation.gts + (1 if isinstance(relation, sympy.Lt | sympy.Gt) else 0))
+        if not condition.node.shape_env.bound_sympy(zero).lower >= 0:
+            return False
+    elif isinstance(relation, sympy.Eq):
+        zero = sympy.expand(relation.lhs - relation.rhs)
+    else:
         return False
-    apart, zero = sympy.expand(expression(a) - expression(b)), sympy.expand(relation.lhs - relation.rhs)
+    apart = sympy.expand(expression(a) - expression(b))
     return any(sympy.expand(apart + times * zero) == 0 for times in (-1, 0, 1))
 
 

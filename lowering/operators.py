@@ -178,6 +178,7 @@ declare("flatten", "input, start_dim=0, end_dim=-1", [torch.flatten], ["flatten"
 declare("squeeze", "input, dim=None", [torch.squeeze], ["squeeze"], alias=True)
 declare("unsqueeze", "input, dim", [torch.unsqueeze], ["unsqueeze"], alias=True)
 declare("expand", "input, *size", [], ["expand"], alias=True)
+declare("repeat", "input, *sizes", [], ["repeat"])
 declare("contiguous", "input", [], ["contiguous"], alias=True)
 declare("select", "input, dim, index", [torch.select], ["select"], alias=True)
 declare("narrow", "input, dim, start, length", [torch.narrow], ["narrow"], alias=True)

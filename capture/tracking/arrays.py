@@ -23,7 +23,7 @@ from moebius.lowering.step.arrays import MOST, array_numbers
 
 from .. import torch_private
 from .branches import BRANCHES
-from .counts import FEW, bounds_of
+from .counts import FEW, bounds_of, unknown_number
 from .number_sets import FEEDS
 from .numbers import COMPARISONS
 from .values import Break, CannotRebuild, StandIn, TensorProxy, type_of
@@ -140,7 +140,7 @@ class Array(StandIn):
         if self.version != version:
             if tensors.writer.scope.parent is not None:
                 self.refuse("the numbers, in a loop over experts or behind a branch on values,")
-            unknown = [tensors.world.unknown_number() for _ in range(count)]
+            unknown = [unknown_number(tensors.world, self.proxy) for _ in range(count)]
             values = tensors.record("call_function", array_numbers, (self.proxy,), {}, unknown)
             self.numbers, self.version = [self.arrays.number(value) for value in values], version
         return self.numbers

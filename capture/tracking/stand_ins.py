@@ -19,8 +19,8 @@ from ..hook import ABSENT
 from . import natives
 from .arrays import ArrayNumber
 from .call_parts import CallParts
+from .counts import INTEGERS
 from .enums import plain_member
-from .hit_loops import number_of
 from .loops import TensorRows
 from .numbers import Number
 from .records import CONTAINERS, HEAP_TYPE
@@ -306,8 +306,9 @@ class StandIns(CallParts):
         if args and type(args[0]) is Number:
             return int(self.tensors.numbers.constant(args[0]))
         if args and isinstance(args[0], TensorProxy):
-            if len(args) == 1 and not kwargs and (known := number_of(args[0])) is not None:
-                return known
+            if len(args) == 1 and not kwargs and args[0].fake.dtype in INTEGERS:
+                if (number := self.tensors.item(args[0])) is not None:
+                    return number
             raise Break("tensor read as a number", f"int() of a tensor {args[0].describe()}", "keep it in a tensor")
         if args and not natives.is_plain(args[0], self.known):
             return self.by_method(args[0], ("__int__", "__index__"), "int")
@@ -325,7 +326,7 @@ class StandIns(CallParts):
         if args and type(args[0]) is Number:
             return args[0] if args[0].kind is float else self.tensors.numbers.apply(float, args[0])
         if args and isinstance(args[0], TensorProxy) and (number := self.tensors.item(args[0])) is not None:
-            return number
+            return self.to_float(number)
         if args and isinstance(args[0], TensorProxy):
             raise Break("tensor read as a number", f"float() of a tensor {args[0].describe()}", "keep it in a tensor")
         if args and type(args[0]) in (torch.SymInt, torch.SymFloat):

@@ -22,7 +22,7 @@ from .. import torch_fakes, torch_private
 from ..guards.recorder import GuardRecorder, describe_tensor, tensor_meta
 from ..sources import Source, part
 from . import tensor_class
-from .counts import BINCOUNTS, INTEGERS, bins, known_few, unknown_numbers
+from .counts import BINCOUNTS, INTEGERS, bins, known_few, unknown_number, unknown_numbers
 from .fakes import dropped_out, fake_of, has_tensor, refuse_answering, refuse_numbers, some_float
 from .gradients import Gradients, gives_sparse_gradient
 from .graphs import GraphWriter
@@ -251,7 +251,7 @@ class TensorOperations:
         if name == "requires_grad_":
             return self.gradients.switch(proxy, *args, **kwargs)
         if name == "tolist" and self.whole_step and not args and known_few(proxy.fake):
-            return self.record("call_method", name, (proxy,), {}, unknown_numbers(self.world, proxy.fake))
+            return self.record("call_method", name, (proxy,), {}, unknown_numbers(self.world, proxy))
         if name in READS_VALUES:
             raise Break(
                 "tensor read as a number",
@@ -285,8 +285,7 @@ class TensorOperations:
         if (known := number_of(proxy)) is not None:
             return known
         if self.whole_step and proxy.fake.dtype in INTEGERS and proxy.fake.numel() == 1:
-            number = self.world.unknown_number()
-            return self.record("call_method", "item", (proxy,), {}, number)
+            return self.record("call_method", "item", (proxy,), {}, unknown_number(self.world, proxy))
         if proxy.fake.dtype not in (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.bool):
             return None
         inner = self.writer.scope.parent is not None and not self.gradients.hooks.interpreting

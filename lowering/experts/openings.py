@@ -208,13 +208,15 @@ class Opening:
 
     def is_empty_unless_taken(self, index: Any) -> bool:
         """Whether the branch is left out only where this index picks no rows."""
-        wanted = self.table.get(index) if isinstance(index, fx.Node) else None
+        wanted = self.table.get(index, index) if isinstance(index, fx.Node) else None
         if not isinstance(wanted, fx.Node):
             return False
         node, taken_if = self.skips[0].args[0], False
         while isinstance(node, fx.Node) and (call := self.read(node)) is not None:
             if call.name in ("logical_not", "not"):
                 node, taken_if = call["input"], not taken_if
+            elif call.name in ("eq", "ne") and self.is_cut(wanted, call["input"], call["other"]):
+                return taken_if is (call.name == "ne")
             elif call.name in ("eq", "le", "ne", "gt") and call["other"] == 0 and type(call["other"]) is int:
                 return taken_if is (call.name in ("ne", "gt")) and self.counts(call["input"], wanted)
             elif call.name in ("ge", "lt") and call["other"] == 1 and type(call["other"]) is int:
@@ -228,6 +230,18 @@ class Opening:
     def read(self, node: fx.Node) -> Any:
         outer = self.table.get(node)
         return read_call(outer if isinstance(outer, fx.Node) else node)
+
+    def is_cut(self, index: fx.Node, one: Any, other: Any) -> bool:
+        """Whether an index is ``token[one:other]``, of which nothing is left where the two are equal."""
+        call = read_call(index)
+        key = call["index"] if call is not None and call.name == "getitem" else None
+        if not isinstance(key, slice) or key.step is not None:
+            return False
+        ends = [0 if key.start is None else key.start, key.stop]
+        found, asked = ([self.table.get(end, end) if isinstance(end, fx.Node) else end for end in pair]
+                        for pair in (ends, (one, other)))  # fmt: skip
+        plain = all(isinstance(end, fx.Node) or type(end) is int for end in (*found, *asked))
+        return plain and (found == asked or found == asked[::-1])
 
     def counts(self, number: Any, index: fx.Node) -> bool:
         """Whether a number is how many rows an index has."""

@@ -129,7 +129,7 @@ def index_root(node: fx.Node) -> fx.Node:
     """The node that has the same numbers, before copies and views that only rearrange axes."""
     while True:
         call = read_call(node)
-        names = ("reshape", "flatten", "unsqueeze", "contiguous", "clone")
+        names = ("reshape", "flatten", "squeeze", "unsqueeze", "contiguous", "clone")
         if call is None or call.name not in names or call.op.inplace:
             return node
         if not isinstance(call["input"], fx.Node):

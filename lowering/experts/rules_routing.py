@@ -110,9 +110,11 @@ def count(reader: Reader, call: Call) -> Fact | None:
     if isinstance(fact, Mask) and call.name == "any" and call["keepdim"] is False and fact.axes == (0, 1):
         # the tokens with a slot of this expert; that no token has two is for the proof to say
         return replace(fact, axes=(0,)) if dims in (-1, 1, (-1,), (1,)) and fact.boolean else None
-    if not isinstance(fact, OneHot) or call["keepdim"] is not False:
+    if call["keepdim"] is not False or call.args.get("dtype") not in (None, torch.int64, torch.int32):
         return None
-    if call.args.get("dtype") not in (None, torch.int64, torch.int32):
+    if isinstance(fact, Mask) and call.name == "sum" and dims is None:
+        return RowCount(selected(fact)) if reader.dtype(call.node) in (torch.int64, torch.int32) else None
+    if not isinstance(fact, OneHot):
         return None
     dims = (dims,) if isinstance(dims, int) else dims
     if not isinstance(dims, tuple | list):
@@ -294,6 +296,13 @@ def bincount(reader: Reader, call: Call) -> Fact | None:
         return None
     root = index_root(fact.node)
     return Counts(Invariant(("outside", root), root), shape[0]) if root.graph is reader.loop.graph else None
+
+
+@rule("item")
+def count_as_a_number(reader: Reader, call: Call) -> Fact | None:
+    """``mask.sum().item()``."""
+    fact = reader.fact(call["input"])
+    return fact if isinstance(fact, RowCount) else None
 
 
 @rule("tolist")

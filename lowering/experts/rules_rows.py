@@ -572,3 +572,12 @@ def widen(reader: Reader, call: Call) -> Fact | None:
     """A column of positions repeated along the columns says the same."""
     fact: Any = reader.fact(call["input"])
     return fact if isinstance(fact, Coordinate) and fact.column and reader.rank(call.node) == 2 else None
+
+
+@rule("repeat")
+def written_out(reader: Reader, call: Call) -> Fact | None:
+    """The same as a copy: ``token.view(-1, 1).repeat(1, D)``."""
+    fact: Any = reader.fact(call["input"])
+    sizes = call["sizes"][0] if len(call["sizes"]) == 1 else call["sizes"]
+    along = isinstance(sizes, tuple | list) and len(sizes) == 2 and type(sizes[0]) is int and sizes[0] == 1
+    return fact if along and isinstance(fact, Coordinate) and fact.column else None

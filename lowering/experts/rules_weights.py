@@ -36,12 +36,12 @@ def part_of_unbound(reader: Reader, call: Call) -> Fact | None:
     if not isinstance(source, Invariant) or not isinstance(index, ExpertId) or index.vector:
         return None
     made = read_call(source.node)
-    if made is None or made.name not in ("unbind", "chunk", "split") or made["dim"] != 0:
-        return None
-    if not isinstance(made["input"], fx.Node):
+    if made is None or made.name not in ("unbind", "chunk", "split") or not isinstance(made["input"], fx.Node):
         return None
     whole, shape, dtype = made["input"], reader.shape(made["input"]), reader.dtype(made["input"])
     if shape is None or len(shape) not in (2, 3) or dtype is None or not all(isinstance(size, int) for size in shape):
+        return None
+    if made["dim"] not in (0, -len(shape)):
         return None
     held = Invariant(("outside", whole), whole)
     piece = Slice(held, tuple(range(1, len(shape))), tuple(range(size) for size in shape[1:]), dtype)
