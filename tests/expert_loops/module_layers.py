@@ -76,3 +76,13 @@ def spelled(outcome: str):
         return function
 
     return add
+
+
+def over_range(x, moe, expert):
+    """The loop of spellings of which only the expert is of interest: `expert(rows, e)` on its rows, weighted."""
+    weight, index = moe.route(x)
+    out = torch.zeros_like(x)
+    for e in range(E):
+        token, slot = torch.where(index == e)
+        out.index_add_(0, token, expert(x[token], e) * weight[token, slot, None])
+    return out

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import module_spellings  # noqa: F401 (these come first)
 import torch
-from module_layers import spelled
+from module_layers import over_range, spelled
 from spellings import LOWERED, PROJECTED, D, E, K, N
 from torch.nn.functional import gelu, one_hot, relu, softmax, softplus
 
@@ -181,14 +181,12 @@ def low_rank_additions(x, moe):
 @spelled(PROJECTED)
 def three_projections(x, moe):
     """three projections, one after another"""
-    weight, index = moe.route(x)
-    out = torch.zeros_like(x)
-    for e in range(E):
-        token, slot = torch.where(index == e)
-        h = relu(x[token] @ moe.w1[e] + moe.b1[e])
-        h = relu(h @ moe.w2[e]) @ moe.w3[e]
-        out = out.index_add(0, token, (h @ moe.w2[e] + moe.b2[e]) * weight[token, slot, None])
-    return out
+
+    def expert(rows, e):
+        h = relu(rows @ moe.w1[e] + moe.b1[e])
+        return relu(h @ moe.w2[e]) @ moe.w3[e] @ moe.w2[e] + moe.b2[e]
+
+    return over_range(x, moe, expert)
 
 
 @spelled(PROJECTED)

@@ -4,7 +4,7 @@ in published code."""
 from __future__ import annotations
 
 import torch
-from module_layers import spelled
+from module_layers import over_range, spelled
 from spellings import BROKEN, LOWERED, D, E, K
 from torch.nn.functional import gelu, linear, one_hot, relu, silu, softmax
 
@@ -271,25 +271,13 @@ def gathered_per_slot(x, moe):
 @spelled(LOWERED)
 def biases_of_one_tensor(x, moe):
     """`x @ w1[e] + b1[e]`, relu, `@ w2[e] + b2[e]`: no gating"""
-    weight, index = moe.route(x)
-    out = torch.zeros_like(x)
-    for e in range(E):
-        token, slot = torch.where(index == e)
-        h = relu(x[token] @ moe.w1[e] + moe.b1[e])
-        out.index_add_(0, token, (h @ moe.w2[e] + moe.b2[e]) * weight[token, slot, None])
-    return out
+    return over_range(x, moe, lambda rows, e: relu(rows @ moe.w1[e] + moe.b1[e]) @ moe.w2[e] + moe.b2[e])
 
 
 @spelled(LOWERED)
 def three_tensors(x, moe):
     """`w1[e]`, `w3[e]`, `w2[e]` of three tensors, `(x @ w1) * gelu(x @ w3)`"""
-    weight, index = moe.route(x)
-    out = torch.zeros_like(x)
-    for e in range(E):
-        token, slot = torch.where(index == e)
-        rows = x[token]
-        out.index_add_(0, token, ((rows @ moe.w1[e]) * gelu(rows @ moe.w3[e])) @ moe.w2[e] * weight[token, slot, None])
-    return out
+    return over_range(x, moe, lambda rows, e: ((rows @ moe.w1[e]) * gelu(rows @ moe.w3[e])) @ moe.w2[e])
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -300,13 +288,11 @@ def three_tensors(x, moe):
 @spelled(LOWERED)
 def norm_after_the_expert(x, moe):
     """a norm of each expert's rows, one for all experts, before the weight"""
-    weight, index = moe.route(x)
-    out = torch.zeros_like(x)
-    for e in range(E):
-        token, slot = torch.where(index == e)
-        rows = silu(x[token] @ moe.w1[e]) * (x[token] @ moe.w3[e]) @ moe.w2[e]
-        out.index_add_(0, token, moe.norm(rows) * weight[token, slot, None])
-    return out
+
+    def expert(rows, e):
+        return moe.norm(silu(rows @ moe.w1[e]) * (rows @ moe.w3[e]) @ moe.w2[e])
+
+    return over_range(x, moe, expert)
 
 
 @spelled(LOWERED)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 from beside_eager import regions_of
+from row_experts import Experts
 from spellings import D, E, N
-from test_by_row import Experts
 from torch.nn.functional import linear, silu
 
 from moebius.lowering.experts import rules_weights
