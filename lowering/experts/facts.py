@@ -116,6 +116,22 @@ class Mask(Fact):
 
 
 @dataclass(frozen=True)
+class MaskedWeights(Fact):
+    """[T, K]: weight where index is this turn's e, zero elsewhere."""
+
+    index: Invariant
+    weight: Invariant
+
+
+@dataclass(frozen=True)
+class OwnGate(Fact):
+    """source[:, e] of a matrix [T, E]: one number a token, [T] or [T, 1] (column)."""
+
+    source: Invariant
+    column: bool = False
+
+
+@dataclass(frozen=True)
 class Selection(Fact):
     """The positions where index == e, in the row-major order of ``axes``: S of them. keep: as of a mask."""
 

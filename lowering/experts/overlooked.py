@@ -22,7 +22,7 @@ import torch
 from torch import fx
 
 from moebius.lowering.experts.routed import PIECES, SUMS_OF_ROWS, batched_products, is_routed_along, looked_up_rows
-from moebius.lowering.experts.turns import SUMS, chased, draws, is_branch
+from moebius.lowering.experts.turns import SUMS, added_rows, chased, draws, is_branch
 from moebius.lowering.operators import ELEMENTWISE, Call, call_operands, loop_body, read_call, target_name
 from moebius.lowering.torch_private import same_size
 from moebius.lowering.values import shape_of, tensor_of
@@ -180,9 +180,12 @@ def parted(node: fx.Node) -> tuple[Any, tuple]:
     last = 3 if len(node.args) > 3 and isinstance(node.args[3], fx.Node) else 2
     rows = node.args[last] if len(node.args) > last else next((node.kwargs[n] for n in ROWS if n in node.kwargs), None)
     places = tuple(argument for argument in node.args[1:] if argument is not rows)
+    added = read_call(adds) if (adds := added_rows(node)) is not None else None
+    if added is not None:  # ``out[token] += y``
+        return added["other"], places
     changes = [user for user in rows.users if user is not node] if isinstance(rows, fx.Node) else []
     changed = [user for user in changes if (made := read_call(user)) is not None and made.op.inplace]
-    return (changed[-1] if changed else rows), places  # (``out[token] += y`` writes the copy back that it changed)
+    return (changed[-1] if changed else rows), places
 
 
 def summands(node: fx.Node, one: Any, other: Any, inplace: bool, sums: dict) -> None:

@@ -306,6 +306,6 @@ def negate(test: Fact) -> Fact:
 
 # The rules register themselves on import.
 from moebius.lowering.experts import rules_routing, rules_weights, rules_rows  # noqa: E402, F401, I001
-from moebius.lowering.experts import rules_elements  # noqa: E402, F401
+from moebius.lowering.experts import rules_elements, rules_gates  # noqa: E402, F401
 from moebius.lowering.experts import rules_after  # noqa: E402, F401 (it takes what no other rule has a word for)
 from moebius.lowering.experts import rules_each_row  # noqa: E402, F401 (and this what the operator has none for)
