@@ -199,3 +199,87 @@ def weight_between_biased_projections(x, moe):
         h = relu(x[token] @ moe.w1[e] + moe.b1[e]) * weight[token, slot, None]
         out.index_add_(0, token, h @ moe.w2[e] + moe.b2[e])
     return out
+
+
+@spelled(LOWERED)
+def counts_that_are_not_positive(x, moe):
+    """`for e, n in enumerate(counts.numpy())`, `if n <= 0: continue`, slices `rows[start : start + n]` (FastMoE)"""
+    weight, index = moe.route(x)
+    order = index.flatten().argsort(stable=True)
+    rows, parts, start = x[order // K], [], 0
+    for e, n in enumerate(torch.bincount(index.flatten(), minlength=E).numpy()):
+        if n <= 0:
+            continue
+        parts.append(moe.mlps[e](rows[start : start + n]))
+        start += n
+    y = torch.zeros_like(rows).index_copy(0, order, torch.cat(parts))
+    return (y.view(*weight.shape, -1) * weight[..., None]).sum(1)
+
+
+@spelled(LOWERED)
+def between_cumulated_counts(x, moe):
+    """`ends = bincount.numpy().cumsum(0)`, `if start == end: continue`, `scatter_add_(0, token.view(-1, 1).repeat(1, D), rows)`"""  # noqa: E501
+    weight, index = moe.route(x)
+    order = index.view(-1).argsort(stable=True)
+    ends = index.view(-1).bincount(minlength=E).cpu().numpy().cumsum(0)
+    tokens, out = order // K, torch.zeros_like(x)
+    for e, end in enumerate(ends):
+        start = 0 if e == 0 else ends[e - 1]
+        if start == end:
+            continue
+        token = tokens[start:end]
+        rows = moe.experts[e](x[token]).mul(weight.view(-1)[order[start:end]].unsqueeze(-1))
+        out.scatter_add_(0, token.view(-1, 1).repeat(1, D), rows)
+    return out
+
+
+@spelled(PROJECTED)
+def routing_in_batches(x, moe):
+    """routing kept [B, T, K]: `batch, token, slot = torch.where(index == e)`, `out[batch, token] += …`, single projections"""  # noqa: E501
+    x = x.view(2, -1, D)
+    weight, index = torch.topk(moe.gate(x), K)
+    weight = softmax(weight, dim=2)
+    out = torch.zeros(*x.shape[:2], N, dtype=x.dtype)
+    for e, expert in enumerate(moe.experts):
+        batch, token, slot = torch.where(index == e)
+        out[batch, token] += weight[batch, token, slot, None] * expert.w1(x[batch, token])
+    return out.view(-1, N)
+
+
+@spelled(LOWERED)
+def balanced_assignment(x, moe):
+    """top-1 by `topk(1).indices.squeeze(1)`, tokens sorted by expert, `split`, a gate of each row and its residual (BASE)"""  # noqa: E501
+    best = (x @ moe.gate.weight.t()).detach().topk(1, dim=1).indices.squeeze(1)
+    order = best.argsort(stable=True)
+    rows = x[order]
+    alpha = torch.sigmoid((rows * moe.gate.weight[best[order]]).sum(-1, keepdim=True))
+    sizes = torch.bincount(best, minlength=E).tolist()
+    y = torch.cat([moe.mlps[e](part) for e, part in enumerate(rows.split(sizes))])
+    return torch.zeros_like(x).index_copy(0, order, alpha * y + (1 - alpha) * rows)
+
+
+@spelled(LOWERED)
+def counted_masks(x, moe):
+    """`mask = (index == e).any(-1)`, `if mask.sum() > 0:`, `out[mask] += y * (weight * (index == e)).sum(-1)[mask, None]`"""  # noqa: E501
+    weight, index = moe.route(x)
+    out = torch.zeros_like(x)
+    for e, expert in enumerate(moe.experts):
+        mask = (index == e).any(dim=-1)
+        if mask.sum() > 0:
+            out[mask] += expert(x[mask]) * (weight * (index == e)).sum(-1)[mask].unsqueeze(-1)
+    return out
+
+
+@spelled(LOWERED)
+def weights_cut_from_behind(x, moe):
+    """`w.chunk(E, dim=-3)` of [E, D, N], `int(count)` of each expert's mask"""
+    first, second = moe.w1.chunk(E, dim=-3), moe.w2.chunk(E, dim=-3)
+    weight, index = moe.route(x)
+    out = torch.zeros_like(x)
+    for e in range(E):
+        if int((index == e).sum()) == 0:
+            continue
+        token, slot = torch.where(index == e)
+        y = gelu(x[token] @ first[e].squeeze(0)) @ second[e].squeeze(0)
+        out.index_add_(0, token, y * weight[token, slot, None])
+    return out

@@ -169,12 +169,19 @@ counted afterwards; with `else`, or with a `return` or another change of a Pytho
 Experts behind such branches (DeepSeek's `if count == 0: continue`) are taken out of them, each on the rows that it has
 where its branch is taken; one whose branch is not taken gets no gradient. So are those behind `if token.numel() == 0:
 continue` whose rows are added in place, whatever made the list of tokens. `tensor.numpy()` of integers is followed.
+How many tokens an expert has may be asked in any form (`mask.sum() > 0`, `int(count) < 1`, `if n <= 0: continue`): a
+count, made by `bincount`, a sum of booleans, or ones scattered into zeros, is known not to be negative; of numbers of
+which that is not known, `n <= 0` is a graph break.
 
 Experts computed on all tokens and masked by a gate run on the tokens that chose them, where the gate is certainly zero
 for all others (`zeros.scatter`, a mask, -inf before a softmax): as turns, as one stack that is weighted or of which the
 chosen rows are picked, or as one batched product whose rows the gate scales (Llama 4). So do those that a condition
-takes out of the sum (`torch.where`, `masked_fill`), if it is the choice itself or compares the gate. They differ where
-x, or an expert's output for a token that did not choose it, is not finite: 0 · inf is NaN.
+takes out of the sum (`torch.where`, `masked_fill`), if it is the choice itself or compares the gate. Tokens [batch, T,
+D] are put under one another for it, also where the gate is one number for a whole batch entry (VitPose). They differ
+where x, or an expert's output for a token that did not choose it, is not finite: 0 · inf is NaN.
+
+`(weight * (index == e)).sum(-1)[token]`, the weight of an expert's tokens taken out of those of all, is a column of one
+matrix of gates, where index is what `topk` gave; it differs where a token's weight for another expert is not finite.
 
 Rows with several axes ([batch, slots, D], as experts of soft slots have them) are put under one another as a matrix,
 where each expert has rows of its own.
@@ -192,12 +199,16 @@ structure, gates that are multiplied in transposed, grouped convolutions; where 
 Between the operator's projections: any elementwise function of torch (`softplus`, `elu`, `hardswish`, …),
 `torch.where` on a comparison, `glu`, and what is written with them.
 
+Weights of all experts in one tensor may be cut into an expert's each (`w.chunk(E)`, DBRX), and weights or tokens may go
+through another precision in the turn (`w[e].to(torch.float8_e4m3fn).to(x.dtype)`).
+
 Other experts are lowered projection by projection (the report's kernel says so): of a single one (JetMoE's attention, a
 mixture of linear layers) or of three and more, with low-rank additions (peft's LoRA on each expert's layers, its
 dropout too), with norms, residuals, the routing weight or a layer that all share between. The rows of all experts are
 sorted once, in the order in which the turns would run; what is computed of each row is computed of all of them, each
-projection with the matrix of the row's own expert. It keeps for backward what the loop keeps, and sums are taken in the
-loop's order. What looks at more than one row (a mean over the rows, their number, a batch norm) keeps the loop.
+projection with the matrix of the row's own expert. It keeps for backward what the loop keeps, sums are taken in the
+loop's order, and under autocast each projection is in the dtype that it has in the loop. What looks at more than one
+row (a mean over the rows, their number, a batch norm) keeps the loop.
 
 Dropout in such experts draws the numbers that the loop draws, expert by expert, each for the rows that it has: outputs,
 gradients and the generator's state are eager's. It stays a loop on a GPU, where something else draws between the turns,

@@ -36,7 +36,13 @@ ROWS = {
     "nonzero": "token, slot = (index == e).nonzero().unbind(1)",
     "nonzero as a tuple": "token, slot = torch.nonzero(index == e, as_tuple=True)",
 }
-SKIPS = {"none": "", "numel": "if token.numel() == 0:\n    continue", "any": "if not (index == e).any():\n    continue"}
+SKIPS = {
+    "none": "",
+    "numel": "if token.numel() == 0:\n    continue",
+    "any": "if not (index == e).any():\n    continue",
+    "sum": "if (index == e).sum() == 0:\n    continue",
+    "number": "if (index == e).sum().item() < 1:\n    continue",
+}
 GATES = {
     "silu": "F.silu(g) * u",
     "gelu": "F.gelu(g) * u",
@@ -54,6 +60,7 @@ LINEARS = {
 WEIGHTS = {
     "after": ("", "y = y * weight[token, slot, None]"),
     "before": ("a = a * weight[token, slot].unsqueeze(-1)", ""),
+    "gate": ("", "y = y * (weight * (index == e)).sum(-1)[token].unsqueeze(-1)"),
     "none": ("", ""),
 }
 SUMS = {
@@ -91,6 +98,8 @@ MISTAKES = {
     "reads a copy of the sum": ("y = ", "y = y + out.clone()[token]", True),
     "keeps the last rows": ("out", "x = x + 0 * y.sum()", True),
 }
+# Of a turn behind a branch only the expert becomes part of an operator; what reads the sum stays as it was written.
+READ_BEHIND_A_BRANCH = ("reads the sum", "reads a copy of the sum")
 
 
 def source(head, rows, skip, gate, parts, linears, weights, total, mistake):
@@ -224,7 +233,7 @@ def test_subtly_wrong_loops(seed, apart, mistake, **form):
         form["weights"] = "after"
     text = source(**form, mistake=mistake)
     lowered = check(text, form["gate"] != "ungated", seed, apart)
-    if MISTAKES[mistake][2]:
+    if MISTAKES[mistake][2] and not (form["skip"] == "numel" and mistake in READ_BEHIND_A_BRANCH):
         assert not lowered, text
 
 

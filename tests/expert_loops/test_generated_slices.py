@@ -26,6 +26,7 @@ COUNTS = {
 # how Python gets the numbers, and how a turn gets (start, end, n)
 HEADS = {
     "a list": ("start = 0", "for e, n in enumerate(counts.tolist()):", "end = start + n"),
+    "numbers": ("start = 0", "for e, n in enumerate([int(count) for count in counts.unbind()]):", "end = start + n"),
     "an array": ("start = 0", "for e, n in enumerate(counts.cpu().numpy()):", "end = start + n"),
     "ends of an array": (
         "ends = counts.numpy().cumsum(0)",
@@ -44,6 +45,8 @@ SKIPS = {
     "== 0": "if n == 0:\n    continue",
     "same": "if start == end:\n    start = end\n    continue",
     "> 0": "if not n > 0:\n    continue",
+    "<= 0": "if n <= 0:\n    continue",
+    "< 1": "if n < 1:\n    continue",
 }
 EXPERTS = {
     "module": "y = moe.experts[e](rows)",
@@ -72,6 +75,7 @@ MISTAKES = {
     "the next expert": ("y = ", None, True, False),
     "twice": ("y = ", "y = y * 2", False, False),
     "detached": ("y = ", "y = y.detach()", False, False),
+    "leaves out single rows": ("rows = ", "if n <= 1:\n    continue\nrows = sorted_x[start:end]", True, False),
     "the mean": ("y = ", "y = y - y.mean(0)", False, False),
 }
 
@@ -87,7 +91,7 @@ def source(counts, head, skip, expert, collect, mistake):
         turn[at : at + 1] = [line] if replaces else [turn[at], line]
     body = "\n".join(line for line in turn if line)
     result = "torch.zeros_like(x).index_add_(0, order // K, y * weight.view(-1)[order, None])"
-    if mistake in ("off by one", "one too few", "a count that changes"):  # another number of rows comes out
+    if mistake in ("off by one", "one too few", "a count that changes", "leaves out single rows"):  # of another length
         result = "y.sum(0) * x"
     return f"""\
 def layer(x, moe):
