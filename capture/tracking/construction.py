@@ -17,9 +17,11 @@ from moebius.interpreter import Frame
 from moebius.interpreter.domain.core import special, type_name
 from moebius.interpreter.forms.frames import implicit
 
+from .. import torch_private
 from . import natives
 from .call_parts import CallParts
 from .loops import TensorRows
+from .originals import EMPTY, TENSOR
 from .records import CONTAINERS, DICTS
 from .values import Break, TensorProxy, type_of
 
@@ -72,13 +74,34 @@ class Construction(CallParts):
         if issubclass(cls, torch.Tensor):
             if cls is torch.nn.Parameter or cls is torch.nn.Buffer:
                 raise Break("parameter made in the step", cls.__name__, "make parameters before the step")
+            if cls is torch.Tensor and not kwargs:
+                return self.old_constructor(torch.get_default_dtype(), args)
             raise Break("tensor constructor", f"{cls.__name__}(...)", "use torch.tensor")
+        if isinstance(cls, torch_private.LEGACY_TYPE) and cls.layout is torch.strided and not cls.is_cuda and not kwargs:
+            return self.old_constructor(cls.dtype, args)
         if issubclass(cls, torch.autograd.Function | torch.nn.Module) and issubclass(cls, torch.autograd.Function):
             raise Break("autograd.Function instance", cls.__name__, "call .apply")
         meta_call = self.domain.attributes.on_type(type(cls), "__call__")
         if asks_metaclass and isinstance(meta_call, types.FunctionType):
             return self.call(meta_call, [cls, *args], kwargs)
         return self.type_call(cls, args, kwargs)
+
+    def old_constructor(self, dtype: torch.dtype, args: list) -> Any:
+        """``torch.Tensor([2.0])``, ``torch.LongTensor(2, 3)``: of Python's numbers, and of sizes that nothing is written
+        to (``legacy_tensor_generic_ctor_new``, torch/csrc/utils/tensor_new.cpp)."""
+        if torch_private.is_default_device(torch.device("cpu")):
+            if all(type(arg) in (int, torch.SymInt) for arg in args):
+                return self.call(EMPTY, [*args] or [0], {"dtype": dtype})
+            if len(args) == 1 and type(args[0]) in (list, tuple) and self.holds_numbers(args[0]):
+                return self.call(TENSOR, args, {"dtype": dtype})
+        raise Break("tensor constructor", "of something else than sizes or Python's numbers", "use torch.tensor")
+
+    def holds_numbers(self, values: Any) -> bool:
+        """Whether a list is one of numbers that are known, or of such lists."""
+        return all(
+            self.holds_numbers(value) if type(value) in (list, tuple) else type(value) in (int, float, bool, torch.SymInt)
+            for value in self.objects.contents(values)
+        )
 
     def type_call(self, cls: type, args: list, kwargs: dict[str, Any]) -> Any:
         """``type.__call__(cls, ...)``: ``__new__``, then ``__init__`` if an instance of the class came back."""
