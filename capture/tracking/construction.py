@@ -25,6 +25,7 @@ from .originals import EMPTY, TENSOR
 from .records import CONTAINERS, DICTS
 from .values import Break, TensorProxy, type_of
 
+NUMBERS = (int, float, bool, torch.SymInt)
 # Classes whose own C code lays objects out in a way that we can follow.
 IS_ABSTRACT = 1 << 20  # Py_TPFLAGS_IS_ABSTRACT
 ALLOCATED = (object, dict, collections.OrderedDict, collections.defaultdict, list, set, tuple, int, str, float)
@@ -77,8 +78,9 @@ class Construction(CallParts):
             if cls is torch.Tensor and not kwargs:
                 return self.old_constructor(torch.get_default_dtype(), args)
             raise Break("tensor constructor", f"{cls.__name__}(...)", "use torch.tensor")
-        if isinstance(cls, torch_private.LEGACY_TYPE) and cls.layout is torch.strided and not cls.is_cuda and not kwargs:
-            return self.old_constructor(cls.dtype, args)
+        if isinstance(cls, torch_private.LEGACY_TYPE) and not kwargs:
+            if cls.layout is torch.strided and not cls.is_cuda:
+                return self.old_constructor(cls.dtype, args)
         if issubclass(cls, torch.autograd.Function | torch.nn.Module) and issubclass(cls, torch.autograd.Function):
             raise Break("autograd.Function instance", cls.__name__, "call .apply")
         meta_call = self.domain.attributes.on_type(type(cls), "__call__")
@@ -87,8 +89,8 @@ class Construction(CallParts):
         return self.type_call(cls, args, kwargs)
 
     def old_constructor(self, dtype: torch.dtype, args: list) -> Any:
-        """``torch.Tensor([2.0])``, ``torch.LongTensor(2, 3)``: of Python's numbers, and of sizes that nothing is written
-        to (``legacy_tensor_generic_ctor_new``, torch/csrc/utils/tensor_new.cpp)."""
+        """``torch.Tensor([2.0])``, ``torch.LongTensor(2, 3)``: of Python's numbers, and of sizes, with memory that
+        nothing has written (``legacy_tensor_generic_ctor_new``, torch/csrc/utils/tensor_new.cpp)."""
         if torch_private.is_default_device(torch.device("cpu")):
             if all(type(arg) in (int, torch.SymInt) for arg in args):
                 return self.call(EMPTY, [*args] or [0], {"dtype": dtype})
@@ -99,7 +101,7 @@ class Construction(CallParts):
     def holds_numbers(self, values: Any) -> bool:
         """Whether a list is one of numbers that are known, or of such lists."""
         return all(
-            self.holds_numbers(value) if type(value) in (list, tuple) else type(value) in (int, float, bool, torch.SymInt)
+            self.holds_numbers(value) if type(value) in (list, tuple) else type(value) in NUMBERS
             for value in self.objects.contents(values)
         )
 
