@@ -10,6 +10,7 @@ import copy
 import copyreg
 import enum
 import functools
+import math
 import types
 import weakref
 from collections import OrderedDict, defaultdict
@@ -247,6 +248,13 @@ def from_the_end(sequence: Any, length: int) -> Any:
         yield item
 
 
+def product(iterable: Any, /, *, start: Any = 1) -> Any:
+    """``math.prod``: C multiplies what it is given, sizes and tensors too."""
+    for item in iterable:
+        start = start * item
+    return start
+
+
 def largest(first: Any, *others: Any) -> Any:
     """``max`` of tensors: C asks the same of each, and a branch inside of it has no side exit."""
     for other in others:
@@ -295,6 +303,7 @@ HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: a class made by Python code
 ANYWHERE: dict[Any, Callable[..., Any]] = {
     copy.copy: copied,
     copy.deepcopy: deep_copied,
+    math.prod: product,
     RemovableHandle.__init__: new_handle,
     functools.cached_property.__get__: cached_value,
     torch_private.module_hook_on_tensors: no_module_hook,

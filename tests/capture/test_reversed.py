@@ -1,6 +1,8 @@
-"""``reversed`` of what Python code makes a sequence."""
+"""Builtins that call Python code or operators from C: ``reversed`` of a sequence of the program's, ``math.prod``."""
 
 from __future__ import annotations
+
+import math
 
 import pytest
 import torch
@@ -121,3 +123,32 @@ def test_registered_parametrizations_with_a_contexts_help():
         found = [run(torch.full((2, 3), float(n))).tolist() for n in range(3)]
         outcomes.append((found, layer.weight.tolist(), type(layer).__name__))
     assert outcomes[0] == outcomes[1]
+
+
+PRODUCTS = {
+    "numbers": lambda x: x * math.prod([2, 3.5, True]),
+    "sizes": lambda x: x.reshape(math.prod(x.shape)),
+    "sizes in a list": lambda x: x.reshape(-1, math.prod([s for s in x.shape[1:]])),
+    "a generator": lambda x: x * math.prod(s // 2 for s in x.shape),
+    "with a start": lambda x: x * math.prod((2, 3), start=0.5),
+    "nothing": lambda x: x * math.prod([]),
+    "tensors": lambda x: math.prod([x, x + 1], start=x),
+    "no numbers": lambda x: x * math.prod(["a", "b"]),
+    "nothing to go through": lambda x: x * math.prod(3),
+}
+
+
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_products(name):
+    outcomes = []
+    for run in (PRODUCTS[name], capture(PRODUCTS[name], backend="eager")):
+        found = []
+        for size in (2, 2, 3, 5):
+            try:
+                found.append(run(torch.full((size, 4), 3.0)).tolist())
+            except TypeError as error:
+                found.append(str(error))
+        outcomes.append(found)
+    assert outcomes[0] == outcomes[1]
+    if not name.startswith("no"):
+        assert stats(run).graphs and not stats(run).breaks
