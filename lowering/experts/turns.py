@@ -452,8 +452,9 @@ class Builder:
         names = chain if self.carried else self.storage.family(self.places[0].base)
         for name in names:
             for user in name.users:
-                if not begin <= order.get(user, -1) <= end or user in own or user in names & chain:
-                    continue
+                at = order.get(user, -1)
+                if at < begin or (at > end and not self.carried) or user in own or user in names & chain:
+                    continue  # (whoever comes after the last turn reads all of a sum in place, and a part of another)
                 if user in self.read or (user.target is operator.getitem and self.carried):
                     continue
                 raise Differ(f"{target_name(user)} reads the sum between the turns", user)
