@@ -19,7 +19,10 @@ from .guards.recorder import Fact
 from .tracking import tensor_class
 
 MAX_CHANGES = 3  # of one callable's captures that another thread has spoiled; then it runs natively
-UNUSED = frozenset({"print", "input", "open", "breakpoint", "__import__", "__build_class__"})  # by capture and by torch
+# Not called by capture or torch. (IPython takes exit and quit away while a cell runs.)
+UNUSED = frozenset(
+    "print input open breakpoint exit quit help copyright credits license __import__ __build_class__".split()
+)
 LIBRARIES: dict[Any, Iterable[str]] = {
     builtins: vars(builtins).keys() - UNUSED,
     collections: ("OrderedDict", "defaultdict", "deque", "Counter", "namedtuple", "ChainMap"),

@@ -57,6 +57,18 @@ def test_a_replaced_builtin_is_the_programs_alone(name, first, monkeypatch):
     assert stats(step).graphs == 1 and stats(step).hits >= 2  # captured as if nothing had been
 
 
+def test_notebooks_take_names_of_the_shell_away(monkeypatch):
+    """IPython does while a cell runs."""
+    for name in ("exit", "quit"):
+        monkeypatch.delattr(builtins, name, raising=False)
+    step = capture(model, backend="eager")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(3):
+            step(torch.ones(2, 3), [3, -1, 2])
+    assert stats(step).graphs == 1 and stats(step).hits == 2
+
+
 def test_what_capture_does_not_call_may_be_replaced(monkeypatch, capsys):
     step = capture(lambda x: (print("on rank 0"), x * 2)[1], backend="eager", fullgraph=True)
     original = print
