@@ -1,7 +1,8 @@
-"""Functions and generators that a step made and that live on: the lines of residual code that make them again."""
+"""Functions and generators (random ones, too) that a step made and that live on: the code that makes them again."""
 
 from __future__ import annotations
 
+import random
 import types
 from typing import TYPE_CHECKING
 
@@ -38,6 +39,15 @@ def function_value(emitter: Emitter, function: types.FunctionType) -> str:
         if (own := getattr(function, attribute)) != getattr(as_made, attribute):
             emitter.lines.append(f"{name}.{attribute} = {emitter.value(own)}")
     emitter.fill_namespace(name, function.__dict__)
+    return name
+
+
+def random_value(emitter: Emitter, generator: random.Random) -> str:
+    """A generator of random numbers that the step made: it goes on where the step has left it."""
+    name = emitter.assign(generator, f"{emitter.constant(random.Random)}.__new__({emitter.constant(random.Random)}, 0)")
+    state = emitter.constant((*generator.getstate()[:2], None))
+    emitter.lines.append(f"{name}.setstate({state})")
+    emitter.fill_namespace(name, vars(generator))
     return name
 
 

@@ -14,6 +14,7 @@ import functools
 import gc
 import itertools
 import keyword
+import random
 import types
 import weakref
 from typing import Any
@@ -27,7 +28,7 @@ from . import torch_private
 from .hidden import residual_file
 from .hook import ABSENT, copy_set
 from .iterator_states import give_state, state_of
-from .remade import function_value, generator_value
+from .remade import function_value, generator_value, random_value
 from .replay import is_ordered
 from .sources import Source, Static
 from .tracking import natives
@@ -296,6 +297,8 @@ class Emitter:
             return self.assign(value, f"{owner}.{value.__name__}")
         if kind is slice:
             return self.slice_value(value)
+        if kind is random.Random:
+            return random_value(self, value)
         if kind is HandleNumber:
             return self.assign(value, f"{self.constant(next_number)}(None)")
         if kind is types.MappingProxyType and (shown := self.objects.behind.get(id(value))) is not None:

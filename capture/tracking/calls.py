@@ -30,7 +30,7 @@ from .autograd_calls import AutogradCalls, instead_of
 from .bars import Bars
 from .call_parts import holds_proxy
 from .checkpoints import Checkpoints
-from .construction import Construction
+from .construction import LAZY, Construction
 from .filters import Filters, warnings_block
 from .functions import AutogradFunctions
 from .gathered import JOINS, Gathered
@@ -127,6 +127,7 @@ class Calls(Methods, Construction, StandIns):
             IS_COMPILING: self.is_compiling,
             IS_DYNAMO_COMPILING: self.is_compiling,
             is_plain_object: self.is_plain_object,
+            LAZY: self.lazy_property,
             torch.autograd.Function.apply.__func__: self.apply_function,  # type: ignore[attr-defined]
             CHECKPOINT: self.checkpoint,
             LOADS: self.parse_json,
@@ -384,7 +385,7 @@ class Calls(Methods, Construction, StandIns):
         begin = len(log)
         self.call(self.objects.enter(inner, Static(inner.__qualname__, inner)), args, kwargs)
         for what, *parts in log[begin:]:
-            if what == "changed" or any(isinstance(p, Record) and p.changed for p in parts):
+            if (what == "changed" and parts[0] < begin) or any(isinstance(p, Record) and p.changed for p in parts):
                 detail = f"{inner.__qualname__} depends on what the step changed"
                 raise Break("cached function", detail, "call it before the step changes that")
 

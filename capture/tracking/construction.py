@@ -5,6 +5,7 @@ from __future__ import annotations
 import abc
 import collections
 import functools
+import random
 import types
 import typing
 import weakref
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
+import torch.distributions
 
 from moebius.interpreter import Frame
 from moebius.interpreter.domain.core import special, type_name
@@ -25,6 +27,8 @@ from .originals import EMPTY, TENSOR
 from .records import CONTAINERS, DICTS
 from .values import Break, TensorProxy, type_of
 
+LAZY: Any = torch.distributions.utils.lazy_property.__get__
+SEEDED: Any = random.Random.__new__
 NUMBERS = (int, float, bool, torch.SymInt)
 # Classes whose own C code lays objects out in a way that we can follow.
 IS_ABSTRACT = 1 << 20  # Py_TPFLAGS_IS_ABSTRACT
@@ -87,6 +91,13 @@ class Construction(CallParts):
         if asks_metaclass and isinstance(meta_call, types.FunctionType):
             return self.call(meta_call, [cls, *args], kwargs)
         return self.type_call(cls, args, kwargs)
+
+    def lazy_property(self, lazy: Any, instance: Any, owner: Any = None) -> Any:
+        """``Categorical.probs`` of the class, at which each distribution looks: a property, made anew each time."""
+        if instance is not None:
+            return self.domain.call_function(LAZY, [lazy, instance, owner], {})
+        self.domain.attributes.get(lazy, "wrapped")
+        return self.objects.made(LAZY(lazy, None, owner))
 
     def old_constructor(self, dtype: torch.dtype, args: list) -> Any:
         """``torch.Tensor([2.0])``, ``torch.LongTensor(2, 3)``: of Python's numbers, and of sizes, with memory that
@@ -160,6 +171,8 @@ class Construction(CallParts):
         if issubclass(cls, BaseException):
             values = [self.domain.plain_contents(a) for a in args]
             return self.objects.made(cls.__new__(cls, *values))
+        if cls is random.Random and maker is SEEDED:
+            return self.objects.made(SEEDED(cls, 0))  # seeded by its __init__
         if base is None or not owned_by(cls) or (base is object and not made_by_object(cls)):
             raise Break(
                 "object made in C",

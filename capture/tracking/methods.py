@@ -76,6 +76,9 @@ ITERABLE_ARGUMENT = frozenset(
 )
 
 
+DRAWS = frozenset({"random", "getrandbits", "seed", "getstate", "setstate"})  # the rest of ``random.Random`` is Python
+
+
 class ContextToken:
     """What ``ContextVar.set`` gives while tracing."""
 
@@ -137,6 +140,10 @@ class Methods(CallParts):
             return bound(*args, **kwargs)
         if bound == random.random:  # as ``random.uniform`` finds it
             return self.call(bound, args, kwargs)
+        if kind is random.Random and self.objects.is_new(owner) and name in DRAWS and not kwargs:
+            if all(natives.is_plain(a, self.known) for a in args) and (name != "seed" or args != [None]):
+                self.objects.touch(owner)
+                return self.objects.made(bound(*args))
         if issubclass(kind, re.Pattern) and all(natives.is_plain(a, self.known) for a in args):
             return self.objects.made(bound(*args, **kwargs))
         if issubclass(kind, re.Match):
