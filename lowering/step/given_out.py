@@ -5,10 +5,14 @@ from __future__ import annotations
 
 from collections import defaultdict
 
+import torch
 from torch import fx
 
 from moebius.lowering.aliasing import Storage
+from moebius.lowering.operators import read_call
 
+SHAPES = frozenset({"zeros", "full"})  # of the size of their argument
+FIRST_ALONE = frozenset({"blocks_apart", "type_as"})
 GIVEN = "a value that the loop's turns compute is given out of the graph, where its gradient may be asked for"
 Ways = dict[int, int]
 
@@ -68,6 +72,28 @@ def reached(graph: fx.Graph, outputs: dict[int, fx.Node]) -> dict[fx.Node, int]:
             for root in storage.roots[target]:
                 bits |= of_storage[root]
         if bits and node.op != "output":
-            for source in node.all_input_nodes:
+            for source in ways_back(node):
                 add(source, bits)
     return of_node
+
+
+def ways_back(node: fx.Node) -> list[fx.Node]:
+    """The arguments that a gradient of the node may go on to: none of which only the size or the dtype is read."""
+    value = node.meta.get("val")
+    if value is not None and not may_have_gradient(value):
+        return []
+    call = read_call(node)
+    if call is None:
+        return node.all_input_nodes
+    if call.name in FIRST_ALONE:
+        return [source for source in node.args[:1] if isinstance(source, fx.Node)] or node.all_input_nodes
+    return [] if call.name in SHAPES else node.all_input_nodes
+
+
+def may_have_gradient(value: object) -> bool:
+    """Whether there is a number in it that is not whole; not so of a size, or of positions."""
+    if isinstance(value, torch.Tensor):
+        return value.dtype.is_floating_point or value.dtype.is_complex
+    if isinstance(value, tuple | list):
+        return any(map(may_have_gradient, value))
+    return not isinstance(value, int | torch.SymInt | torch.SymBool | None)
