@@ -29,7 +29,8 @@ def unknown_numbers(world: torch_fakes.FakeWorld, tensor: Any) -> list[Any]:
 
 def unknown_number(world: torch_fakes.FakeWorld, tensor: Any) -> Any:
     """An int that a tensor holds: of one that counts it is known not to be negative."""
-    return world.unknown_count() if never_negative(tensor.node) else world.unknown_number()
+    counted = never_negative(tensor.node, tensor.operations.uncounted)
+    return world.unknown_count() if counted else world.unknown_number()
 
 
 def bins(index: Any, weights: Any = None, minlength: Any = 0) -> int | None:
@@ -59,10 +60,13 @@ def never_written(node: Any) -> bool:
         node = call["input"]
 
 
-def never_negative(node: Any) -> bool:
-    """Whether a tensor certainly holds numbers of something that was counted."""
+def never_negative(node: Any, uncounted: set[int]) -> bool:
+    """Whether a tensor certainly holds numbers of something that was counted. uncounted: storages that may have been
+    written into without a new version."""
     value, call = node.meta.get("val"), read_call(node)
     if call is None or not isinstance(value, torch.Tensor) or value.dtype is not torch.int64 or value.is_inference():
+        return False
+    if torch_private.storage_of(value) in uncounted:
         return False
     if torch_private.version_of(value):
         return is_marked(node)
@@ -79,7 +83,7 @@ def never_negative(node: Any) -> bool:
         case "sum" if is_boolean(source):
             return True
         case "sum" | "cast" | "clone" | "contiguous" | "reshape" | "flatten" | "getitem" | "select":
-            return isinstance(source, fx.Node) and never_negative(source)
+            return isinstance(source, fx.Node) and never_negative(source, uncounted)
     return False
 
 

@@ -32,6 +32,7 @@ def assign_data(tensors: TensorOperations, tensor: TensorProxy, data: TensorProx
     tensors.gradients.note("data")
     with tensors.world.mode:
         fake.data = other
+    tensors.uncounted.add(torch_private.storage_of(fake))
     tensors.writer.node("call_function", set_data, (tensor, data), {}).meta["val"] = None
 
 

@@ -110,6 +110,7 @@ class TensorOperations:
         self.of_fake: dict[int, TensorProxy] = {}  # by id of the fake
         self.inputs: list[TensorProxy] = []
         self.offsets = Offsets()
+        self.uncounted: set[int] = set()  # storages of tensors whose .data was read
         self.required_before: dict[str, bool] = {}  # by source: for a trace that is made after the graph has run a part
         self.gradients = Gradients(self, whole_step)
         self.numbers = Numbers(self)
@@ -494,6 +495,8 @@ class TensorOperations:
         """``proxy.name``."""
         if name in proxy.attributes:
             return proxy.attributes[name]
+        if name == "data":  # (writes through it count on their own)
+            self.uncounted.add(torch_private.storage_of(proxy.fake))
         if name in TENSOR_ATTRIBUTES:
             return self.function(getattr, (proxy, name), {})
         if name == "grad":

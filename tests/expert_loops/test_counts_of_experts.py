@@ -96,7 +96,7 @@ def test_counts_of_marks():
 
 @pytest.mark.parametrize("layer", [skips_at_most_none, of_marks])
 def test_counts_that_nothing_is_known_of(monkeypatch, layer):
-    monkeypatch.setattr(counts, "never_negative", lambda node: False)
+    monkeypatch.setattr(counts, "never_negative", lambda *_: False)
     assert not compare(layer)[1]
 
 
@@ -156,7 +156,7 @@ def test_other_numbers(layer):
     compare(layer)
 
 
-@pytest.mark.parametrize("write", ["twice", "through a view", "of another number", "of ones"])
+@pytest.mark.parametrize("write", ["twice", "through a view", "of another number", "of ones", "by .data", "set data"])
 def test_marks_that_are_written_again(write):
     """A number below zero takes the way that it takes in plain Python."""
 
@@ -167,6 +167,10 @@ def test_marks_that_are_written_again(write):
             marks.scatter_(1, index, -3)
         elif write == "through a view":
             marks[0].sub_(9)
+        elif write == "by .data":
+            marks.data.sub_(2)
+        elif write == "set data":
+            marks.data = torch.full_like(marks, -4)
         start = 10
         for n in marks.sum(0).tolist():
             if n <= 0:
