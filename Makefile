@@ -7,7 +7,7 @@ PIP := $(BIN)/pip --disable-pip-version-check
 TYPES := build/types
 ARGS ?=
 
-.PHONY: demo test zoo mutate matrix fuzz steps suites optimizers semantics exports lint setup clean
+.PHONY: demo test zoo mutate matrix fuzz steps small suites optimizers semantics exports lint setup clean
 .DELETE_ON_ERROR:
 
 demo: $(STAMP)  ## trains a small Mixtral with and without capture; ARGS="--steps 20 --ranks 2" go to the script
@@ -33,6 +33,9 @@ fuzz: $(STAMP)  ## 20,000 generated programs, plain and interpreted; PYTHONS="py
 
 steps: $(STAMP)  ## 1,000 generated training steps of five calls, plain and captured; ARGS="--count 200 --seed 7"
 	OMP_NUM_THREADS=1 $(BIN)/python tests/capture/steps/run.py $(ARGS)
+
+small: $(STAMP)  ## 500 small programs each of breaks in handlers and loops, and of names given anew; ARGS="--kind breaks"
+	OMP_NUM_THREADS=1 $(BIN)/python tests/capture/small/run.py $(ARGS)
 
 optimizers: $(STAMP)  ## optimizers of other packages, plain and captured; ARGS="torch.optim pytorch_optimizer"
 	OMP_NUM_THREADS=1 $(BIN)/python tests/suites/optimizers.py $(ARGS)

@@ -1,0 +1,1 @@
+"""Small generated programs, plain and captured: graph breaks in loops and handlers; names that are given anew."""

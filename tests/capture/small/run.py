@@ -1,0 +1,50 @@
+"""`make small`: small generated programs, plain and captured; what differs is printed."""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "interpreter"))
+
+
+def main() -> int:
+    import torch
+    from fuzz.choices import SeededChoices
+
+    from small import breaks, names
+
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--count", type=int, default=500, help="programs of each kind to run")
+    parser.add_argument("--seed", type=int, default=None, help="of the first program (default: a fresh one, printed)")
+    parser.add_argument("--kind", choices=["breaks", "names"], action="append", help="default: both")
+    options = parser.parse_args()
+    first = options.seed if options.seed is not None else random.SystemRandom().randrange(10**9)
+    torch.set_num_threads(1)
+    differing = 0
+    for kind in options.kind or ["breaks", "names"]:
+        graphs, started, differ = 0, time.monotonic(), 0
+        for seed in range(first, first + options.count):
+            choices = SeededChoices(seed)
+            if kind == "breaks":
+                source = breaks.generate(choices)
+                found, made = breaks.difference(source)
+            else:
+                source = names.generate(choices)
+                found, made = names.difference(source, choices)
+            graphs += made
+            if found:
+                differ += 1
+                print(f"{kind}, seed {seed}: {found}\n{source}", flush=True)
+        seconds = time.monotonic() - started
+        print(f"{kind}: {options.count} programs from seed {first}, {graphs} graphs, {differ} differ, {seconds:.0f} s")
+        differing += differ
+    return 1 if differing else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,79 @@
+"""Some small generated programs: the same ones each time and fresh ones. `make small` runs many."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from fuzz.choices import SeededChoices
+from seeds import seed_of_the_code
+
+from moebius import resume
+from moebius.guards import program
+from moebius.tracking import cells, lifetimes
+from small import breaks, names
+
+FRESH = 10**6 + seed_of_the_code()
+COUNT = 12
+
+
+@pytest.mark.parametrize("first", [0, FRESH], ids=["fixed", "fresh"])
+def test_breaks(first: int) -> None:
+    graphs = 0
+    for seed in range(first, first + COUNT):
+        source = breaks.generate(SeededChoices(seed))
+        differs, made = breaks.difference(source)
+        assert not differs, f"seed {seed}: {differs}\n{source}"
+        graphs += made
+    assert graphs > COUNT // 2
+
+
+@pytest.mark.parametrize("first", [0, FRESH], ids=["fixed", "fresh"])
+def test_names(first: int) -> None:
+    graphs = 0
+    for seed in range(first, first + COUNT):
+        choices = SeededChoices(seed)
+        source = names.generate(choices)
+        differs, made = names.difference(source, choices)
+        assert not differs, f"seed {seed}: {differs}\n{source}"
+        graphs += made
+    assert graphs >= COUNT
+
+
+def unset_reads_forgotten(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(resume, "unset_reads", lambda code: {})
+
+
+def names_held(patch: pytest.MonkeyPatch) -> None:
+    for module in (lifetimes, cells):
+        patch.setattr(module, "named", lambda value: False)
+
+
+def values_unguarded(patch: pytest.MonkeyPatch) -> None:
+    original = program.GuardProgram
+
+    def build(n_positional: int, kwnames: tuple, slots: list, checks: list) -> Any:
+        kept = [check if check[0] not in ("dict", "equal", "is") else ("answers", ()) for check in checks]
+        return original(n_positional, kwnames, slots, kept)
+
+    patch.setattr(program, "GuardProgram", build)
+
+
+# with how many programs it may take to see them
+FAULTS: dict[str, tuple[Any, Any, int]] = {
+    "unset": (unset_reads_forgotten, breaks, 6),
+    "held": (names_held, names, 8),
+    "values": (values_unguarded, names, 4),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_is_noticed(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    plant, module, count = FAULTS[fault]
+    plant(monkeypatch)
+    for seed in range(count):
+        choices = SeededChoices(seed)
+        source = module.generate(choices)
+        if (breaks.difference(source) if module is breaks else names.difference(source, choices))[0]:
+            return
+    pytest.fail("no program shows it")
