@@ -62,6 +62,63 @@ def elementwise(x):
     ]
 
 
+def others(x):
+    y = x.transpose(1, 2)
+    square = y[..., :4]
+    return [
+        asked(found)
+        for found in (
+            images(x).roll(1, 0),
+            functional.one_hot((y > 0).long(), 2),
+            torch.isin(y, y),
+            torch.xlogy(square, square.mT),
+            torch.angle(torch.complex(y, y)),
+            torch.poisson(y.abs()),
+            functional.logsigmoid(y),
+            functional.rrelu(y, training=True),
+            torch.fft.fftshift(y),
+            torch.matrix_exp(square),
+            functional.unfold(x[:, None], 2),
+            torch.ldexp(torch.tensor(1.0), y),
+            x[:, (y > 0).long()[0].mT],
+        )
+    ]
+
+
+def thin(x):
+    """Axes of size 1, along which strides say nothing but are there."""
+    y = images(x)[:, :1]
+    z = x[:, None].transpose(0, 3)
+    return [
+        (found.stride(), found.is_contiguous(), found.dim_order())
+        for found in (
+            1 - y,
+            y * x[:, None],
+            y.flip(1),
+            torch.nan_to_num(y),
+            torch.zeros_like(z),
+            y.diff(dim=0),
+            z.sort(0)[0] * 2,
+            functional.prelu(z, torch.ones(1)),
+            torch.einsum("abc,acd->abd", x[:1], x[:1].mT),
+            torch.fft.fft(x[:, :1]),
+            functional.interpolate(images(x), size=(1, 1)),
+        )
+    ]
+
+
+def into_others(x):
+    y, first, second, third = x.transpose(1, 2), x.new_empty(0), x.new_empty(0), torch.empty_like(x)
+    torch.add(y, 1, out=first)
+    torch.mul(x, 2, out=second)
+    torch.add(x, 1, out=third)
+    return asked(first), asked(first * 2), asked(second), asked(third)
+
+
+def viewed(x):
+    return functional.logsigmoid(x.transpose(1, 2)).view(-1)
+
+
 def filled(x):
     y = x.new_zeros(2, 2, 3).permute(2, 0, 1)
     torch.arange(0, 12, out=y)
@@ -78,7 +135,10 @@ def derived_forward(x):
         return forward_ad.unpack_dual(dual).tangent, forward_ad.unpack_dual(y * 2).tangent, versions
 
 
-PROGRAMS = (derived_forward, filled, norm_of_transposed, made_contiguous, padded, unpooled, pooled, elementwise)
+PROGRAMS = (
+    derived_forward, filled, norm_of_transposed, made_contiguous, padded, unpooled, pooled, elementwise, others, thin,
+    into_others, viewed,
+)  # fmt: skip
 
 
 def answers(program, run):
@@ -116,4 +176,5 @@ def test_answered_by_the_fakes_it_is_wrong(monkeypatch):
         except RuntimeError:  # a view of what was to be contiguous
             same = False
         wrong += [] if same else [program]
-    assert set(wrong) >= {derived_forward, filled, norm_of_transposed, made_contiguous, elementwise}
+    surely = {derived_forward, filled, norm_of_transposed, made_contiguous, elementwise, others, thin, into_others}
+    assert set(wrong) >= surely
