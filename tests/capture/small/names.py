@@ -110,6 +110,13 @@ KINDS = (
 DIE = frozenset({"m1", "m2", "t1", "d['a']", "box.m", "cellm"})  # at once, the others with the next call
 
 
+def last_named(world: World, kind: str) -> weakref.ref | None:
+    """What is about to lose its name, if that is its only one."""
+    held = world.named()
+    value = held.get(kind)
+    return None if value is None or sum(other is value for other in held.values()) > 1 else weakref.ref(value)
+
+
 def difference(source: str, choices: Choices) -> tuple[str, int]:
     """What differs between the program captured and plain, or lives though nothing names it, and how many graphs."""
     reset()
@@ -129,16 +136,13 @@ def difference_of(ours: World, plain: World, choices: Choices) -> tuple[str, int
         if not torch.equal(got, expected) or ours.state() != plain.state():
             return f"call {number}: {got.tolist()} captured, {expected.tolist()} plain", 0
         del got, expected
-        kind, references = pick(choices, KINDS), {}
-        held = ours.named()
-        for name in DIE & {kind}:
-            if sum(value is held[name] for value in held.values()) == 1:
-                references[name] = weakref.ref(held[name])
-        del held
-        ours.give_anew(kind, number + 20)
-        plain.give_anew(kind, number + 20)
-        if references:
+        kind = pick(choices, KINDS)
+        references = [last_named(world, kind) for world in (ours, plain)]
+        for world in (ours, plain):
+            world.give_anew(kind, number + 20)
+        if kind in DIE and references[0] is not None:
             gc.collect()
-        if alive := [name for name, reference in references.items() if reference() is not None]:
-            return f"call {number}: {alive} lives on", 0
+            lives, lived = (reference is not None and reference() is not None for reference in references)
+            if lives and not lived:  # (a graph of autograd's may keep a tensor)
+                return f"call {number}: {kind} lives on", 0
     return "", stats(captured).graphs
