@@ -29,6 +29,10 @@ def open_place(policy: Policy, fact: Fact, guards: CompiledGuards, args: tuple, 
     next is for any object at the place.
     """
     kind, *rest = fact.check
+    if kind == "dict":
+        return open_entry(policy, fact)
+    if kind == "contents" and fact.source is not None:
+        return open_items(policy, fact, args, kwargs)
     if kind == "tensor":
         for other in guards.facts:  # one size often shows in several tensors: all of them at once
             open_sizes(policy, other, args, kwargs)
@@ -37,31 +41,39 @@ def open_place(policy: Policy, fact: Fact, guards: CompiledGuards, args: tuple, 
         (policy.texts if texts else policy.volatile).add(fact.source.name)
         if isinstance(fact.source, Part) and fact.source.operation == "list_item":
             open_floats(policy, fact.source.parent, args, kwargs)
-    elif kind == "dict":
-        the_dict, entries, _ = rest
-        key = changed_key(the_dict, entries)
-        now, then = dict.get(the_dict, key), None if key is None else entries[key]
-        name = record_name(fact.record.source, key)
-        if isinstance(then, int | float | torch.Tensor) and isinstance(now, int | float | torch.Tensor):
-            policy.volatile.add(name)
-            return isinstance(then, torch.Tensor)
-        elif type(then) is type(now) is str:
-            policy.texts.add(name)
-        elif type(then) is type(now) and may_be_replaced(now):  # self.logs = []
-            policy.volatile.add(name)
-            return True
-        elif isinstance(then, tuple) and isinstance(now, tuple):  # an optimizer's betas
-            policy.volatile.update((name, *(f"{name}[{i}]" for i in range(len(now)))))
     elif kind == "class":
         open_class_attribute(policy, *rest[:2])
-    elif kind == "contents" and fact.source is not None:
-        then, now = rest[1], met(fact, args, kwargs)
-        if type(now) is list and len(now) == len(then):  # count[0] += 1
-            places = [i for i, (a, b) in enumerate(zip(then, now, strict=True)) if a is not b]
-            policy.volatile.update((fact.source.name, *(f"{fact.source.name}[{i}]" for i in places)))
-            open_floats(policy, fact.source, args, kwargs)
-            return any(type(then[i]) not in ATOMS for i in places)
     return False
+
+
+def open_entry(policy: Policy, fact: Fact) -> bool:
+    """``open_place`` of the entry that has changed in a dict."""
+    _, the_dict, entries, _ = fact.check
+    key = changed_key(the_dict, entries)
+    now, then = dict.get(the_dict, key), None if key is None else entries[key]
+    name = record_name(fact.record.source, key)
+    numbers = isinstance(then, int | float | torch.Tensor) and isinstance(now, int | float | torch.Tensor)
+    texts = type(then) is type(now) is str
+    replaced = not texts and type(then) is type(now) and may_be_replaced(now)  # self.logs = []
+    if texts:
+        policy.texts.add(name)
+    elif numbers or replaced:
+        policy.volatile.add(name)
+    elif isinstance(then, tuple) and isinstance(now, tuple):  # an optimizer's betas
+        policy.volatile.update((name, *(f"{name}[{i}]" for i in range(len(now)))))
+    return isinstance(then, torch.Tensor) if numbers else replaced
+
+
+def open_items(policy: Policy, fact: Fact, args: tuple, kwargs: dict[str, Any]) -> bool:
+    """``open_place`` of the items of a list that are others than they were."""
+    then, now = fact.check[2], met(fact, args, kwargs)
+    if type(now) is not list or len(now) != len(then):
+        return False
+    places = [i for i, (a, b) in enumerate(zip(then, now, strict=True)) if a is not b]  # count[0] += 1
+    assert fact.source is not None
+    policy.volatile.update((fact.source.name, *(f"{fact.source.name}[{i}]" for i in places)))
+    open_floats(policy, fact.source, args, kwargs)
+    return any(type(then[i]) not in ATOMS for i in places)
 
 
 def open_numbers(policy: Policy, guards: CompiledGuards, args: tuple, kwargs: dict[str, Any]) -> None:

@@ -37,6 +37,8 @@ FILLING = frozenset(("arange", "range", "linspace", "logspace"))
 SURE = frozenset(("contiguous", "linear", "matmul", "mm", "bmm", "addmm", "baddbmm", "embedding"))
 # Where a size is 1 or 0 their fakes may differ though all operands are laid out plainly.
 NEVER_EXACT = frozenset(("einsum", "bilinear", "rms_norm", "conv3d", "native_channel_shuffle", "channel_shuffle"))
+# Their fakes ask the operator's own code, along axes of size 1 too.
+ALWAYS_EXACT = frozenset(("conv1d", "conv2d"))
 # They name the numbers of their operand otherwise; its strides are theirs.
 VIEWS = frozenset(
     (
@@ -89,15 +91,19 @@ def unsure(node: fx.Node, exactly: bool) -> str | None:
     while pending:
         here = pending.pop()
         name = name_of(here)
-        if here in seen or name in SURE:
+        value = here.meta.get("val")
+        if here in seen or name in SURE or (isinstance(value, torch.Tensor) and not value.dim()):
             continue
         seen.add(here)
         operands = here.all_input_nodes
-        asked = operands[1:] if name in VIEWS else operands  # (of a gather its places)
+        if name in VIEWS:  # (of a gather: places in a row lie in one way)
+            operands = operands[:1] + [n for n in operands[1:] if not is_row(n)]
+        asked = operands[1:] if name in VIEWS else operands
         if name in UNSURE and is_odd(here, name) and (name == "unfold" or any(is_mixed(n, name) for n in asked)):
             return name
         always = name in NEVER_EXACT or name.startswith("fft_")
-        if exactly and operands and (name not in VIEWS or gathers(here)) and is_thin(here, always):
+        exact = name in ALWAYS_EXACT or (name in VIEWS and not gathers(here))
+        if exactly and operands and not exact and is_thin(here, always):
             return name
         pending += operands
     return None
@@ -132,6 +138,11 @@ def is_mixed(operand: fx.Node, name: str) -> bool:
     last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(value.dim())
     thin = any(type(size) is int and size < 2 for size in value.shape)
     return name != "batch_norm" or last is None or thin or not value.is_contiguous(memory_format=last)
+
+
+def is_row(node: fx.Node) -> bool:
+    value = node.meta.get("val")
+    return isinstance(value, torch.Tensor) and value.dim() < 2
 
 
 def is_thin(node: fx.Node, always: bool) -> bool:
