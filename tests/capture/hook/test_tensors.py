@@ -9,6 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+import moebius  # noqa: E402
 from moebius.hook import GuardProgram, calibrate_tensors, features, read_tensors_by_attributes  # noqa: E402
 from moebius.torch_private import tensor_samples  # noqa: E402
 
@@ -299,3 +300,15 @@ def test_memory_is_at_least_five_times_as_fast_as_attributes():
     finally:
         read_tensors_by_attributes()
     assert slow / fast > 5, slow / fast
+
+
+def test_swapped_between_steps_after_a_reset():
+    layer, x, other = torch.nn.Linear(3, 3), torch.ones(2, 3), torch.nn.Parameter(torch.full((3, 3), 7.0))
+    step = moebius.capture(lambda layer, x: layer(x).sum(), backend="eager")
+    assert [step(layer, x) for _ in range(2)] == [layer(x).sum()] * 2
+    with pytest.raises(RuntimeError, match="weakref"):
+        torch.utils.swap_tensors(layer.weight, other)
+    moebius.reset()
+    gc.collect()
+    torch.utils.swap_tensors(layer.weight, other)
+    assert step(layer, x) == layer(x).sum() and (layer.weight == 7.0).all()
