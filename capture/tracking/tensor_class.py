@@ -21,7 +21,10 @@ if TYPE_CHECKING:
 
 HINT = "it runs natively; give the method another name, or replace it in your own modules"
 CLASSES: tuple[type, ...] = (torch.Tensor, torch.nn.Parameter)
-TEXTS = frozenset({"__repr__", "__format__", "__dir__", "__doc__", "__module__", "__annotations__", "__setstate__"})
+# What people and pickle ask tensors for: no graph relies on it, and libraries show tensors in their way.
+SHOWN = frozenset(
+    "__repr__ __str__ __format__ __dir__ __sizeof__ __reduce__ __reduce_ex__ __getstate__ __setstate__".split()
+)
 ASKED = frozenset(
     "shape size stride storage_offset dim ndim numel dtype device layout is_contiguous requires_grad grad grad_fn"
     " is_leaf data detach requires_grad_ backward register_hook retain_grad item tolist is_sparse is_nested"
@@ -37,9 +40,11 @@ def is_torchs(found: Any) -> bool:
 
 
 def needed(cls: type) -> dict[str, Any]:
-    names = (name for name in dir(cls) if name in ASKED or (name.startswith("__") and name not in TEXTS))
+    names = (name for name in dir(cls) if name in ASKED or (name.startswith("__") and name not in SHOWN))
     found = {name: look_up(cls, name) for name in names}
-    return {name: value for name, value in found.items() if value is not ABSENT}  # (the metaclass has names, too)
+    # Only what binds to a tensor: the metaclass has names, too, and copying and pickling keep lists in classes
+    # (``__slotnames__``).
+    return {name: value for name, value in found.items() if hasattr(type(value), "__get__")}
 
 
 def look_up(cls: type, name: str) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import json
 import math
@@ -306,6 +307,21 @@ def test_what_capture_answers_itself(name, first):
     assert found == plain
     if name in CAPTURED_ALL_THE_SAME:
         assert seen.graphs and not seen.breaks and seen.misses <= 3 and seen.hits >= 2
+
+
+def test_how_tensors_are_shown_and_copied_is_no_matter_of_graphs(monkeypatch, capsys):
+    """Libraries show tensors in their way; ``copy`` and ``pickle`` keep a list of slots in the class."""
+    for name in ("__repr__", "__str__"):
+        monkeypatch.setattr(torch.Tensor, name, lambda tensor: f"a tensor of {tuple(tensor.shape)}")
+    copy.copy(nn.Parameter(torch.ones(2)))
+    step = capture(lambda x: (print(x, str(x * 2)), x * 2)[1], backend="eager")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(3):
+            assert step(torch.ones(2, 3)).equal(torch.full((2, 3), 2.0))
+            nn.Parameter.__slotnames__ = []  # as if it were the first copy
+    assert capsys.readouterr().out == "a tensor of (2, 3) a tensor of (2, 3)\n" * 3
+    assert stats(step).graphs == 1 and stats(step).hits == 2
 
 
 def test_without_a_look_at_the_class_an_added_method_would_go_unnoticed(monkeypatch):
