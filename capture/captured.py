@@ -46,6 +46,7 @@ from .options import Options
 from .parked import Parked
 from .placing import Placement
 from .policy import FOREIGN, LEFT_OUT, ON_A_MESH, Policy
+from .replaced_parts import ReplacedParts
 from .report.records import Recompile, Stats
 from .rests import MAX_RESTS, SAME_RESTS, again, later, left_alone, one_before, rests_of, run_cells_natively
 from .segment import Segment, build
@@ -103,7 +104,8 @@ class Captured:
         self.unused = 0  # captures in a row that died before a second call
         self.races = 0  # captures that another thread has spoiled
         self.counted = (0, 0)  # misses and hits when it was last counted
-        self.superseded = 0  # captures for one object that went when the next was for any object in its place
+        self.superseded = 0  # captures that went as another object stands in the place of theirs
+        self.parts = ReplacedParts()
         self.entry = Entry(run_cells_natively(function, n_cells), self.cold)
         self.parked = Parked([])
         self.shadow = Shadow(options.verify) if options.verify and parent is None else None
@@ -420,7 +422,8 @@ class Captured:
                 hint = hints.hint(fact, now, other_sizes(fact, now))
                 self.recompiles.append(Recompile(record.source, record.check, found, record.file, record.line, hint))
                 count_whole(self.policy, fact, args, kwargs)
-            if open_place(self.policy, fact, segment.guards, args, kwargs) and self.superseded < MAX_SEGMENTS:
+            goes = open_place(self.policy, fact, segment.guards, args, kwargs) or self.parts.goes(fact)
+            if goes and self.superseded < MAX_SEGMENTS:
                 self.superseded += 1
                 self.forget(segment)
             open_numbers(self.policy, segment.guards, args, kwargs)
@@ -499,6 +502,7 @@ class Captured:
         self.policy.unpredictable.clear()
         self.misses.clear()
         self.given_up, self.unused, self.races, self.counted, self.superseded = False, 0, 0, (0, 0), 0
+        self.parts = ReplacedParts()
         self.cold_seconds = 0.0
 
 

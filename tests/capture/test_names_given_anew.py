@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import types
+import warnings
 import weakref
 from typing import Any
 
@@ -136,6 +137,30 @@ LATER: dict[str, tuple[str, Any, Any, Any]] = {
         lambda: {"holder": Holder()},
         lambda w: setattr(w, "holder", Holder(1)),
         lambda w: [w.holder.model],
+    ),
+    "a part of a model": (
+        "def step(x): return model(x).sum()",
+        lambda: {"model": net(depth=2)},
+        lambda w: w.model.__setitem__(2, net(1)),
+        lambda w: [w.model[2], w.model[2].weight],
+    ),
+    "a part of a model before and after a graph break": (
+        "def step(x):\n  y = model(x)\n  n = float(y.detach().abs().sum())\n  return n, model(x + n).sum() + y.sum()",
+        lambda: {"model": net(depth=2)},
+        lambda w: w.model.__setitem__(2, net(1)),
+        lambda w: [w.model[2], w.model[2].weight],
+    ),
+    "a part of a part of a model": (
+        "def step(x):\n  y = model(x).sum()\n  y.backward()\n  return y.detach()",
+        lambda: {"model": nn.Sequential(net(), net(1))},
+        lambda w: w.model[1].__setitem__(0, net(2)[0]),
+        lambda w: [w.model[1][0], w.model[1][0].weight],
+    ),
+    "an attribute of a class": (
+        "def step(x): return Holder.model(x).sum()",
+        lambda: {"Holder": type("Holder", (), {"model": net()})},
+        lambda w: setattr(w.Holder, "model", net(1)),
+        lambda w: [w.Holder.model],
     ),
     "a tensor in a global dict": (
         "def step(x): return (x * weights['a']).sum()",
@@ -295,6 +320,29 @@ def test_two_models_in_turns_are_captured_once_each():
         world.model = (first, second)[number % 2]
         same(step(X), world.step(X))
     assert stats(step).misses == 2
+
+
+def test_parts_of_a_model_in_turns_are_kept_once_one_came_back():
+    world = World("def step(x): return model(x).sum()", model=net(depth=2))
+    heads = world.model[2], nn.Linear(3, 3)
+    step = capture(world.step, backend="eager")
+    for number in range(10):
+        world.model[2] = heads[number % 2]
+        same(step(X), world.step(X))
+    assert stats(step).misses == 3  # the first one's went when it was replaced the first time
+    assert stats(step).hits == 7
+
+
+def test_a_part_that_each_call_replaces_is_not_captured_for_ever():
+    world = World("def step(x): return model(x).sum()", model=net(depth=2))
+    step = capture(world.step, backend="eager")
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        for _ in range(2 * captured_module.MAX_SEGMENTS + 4):
+            world.model[2] = nn.Linear(3, 3)
+            same(step(X), world.step(X))
+    assert captured_of(step).given_up
+    assert any("runs natively now" in str(w.message) for w in warned)
 
 
 def test_a_model_under_two_names_and_then_under_one():
