@@ -144,6 +144,7 @@ class Trace:
             self.domain.blocks.release()
         for part in (self.domain, self.objects, self.tensors):
             vars(part).clear()
+        self.guards.slot_of.clear()  # its sources name models
         self.made.park()  # but for what a graph holds now
         self.request, self.made = Request(self.request.function, (), {}), Parked([])
         self.frame = self.result = None

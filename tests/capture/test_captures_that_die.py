@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import warnings
 
 import torch
@@ -37,6 +38,19 @@ def test_a_copy_in_each_call_is_captured_a_few_times():
     assert seconds[-1] == seconds[-4] and seconds[2] > seconds[1]
     (said,) = [str(w.message) for w in caught if "moebius" in str(w.message)]
     assert "objects that lived for one call" in said and said.endswith(captured.hints.MADE_ANEW)
+
+
+def test_a_copy_dies_with_its_call():
+    """With no collection of garbage: a trace, whose parts refer to one another, lets it go."""
+    mine, step = model(), capture(with_a_teacher, backend="eager")
+    gc.collect()
+    gc.disable()
+    try:
+        for number in range(3):
+            step(mine, torch.full((2, 3), float(number)))
+            assert [kept for kept in gc.get_objects() if type(kept) is nn.Sequential and kept is not mine] == []
+    finally:
+        gc.enable()
 
 
 def test_models_that_were_used_are_captured_for_ever():
