@@ -455,8 +455,10 @@ class Builder:
                 at = order.get(user, -1)
                 if at < begin or (at > end and not self.carried) or user in own or user in names & chain:
                     continue  # (whoever comes after the last turn reads all of a sum in place, and a part of another)
-                if user in self.read or (user.target is operator.getitem and self.carried):
+                if user in self.read:
                     continue
+                if self.carried and user.target is operator.getitem and user.users.keys() <= own | self.read | chain:
+                    continue  # rows that the accumulation itself reads
                 raise Differ(f"{target_name(user)} reads the sum between the turns", user)
 
 

@@ -481,7 +481,7 @@ def sizes_in_texts():
 
 TABLE = {
     ctxs: None,
-    exitstack: ("sys.exc_info()", "natively") if sys.version_info < (3, 12) else None,
+    exitstack: ("sys.exc_info()", "natively") if sys.version_info < (3, 13) else None,
     closing: None,
     logging_lazy: None,
     fpartial: None,

@@ -69,6 +69,38 @@ def test_parts_that_are_read_afterwards(turn, kept):
     regions_of(layer(turn, kept, joined))
 
 
+VIEWS = {
+    "rows": lambda out: out[:2],
+    "one row": lambda out: out[0],
+    "columns": lambda out: out[:, :3],
+    "a chunk": lambda out: out.chunk(2, dim=-1)[0],
+    "unbound": lambda out: out.unbind(-1)[1],
+    "flat": lambda out: out.view(-1)[:5],
+    "detached": lambda out: out.detach()[:2],
+    "a view of a view": lambda out: out[1:][:, 0],
+}
+
+
+@pytest.mark.parametrize("kept", KEPT)
+@pytest.mark.parametrize("turn", [by_index_add, by_index_put, single])
+@pytest.mark.parametrize("view", VIEWS)
+def test_views_of_parts(view, turn, kept):
+    def seen(x, moe, out, e, token, slot, weight):
+        out = turn(x, moe, out, e, token, slot, weight)
+        if e in kept:
+            views.append(VIEWS[view](out))
+        return out
+
+    views = []
+
+    def run(x, moe):
+        views.clear()
+        out = layer(seen, [], lambda out, _: out)(x, moe)
+        return out * sum(part.sum() * (i + 1) for i, part in enumerate(views))
+
+    regions_of(run)
+
+
 def gated(x, moe):
     weight, index = moe.route(x)
     return torch.zeros(len(x), E, dtype=x.dtype).scatter(1, index, weight)
