@@ -4,6 +4,7 @@ that the program has put on it, is on the way of backward only while the other o
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterable
 
 import torch
 from torch import fx
@@ -67,20 +68,22 @@ def reached(graph: fx.Graph, outputs: dict[int, fx.Node]) -> dict[fx.Node, int]:
     for place, node in outputs.items():
         add(node, 1 << place)
     for node in reversed(graph.nodes):
-        bits = of_node[node]
-        for target in storage.writers.get(node, ()):
+        bits, written = of_node[node], storage.writers.get(node, ())
+        for target in written:
             for root in storage.roots[target]:
                 bits |= of_storage[root]
         if bits and node.op != "output":
-            for source in ways_back(node):
+            for source in ways_back(node, written):
                 add(source, bits)
     return of_node
 
 
-def ways_back(node: fx.Node) -> list[fx.Node]:
-    """The arguments that a gradient of the node may go on to: none of which only the size or the dtype is read."""
-    value = node.meta.get("val")
-    if value is not None and not may_have_gradient(value):
+def ways_back(node: fx.Node, written: Iterable[fx.Node]) -> list[fx.Node]:
+    """The arguments that a gradient of the node may go on to: none of which only the size or the dtype is read.
+
+    written: what it writes into (a loop or branch that adds in place gives nothing, or only a number besides)."""
+    values = [value for made in (node, *written) if (value := made.meta.get("val")) is not None]
+    if values and not any(map(may_have_gradient, values)):
         return []
     call = read_call(node)
     if call is None:

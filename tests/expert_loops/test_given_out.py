@@ -146,8 +146,23 @@ def own_gates(x, moe, look):
     return out, kept
 
 
+def in_phases(x, moe, look):
+    """Behind branches that give nothing: they add in place."""
+    weight, index = moe.route(x)
+    kept, out, rows = [], torch.zeros_like(x), []
+    for e in range(E):
+        token, slot = torch.where(index == e)
+        h = x[token] @ moe.w1[e]
+        kept += look(h)
+        rows.append((token, slot, h))
+    for e, (token, slot, h) in enumerate(rows):
+        if token.numel() > 0:
+            out.index_add_(0, token, torch.tanh(h) @ moe.w2[e] * weight[token, slot, None])
+    return out, kept
+
+
 @pytest.mark.parametrize("look", LOOKS)
-@pytest.mark.parametrize("form", [by_slices, by_counts, masked, stacked, gathered, own_gates])
+@pytest.mark.parametrize("form", [by_slices, by_counts, masked, stacked, gathered, own_gates, in_phases])
 def test_other_front_ends(form, look):
     def step(x, moe):
         return form(x, moe, LOOKS[look])
