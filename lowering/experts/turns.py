@@ -455,11 +455,22 @@ class Builder:
                 at = order.get(user, -1)
                 if at < begin or (at > end and not self.carried) or user in own or user in names & chain:
                     continue  # (whoever comes after the last turn reads all of a sum in place, and a part of another)
-                if user in self.read:
+                rows = self.carried and user.target is operator.getitem  # that the accumulation itself reads
+                if not rows and user not in self.read:
+                    raise Differ(f"{target_name(user)} reads the sum between the turns", user)
+                self.check_read(user, own | chain)
+
+    def check_read(self, read: fx.Node, ends: set[fx.Node]) -> None:
+        """What a turn reads of the sum ends in the turns' own accumulation: nobody else is to see it then."""
+        pending, seen = [read], set[fx.Node]()
+        while pending:
+            for user in pending.pop().users:
+                if user in ends or user in seen:
                     continue
-                if self.carried and user.target is operator.getitem and user.users.keys() <= own | self.read | chain:
-                    continue  # rows that the accumulation itself reads
-                raise Differ(f"{target_name(user)} reads the sum between the turns", user)
+                if user not in self.read:
+                    raise Differ(f"{target_name(user)} sees what a turn has read of the sum", user)
+                pending.append(user)
+                seen.add(user)
 
 
 OPENED = "opened"  # in a branch's meta: all that it does is done elsewhere (openings.py)

@@ -101,6 +101,34 @@ def test_views_of_parts(view, turn, kept):
     regions_of(run)
 
 
+def before_it_adds(out, token, y):
+    rows = out[token]
+    out[token] = rows + y
+    return rows
+
+
+def after_it_has_added(out, token, y):
+    out[token] = rows = out[token] + y
+    return rows
+
+
+@pytest.mark.parametrize("detached", [False, True])
+@pytest.mark.parametrize("looked_up", [before_it_adds, after_it_has_added])
+def test_rows_of_parts(looked_up, detached):
+    """The rows that a turn itself reads of the sum, kept beside it."""
+
+    def run(x, moe):
+        weight, index = moe.route(x)
+        out, parts = torch.zeros_like(x), []
+        for e, expert in enumerate(moe.experts):
+            token, slot = torch.where(index == e)
+            rows = looked_up(out, token, expert(x[token]) * weight[token, slot, None])
+            parts.append(rows.detach() if detached else rows)
+        return out * sum(part.sum() * (i + 1) for i, part in enumerate(parts))
+
+    regions_of(run)
+
+
 def gated(x, moe):
     weight, index = moe.route(x)
     return torch.zeros(len(x), E, dtype=x.dtype).scatter(1, index, weight)
