@@ -284,6 +284,20 @@ class Blocks(Builder):
                 raise Differ(f"{target_name(node)} makes rows of a later expert, and may have effects", node)
             wanted.add(node)
             pending += node.all_input_nodes
+        self.check_written(wanted, storage)
+        for node in graph.nodes:
+            call = read_call(node) if first < node < last else None
+            if call is not None and call.name == "set_grad_enabled":
+                raise Differ("gradients are switched between the experts", node)
+            if call is not None and call.name == "require_branch":  # later experts may never run: no gradients then
+                raise Differ("the step may be left between the experts, at a branch on data", node)
+        for node in [node for node in graph.nodes if node in wanted]:
+            first.prepend(node)
+
+    def check_written(self, wanted: set[fx.Node], storage: Storage) -> None:
+        """Whatever stands between the experts may read what it likes, the sum that turns add to as well: it stays where
+        it is. But nothing there writes what the rows are made of, or what an expert computes with them."""
+        first, last = self.downs[0], self.downs[-1]
         computed = {node for down in self.downs for node in inside(down, self.rows_of)}
         read = {argument for node in wanted | computed for argument in node.all_input_nodes} | wanted | set(self.rows)
         for writer, targets in storage.writers.items():
@@ -295,14 +309,6 @@ class Blocks(Builder):
         for writer, targets in storage.writers.items():
             if writer not in computed and any(storage.share(target, down) for target in targets for down in self.downs):
                 raise Differ("an expert's result is changed in place", writer)
-        for node in graph.nodes:
-            call = read_call(node) if first < node < last else None
-            if call is not None and call.name == "set_grad_enabled":
-                raise Differ("gradients are switched between the experts", node)
-            if call is not None and call.name == "require_branch":  # later experts may never run: no gradients then
-                raise Differ("the step may be left between the experts, at a branch on data", node)
-        for node in [node for node in graph.nodes if node in wanted]:
-            first.prepend(node)
 
     def join(self, graph: fx.Graph, first: fx.Node) -> tuple[fx.Node, fx.Node, fx.Node]:
         values = [tensor_of(node) for node in self.rows]

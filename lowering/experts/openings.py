@@ -2,9 +2,10 @@
 
 The branch is a node whose body computes the expert. Here its expert stands in the graph beside the others: on its rows
 where the branch is taken, and on none where it is not (:func:`rows_if`), which costs and gives nothing. What else the
-branch does stays a branch, which is given the expert's result. Whether the experts then become one operator is found
-out by blocks.py as for all experts that stand one after another; if not, the branches are put back as they were. An
-expert whose branch was not taken gets no gradient, as in eager (``Opened.asked``).
+branch does stays a branch where it was, which is given the expert's result: it may read the sum that it adds to, as it
+reads the same there. Whether the experts then become one operator is found out by blocks.py as for all experts that
+stand one after another; if not, the branches are put back as they were. An expert whose branch was not taken gets no
+gradient, as in eager (``Opened.asked``).
 
 Rows that the branch itself looks up are looked up before it where it is left out for no other reason than that there
 are none (``if token.numel() == 0: continue``): a lookup of none cannot fail.

@@ -98,7 +98,8 @@ MISTAKES = {
     "reads a copy of the sum": ("y = ", "y = y + out.clone()[token]", True),
     "keeps the last rows": ("out", "x = x + 0 * y.sum()", True),
 }
-# Of a turn behind a branch only the expert becomes part of an operator; what reads the sum stays as it was written.
+# Of a turn behind a branch only the expert becomes part of an operator; what reads the sum stays where it was, turn
+# after turn (test_openings.py has them, and experts that read the sum themselves, which are never lowered).
 READ_BEHIND_A_BRANCH = ("reads the sum", "reads a copy of the sum")
 
 

@@ -15,7 +15,7 @@ from table import SEEDS, tensors
 from torch.nn.functional import silu
 
 from moebius import capture, stats
-from moebius.lowering.experts import rewrite
+from moebius.lowering.experts import blocks, rewrite
 
 RIGHT, KEPT, WRONG = {}, {}, {}
 
@@ -274,6 +274,43 @@ def without_gradients_in_some_turns(x, moe):
                 parts.append(moe.experts[e](rows[start : start + n]))
         start += n
     return torch.cat(parts).sum(0) * x
+
+
+def behind_branches(rows_of, added=lambda y, out, token: y):
+    """rows_of, added: of the sum so far, what an expert is given and what is added besides."""
+
+    def layer(x, moe):
+        weight, index = moe.route(x)
+        out = x * 0.1
+        for e in range(E):
+            token, slot = torch.where(index == e)
+            if token.numel() == 0:
+                continue
+            y = moe.experts[e](rows_of(x, out, token)) * weight[token, slot, None]
+            out.index_add_(0, token, added(y, out, token))
+        return out
+
+    return layer
+
+
+def of_x(x, out, token):
+    return x[token]
+
+
+# What a turn adds may read the sum, as that is done where it was, turn after turn; what the experts read may not be it.
+RIGHT["the_sum_is_read_beside_the_expert"] = behind_branches(of_x, lambda y, out, token: y + out[token])
+RIGHT["a_copy_of_it_is"] = behind_branches(of_x, lambda y, out, token: y * out.clone()[token].sigmoid())
+WRONG["rows_of_the_sum"] = behind_branches(lambda x, out, token: out[token])
+WRONG["rows_of_a_view_of_it"] = behind_branches(lambda x, out, token: out.view(-1, out.shape[1])[token])
+WRONG["rows_and_the_sum's"] = behind_branches(lambda x, out, token: x[token] + out[token])
+
+
+def test_experts_on_the_sum_would_be_wrong(monkeypatch):
+    monkeypatch.setattr(rewrite, "Order", lambda *_: None)
+    assert not compare(WRONG["rows_of_the_sum"])[1]
+    monkeypatch.setattr(blocks.Blocks, "check_written", lambda *_: None)
+    with pytest.raises(AssertionError):
+        compare(WRONG["rows_of_the_sum"])
 
 
 @pytest.mark.parametrize("name", RIGHT)
