@@ -309,8 +309,10 @@ class Captured:
 
     def forget(self, segment: Segment) -> None:
         """Its guards are asked no more. It may be gone by then: with its model, or in another thread."""
-        with contextlib.suppress(ValueError):
+        try:
             self.segments.remove(segment)
+        except ValueError:  # (no name of a module's: a model may die as the interpreter ends)
+            pass
         self.entry.remove(segment.guards.program)
 
     def argument_names(self, args: tuple, kwargs: dict[str, Any]) -> tuple[str, ...]:

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
 MAX_EXITS = 512  # in one graph; each costs a continuation at capture, and a read from the device when it runs
 MAX_PEEKED = 64  # operators that are run ahead to see which way a branch will go
+MAX_FOLLOWED = 16  # times in a row that a branch is taken to go as it went before: `while` would never end
 RANDOM = ("rand", "dropout", "bernoulli", "multinomial", "normal", "poisson", "attention", "backward", "grad")
 # Instructions that ask for the truth of the value on top of the stack and do nothing else before.
 ASK_TOP = frozenset({"UNARY_NOT", "TO_BOOL", "JUMP_IF_TRUE_OR_POP", "JUMP_IF_FALSE_OR_POP"})
@@ -84,6 +85,8 @@ class Speculation:
         self.trace = trace
         self.exits: dict[str, SideExit] = {}
         self.met: Counter[tuple[types.CodeType, int]] = Counter()
+        self.went: dict[str, bool] = {}  # by branch: the last way that data told
+        self.followed: Counter[str] = Counter()
 
     def decide(self, value: Any) -> bool | None:
         """The way that the trace takes at a branch on ``value``; None: no graph can hold this branch."""
@@ -106,8 +109,8 @@ class Speculation:
         expected = trace.policy.predictions.get(place)
         if trace.domain.arrays.is_of_lengths(value):
             expected = True  # nothing can be followed the other way
-        elif expected is None:
-            expected = self.peek(value)
+        else:
+            expected = self.way(branch, value, expected)
         held = Held()
         try:
             emitter, run = self.side_exit(frames, held)
@@ -140,9 +143,21 @@ class Speculation:
             return ()
         return tuple(emitter.outputs)
 
-    def peek(self, value: Any) -> bool:
-        """The way that this call's data will take, where few operators on the call's inputs decide it; else False:
-        branches on data mostly ask whether something went wrong. A wrong guess costs time, never the result."""
+    def way(self, branch: str, value: Any, told: bool | None) -> bool:
+        """The way that data told in an earlier call or will take in this one; else the one that this branch, met before,
+        took there; else that nothing is wrong, as branches on data mostly ask. A wrong guess costs time, never the result.
+        """
+        told = self.peek(value) if told is None else told
+        if told is not None:
+            self.went[branch], self.followed[branch] = told, 0
+        elif branch in self.went and self.followed[branch] < MAX_FOLLOWED:
+            told, self.followed[branch] = self.went[branch], self.followed[branch] + 1
+        else:
+            told = self.trace.domain.lists.is_of_counts(value) or is_of_all(value)
+        return told
+
+    def peek(self, value: Any) -> bool | None:
+        """The way that this call's data will take, where few operators on the call's inputs decide it."""
         real = {p.node: p.real for p in self.trace.tensors.inputs}
         done: dict[fx.Node, Any] = {}
 
@@ -163,7 +178,7 @@ class Speculation:
             with torch.no_grad():
                 return bool(fx.map_arg(self.trace.writer.argument(value), run))
         except Exception:  # whatever it is, the step itself will meet it
-            return self.trace.domain.lists.is_of_counts(value) or is_of_all(value)
+            return None
 
 
 def is_of_all(value: Any) -> bool:

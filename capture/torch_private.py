@@ -187,12 +187,17 @@ def unwrapped(function: Any) -> Any:
     return getattr(function, "__wrapped__", function)
 
 
-def under_compile_switch(function: Any) -> Any:
-    """The method of torch's optimizers that torch.compile's first use in a process has wrapped to keep itself out."""
+def under_compile_switch(function: Any) -> types.CellType | None:
+    """The cell with what ``torch.compiler.disable`` wrapped: a program's function, or a method of torch's optimizers.
+
+    The wrapper holds torch.compile off while the function runs, and does nothing else. What else of torch's is wrapped is
+    not to be in a graph.
+    """
     if function.__code__.co_qualname != "DisableContext.__call__.<locals>._fn":
         return None
-    inner = getattr(function, "_torchdynamo_orig_callable", None)
-    return inner if (getattr(inner, "__module__", None) or "").startswith("torch.optim") else None
+    cell: types.CellType = function.__closure__[function.__code__.co_freevars.index("fn")]
+    module = str(getattr(cell.cell_contents, "__module__", None))
+    return None if module.split(".")[0] == "torch" and not module.startswith("torch.optim") else cell
 
 
 def found_by_name(function: Any) -> bool:

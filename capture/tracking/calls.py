@@ -227,8 +227,9 @@ class Calls(Methods, Construction, StandIns):
                 f"{function.__qualname__} was given to moebius.disable",
                 "nothing to do: it runs natively, as asked",
             )
-        if (inner := torch_private.under_compile_switch(function)) is not None:
-            return self.call(inner, args, kwargs)
+        if (cell := torch_private.under_compile_switch(function)) is not None:
+            self.domain.guard_function(function)
+            return self.call(self.objects.cell_get(cell, function.__qualname__), args, kwargs)
         if torch_private.kept_out(function):
             raise Break(
                 "function that torch keeps out of graphs",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import sys
 import warnings
 
 import torch
@@ -86,3 +87,17 @@ def test_without_the_count_it_goes_on(monkeypatch):
     net, step = model(), capture(with_a_teacher, backend="eager")
     seconds = [(step(net, torch.ones(2, 3)), stats(step).cold_seconds)[1] for _ in range(20)]
     assert seconds[-1] > seconds[-2]
+
+
+def test_a_model_that_dies_with_the_interpreter(monkeypatch):
+    """Python has emptied our modules by then."""
+    net, step, said = model(), capture(lambda net, x: net(x).sum(), backend="eager"), []
+    step(net, torch.ones(2, 3))
+    assert stats(step).entries == 1
+    monkeypatch.setattr(sys, "unraisablehook", said.append)
+    with monkeypatch.context() as ending:
+        for name in vars(captured):
+            if not name.startswith("__"):
+                ending.setitem(vars(captured), name, None)
+        del net
+    assert said == [] and stats(step).entries == 0

@@ -517,3 +517,39 @@ def test_a_guess_looks_at_what_was_written_in_place(monkeypatch):
     assert graphs() == 1
     monkeypatch.setattr(speculation, "writes_into", lambda node: [])
     assert graphs() > 1
+
+
+def recurrent(cell, x, far):
+    """As xLSTM's sLSTM: only the first time step finds the normaliser empty. far: too many operators to run ahead."""
+    state = torch.zeros(3)
+    for step in range(x.shape[0]):
+        new = cell * x[step]
+        for _ in range(far):
+            new = torch.sin(new)
+        state = new if torch.all(state == 0.0) else torch.maximum(state, new) + state
+    return state.sum()
+
+
+@pytest.mark.parametrize("far", [1, 30])
+def test_a_branch_goes_as_it_went_before(far):
+    """Where the data of a later time step is out of sight, the steps before it tell more than a habit."""
+    captured = capture(recurrent, backend="eager")
+    for number in range(3):
+        cell, x = torch.rand(3) + 0.5, torch.rand(9, 3) + 0.1
+        assert torch.equal(captured(cell, x, far), recurrent(cell, x, far)), number
+    assert stats(captured).graphs == 1 and stats(captured).hits >= 1, stats(captured)
+
+
+def settles(x, limit):
+    turns = 0
+    while (x.square().sum() > limit).item():
+        x, turns = x * 0.75, turns + 1
+    return x, turns
+
+
+def test_a_loop_until_the_data_is_right():
+    """The way of the turns before is not followed for ever."""
+    captured = capture(settles, backend="eager")
+    for limit in (1e-3, 1e-3, 1e-30, 1e-30, 1e-30, 1e-3):
+        mine, plain = captured(torch.ones(4), limit), settles(torch.ones(4), limit)
+        assert torch.equal(mine[0], plain[0]) and mine[1] == plain[1]
