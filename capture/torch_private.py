@@ -190,8 +190,8 @@ def unwrapped(function: Any) -> Any:
 def under_compile_switch(function: Any) -> types.CellType | None:
     """The cell with what ``torch.compiler.disable`` wrapped: a program's function, or a method of torch's optimizers.
 
-    The wrapper holds torch.compile off while the function runs, and does nothing else. What else of torch's is wrapped is
-    not to be in a graph.
+    The wrapper holds torch.compile off while the function runs, and does nothing else. What else of torch's it wraps
+    is not to be in a graph.
     """
     if function.__code__.co_qualname != "DisableContext.__call__.<locals>._fn":
         return None
