@@ -144,8 +144,8 @@ class Speculation:
         return tuple(emitter.outputs)
 
     def way(self, branch: str, value: Any, told: bool | None) -> bool:
-        """The way that data told in an earlier call or will take in this one; else the one that this branch, met before,
-        took there; else that nothing is wrong, as branches on data mostly ask. A wrong guess costs time only."""
+        """The way that data told in an earlier call, or will take in this one; else the one that the same branch took
+        before; else that nothing is wrong, as branches on data mostly ask. A wrong guess costs time only."""
         told = self.peek(value) if told is None else told
         if told is not None:
             self.went[branch], self.followed[branch] = told, 0
