@@ -23,6 +23,7 @@ from moebius.interpreter import UNSET, Frame, decode
 
 from .exception_tables import aligned
 from .hidden import hidden
+from .hidden_cells import hidden_later
 from .liveness import LEAVES, accesses, falls_through, read_later, reads_unnamed
 from .places import (
     BEFORE_CALL,
@@ -47,6 +48,7 @@ AFTER_LOOP = 1 if NULL_FIRST else 2  # instructions that clean up where FOR_ITER
 # 3.13 looks for the handler of what a Python function raises at the code unit before the call of it (Python/ceval.c
 # resume_with_error): no region may begin with an instruction that makes a frame.
 BEGINS_REGION = () if NULL_FIRST else ("NOP",)
+HIDDEN = "a comprehension whose variable an inner function uses hides a variable of that name"
 CO_OPTIMIZED, CLOSURE = 0x1, 8  # a function's code, not a class body's; SET_FUNCTION_ATTRIBUTE's flag
 
 
@@ -275,6 +277,8 @@ def rebuild(
     assert len(instructions) == len(decode(code).instructions), "bytecode and dis disagree on the instructions"
     taken = closure_loads(instructions) if code.co_flags & CO_OPTIMIZED else None
     may_be_unset = unset_reads(code)
+    if hidden_later(code, state.index) is not None:
+        raise CannotResume(HIDDEN)
     entry = Label()
     exit_of = {e.index: (e, target) for e, target in exits}
     first_line = instructions[0].location
@@ -391,7 +395,7 @@ def suspended_state(frame: Frame) -> State:
 def refuse_cells(stack: list[Any]) -> None:
     """Below a comprehension in the frame (PEP 709) stands the cell that its variable hides, to be put back as it is."""
     if any(type(value) is types.CellType for value in stack):
-        raise CannotResume("a comprehension whose variable an inner function uses hides a variable of that name")
+        raise CannotResume(HIDDEN)
 
 
 def generator_code(code: types.CodeType, state: State) -> types.CodeType:

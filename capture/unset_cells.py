@@ -43,6 +43,7 @@ def unset_reads(code: types.CodeType) -> dict[int, str]:
     hidden_by = {i.argval for i in program.instructions if i.opname == "LOAD_FAST_AND_CLEAR"}
     if LOAD_CELL == "LOAD_FAST" and not own.isdisjoint(hidden_by):
         return {}
+    emptied = own & deleted_inside(code)
     begins = next(i for i, instruction in enumerate(program.instructions) if instruction.opname == "RESUME")
     empty: dict[int, frozenset[str]] = {}
     work = [(0, own.difference(code.co_varnames[: program.n_bound]))]
@@ -67,8 +68,17 @@ def unset_reads(code: types.CodeType) -> dict[int, str]:
     return {
         i: instruction.argval
         for i, instruction in enumerate(program.instructions)
-        if instruction.opname in READS and instruction.argval in empty.get(i, ())
+        if instruction.opname in READS and i in empty and instruction.argval in empty[i] | emptied
     }
+
+
+def deleted_inside(code: types.CodeType) -> set[str]:
+    """The variables that inner functions unset: ``nonlocal a; del a``."""
+    found: set[str] = set()
+    for inner in [constant for constant in code.co_consts if isinstance(constant, types.CodeType)]:
+        deleted = {i.argval for i in decode(inner).instructions if i.opname == "DELETE_DEREF"}
+        found |= (deleted | deleted_inside(inner)).intersection(inner.co_freevars)
+    return found
 
 
 def asked_first(name: str, at: Any) -> list[Any]:

@@ -150,8 +150,38 @@ def generator_unset(x):
     return list(turns())
 
 
+def unset_by_an_inner_function(x):
+    a = 1
+
+    def end():
+        nonlocal a
+        del a
+
+    broken(end())
+    try:
+        a += 1
+    except UnboundLocalError as error:
+        return x, error.args
+
+
+def hidden_by_a_comprehension(x):
+    """After it the variable is the frame's again."""
+    y = x
+    broken(x)
+    return [(lambda: y)() for y in (1, 2)], y
+
+
+def hidden_in_turns(x):
+    y, found = x, lambda: y
+    for _ in range(2):
+        y = y + broken(1)
+        calls = [lambda: y for y in (1, 2)]
+        broken(x)
+    return [call() for call in calls], y, found()
+
+
 FUNCTIONS = [
-    unset, generator_unset, *([unset_beside_a_comprehension] if sys.version_info < (3, 13) else []),
+    unset, generator_unset, unset_by_an_inner_function, hidden_by_a_comprehension, hidden_in_turns, *([unset_beside_a_comprehension] if sys.version_info < (3, 13) else []),
     many_variables,
     comprehensions_of_one_variable, closure_behind_a_value, breaks_in_both,
     comprehension_behind_the_break, break_in_the_comprehension, break_in_it_without_the_variable, of_an_argument,
@@ -169,6 +199,12 @@ def test_as_in_plain_python(function):
 def test_not_asked_first_another_exception_is_raised(monkeypatch):
     monkeypatch.setattr(resume, "unset_reads", lambda code: {})
     assert not same(told(capture(unset), X), told(unset, X))
+
+
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="3.12 and later: comprehensions in the frame")
+def test_a_continuation_would_not_put_it_back(monkeypatch):
+    monkeypatch.setattr(resume, "hidden_later", lambda *_: None)
+    assert not same(told(capture(hidden_by_a_comprehension), X), told(hidden_by_a_comprehension, X))
 
 
 @pytest.mark.skipif(sys.version_info < (3, 13), reason="3.13 and later")
