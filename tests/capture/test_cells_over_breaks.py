@@ -181,7 +181,8 @@ def hidden_in_turns(x):
 
 
 FUNCTIONS = [
-    unset, generator_unset, unset_by_an_inner_function, hidden_by_a_comprehension, hidden_in_turns, *([unset_beside_a_comprehension] if sys.version_info < (3, 13) else []),
+    unset_by_an_inner_function, hidden_by_a_comprehension, hidden_in_turns,
+    unset, generator_unset, *([unset_beside_a_comprehension] if sys.version_info < (3, 13) else []),
     many_variables,
     comprehensions_of_one_variable, closure_behind_a_value, breaks_in_both,
     comprehension_behind_the_break, break_in_the_comprehension, break_in_it_without_the_variable, of_an_argument,
