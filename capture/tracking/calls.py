@@ -473,6 +473,10 @@ class Calls(Methods, Construction, StandIns):
                     return self.objects.made(function(*values, **kwargs))
                 except torch_private.DATA_DEPENDENT:
                     raise natives.decided_by_data(values[0] if values else None) from None
+                except TypeError as error:
+                    if any(isinstance(v, SYMBOLIC) for v in (*values, *kwargs.values())):  # not ints to C
+                        raise Break("builtin that fails on a symbolic size", str(error), "use plain numbers") from None
+                    raise
             raise Break(
                 "builtin with arguments it would look into",
                 f"{function.__name__}() of {', '.join(type_of(a).__name__ for a in args)}",

@@ -204,6 +204,8 @@ class Construction(CallParts):
             target(owner, self.listed(args[0]) if base is list else self.drain(args[0]))
 
     def make_dict(self, *args: Any, **kwargs: Any) -> dict:
+        if len(args) > 1:
+            dict(*args)  # Python's own error
         made = dict(self.mapping_or_items(args[0], dict)) if args else {}
         made.update(kwargs)
         return self.objects.made(made)
@@ -217,6 +219,8 @@ class Construction(CallParts):
         )
 
     def make_set(self, *args: Any) -> Any:
+        if len(args) > 1:
+            set(*args)  # Python's own error
         if len(args) == 1 and type(args[0]) is TensorRows:  # of a list that tolist() left out
             return args[0]
         return self.objects.made({self.objects.made_key(k) for k in (self.domain.native_iter(args[0]) if args else ())})

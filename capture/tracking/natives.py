@@ -264,6 +264,7 @@ CHANGING = frozenset(
     }
 )
 
+NO_ITERATORS = frozenset((int, float, bool, str, bytes, type(None), list, tuple, dict, set))
 ITERATORS: tuple[type, ...] = (
     type(iter([])),
     type(iter(())),

@@ -46,6 +46,7 @@ QUESTIONS = frozenset(
     (operator.lt, operator.le, operator.eq, operator.ne, operator.gt, operator.ge)
     + (math.isnan, math.isinf, math.isfinite)
 )
+LOGIC = frozenset((operator.and_, operator.or_, operator.xor))  # of two yes or no, another one
 
 
 @dataclass(frozen=True, eq=False)
@@ -199,7 +200,8 @@ class Numbers:
             raise Break("arithmetic that may fail", detail, "compute it after the step") from None
         if type(result) not in PLAIN_NUMBERS:
             raise Break("arithmetic on a number", f"gives a {type(result).__name__}", "compute it after the step")
-        if not known and type(result) is not float and function not in QUESTIONS:
+        tells = function in QUESTIONS or (function in LOGIC and type(result) is bool)
+        if not known and type(result) is not float and not tells:
             for o in unknown:
                 o.refuse()  # an int or a bool of a value that nobody knows: too little can be said of it
         node = None
@@ -264,6 +266,14 @@ def representative_of(value: Any) -> Any:
     return 0.5 if isinstance(value, float) and not (math.isfinite(value) and value) else value
 
 
+EXAMPLES: dict[type, Any] = {torch.SymInt: 1, torch.SymFloat: 0.5, torch.SymBool: True}
+
+
+def example(value: Any) -> Any:
+    """A number of the same type, of which Python says at once what cannot be done with such a number."""
+    return value.representative if isinstance(value, Number) else EXAMPLES.get(type(value), value)
+
+
 COMPARISONS: dict[str, Callable[..., Any]] = {
     "<": operator.lt,
     "<=": operator.le,
@@ -280,7 +290,12 @@ OPERATIONS: dict[str, Callable[..., Any]] = COMPARISONS | {
     "//": operator.floordiv,
     "%": operator.mod,
     "**": operator.pow,
+    "&": operator.and_,
+    "|": operator.or_,
+    "^": operator.xor,
+    "<<": operator.lshift,
+    ">>": operator.rshift,
 }
-UNARY: dict[str, Callable[..., Any]] = {"-": operator.neg, "+": operator.pos}
+UNARY: dict[str, Callable[..., Any]] = {"-": operator.neg, "+": operator.pos, "~": operator.invert}
 
 __all__ = ["FUNCTIONS", "OPERATIONS", "UNARY", "Number", "Numbers"]

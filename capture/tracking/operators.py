@@ -21,7 +21,7 @@ from . import natives, numbers
 from .enums import plain_member
 from .folding import constant_truth
 from .loops import ROWS
-from .numbers import COMPARISONS, Number
+from .numbers import COMPARISONS, Number, example
 from .objects import identified
 from .parts import Parts
 from .records import CONTAINERS, DICTS, SETS
@@ -32,6 +32,7 @@ from .values import ATOMS, IDENTITIES, SYMBOLIC, Break, LoopLeftover, StandIn, T
 from .views import View
 
 READ_BY_C = (*CONTAINERS, frozenset)  # and what is derived from one
+OPEN_NUMBERS = (Number, *SYMBOLIC)
 UNARIES: dict[str, Callable[[Any], Any]] = {"-": operator.neg, "+": operator.pos, "~": operator.invert}
 SIMPLE = frozenset({int, float, str, bool, bytes, type(None)})
 DUNDERS = {
@@ -63,10 +64,16 @@ class Operators(Parts):
         if kind in SIMPLE or kind in SYMBOLIC or kind is TensorProxy:
             if kind is TensorProxy:
                 return self.tensors.function(UNARIES[op], (value,), {})
-            return UNARIES[op](value) if kind in SYMBOLIC else super().unary(op, value)
+            return self.symbolic_unary(op, value) if kind in SYMBOLIC else super().unary(op, value)
         self.refuse_alien(value)
         self.guard_operators(value, ("__neg__", "__pos__", "__invert__"))
         return self.objects.made(super().unary(op, value))
+
+    def symbolic_unary(self, op: str, value: Any) -> Any:
+        if type(value) is torch.SymBool:
+            return UNARIES[op](self.truth(value))
+        UNARIES[op](example(value))  # Python's own error, where there is one
+        return -value - 1 if op == "~" else UNARIES[op](value)
 
     def binary(self, op: str, left: Any, right: Any) -> Any:
         left_kind, right_kind = type(left), type(right)
@@ -83,6 +90,14 @@ class Operators(Parts):
         if (left_kind is Number or right_kind is Number) and op.removesuffix("=") in numbers.OPERATIONS:
             return self.tensors.numbers.apply(numbers.OPERATIONS[op.removesuffix("=")], left, right)
         if left_kind in SYMBOLIC or right_kind in SYMBOLIC:
+            kinds = {left_kind, right_kind}
+            if complex in kinds or (op[0] == "%" and kinds & {float, torch.SymFloat}):  # sympy's is not Python's
+                return self.binary(op, *(natives.specialised(v, self.calls.known) for v in (left, right)))
+            if torch.SymBool in kinds and not (left_kind is right_kind and op in ("&", "|")):
+                return self.binary(op, *(self.truth(v) if type(v) is torch.SymBool else v for v in (left, right)))
+            if all(k.__module__ == "builtins" or k in SYMBOLIC for k in (left_kind, right_kind)):
+                OPERATORS[op.removesuffix("=")](example(left), example(right))  # Python's own error, where there is one
+            left, right = (int(v) if type(v) is bool else v for v in (left, right))
             if (left_kind in SIMPLE or left_kind in SYMBOLIC) and (right_kind in SIMPLE or right_kind in SYMBOLIC):
                 if right_kind is torch.SymInt and op[0] in "/%" and not torch_private.depends_on_values(right):
                     bool(right == 0)  # a guard: another size may be Python's ZeroDivisionError
@@ -185,7 +200,12 @@ class Operators(Parts):
                 return self.tensors.numbers.apply(numbers.OPERATIONS[op], left, right)
             if op in ("==", "!=") and all(type(v) is Number or type(v) in ATOMS for v in (left, right)):
                 return op == "!="
+        if torch.SymBool in (left_kind, right_kind):
+            return self.compare(op, *(self.truth(v) if type(v) is torch.SymBool else v for v in (left, right)))
         if left_kind in SYMBOLIC or right_kind in SYMBOLIC or (left_kind in ATOMS and right_kind in ATOMS):
+            if left_kind in SYMBOLIC or right_kind in SYMBOLIC:
+                COMPARISONS[op](example(left), example(right))  # Python's own error, where there is one
+                left, right = (int(v) if type(v) is bool else v for v in (left, right))
             return COMPARISONS[op](torch_sizes.rounded(left), torch_sizes.rounded(right))
         if issubclass(type(left), type) and issubclass(type(right), type) and op in ("==", "!="):
             if not any(self.compares_in_python(value, op) for value in (left, right)):  # their metaclasses have no say
@@ -354,6 +374,12 @@ class Operators(Parts):
             left.refuse("the identity")
         if all(issubclass(kind, tuple) for kind in kinds):
             self.objects.guard_tuples(left, right)
+        if left is not right and (kinds[0] in OPEN_NUMBERS or kinds[1] in OPEN_NUMBERS):
+            examples = [type(example(v)) for v in (left, right)]
+            if examples == [bool, bool]:
+                return self.truth(left) is self.truth(right)
+            if examples[0] is examples[1]:
+                raise Break("identity of a number", f"`is` of two {examples[0].__name__}s", "compare with ==")
         return self.is_one(left, right)
 
     def is_one(self, left: Any, right: Any) -> bool:

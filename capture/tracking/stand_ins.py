@@ -22,7 +22,7 @@ from .call_parts import CallParts
 from .counts import INTEGERS
 from .enums import plain_member
 from .loops import TensorRows
-from .numbers import Number
+from .numbers import Number, example
 from .records import CONTAINERS, HEAP_TYPE
 from .specials import is_replaced
 from .substitutes import largest, smallest
@@ -155,6 +155,8 @@ class StandIns(CallParts):
         return self.domain.get_iter(value)
 
     def advance(self, iterator: Any, *default: Any) -> Any:
+        if type(iterator) in natives.NO_ITERATORS:
+            next(iterator)  # Python's own error
         try:
             value = self.call(self.domain.attributes.get(iterator, "__next__"), [], {})
         except StopIteration:
@@ -223,8 +225,8 @@ class StandIns(CallParts):
         return hash(self.objects.real_key(value))
 
     def boolean(self, *value: Any) -> Any:
-        if not value:
-            return False
+        if len(value) != 1:
+            return bool(*value)  # Python's own answer or error
         if isinstance(value[0], torch.SymBool | torch.SymInt):
             return bool(value[0])
         return self.domain.truth(value[0])
@@ -264,6 +266,8 @@ class StandIns(CallParts):
                     "use torch.maximum/minimum for tensors",
                 )
             if any(isinstance(k, torch.SymInt) for k in keys) and key is None and "default" not in kwargs:
+                if not all(type(k) in (int, torch.SymInt) for k in keys):  # C gives one of them, with its own type
+                    return self.one_by_one(function, values)
                 return functools.reduce(torch.sym_max if function is max else torch.sym_min, keys)
             if not values:
                 return function(values, **kwargs)
@@ -295,6 +299,8 @@ class StandIns(CallParts):
         return self.objects.made([items[i] for i in order])
 
     def to_int(self, *args: Any, **kwargs: Any) -> Any:
+        if args and (len(args) > 1 or kwargs):  # a text and a base: of a number Python's own error
+            args = (example(args[0]), *(natives.specialised(v) for v in args[1:]))
         if args and type(args[0]) is ArrayNumber and len(args) == 1 and not kwargs:
             return args[0].value
         if args and isinstance(args[0], torch.SymInt):
@@ -323,6 +329,8 @@ class StandIns(CallParts):
         return run
 
     def to_float(self, *args: Any) -> Any:
+        if len(args) != 1:
+            return float(*args)  # Python's own answer or error
         if args and type(args[0]) is Number:
             return args[0] if args[0].kind is float else self.tensors.numbers.apply(float, args[0])
         if args and isinstance(args[0], TensorProxy) and (number := self.tensors.item(args[0])) is not None:
