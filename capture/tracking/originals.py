@@ -33,11 +33,11 @@ def is_own(function: Any) -> bool:
     """Whether a function or class is Python's or torch's: by the file of its code, by its module, or as it is C's."""
     if isinstance(function, types.FunctionType):
         name = function.__code__.co_filename
-        if name.startswith((TORCHS, "<frozen")) or function.__module__.startswith("moebius."):
+        if name.startswith((TORCHS, "<frozen")) or str(function.__module__).startswith("moebius."):
             return True
         return name.startswith(PYTHONS) and not name.startswith(OTHERS)
     if isinstance(function, type):
-        return function.__module__.partition(".")[0] in ROOMS
+        return str(function.__module__).partition(".")[0] in ROOMS
     owner = getattr(function, "__self__", None)
     known = owner is None or owner is GENERATOR or isinstance(owner, types.ModuleType | type)
     return isinstance(function, FUNCTIONS) and known

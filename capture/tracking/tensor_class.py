@@ -7,6 +7,7 @@ captured (``meanwhile``): every graph relies on them.
 
 from __future__ import annotations
 
+import types
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -36,7 +37,9 @@ ASKED = frozenset(
 def is_torchs(found: Any) -> bool:
     """Whether what stands in a class of tensors was torch's from the beginning."""
     function = found.fget if isinstance(found, property) else getattr(found, "__func__", found)
-    return not callable(function) or is_own(function)
+    if callable(function):
+        return is_own(function)
+    return isinstance(function, types.GetSetDescriptorType) or not hasattr(type(function), "__get__")
 
 
 def needed(cls: type) -> dict[str, Any]:
