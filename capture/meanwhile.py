@@ -19,8 +19,8 @@ from .guards.recorder import Fact
 from .tracking import tensor_class
 
 MAX_CHANGES = 3  # of one callable's captures that another thread has spoiled; then it runs natively
-# Not called by capture or torch. (IPython takes exit and quit away while a cell runs, and what it adds after it; ``_`` is
-# what Python's shell has shown last, or gettext's.)
+# Not called by capture or torch. (IPython takes exit and quit away while a cell runs, and what it has added after it;
+# ``_`` is what Python's shell has shown last, or gettext's.)
 UNUSED = frozenset(
     "print input open breakpoint exit quit help copyright credits license __import__ __build_class__"
     " _ get_ipython display".split()
