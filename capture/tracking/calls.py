@@ -100,6 +100,7 @@ class Calls(Methods, Construction, StandIns):
             PRINT: self.print,
             format: self.format,
             repr: self.to_repr,
+            ascii: self.to_ascii,
             sorted: self.sort,
             max: self.extreme(max),
             min: self.extreme(min),
@@ -501,6 +502,8 @@ class Calls(Methods, Construction, StandIns):
                 else (self.domain.truth if function is filter else None)
             )
             start = 1
+        if function is reversed:
+            return self.reverse(values, kwargs)
         if function is itertools.groupby:
             keys = kwargs.get("key") if "key" in kwargs or len(values) < 2 else values[1]
             values, kwargs = [*values[:1], GroupKey(self, keys)], {}
@@ -514,13 +517,7 @@ class Calls(Methods, Construction, StandIns):
             if i == 1 and function in natives.CALLBACK_SECOND:
                 continue
             if type(value) not in ATOMS or isinstance(value, str | bytes | range | torch.Size):
-                if function is reversed:
-                    if (walk := self.walk_back(value)) is not None:
-                        return walk
-                    values[i] = self.objects.contents(value)
-                    if type(values[i]) not in (*CONTAINERS, tuple, torch.Size, str, range, *natives.VIEWS):
-                        raise Break("reversed()", f"of a {type_of(value).__name__}", "reverse a list")
-                elif function not in ITEM_ARGUMENTS or (i == start and function not in WITHOUT_ITERABLE):
+                if function not in ITEM_ARGUMENTS or (i == start and function not in WITHOUT_ITERABLE):
                     values[i] = self.domain.native_iter(value, in_loop=function in natives.ITERATORS)
                     if function in (list, tuple):
                         self.domain.length_hint(value)
@@ -530,9 +527,21 @@ class Calls(Methods, Construction, StandIns):
             values[1] = map(self.domain.native_iter, values[1])
         return self.objects.made(function(*values, **kwargs))
 
+    def reverse(self, values: list, kwargs: dict[str, Any]) -> Any:
+        if len(values) != 1 or kwargs:
+            return reversed(*values, **kwargs)  # Python's own error
+        if (walk := self.walk_back(values[0])) is not None:
+            return walk
+        contents = self.objects.contents(values[0])
+        if type(contents) not in (*CONTAINERS, tuple, torch.Size, str, bytes, range, *natives.VIEWS):
+            raise Break("reversed()", f"of a {type_of(values[0]).__name__}", "reverse a list")
+        return self.objects.made(reversed(contents))
+
     def walk_back(self, value: Any) -> Any:
         """``reversed(value)`` where a class of Python code says what that is, else None."""
         look_up, kind = self.domain.attributes.on_type, type(value)
+        if isinstance(value, TensorProxy):
+            return self.call(self.domain.attributes.get(value, "__reversed__"), [], {})
         own, get, length = (look_up(kind, name) for name in ("__reversed__", "__getitem__", "__len__"))
         if isinstance(own, types.FunctionType):
             return self.call(own, [value], {})

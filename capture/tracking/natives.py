@@ -29,7 +29,6 @@ from .values import ATOMS, SYMBOLIC, Break, RuntimeNumber, StandIn, TensorProxy
 PURE: frozenset[Any] = frozenset(
     {
         abs,
-        ascii,
         bin,
         chr,
         divmod,

@@ -155,8 +155,8 @@ class StandIns(CallParts):
         return self.domain.get_iter(value)
 
     def advance(self, iterator: Any, *default: Any) -> Any:
-        if type(iterator) in natives.NO_ITERATORS:
-            next(iterator)  # Python's own error
+        if type(iterator) in natives.NO_ITERATORS or isinstance(iterator, TensorProxy):
+            raise TypeError(f"'{type_of(iterator).__name__}' object is not an iterator")
         try:
             value = self.call(self.domain.attributes.get(iterator, "__next__"), [], {})
         except StopIteration:
@@ -360,6 +360,10 @@ class StandIns(CallParts):
 
     def to_repr(self, value: Any) -> Any:
         return self.domain.repr_of(value)
+
+    def to_ascii(self, value: Any) -> Any:
+        text = natives.specialised(self.domain.repr_of(value), self.known)
+        return text.encode("ascii", "backslashreplace").decode()
 
     # object's own methods, reached through super() or by name
     def object_setattr(self, owner: Any, name: str, value: Any) -> None:
