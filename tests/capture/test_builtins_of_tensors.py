@@ -1,4 +1,4 @@
-"""Builtins that C code answers, asked of tensors: Python's answer, and Python's own error for a handler of the step's."""
+"""Builtins that C code answers, asked of tensors: Python's answer, or its own error for a handler in the step."""
 
 from __future__ import annotations
 
