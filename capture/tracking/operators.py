@@ -164,6 +164,8 @@ class Operators(Parts):
 
     def percent(self, text: str, values: Any) -> Any:
         parts = values if type(values) is tuple else (values,)
+        if isinstance(values, TensorProxy) and "%" not in text:
+            return text  # it has items, as a mapping: nothing says that there are too many
         if self.tensors.texts.is_open(*parts):
             return self.tensors.texts.make(texts.percent, text, *parts)
         values = natives.specialised(values, self.calls.known)

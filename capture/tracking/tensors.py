@@ -277,7 +277,7 @@ class TensorOperations:
             return self.get_item(proxy, args[0])
         if name == "__setitem__":
             return self.set_item(proxy, *args)
-        if name == "size" and args and isinstance(args[0], int):
+        if name == "size" and len(args) == 1 and isinstance(args[0], int):
             return proxy.fake.size(args[0])
         return self.run("call_method", name, getattr(torch.Tensor, name), (proxy, *args), kwargs)
 

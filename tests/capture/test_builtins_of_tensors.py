@@ -8,6 +8,12 @@ import torch
 from moebius import capture
 
 X = torch.arange(6.0).view(3, 2)
+
+
+def filled(text, value):
+    return text % value
+
+
 ASKED = {
     "a tensor backwards": lambda x: reversed(x * 2) + 1,
     "a tensor without axes backwards": lambda x: reversed(x.sum()) + 1,
@@ -25,6 +31,10 @@ ASKED = {
     "ascii of a tensor": lambda x: ascii(x),
     "ascii of a list with one": lambda x: ascii([x, 1]),
     "ascii of a size": lambda x: ascii([x.shape[0], "ü"]),
+    "size with two axes": lambda x: x.size(0, 1),
+    "a text without a place": lambda x: filled("a", x),
+    "a text with a place": lambda x: filled("%s", x),
+    "a text with two places": lambda x: filled("%s %s", x),
     "ascii of a text": lambda x: ascii("ö"),
 }
 
