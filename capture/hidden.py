@@ -9,6 +9,7 @@ the place that plain Python gives it, and the same entry in the registry of thos
 
 from __future__ import annotations
 
+import threading
 import types
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -32,11 +33,22 @@ def hidden(function: F) -> F:
 @hidden
 def apart(function: Callable[..., Any], *args: Any) -> Any:
     """``function(*args)``, which is capture's own work: ``torch.compile`` around the call is not to compile it."""
-    compiling = torch_private.set_eval_frame(None)
+    compiling, outer = torch_private.set_eval_frame(None), AROUND.compiling
+    AROUND.compiling = outer or compiling is not None
     try:
         return function(*args)
     finally:
+        AROUND.compiling = outer
         torch_private.set_eval_frame(compiling)
+
+
+class Around(threading.local):
+    """compiling: whether capture works for a call that ``torch.compile``, too, would compile what it runs of."""
+
+    compiling = False
+
+
+AROUND = Around()
 
 
 def residual_file(name: str) -> str:

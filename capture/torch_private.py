@@ -187,17 +187,26 @@ def unwrapped(function: Any) -> Any:
     return getattr(function, "__wrapped__", function)
 
 
-def under_compile_switch(function: Any) -> types.CellType | None:
+def under_compile_switch(function: Any, compiling: bool) -> types.CellType | None:
     """The cell with what ``torch.compiler.disable`` wrapped: a program's function, or a method of torch's optimizers.
 
-    The wrapper holds torch.compile off while the function runs, and does nothing else. What else of torch's it wraps
-    is not to be in a graph.
+    The wrapper holds torch.compile off while the function runs, and does nothing else: nothing to be kept, unless
+    something of torch.compile's is running (``compiling``). What else of torch's it wraps is not to be in a graph.
     """
     if function.__code__.co_qualname != "DisableContext.__call__.<locals>._fn":
         return None
     cell: types.CellType = function.__closure__[function.__code__.co_freevars.index("fn")]
     module = str(getattr(cell.cell_contents, "__module__", None))
-    return None if module.split(".")[0] == "torch" and not module.startswith("torch.optim") else cell
+    programs = module.split(".")[0] != "torch" and not compiling
+    return cell if programs or module.startswith("torch.optim") else None
+
+
+def compiles(file: str, name: str) -> bool:
+    """Whether a function of this file and name is ``torch.compile``, or what calls compiled code."""
+    folder = os.path.dirname(torch.__file__)
+    return file.startswith(os.path.join(folder, "_dynamo", "")) or (
+        name == "compile" and file == os.path.join(folder, "__init__.py")
+    )
 
 
 def found_by_name(function: Any) -> bool:

@@ -320,12 +320,17 @@ class Trace:
         return self.graph_break is not None and self.graph_break.reason in DATA_BREAKS
 
     def asker(self) -> tuple[str, str] | None:
-        """The innermost function running at the break that asked ``is_compiling()`` and was told no."""
+        """The innermost function running at the break that asked ``is_compiling()`` and was told no.
+
+        None where it has come to what torch.compile compiles (or to that itself): its numbers are those of its backend.
+        """
         if self.graph_break is None:
             return None
+        stack = [(file, name) for file, _, name in reversed(self.graph_break.stack)]
+        if any(torch_private.compiles(file, name) for file, name in stack):
+            return None
         waiting = self.domain.asked_compiling - self.domain.told_compiling
-        stack = reversed(self.graph_break.stack)
-        return next(((file, name) for file, _, name in stack if (file, name) in waiting), None)
+        return next((place for place in stack if place in waiting), None)
 
     def went_on_from(self, before: Trace) -> bool:
         """Whether this attempt left behind the graph break that stopped the one before."""

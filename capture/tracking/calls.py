@@ -22,6 +22,7 @@ from moebius.lowering.step import draw
 
 from .. import torch_private, unset_cells
 from ..guards.recorder import can_die
+from ..hidden import AROUND
 from ..hook import ABSENT, Entry
 from ..sources import Static
 from . import natives, operator_functions
@@ -228,7 +229,7 @@ class Calls(Methods, Construction, StandIns):
                 f"{function.__qualname__} was given to moebius.disable",
                 "nothing to do: it runs natively, as asked",
             )
-        if (cell := torch_private.under_compile_switch(function)) is not None:
+        if (cell := torch_private.under_compile_switch(function, AROUND.compiling)) is not None:
             self.domain.guard_function(function)
             return self.call(self.objects.cell_get(cell, function.__qualname__), args, kwargs)
         if torch_private.kept_out(function):

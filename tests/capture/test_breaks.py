@@ -657,6 +657,34 @@ def test_a_true_answer_that_only_leads_to_an_exception_is_not_given():
     assert torch.equal(captured(x), step(x))
 
 
+def other_numbers(gm, _):
+    """A backend of torch.compile's that rounds (or draws) otherwise, by far."""
+    return lambda *args: [result + 1 for result in gm(*args)]
+
+
+@pytest.mark.parametrize("when", ["before", "in the step"])
+def test_a_function_that_leaves_its_work_to_torch_compile_is_not_told_that_it_is_compiled(when):
+    """As heavyball's optimizers do: what is compiled has its backend's numbers, and its random numbers."""
+
+    def plain(x):
+        return x * 2
+
+    compiled = torch.compile(plain, backend=other_numbers) if when == "before" else None
+
+    def compilable(x):
+        nonlocal compiled
+        if torch.compiler.is_compiling():
+            return plain(x)
+        if compiled is None:
+            compiled = torch.compile(plain, backend=other_numbers)
+        return compiled(x)
+
+    captured = capture(lambda x: compilable(x + 1) * 3, backend="eager")
+    x = torch.randn(3)
+    for _ in range(3):
+        assert torch.equal(captured(x), ((x + 1) * 2 + 1) * 3)
+
+
 def test_a_region_that_begins_inside_autocast_and_leaves_it():
     def step(x):
         with torch.autocast("cpu", dtype=torch.bfloat16):
