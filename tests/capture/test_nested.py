@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import ctypes
 import gc
 import inspect
 import pickle
@@ -116,9 +117,8 @@ class Experts(nn.Module):
         return out
 
 
-@torch._dynamo.disable
-def out_of_the_graph(function, x):
-    return function(x)
+out_of_the_graph = ctypes.pythonapi.PyObject_CallOneArg  # native code that calls Python's, and that nobody knows
+out_of_the_graph.restype, out_of_the_graph.argtypes = ctypes.py_object, [ctypes.py_object, ctypes.py_object]
 
 
 def above(model, **options):
