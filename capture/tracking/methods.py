@@ -141,7 +141,7 @@ class Methods(CallParts):
         if bound == random.random:  # as ``random.uniform`` finds it
             return self.call(bound, args, kwargs)
         if kind is random.Random and self.objects.is_new(owner) and name in DRAWS and not kwargs:
-            if all(natives.is_plain(a, self.known) for a in args) and (name != "seed" or args != [None]):
+            if all(natives.is_plain(a, self.known) for a in args) and (name != "seed" or args not in ([], [None])):
                 self.objects.touch(owner)
                 return self.objects.made(bound(*args))
         if issubclass(kind, re.Pattern) and all(natives.is_plain(a, self.known) for a in args):

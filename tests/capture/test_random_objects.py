@@ -180,3 +180,22 @@ def test_a_cached_function_after_the_step_has_changed_something():
     found = [captured(torch.ones(2)).tolist() for _ in range(3)]
     assert found == [[3.0, 3.0]] * 3 and log == [1] * 3
     assert stats(captured).graphs == 1 and not stats(captured).breaks
+
+
+def seeded_by_the_system(generator):
+    generator.seed()
+
+
+def seeded_by_the_system_in_c(generator):
+    super(random.Random, generator).seed()
+
+
+@pytest.mark.parametrize("seeded", [seeded_by_the_system, seeded_by_the_system_in_c])
+def test_what_the_system_seeds_is_drawn_anew(seeded):
+    def step(x):
+        generator = random.Random(3)
+        seeded(generator)
+        return x * generator.random()
+
+    captured = capture(step, backend="eager")
+    assert len({captured(torch.ones(1)).item() for _ in range(4)}) == 4
