@@ -155,7 +155,8 @@ class StandIns(CallParts):
         return self.domain.get_iter(value)
 
     def advance(self, iterator: Any, *default: Any) -> Any:
-        if type(iterator) in natives.NO_ITERATORS or isinstance(iterator, TensorProxy):
+        is_traced = isinstance(iterator, TensorProxy | StandIn) and not hasattr(type_of(iterator), "__next__")
+        if type(iterator) in natives.NO_ITERATORS or is_traced:
             raise TypeError(f"'{type_of(iterator).__name__}' object is not an iterator")
         try:
             value = self.call(self.domain.attributes.get(iterator, "__next__"), [], {})
