@@ -138,7 +138,8 @@ def build(
 
 
 def refuse_abandoned(attempt: Trace, emitter: Emitter) -> None:
-    """A generator that is left inside a try- or with-block is closed when it dies, which runs the rest of the block.
+    """A generator that is left inside a try- or with-block, or in a `yield from`, is closed when it dies, which runs the
+    rest of the block, or closes the iterator.
 
     When that is, tracing does not see: the frame runs natively, unless the generator goes on living after the segment.
     """
@@ -148,6 +149,8 @@ def refuse_abandoned(attempt: Trace, emitter: Emitter) -> None:
         generator = frame.shell()
         if generator is not None and id(generator) in emitter.built:
             continue
+        if hasattr(type(attempt.domain.machine.delegate(frame)), "close"):  # it is closed, too, whoever else has it
+            raise CannotRebuild(f"{frame.code.co_qualname} is left in a `yield from`, and closes what it came from")
         if runs_when_closed(frame):
             raise CannotRebuild(f"{frame.code.co_qualname} is left inside a try- or with-block, and closed")
 

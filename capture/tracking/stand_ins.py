@@ -357,7 +357,7 @@ class StandIns(CallParts):
         return self.domain.text_of(*args, **kwargs)
 
     def format(self, value: Any, spec: Any = "") -> Any:
-        return self.domain.format_value(value, "", spec)
+        return self.domain.format_value(value, "", natives.specialised(spec))
 
     def to_repr(self, value: Any) -> Any:
         return self.domain.repr_of(value)

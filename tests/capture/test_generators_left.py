@@ -78,9 +78,51 @@ def asks_the_program(x):
     return x * next(numbers())
 
 
-@pytest.mark.parametrize(
-    "function", [in_a_sequence, asks_for_python_s_own, catches_all, one_around_the_other, asks_the_program]
-)
+class Closes:
+    """An iterator of the program's that is told when the generator which yields from it is gone."""
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        return 2
+
+    def close(self):
+        EVENTS.append("closed")
+
+
+def yields_from_one_that_closes(x):
+    def numbers():
+        yield from Closes()
+
+    first = next(numbers())
+    EVENTS.append("after")
+    return x * first
+
+
+def yields_from_another_generator(x):
+    inner = (number for number in (1, 2, 3))
+
+    def numbers():
+        yield from inner
+
+    first = next(numbers())
+    EVENTS.append(next(inner, "ended"))
+    return x * first
+
+
+def yields_from_a_list(x):
+    def numbers():
+        yield from [1, 2]
+
+    return x * next(numbers())
+
+
+IN_THE_GRAPH = [in_a_sequence, asks_for_python_s_own, yields_from_a_list]
+NATIVE = [catches_all, one_around_the_other, asks_the_program, yields_from_one_that_closes, yields_from_another_generator]
+
+
+@pytest.mark.parametrize("function", IN_THE_GRAPH + NATIVE)
 def test_same_as_plain(function):
     x, captured = torch.randn(3), capture(function)
     for _ in range(3):
@@ -89,4 +131,4 @@ def test_same_as_plain(function):
         EVENTS.clear()
         found = captured(x), list(EVENTS)
         assert torch.equal(found[0], wanted[0]) and found[1] == wanted[1]
-    assert (stats(captured).graphs == 1) == (function in (in_a_sequence, asks_for_python_s_own))
+    assert (stats(captured).graphs == 1) == (function in IN_THE_GRAPH)
