@@ -119,7 +119,13 @@ def yields_from_a_list(x):
 
 
 IN_THE_GRAPH = [in_a_sequence, asks_for_python_s_own, yields_from_a_list]
-NATIVE = [catches_all, one_around_the_other, asks_the_program, yields_from_one_that_closes, yields_from_another_generator]
+NATIVE = [
+    catches_all,
+    one_around_the_other,
+    asks_the_program,
+    yields_from_one_that_closes,
+    yields_from_another_generator,
+]
 
 
 @pytest.mark.parametrize("function", IN_THE_GRAPH + NATIVE)
