@@ -138,8 +138,8 @@ def build(
 
 
 def refuse_abandoned(attempt: Trace, emitter: Emitter) -> None:
-    """A generator that is left inside a try- or with-block, or in a `yield from`, is closed when it dies, which runs the
-    rest of the block, or closes the iterator.
+    """A generator that is left inside a try- or with-block, or in a `yield from`, is closed when it dies. That runs
+    the rest of the block, or closes the iterator.
 
     When that is, tracing does not see: the frame runs natively, unless the generator goes on living after the segment.
     """
