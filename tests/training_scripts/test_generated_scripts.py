@@ -33,6 +33,10 @@ BREAKING = ("full_backward_hook", "checkpoint(model", "isfinite().all()", "ASGD"
 # Of a tensor's largest element. Sums of the lowered experts are in another order; Adam-like optimizers amplify that
 # where a gradient is nearly zero, and under autocast a sum's order shows in bfloat16 (8 bits).
 TOLERANCE, IN_BFLOAT16, SMALL = 2e-2, 5e-2, 2e-3
+# Some steps amplify the order of a sum without end: RMSprop after `clip_grad_value_`, where plain Python with weights
+# that are 1e-7 larger is as far from itself after six calls. What differs is tried again in float64: an error of ours
+# is as large there, rounding is not.
+IN_FLOAT64 = 1e-6
 
 
 def load(seed: int) -> types.ModuleType:
@@ -104,6 +108,7 @@ def calls(module: types.ModuleType, step: Callable[..., Any]) -> Iterator[dict[s
 
 def same(ours: Any, plain: Any, tolerance: float) -> bool:
     """To the bit where tolerance is 0."""
+    small = min(SMALL, tolerance)
     if isinstance(plain, tuple):
         if not isinstance(ours, tuple) or ours[:3] != plain[:3]:
             return False
@@ -111,21 +116,37 @@ def same(ours: Any, plain: Any, tolerance: float) -> bool:
         if not tolerance or not b.is_floating_point():
             return torch.allclose(a.double(), b.double(), rtol=0, atol=0, equal_nan=True)
         largest = b.double().nan_to_num(0, 0, 0).abs().max().item() if b.numel() else 0.0
-        return torch.allclose(a.double(), b.double(), rtol=0, atol=SMALL + tolerance * largest, equal_nan=True)
+        return torch.allclose(a.double(), b.double(), rtol=0, atol=small + tolerance * largest, equal_nan=True)
     if tolerance and isinstance(plain, float) and isinstance(ours, float):
-        return abs(ours - plain) <= SMALL + tolerance * abs(plain) or (ours != ours and plain != plain)
+        return abs(ours - plain) <= small + tolerance * abs(plain) or (ours != ours and plain != plain)
     return ours == plain or (ours != ours and plain != plain)
 
 
 def differences(seed: int, backend: str) -> list[str]:
     """What the captured script leaves otherwise, in the first call that differs."""
+    if backend == "eager":
+        return differences_within(0.0, seed, backend)
+    if "autocast" in script(seed):
+        return differences_within(IN_BFLOAT16, seed, backend)
+    return differences_within(TOLERANCE, seed, backend) and in_float64(seed, backend)
+
+
+def in_float64(seed: int, backend: str) -> list[str]:
+    kind = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        return differences_within(IN_FLOAT64, seed, backend)
+    finally:
+        torch.set_default_dtype(kind)
+
+
+def differences_within(tolerance: float, seed: int, backend: str) -> list[str]:
+    moebius.reset()
     module = load(seed)
     want = list(calls(module, module.step))
     moebius.reset()
     module = load(seed)
     step = capture(module.step, backend=backend)
-    lowered = IN_BFLOAT16 if "autocast" in script(seed) else TOLERANCE
-    tolerance = lowered if backend == "moebius" else 0.0
     graphs: list[int] = []
     for number, (ours, plain) in enumerate(zip(calls(module, step), want, strict=True)):
         graphs.append(stats(step).graphs)
