@@ -143,16 +143,27 @@ def refuse_abandoned(attempt: Trace, emitter: Emitter) -> None:
 
     When that is, tracing does not see: the frame runs natively, unless the generator goes on living after the segment.
     """
+    ours = [frame.shell() for frame in attempt.domain.generators if frame.shell is not None]
     for frame in attempt.domain.generators:
         if not frame.suspended or frame.shell is None:
             continue
         generator = frame.shell()
         if generator is not None and id(generator) in emitter.built:
             continue
-        if hasattr(type(attempt.domain.machine.delegate(frame)), "close"):  # it is closed, too, whoever else has it
+        delegate = attempt.domain.machine.delegate(frame)
+        if hasattr(type(delegate), "close") and not (delegate in ours and is_its_own(frame)):
             raise CannotRebuild(f"{frame.code.co_qualname} is left in a `yield from`, and closes what it came from")
         if runs_when_closed(frame):
             raise CannotRebuild(f"{frame.code.co_qualname} is left inside a try- or with-block, and closed")
+
+
+def is_its_own(frame: Frame) -> bool:
+    """Whether what the frame yields from is the result of a call or a local of its own: nobody else's, as code is."""
+    instructions, code = frame.program.instructions, frame.code
+    begins = max(i for i in range(frame.pc) if instructions[i].opname in ("GET_YIELD_FROM_ITER", "GET_AWAITABLE"))
+    source = instructions[begins - 1]
+    given = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+    return source.opname.startswith("CALL") or (source.opname == "LOAD_FAST" and source.argval not in given)
 
 
 def runs_when_closed(frame: Frame) -> bool:
