@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import dis
 import functools
 import gc
-import io
 import itertools
 import os
 import sys
-import tempfile
 import threading
 import time
 import traceback
@@ -38,15 +35,18 @@ from .errors import CaptureInternalError, GraphBreakError, MoebiusError
 from .export.write import export
 from .frames import with_plain_arguments, worth_capturing
 from .guards import hints
+from .guards.program import CompiledGuards
 from .hidden import apart, hidden
 from .hook import Entry, call_hooked_for, call_unhooked, set_frame_callback, set_settler, settle
+from .leading_back import LeadingBack
 from .meanwhile import MAX_CHANGES, changed, is_a_race, replaced, tell_of_a_race, tell_of_a_replacement
 from .opening import count_whole, met, open_numbers, open_place, other_sizes
 from .options import Options
+from .outlived import Outlived
 from .parked import Parked
 from .placing import Placement
 from .policy import FOREIGN, LEFT_OUT, ON_A_MESH, Policy
-from .replaced_parts import ReplacedParts
+from .report.failure import failure_file
 from .report.records import Recompile, Stats
 from .rests import MAX_RESTS, SAME_RESTS, again, later, left_alone, one_before, rests_of, run_cells_natively
 from .segment import Segment, build
@@ -105,7 +105,7 @@ class Captured:
         self.races = 0  # captures that another thread has spoiled
         self.counted = (0, 0)  # misses and hits when it was last counted
         self.superseded = 0  # captures that went as another object stands in the place of theirs
-        self.parts = ReplacedParts()
+        self.outlived = Outlived()
         self.entry = Entry(run_cells_natively(function, n_cells), self.cold)
         self.parked = Parked([])
         self.shadow = Shadow(options.verify) if options.verify and parent is None else None
@@ -306,6 +306,7 @@ class Captured:
                 owner.forget(segment)
 
         segment.watched.append(weakref.ref(obj, gone))
+        LEADING_BACK.watch(root, functools.partial(gone, None))
 
     def forget(self, segment: Segment) -> None:
         """Its guards are asked no more. It may be gone by then: with its model, or in another thread."""
@@ -424,8 +425,8 @@ class Captured:
                 hint = hints.hint(fact, now, other_sizes(fact, now))
                 self.recompiles.append(Recompile(record.source, record.check, found, record.file, record.line, hint))
                 count_whole(self.policy, fact, args, kwargs)
-            goes = open_place(self.policy, fact, segment.guards, args, kwargs) or self.parts.goes(fact)
-            if goes and self.superseded < MAX_SEGMENTS:
+            opened = open_place(self.policy, fact, segment.guards, args, kwargs)
+            if (self.outlived.goes(fact, args, kwargs) or opened) and self.superseded < MAX_SEGMENTS:
                 self.superseded += 1
                 self.forget(segment)
             open_numbers(self.policy, segment.guards, args, kwargs)
@@ -504,8 +505,16 @@ class Captured:
         self.policy.unpredictable.clear()
         self.misses.clear()
         self.given_up, self.unused, self.races, self.counted, self.superseded = False, 0, 0, (0, 0), 0
-        self.parts = ReplacedParts()
+        self.outlived = Outlived()
         self.cold_seconds = 0.0
+
+
+def captures() -> list[tuple[CompiledGuards, Callable[..., Any]]]:
+    """All that there are."""
+    return [(segment.guards, segment.run) for captured in [*ALL] for segment in [*captured.segments, *captured.left]]
+
+
+LEADING_BACK = LeadingBack(captures)
 
 
 def called_on(args: tuple) -> tuple[torch.nn.Module, ...]:
@@ -525,25 +534,6 @@ def paused_collector() -> Iterator[None]:
     finally:
         if enabled:
             gc.enable()
-
-
-def failure_file(function: types.FunctionType, error: BaseException) -> str | None:
-    """A file to attach to a report: versions, the function's place and code, the traceback. None: cannot be written."""
-    code = function.__code__
-    text = io.StringIO()
-    print(f"moebius {moebius.__version__}, torch {torch.__version__}, Python {sys.version}", file=text)
-    print(f"while capturing {code.co_qualname}, {code.co_filename}:{code.co_firstlineno}\n", file=text)
-    traceback.print_exception(error, file=text)
-    print("\nIts instructions:", file=text)
-    dis.dis(code, file=text, depth=0)
-    try:
-        with tempfile.NamedTemporaryFile(
-            "w", prefix="moebius-failure-", suffix=".txt", delete=False, encoding="utf-8"
-        ) as file:
-            file.write(text.getvalue())
-        return file.name
-    except OSError:
-        return None
 
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -144,7 +144,7 @@ class Trace:
             self.domain.blocks.release()
         for part in (self.domain, self.objects, self.tensors):
             vars(part).clear()
-        self.guards.slot_of.clear()  # its sources name models
+        self.guards.let_go()
         self.made.park()  # but for what a graph holds now
         self.request, self.made = Request(self.request.function, (), {}), Parked([])
         self.frame = self.result = None
@@ -369,7 +369,7 @@ class Trace:
         count = len(request.args) - request.n_cells
         if not cells:
             self.domain.guard_function(function)
-        frame = self.machine.bind(function, entered[:count], dict(zip(request.kwargs, entered[count:], strict=True)))
+        frame = self.domain.bind(function, entered[:count], dict(zip(request.kwargs, entered[count:], strict=True)))
         for index in range(frame.program.n_bound):
             value = frame.locals[index]
             if type(value) in (tuple, dict):

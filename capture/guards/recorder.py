@@ -111,6 +111,11 @@ class GuardRecorder:
         self.seen: set[tuple] = set()
         self.roots: list[weakref.ref] = []
 
+    def let_go(self) -> None:
+        """Of the user's objects, once the guards are made or the trace was for nothing."""
+        for known in (self.dicts, self.classes, self.instances, self.facts, self.slot_of, self.seen):
+            known.clear()
+
     # ------------------------------------------------------------------------------------------------------------------
     # Static objects
     # ------------------------------------------------------------------------------------------------------------------

@@ -24,6 +24,7 @@ from ..sources import Static, part
 from . import tensor_class
 from .class_attributes import ClassAttributes
 from .data import assign_data
+from .lifetimes import named
 from .numbers import Number
 from .objects import Objects
 from .records import CONTAINERS, HEAP_TYPE, UNREAD, Record, raw_dict
@@ -226,7 +227,8 @@ class Attributes:
         if self.objects.is_new(obj):
             return value
         place = part(self.objects.need(obj).source, "attr", name)
-        if place.parent.static and not isinstance(value, torch.Tensor) and place.name not in self.objects.volatile:
+        by_its_way = isinstance(value, torch.Tensor) or place.name in self.objects.volatile or named(value)
+        if place.parent.static and not by_its_way:
             if type(value) in ATOMS:
                 self.objects.guards.check("equal", place, value, text=f"== {value!r}"[:60])
                 return value

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..hook import ABSENT
-from ..sources import Source, Static, part
+from ..sources import Part, Source, Static, part
 from .lifetimes import named
 from .records import Record, contents_of
 from .values import ATOMS
@@ -88,15 +88,21 @@ class Cells:
         """Current value of a context variable, ABSENT if it has none."""
         self.note("context")
         if variable not in self.context:
-            value = variable.get(ABSENT)
-            self.guards.holds(
-                f"ContextVar({variable.name!r})",
-                f"is {'unset' if value is ABSENT else 'unchanged'}",
-                lambda: variable.get(ABSENT) is value,
-            )
-            entered = value if value is ABSENT else self.enter(value, Static(f"ContextVar({variable.name!r})", value))
+            entered = self.read_context(variable)
             self.context[variable] = (entered, entered)
         return self.context[variable][1]
+
+    def read_context(self, variable: contextvars.ContextVar) -> Any:
+        value, name = variable.get(ABSENT), f"ContextVar({variable.name!r})"
+        source = Static(name, variable)
+        if value is ABSENT:
+            self.guards.holds(name, "is unset", lambda v: v.get(ABSENT) is ABSENT, source)
+            return ABSENT
+        place = Part(name, source, "python", value_of)
+        if isinstance(value, torch.Tensor) or name in self.volatile or named(value):
+            return self.enter(value, place)
+        self.guards.check("equal" if type(value) in ATOMS else "is", place, value, text="unchanged")
+        return self.enter(value, Static(name, value))
 
     def context_set(self, variable: contextvars.ContextVar, value: Any) -> Any:
         """Set it; returns the value before, for the token."""
@@ -110,3 +116,7 @@ class Cells:
 
     def changed_context(self) -> list[tuple[contextvars.ContextVar, Any]]:
         return [(v, now) for v, (before, now) in self.context.items() if now is not before]
+
+
+def value_of(variable: contextvars.ContextVar) -> Any:
+    return variable.get(ABSENT)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import builtins
 import contextlib
 import dis
+import functools
 import importlib.util
 import inspect
 import sys
@@ -26,7 +27,7 @@ from .. import torch_private
 from ..hook import ABSENT
 from ..options import Options
 from ..resume import is_own
-from ..sources import Static
+from ..sources import Part, Static
 from .arrays import Arrays
 from .attributes import Attributes
 from .blocks import Blocks
@@ -35,6 +36,7 @@ from .caught import raised_in_c
 from .construction import Making
 from .containers import Containers
 from .gathered import Lists
+from .lifetimes import named
 from .loops import ROWS, Loops
 from .natives import decided_by_data
 from .objects import Objects
@@ -71,6 +73,7 @@ class TrackingDomain(Operators, Containers):
         self.options: Options | None = None  # what the callable being traced was captured with
         self.instructions = 0
         self.guarded_functions: set[types.FunctionType] = set()
+        self.default_tensors: dict[int, Any] = {}  # by id of a tensor that is a default argument: what stands for it
         self.root_stack: list[Any] = []
         self.root_pc = 0
         self.root_handled: BaseException | None = None
@@ -251,10 +254,19 @@ class TrackingDomain(Operators, Containers):
 
     def call_function(self, function: types.FunctionType, args: list[Any], kwargs: dict[str, Any]) -> Any:
         self.guard_function(function)
-        frame = self.machine.bind(function, args, kwargs)
+        frame = self.bind(function, args, kwargs)
         if frame.code.co_flags & inspect.CO_VARKEYWORDS:
             self.objects.made(frame.locals[frame.program.n_bound - 1])
         return self.machine.run(frame)
+
+    def bind(self, function: types.FunctionType, args: list[Any], kwargs: dict[str, Any]) -> Frame:
+        """The frame of a call; tensors among the defaults are the trace's own in it."""
+        frame = self.machine.bind(function, args, kwargs)
+        if self.default_tensors:
+            for i, value in enumerate(frame.locals[: frame.program.n_bound]):
+                if id(value) in self.default_tensors:
+                    frame.locals[i] = self.default_tensors[id(value)]
+        return frame
 
     def guard_function(self, function: types.FunctionType) -> None:
         """A function that existed before: its code and defaults are facts, and the defaults become known objects."""
@@ -268,18 +280,21 @@ class TrackingDomain(Operators, Containers):
             return
         self.guarded_functions.add(function)
         record = self.objects.records.get(id(function))
-        name = record.source.name if record is not None else function.__qualname__
+        source = Static(function.__qualname__, function) if record is None else record.source
+        name = source.name
         items = tuple((keyword_defaults or {}).items())
-        if record is None or record.source.static:
+        if source.static:
             self.objects.guards.function(name, function)
         if function.__closure__:
             for cell, free in zip(function.__closure__, function.__code__.co_freevars, strict=True):
                 if id(cell) not in self.objects.records and not self.objects.is_new(cell):
                     self.objects.records[id(cell)] = Record(cell, Static(f"closure {name}.{free}", cell))
         for label, value in (*enumerate(defaults or ()), *items):
-            if isinstance(value, torch.Tensor):
-                raise Break("tensor as a default argument", f"{name}", "make it a buffer, or pass it")
-            self.objects.enter(value, Static(f"{name}.default[{label!r}]", value))
+            place = Part(f"{name}.default[{label!r}]", source, "python", functools.partial(default_of, label))
+            if issubclass(type(value), torch.Tensor):
+                self.default_tensors[id(value)] = self.objects.enter(value, place)
+            else:
+                self.objects.enter(value, place if named(value) else Static(place.name, value))
 
     def make_function(
         self, frame: Frame, code: Any, defaults: Any, kwdefaults: Any, annotations: Any, closure: Any
@@ -356,3 +371,8 @@ class StopHere(Break):
 
     def __init__(self) -> None:
         super().__init__("stop", "", "")
+
+
+def default_of(label: Any, function: Any) -> Any:
+    """A function's default, by its place from the left or by its keyword."""
+    return (function.__defaults__ if isinstance(label, int) else function.__kwdefaults__)[label]

@@ -11,6 +11,8 @@ import types
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from ..hook import ABSENT
 from ..sources import Static
 from .values import Break, TensorProxy
@@ -39,7 +41,7 @@ class Signatures:
             self.domain.guard_function(function)
             self.objects.note("signature")
             defaults = (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
-            if self.has(function, "__signature__") or any(isinstance(v, TensorProxy) for v in defaults):
+            if self.has(function, "__signature__") or any(isinstance(v, TensorProxy | torch.Tensor) for v in defaults):
                 raise Break("inspect.signature", f"of {function.__qualname__}, which has one of its own", HINT)
             if not self.has(function, "__wrapped__"):
                 break

@@ -468,7 +468,9 @@ BREAKS = [
 
 @pytest.mark.parametrize("recipe", BREAKS, ids=lambda r: r.__name__)
 def test_breaks(recipe: Any) -> None:
-    assert breaks_of(recipe, ROWS)
+    """In the first call: what was captured for something that the step replaces is forgotten with the next one."""
+    assert breaks_of(recipe, ROWS[:1])
+    compare(recipe, sizes=ROWS)
 
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -269,7 +269,7 @@ ANSWERED: dict[str, tuple[Any, str, Any, Any]] = {
     "a constant that Tensor has not": (T, "fancy", lambda _: 9, lambda x: x * getattr(x, "fancy", 1)),
     "a method that Parameter has not": (
         nn.Parameter, "fancy", lambda _: lambda self: self * 9,
-        lambda x: LAYER.weight.fancy() if hasattr(LAYER.weight, "fancy") else x,
+        lambda x: LAYER.weight.fancy() if hasattr(LAYER.weight, "fancy") else x + 1,
     ),
 }  # fmt: skip
 CAPTURED_ALL_THE_SAME = (
