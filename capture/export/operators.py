@@ -128,7 +128,7 @@ MATH = (
     "fmod frexp fsum gamma gcd hypot isclose isfinite isinf isnan isqrt lcm ldexp lgamma log log10 log1p log2 modf "
     "nextafter pow prod radians remainder sin sinh sqrt tan tanh trunc ulp"
 ).split()
-BUILTINS = {f.__name__: f for f in (abs, bool, divmod, float, int, max, min, pow, round, sum, len)}
+BUILTINS = {f.__name__: f for f in (abs, bool, complex, divmod, float, int, max, min, pow, round, sum, len)}
 MADE = ("tensor", "as_tensor")  # of numbers; torch's functions only, copies or a tensor's own memory
 SWITCHES = (
     "set_autocast_enabled", "set_autocast_dtype", "set_autocast_cache_enabled", "clear_autocast_cache",

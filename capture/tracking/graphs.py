@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import types
 from collections.abc import Callable
 from typing import Any
@@ -180,6 +181,8 @@ class GraphWriter:
             return slice(self.argument(value.start), self.argument(value.stop), self.argument(value.step))
         if isinstance(value, type) and value in DTYPES_OF_TYPES:  # dtype=int
             return DTYPES_OF_TYPES[value]
+        if kind is complex and not is_told_by_its_text(value):
+            return self.valueless(complex, (value.real, value.imag))
         if kind is torch.Generator:
             return self.generator(value)
         if kind in ATOMS or isinstance(value, type | types.BuiltinFunctionType | types.FunctionType):
@@ -205,11 +208,15 @@ class GraphWriter:
         made = []
         for value in values:
             if type(value) is torch.Size:
-                sizes = self.argument(value)
-                value = self.scope.graph.call_function(torch.Size, (sizes,))
-                value.meta.update(val=None, where=("", 0, ""), stack=())
+                value = self.valueless(torch.Size, (self.argument(value),))
             made.append(value)
         return tuple(made)
+
+    def valueless(self, function: Callable[..., Any], args: tuple) -> fx.Node:
+        """A node that makes a constant which fx's code cannot hold."""
+        node = self.scope.graph.call_function(function, args)
+        node.meta.update(val=None, where=("", 0, ""), stack=())
+        return node
 
     def size_argument(self, value: Any) -> Any:
         """A symbolic scalar as a node (or as the number that it certainly is)."""
@@ -277,3 +284,10 @@ class GraphWriter:
             return scope.expressions[symbol]
 
         return read
+
+
+def is_told_by_its_text(value: complex) -> bool:
+    """Whether Python reads the number in what ``repr`` gives, as code of fx does: ``-0j`` is -(0j)."""
+    parts = (value.real, value.imag)
+    plain = all(math.isfinite(part) and (part or math.copysign(1.0, part) > 0) for part in parts)
+    return plain and (bool(value.real) or value.imag >= 0)
