@@ -52,10 +52,11 @@ def describe(value: Any) -> str:
 
 
 class CheckReader:
-    """Reads guards. count: how many arguments there are; state: makes a Fetch for a place in the state."""
+    """Reads guards. arguments: how many there are. state, gradient: make a Fetch for a place in the state, and for the
+    gradient of one of its tensors."""
 
-    def __init__(self, arguments: int, state: Callable[[str], Fetch]):
-        self.arguments, self.state = arguments, state
+    def __init__(self, arguments: int, state: Callable[[str], Fetch], gradient: Callable[[str], Fetch]):
+        self.arguments, self.state, self.gradient = arguments, state, gradient
 
     def read(self, value: Any) -> Check:
         """One guard. Raises LoadError."""
@@ -76,6 +77,8 @@ class CheckReader:
         need(isinstance(value, dict), "a place is no object")
         if "state" in value:
             return self.state(fields(value, "a place", {"state": str})["state"])
+        if "gradient" in value:
+            return self.gradient(fields(value, "a place", {"gradient": str})["gradient"])
         content = fields(value, "a place", {"argument": int, "path": list})
         number = index(content["argument"], self.arguments, "an argument's number")
         steps = each(content["path"], "a path", self.step)
@@ -122,7 +125,7 @@ def same(a: Any, b: Any) -> bool:
         return False
     if type(a) in (tuple, list):
         return len(a) == len(b) and all(map(same, a, b))
-    return repr(a) == repr(b) if type(a) is float else bool(a == b)
+    return repr(a) == repr(b) if type(a) in (float, complex) else bool(a == b)
 
 
 def read_type(content: dict[str, Any], count: int) -> Holds:

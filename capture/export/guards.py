@@ -12,7 +12,7 @@ from typing import Any
 from ..errors import ExportError
 from ..guards.recorder import Fact
 from ..hook import ABSENT
-from .checks import TYPES
+from .checks import TYPES, same
 from .relations import write_number
 from .residual import Output, ResidualReader
 from .values import encode
@@ -60,7 +60,7 @@ class GuardWriter:
             if key not in entries:
                 continue
             expected = entries[key]
-            if value is expected or (type(value) is type(expected) and is_plain(value) and value == expected):
+            if value is expected or (is_plain(value) and same(value, expected)):
                 continue  # it is set to what it is
             name = self.state.cells[(owner, key)]
             if not is_plain(expected):
@@ -90,10 +90,17 @@ class GuardWriter:
         else:
             place = places[0]
             assert place is not None
-            if isinstance(self.world.slot(positions[0]), Open) or kind in ("type", "equal"):
+            self.refuse_offset(fact, self.world.slot(positions[0]), operands)
+            if isinstance(self.world.slot(positions[0]), Open) or kind in ("type", "equal", "tensor"):
                 self.one(fact, kind, place, operands)
-            elif kind != "tensor":
+            else:
                 self.refuse(fact, "it is about what the step replaces")
+
+    def refuse_offset(self, fact: Fact, found: Open | Frozen | None, operands: list[Any]) -> None:
+        """Where the file is loaded, the state's tensors begin where their storages do."""
+        asked = operands and isinstance(operands[0], dict) and operands[0].get("storage_offset") is not None
+        if asked and isinstance(found, Frozen) and found.obj is not None and found.obj.storage_offset():
+            self.refuse(fact, "it begins elsewhere in its storage, and the step asks where")
 
     def place(self, fact: Fact, found: Open | Frozen | None) -> Any:
         """The JSON of where a fact looks, or None for a frozen place."""
@@ -104,8 +111,11 @@ class GuardWriter:
         for place in found.places[:-1]:
             if place in self.residual.written:
                 self.refuse(fact, f"the step replaces {self.state.cells[place]}, which leads to it")
-        if found.places and found.places[-1] in self.state.cells:
-            return {"state": self.state.cells[found.places[-1]]}
+        last = found.places[-1] if found.places else None
+        if last in self.state.cells:
+            return {"state": self.state.cells[last]}
+        if last is not None and last[1] == "grad" and last[0] in self.state.tensor_names:
+            return {"gradient": self.state.tensor_names[last[0]]}
         return None
 
     def one(self, fact: Fact, kind: str, place: Any, operands: list[Any]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -85,9 +85,10 @@ class LoadedStep:
             found = check.failure(given)
             if found is not None:
                 raise GuardError(check.text, found)
-        for value in given:
-            if isinstance(value, torch.Tensor) and self.state.holds(value):
-                raise GuardError("arguments are none of the step's own tensors", describe(value))
+        own = self.state.own_tensors()
+        for tensor in tensors_in(given):
+            if id(tensor) in own:
+                raise GuardError("arguments are none of the step's own tensors", describe(tensor))
 
     def state_dict(self) -> dict[str, Any]:
         """Tensors (not copies) and numbers that the step reads and updates, by name."""
@@ -178,8 +179,10 @@ class StepState:
     def in_cells(self) -> set[str]:
         return self.cell_tensors
 
-    def holds(self, tensor: torch.Tensor) -> bool:
-        return any(tensor is t for t in self.tensors.values())
+    def own_tensors(self) -> set[int]:
+        """The ids of the tensors that are the same at each call, and of their gradients."""
+        tensors = self.tensors.values()
+        return {id(t) for t in tensors} | {id(t.grad) for t in tensors if t.grad is not None}
 
     def fetch(self, name: str) -> Fetch:
         """How a check or a load reaches a name of the state."""
@@ -189,6 +192,10 @@ class StepState:
         need(name in self.fixed, f"the state has no {name!r:.80}")
         tensor = self.tensors[name]
         return lambda arguments: tensor
+
+    def fetch_gradient(self, name: str) -> Fetch:
+        tensor = self.tensors[self.known(name)]
+        return lambda arguments: tensor.grad
 
     def state_dict(self) -> dict[str, Any]:
         return {**{name: self.tensors[name] for name in self.fixed}, **self.cells}
@@ -275,6 +282,18 @@ def nothing() -> None:
     """When a graph has gone on without some gradients there is nothing to clear up: the state is the file's own."""
 
 
+def tensors_in(values: Iterable[Any]) -> Iterator[torch.Tensor]:
+    """The tensors among values, and in containers among them."""
+    pending, seen = list(values), set()
+    while pending:
+        value = pending.pop()
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, list | tuple | dict) and id(value) not in seen:
+            seen.add(id(value))
+            pending += value.values() if isinstance(value, dict) else value
+
+
 MADE: dict[str, type] = {"list": list, "dict": dict}
 Expression = Callable[[Sequence[Any], Sequence[Any], Sequence[Any]], Any]  # of loads, outputs, locals
 
@@ -295,10 +314,9 @@ class Program:
         names = [name for name, _ in self.arguments]
         need(len(set(numbers)) == len(numbers) and len(set(names)) == len(names), "an argument is there twice")
         self.count = max(numbers, default=-1) + 1
-        checks = CheckReader(self.count, state.fetch)
+        checks = CheckReader(self.count, state.fetch, state.fetch_gradient)
         self.checks: list[Check] = each(guards, "guards", checks.read)
-        self.reader = checks
-        self.loads: list[Fetch] = each(content["loads"], "loads", self.load)
+        self.loads: list[Fetch] = each(content["loads"], "loads", checks.place)
         self.inputs: list[int] = each(content["inputs"], "inputs", lambda n: index(n, len(self.loads), "an input"))
         placeholders = [n for n in graph.graph.nodes if n.op == "placeholder"]
         need(len(placeholders) == len(self.inputs), "the graph has another number of inputs")
@@ -315,12 +333,6 @@ class Program:
     def argument(self, value: Any) -> tuple[str, int]:
         content = fields(value, "an argument", {"name": str, "number": int})
         return content["name"], index(content["number"], 1 << 12, "an argument's number")
-
-    def load(self, value: Any) -> Fetch:
-        if isinstance(value, dict) and set(value) == {"gradient"}:
-            tensor = self.state.tensors[self.state.known(value["gradient"])]
-            return lambda arguments: tensor.grad
-        return self.reader.place(value)
 
     def maker(self, value: Any, position: int) -> tuple[str, list[Any]]:
         """kind and the expressions of the items. A tuple's items are made before it."""

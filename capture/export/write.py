@@ -19,6 +19,7 @@ from .graphs import GraphWriter
 from .guards import GuardWriter
 from .load import assemble
 from .residual import ResidualReader
+from .unchanged import refuse_changed
 from .values import encode
 from .world import State, World
 
@@ -57,9 +58,11 @@ def export(captured: Captured, path: str | os.PathLike) -> None:
     graphs = GraphWriter()
     graph = graphs.write(gm)
     guards = GuardWriter(world, state, residual).write()
+    refuse_changed(world, residual)
     # backward adds to what is there, whether or not the step reads it
     state.gradients.update(dict.fromkeys(n for n in state.fixed if state.tensors[n].grad is not None))
-    check_storages({**state.tensors, **graphs.tensors})
+    gradients = {f"{name}.grad": state.tensors[name].grad for name in state.gradients}
+    check_storages({**state.tensors, **graphs.tensors, **gradients})
     tensors, described = stored(state, graphs.tensors)
     program = {"arguments": [{"name": world.names[i], "number": i} for i in world.open], **residual.program()}
     if segment.owners is not None:
@@ -107,11 +110,11 @@ def segment_state(segment: Any) -> dict[str, Any]:
     return global_state()
 
 
-def check_storages(tensors: dict[str, torch.Tensor]) -> None:
+def check_storages(tensors: dict[str, torch.Tensor | None]) -> None:
     """Tensors that share memory would be two in the file."""
     seen: dict[tuple[Any, int], str] = {}
     for name, tensor in tensors.items():
-        if not tensor.numel():
+        if tensor is None or not tensor.numel():
             continue
         storage = tensor.untyped_storage()
         key = (tensor.device, storage.data_ptr())
