@@ -10,6 +10,7 @@ it.
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -48,11 +49,14 @@ VIEWS = frozenset(
 )
 
 
-def refuse_unsure(function: Any, args: tuple, kwargs: dict[str, Any]) -> None:
-    """A graph break where an answer, or whether there is a copy, rests on strides that may be others."""
+def refuse_unsure(function: Any, args: tuple, kwargs: dict[str, Any], on_fakes: Callable[..., Any]) -> None:
+    """A graph break where an answer, or whether there is a copy, rests on strides that may be others.
+
+    on_fakes: gives what an operator gives for fakes of its arguments.
+    """
     name = getattr(function, "__name__", "")
     if (out := kwargs.get("out")) is not None:
-        refuse_resized(name, out, args)
+        refuse_resized(function, out, args, kwargs, on_fakes)
     if (name in ASK or name == GIVE_BACK) and args and isinstance(args[0], TensorProxy):
         proxy = args[0]
         if name == GIVE_BACK and not proxy.fake.is_contiguous(**kwargs):
@@ -62,17 +66,21 @@ def refuse_unsure(function: Any, args: tuple, kwargs: dict[str, Any]) -> None:
             raise Break("strides of a computed tensor", detail, "make the operator's input contiguous, or do not ask")
 
 
-def refuse_resized(name: str, out: Any, args: tuple) -> None:
+def refuse_resized(
+    function: Any, out: Any, args: tuple, kwargs: dict[str, Any], on_fakes: Callable[..., Any]
+) -> None:
     """A graph break where ``out`` gets the strides that an operator computes, as it is of other sizes."""
+    name = getattr(function, "__name__", "")
     outs = [proxy for proxy in (out if isinstance(out, tuple | list) else (out,)) if isinstance(proxy, TensorProxy)]
     if name in FILLING and any(proxy.fake.dim() != 1 for proxy in outs):
         raise Break("out= of other sizes", f"{name} may keep or change them", "give it a tensor of one dimension")
     operands = [leaf.fake for leaf in torch_private.tree_leaves(args) if isinstance(leaf, TensorProxy)]
-    sizes = [operand.shape for operand in operands]
     if all(is_plain(operand) for operand in operands) and not name.startswith("fft_"):
         return
-    if any(proxy.fake.shape not in sizes for proxy in outs):
-        detail = f"{name} with out= of other sizes than its operands: strides that are known when it runs"
+    others = {key: value for key, value in kwargs.items() if key != "out"}
+    given = torch_private.tree_leaves(on_fakes(function, args, others))
+    if [proxy.fake.shape for proxy in outs] != [tensor.shape for tensor in given]:
+        detail = f"{name} with out= of other sizes than its result: strides that are known when it runs"
         raise Break("out= of other sizes", detail, "give it a tensor of the result's sizes, or leave out= away")
 
 

@@ -298,7 +298,7 @@ class TensorOperations:
         """Run on fakes; write the node if tensors come out or anything was changed."""
         self.refuse_records(getattr(function, "__name__", ""))
         self.offsets.look(function, args, kwargs)
-        refuse_unsure(function, args, kwargs)
+        refuse_unsure(function, args, kwargs, self.on_fakes)
         args, kwargs = self.with_flags(args, kwargs)
         if function in BINCOUNTS and isinstance(args[0], TensorProxy) and (count := bins(*args, **kwargs)) is not None:
             result: Any = args[0].fake.new_empty(count, dtype=torch.int64)

@@ -115,6 +115,15 @@ def into_others(x):
     return asked(first), asked(first * 2), asked(second), asked(third)
 
 
+def into_the_sizes_of_operands(x):
+    y = x.permute(2, 1, 0)
+    first, second, third = y.new_empty(y[:, :1].shape), y.new_empty(y.shape), torch.empty_like(y)
+    torch.add(y[:, :1], y, out=first)
+    torch.sum(y, 0, out=second)
+    torch.mul(y, y[:, :1], out=third)
+    return asked(first), asked(second), asked(third)
+
+
 def viewed(x):
     return functional.logsigmoid(x.transpose(1, 2)).view(-1)
 
@@ -137,7 +146,7 @@ def derived_forward(x):
 
 PROGRAMS = (
     derived_forward, filled, norm_of_transposed, made_contiguous, padded, unpooled, pooled, elementwise, others, thin,
-    into_others, viewed,
+    into_others, into_the_sizes_of_operands, viewed,
 )  # fmt: skip
 
 
