@@ -21,7 +21,7 @@ from moebius.interpreter.domain.core import type_name
 from .. import torch_private
 from ..hook import ABSENT, own_attributes
 from ..sources import Static, part
-from . import tensor_class
+from . import tensor_attributes, tensor_class
 from .class_attributes import ClassAttributes
 from .data import assign_data
 from .lifetimes import named
@@ -464,7 +464,8 @@ class Attributes:
             assign_data(self.tensors, obj, value)
             return
         if kind is TensorProxy:
-            raise Break("attribute of a tensor is set", f"{obj.describe()}.{name} = …", "set it outside of the step")
+            tensor_attributes.assign(self, obj, name, value)
+            return
         if issubclass(type(obj), type):
             self.set_on_class(obj, name, value)
             return

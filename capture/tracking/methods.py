@@ -9,6 +9,7 @@ import random
 import re
 import string
 import types
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -41,6 +42,19 @@ OBJECT_METHODS = {
     "__hash__": "identity",
     "__init_subclass__": "object_init_subclass",
 }
+# of tensors: how many arguments, and what the domain does
+TENSOR_SPECIALS: dict[str, tuple[int, Callable[..., Any]]] = {
+    "__setattr__": (2, lambda domain, *args: domain.attributes.set(*args)),
+    "__getattribute__": (1, lambda domain, *args: domain.attributes.get(*args)),
+    "__delattr__": (1, lambda domain, *args: domain.attributes.delete(*args)),
+    "__str__": (0, lambda domain, proxy: domain.text_of(proxy)),
+    "__repr__": (0, lambda domain, proxy: domain.repr_of(proxy)),
+    "__format__": (1, lambda domain, proxy, spec: domain.format_value(proxy, "", spec)),
+    "__hash__": (0, lambda domain, proxy: domain.calls.hash_of(proxy)),
+    "__getitem__": (1, lambda domain, *args: domain.tensors.get_item(*args)),
+    "__setitem__": (2, lambda domain, *args: domain.tensors.set_item(*args)),
+}
+OTHERWISE_IN_OBJECT = ("__str__", "__repr__", "__format__", "__dir__", "__sizeof__", "__reduce__", "__reduce_ex__")
 KEYED = frozenset(
     {
         "get",
@@ -97,8 +111,17 @@ class Methods(CallParts):
             return self.objects.made(numbers)
         if name == "numpy" and (array := self.domain.arrays.of_tensor(proxy, args, kwargs)) is not None:
             return array
+        if name in TENSOR_SPECIALS:
+            return self.tensor_special(proxy, name, args, kwargs)
         args, kwargs = self.operands(args, kwargs)
         return self.tensors.method(proxy, name, tuple(args), kwargs)
+
+    def tensor_special(self, proxy: TensorProxy, name: str, args: list, kwargs: dict[str, Any]) -> Any:
+        """``tensor.__str__()``, ``object.__setattr__(tensor, …)``: what ``str`` and ``setattr`` do."""
+        count, form = TENSOR_SPECIALS[name]
+        if len(args) != count or kwargs:
+            raise Break(f"Tensor.{name}", f"with {len(args)} arguments and {len(kwargs)} keywords", "it runs natively")
+        return form(self.domain, proxy, *args)
 
     def unbound(self, descriptor: Any, args: list, kwargs: dict[str, Any]) -> Any:
         """``str.upper(x)``, ``object.__setattr__(obj, ...)``: a method descriptor with its object as first argument."""
@@ -106,6 +129,8 @@ class Methods(CallParts):
             raise TypeError(f"unbound method {descriptor.__qualname__}() needs an argument")
         owner, rest = args[0], args[1:]
         if type(owner) is TensorProxy:
+            if descriptor.__name__ in OTHERWISE_IN_OBJECT and descriptor.__objclass__ is object:
+                raise Break("method of object", f"object.{descriptor.__name__} of a tensor", "it runs natively")
             return self.tensor_method(owner, descriptor.__name__, rest, kwargs)
         return self.method_of(
             owner, descriptor.__name__, descriptor.__get__(owner) if not is_alien(owner) else descriptor, rest, kwargs

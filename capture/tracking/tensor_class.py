@@ -97,4 +97,5 @@ def read(attributes: Attributes, proxy: TensorProxy, name: str) -> Any:
     base = next((base for base in proxy.cls.__mro__ if name in vars(base)), object)
     if base in KNOWN and name not in TORCHS:
         return attributes.bind(attributes.on_type(proxy.cls, name), proxy, proxy.cls)
-    return attributes.objects.made(attributes.tensors.attribute(proxy, name, attributes.objects.enter))
+    found = attributes.tensors.attribute(proxy, name, attributes.objects.enter)
+    return found if issubclass(type(found), type) else attributes.objects.made(found)

@@ -52,10 +52,11 @@ READS_VALUES = frozenset(
         "allclose",
     }
 )
-# What no fake of a tensor knows and no guard looks at: autograd's records, what it is a view of, where it lies.
+# What no fake knows and no guard looks at: autograd's records, what it is a view of, where it lies, how it is shown.
 RECORDS = frozenset(
     ("_backward_hooks", "_base", "_cdata", "_grad", "_grad_fn", "_is_view", "_version", "const_data_ptr", "grad_dtype",
-     "grad_fn", "is_inference", "is_shared", "output_nr", "retains_grad", "storage_type")
+     "grad_fn", "is_inference", "is_shared", "output_nr", "retains_grad", "storage_type",
+     "__dir__", "__format__", "__repr__", "__sizeof__")
 )  # fmt: skip
 OUTSIDE = frozenset(
     {
