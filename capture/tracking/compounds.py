@@ -9,7 +9,7 @@ import torch
 
 from ..guards.recorder import describe
 from ..sources import Source, Static, part
-from .identities import MetTuple, SameItems
+from .identities import HasItems, MetTuple, SameItems
 from .records import Record
 from .unfollowed import UnfollowedTensor
 from .values import ATOMS
@@ -66,6 +66,15 @@ class Compounds:
         self.guards.check("equal", part(source, "attr", "__name__"), method.__name__, text=f"== {method.__name__!r}")
         return self.enter(method.__self__, part(source, "attr", "__self__"))
 
+    def enter_items(self, value: frozenset, source: Source) -> frozenset:
+        """The objects in a frozenset: those that it has, not equal ones."""
+        objects = [item for item in value if type(item) not in ATOMS and not isinstance(item, tuple | frozenset)]
+        if objects and not source.static:
+            self.guards.holds(source.name, "has these very objects", HasItems(tuple(objects)), source)
+        for item in objects:
+            self.enter(item, Static(f"an item of {source.name}", item))
+        return value
+
     def enter_tuple(self, value: Any, source: Source) -> Any:
         if type(value) is frozenset and any(isinstance(item, torch.Tensor) for item in value):
             hint = "keep them in a list or a dict"
@@ -76,10 +85,10 @@ class Compounds:
                 self.guards.check("equal", source, value, text=f"== {value!r}"[:60])
                 if len(value) > 1:  # equal ones may have been made in another order, and give their items in another
                     self.guards.holds(source.name, "its items stand in this order", SameItems(tuple(value)), source)
-                return value
+                return self.enter_items(value, source)
             self.guards.check("length", source, len(value), text=f"has {len(value)} items")
         elif type(value) is frozenset:
-            return value
+            return self.enter_items(value, source)
         entered = [
             self.enter(x, Static(f"{source.name}[{i}]", x) if source.static else part(source, "tuple_item", i))
             for i, x in enumerate(value)

@@ -75,6 +75,8 @@ class Construction(CallParts):
             self.objects.behind[id(shown)] = args[0]
             return shown
         if cls is weakref.ref and len(args) == 1 and (self.known(args[0]) or self.objects.is_new(args[0])):
+            if (record := self.objects.records.get(id(args[0]))) is not None:  # (it is hashed by that)
+                self.objects.pin(record, "the same referent")
             return self.objects.made(weakref.ref(args[0]))
         if issubclass(cls, torch.Tensor):
             if cls is torch.nn.Parameter or cls is torch.nn.Buffer:

@@ -161,6 +161,10 @@ class Identities:
             return key
         if (record := self.records.get(id(key))) is not None:  # hashed by what it is: another object is another key
             self.pin(record, "the same key")
+        if isinstance(key, METHODS):  # hashed by the object that it belongs to and by its function
+            for part in (key.__self__, getattr(key, "__func__", None)):
+                if (record := self.records.get(id(part))) is not None:
+                    self.pin(record, "the object of the same key")
         if isinstance(key, StandIn):
             key.refuse("the hash")
         if isinstance(key, RuntimeNumber):
@@ -182,6 +186,9 @@ class Identities:
         return key
 
 
+METHODS = (types.MethodType, types.BuiltinMethodType, types.MethodWrapperType)
+
+
 @dataclass(frozen=True, eq=False)
 class SameItems:
     """A guard: a frozenset gives these items, types and values, in this order."""
@@ -191,6 +198,17 @@ class SameItems:
     def __call__(self, found: frozenset[Any]) -> bool:
         pairs = zip(found, self.items, strict=False)
         return len(found) == len(self.items) and all(a is b or (type(a) is type(b) and a == b) for a, b in pairs)
+
+
+@dataclass(frozen=True, eq=False)
+class HasItems:
+    """A guard: a frozenset has these very objects among its items."""
+
+    objects: tuple[Any, ...]
+
+    def __call__(self, found: frozenset[Any]) -> bool:
+        known = set(map(id, found))
+        return all(id(one) in known for one in self.objects)
 
 
 def may_be_one(a: Any, b: Any) -> bool:

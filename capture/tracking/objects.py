@@ -432,9 +432,7 @@ class Objects(Identities, Compounds, Cells, LateWrites, Growing, Lifetimes):
 
     def entered_key(self, record: Record, key: Any) -> Any:
         """What stands in a shadow for a key of the user's dict, of which a guard says that it is the same object."""
-        if isinstance(key, torch.Tensor | tuple):
-            return self.enter(key, Static(f"a key of {record.source.name}", key))
-        return key
+        return key if type(key) in ATOMS else self.enter(key, Static(f"a key of {record.source.name}", key))
 
     def guard_keys(self, record: Record) -> None:
         """The dict has these keys, in this order."""
