@@ -15,6 +15,7 @@ import gc
 import itertools
 import keyword
 import random
+import re
 import types
 import weakref
 from typing import Any
@@ -55,7 +56,12 @@ LONG_RUN = 8  # constants in a row that are cheaper to pass as one tuple
 LITERALS = frozenset({type(None), bool, int, str, bytes, type(Ellipsis)})
 
 
-HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: classes of Python code
+HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: classes of Python code, and C's that say so
+FIXED_TYPE = 1 << 7 | 1 << 8  # Py_TPFLAGS_DISALLOW_INSTANTIATION, Py_TPFLAGS_IMMUTABLETYPE: of C's alone
+
+
+def is_made_by_c(cls: type) -> bool:
+    return not cls.__flags__ & HEAP_TYPE or bool(cls.__flags__ & FIXED_TYPE)
 
 
 def hidden_descriptor(method: Any) -> Any:
@@ -307,6 +313,8 @@ class Emitter:
             if self.objects.record_of(value()) is None:  # (a tensor's hooks, too, are a dict of the trace's own)
                 raise CannotRebuild("a weak reference to an object that the step made is alive")
             return self.assign(value, f"{self.constant(kind)}({self.value(value())})")
+        if kind is re.Match:  # it cannot change, and what it was made of is guarded
+            return self.constant(value)
         if kind in REDUCIBLE:
             return self.iterator_value(value)
         if kind is types.GeneratorType and (frame := frame_of(value)) is not None:
@@ -408,7 +416,7 @@ class Emitter:
             if value.__suppress_context__ or value.__cause__ is not None:
                 self.lines.append(f"{name}.__suppress_context__ = {value.__suppress_context__}")
         else:
-            if any(not b.__flags__ & HEAP_TYPE for b in cls.__mro__[: cls.__mro__.index(base)]):
+            if any(map(is_made_by_c, cls.__mro__[: cls.__mro__.index(base)])):
                 raise CannotRebuild(f"a {cls.__name__}, which is made by C code,")
             name = self.assign(value, f"{self.constant(base)}.__new__({self.constant(cls)})")
             if base is collections.deque:

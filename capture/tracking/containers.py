@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import inspect
 import itertools
+import re
 import types
 from collections.abc import Iterator
 from typing import Any, cast
@@ -96,6 +97,8 @@ class Containers(Parts):
             return self.sequence_item(self.objects.contents(obj) if base in LISTS else obj, key)
         if method is ABSENT:
             raise TypeError(f"{type_name(kind)!r} object is not subscriptable")
+        if kind is re.Match:
+            return self.call(obj.group, [key], {})
         raise Break("item of a C object", kind.__name__, "read it outside of the step")
 
     def sequence_item(self, sequence: Any, key: Any) -> Any:

@@ -169,15 +169,25 @@ class Methods(CallParts):
             if all(natives.is_plain(a, self.known) for a in args) and (name != "seed" or args not in ([], [None])):
                 self.objects.touch(owner)
                 return self.objects.made(bound(*args))
-        if issubclass(kind, re.Pattern) and all(natives.is_plain(a, self.known) for a in args):
+        if kind is re.Pattern and all(natives.is_plain(a, self.known) for a in args):
+            if (record := self.objects.record_of(owner)) is not None:
+                self.objects.pin(record, "is this pattern")
             return self.objects.made(bound(*args, **kwargs))
-        if issubclass(kind, re.Match):
-            return bound(*args, **kwargs)
+        if kind is re.Match and all(type(a) in ATOMS for a in (*args, *kwargs.values())):
+            return self.of_match(owner, name, bound, args, kwargs)
         raise Break(
             "method in C",
             f"{kind.__module__}.{kind.__qualname__}.{name} is not known to be free of effects",
             "it runs natively",
         )
+
+    def of_match(self, match: re.Match, name: str, bound: Any, args: list, kwargs: dict[str, Any]) -> Any:
+        """``match.group(1)``, ``match[1]``: of one that was there before, what it answers is a fact."""
+        answer = bound(*args, **kwargs)
+        if (record := self.objects.record_of(match)) is not None:
+            text = f"gives {answer!r}"[:80]
+            self.tensors.guards.holds(record.source.name, text, Answers(name, args, kwargs, answer), record.source)
+        return self.objects.made(answer)
 
     def next_of(self, iterator: Any) -> Any:
         """``next(iterator)`` of one that tracing made; advancing another is a graph break."""
@@ -413,6 +423,19 @@ class Methods(CallParts):
             self.objects.context_set(variable, args[0].before)
             return None
         raise Break("context variable", f"ContextVar.{name}", "set context variables outside of the step")
+
+
+class Answers:
+    """A guard: a match of a regular expression gives this to a question."""
+
+    def __init__(self, name: str, args: list, kwargs: dict[str, Any], answer: Any):
+        self.name, self.args, self.kwargs, self.answer = name, tuple(args), dict(kwargs), answer
+
+    def __call__(self, match: re.Match) -> bool:
+        try:
+            return getattr(match, self.name)(*self.args, **self.kwargs) == self.answer
+        except (IndexError, TypeError):
+            return False
 
 
 def is_object_method(bound: Any, kind: type) -> bool:
