@@ -437,7 +437,7 @@ class Calls(Methods, Construction, StandIns):
             return self.call(self.domain.attributes.inside(function, function.__func__), args, kwargs)
         method = self.domain.attributes.on_type(kind, "__call__")
         if method is ABSENT:
-            raise TypeError(f"{type_name(kind)!r} object is not callable")
+            raise TypeError(f"{type_name(type_of(function))!r} object is not callable")
         if isinstance(method, types.WrapperDescriptorType):
             raise Break(
                 "call into C",

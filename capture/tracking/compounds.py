@@ -64,7 +64,11 @@ class Compounds:
         """``some_list.append``, half of a call that a graph break split: the name and the object. Gives the object."""
         self.guards.check("type", source, type(method), text=f"type is {type(method).__qualname__}")
         self.guards.check("equal", part(source, "attr", "__name__"), method.__name__, text=f"== {method.__name__!r}")
-        return self.enter(method.__self__, part(source, "attr", "__self__"))
+        owner, place = method.__self__, part(source, "attr", "__self__")
+        if type(owner) in ATOMS:  # what is called is its method, and not that of a number that changes
+            self.guards.check("equal", place, owner, text=f"== {owner!r}"[:60])
+            return owner
+        return self.enter(owner, place)
 
     def enter_items(self, value: frozenset, source: Source) -> frozenset:
         """The objects in a frozenset: those that it has, not equal ones."""

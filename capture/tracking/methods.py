@@ -27,7 +27,7 @@ from .identities import refuse_order
 from .index_lists import index_list
 from .records import DICTS, LISTS, SETS, Record
 from .texts import Text, texts
-from .values import ATOMS, Break, TensorProxy
+from .values import ATOMS, SYMBOLIC, Break, RuntimeNumber, TensorProxy, type_of
 from .views import View, view_expression
 
 OBJECT_METHODS = {
@@ -55,6 +55,7 @@ TENSOR_SPECIALS: dict[str, tuple[int, Callable[..., Any]]] = {
     "__setitem__": (2, lambda domain, *args: domain.tensors.set_item(*args)),
 }
 OTHERWISE_IN_OBJECT = ("__str__", "__repr__", "__format__", "__dir__", "__sizeof__", "__reduce__", "__reduce_ex__")
+COUNTS = {"__setattr__": 2, "__getattribute__": 1, "__delattr__": 1}
 KEYED = frozenset(
     {
         "get",
@@ -132,6 +133,11 @@ class Methods(CallParts):
             if descriptor.__name__ in OTHERWISE_IN_OBJECT and descriptor.__objclass__ is object:
                 raise Break("method of object", f"object.{descriptor.__name__} of a tensor", "it runs natively")
             return self.tensor_method(owner, descriptor.__name__, rest, kwargs)
+        if isinstance(owner, RuntimeNumber | Text) or type(owner) in SYMBOLIC:
+            if getattr(type_of(owner), descriptor.__name__, None) is not descriptor:
+                detail = f"{descriptor.__qualname__} of a {type_of(owner).__name__}"
+                raise Break("method of another class", detail, "it runs natively; call it by its name on the object")
+            return self.call(self.domain.get_attr(owner, descriptor.__name__), rest, kwargs)
         return self.method_of(
             owner, descriptor.__name__, descriptor.__get__(owner) if not is_alien(owner) else descriptor, rest, kwargs
         )
@@ -144,6 +150,8 @@ class Methods(CallParts):
         if issubclass(kind, contextvars.ContextVar):
             return self.context_variable(owner, name, args)
         if name in OBJECT_METHODS and is_object_method(bound, kind):
+            if len(args) != COUNTS.get(name, len(args)):
+                return bound(*args)  # raises the TypeError that says so
             return getattr(self, OBJECT_METHODS[name])(owner, *args, **kwargs)
         if issubclass(kind, types.GeneratorType) and self.objects.is_new(owner):
             form = form_of(bound)
