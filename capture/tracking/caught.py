@@ -30,7 +30,7 @@ def raised_in_c(error: BaseException, known: Callable[[Any], bool]) -> bool:
     if isinstance(error, AttributeError) and " object has no attribute " not in str(error):
         return False
     parts = [d.__get__(error) for d in members(kind)] + [error.__context__, error.__cause__]
-    if not all(map(plain, (*error.args, *parts))) or any(OURS.search(a) for a in error.args if isinstance(a, str)):
+    if not all(map(plain, (*error.args, *parts))) or tells_of_tracing(error):
         return False
     place = None if kind is StopIteration else error.__traceback__  # (a generator's end: no operator raises it)
     while place is not None:
@@ -39,6 +39,12 @@ def raised_in_c(error: BaseException, known: Callable[[Any], bool]) -> bool:
             return False
         place = place.tb_next
     return True
+
+
+def tells_of_tracing(error: BaseException) -> bool:
+    """Whether its words name an object of ours: C code that refuses one (``unhashable type: SymInt``) may do what it is
+    asked with the number for which that stands."""
+    return any(OURS.search(a) for a in error.args if isinstance(a, str))
 
 
 def members(kind: type) -> list[types.MemberDescriptorType]:

@@ -32,7 +32,7 @@ from .arrays import Arrays
 from .attributes import Attributes
 from .blocks import Blocks
 from .calls import Calls
-from .caught import raised_in_c
+from .caught import raised_in_c, tells_of_tracing
 from .construction import Making
 from .containers import Containers
 from .gathered import Lists
@@ -198,6 +198,8 @@ class TrackingDomain(Operators, Containers):
         refuse_own(exc)
         if isinstance(exc, torch_private.DATA_DEPENDENT):
             raise decided_by_data(None)
+        if type(exc) is TypeError and not self.objects.is_known(exc) and tells_of_tracing(exc):
+            raise Break("C code that takes no number of ours", str(exc), "it runs natively")
 
     def exc_match(self, exc: BaseException, kind: Any) -> bool:
         if not self.objects.is_known(exc) and raised_in_c(exc, self.objects.is_known):

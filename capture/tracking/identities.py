@@ -155,10 +155,9 @@ class Identities:
         if isinstance(key, TensorProxy | torch.Tensor):
             return key
         if isinstance(key, tuple):
-            for item in key:
-                if type(item) not in SIMPLE:
-                    self.made_key(item)
-            return key
+            keys = [self.made_key(item) if type(item) not in SIMPLE else item for item in key]
+            same = all(a is b for a, b in zip(keys, key, strict=True))
+            return key if same else type(key)(*keys) if hasattr(key, "_fields") else tuple(keys)
         if (record := self.records.get(id(key))) is not None:  # hashed by what it is: another object is another key
             self.pin(record, "the same key")
         if isinstance(key, METHODS):  # hashed by the object that it belongs to and by its function
@@ -168,7 +167,7 @@ class Identities:
         if isinstance(key, StandIn):
             key.refuse("the hash")
         if isinstance(key, RuntimeNumber):
-            return key.settled()  # type: ignore[attr-defined]
+            return key.numbers.constant(key)  # type: ignore[attr-defined]
         if isinstance(key, SYMBOLIC):
             raise Break(
                 "symbolic size as a key",

@@ -134,7 +134,8 @@ class Methods(CallParts):
                 raise Break("method of object", f"object.{descriptor.__name__} of a tensor", "it runs natively")
             return self.tensor_method(owner, descriptor.__name__, rest, kwargs)
         if isinstance(owner, RuntimeNumber | Text) or type(owner) in SYMBOLIC:
-            if getattr(type_of(owner), descriptor.__name__, None) is not descriptor:
+            found: Any = getattr(type_of(owner), descriptor.__name__, ABSENT)
+            if found is not descriptor:
                 detail = f"{descriptor.__qualname__} of a {type_of(owner).__name__}"
                 raise Break("method of another class", detail, "it runs natively; call it by its name on the object")
             return self.call(self.domain.get_attr(owner, descriptor.__name__), rest, kwargs)
@@ -288,7 +289,9 @@ class Methods(CallParts):
 
     def leaves_as_it_is(self, owner: Any, base: type, name: str, args: list) -> bool:
         """``discard`` of what is not there (``Module.register_buffer`` does it), ``add`` of what is."""
-        if base is not set or name not in ("add", "discard") or len(args) != 1 or type(args[0]) not in ATOMS:
+        if base is not set or name not in ("add", "discard") or len(args) != 1:
+            return False
+        if type(args[0]) not in ATOMS or type(args[0]) in SYMBOLIC:
             return False
         return (args[0] in self.objects.contents(owner)) == (name == "add")
 

@@ -347,7 +347,7 @@ class Operators(Parts):
         if base in SETS or base is frozenset or isinstance(container, type({}.keys())):
             return self.objects.made_key(item) in self.objects.contents(container)
         if kind in (str, bytes, range):
-            return item in container
+            return (natives.specialised(item) if type(item) is torch.SymBool else item) in container
         if base is not None or kind is torch.Size or isinstance(container, natives.VIEWS):
             return any(
                 self.is_one(x, item) or self.truth(self.compare("==", x, item))
