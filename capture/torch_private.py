@@ -10,7 +10,6 @@ import contextlib
 import linecache
 import logging
 import os
-import re
 import sys
 import threading
 import types
@@ -343,20 +342,46 @@ def autocast_as(state: Sequence[tuple[str, torch.dtype]]) -> Iterator[None]:
         throw_switches(switches() | {name: before[name] for name in ("autocast", "cache")})
 
 
+class OnFakes:
+    """The text of an entry in ``warnings.filters``: that of each warning given while this thread runs operators on
+    fakes. The real operator gives it when the graph runs. ``FakeTensorMode`` reads ``.grad`` of each tensor that it
+    converts, of non-leaves as well, which warns, too (2.13)."""
+
+    def __init__(self) -> None:
+        self.heard = threading.local()
+
+    def match(self, text: str) -> bool:
+        if torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None:
+            self.heard.text = text
+            return True
+        return text.startswith("The .grad attribute of a Tensor")
+
+    def forget(self) -> None:
+        self.heard.text = None
+
+    def last(self) -> str | None:
+        """What a warning on fakes said since ``forget``."""
+        return getattr(self.heard, "text", None)
+
+
+ON_FAKES = OnFakes()
+
+
 @contextlib.contextmanager
 def fakes_without_warning() -> Iterator[None]:
-    """FakeTensorMode reads ``.grad`` of each tensor that it converts, of non-leaves as well, which warns.
+    """No warnings of operators on fakes; what C++ says once in a process is still to be said by the real operator.
 
-    It hides the warning itself (``meta_utils.safe_grad``, 2.9 to 2.13), but for a program that turns warnings into
-    errors. The filter goes into the list in place: ``warnings.filterwarnings`` would also make every warning that was
+    The filter goes into the list in place: ``warnings.filterwarnings`` would also make every warning that was
     shown once count as not shown yet.
     """
-    entry = ("ignore", re.compile("The .grad attribute of a Tensor"), UserWarning, None, 0)
-    held = warnings.filters
+    entry = ("ignore", ON_FAKES, Warning, None, 0)
+    held, always = warnings.filters, torch.is_warn_always_enabled()
     held.insert(0, entry)  # type: ignore[attr-defined]
+    torch.set_warn_always(True)
     try:
         yield
     finally:
+        torch.set_warn_always(always)
         place = next((i for i, e in enumerate(held) if e is entry), None)
         if place is not None:
             del held[place]  # type: ignore[attr-defined]
