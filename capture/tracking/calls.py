@@ -513,10 +513,14 @@ class Calls(Methods, Construction, StandIns):
         kwargs = {k: self.callback(v) if k in ("func", "key") and v is not None else v for k, v in kwargs.items()}
         if function is itertools.accumulate and len(values) > 1 and values[1] is not None:
             values[1] = self.callback(values[1])
+        if function is collections.deque and type(kwargs.get("maxlen")) in SYMBOLIC:
+            kwargs = kwargs | {"maxlen": natives.specialised(kwargs["maxlen"])}
         for i in range(start, len(values)):
             value = values[i]
             if i == 1 and function in natives.CALLBACK_SECOND:
                 continue
+            if type(value) in (SYMBOLIC if function is collections.deque else (torch.SymBool,)):
+                values[i] = natives.specialised(value)  # C code there takes Python's own numbers
             if type(value) not in ATOMS or isinstance(value, str | bytes | range | torch.Size):
                 if function not in ITEM_ARGUMENTS or (i == start and function not in WITHOUT_ITERABLE):
                     values[i] = self.domain.native_iter(value, in_loop=function in natives.ITERATORS)

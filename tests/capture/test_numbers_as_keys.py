@@ -1,5 +1,7 @@
-"""Numbers that vary as keys of dicts and items of sets, also where a handler waits for what C code raises."""
+"""Numbers that vary as keys, items of sets and counts of C code, also where a handler waits for what C code raises."""
 
+import collections
+import itertools
 import linecache
 
 import pytest
@@ -25,6 +27,9 @@ USES = (
     "found.append({other for other in (k,)})",
     "found.append({(k, 1): 2}[k, 1])",
     "found.append(({k: 1}.get(k), k in {k: 1}, {k} == {k}))",
+    "found.append(collections.deque(range(5), k))",
+    "found.append(collections.deque(range(5), maxlen=k))",
+    "found.append((list(itertools.islice(range(9), k)), next(itertools.count(k))))",
     "made = {}; made[k] = 1; made[k] = 2; made[k + 0] = 3; found.append(made)",
     "made = set(); made.add(k); made.add(k * 1); found.append(made)",
 )
@@ -39,7 +44,7 @@ def made(number, use, form):
     )
     name = f"<{hash(source)}>"
     linecache.cache[name] = (len(source), None, source.splitlines(True), name)
-    namespace = {}
+    namespace = {"collections": collections, "itertools": itertools}
     exec(compile(source, name, "exec"), namespace)
     return namespace["step"]
 
