@@ -87,6 +87,8 @@ log_api_usage = torch._C._log_api_usage_once
 set_grad_enabled = torch._C._set_grad_enabled
 InferenceGuard = torch._C._InferenceMode
 has_torch_function = torch._C._has_torch_function
+# the same question of arguments, not of a tuple of them
+HAVE_TORCH_FUNCTION = (torch._C._has_torch_function_unary, torch._C._has_torch_function_variadic)
 # Whether torch.func.grad, vmap or another of their kind runs, and the modules that make them. Checked on torch 2.13.
 in_function_transform = torch._C._are_functorch_transforms_active
 FUNCTION_TRANSFORMS = frozenset({"torch._functorch.eager_transforms", "torch._functorch.vmap"})

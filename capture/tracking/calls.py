@@ -60,6 +60,7 @@ from .substitutes import (
     next_number,
 )
 from .switches import Switches, throw_state
+from .telling import TellsInPython
 from .values import ATOMS, SYMBOLIC, Break, LoopLeftover, StandIn, TensorMethod, TensorProxy, type_of
 
 if TYPE_CHECKING:
@@ -117,6 +118,7 @@ class Calls(Methods, Construction, StandIns):
             WARN: self.messages.warn,
             torch_private.InferenceGuard: self.inference.make,
             torch_private.has_torch_function: self.overridden,
+            **dict.fromkeys(torch_private.HAVE_TORCH_FUNCTION, lambda *values: self.overridden(values)),
             **Switches(domain).functions,
             **{clock: functools.partial(self.read_number, f"time.{clock.__name__}", clock) for clock in CLOCKS},
             DRAW: functools.partial(self.read_number, "random.random", draw),
@@ -222,7 +224,11 @@ class Calls(Methods, Construction, StandIns):
         if natives.is_tensor_function(function) and any(
             isinstance(a, TensorProxy) or holds_proxy(a) for a in (*args, *kwargs.values())
         ):
-            return self.operator(function, args, kwargs)
+            try:
+                with self.tensors.that_may_tell(function):
+                    return self.operator(function, args, kwargs)
+            except TellsInPython:  # interpreted: its warning is a node, with the line that it is about
+                return self.domain.call_function(function, args, kwargs)
         if "moebius_disabled" in function.__dict__:
             raise Break(
                 "disabled function",

@@ -5,12 +5,13 @@ An operator whose result holds no tensor (``x.dim()``, ``x.shape``) is answered 
 
 from __future__ import annotations
 
+import contextlib
 import keyword
 import operator
 import re
 import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -30,6 +31,7 @@ from .hit_loops import number_of
 from .layouts import refuse_lost_tangent, refuse_unsure
 from .numbers import SHAPED_BY_FLOATS, Numbers
 from .offsets import Offsets
+from .telling import TellsInPython, may_warn
 from .texts import Texts
 from .unfollowed import UnfollowedTensor
 from .values import ATOMS, SYMBOLIC, Break, TensorMethod, TensorProxy
@@ -119,6 +121,7 @@ class TensorOperations:
         self.whole_step = whole_step
         writer.holds_generators = whole_step
         self.unread: Callable[[Any], bool] = lambda value: False  # a container whose items no guard has seen
+        self.may_tell: types.FunctionType | None = None  # a function of torch's that is interpreted where it warns
         self.is_handled: Callable[[], bool] = lambda: False  # whether the running code is in a try- or with-block
         self.speculate: Callable[[Any], bool | None] = lambda value: None  # the way to take at a branch on data
 
@@ -336,8 +339,9 @@ class TensorOperations:
         if not isinstance(function, types.FunctionType):
             refuse_answering((*args, *kwargs.values()))
         fake_args, fake_kwargs = fake_of(args), fake_of(kwargs)
+        torch_private.ON_FAKES.forget()
         try:
-            return self.world.call(function, fake_args, fake_kwargs)
+            result = self.world.call(function, fake_args, fake_kwargs)
         except torch_private.DATA_DEPENDENT as error:
             raise depends_on_data(function, error) from None
         except RuntimeError as error:
@@ -351,6 +355,19 @@ class TensorOperations:
         except Exception as error:
             self.refuse_handled(function, error)
             raise
+        if function is self.may_tell and torch_private.ON_FAKES.last() is not None:
+            raise TellsInPython
+        return result
+
+    @contextlib.contextmanager
+    def that_may_tell(self, function: types.FunctionType) -> Iterator[None]:
+        """Inside, the function raises TellsInPython where its own Python code warns, and a warning can be a node."""
+        noted = self.whole_step and self.writer.scope.parent is None and not self.writer.recomputed
+        before, self.may_tell = self.may_tell, function if noted and may_warn(function) else None
+        try:
+            yield
+        finally:
+            self.may_tell = before
 
     def refuse_handled(self, function: Any, error: Exception) -> None:
         """A graph break if a handler of the user's would see an error of fakes, whose words are not the operator's."""

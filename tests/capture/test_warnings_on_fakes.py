@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from moebius import capture, stats
+from moebius import capture, explain, stats
 
 ROWS = torch.arange(6.0).view(3, 2)
 GIVES: list[Callable[[], torch.Tensor]] = [
@@ -67,3 +67,41 @@ def test_filters_are_as_before():
         warnings.simplefilter("ignore")
         captured()
     assert list(warnings.filters) == held
+
+def places(step, count=3):
+    """Text, line and file of the warnings of each call."""
+    found = []
+    for _ in range(count):
+        with warnings.catch_warnings(record=True) as given:
+            warnings.simplefilter("always")
+            result = step()
+        found.append(([(str(one.message), one.lineno, one.filename) for one in given], result))
+    return found
+
+
+LOSS, LAYER = torch.nn.SmoothL1Loss(), torch.nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0, batch_first=True)
+HAVE_LINES: list[Callable[[], torch.Tensor]] = [
+    *GIVES[:3],
+    lambda: LOSS(ROWS, ROWS[:1]),
+    lambda: F.log_softmax(ROWS),
+    lambda: F.grid_sample(torch.ones(1, 1, 4, 4), torch.zeros(1, 2, 2, 2)),
+    lambda: F.dropout2d(ROWS, 0.0),
+    lambda: LAYER(torch.ones(2, 3, 4), torch.zeros(3, 3), torch.zeros(2, 3, dtype=torch.bool)).detach(),
+]
+
+
+@pytest.mark.parametrize("step", HAVE_LINES)
+def test_what_torch_says_in_python_has_the_users_line(step):
+    captured = capture(step)
+    for mine, plain in zip(places(captured), places(step), strict=True):
+        assert mine[0] == plain[0]
+        torch.testing.assert_close(mine[1], plain[1])
+    assert stats(captured).hits
+    assert not stats(captured).breaks
+
+
+def test_without_a_warning_it_is_one_node():
+    report = explain(lambda: F.mse_loss(ROWS, ROWS + 1) + F.softmax(ROWS, 1).sum())()
+    targets = [node.target for node in report.graphs[0].gm.graph.nodes]
+    assert F.mse_loss in targets
+    assert F.softmax in targets
