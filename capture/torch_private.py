@@ -322,6 +322,18 @@ class NotWhileTracing(logging.Filter):
 logging.getLogger("torch._subclasses.fake_tensor").addFilter(NotWhileTracing())
 
 
+def close_unwanted_trace_log() -> None:
+    """torch's log of traces makes one record, by the program's own record factory, before it finds that nobody set
+    TORCH_TRACE and goes (2.13). It goes at once."""
+    log = logging.getLogger("torch.__trace")
+    for handler in [*log.handlers]:
+        if getattr(handler, "root_dir", "") is None and hasattr(torch.version, "git_version"):
+            log.removeHandler(handler)
+
+
+close_unwanted_trace_log()
+
+
 @contextlib.contextmanager
 def fakes_without_log() -> Iterator[None]:
     thread = threading.get_ident()
