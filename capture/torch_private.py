@@ -381,6 +381,30 @@ class OnFakes:
 ON_FAKES = OnFakes()
 
 
+class ToldAlways:
+    """torch's switch that C++ says each time what it says once in a process: on while any thread runs operators on
+    fakes, and then what it was."""
+
+    def __init__(self) -> None:
+        self.lock, self.users, self.before = threading.RLock(), 0, False  # (a signal handler may capture, too)
+
+    def __enter__(self) -> None:
+        with self.lock:
+            if not self.users:
+                self.before = torch.is_warn_always_enabled()
+                torch.set_warn_always(True)
+            self.users += 1
+
+    def __exit__(self, *_: Any) -> None:
+        with self.lock:
+            self.users -= 1
+            if not self.users:
+                torch.set_warn_always(self.before)
+
+
+TOLD_ALWAYS = ToldAlways()
+
+
 @contextlib.contextmanager
 def fakes_without_warning() -> Iterator[None]:
     """No warnings of operators on fakes; what C++ says once in a process is still to be said by the real operator.
@@ -389,13 +413,12 @@ def fakes_without_warning() -> Iterator[None]:
     shown once count as not shown yet.
     """
     entry = ("ignore", ON_FAKES, Warning, None, 0)
-    held, always = warnings.filters, torch.is_warn_always_enabled()
+    held = warnings.filters
     held.insert(0, entry)  # type: ignore[attr-defined]
-    torch.set_warn_always(True)
     try:
-        yield
+        with TOLD_ALWAYS:
+            yield
     finally:
-        torch.set_warn_always(always)
         place = next((i for i, e in enumerate(held) if e is entry), None)
         if place is not None:
             del held[place]  # type: ignore[attr-defined]

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from moebius import capture, explain, stats
+from moebius import capture, explain, stats, torch_private
 
 ROWS = torch.arange(6.0).view(3, 2)
 GIVES: list[Callable[[], torch.Tensor]] = [
@@ -105,3 +105,19 @@ def test_without_a_warning_it_is_one_node():
     targets = [node.target for node in report.graphs[0].gm.graph.nodes]
     assert F.mse_loss in targets
     assert F.softmax in targets
+
+
+def test_two_threads_that_capture_at_once_leave_the_switch_as_it_was():
+    first, second = torch_private.fakes_without_warning(), torch_private.fakes_without_warning()
+    before = torch.is_warn_always_enabled()
+    try:
+        torch.set_warn_always(False)
+        first.__enter__()
+        second.__enter__()
+        assert torch.is_warn_always_enabled()
+        first.__exit__(None, None, None)
+        assert torch.is_warn_always_enabled()
+        second.__exit__(None, None, None)
+        assert not torch.is_warn_always_enabled()
+    finally:
+        torch.set_warn_always(before)
