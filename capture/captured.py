@@ -426,8 +426,7 @@ class Captured:
                 self.recompiles.append(Recompile(record.source, record.check, found, record.file, record.line, hint))
                 count_whole(self.policy, fact, args, kwargs)
             opened = open_place(self.policy, fact, segment.guards, args, kwargs)
-            if (self.outlived.goes(fact, args, kwargs) or opened) and self.superseded < MAX_SEGMENTS:
-                self.superseded += 1
+            if (self.outlived.goes(fact, args, kwargs) or opened) and self.may_go(segment):
                 self.forget(segment)
             open_numbers(self.policy, segment.guards, args, kwargs)
         if len(alike) >= MAX_SEGMENTS or len(self.segments) >= MAX_MODULES:
@@ -438,6 +437,13 @@ class Captured:
             self.give_up(f"captured {len(self.segments)} times", hint)
             return False
         return True
+
+    def may_go(self, segment: Segment) -> bool:
+        """Whether a capture goes as another object stands in the place of its one: a few times, where each served few
+        calls; a helper that is made anew in each epoch is another matter."""
+        if self.entry.hits - segment.hits_before < RARE:
+            self.superseded += 1
+        return self.superseded <= MAX_SEGMENTS
 
     def give_up(self, what: str, hint: str) -> None:
         """Capture no more, and say so."""

@@ -6,6 +6,7 @@ import collections
 import contextvars
 import functools
 import types
+import warnings
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -14,7 +15,7 @@ import pytest
 import torch
 from torch import nn
 
-from moebius import capture, stats
+from moebius import capture, captured, stats
 from moebius.api import captured_of
 from moebius.outlived import Outlived
 
@@ -274,6 +275,30 @@ def test_it_dies_at_once(name):
             same(step(X), plain.step(X))
         reference = weakref.ref(case[3](mine))
     assert not captured_of(step).given_up
+
+
+def test_a_helper_of_each_epoch_is_captured_for_ever():
+    source, names, give, _ = CASES["a replaced function's cell"]
+    world = World(source, **names())
+    step = capture(world.step, backend="eager")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for seed in range(2 * captured.MAX_SEGMENTS + 4):
+            give(world, seed)
+            for _ in range(captured.RARE + 1):
+                step(X)
+            assert stats(step).entries == 1
+    same(step(X), world.step(X))
+
+
+def test_a_helper_of_each_call_is_not():
+    source, names, give, _ = CASES["a replaced function's cell"]
+    world = World(source, **names())
+    step = capture(world.step, backend="eager")
+    with pytest.warns(UserWarning, match="runs natively now"):
+        for seed in range(2 * captured.MAX_SEGMENTS + 4):
+            give(world, seed)
+            same(step(X), world.step(X))
 
 
 PUT_BACK = {
