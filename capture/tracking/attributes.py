@@ -227,7 +227,7 @@ class Attributes:
         if self.objects.is_new(obj):
             return value
         place = part(self.objects.need(obj).source, "attr", name)
-        by_its_way = isinstance(value, torch.Tensor) or place.name in self.objects.volatile or named(value)
+        by_its_way = issubclass(type(value), torch.Tensor) or place.name in self.objects.volatile or named(value)
         if place.parent.static and not by_its_way:
             if type(value) in ATOMS:
                 self.objects.guards.check("equal", place, value, text=f"== {value!r}"[:60])

@@ -99,7 +99,7 @@ class Cells:
             self.guards.holds(name, "is unset", lambda v: v.get(ABSENT) is ABSENT, source)
             return ABSENT
         place = Part(name, source, "python", value_of)
-        if isinstance(value, torch.Tensor) or name in self.volatile or named(value):
+        if issubclass(type(value), torch.Tensor) or name in self.volatile or named(value):
             return self.enter(value, place)
         self.guards.check("equal" if type(value) in ATOMS else "is", place, value, text="unchanged")
         return self.enter(value, Static(name, value))

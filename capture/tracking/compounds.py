@@ -72,7 +72,7 @@ class Compounds:
 
     def enter_items(self, value: frozenset, source: Source) -> frozenset:
         """The objects in a frozenset: those that it has, not equal ones."""
-        objects = [item for item in value if type(item) not in ATOMS and not isinstance(item, tuple | frozenset)]
+        objects = [item for item in value if type(item) not in ATOMS and not issubclass(type(item), tuple | frozenset)]
         if objects and not source.static:
             self.guards.holds(source.name, "has these very objects", HasItems(tuple(objects)), source)
         for item in objects:

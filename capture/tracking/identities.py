@@ -160,7 +160,7 @@ class Identities:
             return key if same else type(key)(*keys) if hasattr(key, "_fields") else tuple(keys)
         if (record := self.records.get(id(key))) is not None:  # hashed by what it is: another object is another key
             self.pin(record, "the same key")
-        if isinstance(key, METHODS):  # hashed by the object that it belongs to and by its function
+        if issubclass(type(key), METHODS):  # hashed by the object that it belongs to and by its function
             for part in (key.__self__, getattr(key, "__func__", None)):
                 if (record := self.records.get(id(part))) is not None:
                     self.pin(record, "the object of the same key")

@@ -133,7 +133,7 @@ class Methods(CallParts):
             if descriptor.__name__ in OTHERWISE_IN_OBJECT and descriptor.__objclass__ is object:
                 raise Break("method of object", f"object.{descriptor.__name__} of a tensor", "it runs natively")
             return self.tensor_method(owner, descriptor.__name__, rest, kwargs)
-        if isinstance(owner, RuntimeNumber | Text) or type(owner) in SYMBOLIC:
+        if issubclass(type(owner), RuntimeNumber | Text) or type(owner) in SYMBOLIC:
             found: Any = getattr(type_of(owner), descriptor.__name__, ABSENT)
             if found is not descriptor:
                 detail = f"{descriptor.__qualname__} of a {type_of(owner).__name__}"

@@ -41,7 +41,8 @@ class Signatures:
             self.domain.guard_function(function)
             self.objects.note("signature")
             defaults = (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
-            if self.has(function, "__signature__") or any(isinstance(v, TensorProxy | torch.Tensor) for v in defaults):
+            of_tensors = any(issubclass(type(v), TensorProxy | torch.Tensor) for v in defaults)
+            if self.has(function, "__signature__") or of_tensors:
                 raise Break("inspect.signature", f"of {function.__qualname__}, which has one of its own", HINT)
             if not self.has(function, "__wrapped__"):
                 break
