@@ -157,7 +157,10 @@ class Identities:
         if isinstance(key, tuple):
             keys = [self.made_key(item) if type(item) not in SIMPLE else item for item in key]
             same = all(a is b for a, b in zip(keys, key, strict=True))
-            return key if same else type(key)(*keys) if hasattr(key, "_fields") else tuple(keys)
+            if same:
+                return key
+            # (a class of its own may make its tuples otherwise)
+            return tuple.__new__(type(key), keys) if hasattr(key, "_fields") else tuple(keys)
         if (record := self.records.get(id(key))) is not None:  # hashed by what it is: another object is another key
             self.pin(record, "the same key")
         if issubclass(type(key), METHODS):  # hashed by the object that it belongs to and by its function

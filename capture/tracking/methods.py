@@ -42,7 +42,7 @@ OBJECT_METHODS = {
     "__hash__": "identity",
     "__init_subclass__": "object_init_subclass",
 }
-# of tensors: how many arguments, and what the domain does
+# how many arguments there are (of any object's), and what the domain does for a tensor
 TENSOR_SPECIALS: dict[str, tuple[int, Callable[..., Any]]] = {
     "__setattr__": (2, lambda domain, *args: domain.attributes.set(*args)),
     "__getattribute__": (1, lambda domain, *args: domain.attributes.get(*args)),
@@ -55,7 +55,6 @@ TENSOR_SPECIALS: dict[str, tuple[int, Callable[..., Any]]] = {
     "__setitem__": (2, lambda domain, *args: domain.tensors.set_item(*args)),
 }
 OTHERWISE_IN_OBJECT = ("__str__", "__repr__", "__format__", "__dir__", "__sizeof__", "__reduce__", "__reduce_ex__")
-COUNTS = {"__setattr__": 2, "__getattribute__": 1, "__delattr__": 1}
 KEYED = frozenset(
     {
         "get",
@@ -151,7 +150,7 @@ class Methods(CallParts):
         if issubclass(kind, contextvars.ContextVar):
             return self.context_variable(owner, name, args)
         if name in OBJECT_METHODS and is_object_method(bound, kind):
-            if len(args) != COUNTS.get(name, len(args)):
+            if name in TENSOR_SPECIALS and len(args) != TENSOR_SPECIALS[name][0]:
                 return bound(*args)  # raises the TypeError that says so
             return getattr(self, OBJECT_METHODS[name])(owner, *args, **kwargs)
         if issubclass(kind, types.GeneratorType) and self.objects.is_new(owner):

@@ -277,10 +277,6 @@ class TensorOperations:
             args = (f"{args[0].__module__}.{args[0].__name__}", *args[1:])  # which a graph's code can say
         if name == "new" and len(args) == 1 and isinstance(args[0], torch.Size):
             name = "new_empty"  # a graph has sizes as tuples, which new takes for values
-        if name == "__getitem__":
-            return self.get_item(proxy, args[0])
-        if name == "__setitem__":
-            return self.set_item(proxy, *args)
         if name == "size" and len(args) == 1 and isinstance(args[0], int):
             return proxy.fake.size(args[0])
         return self.run("call_method", name, getattr(torch.Tensor, name), (proxy, *args), kwargs)
