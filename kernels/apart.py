@@ -208,8 +208,7 @@ class LeafRooms:
     def __init__(self, layout: Sequence[Layout | None], leaves: Sequence[Tensor], needs: Sequence[bool],
                  offsets: Tensor, hit: Tensor | None) -> None:
         self.layout, self.like, self.needs = layout, leaves, needs
-        rows_E = offsets.diff()
-        self.empty_experts, self.counts = (rows_E == 0).nonzero().flatten(), rows_E.tolist()
+        self.empty, self.counts = cpu.empty_experts(offsets), offsets.diff().tolist()
         self.running = range(len(self.counts)) if hit is None else set(hit.unique().tolist())
         self.leaves: list[Tensor | None] = [None] * len(leaves)
 
@@ -218,7 +217,7 @@ class LeafRooms:
         for _, _, places in self.layout[place] or ():
             if isinstance(places, int):
                 if self.needs[places]:
-                    self.leaves[places] = torch.empty_like(self.like[places]).index_fill_(0, self.empty_experts, 0)
+                    self.leaves[places] = cpu.clear(torch.empty_like(self.like[places]), self.empty)
                 continue
             for expert, leaf in enumerate(places):
                 if self.needs[leaf] and expert in self.running:

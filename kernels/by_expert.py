@@ -12,6 +12,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -24,8 +25,8 @@ from moebius.kernels.panels import PANEL_ROWS
 from moebius.kernels.products import Matrices, Operands
 
 # layer.h's Layer, in its order.
-FIELDS = """dtype work activation gate tokens width narrow width_h rows x x_stride token scale h
-ups up_count downs down_count segments bounds groups totals distinct scratch scratch_step room matrix out threads
+FIELDS = """dtype work activation gate tokens width narrow width_h rows x x_stride order top_k scale h
+ups up_count downs down_count segments bounds groups totals distinct scratch scratch_step room matrix lists out threads
 grad grad_stride dot grad_ups grad_up_count grad_downs grad_down_count""".split()
 SLICE = 1 << 19  # numbers of a weight that are widened at a time
 FEW_ROWS = 32  # an expert on average: with fewer it takes longer to widen its weights than to multiply
@@ -48,9 +49,10 @@ class Share(NamedTuple):
         return len(self.bounds) - 1
 
 
-def share(bounds: Sequence[int], threads: int) -> Share | None:
+@lru_cache(maxsize=512)  # backward shares as forward did, layers later
+def share(bounds: tuple[int, ...], threads: int, part_rows: int, uneven: float) -> Share | None:
     """Experts for at most so many groups, the longest first to the group with the fewest rows (Graham's LPT rule);
-    None where the groups would be uneven, or there is no row. bounds: E+1 offsets."""
+    None where one would have over ``uneven`` times its part, or there is no row. bounds: E+1 offsets."""
     rows = [high - low for low, high in zip(bounds, bounds[1:], strict=False)]
     groups = [list[int]() for _ in range(threads)]
     loads = [0] * threads
@@ -58,12 +60,12 @@ def share(bounds: Sequence[int], threads: int) -> Share | None:
         least = loads.index(min(loads))
         groups[least].append(expert)
         loads[least] += rows[expert]
-    if not bounds[-1] or max(loads) * threads > UNEVEN * sum(loads):
+    if not bounds[-1] or max(loads) * threads > uneven * sum(loads):
         return None
     segments, ends, room = array("q"), array("q", [0]), 0
     for group in groups:
         for expert in sorted(group):
-            parts = -(-rows[expert] // PART_ROWS)
+            parts = -(-rows[expert] // part_rows)
             edges = [bounds[expert] + rows[expert] * part // parts for part in range(parts + 1)]
             for low, high in zip(edges, edges[1:], strict=False):
                 segments.extend((expert, low, high, low == edges[0]))
@@ -89,8 +91,14 @@ def count(blocks: array[int]) -> int:
     return len(blocks) // 7
 
 
+def whole_lines(size: int) -> int:
+    """Bytes, up to a whole number of cache lines."""
+    return -(-size // 64) * 64
+
+
 def rowwise(rows: Tensor) -> Tensor:
-    """With each row's numbers side by side."""
+    """With each row's numbers side by side, as they stand in memory."""
+    rows = rows.resolve_neg()
     return rows if rows.stride(1) == 1 or rows.shape[1] <= 1 else rows.contiguous()
 
 
@@ -116,13 +124,13 @@ class Totals:
 
 @dataclass
 class Layer:
-    """A call that C does. token_S, scale_S, h_SM: of the sorted rows; h_SM is None where H is not kept."""
+    """A call that C does. order_S: the slot of each row; scale_TK: float32. h_SM is None where H is not kept."""
 
     x_TD: Tensor
     weights: Operands
     shared: Share
-    token_S: Tensor
-    scale_S: Tensor | None
+    order_S: Tensor
+    scale_TK: Tensor | None
     h_SM: Tensor | None
     options: Options
     top_k: int
@@ -134,15 +142,15 @@ class Layer:
         self.run(panel_work.layer_forward, totals, self.width + self.narrow + self.again + self.wide * self.width_h)
         return totals.out
 
-    def backward(self, grad_TD: Tensor, dot_S: Tensor | None, gate_up: list[Matrices], down: list[Matrices],
+    def backward(self, grad_TD: Tensor, dot_TK: Tensor | None, gate_up: list[Matrices], down: list[Matrices],
                  needs_x: bool) -> Tensor | None:
         """The gradient of x, if it is needed; those of the weights are written into the rooms given, <dA, A> of each
-        row into dot_S."""
+        slot that is an expert's into dot_TK (float32)."""
         totals = Totals(self.x_TD, self.shared.groups, self.top_k) if needs_x else None
         grad_TD, grad_ups, grad_downs = rowwise(grad_TD), table(gate_up, self.wide), table(down, self.wide)
         self.run(
             panel_work.layer_backward, totals, self.width + 2 * self.narrow + self.width_h + self.again,
-            grad=grad_TD.data_ptr(), grad_stride=grad_TD.stride(0), dot=panel_work.address(dot_S),
+            grad=grad_TD.data_ptr(), grad_stride=grad_TD.stride(0), dot=panel_work.address(dot_TK),
             grad_ups=grad_ups.buffer_info()[0], grad_up_count=count(grad_ups),
             grad_downs=grad_downs.buffer_info()[0], grad_down_count=count(grad_downs))
         return None if totals is None else totals.out
@@ -169,9 +177,10 @@ class Layer:
         x_TD, shared, options = rowwise(self.x_TD), self.shared, self.options
         ups, downs = table(self.weights.gate_up, self.wide), table(self.weights.down, self.wide)
         work = torch.float32 if self.wide else x_TD.dtype
-        rows = shared.room * scratch_width
-        matrix = max(SLICE, self.width, self.narrow) if self.wide else 0
-        scratch = torch.empty(shared.groups, rows + matrix, dtype=work)
+        matrix = shared.room * scratch_width * work.itemsize
+        widened = max(SLICE, self.width, self.narrow) * work.itemsize if self.wide else 0
+        lists = whole_lines(matrix + widened)
+        scratch = torch.empty(shared.groups, whole_lines(lists + 12 * shared.room), dtype=torch.uint8)
         activation = find_activation(options.activation, options.gate)
         assert isinstance(activation, Activation)
         fields = {
@@ -179,14 +188,13 @@ class Layer:
             "activation": panel_work.ACTIVATIONS[activation.name], "gate": panel_work.GATES[options.gate],
             "tokens": x_TD.shape[0], "width": self.width, "narrow": self.narrow, "width_h": self.width_h,
             "rows": shared.rows, "x": x_TD.data_ptr(), "x_stride": x_TD.stride(0),
-            "token": self.token_S.data_ptr(), "scale": panel_work.address(self.scale_S),
+            "order": self.order_S.data_ptr(), "top_k": self.top_k, "scale": panel_work.address(self.scale_TK),
             "h": 0 if self.h_SM is None else self.h_SM.data_ptr(),
             "ups": ups.buffer_info()[0], "up_count": count(ups),
             "downs": downs.buffer_info()[0], "down_count": count(downs),
             "segments": shared.segments.buffer_info()[0], "bounds": shared.bounds.buffer_info()[0],
             "groups": shared.groups, "threads": shared.groups, "room": shared.room,
-            "scratch": scratch.data_ptr(), "scratch_step": scratch.shape[1] * scratch.itemsize,
-            "matrix": rows * scratch.itemsize, **more,
+            "scratch": scratch.data_ptr(), "scratch_step": scratch.shape[1], "matrix": matrix, "lists": lists, **more,
         }
         if totals is not None:
             fields |= {"totals": totals.addresses.buffer_info()[0], "distinct": totals.distinct,
@@ -195,25 +203,26 @@ class Layer:
         function(task.buffer_info()[0])
 
 
-def layer(x_TD: Tensor, weights: Operands, offsets: Tensor, token_S: Tensor, scale_S: Tensor | None,
+def layer(x_TD: Tensor, weights: Operands, bounds: Sequence[int], order_S: Tensor, weight_TK: Tensor | None,
           h_SM: Tensor | None, options: Options, top_k: int) -> Layer | None:
-    """The call, where C does it; None where panels do."""
+    """The call, where C does it; None where panels do. bounds: E+1 offsets."""
     threads = torch.get_num_threads()
-    if token_S.shape[0] <= PANEL_ROWS or top_k > 1 and threads > max(2, top_k):
+    if order_S.shape[0] <= PANEL_ROWS or top_k > 1 and threads > max(2, top_k):
         return None
     if options.precision is not None or weights.gate_up_bias or weights.down_bias or not panel_work.multiplies():
         return None
     if not panel_work.knows(x_TD.dtype, find_activation(options.activation, options.gate)) or any(
             block.table is None or block.dtype != x_TD.dtype for block in (*weights.gate_up, *weights.down)):
         return None
-    if h_SM is not None and not (h_SM.dtype == x_TD.dtype and panel_work.by_rows(h_SM) and len(h_SM) == len(token_S)):
+    if h_SM is not None and not (h_SM.dtype == x_TD.dtype and panel_work.by_rows(h_SM) and len(h_SM) == len(order_S)):
         return None  # a hook on saved tensors may have given back something else
-    shared = share(offsets.tolist(), threads)
+    shared = share(tuple(bounds), threads, PART_ROWS, UNEVEN)
     if shared is None:
         return None
     wide = x_TD.dtype == torch.bfloat16 and panel_work.widens() and shared.rows >= FEW_ROWS * shared.experts and all(
         1 in block.strides for block in (*weights.gate_up, *weights.down))
-    return Layer(x_TD, weights, shared, token_S, scale_S, h_SM, options, top_k, wide)
+    scale_TK = None if weight_TK is None else weight_TK.to(torch.float32).contiguous().resolve_neg()
+    return Layer(x_TD, weights, shared, order_S, scale_TK, h_SM, options, top_k, wide)
 
 
 def can_write(*rooms: list[Matrices]) -> bool:

@@ -73,18 +73,19 @@ def forward(x_TD: Tensor, weights: Weights | BlockWeights, order_S: Tensor, offs
             top_k: int, options: Options) -> tuple[Tensor, Tensor]:
     """As reference.forward."""
     exact = accumulate_dtype(x_TD.dtype)
-    token_S = order_S // max(top_k, 1)
-    scale_S = row_weight(weight_TK, order_S, exact)
     keep = options.save == "default"
     width, width_h = x_TD.shape[1], weights.gate_up_E2ND.shape[1]
+    bounds = offsets.tolist()
     h_SM = x_TD.new_empty(order_S.shape[0] if keep else 0, width_h)
-    h_SM[int(offsets[-1]):].zero_()
+    h_SM[bounds[-1]:].zero_()
     operands = Operands(*map(matrices, weights))
-    if whole := by_expert.layer(x_TD, operands, offsets, token_S, scale_S, h_SM if keep else None, options, top_k):
+    if whole := by_expert.layer(x_TD, operands, bounds, order_S, weight_TK, h_SM if keep else None, options, top_k):
         return whole.forward(), h_SM
+    token_S = order_S // max(top_k, 1)
+    scale_S = row_weight(weight_TK, order_S, exact)
     out_TD = torch.zeros(x_TD.shape, dtype=exact, device=x_TD.device)
     scratch = Scratch(x_TD, order_S.shape[0])
-    for panel in panels(offsets):
+    for panel in panels(bounds):
         start, stop = panel.start, panel.stop
         token, count = token_S[start:stop], stop - start
         h = h_SM[start:stop] if keep else scratch.take("h", count, width_h)
@@ -123,22 +124,27 @@ class Rooms:
 GATE_UP, DOWN, GATE_UP_BIAS, DOWN_BIAS = range(4)  # places in Weights
 
 
-def empty_gradient(parameter: Tensor | None, needed: bool, empty_experts: Tensor) -> Tensor | None:
-    """Room for a parameter's gradient, zero for experts without rows; None where it is not needed."""
-    if not needed or parameter is None:
-        return None
-    return parameter.new_empty(parameter.shape).index_fill_(0, empty_experts, 0)
+def empty_experts(offsets: Tensor) -> list[int]:
+    """Those without rows."""
+    bounds = offsets.tolist()
+    return [expert for expert, (low, high) in enumerate(zip(bounds, bounds[1:], strict=False)) if low == high]
+
+
+def clear(room: Tensor, experts: list[int]) -> Tensor:
+    """The room with zeros for these experts."""
+    return room.index_fill_(0, torch.tensor(experts), 0) if experts else room
 
 
 def backward(grad_TD: Tensor, x_TD: Tensor, h_SM: Tensor, weights: Weights, order_S: Tensor, offsets: Tensor,
              weight_TK: Tensor | None, top_k: int, options: Options, needs: Needs) -> Gradients:
     """As reference.backward; a gradient that is not needed is not computed."""
-    empty_experts = (offsets.diff() == 0).nonzero().flatten()
+    empty = empty_experts(offsets)
     needed = (needs.gate_up, needs.down, needs.gate_up_bias, needs.down_bias)
     found: dict[int, Tensor | None] = {}
 
     def make(place: int) -> Tensor | None:
-        found[place] = empty_gradient(weights[place], needed[place], empty_experts)
+        weight = weights[place]
+        found[place] = clear(weight.new_empty(weight.shape), empty) if needed[place] and weight is not None else None
         return found[place]
 
     grad_x, grad_weight = backward_into(
@@ -158,22 +164,23 @@ def backward_into(
     be, is made when most else is gone: with few rows this is the peak of a training step.
     """
     dtype, exact = x_TD.dtype, accumulate_dtype(x_TD.dtype)
+    bounds, operands = offsets.tolist(), Operands(*map(matrices, weights))
+    h_SM = kept[0] if options.save == "default" else None
+    if whole := by_expert.layer(x_TD, operands, bounds, order_S, weight_TK, h_SM, options, top_k):
+        grad_up, grad_down, *_ = [rooms.matrices(place) for place in range(len(weights))]
+        if by_expert.can_write(grad_up, grad_down):
+            dot_TK = torch.zeros(weight_TK.shape) if needs_weight and weight_TK is not None else None
+            grad_x = whole.backward(grad_TD, dot_TK, grad_up, grad_down, needs_x)
+            return grad_x, dot_TK if dot_TK is None or weight_TK is None else dot_TK.to(weight_TK.dtype)
+    del h_SM, whole
+
     token_S = order_S // max(top_k, 1)
     scale_S = row_weight(weight_TK, order_S, exact)
     grad_s_S = torch.zeros(order_S.shape[0], dtype=exact) if needs_weight else None
-    operands = Operands(*map(matrices, weights))
-    h_SM = kept[0] if options.save == "default" else None
-    if whole := by_expert.layer(x_TD, operands, offsets, token_S, scale_S, h_SM, options, top_k):
-        grad_up, grad_down, *_ = [rooms.matrices(place) for place in range(len(weights))]
-        if by_expert.can_write(grad_up, grad_down):
-            grad_x = whole.backward(grad_TD, grad_s_S, grad_up, grad_down, needs_x)
-            return grad_x, weight_gradient(grad_s_S, order_S, weight_TK)
-    del h_SM, whole
-
     grad_x = torch.zeros(x_TD.shape, dtype=exact) if needs_x else None
-    scratch, end = Scratch(x_TD, order_S.shape[0]), int(offsets[-1])
+    scratch, end = Scratch(x_TD, order_S.shape[0]), bounds[-1]
     width, width_h, narrow = x_TD.shape[1], weights.gate_up_E2ND.shape[1], weights.down_EDN.shape[2]
-    for panel in panels(offsets):
+    for panel in panels(bounds):
         start, stop = panel.start, panel.stop
         token, count = token_S[start:stop], stop - start
         scale = None if scale_S is None else scale_S[start:stop]

@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -33,9 +33,8 @@ class Panel:
         return rows.split(self.sizes)
 
 
-def panels(offsets: Tensor) -> Iterator[Panel]:
-    """The experts' rows in sorted order; an expert is cut only where it is larger than a panel. offsets: [E+1]."""
-    bounds = offsets.tolist()
+def panels(bounds: Sequence[int]) -> Iterator[Panel]:
+    """The experts' rows in sorted order; an expert is cut only where it is larger than a panel. bounds: E+1 offsets."""
     start, segments = 0, list[Segment]()
     for expert, (low, high) in enumerate(zip(bounds, bounds[1:], strict=False)):
         if segments and high - start > PANEL_ROWS:

@@ -4,6 +4,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from moebius.kernels.native import panel_work
+
 INT16_EXPERTS = 32767
 
 
@@ -17,6 +19,8 @@ def sort_rows(index_TK: Tensor, num_experts: int) -> tuple[Tensor, Tensor]:
     - offsets: int32 [E+1]; expert e has rows ``offsets[e]:offsets[e+1]``; ``offsets[E]`` is the number of real rows.
     """
     ids = index_TK.reshape(-1)
+    if sorted_in_c := panel_work.sort_rows(ids, num_experts):
+        return sorted_in_c
     ids = torch.where((ids >= 0) & (ids < num_experts), ids, num_experts)
     ids = ids.to(torch.int16 if num_experts < INT16_EXPERTS else torch.int32)
     ids_sorted, order_S = torch.sort(ids, stable=True)

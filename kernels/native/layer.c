@@ -15,26 +15,48 @@ static Dtype work(const Layer *task) { return (Dtype)task->work; }
 
 static int widens(const Layer *task) { return task->work != task->dtype; }
 
-/* A part, and the scratch of its group. */
+/* A part, and the scratch of its group. token, scale, dot: of each of its rows; NULL where nobody asks. */
 typedef struct {
     const Layer *layer;
     const Segment *rows;
     int64_t group;
     char *scratch;
+    int32_t *token;
+    float *scale, *dot;
 } Part;
 
 static int64_t count_of(const Part *part) { return part->rows->high - part->rows->low; }
 
 /* ---- rows ---------------------------------------------------------------------------------------------------------- */
 
-static const int32_t *tokens_of(const Part *part) { return AT(part->layer->token, int32_t) + part->rows->low; }
+static const int32_t *slots_of(const Part *part) { return AT(part->layer->order, int32_t) + part->rows->low; }
+
+/* Tokens and routing weights of a part's rows. */
+static void list_rows(const Part *part)
+{
+    const Layer *task = part->layer;
+    const int32_t *slot = slots_of(part);
+    for (int64_t row = 0; row < count_of(part); row++) {
+        part->token[row] = slot[row] / (int32_t)task->top_k;
+        if (part->scale)
+            part->scale[row] = AT(task->scale, float)[slot[row]];
+    }
+}
+
+/* <dA, A> to where the slots have it. */
+static void put_dots(const Part *part)
+{
+    const int32_t *slot = slots_of(part);
+    for (int64_t row = 0; part->dot && row < count_of(part); row++)
+        AT(part->layer->dot, float)[slot[row]] = part->dot[row];
+}
 
 /* to[row] = source[token of row] */
 static void gather(const Part *part, char *to, int64_t source, int64_t stride)
 {
     const Layer *task = part->layer;
     long bytes = dtype_bytes(stored(task)), width = task->width;
-    const int32_t *token = tokens_of(part);
+    const int32_t *token = part->token;
     for (int64_t row = 0; row < count_of(part); row++)
         if (widens(task))
             elements_load((float *)to + row * width, AT(source, char), stored(task), token[row] * stride, 1, (int)width);
@@ -52,9 +74,8 @@ static void add_rows(const Part *part, const char *rows)
 {
     const Layer *task = part->layer;
     float *total = total_of(task, part->group);
-    const int32_t *token = tokens_of(part);
     for (int64_t row = 0; row < count_of(part); row++)
-        elements_add(total + token[row] * task->width, rows, work(task), row * task->width, (int)task->width);
+        elements_add(total + part->token[row] * task->width, rows, work(task), row * task->width, (int)task->width);
 }
 
 /* The part's rows of H where it is kept, else NULL. */
@@ -68,7 +89,7 @@ static Gated gated_of(const Part *part, const char *h, char *a)
 {
     const Layer *task = part->layer;
     Gated gated = {0};
-    gated.h = h, gated.a = a, gated.scale = task->scale ? AT(task->scale, float) + part->rows->low : NULL;
+    gated.h = h, gated.a = a, gated.scale = part->scale;
     gated.count = count_of(part), gated.width = task->narrow;
     gated.dtype = work(task), gated.h_dtype = stored(task);
     gated.gate = (Gate)task->gate, gated.activation = (Activation)task->activation;
@@ -249,8 +270,9 @@ static int backward_part(const Part *part)
     if (!multiply(part, task->downs, task->down_count, rows, task->width, grad_a, task->narrow))
         return 0;
     Gated gated = gated_of(part, h, a);
-    gated.grad_a = grad_a, gated.grad_h = grad_h, gated.dot = task->dot ? AT(task->dot, float) + part->rows->low : NULL;
+    gated.grad_a = grad_a, gated.grad_h = grad_h, gated.dot = part->dot;
     gated_backward(&gated, 0, gated.count);
+    put_dots(part);
     if (!outer(part, task->grad_downs, task->grad_down_count, rows, task->width, a, task->narrow))
         return 0;
     if (task->totals) {
@@ -281,8 +303,11 @@ static void run_groups(const void *argument, long low, long high)
         if (task->totals && task->distinct > 1)
             memset(total_of(task, group), 0, task->tokens * task->width * sizeof(float));
         for (int64_t i = bounds[group]; i < bounds[group + 1]; i++) {
-            Part part = {task, AT(task->segments, Segment) + i, group,
-                         AT(task->scratch, char) + group * task->scratch_step};
+            char *scratch = AT(task->scratch, char) + group * task->scratch_step, *lists = scratch + task->lists;
+            Part part = {task, AT(task->segments, Segment) + i, group, scratch, (int32_t *)lists,
+                         task->scale ? (float *)lists + task->room : NULL,
+                         task->dot ? (float *)lists + 2 * task->room : NULL};
+            list_rows(&part);
             if (!call->run(&part)) {
                 *call->refused = 1;
                 return;
@@ -305,14 +330,15 @@ static void sum_totals(const void *argument, long low, long high)
     }
 }
 
-/* Whether every row is of a token; else an IndexError. */
-static int check_tokens(const Layer *task)
+/* Whether every row is of a slot that is there; else an IndexError. */
+static int check_slots(const Layer *task)
 {
-    const int32_t *token = AT(task->token, int32_t);
+    const int32_t *slot = AT(task->order, int32_t);
+    int64_t slots = task->tokens * task->top_k;
     for (int64_t row = 0; row < task->rows; row++)
-        if (token[row] < 0 || token[row] >= task->tokens) {
-            PyErr_Format(PyExc_IndexError, "a row of the expert order is of token %d; there are %lld tokens", token[row],
-                         (long long)task->tokens);
+        if (slot[row] < 0 || slot[row] >= slots) {
+            PyErr_Format(PyExc_IndexError, "a row of the expert order is slot %d; there are %lld slots", slot[row],
+                         (long long)slots);
             return 0;
         }
     return 1;
@@ -321,7 +347,7 @@ static int check_tokens(const Layer *task)
 static PyObject *run(PyObject *address, int (*run_part)(const Part *))
 {
     const Layer *task = PyLong_AsVoidPtr(address);
-    if (task == NULL || !check_tokens(task))
+    if (task == NULL || !check_slots(task))
         return NULL;
     int refused = 0;
     Call call = {task, run_part, &refused};

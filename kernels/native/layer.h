@@ -22,18 +22,20 @@ typedef struct {
     int64_t dtype, work, activation, gate;        /* work: dtype, or wider */
     int64_t tokens, width, narrow, width_h, rows; /* T, D, N, M, S */
     int64_t x, x_stride;                          /* [T, D] */
-    int64_t token, scale;                         /* [S]: int32; float32 */
+    int64_t order, top_k;                         /* int32 [S]: the slot of each row; row r is of token slot / top_k */
+    int64_t scale;                                /* float32, by slot; 0: all ones */
     int64_t h;                                    /* [S, M], or 0: not kept, and backward computes it again */
     int64_t ups, up_count, downs, down_count;     /* Block[] of gate_up [M, D] and down [D, N] */
     int64_t segments, bounds, groups;             /* Segment[]; those of group g are bounds[g]..bounds[g + 1] */
     int64_t totals, distinct; /* each group's float32 [T, D], or 0; how many: 1 is for all, and is zero already */
     int64_t scratch, scratch_step, room;          /* bytes; the rows of the largest segment */
-    int64_t matrix;                               /* where in a group's scratch a block is widened; bytes */
+    int64_t matrix, lists;                        /* where in a group's scratch, in bytes: a block is widened; three
+                                                     numbers of 4 bytes a row stand */
     int64_t out;                                  /* [T, D]: the sum of the totals, in dtype */
     int64_t threads;
     /* backward alone */
     int64_t grad, grad_stride;                    /* [T, D] */
-    int64_t dot;                                  /* [S], float32: <dA, A>, or 0 */
+    int64_t dot;                                  /* float32, by slot: <dA, A>, or 0 */
     int64_t grad_ups, grad_up_count, grad_downs, grad_down_count;
 } Layer;
 

@@ -94,8 +94,20 @@ def products(out: Operand, left: Operand, right: Operand, panel: Panel, dtype: t
     rows.products(out, left, right, panel.table.buffer_info()[0], len(panel.segments), DTYPES[dtype], add)
 
 
+def sort_rows(ids_S: Tensor, num_experts: int) -> tuple[Tensor, Tensor] | None:
+    """routing.sort_rows' two, of flat ids on a CPU; None where C does not read them."""
+    if rows is None or ids_S.device.type != "cpu" or ids_S.dtype not in (torch.int64, torch.int32) \
+            or not ids_S.is_contiguous() or ids_S.is_neg():
+        return None
+    order_S = torch.empty(ids_S.shape[0], dtype=torch.int32)
+    offsets = torch.empty(num_experts + 1, dtype=torch.int32)
+    rows.sort_rows(ids_S.data_ptr(), ids_S.itemsize, ids_S.shape[0], num_experts, order_S.data_ptr(),
+                   offsets.data_ptr())
+    return order_S, offsets
+
+
 def layer_forward(task: int) -> None:
-    """A layer.h Layer at that address (by_expert.py). IndexError for a row of a token that is not there."""
+    """A layer.h Layer at that address (by_expert.py). IndexError for a row of a slot that is not there."""
     assert rows is not None
     rows.layer_forward(task)
 

@@ -10,6 +10,7 @@
 #include "elements.h"
 #include "gated.h"
 #include "layer.h"
+#include "order.h"
 #include "products.h"
 #include "threads.h"
 
@@ -107,6 +108,7 @@ static PyMethodDef functions[] = {
      "gated(h, 0, scale, a, 0, 0, count, width, dtype, activation, gate, threads): a = f(gate) * up * scale."},
     {"gated_backward", run_backward, METH_VARARGS,
      "gated_backward(h, grad_a, scale, a, grad_h, dot, count, width, dtype, activation, gate, threads)."},
+    {"sort_rows", sort_rows, METH_VARARGS, "sort_rows(ids, bytes, slots, experts, order, offsets): see rows.pyi."},
     {"products", products, METH_VARARGS, "products(out, left, right, segments, count, dtype, add): see rows.pyi."},
     {"layer_forward", layer_forward, METH_O, "layer_forward(address): see layer.h."},
     {"layer_backward", layer_backward, METH_O, "layer_backward(address): see layer.h."},

@@ -19,6 +19,10 @@ def gated_backward(
     activation: int, gate: int, threads: int, /,
 ) -> None: ...
 
+# ids: the address of integers of so many bytes (4 or 8), one a slot; one outside [0, experts) is no expert's, and its
+# slot comes last. Written: order, int32 [slots], and offsets, int32 [experts + 1], as routing.sort_rows has them.
+def sort_rows(ids: int, bytes: int, slots: int, experts: int, order: int, offsets: int, /) -> None: ...
+
 # (address, rows, columns, their strides, axis): a panel's rows, from the address on, the rows of each segment along
 # that axis; or axis -1: the address of a table of int64, each expert's matrix's address or 0.
 Operand = tuple[int, int, int, int, int, int]

@@ -6,7 +6,7 @@ import pytest
 import torch
 from allocations import Allocations
 
-from moebius.kernels import apart
+from moebius.kernels import apart, by_expert
 from moebius.kernels.apart import Block, experts_apart
 
 T, D, N, E = 32, 16, 24, 8
@@ -75,3 +75,22 @@ def test_peak_of_backward(monkeypatch):
     assert let_go <= 2 * E * N * D + T * (N + 3 * D) + 16 * T
     monkeypatch.setattr(apart, "release", lambda ctx: None)
     assert peak() >= let_go + T * N
+
+
+@pytest.mark.parametrize("which", ["x", "weight", "grad"])
+def test_numbers_that_a_view_negates(which, monkeypatch):
+    """Their memory holds others; C reads memory."""
+    x, up, down, index, weight = layer(torch.float32)
+    monkeypatch.setattr(by_expert, "PANEL_ROWS", 0)
+    monkeypatch.setattr(by_expert, "UNEVEN", 100.0)
+    given = {"x": x.detach(), "weight": weight.detach(), "grad": torch.randn(T, D)}
+
+    def results():
+        leaves = [given["x"].requires_grad_(), given["weight"].requires_grad_(), *up, *down]
+        out = run(leaves[0], up, down, index, leaves[1])
+        return [out, *torch.autograd.grad(out, leaves, given["grad"])]
+
+    expected = results()
+    given[which] = torch._neg_view(-given[which].detach())
+    assert given[which].is_neg()
+    assert all(torch.equal(a, b) for a, b in zip(results(), expected, strict=True))

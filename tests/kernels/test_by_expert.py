@@ -186,10 +186,8 @@ def test_which_calls_multiply_wide(monkeypatch: pytest.MonkeyPatch) -> None:
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.integers(0, 40), min_size=1, max_size=12), st.integers(1, 5), st.integers(1, 24))
 def test_a_share_holds_every_row_once(counts: list[int], threads: int, part: int) -> None:
-    bounds = torch.tensor([0, *counts]).cumsum(0).tolist()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(by_expert, "PART_ROWS", part)
-        shared = by_expert.share(bounds, threads)
+    bounds = tuple(torch.tensor([0, *counts]).cumsum(0).tolist())
+    shared = by_expert.share(bounds, threads, part, by_expert.UNEVEN)
     if shared is None:
         assert not sum(counts) or threads > 1
         return
@@ -256,9 +254,9 @@ def test_a_row_of_no_token_is_an_error() -> None:
     x, order, weights = torch.randn(2, 4), torch.tensor([0, 5], dtype=torch.int32), make_layer(2, 4, 3, 1, 1)
     operands = products.Operands(*map(products.matrices, (weights.gate_up.detach(), weights.down.detach(), None, None)))
     with small(1):
-        layer = by_expert.layer(x, operands, torch.tensor([0, 2]), order, None, None, Options(), 1)
+        layer = by_expert.layer(x, operands, [0, 2], order, None, None, Options(), 1)
         assert layer is not None
-        with pytest.raises(IndexError, match="token 5; there are 2"):
+        with pytest.raises(IndexError, match="slot 5; there are 2"):
             layer.forward()
 
 

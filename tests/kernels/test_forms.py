@@ -96,7 +96,7 @@ def test_more_rows_than_a_panel(form: str, monkeypatch: pytest.MonkeyPatch) -> N
 def test_panels_hold_every_row_once(counts: list[int], size: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(panels, "PANEL_ROWS", size)
-        made = list(panels.panels(torch.tensor([0, *counts]).cumsum(0)))
+        made = list(panels.panels(torch.tensor([0, *counts]).cumsum(0).tolist()))
     rows = [expert for expert, count in enumerate(counts) for _ in range(count)]
     covered, seen, at = [], set(), 0
     for panel in made:

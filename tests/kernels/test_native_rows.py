@@ -12,6 +12,7 @@ from moebius.kernels import products
 from moebius.kernels.activations import ACTIVATIONS, GATES, activate, activate_backward
 from moebius.kernels.native import panel_work
 from moebius.kernels.panels import Panel, Segment
+from moebius.kernels.routing import sort_rows
 
 NAMES = sorted(panel_work.ACTIVATIONS)
 DTYPES = list(panel_work.DTYPES)
@@ -25,6 +26,28 @@ def test_it_is_built_and_found_torchs_threads_and_products() -> None:
     """Everything else here would pass in torch's operators too."""
     assert panel_work.rows is not None, "python setup.py build_ext --inplace"
     assert panel_work.rows.POOL and panel_work.rows.PRODUCTS
+
+
+@settings(max_examples=60, deadline=None)
+@given(num_experts=st.integers(0, 9), dtype=st.sampled_from([torch.int64, torch.int32]),
+       ids=st.lists(st.one_of(st.integers(-3, 12), st.sampled_from([2**31 - 1, -(2**31)])), max_size=60))
+def test_rows_are_sorted_as_torch_sorts_them(num_experts: int, dtype: torch.dtype, ids: list[int]) -> None:
+    index = torch.tensor(ids, dtype=dtype)
+    found = panel_work.sort_rows(index, num_experts)
+    assert found is not None
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(panel_work, "rows", None)
+        want = sort_rows(index.reshape(-1, 1), num_experts)
+    assert all(torch.equal(a, b) and a.dtype == b.dtype for a, b in zip(found, want, strict=True))
+
+
+@pytest.mark.parametrize("index", [torch.tensor([[2**40, 1]]), torch.tensor([[2, 1], [0, 1]], dtype=torch.uint8),
+                                   torch.tensor([[3, 1], [0, 2]]).T, torch._neg_view(-torch.tensor([[1, 0, 1]]))])
+def test_other_ids_are_sorted_too(index: Tensor) -> None:
+    order, offsets = sort_rows(index, 3)
+    flat = index.reshape(-1).tolist()
+    want = [slot for expert in range(3) for slot, there in enumerate(flat) if there == expert]
+    assert order.tolist()[: len(want)] == want and offsets.diff().tolist() == [flat.count(e) for e in range(3)]
 
 
 def forward(h: Tensor, scale: Tensor | None, name: str, gate: str) -> Tensor:
