@@ -7,11 +7,18 @@ only; that the body changes nothing but tensors and the function's locals is see
 from __future__ import annotations
 
 import dis
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from torch import fx
 
 from moebius.interpreter import Frame
 
+from .. import torch_private
 from ..liveness import accesses
+from .values import SYMBOLIC, TensorProxy
+
+if TYPE_CHECKING:
+    from .loops import OpenLoop
 
 # Branches, and the truth of the condition on which they jump.
 BRANCHES = {
@@ -120,3 +127,20 @@ def is_read_from(frame: Frame, index: int, name: str) -> bool:
         if not instruction.opname.startswith(LEAVING) and instruction.opname not in ALWAYS:
             work.append(here + 1)
     return False
+
+
+def is_of_row(condition: Any, loop: OpenLoop) -> bool:
+    """Whether a condition asks for nothing but the number of this turn's expert."""
+    if isinstance(condition, TensorProxy):
+        return of_row(condition.node, loop)
+    assert loop.row is not None
+    symbols = set(torch_private.free_unbacked_symbols(condition)) if isinstance(condition, SYMBOLIC) else set()
+    read = [node for node in loop.row.graph.nodes if node.target == "item" and of_row(node, loop)]
+    return bool(symbols) and symbols <= {torch_private.expression(node.meta["val"]) for node in read}
+
+
+def of_row(node: fx.Node, loop: OpenLoop) -> bool:
+    """Whether a node is computed of the row alone."""
+    while len(node.all_input_nodes) == 1:
+        (node,) = node.all_input_nodes
+    return node is loop.row

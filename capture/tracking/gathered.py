@@ -23,6 +23,7 @@ from moebius.lowering.step.gathered import cat_present, how_many, no_rows, prese
 from .. import torch_fakes, torch_private
 from .arrays import ArrayNumber
 from .branches import OneTurn
+from .histories import carried_on
 from .values import Break, CannotRebuild, StandIn, TensorProxy
 
 if TYPE_CHECKING:
@@ -72,7 +73,7 @@ class Gathered(StandIn):
             self.items.append((value, None))
             return
         loop = loops.open[-1] if len(loops.open) == 1 and len(objects.inside) == 1 else None
-        if loop is None or not isinstance(loop.rows, OneTurn) or loop.skipped or not can_be_absent(value):
+        if loop is None or not isinstance(loop.rows, OneTurn) or loop.skips or not can_be_absent(value):
             self.lists.refused.add(self.site)
             self.refuse("what it holds")
         if not loop.gathered and isinstance(loop.begun_with[-1], TensorProxy):  # which may be overwritten later
@@ -123,6 +124,8 @@ class Gathered(StandIn):
         rows = (args, kwargs) in (([], {}), ([0], {}), ([], {"dim": 0}))
         if not rows or not all(isinstance(value, TensorProxy) for value in values):
             self.refuse("torch.cat")
+        if len({value.fake.dtype for value in values}) > 1:  # what is not there counts for nothing
+            self.refuse("the dtype of torch.cat")
         fake = tensors.on_fakes(torch.cat, (values, 0), {})
         return tensors.record("call_function", cat_present, (values, asked), {}, fake)
 
@@ -230,7 +233,7 @@ def maybe_absent(world: torch_fakes.FakeWorld, fake: torch.Tensor) -> torch.Tens
     torch._check(rows >= 0)
     with world.mode:
         like = fake.new_empty((rows, *fake.shape[1:]))
-    return torch_private.joined(world.mode, like, [fake] if fake.requires_grad else [])
+    return carried_on(like, fake) if fake.requires_grad else like
 
 
 def can_be_absent(value: Any) -> bool:

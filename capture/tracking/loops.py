@@ -2,7 +2,8 @@
 
 ``for row in tensor`` where the number of rows depends on values (the experts that were hit) is interpreted for one
 symbolic row, and ``for e in range(n)`` over experts for one symbolic e (range_loops.py). The body becomes a graph of
-its own; ``continue`` on a condition on values becomes ``skip_turn``. A local that a turn reads and replaces is
+its own; ``continue`` on a condition on values becomes ``skip_turn``, or where the turn has set something by then, the
+rest of it a branch. A local that a turn reads and replaces is
 *carried*; one that a turn only sets is a leftover that nobody may read afterwards. What such a node cannot express
 (leaving the loop early, changing Python objects) is a graph break. An ``if`` on values without ``else`` is a loop of
 one turn, which that condition skips (branches.py).
@@ -10,7 +11,7 @@ one turn, which that condition skips (branches.py).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx
@@ -21,11 +22,13 @@ from moebius.lowering.graph import expert_loop, skip_turn
 from moebius.lowering.values import same_shape
 
 from .. import torch_private
+from ..liveness import accesses
 from .arrays import ArrayNumber
-from .branches import ASKING, BRANCHES, OneTurn, asks_for_jump, branch_at, is_read_from, past_jumps
+from .branches import ASKING, BRANCHES, OneTurn, asks_for_jump, branch_at, is_of_row, is_read_from, past_jumps
 from .counts import INTEGERS
 from .gathered import Gathered, maybe_absent
 from .graphs import GraphScope
+from .histories import carried_on
 from .hit_loops import HitTurns, hit_turns
 from .number_sets import ELEMENTS, LISTED, iterated_as
 from .range_loops import RANGE_ITERATOR, RangeRows, first_loads, goes_over_experts, length_of
@@ -94,7 +97,9 @@ class OpenLoop:
         self.number = 0  # of the first node in it
         self.row: fx.Node | None = None
         self.row_value: Any = None
-        self.skipped = False  # whether the turn may end within, on another condition
+        self.skips: list[list[Any]] = []  # the frame's locals wherever the turn may end within, on another condition
+        self.begun: list[Any] = []  # its locals at the turn's beginning
+        self.read: set[int] = set()  # indices of the locals that the turn found as they were before the loop
         self.gathered: list[tuple[Gathered | None, TensorProxy]] = []  # what a branch appends, and to which lists
         self.carried_nodes: list[fx.Node] = []
         self.absent_nodes: list[fx.Node] = []  # placeholders of what a branch that is not taken appends
@@ -185,7 +190,11 @@ class Loops:
                 )
             if self.skip_on_condition(loop):
                 return
-        opname = frame.program.instructions[frame.pc].opname
+        instruction = frame.program.instructions[frame.pc]
+        opname = instruction.opname
+        if self.open and opname.startswith(("LOAD_FAST", "STORE_FAST_LOAD")):
+            for index in (frame.program.localsplus.index(n) for kind, n in accesses(instruction) if kind == "LOAD"):
+                self.note_read(frame, index, frame.locals[index])
         if opname in BRANCHES:
             self.take_branch(frame)
             return
@@ -289,9 +298,18 @@ class Loops:
                 fake = value.fake.detach().clone().requires_grad_(value.fake.requires_grad)
             node.meta.update(val=fake, where=loop.where[-1] if loop.where else ("", 0, ""), stack=loop.where)
             frame.locals[index] = self.domain.tensors.wrap(fake, node)
+        loop.begun = list(frame.locals)
+        for index in carried:
+            self.note_read(frame, index, loop.before[index])
         self.open.append(loop)
         if isinstance(rows, HitTurns):
             self.begin_hit(loop, rows)
+
+    def note_read(self, frame: Frame, index: int, value: Any) -> None:
+        """A local of the frame is read: of the loops around it, those that found it so have not set it yet."""
+        for loop in self.open:
+            if loop.frame is frame and loop.before[index] is value:
+                loop.read.add(index)
 
     def begin_hit(self, loop: OpenLoop, rows: HitTurns) -> None:
         """The turn of one expert: skipped unless it was hit."""
@@ -300,6 +318,15 @@ class Loops:
         self.skip(rows.is_hit(self.domain.tensors), False)
         row = rows.row(self.domain.tensors)
         loop.row_value = self.number(rows, row) if rows.numbers else row
+
+    def refuse_kept_row(self, loop: OpenLoop) -> None:
+        """The turn's row is a part of the list of hits to the program, and a tensor of its own in the graph."""
+        if not isinstance(loop.row_value, TensorProxy):
+            return
+        row, kept = loop.row_value.fake, {torch_private.storage_of(loop.frame.locals[i].fake) for i in loop.carried}
+        if torch_private.version_of(row) or torch_private.storage_of(row) in kept:
+            detail = "a turn writes into its row, or keeps it"
+            raise Break("expert loop changes what it runs over", detail, "copy it first")
 
     def tensor_row(self, loop: OpenLoop) -> TensorProxy:
         tensors = self.domain.tensors
@@ -332,7 +359,9 @@ class Loops:
             return False  # a branch between two bodies
         if past_jumps(frame, stay) <= frame.pc:
             return False  # the end of a while loop: its turns are not counted
-        loop.skipped = True
+        if loop.gathered or any(frame.locals[i] is not loop.begun[i] for i in loop.carried):
+            return False  # what the turn has done so far counts: the rest of it is a branch of its own
+        loop.skips.append(list(frame.locals))
         self.skip(frame.stack.pop(), skip_if)
         frame.pc = stay
         self.observe(frame)
@@ -412,6 +441,8 @@ class Loops:
             changed = [i for i in changed if not self.is_same_if_skipped(loop, loop.rows, i)]
         if isinstance(loop.rows, ONE):
             self.refuse_open_locals(loop, changed)
+        if isinstance(loop.rows, HitTurns):
+            self.refuse_kept_row(loop)
         body = self.close(loop)
         outcome = self.emit(loop, body)
         self.domain.lists.close(loop, outcome[len(loop.carried) :])
@@ -434,6 +465,8 @@ class Loops:
         numbers = all(type(value) in (int, torch.SymInt) for value in (a, b))
         if not numbers or not isinstance(asked, torch.SymInt | torch.SymBool):
             return False
+        if any(then[index] is not after for then in loop.skips):
+            return False  # it is set behind another condition
         if not torch_private.equal_where(b, a, asked, rows.skip_if):
             return False
         if ArrayNumber in (kinds := {type(before), type(after)}):
@@ -453,7 +486,9 @@ class Loops:
                 )
 
     def reads_first(self, loop: OpenLoop, index: int) -> bool:
-        """Whether the body, read from top to bottom, loads the local before it stores it."""
+        """Whether a turn reads what an earlier one left in the local, or may (read from top to bottom)."""
+        if index in loop.read:
+            return True
         body = loop.frame.program.instructions[loop.inside.start + 1 : loop.inside.stop]
         return loop.frame.program.localsplus[index] in first_loads(body)
 
@@ -542,23 +577,6 @@ def on_values(condition: Any) -> bool:
     return issubclass(type(condition), SYMBOLIC) and torch_private.depends_on_values(condition)
 
 
-def is_of_row(condition: Any, loop: OpenLoop) -> bool:
-    """Whether a condition asks for nothing but the number of this turn's expert."""
-    if isinstance(condition, TensorProxy):
-        return of_row(condition.node, loop)
-    assert loop.row is not None
-    symbols = set(torch_private.free_unbacked_symbols(condition)) if isinstance(condition, SYMBOLIC) else set()
-    read = [node for node in loop.row.graph.nodes if node.target == "item" and of_row(node, loop)]
-    return bool(symbols) and symbols <= {torch_private.expression(node.meta["val"]) for node in read}
-
-
-def of_row(node: fx.Node, loop: OpenLoop) -> bool:
-    """Whether a node is computed of the row alone."""
-    while len(node.all_input_nodes) == 1:
-        (node,) = node.all_input_nodes
-    return node is loop.row
-
-
 def alike(before: Any, after: Any) -> bool:
     """Whether the one may stand for the other in everything that is known of a tensor before the step runs."""
     if not isinstance(before, TensorProxy) or not isinstance(after, TensorProxy):
@@ -567,18 +585,6 @@ def alike(before: Any, after: Any) -> bool:
     if (a.dtype, a.device, a.layout, before.cls) != (b.dtype, b.device, b.layout, after.cls):
         return False
     return same_shape(tuple(a.shape), tuple(b.shape)) and same_shape(tuple(a.stride()), tuple(b.stride()))
-
-
-class CarriedOn(torch.autograd.Function):
-    """The fake of a carried value after the loop: the value before in shape, of its history and that of a turn."""
-
-    @staticmethod
-    def forward(_: Any, before: torch.Tensor, turn: torch.Tensor) -> torch.Tensor:
-        return before.clone()
-
-
-def carried_on(before: torch.Tensor, turn: torch.Tensor) -> torch.Tensor:
-    return cast(torch.Tensor, CarriedOn.apply(before, turn))
 
 
 def reorder_placeholders(body: fx.GraphModule, loop: OpenLoop) -> None:

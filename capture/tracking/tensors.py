@@ -27,6 +27,7 @@ from .counts import BINCOUNTS, INTEGERS, bins, known_few, unknown_number, unknow
 from .fakes import dropped_out, fake_of, has_tensor, refuse_answering, refuse_numbers, some_float
 from .gradients import Gradients, gives_sparse_gradient
 from .graphs import GraphWriter
+from .histories import refuse_doubt
 from .hit_loops import number_of
 from .layouts import refuse_lost_tangent, refuse_unsure
 from .numbers import SHAPED_BY_FLOATS, Numbers
@@ -539,6 +540,7 @@ class TensorOperations:
             raise AttributeError(f"'{proxy.cls.__name__}' object has no attribute '{name}'")
         if name in ("requires_grad", "is_leaf") and proxy.real is None:
             self.writer.refuse_question(name)
+            refuse_doubt(proxy.fake, name)
         if name == "nbytes":  # (torch's own refuses sizes that are symbols)
             return proxy.fake.numel() * proxy.fake.element_size()
         try:

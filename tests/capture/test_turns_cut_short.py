@@ -1,0 +1,208 @@
+"""Turns and branches that end early have done what came before, and a turn finds what an earlier one left."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from moebius import capture, stats
+
+E = 4
+BATCHES = [
+    ([0, 1, 2, 3], [1, 0, 1, 0]),
+    ([3, 3, 1, 0], [0, 1, 0, 0]),
+    ([0, 2, 2, 1], [1, 0, 0, 1]),
+    ([1, 1, 0, 0], [0, 0, 0, 0]),
+]
+
+
+def hits(index):
+    return torch.nn.functional.one_hot(index, num_classes=E).sum(0).gt(0).nonzero()
+
+
+def set_before_continue(x, index, flag):
+    out = torch.zeros_like(x)
+    for e in hits(index):
+        out = out + x * e
+        if flag[e] > 0:
+            continue
+        out = out * 2
+    return out
+
+
+def set_before_each_of_two(x, index, flag):
+    out = torch.zeros_like(x)
+    for e in hits(index):
+        out = out + 1
+        if flag[e] > 0:
+            continue
+        out = out * 2
+        if x[e].sum() > 20:
+            continue
+        out = out * 3
+    return out
+
+
+def set_before_continue_of_a_range(x, index, flag):
+    out = torch.zeros_like(x)
+    for e in range(E):
+        token = torch.where(index == e)[0]
+        out = out * 2
+        if token.numel() == 0:
+            continue
+        out = out.index_add(0, token, x[token] * flag[e])
+    return out
+
+
+def set_before_an_inner_branch(x, index, flag):
+    out, other = torch.zeros_like(x), x * 1
+    if flag.sum() > 0:
+        out = out + 1
+        if index.sum() > 4:
+            out, other = out * 2, other + out
+            if index[0] > 0:
+                out = out - other
+    return out, other
+
+
+def appended_before_an_inner_branch(x, index, flag):
+    out, parts = torch.zeros_like(x), []
+    for i in range(E):
+        if (index == i).sum() > 0:
+            parts.append(x[index == i])
+            if flag[i] > 0:
+                out = out + i
+    return out, torch.cat(parts)
+
+
+def counted_behind_an_inner_branch(x, index, flag):
+    out, start = torch.zeros_like(x), 0
+    n = torch.where(index == 1)[0].shape[0]
+    if n:
+        if flag[0] > 0:
+            out = out + x.sum()
+            start += n
+    return out, x[start:]
+
+
+def set_in_some_turns(x, index, flag):
+    out = last = torch.zeros_like(x)
+    for e in hits(index):
+        if flag[e] > 0:
+            last = x * (e + 1)
+        out = out + last
+    return out
+
+
+def set_in_some_turns_of_a_range(x, index, flag):
+    out, last = torch.zeros_like(x), torch.zeros(3)
+    for e in range(E):
+        token = torch.where(index == e)[0]
+        if flag[e]:
+            last = x[0] * (e + 1)
+        out.index_add_(0, token, x[token] + last)
+    return out
+
+
+def set_for_the_next_turn(x, index, flag):
+    out, last = torch.zeros_like(x), x * 0
+    for e in hits(index):
+        out = out + last
+        if flag[e] > 0:
+            continue
+        last = x * (e + 1)
+    return out, last
+
+
+def asks_for_gradients_behind_a_branch(x, index, flag, weight):
+    y = x * 1
+    if index.sum() > 4:
+        y = y * weight
+    z = y + 1
+    return z.detach(), torch.tensor([z.requires_grad, z.is_leaf, (z + weight).requires_grad])
+
+
+def asks_for_gradients_behind_a_loop(x, index, flag, weight):
+    y = x * 1
+    for e in (index - 2).relu().nonzero():
+        y = y * weight * e
+    return y.detach(), torch.tensor(y.requires_grad)
+
+
+def asks_for_gradients_of_joined_rows(x, index, flag, weight):
+    parts = []
+    for i in range(E):
+        if (index == i).sum() > 0:
+            parts.append(x[index == i] * (weight if i == 2 else 1))
+    y = torch.cat(parts)
+    return y.detach(), torch.tensor(y.requires_grad)
+
+
+def joins_rows_of_two_dtypes(x, index, flag, weight):
+    parts = []
+    for i in range(E):
+        if (index == i).sum() > 0:
+            parts.append(x[index == i].double() if i == 2 else x[index == i])
+    y = torch.cat(parts)
+    return y, torch.tensor((y + 1).dtype == torch.float64)
+
+
+def writes_into_its_row(x, index, flag, weight):
+    out, listed, factors = torch.zeros_like(x), hits(index), [1.0, 2.0, 3.0, 4.0]
+    for e in listed:
+        out = out + x * factors[e]
+        e.mul_(2)
+    return out, listed
+
+
+def keeps_its_row(x, index, flag, weight):
+    out, listed, factors = torch.zeros_like(x), hits(index), [1.0, 2.0, 3.0, 4.0]
+    kept = torch.zeros(1, dtype=torch.long)
+    for e in listed:
+        out = out + x * factors[e]
+        kept = e
+    listed.add_(1)
+    return out, kept
+
+
+ONE_GRAPH = [
+    set_before_continue,
+    set_before_each_of_two,
+    set_before_continue_of_a_range,
+    set_before_an_inner_branch,
+    appended_before_an_inner_branch,
+    set_in_some_turns,
+    set_in_some_turns_of_a_range,
+    set_for_the_next_turn,
+]
+
+
+@pytest.mark.parametrize("step", [*ONE_GRAPH, counted_behind_an_inner_branch])
+def test_gives_what_plain_python_gives(step):
+    captured = capture(step)
+    for i, (index, flag) in enumerate(BATCHES):
+        given = torch.arange(12.0).view(4, 3) + i + 1, torch.tensor(index), torch.tensor(flag)
+        expected, found = step(*given), captured(*given)
+        for a, b in zip(*((r if isinstance(r, tuple) else (r,)) for r in (expected, found)), strict=True):
+            assert torch.equal(a, b), f"batch {i}"
+    if step in ONE_GRAPH:
+        assert not stats(captured).breaks and stats(captured).graphs == 1
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        asks_for_gradients_behind_a_branch,
+        asks_for_gradients_behind_a_loop,
+        asks_for_gradients_of_joined_rows,
+        joins_rows_of_two_dtypes,
+        writes_into_its_row,
+        keeps_its_row,
+    ],
+)
+def test_what_the_data_decides_is_not_taken_for_granted(step):
+    captured, weight = capture(step), torch.nn.Parameter(torch.ones(3))
+    for i, (index, flag) in enumerate([*BATCHES, ([0, 0, 0, 0], [1, 0, 0, 0]), ([2, 2, 2, 2], [0, 0, 1, 0])]):
+        given = torch.arange(12.0).view(4, 3) + i + 1, torch.tensor(index), torch.tensor(flag), weight
+        for a, b in zip(step(*given), captured(*given), strict=True):
+            assert torch.equal(a, b) and a.dtype == b.dtype, f"batch {i}"
