@@ -204,6 +204,7 @@ class Blocks:
             if any(n not in inside and n not in outside and not reads_size(n) for n in node.all_input_nodes):
                 raise Differs  # it uses a tensor that it did not read from anywhere
         results = list(dict.fromkeys(p for p in proxies_in(shape_of_result(block.result)) if p.node in inside))
+        self.refuse_older(block.result, block.begin, set())
         every = list(dict.fromkeys((*proxies_in(block.arguments), *read_tensors)))
         storages = [torch_private.storage_of(p.fake) for p in (*every, *results)]
         if len(set(storages[len(every) :])) < len(results) or set(storages[: len(every)]) & set(storages[len(every) :]):
@@ -214,6 +215,17 @@ class Blocks:
             if p.fake.requires_grad and p.fake.grad_fn is None:
                 raise Differs
         return Plan(list(reads.values()), nodes, results, [gradient_sources(p, every) for p in results])
+
+    def refuse_older(self, value: Any, begin: int, seen: set[int]) -> None:
+        """Differs for a list or tuple in the result that another call would not make anew: it was there before the
+        call, or is there twice."""
+        if type(value) not in (tuple, list) or value == ():
+            return
+        if not self.objects.is_new(value) or self.objects.born.get(id(value), -1) < begin or id(value) in seen:
+            raise Differs
+        seen.add(id(value))
+        for part in value:
+            self.refuse_older(part, begin, seen)
 
     # ------------------------------------------------------------------------------------------------------------------
     # Once more

@@ -439,3 +439,44 @@ def test_only_distinct_layers_are_interpreted(monkeypatch):
     assert instructions(40) < 2 * instructions(4)
     monkeypatch.setattr(Blocks, "write_again", lambda *_: ABSENT)
     assert instructions(40) > 5 * instructions(4)
+
+
+class GivesContainers(nn.Module):
+    def __init__(self, how):
+        super().__init__()
+        self.linear, self.table, self.pair, self.how = nn.Linear(4, 4), [1.0], (1, 2), how
+
+    def forward(self, x):
+        y = self.linear(x)
+        if self.how == "new":
+            return y, [y, None]
+        if self.how == "twice":
+            listed = [y]
+            return listed, listed
+        return y, self.table if self.how == "own" else self.pair
+
+
+@pytest.mark.parametrize("how", ["new", "own", "tuple", "twice"])
+def test_lists_and_tuples_that_a_layer_gives_are_those_that_it_gives(reused, how):
+    def step(layers, x):
+        found = []
+        for layer in layers:
+            first, second = layer(x)
+            found.append((second is layer.table, second is layer.pair, first is second))
+            if isinstance(second, list):
+                second.append(2.0)
+            x = first[0] if isinstance(first, list) else first
+        return x, found, [list(layer.table) for layer in layers]
+
+    torch.manual_seed(0)
+    layers = nn.ModuleList(GivesContainers(how) for _ in range(4))
+    captured, x = capture(step), torch.rand(2, 4)
+    for _ in range(2):
+        for layer in layers:
+            layer.table = [1.0]
+        want = step(layers, x)
+        for layer in layers:
+            layer.table = [1.0]
+        got = captured(layers, x)
+        assert torch.equal(got[0], want[0]) and got[1:] == want[1:]
+    assert ("GivesContainers" in reused) == (how == "new")
