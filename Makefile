@@ -7,7 +7,7 @@ PIP := $(BIN)/pip --disable-pip-version-check
 TYPES := build/types
 ARGS ?=
 
-.PHONY: demo test zoo mutate matrix fuzz steps small suites optimizers semantics exports lint setup clean
+.PHONY: demo test zoo mutate matrix fuzz steps small suites optimizers semantics exports sanitize lint setup clean
 .DELETE_ON_ERROR:
 
 demo: $(STAMP)  ## trains a small Mixtral with and without capture; ARGS="--steps 20 --ranks 2" go to the script
@@ -45,6 +45,18 @@ exports: $(STAMP)  ## exported steps, between this torch and others; PYTHONS="/o
 
 suites: $(STAMP)  ## other projects' tests, plain and captured; ARGS="pytorch/test/test_optim.py --how whole"
 	OMP_NUM_THREADS=1 $(BIN)/python tests/suites/run.py $(ARGS)
+
+# A second build of the package, found before the first. Python's own allocator would hide objects that are used after
+# their end.
+SANITIZERS := -fsanitize=address,undefined -fno-omit-frame-pointer -g
+LOG := $(CURDIR)/build/sanitize.log
+sanitize: $(STAMP)  ## tests with the C code under the address and undefined-behaviour sanitizers; ARGS="tests/kernels"
+	rm -rf build/sanitized build/lib* build/temp* $(LOG)*
+	CFLAGS="$(SANITIZERS)" LDFLAGS="$(SANITIZERS)" $(PIP) install -q --no-deps --no-build-isolation --target build/sanitized .
+	LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)" PYTHONMALLOC=malloc \
+	  ASAN_OPTIONS=detect_leaks=0:use_sigaltstack=0:log_path=$(LOG) UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1:log_path=$(LOG) \
+	  PYTHONPATH=build/sanitized $(BIN)/python -m pytest $(or $(ARGS),tests/kernels/test_native_rows.py tests/capture/hook) \
+	  || { cat $(LOG)* 2>/dev/null; false; }
 
 # Needs no torch: an environment with the C extension for each Python. The table of all of them goes to docs/semantics.md.
 TESTED = $(or $(PYTHONS),$(foreach v,3.11 3.12 3.13,$(if $(shell command -v python$(v) 2>/dev/null),$(v))))

@@ -49,7 +49,7 @@ class Share(NamedTuple):
         return len(self.bounds) - 1
 
 
-@lru_cache(maxsize=512)  # backward shares as forward did, layers later
+@lru_cache(maxsize=128)  # backward shares as forward did, layers later
 def share(bounds: tuple[int, ...], threads: int, part_rows: int, uneven: float) -> Share | None:
     """Experts for at most so many groups, the longest first to the group with the fewest rows (Graham's LPT rule);
     None where one would have over ``uneven`` times its part, or there is no row. bounds: E+1 offsets."""
