@@ -492,6 +492,13 @@ class Calls(Methods, Construction, StandIns):
             )
         if function in natives.SHALLOW:
             return self.shallow(function, args, kwargs)
+        if function in natives.ANY_OBJECT:
+            raise Break(
+                "objects of the whole process",
+                f"gc.{function.__name__} gives capture's own objects, too",
+                "the frame runs natively; look at them in a function outside of the step",
+                "what it gives is looked at in it",
+            )
         name = f"{getattr(function, '__module__', None) or 'builtins'}.{getattr(function, '__qualname__', function)}"
         raise Break(
             "call into C",

@@ -10,6 +10,7 @@ from __future__ import annotations
 import bisect
 import collections
 import functools
+import gc
 import itertools
 import math
 import operator
@@ -85,6 +86,9 @@ PURE: frozenset[Any] = frozenset(
 
 # Those whose first argument is a list that they read.
 READS_LISTS: frozenset[Any] = frozenset({bisect.bisect_left, bisect.bisect_right})
+
+# Those that give any object of the process: fakes and proxies of the trace as well.
+ANY_OBJECT: frozenset[Any] = frozenset({gc.get_objects, gc.get_referrers})
 
 # Callables that treat items as opaque. Iterables among their arguments are turned into native iterators first.
 SHALLOW: frozenset[Any] = frozenset(
