@@ -244,7 +244,8 @@ class Calls(Methods, Construction, StandIns):
                 function.__qualname__,
                 "it runs natively; the graph goes on after it",
             )
-        if function.__module__ in NEVER_INTERPRETED or function in natives.LOADING:
+        aside = function.__module__ in NEVER_INTERPRETED and function not in torch_private.MARKING
+        if aside or function in natives.LOADING:
             raise Break(
                 "function outside of the graph",
                 f"{function.__module__}.{function.__qualname__}",

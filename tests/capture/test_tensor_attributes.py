@@ -174,3 +174,20 @@ def test_special_methods_by_their_names(asked):
             (y, plain), (ours, result) = world["step"](torch.ones(2) * n), step(torch.ones(2) * n)
             assert repr(result) == repr(plain) and shown(ours) == shown(y)
     assert stats(step).graphs
+
+
+def marked_for_another_compiler(x):
+    torch._dynamo.maybe_mark_dynamic(x, 0)
+    y = x * 2
+    torch._dynamo.mark_static(y, (0, 1))
+    return y.sum(0), y, sorted(x._dynamo_weak_dynamic_indices)
+
+
+def test_marks_for_torch_compile_are_attributes():
+    captured = capture(marked_for_another_compiler)
+    for rows in (3, 4, 5, 6, 6):
+        x, twin = torch.ones(rows, 2), torch.ones(rows, 2)
+        want, got = marked_for_another_compiler(twin), captured(x)
+        assert torch.equal(got[0], want[0]) and got[2] == want[2]
+        assert vars(x) == vars(twin) and vars(got[1]) == vars(want[1])
+    assert not stats(captured).breaks
