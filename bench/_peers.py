@@ -151,28 +151,43 @@ def liger() -> Callable[[Problem], Tensor]:
     return lambda p: LigerFusedMoEFunction.apply(p.x, p.gate_up, p.down, p.index.int(), p.weight)
 
 
-def scattermoe(shape: Shape) -> Callable[[Problem], Tensor]:
-    """Its own weights, of the same sizes."""
+def scattermoe() -> Callable[[Problem], Tensor]:
+    """The two products of its GLUMLP, on the problem's weights."""
     try:
-        from scattermoe.mlp import GLUMLP
+        from scattermoe.parallel_experts import flatten_sort_count, parallel_linear
     except ImportError as error:
         raise Unavailable(f"scattermoe is not installed ({error})") from error
-    layer = GLUMLP(input_size=shape.width, hidden_size=shape.narrow, num_experts=shape.experts, top_k=shape.top_k,
-                   activation=torch.nn.SiLU()).to("cuda", torch.bfloat16)
-    return lambda p: layer(p.x, p.weight, p.index)
+
+    def run(p: Problem) -> Tensor:
+        experts, slots, offsets = flatten_sort_count(p.index, num_experts=p.shape.experts)
+        routed = (experts, slots, offsets)
+        gate, up = parallel_linear(p.x, p.gate_up.mT, p.shape.top_k, *routed, grouped_out=True).chunk(2, -1)
+        return parallel_linear(functional.silu(gate) * up, p.down.mT, 1, *routed, grouped_in=True, gates=p.weight)
+
+    return run
 
 
-def sonicmoe(shape: Shape) -> Callable[[Problem], Tensor]:
-    """Its own weights, of the same sizes, and its own router, whose time is in the figures."""
+def interleaved(gate_up: Tensor) -> Tensor:
+    """Rows of gate and up in turn, from [E, 2N, D] with gate first."""
+    return torch.stack(gate_up.chunk(2, 1), 2).flatten(1, 2)
+
+
+def sonicmoe() -> Callable[[Problem], Tensor]:
+    """Its layer on the problem's routing and weights, gate_up interleaved, which is its own layout."""
     try:
-        from sonicmoe import KernelBackendMoE, MoE
         from sonicmoe.enums import ActivationType
+        from sonicmoe.functional import moe_general_routing_inputs
     except ImportError as error:
         raise Unavailable(f"sonicmoe is not installed ({error})") from error
-    layer = MoE(num_experts=shape.experts, num_experts_per_tok=shape.top_k, hidden_size=shape.width,
-                intermediate_size=shape.narrow, activation_function=ActivationType.SWIGLU, add_bias=False,
-                std=0.02).to("cuda", torch.bfloat16)
-    return lambda p: layer(p.x, kernel_backend_moe=KernelBackendMoE.sonicmoe)[0]
+    stream = torch.cuda.current_stream().cuda_stream
+
+    def run(p: Problem) -> Tensor:
+        token = torch.arange(p.shape.tokens, dtype=torch.int32, device=p.x.device).repeat_interleave(p.shape.top_k)
+        return moe_general_routing_inputs(
+            p.x, p.weight.flatten().float(), token, p.index.flatten().int(), p.gate_up.permute(1, 2, 0), None,
+            p.down.permute(1, 2, 0), None, p.shape.experts, stream, ActivationType.SWIGLU)[0]
+
+    return run
 
 
 class Gemms:

@@ -4,8 +4,8 @@ On a GPU (bfloat16): TFLOP/s forward, backward and both, per cent of the matrix 
 run, and how many times faster moebius is than each contender, at five shapes; peers that are not installed are named.
 On a CPU: milliseconds, and ratios to the same GEMMs alone, run between the others.
 
-Every contender that takes the same weights is checked against the plain loop before it is timed. Needs torch, and on a
-GPU Triton; a checkout that is not installed will do. Stops starting contenders after --minutes.
+Every contender is given the same weights and routing, and checked against the plain loop before it is timed. Needs
+torch, and on a GPU Triton; a checkout that is not installed will do. Stops starting contenders after --minutes.
 
     moebius bench experts --plot experts.png
     python bench/experts.py --threads 2 --shape small --dtype bfloat16
@@ -19,7 +19,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
@@ -31,6 +31,7 @@ from _peers import (
     compiled_grouped_mm,
     eager_loop,
     grouped_mm,
+    interleaved,
     liger,
     make_problem,
     moebius_default,
@@ -101,13 +102,20 @@ def error(got: Tensor, want: Tensor) -> float:
     return float((got.double() - want.double()).norm() / want.double().norm())
 
 
+class Wrong(Exception):
+    """A contender's result or gradients are not the plain loop's."""
+
+
 class Contender:
-    """Something to time: forward, then backward of what forward made. check: it takes the problem's own weights."""
+    """Something to time: forward, then backward of what forward made, all gradients. layout: of the gate_up that it
+    takes, made from the problem's, whose gradient is compared in that layout."""
 
     def __init__(self, name: str, problem: Problem, make: Callable[[], Callable[[Problem], Tensor]],
-                 check: bool = True) -> None:
-        self.name, self.problem, self.check = name, problem, check
+                 layout: Callable[[Tensor], Tensor] | None = None) -> None:
         self.run = make()
+        self.name, self.layout = name, layout
+        self.problem = problem if layout is None else replace(
+            problem, gate_up=layout(problem.gate_up.detach()).requires_grad_())
         self.out: Tensor | None = None
 
     def forward(self) -> None:
@@ -115,31 +123,27 @@ class Contender:
 
     def backward(self) -> None:
         assert self.out is not None
-        leaves = self.problem.leaves if self.check else (self.problem.x,)
-        self.grads = torch.autograd.grad(self.out, leaves, self.problem.grad, allow_unused=not self.check)
+        self.grads = torch.autograd.grad(self.out, self.problem.leaves, self.problem.grad)
         self.out = None
 
     def verify(self, want: list[Tensor]) -> None:
-        """Raise SystemExit where result or a gradient differs from the plain loop's: a fast wrong answer is no
-        result."""
+        """Raise Wrong where result or a gradient differs from the plain loop's: a fast wrong answer is no result."""
         self.forward()
         assert self.out is not None
         got = [self.out.detach()]
         self.backward()
-        if not self.check:
-            return
-        for name, a, b in zip(("result", "dx", "d gate_up", "d down", "d weight"), [*got, *self.grads], want,
-                              strict=True):
-            assert a is not None
+        names = ("result", "dx", "d gate_up", "d down", "d weight")
+        for name, a, b in zip(names, [*got, *self.grads], want, strict=True):
+            if self.layout is not None and name == "d gate_up":
+                b = self.layout(b)
             if not error(a, b) < LOOSEST[b.dtype]:
-                raise SystemExit(f"{self.name}, {self.problem.shape}: {name} is {error(a, b):.1e} off")
+                raise Wrong(f"{name} is {error(a, b):.1e} off")
 
 
 def contenders(problem: Problem, device: str) -> dict[str, Callable[[], Contender]]:
-    shape = problem.shape
-
-    def add(name: str, make: Callable[[], Callable[[Problem], Tensor]], check: bool = True) -> None:
-        found[name] = lambda: Contender(name, problem, make, check)
+    def add(name: str, make: Callable[[], Callable[[Problem], Tensor]],
+            layout: Callable[[Tensor], Tensor] | None = None) -> None:
+        found[name] = lambda: Contender(name, problem, make, layout)
 
     found: dict[str, Callable[[], Contender]] = {}
     add("moebius", lambda: moebius_default)
@@ -147,8 +151,8 @@ def contenders(problem: Problem, device: str) -> dict[str, Callable[[], Contende
     add("grouped_mm", lambda: grouped_mm)
     if device == "cuda":
         add("Liger", liger)
-        add("SonicMoE", lambda: sonicmoe(shape), check=False)
-        add("ScatterMoE", lambda: scattermoe(shape), check=False)
+        add("SonicMoE", sonicmoe, interleaved)
+        add("ScatterMoE", scattermoe)
     add("eager loop", lambda: eager_loop)
     add("compiled grouped_mm", compiled_grouped_mm)
     return found
@@ -203,6 +207,8 @@ def measure(name: str, shape: Shape, dtype: torch.dtype, device: str, clock: Clo
             torch.cuda.empty_cache()
         except Exception as failure:  # a peer's failure is a line of the result
             if contender_name.startswith("moebius"):
+                if isinstance(failure, Wrong):
+                    raise SystemExit(f"{contender_name}, {shape}: {failure}") from None
                 raise
             row.note = f"{type(failure).__name__}: {str(failure).splitlines()[0][:90] if str(failure) else ''}"
     if device == "cpu":

@@ -236,7 +236,8 @@ def experts(
     weights = Weights(gate_up_E2ND, down_EDN, gate_up_bias, down_bias)
     result_dtype: torch.dtype | None = None
     device = x_TD.device.type if isinstance(x_TD, Tensor) else "cpu"
-    if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
+    # torch 2.11 does not trace the question whether a device has autocast; of a tensor's devices meta has none
+    if device != "meta" and torch.is_autocast_enabled(device):
         result_dtype, dtype = x_TD.dtype, torch.get_autocast_dtype(device)
         x_TD = x_TD.to(dtype)
         weights = Weights._make(w.to(dtype) if isinstance(w, Tensor) else w for w in weights)

@@ -7,7 +7,8 @@
 
 The launches are those of the host code itself, walked over tensors on the meta device, with the argument specialisation
 that a launch on a GPU would make (16-byte alignment, ones folded). For NVIDIA targets: registers, stack and spills from
-ptxas and cuobjdump, HGMMA from the disassembly. For AMD: registers and scratch from the assembly's metadata.
+ptxas and cuobjdump, HGMMA from the disassembly. For AMD: registers and scratch from the assembly's metadata. For both:
+how the loop that multiplies reads its operands (machine_code.py).
 """
 from __future__ import annotations
 
@@ -34,6 +35,7 @@ from moebius.kernels.contract import Needs, Options, Weights
 from moebius.kernels.precision import NAMED
 from moebius.kernels.triton_form import backward, forward
 from moebius.kernels.triton_form.launch import Launch, recording
+from moebius.kernels.triton_form.machine_code import MainLoop, main_loop
 
 TARGETS = {
     "sm_90": GPUTarget("cuda", 90, 32), "sm_100": GPUTarget("cuda", 100, 32), "gfx942": GPUTarget("hip", "gfx942", 64),
@@ -116,7 +118,8 @@ class CompilerReport:
 
     spill_bytes: local memory a thread. matrix_ops: HGMMA (sm_90), UTC*MMA (sm_100) or MFMA (AMD) instructions.
     tensor_cores: whether it is to have them (it multiplies matrices, and not in exact float32). matrix_kind: the
-    instruction, HGMMA for 16 bits, QGMMA for 8.
+    instruction, HGMMA for 16 bits, QGMMA for 8. loop: the one that multiplies matrices; operand_bytes: what one
+    iteration reads of the smaller operand, a thread's share.
     """
 
     label: str
@@ -130,6 +133,21 @@ class CompilerReport:
     tensor_cores: bool
     notes: str = ""
     matrix_kind: str = ""
+    loop: MainLoop | None = None
+    operand_bytes: float = 0.0
+
+    @property
+    def waits_for(self) -> str:
+        """What the loop waits for where it could go on: operands that it loads into registers first, or wgmma that is
+        waited for before the next one begins (ptxas says "serialized", C7510 and C7511). Empty: neither.
+
+        Loads of less than an operand are of tokens' numbers. AMD's kernels load through registers by design.
+        """
+        if self.loop is None or self.matrix_kind in ("", "MFMA"):
+            return ""
+        if self.loop.plain_bytes >= self.operand_bytes:
+            return "loads"
+        return "wgmma" if self.loop.products_left == 0 else ""
 
     @property
     def sound(self) -> bool:
@@ -150,13 +168,15 @@ def compile_launch(launch: Launch, target: str = "sm_90") -> CompilerReport:
         compiled = triton.compile(specialise(launch), target=TARGETS[target], options=options)
     block = tuple(value for name, value in launch.constants.items() if name.startswith("BLOCK"))
     read = read_amd if target.startswith("gfx") else read_nvidia
-    registers, spills, matrix_ops, notes, kind = read(compiled.asm)
+    registers, spills, matrix_ops, notes, kind, code = read(compiled.asm)
+    operand = min(block[:2]) * block[2] * launch.dtype.itemsize if len(block) == 3 else 0
     return CompilerReport(launch.label, block, compiled.metadata.num_warps, launch.stages, registers, spills,
-                          compiled.metadata.shared, matrix_ops, launch.tensor_cores, notes, kind)
+                          compiled.metadata.shared, matrix_ops, launch.tensor_cores, notes, kind, main_loop(code),
+                          operand / compiled.metadata.num_warps / TARGETS[target].warp_size)
 
 
-def read_nvidia(asm: dict[str, Any]) -> tuple[int, int, int, str, str]:
-    """(registers, local-memory bytes a thread, matrix instructions, older ones, their kind) of a cubin.
+def read_nvidia(asm: dict[str, Any]) -> tuple[int, int, int, str, str, str]:
+    """(registers, local-memory bytes a thread, matrix instructions, older ones, their kind, the code) of a cubin.
 
     A kernel without arrays of its own has local memory for one reason: spilled registers.
     """
@@ -173,11 +193,11 @@ def read_nvidia(asm: dict[str, Any]) -> tuple[int, int, int, str, str]:
     matrix = re.findall(r"\b(?:HGMMA|QGMMA|UTC\w*MMA)\b", sass)
     other = len(re.findall(r"\b(?:HMMA)\b", sass))
     return (int(found[1]) if found else -1, spills, len(matrix), f"HMMA {other}" if other else "",
-            " ".join(sorted(set(matrix))))
+            " ".join(sorted(set(matrix))), sass)
 
 
-def read_amd(asm: dict[str, Any]) -> tuple[int, int, int, str, str]:
-    """(vector registers, scratch bytes a lane, matrix instructions, notes, kind) from the assembly's metadata.
+def read_amd(asm: dict[str, Any]) -> tuple[int, int, int, str, str, str]:
+    """(vector registers, scratch bytes a lane, matrix instructions, notes, kind, code) from the assembly's metadata.
 
     Scratch is what goes to memory, as local memory does on NVIDIA. Scalar registers that do not fit are kept in lanes
     of a vector register (v_writelane), which costs instructions and no memory: they are a note.
@@ -190,16 +210,19 @@ def read_amd(asm: dict[str, Any]) -> tuple[int, int, int, str, str]:
 
     scratch = max(value("private_segment_fixed_size"), 4 * value("vgpr_spill_count"))
     return (value("vgpr_count"), scratch, len(re.findall(r"\bv_mfma", text)),
-            f"{value('sgpr_spill_count')} scalars in vector lanes", "MFMA")
+            f"{value('sgpr_spill_count')} scalars in vector lanes", "MFMA", text)
 
 
 def table(reports: list[CompilerReport]) -> str:
     """Markdown."""
-    lines = ["| kernel | block | warps | stages | registers | spill bytes | shared KiB | matrix instructions | notes |",
-             "|---|---|---|---|---|---|---|---|---|"]
-    lines += [
-        f"| {r.label} | {'×'.join(map(str, r.block))} | {r.warps} | {r.stages} | {r.registers} | {r.spill_bytes} | "
-        f"{r.shared_bytes / 1024:.0f} | {r.matrix_ops} {r.matrix_kind} | {r.notes} |" for r in reports]
+    head = ("kernel", "block", "warps", "stages", "registers", "spill bytes", "shared KiB", "matrix instructions",
+            "loads in the loop", "barriers", "left under way", "notes")
+    lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
+    for r in reports:
+        loop = (r.loop.loads, r.loop.barriers, r.loop.under_way) if r.loop else ("", "", "")
+        cells = (r.label, "×".join(map(str, r.block)), r.warps, r.stages, r.registers, r.spill_bytes,
+                 f"{r.shared_bytes / 1024:.0f}", f"{r.matrix_ops} {r.matrix_kind}".strip(), *loop, r.notes)
+        lines.append(f"| {' | '.join(map(str, cells))} |")
     return "\n".join(lines)
 
 

@@ -27,6 +27,7 @@ TF32: dict[str, tuple[Config, Config]] = {
 EXACT: dict[str, tuple[Config, Config]] = {  # float32 without TF32: no tensor cores
     name: (Config(64, 64, 16, 8, 2), Config(32, 64, 16, 4, 2)) for name in ("up", "up_ungated", "down", "grad_x")
 } | {
+    "down": (Config(64, 64, 16, 4, 2), Config(32, 64, 16, 4, 2)),  # with 8 warps 8 bytes spill on Triton 3.6 and 3.9
     "grad_act": (Config(32, 64, 16, 4, 2), Config(32, 64, 16, 4, 2)),
     "weight_grad": (Config(64, 128, 32, 8, 2), Config(64, 64, 32, 4, 2)),
 }
@@ -35,10 +36,12 @@ EXACT: dict[str, tuple[Config, Config]] = {  # float32 without TF32: no tensor c
 # 8-bit operands: a block of the format is a tile of the contraction, or a part of it.
 FORMATS: dict[str, dict[str, tuple[Config, Config]]] = {
     "fp8": {name: (Config(64, 128, 64, 8, 3), Config(64, 128, 64, 8, 3))
-            for name in ("up", "up_ungated", "down", "grad_x", "grad_act")},
+            for name in ("up_ungated", "down", "grad_x", "grad_act")} | {
+        "up": (Config(64, 128, 64, 8, 2), Config(64, 128, 64, 8, 2))},  # with 3 stages 8 bytes spill on Triton 3.6
     "fp8_block": {name: (Config(64, 128, 128, 8, 2), Config(64, 128, 128, 8, 2))
-                  for name in ("up_ungated", "down", "grad_x", "grad_act", "weight_grad")} | {
-        "up": (Config(64, 128, 128, 8, 3), Config(64, 128, 128, 8, 3))},  # with 2 stages 8 bytes spill on sm_90
+                  for name in ("up_ungated", "down", "grad_x", "grad_act")} | {
+        "up": (Config(64, 128, 128, 8, 3), Config(64, 128, 128, 8, 3)),  # with 2 stages 8 bytes spill on sm_90
+        "weight_grad": (Config(64, 64, 128, 8, 2), Config(64, 64, 128, 8, 2))},  # 128 wide 72 spill on Triton 3.6
     "mxfp8": {name: (Config(64, 128, 64, 8, 3), Config(64, 128, 64, 8, 3))
               for name in ("up", "up_ungated", "down", "grad_x", "grad_act", "weight_grad")},
 }

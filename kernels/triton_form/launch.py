@@ -70,9 +70,13 @@ class Launch:
         """Whether it is to run on tensor cores: it multiplies matrices, and not in exact float32."""
         if self.constants.get("FORMAT", "none") != "none":
             return True
+        return self.flops > 0 and not (self.dtype == torch.float32 and self.constants["PRECISION"] == "ieee")
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the tensor whose rows it reads."""
         first = next(iter(self.arguments.values()))
-        dtype = first.base.dtype if isinstance(first, TensorDescriptor) else first.dtype
-        return self.flops > 0 and not (dtype == torch.float32 and self.constants["PRECISION"] == "ieee")
+        return first.base.dtype if isinstance(first, TensorDescriptor) else first.dtype
 
     def run(self) -> None:
         """Run it. enable_fp_fusion is given since its default differs between Triton versions."""

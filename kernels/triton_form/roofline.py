@@ -5,9 +5,11 @@ it, the bytes that it moves, its arithmetic intensity against a card's roofline,
     moebius explain --kernels --shape mixtral --target sm_100
     moebius explain --kernels --sizes 8192,2048,1024,64,8 --gate interleaved --bias
 
-Nothing here is measured: registers, spills, shared memory and matrix instructions are the compiler's report; bytes are
-counted from the arguments, every tensor once, a row that is gathered for K slots counted K times; the bound follows
-from the card's published rates (Williams et al. 2009, "Roofline").
+Nothing here is measured: registers, spills, shared memory and matrix instructions are the compiler's report. Of the
+loop that multiplies, from the machine code: how it reads memory (TMA, asynchronous copies, plain loads into
+registers), its barriers, and how many groups of copies and products its waits leave under way. Bytes are counted from
+the arguments, every tensor once, a row that is gathered for K slots counted K times; the bound follows from the card's
+published rates (Williams et al. 2009, "Roofline").
 """
 from __future__ import annotations
 
@@ -110,6 +112,8 @@ class Line:
             return "memory"
         if not self.report.tensor_cores:
             return "arithmetic without tensor cores"
+        if self.report.waits_for:
+            return f"waits for {self.report.waits_for}"
         return "compute" if self.intensity >= self.card.balance(self.dtype) else "memory"
 
 
@@ -126,16 +130,19 @@ def describe_kernels(shape: Shape, target: str, dtype: torch.dtype, options: Opt
 
 def table(lines: list[Line]) -> str:
     """Text, one kernel a line."""
-    head = (f"{'kernel':<28}{'block':>12}{'warps':>6}{'stages':>7}{'regs':>6}{'spills':>7}{'shared':>9}{'matrix':>7}"
-            f"{'launches':>9}{'GiB':>8}{'FLOP/B':>8}  {'blocks an SM':<20}bound by")
+    head = (f"{'kernel':<27}{'block':>12}{'warps':>6}{'stages':>7}{'regs':>6}{'spills':>7}{'shared':>9}{'matrix':>7}"
+            f"  {'loads in loop':<18}{'barriers':>8}  {'left under way':<22}"
+            f"{'launches':>8}{'GiB':>8}{'FLOP/B':>8}  {'blocks an SM':<20}bound by")
     rows = [head, "─" * len(head)]
     for line in lines:
         r = line.report
         blocks, why = line.occupancy
         intensity = f"{line.intensity:.0f}" if line.flops else "–"
+        loads, barriers, left = (r.loop.loads, str(r.loop.barriers), r.loop.under_way) if r.loop else ("–", "", "")
         rows.append(
-            f"{r.label:<28}{'×'.join(map(str, r.block)):>12}{r.warps:>6}{r.stages:>7}{r.registers:>6}{r.spill_bytes:>7}"
-            f"{r.shared_bytes / 1024:>5.0f} KiB{r.matrix_ops:>7}{line.launches:>9}{line.bytes / 2**30:>8.2f}"
+            f"{r.label:<27}{'×'.join(map(str, r.block)):>12}{r.warps:>6}{r.stages:>7}{r.registers:>6}{r.spill_bytes:>7}"
+            f"{r.shared_bytes / 1024:>5.0f} KiB{r.matrix_ops:>7}  {loads:<18}{barriers:>8}  {left:<22}"
+            f"{line.launches:>8}{line.bytes / 2**30:>8.2f}"
             f"{intensity:>8}  {f'{blocks} ({why})':<20}{line.bound}")
     return "\n".join(rows)
 

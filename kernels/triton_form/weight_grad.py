@@ -19,10 +19,17 @@ SUM_COLUMNS, SUM_ROWS = 64, 64
 
 
 @triton.jit
+def load_tokens(order, row, stop, top_k):
+    """The tokens of sorted rows; 0 from stop on."""
+    return tl.load(order + row, mask=row < stop, other=0) // top_k
+
+
+@triton.jit
 def weight_grad_kernel(left, right, out, order, offsets, top_k, num_columns, num_blocks, size_p, size_q,
                        left_row, left_col, right_row, right_col,
-                       LEFT_GATHERED: tl.constexpr, RIGHT_GATHERED: tl.constexpr, PRECISION: tl.constexpr,
-                       FORMAT: tl.constexpr, NARROW: tl.constexpr, WIDE: tl.constexpr,
+                       LEFT_GATHERED: tl.constexpr, RIGHT_GATHERED: tl.constexpr, EVEN_P: tl.constexpr,
+                       EVEN_Q: tl.constexpr, PRECISION: tl.constexpr, FORMAT: tl.constexpr,
+                       NARROW: tl.constexpr, WIDE: tl.constexpr,
                        BLOCK_P: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_S: tl.constexpr):
     pid = tl.program_id(0)
     expert = pid // num_blocks
@@ -30,16 +37,20 @@ def weight_grad_kernel(left, right, out, order, offsets, top_k, num_columns, num
     q0 = (pid % num_blocks) % num_columns * BLOCK_Q
     start, stop = tl.load(offsets + expert), tl.load(offsets + expert + 1)
     total = tl.zeros((BLOCK_P, BLOCK_Q), tl.float32)
+    token = load_tokens(order, start + tl.arange(0, BLOCK_S), stop, top_k)
     for s0 in range(start, stop, BLOCK_S):
         row = s0 + tl.arange(0, BLOCK_S)
         row_ok = row < stop
         left_at, right_at = row, row
         if LEFT_GATHERED:
-            left_at = tl.load(order + row, mask=row_ok, other=0) // top_k
+            left_at = token
         if RIGHT_GATHERED:
-            right_at = tl.load(order + row, mask=row_ok, other=0) // top_k
-        a = load_rows(left, left_at, row_ok, left_row, left_col, 0, p0, size_p, False, False, BLOCK_S, BLOCK_P)
-        b = load_rows(right, right_at, row_ok, right_row, right_col, 0, q0, size_q, False, False, BLOCK_S, BLOCK_Q)
+            right_at = token
+        a = load_rows(left, left_at, row_ok, left_row, left_col, 0, p0, size_p, False, EVEN_P, BLOCK_S, BLOCK_P)
+        b = load_rows(right, right_at, row_ok, right_row, right_col, 0, q0, size_q, False, EVEN_Q, BLOCK_S, BLOCK_Q)
+        # One step ahead: tokens read in the step that needs them would leave rows under way for one step only. With
+        # two the compiler (Triton 3.7) no longer reads anything ahead.
+        token = load_tokens(order, row + BLOCK_S, stop, top_k)
         total = multiply(a.T, b, total, 0, 0, FORMAT, False, NARROW, WIDE, PRECISION, BLOCK_P, BLOCK_Q, BLOCK_S)
     p, q = p0 + tl.arange(0, BLOCK_P), q0 + tl.arange(0, BLOCK_Q)
     at = out + expert.to(tl.int64) * size_p * size_q + p.to(tl.int64)[:, None] * size_q + q[None, :]
@@ -87,8 +98,8 @@ def weight_grad(left: Tensor, right: Tensor, order_S: Tensor, offsets: Tensor, t
         dict(left=left, right=right, out=out, order=order_S, offsets=offsets, top_k=top_k, num_columns=columns,
              num_blocks=blocks, size_p=size_p, size_q=size_q, left_row=left.stride(0), left_col=left.stride(1),
              right_row=right.stride(0), right_col=right.stride(1)),
-        dict(LEFT_GATHERED=left_gathered, RIGHT_GATHERED=right_gathered, PRECISION=dot_precision(left.dtype),
-             **format_constants(name),
+        dict(LEFT_GATHERED=left_gathered, RIGHT_GATHERED=right_gathered, EVEN_P=size_p % block_p == 0,
+             EVEN_Q=size_q % block_q == 0, PRECISION=dot_precision(left.dtype), **format_constants(name),
              BLOCK_P=block_p, BLOCK_Q=block_q, BLOCK_S=block_s),
         config.warps, config.stages, flops=2 * slots * size_p * size_q,
         label="weight_grad_gathered_left" if left_gathered else "weight_grad_gathered_right", problem=problem))

@@ -96,6 +96,7 @@ def test_loss_curves_are_kept_tabled_and_drawn(tmp_path: Path) -> None:
     """From the curves of earlier runs: nothing is trained."""
     pytest.importorskip("transformers")
     pytest.importorskip("matplotlib")
+    pytest.importorskip("moebius.cli", reason="moebius is not installed")
     kept, page = tmp_path / "curves.json", tmp_path / "page.md"
     curves = [{"name": "bfloat16", "losses": [4.0, 2.0], "chosen": []},
               {"name": "mxfp8", "losses": [4.0, 2.3], "chosen": ["up=mxfp8"]}]

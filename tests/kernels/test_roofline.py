@@ -8,7 +8,6 @@ import torch
 
 pytest.importorskip("triton")
 
-from moebius.cli import main  # noqa: E402
 from moebius.kernels.contract import Options  # noqa: E402
 from moebius.kernels.triton_form import aot, roofline  # noqa: E402
 
@@ -42,6 +41,9 @@ def test_bounds(lines: dict[str, roofline.Line]) -> None:
     assert replace(up, bytes=1).bound == "compute" and replace(up, flops=1).bound == "memory"
     assert replace(up, report=replace(up.report, spill_bytes=8)).bound == "spills"
     assert replace(up, report=replace(up.report, matrix_ops=0)).bound == "no matrix instructions"
+    assert up.report.loop is not None
+    waiting = replace(up.report, loop=replace(up.report.loop, plain_bytes=64))
+    assert replace(up, report=waiting).bound == "waits for loads"
     assert lines["combine"].bound == "memory"
     exact = replace(up, report=replace(up.report, tensor_cores=False))
     assert exact.bound == "arithmetic without tensor cores"
@@ -55,15 +57,18 @@ def test_occupancy(lines: dict[str, roofline.Line]) -> None:
 
 
 def test_command(capsys: pytest.CaptureFixture[str]) -> None:
+    main = pytest.importorskip("moebius.cli", reason="moebius is not installed").main
     assert main(["explain", "--kernels", "--sizes", "512,256,128,8,2", "--gate", "interleaved"]) == 0
     said = capsys.readouterr().out
     assert "T=512 D=256 N=128 E=8 K=2, bfloat16, silu, gate interleaved" in said and "weight_grad" in said
+    assert "2 TMA, 4 async" in said and "1 copies, 2 products" in said
 
 
 @pytest.mark.parametrize("options, text", [
     (["--sizes", "1,2,3"], "five sizes"), (["--activation", "swish"], "swish"),
     (["--shape", "none"], "invalid choice")])
 def test_bad_options(options: list[str], text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    main = pytest.importorskip("moebius.cli", reason="moebius is not installed").main
     with pytest.raises(SystemExit):
         main(["explain", "--kernels", *options])
     assert text in capsys.readouterr().err
