@@ -422,6 +422,8 @@ class Gradients:
         return enter(gradient, source)
 
     def made_by_backward(self, proxy: TensorProxy) -> TensorProxy:
+        if self.tensors.writer.scope.in_loop:
+            raise Break("Tensor.grad", "read in a branch on values, or in an expert loop", "read it before that")
         fake = self.fake_gradient(proxy)
         if self.check is not None and proxy.node not in self.check.args:
             self.check.args = (*self.check.args, proxy.node)

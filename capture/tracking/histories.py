@@ -1,13 +1,15 @@
-"""Gradients that the data decides: a loop without turns, or a branch that is not taken, leaves a tensor with the
-history that it had. The fakes have both histories; who asks whether there is any must know which of them is certain."""
+"""What the data decides of a tensor: a loop without turns, or a branch that is not taken, leaves the one that there
+was, with its history. The fakes have both histories; who asks whether there is any must know which is certain. So must
+who asks which tensor it is.
+"""
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 import torch
 
-from .values import Break
+from .values import Break, TensorProxy
 
 
 class CarriedOn(torch.autograd.Function):
@@ -46,3 +48,33 @@ def refuse_doubt(fake: torch.Tensor, name: str) -> None:
     if not is_certain(fake):
         detail = "whether its value needs a gradient depends on the data, in a loop or branch before"
         raise Break(f"Tensor.{name}", detail, "ask the model's output or parameters instead")
+
+
+def tensors_of(value: Any, outcomes: dict[Any, tuple[Any, ...]]) -> set[Any]:
+    """The tensors that one may be behind loops and branches."""
+    found, pending = set(), [value]
+    while pending:
+        one = pending.pop()
+        if one not in found:
+            found.add(one)
+            pending += outcomes.get(one, ())
+    return found
+
+
+def refuse_one_or_two(left: Any, right: Any, outcomes: dict[Any, tuple[Any, ...]]) -> None:
+    """Break where the data decides whether two tensors are one."""
+    if not outcomes or not (isinstance(left, TensorProxy) and isinstance(right, TensorProxy)):
+        return
+    if tensors_of(left, outcomes) & tensors_of(right, outcomes):
+        refuse_identity()
+
+
+def refuse_outcome(key: Any, outcomes: dict[Any, tuple[Any, ...]]) -> None:
+    """Break for a key of which the data decides which tensor it is."""
+    if key in outcomes:
+        refuse_identity()
+
+
+def refuse_identity() -> NoReturn:
+    detail = "which tensor it is depends on the data, behind a loop or branch"
+    raise Break("identity of a tensor", detail, "use torch.where, or ask before it")

@@ -16,6 +16,7 @@ import torch
 from .. import torch_private
 from ..sources import Source
 from .enums import hashes_by_name
+from .histories import refuse_outcome
 from .records import CONTAINERS, DICTS, SIMPLE, Record, python_method, raw_dict
 from .values import ATOMS, SYMBOLIC, Break, RuntimeNumber, StandIn, TensorProxy
 
@@ -39,6 +40,7 @@ class Identities:
     records: dict[int, Record]
     tuples: dict[int, MetTuple]
     paths: dict[tuple[int, str], Source]
+    outcomes: dict[Any, tuple[Any, ...]]
 
     def changed_records(self) -> list[Record]:
         raise NotImplementedError
@@ -140,6 +142,7 @@ class Identities:
     def real_key(self, key: Any) -> Any:
         """The key as the user's own dict has it: a tensor that existed before is itself there, the same each time."""
         if isinstance(key, TensorProxy):
+            refuse_outcome(key, self.outcomes)
             if key.real is None or key.source is None:
                 return key
             self.pin_at(key.source, key.real, "the same key")
@@ -153,6 +156,7 @@ class Identities:
         """The key as a dict or set has it that the step made, or a shadow: tensors are their proxies there. Which
         tensor each is need not be said: a guard tells the inputs apart."""
         if isinstance(key, TensorProxy | torch.Tensor):
+            refuse_outcome(key, self.outcomes)
             return key
         if isinstance(key, tuple):
             keys = [self.made_key(item) if type(item) not in SIMPLE else item for item in key]

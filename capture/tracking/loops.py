@@ -98,6 +98,7 @@ class OpenLoop:
         self.row: fx.Node | None = None
         self.row_value: Any = None
         self.skips: list[list[Any]] = []  # the frame's locals wherever the turn may end within, on another condition
+        self.switches = torch_private.switches()
         self.begun: list[Any] = []  # its locals at the turn's beginning
         self.read: set[int] = set()  # indices of the locals that the turn found as they were before the loop
         self.gathered: list[tuple[Gathered | None, TensorProxy]] = []  # what a branch appends, and to which lists
@@ -298,6 +299,7 @@ class Loops:
                 fake = value.fake.detach().clone().requires_grad_(value.fake.requires_grad)
             node.meta.update(val=fake, where=loop.where[-1] if loop.where else ("", 0, ""), stack=loop.where)
             frame.locals[index] = self.domain.tensors.wrap(fake, node)
+            objects.outcomes[frame.locals[index]] = (value,)
         loop.begun = list(frame.locals)
         for index in carried:
             self.note_read(frame, index, loop.before[index])
@@ -359,6 +361,8 @@ class Loops:
             return False  # a branch between two bodies
         if past_jumps(frame, stay) <= frame.pc:
             return False  # the end of a while loop: its turns are not counted
+        if torch_private.switches() != loop.switches:
+            return False
         if loop.gathered or any(frame.locals[i] is not loop.begun[i] for i in loop.carried):
             return False  # what the turn has done so far counts: the rest of it is a branch of its own
         loop.skips.append(list(frame.locals))
@@ -425,6 +429,8 @@ class Loops:
                 "an expression spans the loop",
                 "assign the loop's result to a variable",
             )
+        if torch_private.switches() != loop.switches:
+            raise Break("data-dependent branch", "a switch of torch's is thrown in it", "use a with block")
         changed = [
             i
             for i, (a, b) in enumerate(zip(loop.before, frame.locals, strict=True))
@@ -504,6 +510,8 @@ class Loops:
                     f"{name} changes from turn to turn",
                     "carry tensors only, or iterate over a Python range",
                 )
+            if has_attributes(before) or has_attributes(after):
+                raise Break("expert loop carries a tensor with attributes", name, "set them after the loop")
             if before.fake.shape != after.fake.shape or before.fake.dtype != after.fake.dtype:
                 raise Break(
                     "expert loop carries a tensor that changes shape",
@@ -566,7 +574,9 @@ class Loops:
         fakes += tuple(maybe_absent(tensors.world, value.fake) for _, value in loop.gathered)
         node.meta["val"] = fakes
         reorder_placeholders(body, loop)
-        return [tensors.wrap(fake, tensors.writer_item(node, i)) for i, fake in enumerate(fakes)]
+        found = [tensors.wrap(fake, tensors.writer_item(node, i)) for i, fake in enumerate(fakes)]
+        self.domain.objects.outcomes.update(zip(found, zip(before, after, strict=True), strict=False))
+        return found
 
 
 def on_values(condition: Any) -> bool:
@@ -577,9 +587,15 @@ def on_values(condition: Any) -> bool:
     return issubclass(type(condition), SYMBOLIC) and torch_private.depends_on_values(condition)
 
 
+def has_attributes(tensor: TensorProxy) -> bool:
+    return bool(tensor.attributes or (isinstance(tensor.real, torch.Tensor) and tensor.real.__dict__))
+
+
 def alike(before: Any, after: Any) -> bool:
     """Whether the one may stand for the other in everything that is known of a tensor before the step runs."""
     if not isinstance(before, TensorProxy) or not isinstance(after, TensorProxy):
+        return False
+    if has_attributes(before) or has_attributes(after):
         return False
     a, b = before.fake, after.fake
     if (a.dtype, a.device, a.layout, before.cls) != (b.dtype, b.device, b.layout, after.cls):

@@ -69,6 +69,7 @@ class Objects(Identities, Compounds, Cells, LateWrites, Growing, Lifetimes):
         self.at_the_start: list[Callable[[Any], None]] = []  # called with the emitter, before the effects on objects
         self.at_the_end: list[Callable[[Any], None]] = []  # the same after them
         self.inside: list[Body] = []  # the open ones: what is older than the innermost must not be changed in it
+        self.outcomes: dict[Any, tuple[Any, ...]] = {}  # tensors that the data decides: which ones each may be
         self.let_be = 0  # how often something older was changed in a body that lets it be
         self.slices: dict[int, slice] = {}  # by id of the slice that was found: what stands for it
         self.tuples: dict[int, MetTuple] = {}  # by id of the tuple, and of what stands for it

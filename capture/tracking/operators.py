@@ -20,6 +20,7 @@ from ..hook import ABSENT
 from . import natives, numbers
 from .enums import plain_member
 from .folding import constant_truth
+from .histories import refuse_one_or_two
 from .loops import ROWS
 from .numbers import COMPARISONS, Number, example
 from .objects import identified
@@ -387,6 +388,7 @@ class Operators(Parts):
     def is_one(self, left: Any, right: Any) -> bool:
         """``is``, where it is only the first part of ``==``."""
         if left is not right:
+            refuse_one_or_two(left, right, self.objects.outcomes)
             self.objects.guard_distinct(left, right)
         return left is right
 

@@ -80,6 +80,10 @@ OUTSIDE = frozenset(
         "as_subclass",
     }
 )
+# What changes in place what is known of a tensor: not where the data decides whether it runs.
+OTHER_KIND = frozenset(
+    {"t_", "transpose_", "swapaxes_", "swapdims_", "squeeze_", "unsqueeze_", "resize_as_", "as_strided_", "detach_"}
+)
 # Operators that take the numbers in tensors and make as many of them.
 MADE_OF_BOUNDS = frozenset({torch.arange})
 # Attributes that are views or tensors of their own; every other plain attribute is read off the fake.
@@ -268,7 +272,7 @@ class TensorOperations:
             detail = f"copy.copy() or pickle of {proxy.describe()}"
             hint = "tensor.detach() has the same memory, tensor.clone() its own"
             raise Break("tensor copied by copy", detail, hint)
-        if name in OUTSIDE:
+        if name in OUTSIDE or (name in OTHER_KIND and self.writer.scope.in_loop):
             raise Break(
                 f"Tensor.{name}",
                 f"{proxy.describe()}.{name}() works on autograd or storage, outside of a graph",
