@@ -7,6 +7,7 @@ changes nothing plain Python does the change once, and where it gives the same g
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -33,14 +34,32 @@ class Read:
         self.log = objects.log if objects.log is not None else []
         self.begin = len(self.log)
         self.given, objects.log = objects.log, self.log
+        self.held: dict[int, tuple[Any, tuple[Any, ...]]] = {}  # what the step made and the call reaches
 
     def finish(self) -> None:
         self.objects.log = self.given
         self.events = [event for event in self.log[self.begin :] if event[0] in ("entry", "cell", "whole")]
+        for value in (*(event[-1] for event in self.events), *(then for _, then in self.cells)):
+            self.hold(value)
+
+    def hold(self, value: Any) -> None:
+        """Note a list, dict or set that the step made, which no log tells of, and what is in it."""
+        kind = type(value)
+        if kind is tuple:
+            items = value
+        elif kind in (list, dict, set, deque) and self.objects.is_new(value) and id(value) not in self.held:
+            items = whole_items(value)
+            self.held[id(value)] = value, items
+        else:
+            return
+        for item in items:
+            self.hold(item)
 
     def is_unchanged(self) -> bool:
         """Whether each read would find now what it found."""
-        return all(map(self.holds, self.events)) and all(contents_of(cell) is then for cell, then in self.cells)
+        if not all(map(self.holds, self.events)) or any(contents_of(cell) is not then for cell, then in self.cells):
+            return False
+        return all(same_whole(whole_items(now), then) for now, then in self.held.values())
 
     def holds(self, event: tuple[Any, ...]) -> bool:
         kind, record, *parts = event
@@ -49,7 +68,11 @@ class Read:
         if kind == "cell":
             return same_item(record.writes.get("value", record.reads["value"]), parts[0])
         now = whole_items(record.obj if record.shadow is None else record.shadow)
-        return record.shadow is None or (len(now) == len(parts[0]) and all(map(same_item, now, parts[0])))
+        return record.shadow is None or same_whole(now, parts[0])
+
+
+def same_whole(now: tuple[Any, ...], then: tuple[Any, ...]) -> bool:
+    return len(now) == len(then) and all(map(same_item, now, then))
 
 
 class Again:

@@ -388,6 +388,40 @@ def test_what_a_call_reads_is_what_it_is_at_backward(between, after, breaks, ree
         assert not all(map(torch.equal, ours, plain))
 
 
+MADE = {  # what the call reads of it -> what the step does with it before backward
+    "sum(made['list'])": "made['list'].append(3.0)",
+    "made['list'][0]": "made['list'][0] = 3.0",
+    "made['dict'].get('k', 1.0)": "made['dict']['k'] = 3.0",
+    "(2.0 if 'k' in made['dict'] else 1.0)": "made['dict']['k'] = 3.0",
+    "len(made['set'])": "made['set'].add(2)",
+    "made['in'][0][0]": "made['in'][0][0] = 3.0",
+}
+
+
+@pytest.mark.parametrize("reads", MADE)
+@pytest.mark.parametrize("between", [True, False])
+def test_a_list_or_dict_of_the_step_that_a_call_reads(reads, between):
+    world = {"torch": torch, "checkpoint": checkpoint}
+    change = MADE[reads] if between else "pass"
+    exec(
+        f"""def step(x, w):
+  made = {{"list": [2.0], "dict": {{}}, "set": {{1}}, "in": ([2.0],)}}
+  def call(x):
+    return torch.tanh(x * w * {reads}) * x
+  y = checkpoint(call, x, use_reentrant=False)
+  {change}
+  y.sum().backward()
+  return y.detach(), w.grad""",
+        world,
+    )
+    captured = capture(world["step"], backend="eager")
+    for n in range(3):
+        x, weights = torch.arange(4.0) + n, [torch.ones(4, requires_grad=True) for _ in range(2)]
+        for a, b in zip(world["step"](x, weights[0]), captured(x, weights[1]), strict=True):
+            assert torch.equal(a, b)
+    assert between or not stats(captured).breaks
+
+
 def test_a_variable_that_later_turns_of_a_loop_set():
     """A closure finds its last value when backward runs the call again."""
 
