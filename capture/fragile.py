@@ -21,14 +21,17 @@ from moebius.interpreter import NULL, Frame
 from moebius.lowering.step.arrays import array_numbers
 
 from . import torch_private
+from .liveness import accesses
 from .stopped import Stopped, connected
 from .tracking.arrays import Array, ArrayMethod, ArrayNumber, ArrayRows
+from .tracking.branches import is_read_from
 from .tracking.growing import IN_EACH_TURN
 from .tracking.substitutes import Range
 from .tracking.values import ATOMS, SYMBOLIC, Break, RuntimeNumber, TensorProxy
 
 if TYPE_CHECKING:
     from .trace import Trace
+    from .tracking.loops import OpenLoop
 
 # What fails on some floats; any other operator on floats alone gives a NaN where it can do nothing better.
 OF_FLOATS = frozenset({"grad", "backward", "multinomial", "normal", "normal_", "poisson", "binomial", "masked_scatter"})
@@ -51,6 +54,15 @@ LEAVING_NOTHING = (*SWITCHING, contextlib.nullcontext, Range)
 MAX_TURNS = 1000  # in which such an operator is met in a try-block: the loop may go on until the operator fails
 
 
+def finds_turns(loop: OpenLoop) -> bool:
+    """Whether the handler around a loop, or what follows it, reads what turns have set."""
+    frame = loop.frame
+    handler = frame.program.handler_at(loop.start)
+    body = [frame.program.instructions[i] for i in loop.inside]
+    stored = {name for i in body for kind, name in accesses(i) if kind == "STORE"}
+    return handler is not None and any(is_read_from(frame, handler[0], name) for name in stored)
+
+
 def refuse_lost_handler(trace: Trace, target: Any, args: tuple) -> None:
     """A graph break where the operator may fail on real data, and a handler of the user's would not see that."""
     frames = list(opened(trace.machine.frame))[::-1]
@@ -65,7 +77,13 @@ def refuse_lost_handler(trace: Trace, target: Any, args: tuple) -> None:
         raise Break("loop that an error may end", detail, "it runs natively; ask for the size first", IN_EACH_TURN)
     loops = trace.domain.loops.open
     if loops and loops[0].frame in frames:  # what fails in a loop over experts goes on from before the loop
-        del frames[frames.index(loops[0].frame) + 1 :]
+        within = frames.index(loops[0].frame) + 1
+        own, program = loops[0].frame, loops[0].frame.program
+        tries = program.handler_at(own.pc) != program.handler_at(loops[0].start) and is_in_handler(own)
+        if tries or any(map(is_in_handler, frames[within:])) or (is_in_handler(own) and finds_turns(loops[0])):
+            detail = f"{name} may fail in a turn, which handles that"
+            raise Break("expert loop with a handler in it", detail, "let the turn ask for what may fail")
+        del frames[within:]
     stacks = trace.domain.stacks
     if stacks is None:  # which nobody has asked for yet: the step is traced once more, with them
         trace.needs_stacks = is_number or any(map(is_in_handler, frames[1:]))

@@ -206,3 +206,58 @@ def test_what_the_data_decides_is_not_taken_for_granted(step):
         given = torch.arange(12.0).view(4, 3) + i + 1, torch.tensor(index), torch.tensor(flag), weight
         for a, b in zip(step(*given), captured(*given), strict=True):
             assert torch.equal(a, b) and a.dtype == b.dtype, f"batch {i}"
+
+
+def handles_in_a_turn(x, index, flag):
+    out = x * 1
+    for e in hits(index):
+        try:
+            out = out + x[e + 2]
+        except IndexError:
+            out = out * 2
+    return out, flag
+
+
+def handles_in_a_turn_of_a_range(x, index, flag):
+    out = x * 1
+    for e in range(E):
+        token = torch.where(index == e)[0]
+        try:
+            out = out.index_add(0, token, x[token + 1] * flag[e])
+        except IndexError:
+            out = out * 2
+    return out, flag
+
+
+def handles_around_the_loop(x, index, flag):
+    out = x * 1
+    try:
+        for e in hits(index):
+            out = out + x[e + 2]
+    except IndexError:
+        out = out * 2
+    return out, flag
+
+
+def handles_in_a_function(x, index, flag):
+    def turn(out, e):
+        try:
+            return out + x[e + 2]
+        except IndexError:
+            return out * 2
+
+    out = x * 1
+    for e in hits(index):
+        out = turn(out, e)
+    return out, flag
+
+
+@pytest.mark.parametrize(
+    "step", [handles_in_a_turn, handles_in_a_turn_of_a_range, handles_around_the_loop, handles_in_a_function]
+)
+def test_a_turn_that_handles_what_fails_in_it(step):
+    captured = capture(step)
+    for i, (index, flag) in enumerate(BATCHES):
+        given = torch.arange(12.0).view(4, 3) + i + 1, torch.tensor(index), torch.tensor(flag)
+        for a, b in zip(step(*given), captured(*given), strict=True):
+            assert torch.equal(a, b), f"batch {i}"
