@@ -33,6 +33,8 @@ from moebius.kernels.products import (
 )
 from moebius.kernels.reference import row_weight
 
+PACKS = False  # dispatch.find_form
+
 
 def add_rows(total_TD: Tensor, token: Tensor, rows: Tensor, scratch: Scratch) -> None:
     """total[token] += rows, in total's (wider) dtype."""

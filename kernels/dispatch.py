@@ -12,6 +12,7 @@ from moebius.kernels.errors import BackendUnavailableError
 
 def find_form(backend: str, x: Tensor) -> ModuleType:
     """The module whose ``forward`` and ``backward`` run. "auto": Triton on a GPU (float64: reference), cpu on a CPU.
+    Its ``PACKS``: whether it packs H itself with save="fp8"; the others take and return H as it is.
 
     Raises BackendUnavailableError where the asked-for form cannot run on x.
     """

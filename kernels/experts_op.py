@@ -48,10 +48,12 @@ def experts_forward(
         layer = Layer(x, weights, order_S, offsets, weight, index.shape[1])
         options = replace(options, precision=resolve(precision, layer, options, forward=True))
         note(layer, options)
-    inside = replace(options, save="default") if save == "fp8" else options
-    out_TD, h_SM = find_form(backend, x).forward(
-        x, weights, order_S, offsets, weight, index.shape[1], inside)
-    if save == "fp8":
+    form = find_form(backend, x)
+    around = save == "fp8" and not form.PACKS  # H packed here, around a form that keeps it as it is
+    if around:
+        options = replace(options, save="default")
+    out_TD, h_SM = form.forward(x, weights, order_S, offsets, weight, index.shape[1], options)
+    if around:
         h_SM = pack(h_SM)
     return out_TD, h_SM, order_S, offsets
 
@@ -85,9 +87,10 @@ def experts_backward(
         layer = Layer(x, weights, order, offsets, weight, top_k, grad)
         options = replace(options, precision=resolve(precision, layer, options, forward=False))
         note(layer, options)
-    if save == "fp8":
+    form = find_form(backend, x)
+    if save == "fp8" and not form.PACKS:
         h, options = unpack(h, gate_up.shape[1], x.dtype), replace(options, save="default")
-    gradients = find_form(backend, x).backward(
+    gradients = form.backward(
         grad, x, h, weights, order, offsets, weight, top_k, options, Needs(*needs))
     return [gradient for gradient, needed in zip(gradients, needs, strict=True) if needed]
 

@@ -96,10 +96,10 @@ def pack(x: Tensor) -> Tensor:
 
 
 def unpack(packed: Tensor, width: int, dtype: torch.dtype) -> Tensor:
-    """What :func:`pack` packed: [rows, width] in dtype."""
+    """What :func:`pack` packed: [rows, width] in dtype, contiguous."""
     elements = functional.pad(packed[:, :width], (0, -width % BLOCK)).unflatten(-1, (-1, BLOCK))
     scales = packed[:, width:]
     k = scales.to(torch.int32) - BIAS
     values = times_power(elements.view(torch.float8_e4m3fn).to(torch.float32), k[..., None])
     values = values.masked_fill((scales == NAN_SCALE)[..., None], float("nan"))
-    return values.flatten(-2)[:, :width].to(dtype)
+    return values.flatten(-2)[:, :width].to(dtype).contiguous()

@@ -11,6 +11,8 @@ from moebius.kernels.activations import activate, activate_backward, find_activa
 from moebius.kernels.contract import Gradients, Needs, Options, Weights, accumulate_dtype
 from moebius.kernels.quantize import round_gate_up, round_left, round_matrix, round_outer
 
+PACKS = False  # dispatch.find_form
+
 
 def row_weight(weight_TK: Tensor | None, order_S: Tensor, dtype: torch.dtype) -> Tensor | None:
     """The routing weight of each sorted row, [S], in dtype; None where every weight is one."""

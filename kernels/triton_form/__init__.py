@@ -12,6 +12,7 @@ from torch import Tensor
 from triton.runtime.jit import JITFunction
 
 from moebius.kernels.contract import Gradients, Needs, Options, Weights
+from moebius.kernels.quantize import pack
 from moebius.kernels.triton_form.down import project_down
 from moebius.kernels.triton_form.grad_act import grad_activation
 from moebius.kernels.triton_form.launch import Config, Launch, Problem, recorder, recording
@@ -21,7 +22,9 @@ from moebius.kernels.triton_form.weight_grad import row_sum, weight_grad
 
 INTERPRETED = not isinstance(up_kernel, JITFunction)  # TRITON_INTERPRET=1 was set when this was imported
 
-__all__ = ["INTERPRETED", "backward", "forward", "tune"]
+PACKS = True  # dispatch.find_form
+
+__all__ = ["INTERPRETED", "PACKS", "backward", "forward", "tune"]
 
 
 def tune(x_TD: Tensor, weights: Weights, order_S: Tensor, offsets: Tensor, weight_TK: Tensor | None, top_k: int,
@@ -55,12 +58,14 @@ def tune_once(*arguments: Any) -> None:
 
 def forward(x_TD: Tensor, weights: Weights, order_S: Tensor, offsets: Tensor, weight_TK: Tensor | None, top_k: int,
             options: Options) -> tuple[Tensor, Tensor]:
-    """As reference.forward. Temporaries: A [S, N], and for K > 1 a panel of the experts' outputs, about S x D / 2."""
-    keep = options.save == "default"
+    """As reference.forward, and with save="fp8" h_SM is packed. Temporaries: A [S, N], and for K > 1 a panel of the
+    experts' outputs, about S x D / 2."""
+    keep = options.save != "recompute"
     slots = order_S.shape[0]
     if slots == 0 or weights.gate_up_E2ND.shape[0] == 0 or weights.down_EDN.numel() == 0:
-        return torch.zeros_like(x_TD, memory_format=torch.contiguous_format), x_TD.new_zeros(
-            slots if keep else 0, weights.gate_up_E2ND.shape[1])
+        h_SM = x_TD.new_zeros(slots if keep else 0, weights.gate_up_E2ND.shape[1])
+        out_TD = torch.zeros_like(x_TD, memory_format=torch.contiguous_format)
+        return out_TD, pack(h_SM) if options.save == "fp8" else h_SM
     if recorder.get() is None:
         tune_once(x_TD, weights, order_S, offsets, weight_TK, top_k, options)
     h_SM, a_SN = project_up(x_TD, weights, order_S, offsets, top_k, options, keep_h=keep, keep_a=True)

@@ -31,7 +31,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from moebius.kernels.contract import Needs, Options, Weights
+from moebius.kernels.contract import SAVES, Needs, Options, Weights
 from moebius.kernels.precision import NAMED
 from moebius.kernels.triton_form import backward, forward
 from moebius.kernels.triton_form.launch import Launch, recording
@@ -64,7 +64,8 @@ SHAPES = {
     "demo": Shape(1024, 256, 512, 8, 2),
 }
 
-NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32", torch.int32: "i32", torch.int64: "i64"}
+NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32", torch.int32: "i32", torch.int64: "i64",
+         torch.uint8: "u8"}
 
 
 def plan(shape: Shape, dtype: torch.dtype = torch.bfloat16, options: Options | None = None,
@@ -246,14 +247,16 @@ def documentation() -> str:
         parts += [f"**{target}**", table(reports_of("moe", target))]
     short = ["| shape | precision | kernels | most registers | spill bytes | most shared KiB | matrix instructions |",
              "|---|---|---|---|---|---|---|"]
-    cases = [(shape, None) for shape in BENCHED[1:]] + [("moe", name) for name in NAMED]
-    for shape, name in cases:
-        found = reports_of(shape, "sm_90", options=Options(precision=None if name is None else NAMED[name]))
+    cases = [(shape, "bfloat16", Options()) for shape in BENCHED[1:]]
+    cases += [("moe", "bfloat16, H in MXFP8", Options(save="fp8"))]
+    cases += [("moe", name, Options(precision=NAMED[name])) for name in NAMED]
+    for shape, name, options in cases:
+        found = reports_of(shape, "sm_90", options=options)
         kinds = sorted({report.matrix_kind for report in found if report.tensor_cores})
         sizes = SHAPES[shape]
         short.append(
             f"| T={sizes.tokens} D={sizes.width} N={sizes.narrow} E={sizes.experts} K={sizes.top_k} | "
-            f"{name or 'bfloat16'} | {len(found)} | {max(r.registers for r in found)} | "
+            f"{name} | {len(found)} | {max(r.registers for r in found)} | "
             f"{sum(r.spill_bytes for r in found)} | {max(r.shared_bytes for r in found) / 1024:.0f} | "
             f"{', '.join(kinds) if all(r.sound for r in found) else 'MISSING'} |")
     return "\n\n".join([*parts, "**sm_90, other shapes and formats**", "\n".join(short)])
@@ -272,6 +275,7 @@ def main() -> int:
     parser.add_argument("--shape", choices=list(SHAPES), action="append")
     parser.add_argument("--gate", default="concat")
     parser.add_argument("--dtype", choices=["bfloat16", "float16", "float32"], default="bfloat16")
+    parser.add_argument("--save", choices=SAVES, default="default")
     parser.add_argument("--bias", action="store_true")
     parser.add_argument("--docs", type=Path, metavar="FILE", help="write the tables of docs/kernels.md, all targets")
     given = parser.parse_args()
@@ -280,11 +284,13 @@ def main() -> int:
     if given.docs:
         write_documentation(given.docs)
         return 0
-    print(f"Triton {triton.__version__}, {given.target}, {given.dtype}, gate {given.gate}{', biases' * given.bias}\n")
+    print(f"Triton {triton.__version__}, {given.target}, {given.dtype}, gate {given.gate}, save {given.save}"
+          f"{', biases' * given.bias}\n")
     sound = True
     for name in given.shape or ["moe"]:
         shape = SHAPES[name]
-        reports = reports_of(name, given.target, getattr(torch, given.dtype), Options(gate=given.gate), given.bias)
+        reports = reports_of(name, given.target, getattr(torch, given.dtype), Options(gate=given.gate, save=given.save),
+                             given.bias)
         sound = sound and all(report.sound for report in reports)
         print(f"{name}: T={shape.tokens} D={shape.width} N={shape.narrow} E={shape.experts} K={shape.top_k}\n")
         print(table(reports) + "\n")

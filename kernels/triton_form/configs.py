@@ -65,5 +65,5 @@ def choose(kernel: str, dtype: torch.dtype, slots: int, num_experts: int, inner:
 
 
 def epilogue_parts(block_n: int) -> int:
-    """In how many pieces grad_act's epilogue works: each at least 16 columns and at most 32 (64 spill on sm_90)."""
+    """In how many pieces an epilogue works at most: each at least 16 columns and at most 32 (64 spill on sm_90)."""
     return 4 if block_n >= 128 else 2 if block_n >= 32 else 1

@@ -16,7 +16,7 @@ from moebius.kernels.triton_form.configs import GROUP, choose
 from moebius.kernels.triton_form.formats import exponents, format_constants, load_exponents, narrowest
 from moebius.kernels.triton_form.launch import Launch, describe, dot_precision, fit_block, submit
 from moebius.kernels.triton_form.product import product
-from moebius.kernels.triton_form.tiles import grid_of, make_tiles, place
+from moebius.kernels.triton_form.tiles import grid_of, make_tiles, place, turns
 
 COMBINE_TOKENS, COMBINE_WIDTH = 16, 256
 PANELS = 2  # the temporary of a sum is half of S x D; with four, `down` falls below an H100's balance (roofline.py)
@@ -29,10 +29,10 @@ def down_kernel(left, matrix, bias, weight, out, order, tile_expert, tile_row, o
                 BIASED: tl.constexpr, WEIGHTED: tl.constexpr, SCATTER: tl.constexpr, K_LAST: tl.constexpr,
                 LEFT_DESCRIBED: tl.constexpr, DESCRIBED: tl.constexpr, EVEN_K: tl.constexpr,
                 PRECISION: tl.constexpr, FORMAT: tl.constexpr, NARROW: tl.constexpr, WIDE: tl.constexpr,
-                GROUP: tl.constexpr,
+                GROUP: tl.constexpr, PERSISTENT: tl.constexpr,
                 BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr):
-    for work in range(tl.program_id(0), num_tiles * num_columns, tl.num_programs(0)):
-        tile, column = place(work, num_tiles, num_columns, GROUP)
+    for turn in range(turns(num_tiles * num_columns, PERSISTENT)):
+        tile, column = place(turn, num_tiles, num_columns, GROUP)
         expert = tl.load(tile_expert + tile)
         if expert < num_experts:
             first_row = tl.load(tile_row + tile)
@@ -134,6 +134,7 @@ def project_down(left_SP: Tensor, matrix_EPD: Tensor, bias_ED: Tensor | None, we
             dict(BIASED=bias_ED is not None, WEIGHTED=weight_TK is not None, SCATTER=scatter, K_LAST=k_last,
                  LEFT_DESCRIBED=left_described is not None, DESCRIBED=described is not None,
                  EVEN_K=inner % block_k == 0, PRECISION=dot_precision(left_SP.dtype), GROUP=GROUP,
+                 PERSISTENT=config.waves > 0,
                  **format_constants(name),
                  BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_K=block_k),
             config.warps, config.stages, flops=2 * slots * inner * matrix.shape[2], label=label,

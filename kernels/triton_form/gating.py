@@ -1,4 +1,5 @@
-"""Reading and writing H, in its layout of gate and up, in whole contiguous runs, and cutting a tile in two.
+"""Reading and writing H, in its layout of gate and up, in whole contiguous runs, and cutting a tile in two. Packed H
+(bytes): packing.py.
 
 An epilogue that holds a whole tile of gate, up, A and their gradients runs out of registers; it works on halves.
 """

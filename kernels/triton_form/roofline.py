@@ -24,7 +24,7 @@ import triton
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from moebius.kernels.contract import Options
+from moebius.kernels.contract import SAVES, Options
 from moebius.kernels.triton_form.aot import SHAPES, TARGETS, CompilerReport, Shape, compile_launch, plan
 from moebius.kernels.triton_form.launch import Launch
 
@@ -167,7 +167,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--dtype", choices=["bfloat16", "float16", "float32"], default="bfloat16")
     parser.add_argument("--activation", default="silu", help="a name, or an expression of g and u")
     parser.add_argument("--gate", choices=["concat", "interleaved", "none"], default="concat")
-    parser.add_argument("--save", choices=["default", "recompute"], default="default")
+    parser.add_argument("--save", choices=SAVES, default="default")
     parser.add_argument("--bias", action="store_true")
     given = parser.parse_args(argv)
     if os.environ.get("TRITON_INTERPRET") == "1":

@@ -55,9 +55,21 @@ def grid_of(table: TileTable, columns: int, waves: int) -> tuple[int]:
 
 
 @triton.jit
-def place(work, num_tiles, num_columns, GROUP: tl.constexpr):
-    """(tile, column) of a piece of work, walking GROUP tiles down before the next column, so that weights stay in
-    L2."""
+def turns(pieces, PERSISTENT: tl.constexpr):
+    """How many pieces of work this program has. One, known to the compiler, where there is a program for each: around
+    a real loop it would compute the epilogue's addresses beforehand, and hold them in registers all through the
+    product."""
+    if PERSISTENT:
+        return tl.cdiv(pieces - tl.program_id(0), tl.num_programs(0))
+    else:
+        return 1
+
+
+@triton.jit
+def place(turn, num_tiles, num_columns, GROUP: tl.constexpr):
+    """(tile, column) of a program's piece of work, walking GROUP tiles down before the next column, so that weights
+    stay in L2."""
+    work = tl.program_id(0) + turn * tl.num_programs(0)
     span = GROUP * num_columns
     first = work // span * GROUP
     size = min(num_tiles - first, GROUP)

@@ -1,12 +1,15 @@
-"""First GEMM: tokens gathered in its loads, bias and gated activation in its epilogue. Writes H, A or both."""
+"""First GEMM: tokens gathered in its loads, bias and gated activation in its epilogue. Writes H (as it is, or packed
+in MXFP8), A or both."""
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from moebius.kernels.activations import split_gate
 from moebius.kernels.contract import Options, Weights
+from moebius.kernels.quantize import pack, packed_width
 from moebius.kernels.triton_form.activations import gate_functions
 from moebius.kernels.triton_form.configs import GROUP, choose, epilogue_parts
 from moebius.kernels.triton_form.formats import (
@@ -19,12 +22,13 @@ from moebius.kernels.triton_form.formats import (
 )
 from moebius.kernels.triton_form.gating import cut, store_h
 from moebius.kernels.triton_form.launch import Launch, describe, dot_precision, fit_block, submit
+from moebius.kernels.triton_form.packing import fused_parts, store_packed
 from moebius.kernels.triton_form.product import load_matrix, load_rows
-from moebius.kernels.triton_form.tiles import grid_of, make_tiles, place
+from moebius.kernels.triton_form.tiles import grid_of, make_tiles, place, turns
 
 
 @triton.jit
-def finish(gate, up, row, row_ok, n0, size_n, bias_gate, bias_up, bias_n, h, a, GATE: tl.constexpr,
+def finish(gate, up, row, row_ok, n0, size_n, bias_gate, bias_up, bias_n, h, a, h_row, GATE: tl.constexpr,
            BIASED: tl.constexpr, KEEP_H: tl.constexpr, KEEP_A: tl.constexpr, VALUE: tl.constexpr,
            WIDTH: tl.constexpr):
     """The epilogue over WIDTH columns from n0: bias, H and A."""
@@ -36,7 +40,10 @@ def finish(gate, up, row, row_ok, n0, size_n, bias_gate, bias_up, bias_n, h, a, 
         if GATE != "none":
             up += tl.load(bias_up + n * bias_n, mask=n_ok, other=0.0).to(tl.float32)[None, :]
     if KEEP_H:
-        store_h(h, gate, up, row64, row_ok, n0, size_n, GATE, WIDTH)
+        if h.dtype.element_ty == tl.uint8:
+            store_packed(h, gate, up, row64, row_ok, n0, size_n, h_row, a.dtype.element_ty, GATE, WIDTH)
+        else:
+            store_h(h, gate, up, row64, row_ok, n0, size_n, GATE, WIDTH)
     if KEEP_A:
         value = VALUE(gate, up)
         at = a + row64 * size_n + n[None, :]
@@ -44,15 +51,30 @@ def finish(gate, up, row, row_ok, n0, size_n, bias_gate, bias_up, bias_n, h, a, 
 
 
 @triton.jit
+def finish_halves(gate, up, row, row_ok, n0, size_n, bias_gate, bias_up, bias_n, h, a, h_row, GATE: tl.constexpr,
+                  BIASED: tl.constexpr, KEEP_H: tl.constexpr, KEEP_A: tl.constexpr, VALUE: tl.constexpr,
+                  ROWS: tl.constexpr, WIDTH: tl.constexpr):
+    """finish, one half of the columns after the other."""
+    HALF: tl.constexpr = WIDTH // 2
+    gate_low, gate_high = cut(gate, ROWS, WIDTH)
+    up_low, up_high = cut(up, ROWS, WIDTH)
+    finish(gate_low, up_low, row, row_ok, n0, size_n, bias_gate, bias_up, bias_n, h, a, h_row, GATE, BIASED, KEEP_H,
+           KEEP_A, VALUE, HALF)
+    finish(gate_high, up_high, row, row_ok, n0 + HALF, size_n, bias_gate, bias_up, bias_n, h, a, h_row, GATE, BIASED,
+           KEEP_H, KEEP_A, VALUE, HALF)
+
+
+@triton.jit
 def up_kernel(x, w_gate, w_up, bias_gate, bias_up, h, a, order, tile_expert, tile_row, offsets,
               k_x, k_gate, k_up, num_tiles, num_columns, num_experts, top_k, size_d, size_n,
-              x_row, x_col, w_e, w_n, w_d, bias_e, bias_n, k_e, k_n,
+              x_row, x_col, h_row, w_e, w_n, w_d, bias_e, bias_n, k_e, k_n,
               GATE: tl.constexpr, BIASED: tl.constexpr, KEEP_H: tl.constexpr, KEEP_A: tl.constexpr,
               VALUE: tl.constexpr, DESCRIBED: tl.constexpr, EVEN_K: tl.constexpr, PRECISION: tl.constexpr,
-              FORMAT: tl.constexpr, NARROW: tl.constexpr, WIDE: tl.constexpr, GROUP: tl.constexpr, PARTS: tl.constexpr,
+              FORMAT: tl.constexpr, NARROW: tl.constexpr, WIDE: tl.constexpr, GROUP: tl.constexpr,
+              PERSISTENT: tl.constexpr, PARTS: tl.constexpr,
               BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr):
-    for work in range(tl.program_id(0), num_tiles * num_columns, tl.num_programs(0)):
-        tile, column = place(work, num_tiles, num_columns, GROUP)
+    for turn in range(turns(num_tiles * num_columns, PERSISTENT)):
+        tile, column = place(turn, num_tiles, num_columns, GROUP)
         expert = tl.load(tile_expert + tile)
         if expert < num_experts:
             first_row = tl.load(tile_row + tile)
@@ -83,26 +105,29 @@ def up_kernel(x, w_gate, w_up, bias_gate, bias_up, h, a, order, tile_expert, til
             b_gate = bias_gate + expert.to(tl.int64) * bias_e
             b_up = bias_up + expert.to(tl.int64) * bias_e
             if PARTS == 1:
-                finish(gate, up, row, row_ok, n0, size_n, b_gate, b_up, bias_n, h, a, GATE, BIASED, KEEP_H, KEEP_A,
-                       VALUE, BLOCK_N)
+                finish(gate, up, row, row_ok, n0, size_n, b_gate, b_up, bias_n, h, a, h_row, GATE, BIASED, KEEP_H,
+                       KEEP_A, VALUE, BLOCK_N)
+            elif PARTS == 2:
+                finish_halves(gate, up, row, row_ok, n0, size_n, b_gate, b_up, bias_n, h, a, h_row, GATE, BIASED,
+                              KEEP_H, KEEP_A, VALUE, BLOCK_M, BLOCK_N)
             else:
                 HALF: tl.constexpr = BLOCK_N // 2
                 gate_low, gate_high = cut(gate, BLOCK_M, BLOCK_N)
                 up_low, up_high = cut(up, BLOCK_M, BLOCK_N)
-                finish(gate_low, up_low, row, row_ok, n0, size_n, b_gate, b_up, bias_n, h, a, GATE, BIASED, KEEP_H,
-                       KEEP_A, VALUE, HALF)
-                finish(gate_high, up_high, row, row_ok, n0 + HALF, size_n, b_gate, b_up, bias_n, h, a, GATE, BIASED,
-                       KEEP_H, KEEP_A, VALUE, HALF)
+                finish_halves(gate_low, up_low, row, row_ok, n0, size_n, b_gate, b_up, bias_n, h, a, h_row, GATE,
+                              BIASED, KEEP_H, KEEP_A, VALUE, BLOCK_M, HALF)
+                finish_halves(gate_high, up_high, row, row_ok, n0 + HALF, size_n, b_gate, b_up, bias_n, h, a, h_row,
+                              GATE, BIASED, KEEP_H, KEEP_A, VALUE, BLOCK_M, HALF)
 
 
 def project_up(x_TD: Tensor, weights: Weights, order_S: Tensor, offsets: Tensor, top_k: int, options: Options,
                keep_h: bool, keep_a: bool) -> tuple[Tensor, Tensor]:
-    """(h_SM, a_SN); one that is not kept has no rows. Rows of sentinel slots are not written."""
+    """(h_SM, a_SN); one that is not kept has no rows. With save="fp8" H is packed: uint8 [S, packed_width(M)], by
+    torch's operators where its blocks do not lie whole in a tile. Rows of sentinel slots are not written."""
     gated = options.gate != "none"
     slots, width = order_S.shape[0], x_TD.shape[1]
     num_experts, width_h, _ = weights.gate_up_E2ND.shape
     narrow = width_h // 2 if gated else width_h
-    h_SM = x_TD.new_empty(slots if keep_h else 0, width_h)
     a_SN = x_TD.new_empty(slots if keep_a else 0, narrow)
     name = options.format("up")
     config, problem = choose("up" if gated else "up_ungated", x_TD.dtype, slots, num_experts, width, narrow, name,
@@ -110,6 +135,11 @@ def project_up(x_TD: Tensor, weights: Weights, order_S: Tensor, offsets: Tensor,
     block_m = fit_block(slots, config.block_m)
     block_n, block_k = fit_block(narrow, config.block_n), fit_block(width, config.block_k, narrowest(name))
     tiles = make_tiles(offsets, slots, block_m)
+    packed = keep_h and options.save == "fp8"
+    parts = min(4 if packed else 2, epilogue_parts(block_n))
+    fused = fused_parts(options.gate, narrow, block_n, parts) if packed else 0
+    h_SM = x_TD.new_empty(slots if keep_h else 0, packed_width(width_h) if fused else width_h,
+                          dtype=torch.uint8 if fused else None)
 
     def halves(tensor: Tensor, dim: int) -> tuple[Tensor, Tensor]:
         first, second = split_gate(tensor, options.gate, dim)
@@ -131,13 +161,13 @@ def project_up(x_TD: Tensor, weights: Weights, order_S: Tensor, offsets: Tensor,
              tile_expert=tiles.expert, tile_row=tiles.row, offsets=offsets, k_x=exponents(x_TD, name),
              k_gate=k_gate, k_up=k_up, num_tiles=tiles.limit,
              num_columns=columns, num_experts=num_experts, top_k=top_k, size_d=width, size_n=narrow,
-             x_row=x_TD.stride(0), x_col=x_TD.stride(1), w_e=w_gate.stride(0), w_n=w_gate.stride(1),
-             w_d=w_gate.stride(2), bias_e=bias_gate.stride(0), bias_n=bias_gate.stride(1),
+             x_row=x_TD.stride(0), x_col=x_TD.stride(1), h_row=h_SM.stride(0), w_e=w_gate.stride(0),
+             w_n=w_gate.stride(1), w_d=w_gate.stride(2), bias_e=bias_gate.stride(0), bias_n=bias_gate.stride(1),
              k_e=k_gate.stride(0), k_n=k_gate.stride(1)),
         dict(GATE=options.gate, BIASED=biased, KEEP_H=keep_h, KEEP_A=keep_a,
              VALUE=gate_functions(options.activation, options.gate)[0],
              DESCRIBED=described, EVEN_K=width % block_k == 0, PRECISION=dot_precision(x_TD.dtype), GROUP=GROUP,
-             **format_constants(name),
-             PARTS=min(2, epilogue_parts(block_n)), BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_K=block_k),
+             PERSISTENT=config.waves > 0, **format_constants(name),
+             PARTS=fused or parts, BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_K=block_k),
         config.warps, config.stages, flops=2 * slots * width * width_h, label="up", problem=problem))
-    return h_SM, a_SN
+    return pack(h_SM) if packed and not fused else h_SM, a_SN

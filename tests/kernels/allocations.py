@@ -8,18 +8,21 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 
 class Allocations(TorchDispatchMode):
-    """largest: elements of the largest storage made inside; peak: elements of all of them alive at one time."""
+    """largest: elements of the largest storage made inside; peak: elements of all of them alive at one time; made:
+    (dtype, shape) of every tensor with a storage of its own."""
 
     def __init__(self) -> None:
         super().__init__()
         self.largest = self.alive = self.peak = 0
         self.known: set[int] = set()
+        self.made: list[tuple[torch.dtype, tuple[int, ...]]] = []
 
     def add(self, tensor: torch.Tensor, given: set[int]) -> None:
         storage = tensor.untyped_storage()
         key = storage._cdata
         if key in self.known or key in given:
             return
+        self.made.append((tensor.dtype, tuple(tensor.shape)))
         size = storage.nbytes() // max(tensor.itemsize, 1)
         self.known.add(key)
         self.largest, self.alive = max(self.largest, size), self.alive + size

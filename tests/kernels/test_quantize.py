@@ -65,6 +65,13 @@ def test_what_is_not_finite_stays_in_its_block(bad: float) -> None:
     assert torch.equal(back.isnan(), want.isnan()) and torch.equal(back.nan_to_num(2), want.nan_to_num(2))
 
 
+@pytest.mark.parametrize("width", [5, 32, 40])
+def test_unpacked_rows_lie_side_by_side(width: int) -> None:
+    """The kernels read H by its width."""
+    for dtype in (torch.float32, torch.float16):
+        assert unpack(pack(torch.randn(3, width)), width, dtype).is_contiguous()
+
+
 def test_no_rows_and_no_columns() -> None:
     assert pack(torch.empty(0, 5)).shape == (0, 6) and unpack(pack(torch.empty(0, 5)), 5, torch.float32).shape == (0, 5)
     assert pack(torch.empty(3, 0)).shape == (3, 0)

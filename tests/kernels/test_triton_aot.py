@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,10 +17,14 @@ triton = pytest.importorskip("triton")
 
 from moebius.kernels.contract import Options  # noqa: E402
 from moebius.kernels.precision import NAMED  # noqa: E402
+from moebius.kernels.quantize import packed_width  # noqa: E402
 from moebius.kernels.triton_form import aot, configs  # noqa: E402
 from moebius.kernels.triton_form.launch import Config, Launch  # noqa: E402
 
 MULTIPLIES = {"up", "down", "grad_act", "grad_x", "weight_grad_gathered_left", "weight_grad_gathered_right"}
+
+
+CLAMPED = "clamp(g, None, 7) * sigmoid(1.702 * clamp(g, None, 7)) * (clamp(u, -7, 7) + 1)"  # gpt-oss
 
 
 def compile_all(launches: list[Launch]) -> list[aot.CompilerReport]:
@@ -67,15 +73,31 @@ def test_other_gates_with_biases(shape: str, gate: str, activation: str) -> None
     check_loops(reports)
 
 
+@pytest.mark.parametrize("gate", ["interleaved", "none"])
+@pytest.mark.parametrize("save", ["default", "recompute"])
+def test_up_of_other_gates_without_biases(gate: str, save: str) -> None:
+    """With A stored before H, ptxas serialised wgmma in one of these."""
+    launches = aot.plan(aot.SHAPES["moe"], options=Options(gate=gate, save=save))
+    reports = [aot.compile_launch(launch) for launch in launches if launch.label == "up"]
+    check(reports)
+    check_loops(reports)
+
+
+@contextmanager
+def allowing_tf32(allowed: bool) -> Iterator[None]:
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = allowed
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before
+
+
 @pytest.mark.parametrize("tf32", [True, False])
 @pytest.mark.parametrize("shape", ["moe", "few"])
 def test_float32_defaults(shape: str, tf32: bool) -> None:
-    before = torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = tf32
-    try:
+    with allowing_tf32(tf32):
         check(compile_all(aot.plan(aot.SHAPES[shape], torch.float32)), tensor_cores=tf32)
-    finally:
-        torch.backends.cuda.matmul.allow_tf32 = before
 
 
 @pytest.mark.parametrize("name", ["fp8", "fp8_block", "mxfp8"])
@@ -88,6 +110,65 @@ def test_formats(name: str) -> None:
         if report.label in MULTIPLIES:
             want = "HGMMA" if name == "mxfp8" or report.label in own else "QGMMA"
             assert report.matrix_kind == want, report.label
+
+
+def packed(shape: str, dtype: torch.dtype = torch.bfloat16, bias: bool = False, **options) -> list[Launch]:
+    """The kernels that write and read packed H."""
+    launches = aot.plan(aot.SHAPES[shape], dtype, Options(save="fp8", **options), bias)
+    found = [launch for launch in launches if "h" in launch.arguments]
+    assert [launch.label for launch in found] == ["up", "grad_act"]
+    assert all(launch.arguments["h"].dtype == torch.uint8 for launch in found)
+    return found
+
+
+@pytest.mark.parametrize("gate, activation, bias", [
+    ("concat", "silu", False), ("concat", "gelu", True), ("interleaved", CLAMPED, True), ("none", "relu2", False)])
+@pytest.mark.parametrize("shape", ["moe", "few"])
+def test_packed_h(shape: str, gate: str, activation: str, bias: bool) -> None:
+    reports = [aot.compile_launch(each) for each in packed(shape, bias=bias, gate=gate, activation=activation)]
+    check(reports)
+    check_loops(reports)
+
+
+@pytest.mark.parametrize("name", ["fp8", "fp8_block", "mxfp8"])
+def test_packed_h_and_formats(name: str) -> None:
+    check([aot.compile_launch(each) for each in packed("moe", precision=NAMED[name])])
+
+
+@pytest.mark.parametrize("shape", ["moe", "few"])
+def test_packed_h_in_tf32(shape: str) -> None:
+    with allowing_tf32(True):
+        check([aot.compile_launch(each) for each in packed(shape, torch.float32)])
+
+
+@pytest.mark.parametrize("gate", ["concat", "interleaved", "none"])
+def test_h_is_never_there_unpacked(gate: str) -> None:
+    """Of S x M in the tensors' dtype there is dH alone, and in forward nothing. A concat whose halves do not begin a
+    block of 32 is the exception: its H is packed by torch's operators."""
+    def made(shape: aot.Shape, save: str) -> list[tuple[torch.dtype, tuple[int, ...]]]:
+        with Allocations() as watched:
+            aot.plan(shape, options=Options(gate=gate, save=save))
+        slots, width_h = shape.tokens * shape.top_k, shape.narrow * (1 if gate == "none" else 2)
+        return [each for each in watched.made if each[1] in ((slots, width_h), (slots, packed_width(width_h)))]
+
+    shape = aot.SHAPES["moe"]
+    slots, width_h = shape.tokens * shape.top_k, shape.narrow * (1 if gate == "none" else 2)
+    plain, small = (torch.bfloat16, (slots, width_h)), (torch.uint8, (slots, packed_width(width_h)))
+    others = [plain, plain] if gate == "none" else []  # A and s*A are as wide there
+    assert sorted(made(shape, "default"), key=str) == [plain, plain, *others]
+    assert sorted(made(shape, "fp8"), key=str) == [plain, *others, small]
+    kept = [size for dtype, size in made(replace(shape, narrow=776), "fp8") if dtype == torch.bfloat16]
+    assert (len(kept) == 1 + len(others)) == (gate != "concat")
+
+
+def test_a_grid_that_is_not_persistent_has_no_loop_around_its_product() -> None:
+    """That loop made the compiler hold the epilogue's addresses in registers during the product: 255 of them."""
+    launch = one("up")
+    registers = {}
+    for persistent in (False, True):
+        launch.constants["PERSISTENT"] = persistent
+        registers[persistent] = aot.compile_launch(launch).registers
+    assert registers[False] < registers[True] - 16
 
 
 def test_weights_travel_by_descriptor_at_every_benchmark_shape() -> None:

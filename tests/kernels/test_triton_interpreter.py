@@ -178,3 +178,50 @@ def test_formats_over_many_magnitudes(ask: Callable[..., dict], name: str) -> No
 def test_formats_keep_nan_in_its_row(ask: Callable[..., dict]) -> None:
     for name in FORMATS:
         assert ask(layer=layer(12, 32, 32, 3, 1), check="nan", options=dict(precision=name))["same"], name
+
+
+# H in MXFP8: fused where the blocks of 32 lie whole in a tile, by torch's operators where they do not (concat, N % 32).
+WIDTHS = [1, 7, 16, 32, 40, 64, 96, 130, 160]
+
+
+@pytest.mark.parametrize("gate", GATES)
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_packed_h(ask: Callable[..., dict], dtype: str, gate: str) -> None:
+    """The bits of pack(H) and of the result, and the gradients that the reference has from that H. Some slots have no
+    expert, and some experts no slot; nothing reads the rows that nobody wrote."""
+    for narrow in WIDTHS if dtype == "float32" else [7, 32, 40]:
+        case = dict(layer=layer(8, 24, narrow, 4, 2, gate=gate, bias=narrow % 3 == 1, weighted=narrow != 40),
+                    index=[-1, 3, 0, 3, 3, 9, 1, 3] * 2, dtype=dtype, check="packed")
+        answer = ask(**case)
+        assert answer["out"] and answer["packed"] and answer["call"] and answer["nan"], (case, answer)
+        assert answer["bad_blocks"] == 0 and answer["error"] < TOLERANCE[dtype], (case, answer)
+
+
+@pytest.mark.parametrize("gate", GATES)
+def test_packed_h_of_several_tiles(ask: Callable[..., dict], gate: str) -> None:
+    case = dict(layer=layer(150, 40, 320, 2, 2, gate=gate, activation="gelu"), check="packed")
+    answer = ask(**case)
+    assert answer["out"] and answer["packed"] and answer["call"] and answer["error"] < TOLERANCE["float32"], answer
+
+
+@pytest.mark.parametrize("gate", GATES)
+def test_packed_h_of_every_magnitude(ask: Callable[..., dict], gate: str) -> None:
+    """Every kind of scale: of blocks below float32's normal numbers, of zeros, of numbers that overflow."""
+    for narrow in (320, 330):
+        answer = ask(layer=layer(4, 24, narrow, 2, 1, gate=gate, activation="relu"), check="packed", magnitudes=True)
+        assert answer["out"] and answer["packed"] and answer["scales"] > 10, answer
+
+
+@pytest.mark.parametrize("bad", ["nan", "inf"])
+@pytest.mark.parametrize("gate", GATES)
+def test_packed_h_keeps_what_is_not_finite_in_its_row(ask: Callable[..., dict], gate: str, bad: str) -> None:
+    for narrow in (40, 64):
+        answer = ask(layer=layer(9, 24, narrow, 3, 2, gate=gate), check="packed", bad=bad)
+        assert answer["out"] and answer["packed"] and answer["nan"] and answer["bad_blocks"] > 0, answer
+        assert answer["error"] < TOLERANCE["float32"], answer
+
+
+def test_packed_h_of_no_slot_and_no_expert(ask: Callable[..., dict]) -> None:
+    for tokens, experts, top_k in ((0, 3, 2), (4, 3, 0), (4, 0, 2)):
+        answer = ask(layer=layer(tokens, 16, 32, experts, top_k), index=[0] * (tokens * top_k), check="packed")
+        assert answer["out"] and answer["packed"] and answer["call"] and answer["error"] == 0, answer

@@ -13,6 +13,11 @@ import traceback
 import torch
 from experts_oracle import Layer, make_layer, oracle, plain_error, relative_error, run, worst_error
 
+from moebius.kernels import reference, triton_form
+from moebius.kernels.contract import Needs, Options, Weights
+from moebius.kernels.quantize import pack, unpack
+from moebius.kernels.routing import sort_rows
+
 
 def restride(layer: Layer) -> None:
     """The same values behind strides that no descriptor can address."""
@@ -20,6 +25,51 @@ def restride(layer: Layer) -> None:
         tensor = getattr(layer, name)
         if tensor is not None:
             setattr(layer, name, tensor.detach().transpose(-1, -2).contiguous().transpose(-1, -2).requires_grad_())
+
+
+def packed_h(layer: Layer) -> dict:
+    """save="fp8": forward's bits beside those of save="default" and quantize.pack, and its gradients beside the
+    reference's in float64, from the H that was kept. Memory that nothing wrote holds NaN, and the packed rows of
+    sentinel slots all ones."""
+    x, *tensors, weight = (None if t is None else t.detach() for t in (
+        layer.x, layer.gate_up, layer.down, layer.up_bias, layer.down_bias, layer.weight))
+    weights, (order, offsets) = Weights(*tensors), sort_rows(layer.index, layer.gate_up.shape[0])
+    plain, top_k = Options(layer.activation, layer.gate), layer.index.shape[1]
+    fp8, needs = Options(layer.activation, layer.gate, "fp8"), Needs(True, True, True, *(
+        t is not None for t in (weight, layer.up_bias, layer.down_bias)))
+    rows = int(offsets[-1])
+    torch.use_deterministic_algorithms(True)  # fills new_empty's memory with NaN
+    try:
+        out, h = triton_form.forward(x, weights, order, offsets, weight, top_k, plain)
+        same_out, packed = triton_form.forward(x, weights, order, offsets, weight, top_k, fp8)
+        packed[rows:] = 255
+        grad = torch.randn(x.shape, generator=torch.Generator().manual_seed(5)).to(x.dtype)
+        got = triton_form.backward(grad, x, packed, weights, order, offsets, weight, top_k, fp8, needs)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    kept = unpack(packed, h.shape[1], h.dtype)
+    want = reference.backward(
+        grad.double(), x.double(), kept.double(), Weights._make(None if w is None else w.double() for w in weights),
+        order, offsets, None if weight is None else weight.double(), top_k, plain, needs)
+    called = run(layer, backend="triton", save="fp8")
+    by_call = torch.autograd.grad(called, layer.leaves(), grad)
+    found = [a for a in (got.x_TD, got.gate_up_E2ND, got.down_EDN, got.weight_TK, got.gate_up_bias_EM,
+                         got.down_bias_ED) if a is not None]
+    exact = [b for b in (want.x_TD, want.gate_up_E2ND, want.down_EDN, want.weight_TK, want.gate_up_bias_EM,
+                         want.down_bias_ED) if b is not None]
+
+    def bits(a: torch.Tensor, b: torch.Tensor) -> bool:
+        integers = {2: torch.int16, 4: torch.int32}[a.itemsize]
+        return torch.equal(a.contiguous().view(integers), b.contiguous().view(integers))
+
+    return {
+        "out": bits(out, same_out) and bits(out, called.detach()),
+        "packed": packed.dtype == torch.uint8 and torch.equal(pack(h[:rows]), packed[:rows]),
+        "call": all(bits(a, b) for a, b in zip(found, by_call, strict=True)),
+        "nan": all(torch.equal(a.isnan(), b.isnan()) for a, b in zip(found, exact, strict=True)),
+        "bad_blocks": int((packed[:rows, h.shape[1]:] == 255).sum()),
+        "scales": len(packed[:rows, h.shape[1]:].unique()),
+        "error": max(relative_error(a.nan_to_num(), b.nan_to_num()) for a, b in zip(found, exact, strict=True))}
 
 
 def answer(case: dict) -> dict:
@@ -33,6 +83,12 @@ def answer(case: dict) -> dict:
             powers = torch.exp2(torch.linspace(-40, 40, layer.x.shape[1]).round())
             layer.x.mul_(powers)[:, 3:9] = 0
             layer.gate_up.div_(powers)
+    if case.get("magnitudes"):  # rows of H from below float32's normal numbers to beyond its largest
+        with torch.no_grad():
+            layer.gate_up.mul_(torch.exp2(torch.linspace(-140, 126, layer.gate_up.shape[1])[:, None].round()))
+    if case.get("bad"):
+        with torch.no_grad():
+            layer.x[1, 0] = float(case["bad"])
     if case.get("strided"):
         restride(layer)
     shape = layer.x.shape
@@ -40,6 +96,8 @@ def answer(case: dict) -> dict:
             "row": torch.linspace(-1, 1, shape[1], dtype=dtype).expand(shape)}[case.get("grad", "normal")]
     options = dict(case.get("options", {}), backend="triton")
     check = case.get("check", "error")
+    if check == "packed":
+        return packed_h(layer)
     if check == "error":
         return {"error": worst_error(layer, grad, **options), "plain": plain_error(layer, grad)}
     if check == "bits":
