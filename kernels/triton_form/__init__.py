@@ -30,15 +30,19 @@ __all__ = ["INTERPRETED", "PACKS", "backward", "forward", "tune"]
 def tune(x_TD: Tensor, weights: Weights, order_S: Tensor, offsets: Tensor, weight_TK: Tensor | None, top_k: int,
          options: Options, seconds_of: Callable[[Launch], float] = seconds_on_gpu) -> dict[Problem, Config]:
     """Measure the configurations of every kernel of a forward and a backward on these tensors, and keep the fastest
-    (tuning.py). On a GPU; the arguments are forward's. Returns what was chosen."""
-    grad_TD = torch.ones_like(x_TD)
+    whose results are the defaults' (tuning.py; holds two results and two sets of gradients for that). On a GPU; the
+    arguments are forward's. Returns what was chosen; a configuration that is refused is a warning."""
+    row, column = (torch.arange(size, device=x_TD.device, dtype=torch.float32) for size in x_TD.shape)
+    grad_TD = torch.sin(row[:, None] * 12.9898 + column * 78.233).to(x_TD.dtype)  # no two rows or columns alike
 
-    def run() -> None:
-        _, h_SM = forward(x_TD, weights, order_S, offsets, weight_TK, top_k, options)
+    def run() -> list[Tensor]:
+        out_TD, h_SM = forward(x_TD, weights, order_S, offsets, weight_TK, top_k, options)
         needs = Needs(*(True,) * 4, weights.gate_up_bias_EM is not None, weights.down_bias_ED is not None)
-        backward(grad_TD, x_TD, h_SM, weights, order_S, offsets, weight_TK, top_k, options, needs)
+        gradients = backward(grad_TD, x_TD, h_SM, weights, order_S, offsets, weight_TK, top_k, options, needs)
+        return [out_TD, *(each for each in gradients if each is not None)]  # (H shows in the gradients)
 
-    chosen = {each: config for each, (_, config) in measure(run, seconds_of).items()}
+    coarse = options.save == "fp8" or options.precision is not None
+    chosen = {each: config for each, (_, config) in measure(run, seconds_of, coarse).items()}
     if x_TD.is_cuda:
         cache_of(x_TD.device).store(chosen)
     return chosen

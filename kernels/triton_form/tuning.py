@@ -7,15 +7,20 @@ The result is kept in a JSON file in $MOEBIUS_CACHE (default ~/.cache/moebius) w
 Triton and a hash of the kernels' sources: another card, compiler or kernel begins anew. configs.choose reads it; what
 is not in it runs with the defaults, which were chosen by the compiler's report. With MOEBIUS_TUNE=1 in the environment
 the first call of a shape tunes it.
+
+Compilers do miscompile. A configuration is kept only after it gave, in the kernel that it is for and with the defaults
+in all others, the layer's result and gradients as the defaults give them, but for rounding. What a kernel leaves out in
+another call (H in inference, a gradient that nothing needs) is compiled anew there, and was not compared.
 """
 from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import asdict, dataclass, field, fields
@@ -24,6 +29,7 @@ from pathlib import Path
 
 import torch
 import triton
+from torch import Tensor
 
 from moebius.kernels.triton_form.launch import Config, Launch, Problem, timing
 
@@ -137,10 +143,12 @@ def cache_of(device: torch.device) -> Cache:
 
 @dataclass
 class Trial:
-    """A run in which every kernel takes its configuration of that number (0: the default); which problem took which."""
+    """A run in which every kernel takes its configuration of that number (0: the default); which problem took which.
+    only: the problem that does; the others take their defaults."""
 
     number: int
     taken: dict[Problem, Config]
+    only: Problem | None = None
 
 
 trial: ContextVar[Trial | None] = ContextVar("trial", default=None)
@@ -152,7 +160,7 @@ def configured(each: Problem, default: Config, device: torch.device) -> Config:
     if now is not None:
         half = each.format == "none" and each.dtype in ("bfloat16", "float16")
         options = (default, *(TRIED.get(each.kernel, ()) if half else ()))
-        if now.number < len(options):
+        if now.number < len(options) and now.only in (None, each):
             now.taken[each] = options[now.number]
             return options[now.number]
         return default
@@ -162,8 +170,8 @@ def configured(each: Problem, default: Config, device: torch.device) -> Config:
 
 
 @contextmanager
-def attempt(number: int) -> Iterator[Trial]:
-    made = Trial(number, {})
+def attempt(number: int, only: Problem | None = None) -> Iterator[Trial]:
+    made = Trial(number, {}, only)
     token = trial.set(made)
     try:
         yield made
@@ -171,22 +179,78 @@ def attempt(number: int) -> Iterator[Trial]:
         trial.reset(token)
 
 
-def measure(run: Callable[[], object], seconds_of: Callable[[Launch], float]) -> dict[Problem, tuple[float, Config]]:
+def measure(run: Callable[[], Sequence[Tensor]], seconds_of: Callable[[Launch], float], coarse: bool = False
+            ) -> dict[Problem, tuple[float, Config]]:
     """The fastest configuration of every kernel that run launches, with its time.
 
     All kernels take their first configuration in the first run, their second in the next, and are timed launch by
     launch: as many runs as the longest list has entries. seconds_of runs a launch and says how long it took. A
-    configuration that does not compile or run is passed over; the default must.
+    configuration that does not compile or run is passed over; the default must. One that would be kept is compared
+    first (``agrees``, with coarse as there): run returns what the launches made. If it is refused, the next one is.
     """
-    best: dict[Problem, tuple[float, Config]] = {}
+    found: dict[Problem, list[tuple[float, int, Config]]] = {}
+    want: Sequence[Tensor] = ()
     for number in range(1 + max(map(len, TRIED.values()))):
         clock = Clock(number, seconds_of)
         with attempt(number) as made, timing(clock):
-            run()
+            results = run()
+        if number == 0:
+            want = results
+        del results
         for each, config in made.taken.items():
-            if clock.times.get(each, float("inf")) < best.get(each, (float("inf"), config))[0]:
-                best[each] = (clock.times[each], config)
+            if clock.times.get(each, math.inf) < math.inf:
+                found.setdefault(each, []).append((clock.times[each], number, config))
+    best: dict[Problem, tuple[float, Config]] = {}
+    for each, candidates in found.items():
+        for seconds, number, config in sorted(candidates, key=lambda one: one[:2]):
+            if number == 0 or agrees(run, seconds_of, each, number, config, want, coarse):
+                best[each] = seconds, config
+                break
     return best
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Comparing
+# ----------------------------------------------------------------------------------------------------------------------
+
+# By how much a configuration may be off, in ulps of the dtype beside |element| + the root mean square of its row: sums
+# in another order change a few elements of H and A by an ulp, and then every result by less than one, which rounds it
+# to a neighbour. A tile that is wrong is off by about 1, a step of the contraction that is lost by 0.1 and more.
+ULPS = 4
+COARSE = 0.25  # more where something is rounded to E4M3, whose neighbours are an eighth apart
+SHORT = 32  # elements; the mean over a shorter row says little, and is taken over the whole tensor
+AT_ONCE = 1 << 24  # elements compared at a time
+
+
+def agrees(run: Callable[[], Sequence[Tensor]], seconds_of: Callable[[Launch], float], each: Problem, number: int,
+           config: Config, want: Sequence[Tensor], coarse: bool) -> bool:
+    """Whether run gives ``want`` where this problem has its configuration of that number and all others have their
+    defaults. If not, a warning that says how far off it is. coarse: something in it is rounded to E4M3."""
+    with attempt(number, each), timing(Clock(number, seconds_of)):
+        got = run()
+    error = max((difference(a, b) for a, b in zip(got, want, strict=True)), default=0.0)
+    limit = ULPS * torch.finfo(getattr(torch, each.dtype)).eps + (COARSE if coarse else 0.0)
+    if error <= limit:
+        return True
+    warnings.warn(f"tile shapes: {each.kernel} is wrong with {config}, and does not use it: it is off by {error:.1e} "
+                  f"where rounding explains {limit:.1e} (problem {each}, Triton {triton.__version__})", stacklevel=4)
+    return False
+
+
+def difference(got: Tensor, want: Tensor) -> float:
+    """The largest |got - want|, element by element, beside |want| + the root mean square of want's row. Infinite where
+    one is finite and the other is not. Tensors without data, on the meta device, do not differ."""
+    if want.is_meta or want.numel() == 0:
+        return 0.0
+    width = want.shape[-1] if want.dim() and want.shape[-1] >= SHORT else want.numel()
+    rows, worst = max(1, AT_ONCE // width), 0.0
+    for a, b in zip(got.reshape(-1, width).split(rows), want.reshape(-1, width).split(rows), strict=True):
+        a, b = a.double(), b.double()
+        finite = b.where(b.isfinite(), 0.0)
+        off = (a - b).abs() / (finite.abs() + finite.square().mean(1, keepdim=True).sqrt())
+        same = (a == b) | (a.isnan() & b.isnan())
+        worst = max(worst, float(off.nan_to_num(math.inf, math.inf).masked_fill(same, 0.0).max()))
+    return worst
 
 
 @dataclass
@@ -203,7 +267,7 @@ class Clock:
         except Exception:
             if not self.number:
                 raise
-            taken = float("inf")
+            taken = math.inf
         if launch.problem is not None:
             self.times[launch.problem] = self.times.get(launch.problem, 0.0) + taken
 

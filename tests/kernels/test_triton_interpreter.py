@@ -225,3 +225,14 @@ def test_packed_h_of_no_slot_and_no_expert(ask: Callable[..., dict]) -> None:
     for tokens, experts, top_k in ((0, 3, 2), (4, 3, 0), (4, 0, 2)):
         answer = ask(layer=layer(tokens, 16, 32, experts, top_k), index=[0] * (tokens * top_k), check="packed")
         assert answer["out"] and answer["packed"] and answer["call"] and answer["error"] == 0, answer
+
+
+def test_tuning_keeps_right_configurations_and_refuses_a_wrong_one(ask: Callable[..., dict]) -> None:
+    """The kernels themselves, in float16: configurations differ by rounding alone, and a spoilt one by more."""
+    case = dict(layer=layer(24, 136, 72, 3, 2, bias=True), dtype="float16", check="tuned")
+    answer = ask(**case)
+    assert set(answer["numbers"].values()) == {-1} and answer["warnings"] == [], answer
+    for label in ("up", "down"):
+        answer = ask(**case, spoilt=label)
+        assert answer["numbers"].pop(label) == -2 and set(answer["numbers"].values()) == {-1}, answer
+        assert len(answer["warnings"]) == 1 and f"{label} is wrong with Config(" in answer["warnings"][0], answer
