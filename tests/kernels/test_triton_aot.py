@@ -13,7 +13,7 @@ import pytest
 import torch
 from allocations import Allocations
 
-triton = pytest.importorskip("triton")
+pytest.importorskip("triton")
 
 from moebius.kernels.contract import Options  # noqa: E402
 from moebius.kernels.precision import NAMED  # noqa: E402
@@ -197,8 +197,6 @@ def test_outputs_of_slots_exist_a_panel_at_a_time(shape: str) -> None:
 
 @pytest.mark.parametrize("target", ["sm_100", "gfx942"])
 def test_the_other_cards_at_the_first_shape(target: str) -> None:
-    if target == "gfx942" and triton.__version__.startswith("3.6."):
-        pytest.xfail("Triton 3.6 spills 372 bytes of `up` there: its tiles were not chosen for that card")
     reports = aot.reports_of("moe", target)
     assert all(report.sound for report in reports), reports
 
