@@ -5,7 +5,8 @@ how fast are they. Needs Python, torch and Triton, and nothing else: a checkout 
     TRITON_INTERPRET=1 python bench/gpu.py --dry      # the same steps on a CPU, tiny: does this script run?
 
 1. Each case below: forward and every gradient against the float64 reference on the same card, in bfloat16, float16 and
-   float32; 8-bit formats against their emulation in torch on the CPU; twice, for the same bits. A failure ends the run.
+   float32; 8-bit formats against their emulation in torch on the CPU; twice, for the same bits; H packed in MXFP8, bit
+   for bit against torch's operators. A failure ends the run.
 2. Tile shapes of the five benchmark shapes, measured and kept (tuning.py); --no-tune leaves the defaults.
 3. bench/experts.py with a plot. Results: out/gpu/checks.json, tuned.json, experts.json, experts.png.
 """
@@ -24,7 +25,8 @@ import torch
 from _peers import Shape, make_problem
 
 from moebius.kernels import experts
-from moebius.kernels.contract import Options, Weights
+from moebius.kernels.contract import Needs, Options, Weights
+from moebius.kernels.quantize import pack, unpack
 from moebius.kernels.routing import sort_rows
 
 # Relative errors against float64: of the inputs' rounding apart from each dtype's own arithmetic, and of sums of a few
@@ -76,6 +78,28 @@ def check(name: str, shape: Shape, options: dict, dtype: torch.dtype, device: st
             "right": error < limit and same}
 
 
+def check_packed(gate: str, shape: Shape, dtype: torch.dtype, device: str) -> dict:
+    """H in MXFP8 as the kernels write and read it, beside torch's operators: the same bits, and the same gradients."""
+    from moebius.kernels import triton_form
+
+    problem = make_problem(shape, dtype, device)
+    x, up, down, weight, grad = (t.detach() for t in (
+        problem.x, problem.gate_up, problem.down, problem.weight, problem.grad))
+    weights = Weights(up[:, : shape.narrow].contiguous() if gate == "none" else up, down, None, None)
+    order, offsets = sort_rows(problem.index, shape.experts)
+    rest, plain, fp8 = (order, offsets, weight, shape.top_k), Options(gate=gate), Options(gate=gate, save="fp8")
+    out, h = triton_form.forward(x, weights, *rest, plain)
+    same_out, packed = triton_form.forward(x, weights, *rest, fp8)
+    same = torch.equal(out, same_out) and torch.equal(pack(h), packed)
+    needs = Needs(True, True, True, True, False, False)
+    kept = unpack(packed, h.shape[1], dtype)
+    want = triton_form.backward(grad, x, kept, weights, *rest, plain, needs)
+    got = triton_form.backward(grad, x, packed, weights, *rest, fp8, needs)
+    error = max(benchmark.error(a, b) for a, b in zip(got, want, strict=True) if a is not None and b is not None)
+    return {"case": f"packed H, {gate}", "dtype": str(dtype), "error": error, "limit": LIMITS[dtype],
+            "same bits": same, "right": error < LIMITS[dtype] and same}
+
+
 def check_all(device: str, dry: bool) -> list[dict]:
     dtypes = [torch.float32] if dry else list(LIMITS)  # Triton's interpreter computes bfloat16 wrongly
     cases = dict(list(CASES.items())[5:6]) if dry else dict(CASES)
@@ -85,9 +109,18 @@ def check_all(device: str, dry: bool) -> list[dict]:
     for name, (shape, options) in cases.items():
         for dtype in dtypes:
             found.append(check(name, shape, options, dtype, device))
-            mark = "right" if found[-1]["right"] else "WRONG"
-            print(f"  {name:<20}{found[-1]['dtype']:<16}{found[-1]['error']:.1e}  {mark}", flush=True)
+            show(found[-1])
+    small = Shape(2, 32, 32, 2, 1)
+    for gate in ("concat", "interleaved", "none"):
+        for dtype in dtypes:
+            found.append(check_packed(gate, small if dry else CASES["plain"][0], dtype, device))
+            show(found[-1])
     return found
+
+
+def show(check: dict) -> None:
+    mark = "right" if check["right"] else "WRONG"
+    print(f"  {check['case']:<22}{check['dtype']:<16}{check['error']:.1e}  {mark}", flush=True)
 
 
 def tune_all(device: str, deadline: float) -> dict[str, dict]:

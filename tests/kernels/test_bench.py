@@ -81,7 +81,8 @@ sys.exit(gpu.main())
     assert done.returncode == 0, done.stderr
     assert "from the checkout: True" in done.stdout and "WRONG" not in done.stdout
     checks = json.loads((tmp_path / "checks.json").read_text())["checks"]
-    assert [each["case"] for each in checks] == ["one token", "fp8", "fp8_block", "mxfp8"]
+    assert [each["case"] for each in checks] == [
+        "one token", "fp8", "fp8_block", "mxfp8", "packed H, concat", "packed H, interleaved", "packed H, none"]
     assert all(each["right"] for each in checks)
 
 
