@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import torch
+import triton
 
 from moebius.kernels.triton_form.launch import Config, Problem, dot_precision
 from moebius.kernels.triton_form.tuning import configured, problem
@@ -9,10 +10,15 @@ from moebius.kernels.triton_form.tuning import configured, problem
 GROUP = 8  # tiles walked down before the next column
 MANY_ROWS = 96  # mean rows an expert from which the larger tiles are taken
 
+# Where the epilogue packs H (packing.py), a tile of 128 rows waits for each wgmma on Triton 3.6, and spills on 3.9.
+PACKS_SMALL = triton.__version__.startswith(("3.6.", "3.9."))
+
 # Kernel -> (for many rows an expert, for few), by how the operands are multiplied.
 HALF: dict[str, tuple[Config, Config]] = {  # bfloat16, float16
     "up": (Config(128, 128, 64, 8, 3), Config(64, 128, 64, 8, 3)),
     "up_ungated": (Config(128, 128, 64, 8, 3), Config(64, 128, 64, 4, 3)),
+    "up_packed": (Config(64 if PACKS_SMALL else 128, 128, 64, 8, 3), Config(64, 128, 64, 8, 3)),
+    "up_ungated_packed": (Config(64 if PACKS_SMALL else 128, 128, 64, 8, 3), Config(64, 128, 64, 4, 3)),
     "down": (Config(128, 256, 64, 8, 3), Config(64, 128, 64, 4, 3)),
     "grad_x": (Config(128, 256, 64, 8, 3), Config(64, 128, 64, 4, 3)),
     "grad_act": (Config(128, 128, 64, 8, 3), Config(64, 128, 64, 8, 3)),
@@ -52,13 +58,14 @@ def choose(kernel: str, dtype: torch.dtype, slots: int, num_experts: int, inner:
     """What was measured for a kernel at these sizes (tuning.py), else the default.
 
     inner: of the contraction, outer: columns of the result. name: of the format. The default goes by dtype, format and
-    mean rows an expert (known on the host; the counts are not).
+    mean rows an expert (known on the host; the counts are not). A kernel "…_packed" that a table does not have is as
+    the one that does not pack.
     """
     if name is not None:
         table = FORMATS[name]
     else:
         table = HALF if dtype.itemsize == 2 else TF32 if dot_precision(dtype) == "tf32" else EXACT
-    many, few = table[kernel]
+    many, few = table[kernel] if kernel in table else table[kernel.removesuffix("_packed")]
     default = many if slots >= MANY_ROWS * num_experts else few
     each = problem(kernel, dtype, name, slots, num_experts, inner, outer)
     return configured(each, default, device), each

@@ -47,7 +47,7 @@ TRIED: dict[str, tuple[Config, ...]] = {
     "weight_grad": (Config(128, 128, 64, 8, 4), Config(128, 256, 64, 8, 3), Config(128, 128, 32, 4, 4),
                     Config(64, 128, 64, 4, 4)),
 }
-for _same, _as in (("up_ungated", "up"), ("grad_x", "down")):
+for _same, _as in (("up_ungated", "up"), ("up_packed", "up"), ("up_ungated_packed", "up"), ("grad_x", "down")):
     TRIED[_same] = TRIED[_as]
 
 

@@ -130,12 +130,12 @@ def project_up(x_TD: Tensor, weights: Weights, order_S: Tensor, offsets: Tensor,
     narrow = width_h // 2 if gated else width_h
     a_SN = x_TD.new_empty(slots if keep_a else 0, narrow)
     name = options.format("up")
-    config, problem = choose("up" if gated else "up_ungated", x_TD.dtype, slots, num_experts, width, narrow, name,
-                             x_TD.device)
+    packed = keep_h and options.save == "fp8"
+    config, problem = choose(("up" if gated else "up_ungated") + "_packed" * packed, x_TD.dtype, slots, num_experts,
+                             width, narrow, name, x_TD.device)
     block_m = fit_block(slots, config.block_m)
     block_n, block_k = fit_block(narrow, config.block_n), fit_block(width, config.block_k, narrowest(name))
     tiles = make_tiles(offsets, slots, block_m)
-    packed = keep_h and options.save == "fp8"
     parts = min(4 if packed else 2, epilogue_parts(block_n))
     fused = fused_parts(options.gate, narrow, block_n, parts) if packed else 0
     h_SM = x_TD.new_empty(slots if keep_h else 0, packed_width(width_h) if fused else width_h,

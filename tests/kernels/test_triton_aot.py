@@ -202,7 +202,7 @@ def test_the_other_cards_at_the_first_shape(target: str) -> None:
 
 
 @pytest.mark.parametrize(("target", "crowded"), [("sm_90", Config(128, 256, 64, 4, 3)),
-                                                 ("gfx942", Config(256, 256, 64, 4, 3))])
+                                                 ("gfx942", Config(256, 512, 64, 4, 3))])
 def test_the_check_notices_a_spill(target: str, crowded: Config, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(configs.HALF, "down", (crowded, crowded))
     report = aot.compile_launch(one("down"), target)
