@@ -34,7 +34,7 @@ fuzz: $(STAMP)  ## 20,000 generated programs, plain and interpreted; PYTHONS="py
 steps: $(STAMP)  ## 1,000 generated training steps of five calls, plain and captured; ARGS="--count 200 --seed 7"
 	OMP_NUM_THREADS=1 $(BIN)/python tests/capture/steps/run.py $(ARGS)
 
-small: $(STAMP)  ## 500 small programs each of breaks in handlers and loops, and of names given anew; ARGS="--kind breaks"
+small: $(STAMP)  ## 500 small programs each of breaks in handlers and loops, and of names given anew, and of what values decide; ARGS="--kind breaks"
 	OMP_NUM_THREADS=1 $(BIN)/python tests/capture/small/run.py $(ARGS)
 
 optimizers: $(STAMP)  ## optimizers of other packages, plain and captured; ARGS="torch.optim pytorch_optimizer"

@@ -43,7 +43,7 @@ OF_INTEGERS = frozenset(
         "permute t transpose contiguous clone detach to cpu cuda float double half bfloat16 long int bool type_as "
         "cat stack sum any all cumsum sort argsort topk max min amax amin argmax argmin masked_fill masked_fill_ "
         "where zeros_like ones_like full_like fill_ zero_ copy_ unbind split chunk narrow nonzero unique dim size "
-        "numel tril triu roll flip item tolist"
+        "logical_not logical_and logical_or logical_xor numel tril triu roll flip item tolist"
     ).split()
 )
 FUNCTIONS_OF_NUMBERS = frozenset(f for f in vars(math).values() if callable(f)) | {

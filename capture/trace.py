@@ -297,7 +297,9 @@ class Trace:
             self.root_step = outermost.root_step  # half a loop is no graph: the whole loop runs natively
         self.clean = domain.marks == (self.objects.writes, self.writer.count) and not domain.loops.open
         if raised is not None:  # Python raises it where the step does, for its handlers and its traceback
-            _, self.root_step, domain.root_pc = raised
+            _, step, domain.root_pc = raised
+            if outermost is None or outermost.frame is not frame or step < outermost.root_step:
+                self.root_step = step
             self.clean = False
         frame.stack[:] = domain.root_stack
         frame.pc = domain.root_pc

@@ -23,6 +23,7 @@ from . import natives
 from .bodies import Bodies
 from .gradients import CHANGED, Applied
 from .graphs import GraphScope
+from .histories import refuse_doubt
 from .values import ATOMS, SYMBOLIC, Break, TensorProxy
 
 HINT = "it runs natively; nothing to do"
@@ -98,6 +99,8 @@ class AutogradFunctions(Bodies):
         """``cls.apply(*args)``."""
         self.refuse(cls)
         inputs = [a for a in args if isinstance(a, TensorProxy)]
+        for each in inputs:
+            refuse_doubt(each.fake, "requires_grad", self.writer.scope)
         needs = tuple(isinstance(a, TensorProxy) and bool(a.fake.requires_grad) for a in args)
         recorded = torch.is_grad_enabled() and any(needs)
         with self.scope() as forward:

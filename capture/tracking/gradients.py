@@ -32,6 +32,7 @@ from moebius.lowering.step import (
 )
 
 from ..sources import Source, part
+from .histories import refuse_doubt
 from .hooks import GradientHooks, has_hooks
 from .values import Break, TensorProxy
 
@@ -227,6 +228,7 @@ class Gradients:
 
     def switch(self, tensor: TensorProxy, requires_grad: bool = True) -> TensorProxy:
         """``tensor.requires_grad_(requires_grad)``; the fake raises what torch raises."""
+        refuse_doubt(tensor.fake, "requires_grad_", self.tensors.writer.scope)
         if tensor.fake.requires_grad == requires_grad:
             return tensor  # nothing changes
         if self.tensors.writer.scope.in_loop or self.tensors.writer.recomputed or not self.inside:

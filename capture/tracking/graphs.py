@@ -38,6 +38,7 @@ class GraphScope:
         self.expressions: dict[Any, Any] = {}
         self.taken: set[str] = set()  # names of placeholders
         self.anchor: fx.Node | None = None  # placeholders go after it
+        self.noted: set[str] = set()  # what happened in it, or in a graph within: ``histories``
 
     def placeholder(self, name: str) -> fx.Node:
         """A new input, after those that are there. Its name is its own: it becomes a parameter's."""
@@ -53,6 +54,14 @@ class GraphScope:
             node = self.graph.placeholder(name)
         self.anchor = node
         return node
+
+    def note(self, what: str) -> None:
+        self.noted.add(what)
+        if self.parent is not None:
+            self.parent.note(what)
+
+    def root(self) -> GraphScope:
+        return self if self.parent is None else self.parent.root()
 
     def own(self, node: fx.Node) -> fx.Node:
         """The node as this scope's graph knows it: itself, or a placeholder that it is lifted into."""

@@ -5,11 +5,19 @@ who asks which tensor it is.
 
 from __future__ import annotations
 
-from typing import Any, NoReturn, cast
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import torch
 
+from .. import torch_private
 from .values import Break, TensorProxy
+
+if TYPE_CHECKING:
+    from .graphs import GraphScope
+
+
+WITHOUT = "moebius: the history without the turn"
 
 
 class CarriedOn(torch.autograd.Function):
@@ -22,32 +30,85 @@ class CarriedOn(torch.autograd.Function):
 
 def carried_on(before: torch.Tensor, turn: torch.Tensor) -> torch.Tensor:
     """``before``, or what a turn made of it."""
-    return cast(torch.Tensor, CarriedOn.apply(before, turn))
+    with torch.enable_grad():  # (also what no_grad is around has the history that it had)
+        return cast(torch.Tensor, CarriedOn.apply(before, turn))
+
+
+def found_by_turn(before: torch.Tensor) -> torch.Tensor:
+    """The fake of a carried value in a turn: ``before`` in shape and history."""
+    with torch.set_grad_enabled(before.requires_grad):
+        return before.clone()
+
+
+class Writes:
+    """An operator runs in a turn: what it writes into, of tensors that existed before, has another history only if that
+    turn ran. ``WITHOUT`` in a history's metadata is the one before the write."""
+
+    def __init__(self, fakes: Any, scope: GraphScope, known: dict[int, TensorProxy]):
+        self.before: list[tuple[torch.Tensor, Any]] = []
+        self.scope = scope
+        if scope.parent is None:
+            return
+        for fake in torch_private.tree_leaves(fakes):
+            if not isinstance(fake, torch.Tensor) or fake.is_inference():
+                continue
+            if (proxy := known.get(id(fake))) is None or proxy.node.graph is not scope.graph:
+                self.before += [(one, one.grad_fn) for one in (fake, fake._base) if one is not None]
+
+    def note(self) -> None:
+        for fake, history in self.before:
+            now: Any = fake.grad_fn
+            if now is not history:
+                self.scope.note("rewritten")
+                if now is not None:
+                    now.metadata[WITHOUT] = history
 
 
 def is_certain(fake: torch.Tensor) -> bool:
     """Whether ``requires_grad`` of a fake is that of its tensor, whatever turns ran."""
-    pending, seen, doubtful = [fake.grad_fn], set(), False
+    pending: list[Any] = [fake.grad_fn]
+    sure: dict[Any, bool] = {None: False}
+    doubtful = False
     while pending:
-        node = pending.pop()
-        if node is None or node in seen:
+        node = pending[-1]
+        if node in sure:
+            pending.pop()
             continue
-        seen.add(node)
-        if hasattr(node, "variable"):
-            return True
+        carried = WITHOUT in node.metadata or getattr(type(node), "_forward_cls", None) is CarriedOn
+        doubtful |= carried
         edges = [edge for edge, _ in node.next_functions]
-        if getattr(type(node), "_forward_cls", None) is CarriedOn:
-            doubtful = True
-            edges = edges[:1]  # the value before
-        pending += edges
-    return not doubtful
+        if WITHOUT in node.metadata:
+            edges = [node.metadata[WITHOUT]]
+        # a carried value has the history before or that of a turn, so all must reach a leaf; else one is enough
+        if hasattr(node, "variable"):
+            sure[node] = True
+        elif any(sure.get(edge) is not carried and edge in sure for edge in edges):
+            sure[node] = not carried
+        elif unknown := [edge for edge in edges if edge not in sure]:
+            pending.append(unknown[0])
+        else:
+            sure[node] = carried
+    return sure[fake.grad_fn] or not doubtful
 
 
-def refuse_doubt(fake: torch.Tensor, name: str) -> None:
-    """Break where ``tensor.requires_grad`` or ``is_leaf`` is asked of such a tensor."""
-    if not is_certain(fake):
-        detail = "whether its value needs a gradient depends on the data, in a loop or branch before"
-        raise Break(f"Tensor.{name}", detail, "ask the model's output or parameters instead")
+def refuse_doubt(fake: torch.Tensor, name: str, scope: GraphScope) -> None:
+    """Break where ``tensor.requires_grad``, ``is_leaf`` or what follows from them is asked of such a tensor."""
+    scope.note("asked")
+    if scope.root().noted & {"carried", "rewritten"} and not is_certain(fake):
+        refuse_history(name)
+
+
+def refuse_turns(scope: GraphScope, carried: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> None:
+    """Break where a turn of a loop has asked such a thing, and a later turn may find another answer. carried: what it
+    found, and what it leaves."""
+    if "asked" in scope.noted:
+        if "rewritten" in scope.noted or any(a.requires_grad != b.requires_grad for a, b in carried):
+            refuse_history("requires_grad")
+
+
+def refuse_history(name: str) -> NoReturn:
+    detail = "whether its value needs a gradient depends on the data, in a loop or branch"
+    raise Break(f"Tensor.{name}", detail, "ask the model's output or parameters instead")
 
 
 def tensors_of(value: Any, outcomes: dict[Any, tuple[Any, ...]]) -> set[Any]:

@@ -28,7 +28,7 @@ from .branches import ASKING, BRANCHES, OneTurn, asks_for_jump, branch_at, is_of
 from .counts import INTEGERS
 from .gathered import Gathered, maybe_absent
 from .graphs import GraphScope
-from .histories import carried_on
+from .histories import carried_on, found_by_turn, refuse_turns
 from .hit_loops import HitTurns, hit_turns
 from .number_sets import ELEMENTS, LISTED, iterated_as
 from .range_loops import RANGE_ITERATOR, RangeRows, first_loads, goes_over_experts, length_of
@@ -296,7 +296,7 @@ class Loops:
             node = writer.scope.placeholder(f"carried_{frame.program.localsplus[index]}")
             loop.carried_nodes.append(node)
             with self.domain.tensors.world.mode:
-                fake = value.fake.detach().clone().requires_grad_(value.fake.requires_grad)
+                fake = found_by_turn(value.fake)
             node.meta.update(val=fake, where=loop.where[-1] if loop.where else ("", 0, ""), stack=loop.where)
             frame.locals[index] = self.domain.tensors.wrap(fake, node)
             objects.outcomes[frame.locals[index]] = (value,)
@@ -449,6 +449,10 @@ class Loops:
             self.refuse_open_locals(loop, changed)
         if isinstance(loop.rows, HitTurns):
             self.refuse_kept_row(loop)
+        if not isinstance(loop.rows, ONE):
+            left = [frame.locals[i].fake for i in loop.carried]
+            found = [node.meta["val"] for node in loop.carried_nodes]
+            refuse_turns(self.domain.tensors.writer.scope, zip(found, left, strict=True))
         body = self.close(loop)
         outcome = self.emit(loop, body)
         self.domain.lists.close(loop, outcome[len(loop.carried) :])
@@ -555,6 +559,7 @@ class Loops:
         writer.submodules[name] = body
         outer: list[fx.Node] = [writer.scope.own(n) for n in loop.lifted]
         body.graph.lint()
+        writer.scope.note("carried")
         get_body = writer.scope.graph.get_attr(name)
         get_body.meta.update(val=None, where=loop.where[-1] if loop.where else ("", 0, ""), stack=loop.where)
         before, after = [loop.before[i] for i in loop.carried], [loop.frame.locals[i] for i in loop.carried]

@@ -27,7 +27,7 @@ from .counts import BINCOUNTS, INTEGERS, bins, known_few, unknown_number, unknow
 from .fakes import dropped_out, fake_of, has_tensor, refuse_answering, refuse_numbers, some_float
 from .gradients import Gradients, gives_sparse_gradient
 from .graphs import GraphWriter
-from .histories import refuse_doubt
+from .histories import Writes, refuse_doubt
 from .hit_loops import number_of
 from .layouts import refuse_lost_tangent, refuse_unsure
 from .numbers import SHAPED_BY_FLOATS, Numbers
@@ -341,6 +341,7 @@ class TensorOperations:
             refuse_answering((*args, *kwargs.values()))
         fake_args, fake_kwargs = fake_of(args), fake_of(kwargs)
         torch_private.ON_FAKES.forget()
+        writes = Writes((fake_args, fake_kwargs), self.writer.scope, self.of_fake)
         try:
             result = self.world.call(function, fake_args, fake_kwargs)
         except torch_private.DATA_DEPENDENT as error:
@@ -358,6 +359,7 @@ class TensorOperations:
             raise
         if function is self.may_tell and torch_private.ON_FAKES.last() is not None:
             raise TellsInPython
+        writes.note()
         return result
 
     @contextlib.contextmanager
@@ -542,9 +544,10 @@ class TensorOperations:
                     proxy.source.name, f"has no attribute {name!r}", lambda t: not hasattr(t, name), proxy.source
                 )
             raise AttributeError(f"'{proxy.cls.__name__}' object has no attribute '{name}'")
-        if name in ("requires_grad", "is_leaf") and proxy.real is None:
-            self.writer.refuse_question(name)
-            refuse_doubt(proxy.fake, name)
+        if name in ("requires_grad", "is_leaf"):
+            if proxy.real is None:
+                self.writer.refuse_question(name)
+            refuse_doubt(proxy.fake, name, self.writer.scope)
         if name == "nbytes":  # (torch's own refuses sizes that are symbols)
             return proxy.fake.numel() * proxy.fake.element_size()
         try:

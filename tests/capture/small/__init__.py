@@ -1,1 +1,2 @@
-"""Small generated programs, plain and captured: graph breaks in loops and handlers; names that are given anew."""
+"""Small generated programs, plain and captured: graph breaks in loops and handlers; names that are given anew; branches
+and loops that values decide."""

@@ -11,7 +11,7 @@ from seeds import seed_of_the_code
 from moebius import resume
 from moebius.guards import program
 from moebius.tracking import cells, lifetimes
-from small import breaks, names
+from small import breaks, names, values
 
 FRESH = 10**6 + seed_of_the_code()
 COUNT = 12
@@ -38,6 +38,17 @@ def test_names(first: int) -> None:
         assert not differs, f"seed {seed}: {differs}\n{source}"
         graphs += made
     assert graphs >= (COUNT if first == 0 else 1)
+
+
+@pytest.mark.parametrize("first", [0, FRESH], ids=["fixed", "fresh"])
+def test_values(first: int) -> None:
+    decided = 0
+    for seed in range(first, first + COUNT):
+        source = values.generate(SeededChoices(seed))
+        outcome = values.difference(source)
+        assert not outcome.differs, f"seed {seed}: {outcome.differs}\n{source}"
+        decided += outcome.decided
+    assert decided >= (COUNT // 6 if first == 0 else 0)  # (fresh ones may all ask what only native code can say)
 
 
 def unset_reads_forgotten(patch: pytest.MonkeyPatch) -> None:
