@@ -434,7 +434,7 @@ class Loops:
         changed = [
             i
             for i, (a, b) in enumerate(zip(loop.before, frame.locals, strict=True))
-            if a is not b and i not in loop.carried
+            if (a is not b or any(then[i] is not a for then in loop.skips)) and i not in loop.carried
         ]
         if isinstance(loop.rows, ONE):
             carried = [i for i in changed if alike(loop.before[i], frame.locals[i])]

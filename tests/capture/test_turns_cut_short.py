@@ -104,6 +104,25 @@ def set_in_some_turns_of_a_range(x, index, flag):
     return out
 
 
+def set_back_behind_a_branch(x, index, flag):
+    a, b = x * 1, x * 2
+    for e in hits(index):
+        a, b = b, a
+        a.add_(e)
+        if flag[1] > 0:
+            a, b = b, a
+    return a, b
+
+
+def number_set_back_behind_a_branch(x, index, flag):
+    n, out = 1, x * 1
+    if index[0] > 0:
+        n = 2
+        if flag[0] > 0:
+            n = 1
+    return out * n, flag
+
+
 def set_for_the_next_turn(x, index, flag):
     out, last = torch.zeros_like(x), x * 0
     for e in hits(index):
@@ -174,10 +193,11 @@ ONE_GRAPH = [
     set_in_some_turns,
     set_in_some_turns_of_a_range,
     set_for_the_next_turn,
+    set_back_behind_a_branch,
 ]
 
 
-@pytest.mark.parametrize("step", [*ONE_GRAPH, counted_behind_an_inner_branch])
+@pytest.mark.parametrize("step", [*ONE_GRAPH, counted_behind_an_inner_branch, number_set_back_behind_a_branch])
 def test_gives_what_plain_python_gives(step):
     captured = capture(step)
     for i, (index, flag) in enumerate(BATCHES):
