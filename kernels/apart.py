@@ -208,7 +208,8 @@ class LeafRooms:
     def __init__(self, layout: Sequence[Layout | None], leaves: Sequence[Tensor], needs: Sequence[bool],
                  offsets: Tensor, hit: Tensor | None) -> None:
         self.layout, self.like, self.needs = layout, leaves, needs
-        self.empty, self.counts = cpu.empty_experts(offsets), offsets.diff().tolist()
+        self.counts = offsets.diff().tolist()
+        self.empty = [expert for expert, count in enumerate(self.counts) if not count]
         self.running = range(len(self.counts)) if hit is None else set(hit.unique().tolist())
         self.leaves: list[Tensor | None] = [None] * len(leaves)
 

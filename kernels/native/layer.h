@@ -17,7 +17,7 @@ typedef struct {
     int64_t low, table, offset, rows, columns, down, right; /* down, right: strides, in elements */
 } Block;
 
-/* As layer_work.py fills it: all int64. Addresses are 0 where nothing is. Strides count elements, sizes bytes. */
+/* As by_expert.py fills it: all int64. Addresses are 0 where nothing is. Strides count elements, sizes bytes. */
 typedef struct {
     int64_t dtype, work, activation, gate;        /* work: dtype, or wider */
     int64_t tokens, width, narrow, width_h, rows; /* T, D, N, M, S */

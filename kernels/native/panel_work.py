@@ -1,10 +1,10 @@
-"""The row work of the CPU form, handed to C: the gated activation and its gradient, sums by token, and the loop over
-the experts of a panel that calls torch's products.
+"""The row work of the CPU form, handed to C: the gated activation and its gradient, sums by token, the loop over the
+experts of a panel that calls torch's products, a whole layer, and the order of slots.
 
-Each function returns False, having done nothing, where C does not do it: the extension is not built, the dtype is not
-float32 or bfloat16, the activation is an expression or a gelu with erf, or memory is not laid out row after row. The
-caller then uses torch's operators, which give the same to rounding. One pass over a row does what torch does in up to
-eight, with bfloat16 widened in registers instead of in memory.
+Each function returns False (sort_rows: None), having done nothing, where C does not do it: the extension is not
+built, the dtype is not float32 or bfloat16, the activation is an expression or a gelu with erf, or memory is not
+laid out row after row. The caller then uses torch's operators, which give the same to rounding. One pass over a row
+does what torch does in up to eight, with bfloat16 widened in registers instead of in memory.
 """
 from __future__ import annotations
 
