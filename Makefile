@@ -6,8 +6,11 @@ STAMP := $(VENV)/installed
 PIP := $(BIN)/pip --disable-pip-version-check
 TYPES := build/types
 ARGS ?=
+# Each worker of the tests takes a core and up to 2 GB. WORKERS=0 runs them in one process, for --pdb.
+WORKERS ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n > 8 ? 8 : n)))
+PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
-.PHONY: demo test zoo mutate matrix fuzz steps small suites optimizers semantics exports sanitize lint setup clean
+.PHONY: demo test zoo mutate matrix fuzz steps small state golden suites torches optimizers semantics exports sanitize lint setup clean
 .DELETE_ON_ERROR:
 
 demo: $(STAMP)  ## trains a small Mixtral with and without capture; ARGS="--steps 20 --ranks 2" go to the script
@@ -16,8 +19,8 @@ demo: $(STAMP)  ## trains a small Mixtral with and without capture; ARGS="--step
 test: $(STAMP)  ## the whole test suite; ARGS="-k report -x" go to pytest
 	@# The interpreter's tests have a process of their own: they compare with plain Python when objects die and how deep calls
 	@# go, and a frame hook that another test's torch.compile left behind changes both. (5: ARGS choose none of them.)
-	$(BIN)/python -m pytest tests/interpreter $(ARGS) || test $$? -eq 5
-	$(BIN)/python -m pytest tests --ignore=tests/interpreter $(ARGS) || test $$? -eq 5
+	$(PYTEST) tests/interpreter $(ARGS) || test $$? -eq 5
+	$(PYTEST) tests --ignore=tests/interpreter $(ARGS) || test $$? -eq 5
 
 zoo: $(STAMP)  ## trains every MoE family of transformers, tiny, and writes docs/zoo.md; ARGS="--peer --resume mixtral"
 	PYTHONPATH=bench OMP_NUM_THREADS=1 $(BIN)/python -m zoo $(ARGS)
@@ -37,6 +40,12 @@ steps: $(STAMP)  ## 1,000 generated training steps of five calls, plain and capt
 small: $(STAMP)  ## 500 small programs each of breaks in handlers and loops, and of names given anew, and of what values decide; ARGS="--kind breaks"
 	OMP_NUM_THREADS=1 $(BIN)/python tests/capture/small/run.py $(ARGS)
 
+state: $(STAMP)  ## each kind of state with each question about it, plain and captured; ARGS="--kind slot --question layers"
+	OMP_NUM_THREADS=1 $(BIN)/python tests/capture/state/run.py $(ARGS)
+
+golden: $(STAMP)  ## what some 180 captured programs became, against what is kept; ARGS="--keep", ARGS="--out build/golden"
+	PYTHONHASHSEED=0 OMP_NUM_THREADS=1 $(BIN)/python tests/golden/golden.py $(ARGS)
+
 optimizers: $(STAMP)  ## optimizers of other packages, plain and captured; ARGS="torch.optim pytorch_optimizer"
 	OMP_NUM_THREADS=1 $(BIN)/python tests/suites/optimizers.py $(ARGS)
 
@@ -45,6 +54,10 @@ exports: $(STAMP)  ## exported steps, between this torch and others; PYTHONS="/o
 
 suites: $(STAMP)  ## other projects' tests, plain and captured; ARGS="pytorch/test/test_optim.py --how whole"
 	OMP_NUM_THREADS=1 $(BIN)/python tests/suites/run.py $(ARGS)
+
+TORCHES ?=
+torches: $(STAMP)  ## an environment for each torch, one after another; writes docs/versions.md; TORCHES="2.14 2.15", ARGS="--every 3"
+	$(BIN)/python tests/suites/versions.py --python $(PYTHON) $(if $(TORCHES),--torches $(TORCHES)) $(ARGS)
 
 # A second build of the package, found before the first. Python's own allocator would hide objects that are used after
 # their end.
@@ -77,12 +90,12 @@ lint: $(STAMP)
 	@for path in capture/*; do ln -s "$(CURDIR)/$$path" $(TYPES)/moebius/; done
 	@for name in interpreter lowering kernels; do ln -s "$(CURDIR)/$$name" $(TYPES)/moebius/$$name; done
 	MYPYPATH=$(TYPES) $(BIN)/mypy -p moebius
-	MYPYPATH=$(TYPES) $(BIN)/mypy examples bench
+	MYPYPATH=$(TYPES) $(BIN)/mypy examples bench tests/packaging/typed_use.py
 
 setup: $(STAMP)
 
 # torch comes first and with its exact pin: with a range pip walks through several gigabytes of CUDA builds.
-$(STAMP): pyproject.toml setup.py constraints.txt $(wildcard capture/hook/*.[ch] interpreter/*.[ch] kernels/native/*.[ch])
+$(STAMP): pyproject.toml setup.py constraints.txt $(wildcard capture/hook/*.[ch] interpreter/native/*.[ch] kernels/native/*.[ch])
 	@test -n "$(PYTHON)" || { echo "moebius needs Python 3.11, 3.12 or 3.13 on PATH (or PYTHON=/path/to/python)"; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { echo "no venv module: apt install python3-venv"; exit 1; }
 	$(PIP) install -q -c constraints.txt setuptools
@@ -91,4 +104,4 @@ $(STAMP): pyproject.toml setup.py constraints.txt $(wildcard capture/hook/*.[ch]
 	@touch $@
 
 clean:
-	rm -rf $(VENV) build out *.egg-info capture/hook/*.so interpreter/*.so
+	rm -rf $(VENV) build out *.egg-info capture/hook/*.so interpreter/native/*.so

@@ -22,7 +22,7 @@ PACKAGE_DIR = {
     "moebius.kernels": "kernels",
 }
 HOOK = "capture/hook"
-REENTRY = "interpreter"
+REENTRY = "interpreter/native"
 ROWS = "kernels/native"
 DL = ["dl"] if sys.platform == "linux" else []  # dlsym is in libc since glibc 2.34
 
@@ -52,7 +52,7 @@ def find_extensions() -> list[Extension]:
     return [
         Extension("moebius.hook.native", sources, depends=headers, extra_compile_args=flags),
         Extension(
-            "moebius.interpreter.reentry",
+            "moebius.interpreter.native.reentry",
             files(REENTRY, "*.c"),
             include_dirs=[HOOK],
             depends=[*headers, *files(REENTRY, "*.h")],

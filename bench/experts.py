@@ -229,12 +229,18 @@ def measure(name: str, shape: Shape, dtype: torch.dtype, device: str, clock: Clo
     return rows
 
 
-def matrix_rate(device: str, dtype: torch.dtype, clock: Clock) -> float:
-    """FLOP/s of torch.mm on square matrices: what this machine's library reaches."""
-    size = 8192 if device == "cuda" else 2048
-    a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
-    out = torch.empty_like(a)
-    seconds = [clock.time(lambda: torch.mm(a, b, out=out))[0] for _ in range(8)][2:]
+def matrix_rate(device: str, dtype: torch.dtype, clock: Clock, enough: float = 0.02) -> float:
+    """FLOP/s of torch.mm on square matrices: what this machine's library reaches. On a CPU the squares grow until a
+    product takes ``enough`` seconds: one without instructions for a dtype needs 13 s for what another does in 0.05."""
+    size, largest = (8192, 8192) if device == "cuda" else (256, 2048)
+    while True:
+        a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
+        out = torch.empty_like(a)
+        seconds = clock.time(*[lambda: torch.mm(a, b, out=out)] * 3)[1:]  # noqa: B023 (called at once)
+        if size == largest or min(seconds) > enough:
+            break
+        size *= 2
+    seconds += clock.time(*[lambda: torch.mm(a, b, out=out)] * 5)
     return 2 * size**3 / min(seconds)
 
 

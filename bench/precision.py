@@ -16,6 +16,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -25,7 +26,7 @@ from train_mixtral import make_batches, make_training
 import moebius
 from moebius.kernels import Budget, chosen_precisions
 
-RUNS: dict[str, dict[str, object] | None] = {
+RUNS: dict[str, dict[str, Any] | None] = {
     "bfloat16": {},
     "mxfp8": {"precision": "mxfp8"},
     "fp8": {"precision": "fp8"},

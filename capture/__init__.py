@@ -8,6 +8,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from .versions import __version__
+
 if TYPE_CHECKING:  # for type checkers; at run time names are resolved below
     from .api import capture as capture
     from .api import disable as disable
@@ -23,8 +25,6 @@ if TYPE_CHECKING:  # for type checkers; at run time names are resolved below
     from .errors import NotCapturableError as NotCapturableError
     from .errors import OptionError as OptionError
     from .export.load import load as load
-
-__version__ = "0.1.0"
 
 # public name -> module that defines it
 EXPORTS = {
@@ -48,10 +48,30 @@ __all__ = [*EXPORTS, "__version__"]
 
 def __getattr__(name: str) -> object:
     if name in EXPORTS:
-        value = getattr(import_module(EXPORTS[name]), name)
+        try:
+            value = getattr(import_module(EXPORTS[name]), name)
+        except (ImportError, AttributeError) as error:
+            if (text := lacking()) is None:
+                raise
+            from .errors import UnsupportedVersionError
+
+            raise UnsupportedVersionError(text) from error
         globals()[name] = value
         return value
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def lacking() -> str | None:
+    """What this torch lacks, in one sentence, if that is why an import failed."""
+    from .torch_facts.torch_names import missing
+    from .versions import lacks
+
+    try:
+        import torch
+
+        return lacks(names, torch.__version__) if (names := missing()) else None
+    except Exception:  # no torch, or one that does not import: the first error says so
+        return None
 
 
 def __dir__() -> list[str]:

@@ -8,19 +8,19 @@ import sys
 import types
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, Unpack, overload
 
 import torch
 
-from . import torch_fakes, torch_private
-from .captured import ALL, MARKED, Captured, install_frame_callback
+from .cache.captured import ALL, MARKED, Captured, install_frame_callback
+from .cache.generators import driven, is_driven
 from .errors import NotCapturableError, OptionError
-from .generators import driven, is_driven
 from .hook import Entry, call_unhooked, is_disabled, mark_skip
-from .options import Options, make_options
+from .options import CaptureOptions, Options, make_options
 from .report import Report
 from .report.records import Stats
-from .trace import traceable
+from .torch_facts import torch_fakes, torch_private
+from .trace.trace import traceable
 from .versions import check_versions
 
 check_versions(sys.version_info[:3], torch.__version__, is_disabled())
@@ -30,6 +30,36 @@ ROOTS: weakref.WeakSet[Captured] = weakref.WeakSet()  # what users captured, in 
 KEPT: list[Captured] | None = None  # for the command line: what a script captured in functions that have returned
 
 
+P = ParamSpec("P")
+Q = ParamSpec("Q")
+R = TypeVar("R")
+S = TypeVar("S")
+M = TypeVar("M", bound=torch.nn.Module)
+
+
+class CapturedFunction(Protocol[P, R]):
+    """What ``capture`` makes of a function, for type checkers: its signature, and what is reachable on it."""
+
+    __wrapped__: Callable[P, R]
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R: ...
+    @overload
+    def __get__(self, instance: None, owner: type) -> CapturedFunction[P, R]: ...
+    @overload
+    def __get__(
+        self: CapturedFunction[Concatenate[S, Q], R], instance: S, owner: type | None = None
+    ) -> CapturedFunction[Q, R]: ...
+    def export(self, path: str | os.PathLike[str]) -> None: ...
+
+
+@overload  # a module is callable, too
+def capture(target: M, **options: Unpack[CaptureOptions]) -> M: ...  # type: ignore[overload-overlap]
+@overload
+def capture(target: Callable[P, R], **options: Unpack[CaptureOptions]) -> CapturedFunction[P, R]: ...
+@overload
+def capture(
+    target: None = None, **options: Unpack[CaptureOptions]
+) -> Callable[[Callable[P, R]], CapturedFunction[P, R]]: ...
 def capture(target: Any = None, **options: Any) -> Any:
     """Capture a function, a bound method or an ``nn.Module``: a callable with the same signature and result.
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from . import __version__
+from .versions import __version__
 
 USAGE_ERROR = 2
 

@@ -13,11 +13,8 @@ from importlib.metadata import PackageNotFoundError, version
 from textwrap import wrap
 from typing import Any
 
-SUPPORTED_PYTHONS = ((3, 11), (3, 12), (3, 13))
-OLDEST_TORCH = (2, 11)
-TESTED_TORCH = (2, 13)
-# torch and Triton go in pairs; other combinations are not tested by either project
-TRITON_OF_TORCH = {(2, 11): (3, 6), (2, 12): (3, 7), (2, 13): (3, 7), (2, 14): (3, 8), (2, 15): (3, 9)}
+from .versions import NEWEST_TORCH, OLDEST_TORCH, PYTHONS, TORCHES, dotted, is_tested, lacks, numbers, works_on
+
 # mark, and its ANSI colour
 MARKS = {"ok": ("✓", 32), "instead": ("–", 33), "missing": ("✗", 31)}
 
@@ -36,7 +33,7 @@ def examine() -> list[Finding]:
     """Look at everything, in the order in which it matters. One broken part never hides the others."""
     findings: list[Finding] = []
     checks: tuple[Callable[[], Iterator[Finding]], ...] = (
-        python, hook, torch, rows, triton, devices, distributed, compiler)
+        python, hook, torch, names, training, rows, triton, devices, distributed, compiler)
     for check in checks:
         try:
             findings += check()
@@ -45,12 +42,6 @@ def examine() -> list[Finding]:
                 Finding(check.__name__, "could not be examined", "missing", f"{type(error).__name__}: {error}")
             )
     return findings
-
-
-def numbers(text: str) -> tuple[int, int]:
-    """(2, 13) of "2.13.0+cpu"."""
-    major, minor = text.split("+")[0].split(".")[:2]
-    return int(major), int(minor)
 
 
 def installed(name: str) -> str | None:
@@ -65,7 +56,7 @@ def python() -> Iterator[Finding]:
     found = platform.python_version()
     if sys.implementation.name != "cpython":
         yield Finding("Python", f"{sys.implementation.name} {found}", "missing", "moebius needs CPython")
-    elif sys.version_info[:2] not in SUPPORTED_PYTHONS:
+    elif sys.version_info[:2] not in PYTHONS:
         yield Finding("Python", found, "missing", "moebius works on CPython 3.11, 3.12 and 3.13")
     elif sys.version_info[:3] == (3, 13, 0):
         note = (
@@ -96,11 +87,63 @@ def torch() -> Iterator[Finding]:
     if found is None:
         yield Finding("torch", "not installed", "missing", "pip install torch")
     elif numbers(found) < OLDEST_TORCH:
-        yield Finding("torch", found, "missing", "moebius needs torch 2.11 or later")
-    elif numbers(found) != TESTED_TORCH:
-        yield Finding("torch", found, "ok", f"works by what is known; tested is {dotted(TESTED_TORCH)}")
+        yield Finding("torch", found, "missing", works_on())
+    elif not is_tested(found):
+        tested = f"{dotted(OLDEST_TORCH)} to {dotted(NEWEST_TORCH)}"
+        note = f"not tested (releases from {tested} are): what is said of capture below was tried just now"
+        yield Finding("torch", found, "instead", note)
     else:
         yield Finding("torch", found, "ok")
+
+
+def names() -> Iterator[Finding]:
+    """Whether this torch has what moebius takes of its private parts."""
+    found = installed("torch")
+    if found is None:
+        return
+    from .torch_facts.torch_names import NAMES, missing
+
+    if gone := missing():
+        yield Finding("torch's parts", f"{len(gone)} of {len(NAMES)} are missing", "missing", lacks(gone, found))
+    else:
+        yield Finding("torch's parts", f"all {len(NAMES)} that moebius uses", "ok")
+
+
+def training() -> Iterator[Finding]:
+    """Captures, lowers and trains a small MoE layer, and compares it with plain Python: on the CPU, and on the GPU."""
+    if installed("torch") is None:
+        return
+    for device in ("cpu", "cuda") if has_gpu() else ("cpu",):
+        where = "" if device == "cpu" else ", on the GPU"
+        try:
+            if not importlib.import_module("moebius.hook").is_disabled():
+                yield from trained(importlib.import_module("moebius.selftest").try_moe_step(device), where)
+        except Exception as error:
+            note = f"{type(error).__name__}: {error}"
+            yield Finding(f"capture{where}", "fails", "missing", note)
+
+
+def counted(count: int, what: str) -> str:
+    return f"{count} {what}{'s' * (count != 1)}"
+
+
+def trained(outcome: Any, where: str) -> Iterator[Finding]:
+    """What an outcome of the self-test says, for each thing that it tried."""
+    graphs, breaks = outcome.graphs, outcome.breaks
+    found = f"{counted(graphs, 'graph')}, {counted(len(breaks), 'graph break')}, {outcome.hits} of 2 hits"
+    whole = (graphs, len(breaks), outcome.hits) == (1, 0, 2)
+    note = "" if whole else "; ".join(breaks) or "the step runs natively"
+    yield Finding(f"capture{where}", found, "ok" if whole else "missing", note)
+    regions = f"{outcome.lowered} of {counted(outcome.regions, 'expert region')}"
+    if outcome.lowered == outcome.regions == 1:
+        yield Finding(f"lowering{where}", f"{regions}, kernel {outcome.kernels[0]}", "ok")
+    else:
+        note = "experts run as the loop that they are: " + ("; ".join(outcome.refusals) or "none was found")
+        yield Finding(f"lowering{where}", regions, "instead", note)
+    parts = (("loss", outcome.losses), ("gradients", outcome.gradients), ("parameters", outcome.parameters))
+    found = "as plain Python, 3 steps" if outcome.equal else "not as plain Python"
+    shown = ", ".join(f"{name} {distance:.0e}" for name, distance in parts)
+    yield Finding(f"training{where}", found, "ok" if outcome.equal else "missing", f"apart, relative: {shown}")
 
 
 def rows() -> Iterator[Finding]:
@@ -116,10 +159,6 @@ def rows() -> Iterator[Finding]:
         yield Finding("expert rows in C", "built, in torch's threads", "ok")
 
 
-def dotted(pair: tuple[int, int]) -> str:
-    return f"{pair[0]}.{pair[1]}"
-
-
 def triton() -> Iterator[Finding]:
     found, with_torch = installed("triton"), installed("torch")
     gpu = has_gpu()
@@ -127,13 +166,13 @@ def triton() -> Iterator[Finding]:
         note = "the GPU runs the torch form of the experts; pip install triton" if gpu else "not needed without a GPU"
         yield Finding("Triton", "not installed", "instead", note)
         return
-    pair = TRITON_OF_TORCH.get(numbers(with_torch)) if with_torch else None
+    pair = TORCHES.get(numbers(with_torch)) if with_torch else None
     if pair is not None and numbers(found) != pair:
         yield Finding(
             "Triton", found, "instead", f"torch {with_torch} goes with Triton {dotted(pair)}; others are untested"
         )
     elif gpu:
-        yield Finding("Triton", found, "ok")
+        yield Finding("Triton", found, "ok", "what lowering used on the GPU is said above")
     else:
         yield Finding("Triton", found, "instead", "no GPU here: experts run in their CPU form")
 

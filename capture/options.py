@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from .errors import OptionError
 
@@ -46,6 +46,20 @@ class Options:
         from moebius.lowering import LoweringOptions
 
         return LoweringOptions(self.backend, self.mesh, self.plan, self.precision, self.save)
+
+
+class CaptureOptions(TypedDict, total=False):
+    """The keyword arguments of ``capture``, for type checkers: the fields of ``Options``."""
+
+    backend: str | Callable[..., Any]
+    fullgraph: bool
+    dynamic: bool | None
+    mesh: Any
+    plan: Any
+    precision: Any
+    save: str
+    verify: int
+    deterministic: bool
 
 
 def make_options(given: dict[str, Any]) -> Options:

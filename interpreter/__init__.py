@@ -2,7 +2,7 @@
 
 `interpret(fn)` is the concrete domain's front: plain Python, interpreted. `decode` gives Programs, `Machine` runs
 Frames, `Domain` is what capture subclasses. Opcode handlers live in opcodes/, version tables in tables/, the meaning of
-operations in domain/, interpreted forms of C callables in forms/; reentry.c hands the machine Python functions that C
+operations in domain/, interpreted forms of C callables in forms/; native/ hands the machine Python functions that C
 code calls back; natives.py lists what still runs natively.
 """
 from __future__ import annotations
@@ -10,13 +10,14 @@ from __future__ import annotations
 from .private_builtins import private_builtins
 
 with private_builtins(__name__):
-    from .decode import Instruction, Program, decode
+    from .decode import decode
     from .domain import Domain
     from .errors import InterpreterError, Signal
     from .frame import Frame
     from .interpret import interpret
     from .machine import Machine
     from .natives import count_native_frames
+    from .program import Instruction, Program
     from .sentinels import NULL, STOP, UNSET
 
 __all__ = [

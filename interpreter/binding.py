@@ -9,8 +9,8 @@ import operator
 from types import CodeType, FunctionType
 from typing import Any
 
-from .decode import CO_VARARGS, CO_VARKEYWORDS, Program
 from .domain.core import PLAIN, is_a
+from .program import CO_VARARGS, CO_VARKEYWORDS, Program
 
 
 def binder_for(program: Program, code: CodeType) -> FunctionType:

@@ -6,89 +6,22 @@ from __future__ import annotations
 
 import dis
 import sys
-from dataclasses import dataclass
 from types import CodeType
 from typing import Any
 from weakref import ref
 
 from .natives import call_outside
 from .private_builtins import private_copy
+from .program import Instruction, Program
 from .reading import Read, read_instructions
-from .registry import HANDLERS, Handler
-from .sentinels import UNSET
+from .registry import HANDLERS
 from .tables import TABLE
 from .tables.caches import ends_within_an_instruction
 from .verify import refuse, verify
 
 READER = private_copy("dis")
-CO_OPTIMIZED, CO_VARARGS, CO_VARKEYWORDS = 0x01, 0x04, 0x08
 SKIPPED = frozenset({"EXTENDED_ARG"})
 JUMPS = frozenset(dis.hasjrel) | frozenset(dis.hasjabs)
-
-
-@dataclass(slots=True, eq=False)
-class Instruction:
-    """One instruction: `argval` is what `arg` refers to, `target` a jump's index, `operand` what the handler gets."""
-
-    index: int
-    opname: str
-    opcode: int
-    arg: int | None
-    argval: Any
-    target: int | None
-    offset: int
-    line: int | None
-    operand: Any = None
-
-    def __str__(self) -> str:
-        shown = "" if self.arg is None else f" {self.arg} ({self.argval!r:.60})"
-        return f"{self.index}: {self.opname}{shown}"
-
-
-class Program:
-    """A decoded code object. It does not keep the code object alive: frames do."""
-
-    __slots__ = (
-        "reference", "instructions", "steps", "handlers", "localsplus", "cell_indices", "n_args", "simple_call", "tail",
-        "n_bound", "binder", "stubs", "shell", "index_of", "opaque", "optimized",
-    )  # fmt: skip
-
-    def __init__(self, code: CodeType) -> None:
-        self.reference = ref(code)
-        self.instructions: list[Instruction] = []
-        self.steps: list[tuple[Handler, Any]] = []
-        self.handlers: list[tuple[int, int, bool] | None] = []
-        self.index_of: dict[int, int] = {}
-        # CPython's localsplus: an argument that is a cell has one slot
-        extra = tuple(name for name in code.co_cellvars if name not in code.co_varnames)
-        self.localsplus: tuple[str, ...] = code.co_varnames + extra + code.co_freevars
-        cells = set(code.co_cellvars)
-        first_free = len(self.localsplus) - len(code.co_freevars)
-        self.cell_indices = frozenset(
-            i for i, name in enumerate(self.localsplus) if i >= first_free or name in cells
-        )
-        flags = code.co_flags
-        self.optimized = bool(flags & CO_OPTIMIZED)  # a function's code; any other has its globals for namespace
-        self.n_args = code.co_argcount
-        self.n_bound = (
-            code.co_argcount + code.co_kwonlyargcount + bool(flags & CO_VARARGS) + bool(flags & CO_VARKEYWORDS)
-        )
-        self.simple_call = self.n_bound == self.n_args
-        self.tail: list[Any] = [UNSET] * (len(self.localsplus) - self.n_bound)
-        self.binder: Any = None
-        self.stubs: dict[int, CodeType] | None = None
-        self.shell: Any = None
-        self.opaque = False  # see natives.py; a code object belongs to one module
-
-    @property
-    def code(self) -> CodeType:
-        code = self.reference()
-        assert code is not None
-        return code
-
-    def handler_at(self, index: int) -> tuple[int, int, bool] | None:
-        """(target index, stack depth, push lasti) of the handler that guards instruction `index`, or None."""
-        return self.handlers[index]
 
 
 PROGRAMS: dict[int, Program] = {}  # by the id of a live code object

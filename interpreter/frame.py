@@ -4,21 +4,33 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from types import CellType, CodeType, FrameType, FunctionType
-from typing import TYPE_CHECKING, Any
+from typing import Any, Generic, Protocol, TypeVar
 
+from .program import Instruction, Program
 from .sentinels import UNSET
-
-if TYPE_CHECKING:
-    from .decode import Instruction, Program
-    from .domain import Domain
-
 
 # Whether locals() in a comprehension that is inlined in a class or module body leaves the body's names out (3.13.0)
 HIDDEN_ALONE = eval("[locals() for a in (1,)]", {"b": 1}) == [{"a": 1}]
 FRESH_LOCALS = sys.version_info >= (3, 13)  # PEP 667: each locals() of a function is a new dict
 
 
-class Frame:
+class Variables(Protocol):
+    """What a frame asks of its domain: the operations on the values of its variables."""
+
+    keeps_frames: bool
+
+    def load_cell(self, cell: Any) -> Any: ...
+    def build_map(self, pairs: list[tuple[Any, Any]]) -> Any: ...
+    def dict_update(self, target: Any, other: Any) -> None: ...
+    def set_item(self, obj: Any, key: Any, value: Any) -> None: ...
+    def del_item(self, obj: Any, key: Any) -> None: ...
+    def is_users(self, name: str) -> bool: ...
+
+
+D = TypeVar("D", bound=Variables)
+
+
+class Frame(Generic[D]):
     """One activation. `pc` is the index of the instruction that runs now, or that the frame is suspended at.
 
     `locals` is in CPython's localsplus order (variable names, then cells that are not arguments, then free variables);
@@ -40,7 +52,7 @@ class Frame:
         locals_: list[Any],
         globals_: dict[str, Any],
         builtins_: Mapping[str, Any],
-        domain: Domain,
+        domain: D,
         function: FunctionType | None = None,
         names: Any = None,
         closure: tuple[Any, ...] = (),

@@ -11,7 +11,7 @@ from typing import Any
 from . import opcodes  # noqa: F401  (registers the handlers)
 from .binding import bind_arguments
 from .checks import CHECKS, check_step
-from .decode import PROGRAMS, Program, check_tables, decode
+from .decode import PROGRAMS, check_tables, decode
 from .domain import Domain
 from .domain.calls import NATIVE_CALLABLES
 from .errors import INTERNAL, UNROUTED, InterpreterError
@@ -19,6 +19,7 @@ from .forms import form_of
 from .frame import Frame
 from .modules import import_interpreted
 from .natives import DICT_GET, Native, call_afresh, call_inside, is_a, is_opaque, write_unraisable
+from .program import Program
 from .registry import HANDLERS, OPERANDS
 from .room import ROOM
 from .sentinels import NULL, UNSET, sentinel

@@ -4,12 +4,11 @@ from __future__ import annotations
 import importlib
 import sys
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from .private_builtins import ORIGINAL as builtins
-
-if TYPE_CHECKING:
-    from .machine import Machine
+from .protocols import Machine
+from .tracebacks import GET_TRACEBACK, SET_TRACEBACK
 
 # importlib.__import__ is importlib's Python form of builtins.__import__
 PYTHON_IMPORT = importlib.__import__
@@ -35,8 +34,6 @@ def import_interpreted(machine: Machine, name: str, globals_: Any, locals_: Any,
 
 def trim(error: BaseException) -> None:
     """Leave importlib's own frames out of the traceback (Python/import.c remove_importlib_frames)."""
-    from .tracebacks import GET_TRACEBACK, SET_TRACEBACK
-
     entries = []
     trace = GET_TRACEBACK(error)
     while trace is not None:

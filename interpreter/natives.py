@@ -14,7 +14,7 @@ from types import AsyncGeneratorType, CodeType, CoroutineType
 from typing import Any
 
 try:
-    from . import reentry
+    from .native import reentry
 except ImportError as error:
     raise ImportError(
         "moebius.interpreter needs its C extension reentry, built for this Python: "

@@ -4,7 +4,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from .frame import Frame
+from .domain import Domain
+from .frame import Frame as FrameOf
+
+Frame = FrameOf[Domain]
 
 Handler = Callable[[Frame, list[Any], Any], "int | None"]
 HANDLERS: dict[str, Handler] = {}

@@ -9,12 +9,11 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Generator
 from sys import get_coroutine_origin_tracking_depth
 from types import CodeType, FunctionType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from weakref import ref
 
-if TYPE_CHECKING:
-    from .frame import Frame
-    from .machine import Machine
+from .frame import Frame
+from .protocols import Machine
 
 CO_GENERATOR, CO_COROUTINE, CO_ITERABLE_COROUTINE, CO_ASYNC_GENERATOR = 0x20, 0x80, 0x100, 0x200
 

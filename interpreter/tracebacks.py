@@ -12,9 +12,9 @@ from types import CodeType, FrameType, FunctionType, TracebackType
 from typing import Any
 from weakref import ref
 
-from .decode import Program
 from .frame import FRESH_LOCALS, Frame
 from .natives import DICT_GET, call_outside, fill_frame, is_a, link_frame, set_frame_names
+from .program import Program
 from .sentinels import UNSET
 from .shells import USER_CODES, stands_for
 

@@ -6,13 +6,11 @@ frames that ran already when the function was set, give no events; `f_trace`, `f
 """
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from .frame import Frame
+from .protocols import Machine
 from .tracebacks import GET_TRACEBACK
-
-if TYPE_CHECKING:
-    from .machine import Machine
 
 CREATES_GENERATOR = 0x20 | 0x80 | 0x200  # the code flags of generators, coroutines and asynchronous generators
 FORWARD = frozenset({"SEND", "JUMP_BACKWARD_NO_INTERRUPT"})  # an await's loop makes no line event

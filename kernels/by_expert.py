@@ -18,6 +18,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from moebius.kernels import widening
 from moebius.kernels.activations import Activation, find_activation
 from moebius.kernels.contract import Options
 from moebius.kernels.native import panel_work
@@ -29,7 +30,6 @@ FIELDS = """dtype work activation gate tokens width narrow width_h rows x x_stri
 ups up_count downs down_count segments bounds groups totals distinct scratch scratch_step room matrix lists out threads
 grad grad_stride dot grad_ups grad_up_count grad_downs grad_down_count""".split()
 SLICE = 1 << 19  # numbers of a weight that are widened at a time
-FEW_ROWS = 32  # an expert on average: with fewer it takes longer to widen its weights than to multiply
 PART_ROWS = 512  # of an expert at a time: what the scratch of a thread holds
 UNEVEN = 1.15  # how much longer than the mean the thread with the most rows may take
 
@@ -219,12 +219,11 @@ def layer(x_TD: Tensor, weights: Operands, bounds: Sequence[int], order_S: Tenso
     shared = share(tuple(bounds), threads, PART_ROWS, UNEVEN)
     if shared is None:
         return None
-    wide = x_TD.dtype == torch.bfloat16 and panel_work.widens() and shared.rows >= FEW_ROWS * shared.experts and all(
-        1 in block.strides for block in (*weights.gate_up, *weights.down))
+    wide = shared.rows >= widening.rows_from(x_TD.dtype) * shared.experts
     scale_TK = None if weight_TK is None else weight_TK.to(torch.float32).contiguous().resolve_neg()
     return Layer(x_TD, weights, shared, order_S, scale_TK, h_SM, options, top_k, wide)
 
 
 def can_write(*rooms: list[Matrices]) -> bool:
     """Whether C writes gradients there."""
-    return all(block.table is not None and 1 in block.strides for blocks in rooms for block in blocks)
+    return all(block.table is not None for blocks in rooms for block in blocks)

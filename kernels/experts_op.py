@@ -210,8 +210,8 @@ def experts(
     each GEMM, a Budget(limit) chooses by measuring. All but None change the result, by a few per cent.
     backend: "auto", "reference", "cpu" or "triton".
 
-    16-bit inputs: GEMMs accumulate in float32, H and A are rounded to the dtype (on a CPU that multiplies bfloat16 as
-    float32, H alone), the sum over k is in float32.
+    16-bit inputs: GEMMs accumulate in float32, H and A are rounded to the dtype (H alone where a CPU multiplies more
+    than 1,024 rows in float32), the sum over k is in float32.
     Under autocast, x, weights and biases are cast to autocast's dtype and the result back to x's.
     Results are the same bits run for run. Raises ExpertsInputError (a ValueError; ExpertsTypeError, also a TypeError,
     for types and dtypes). With ``create_graph=True`` gradients are the reference form's, and can be differentiated
@@ -300,9 +300,11 @@ def scale_hidden(run: Callable[..., Tensor], x_TD: Tensor, gate_up: Tensor, down
     num_experts = down_bias.shape[0]
     ids = index_TK.long()
     ids = torch.where((ids >= 0) & (ids < num_experts), ids, num_experts)
-    counts_TE = torch.zeros((ids.shape[0], num_experts + 1), dtype=out_TD.dtype, device=ids.device).scatter_add(
-        1, ids, torch.ones_like(ids, dtype=out_TD.dtype))
-    return torch.addmm(out_TD, counts_TE[:, :num_experts], down_bias.to(out_TD.dtype))
+    # not every CPU multiplies 16 bits fast
+    exact = accumulate_dtype(out_TD.dtype) if out_TD.device.type == "cpu" else out_TD.dtype
+    counts_TE = torch.zeros((ids.shape[0], num_experts + 1), dtype=exact, device=ids.device).scatter_add(
+        1, ids, torch.ones_like(ids, dtype=exact))
+    return torch.addmm(out_TD.to(exact), counts_TE[:, :num_experts], down_bias.to(exact)).to(out_TD.dtype)
 
 
 def experts_rows(

@@ -1,8 +1,9 @@
 """The CPU form's GEMMs: a panel's rows times their experts' weights, and weight gradients, one expert after another.
 
 The library multiplies. To find the operands of a small product costs Python as much as a tenth of the product, so C
-does that for a whole panel, and calls torch (native/products.c). It takes float32 and bfloat16; for other dtypes, the
-8 bit formats, and in a checkout that was not built, the loops here call torch.mm, which is the same product.
+does that for a whole panel, and calls torch (native/products.c). For float64, the 8 bit formats, mixed dtypes, and in a
+checkout that was not built, the loops here call torch.mm, which is the same product. 16 bits are multiplied in float32
+where that is faster (widening.py), and the product rounded.
 """
 from __future__ import annotations
 
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
+from moebius.kernels import widening
 from moebius.kernels.native import panel_work
 from moebius.kernels.panels import Panel, Segment
 from moebius.kernels.quantize import round_gate_up, round_left, round_matrix, round_outer
@@ -114,18 +116,36 @@ def along(rows: Tensor, axis: int) -> Operand:
     return rows.data_ptr(), width, count, right, down, 1
 
 
+def is_wide(left: Tensor, right: Tensor, rows: int) -> bool:
+    """Whether left @ right, of so many rows of an expert, is multiplied in float32."""
+    return left.device.type == "cpu" and rows >= widening.rows_from(
+        left.dtype, dots=left.stride(1) == 1 and right.stride(0) == 1)
+
+
+def product(out: Tensor, left: Tensor, right: Tensor, rows: int, add: bool = False) -> None:
+    """out (+)= left @ right, of so many rows of an expert."""
+    if is_wide(left, right, rows):
+        wide = left.to(torch.float32) @ right.to(torch.float32)
+        out.add_(wide) if add else out.copy_(wide)
+    elif add:
+        out.addmm_(left, right)
+    else:
+        torch.mm(left, right, out=out)
+
+
 def linear(rows: Tensor, weight: list[Matrices], panel: Panel, out: Tensor, name: str | None = None) -> Tensor:
     """out[r] = weight[expert of r] @ rows[r], for a panel's rows, in the format of that name."""
     for block in weight:
         target = out[:, block.rows]
         if name is None and in_c(block, rows, out):
-            panel_work.products(along(target, 0), along(rows, 0), block.operand(transposed=True), panel, block.dtype)
+            panel_work.products(along(target, 0), along(rows, 0), block.operand(transposed=True), panel, block.dtype,
+                                panel_work.NEVER, widening.rows_from(block.dtype, dots=block.strides[1] == 1))
             continue
         lefts = panel.cut(rows if name is None else round_left(rows, name))
         for left, to, segment in zip(lefts, panel.cut(target), panel.segments, strict=True):
             matrix = existing(block.parts[segment.expert]).T
             if name is None:
-                torch.mm(left, matrix, out=to)
+                product(to, left, matrix, len(left))
             else:
                 to.copy_(left @ round_matrix(matrix, name))
     return out
@@ -137,7 +157,8 @@ def multiply(rows: Tensor, weight: list[Matrices], panel: Panel, out: Tensor, na
         mine = rows[:, block.rows]
         if name is None and in_c(block, rows, out):
             panel_work.products(along(out, 0), along(mine, 0), block.operand(), panel, block.dtype,
-                                panel_work.ALWAYS if number else panel_work.NEVER)
+                                panel_work.ALWAYS if number else panel_work.NEVER,
+                                widening.rows_from(block.dtype, dots=block.strides[0] == 1))
             continue
         lefts = panel.cut(mine if name is None else round_left(mine, name))
         for left, to, segment in zip(lefts, panel.cut(out), panel.segments, strict=True):
@@ -145,7 +166,7 @@ def multiply(rows: Tensor, weight: list[Matrices], panel: Panel, out: Tensor, na
             if name is not None:
                 to.copy_(left @ round_matrix(matrix, name))
             else:
-                torch.mm(left, matrix, out=to) if number == 0 else to.addmm_(left, matrix)
+                product(to, left, matrix, len(left), add=number > 0)
     return out
 
 
@@ -171,7 +192,8 @@ def accumulate_outer(total: list[Matrices], left: Tensor, right: Tensor, panel: 
     for block in total:
         mine = left[:, block.rows]
         if name is None and in_c(block, left, right):
-            panel_work.products(block.operand(), along(mine, 1), along(right, 0), panel, block.dtype, panel_work.LATER)
+            panel_work.products(block.operand(), along(mine, 1), along(right, 0), panel, block.dtype, panel_work.LATER,
+                                widening.rows_from(block.dtype))
             continue
         for part, other, segment in zip(panel.cut(mine), panel.cut(right), panel.segments, strict=True):
             room = block.parts[segment.expert]
@@ -179,10 +201,8 @@ def accumulate_outer(total: list[Matrices], left: Tensor, right: Tensor, panel: 
                 continue
             if name is not None:
                 add(room, round_outer(part, name).T @ round_outer(other, name), segment)
-            elif segment.first:
-                torch.mm(part.T, other, out=room)
             else:
-                room.addmm_(part.T, other)
+                product(room, part.T, other, len(part), add=not segment.first)
 
 
 def accumulate_sums(total: list[Matrices], rows: Tensor, panel: Panel) -> None:

@@ -2,7 +2,7 @@
 
 What the experts operator (experts_op.py) has not got, layers are made of this: experts of a single projection, or of
 more than three, with low-rank additions, norms or dropout between. It keeps what a loop of ``F.linear`` keeps: the rows
-and the weights. Expert by expert, the library's GEMM, on any device.
+and the weights. Expert by expert, the library's GEMM, on any device; in float32 where a CPU is faster so (widening.py).
 """
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from moebius.kernels import twice
+from moebius.kernels import products, twice
 from moebius.kernels.apart import refuse_other_data
 from moebius.kernels.experts_op import as_they_are
 
@@ -68,10 +68,18 @@ def segments(offsets: Tensor) -> list[tuple[int, int, int]]:
     return [(e, start, stop) for e, (start, stop) in enumerate(pairwise(offsets.tolist())) if start < stop]
 
 
+def linear(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """F.linear, rounded once."""
+    given = [rows, weight] if bias is None else [rows, weight, bias]
+    if products.is_wide(rows, weight.T, len(rows)):
+        return torch.nn.functional.linear(*(tensor.to(torch.float32) for tensor in given)).to(rows.dtype)
+    return torch.nn.functional.linear(*given)
+
+
 def forward(layout: Layout, offsets: Tensor, rows: Tensor, leaves: Sequence[Tensor]) -> Tensor:
     """In operators that autograd knows."""
     weights, biases = matrices(layout, leaves, len(offsets) - 1)
-    done = [torch.nn.functional.linear(rows[start:stop], weights[e], biases[e] if biases else None)
+    done = [linear(rows[start:stop], weights[e], biases[e] if biases else None)
             for e, start, stop in segments(offsets)]
     return torch.cat(done) if done else rows.new_empty(0, weights[0].shape[0])
 
@@ -130,11 +138,11 @@ def gradients(layout: Layout, offsets: Tensor, grad: Tensor, rows: Tensor, leave
     for e, start, stop in segments(offsets):
         own_grad, own_rows = grad[start:stop], rows[start:stop]
         if grad_rows is not None:
-            grad_rows[start:stop] = own_grad @ weights[e]
+            products.product(grad_rows[start:stop], own_grad, weights[e], stop - start)
         room = made[e] if own_weights else made[0]
         if room is not None:
-            product = own_rows.T @ own_grad if turned else own_grad.T @ own_rows
-            (room if own_weights else room[e]).copy_(product)
+            left, right = (own_rows, own_grad) if turned else (own_grad, own_rows)
+            products.product(room if own_weights else room[e], left.T, right, stop - start)
         first = experts if own_weights else 1
         room = None if not biased else made[first + e] if own_biases else made[first]
         if room is not None:

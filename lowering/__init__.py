@@ -14,7 +14,7 @@ from moebius.lowering.aliasing import Storage, only_computes, writes_into
 from moebius.lowering.backends import OWN, as_tuple, check_backend, compile_graph, name_of, run_as_is
 from moebius.lowering.draft import copy_graph, finish
 from moebius.lowering.errors import ContractError, LoweringError, UnknownBackendError
-from moebius.lowering.experts.rewrite import find_loops, unlowered_region
+from moebius.lowering.experts.rewrite import DEFECT, find_loops, unlowered_region
 from moebius.lowering.graph import (
     CapturedGraph,
     ExpertRegion,
@@ -64,26 +64,41 @@ def lower(graph: CapturedGraph, options: LoweringOptions) -> Lowered:
 
     ``options.backend``: "moebius" runs the lowered graph as it is, "eager" the captured one; a name that torch.compile
     knows, or a callable ``(gm, example_inputs) -> callable``, gets the lowered graph. The captured graph is not
-    changed. Raises UnknownBackendError (a ValueError) for a backend that does not exist, LoweringError for options that
-    do not go together, and whatever a foreign backend raises.
+    changed. Where a pass fails, by an error of ours, it runs as it was captured (``Lowered.fault``). Raises
+    UnknownBackendError (a ValueError) for a backend that does not exist, LoweringError for options that do not go
+    together, and whatever a foreign backend raises.
     """
     check_options(options)
     if options.backend == "eager":
-        reason = "backend='eager' runs the captured graph as it is"
-        regions = [unlowered_region(loop, reason) for loop in find_loops(graph.gm)]
-        gm = graph.gm
-        if checkpoint.is_marked(gm.graph) or inference.marks_of(gm.graph):
-            gm = copy_graph(gm)
-            checkpoint.outline(gm)
-            inference.outline_modes(gm)
-        return ready(gm, regions)
-    if (parts := lower_layers(graph, options)) is not None:
-        repeats = parts.repeats()
-        return Lowered(as_tuple(parts.outer.gm, repeats.forward), None, parts.regions(), repeats)
-    work = run_passes(graph, options)
-    if options.backend in OWN:
-        return ready(work.gm, work.regions)
-    return Lowered(compile_graph(finish(work.gm), options.backend), work.gm, work.regions)
+        return as_captured(graph, options, "backend='eager' runs the captured graph as it is")
+    try:
+        if (parts := lower_layers(graph, options)) is not None:
+            repeats = parts.repeats()
+            return Lowered(as_tuple(parts.outer.gm, repeats.forward), None, parts.regions(), repeats)
+        work = run_passes(graph, options)
+        made = ready(work.gm, work.regions) if options.backend in OWN else None
+    except Exception as error:  # of ours: what was captured works as it is
+        if options.mesh is not None or (isinstance(error, LoweringError) and not isinstance(error, ContractError)):
+            raise
+        return as_captured(graph, options, f"{DEFECT}: {type(error).__name__}: {error}", error)
+    return made or Lowered(compile_graph(finish(work.gm), options.backend), work.gm, work.regions)
+
+
+def as_captured(
+    graph: CapturedGraph, options: LoweringOptions, reason: str, fault: Exception | None = None
+) -> Lowered:
+    """The graph without lowering's passes. reason: why, for its expert regions. fault: of ours, if that is why."""
+    regions = [unlowered_region(loop, reason) for loop in find_loops(graph.gm)]
+    gm = graph.gm
+    if checkpoint.is_marked(gm.graph) or inference.marks_of(gm.graph):
+        gm = copy_graph(gm)
+        checkpoint.outline(gm)
+        inference.outline_modes(gm)
+    if options.backend not in OWN:
+        return Lowered(compile_graph(finish(gm), options.backend), gm, regions, fault=fault)
+    made = ready(gm, regions) if fault is None else Lowered(run_as_is(finish(gm)), gm, regions)
+    made.fault = fault
+    return made
 
 
 def ready(gm: fx.GraphModule, regions: list[ExpertRegion]) -> Lowered:

@@ -14,8 +14,8 @@ from torch import fx
 from moebius.lowering.graph import LayerCall
 from moebius.lowering.memo import MEMO
 from moebius.lowering.operators import Call, call_operands, is_pure, loop_body, read_call
-from moebius.lowering.step import autograd_function, backward_with_hooks, by_autocast, is_backward, set_data
-from moebius.lowering.torch_private import may_write, only_reads
+from moebius.lowering.step import backward_with_hooks, gradient_of, is_backward, set_data, set_gradient
+from moebius.lowering.torch_private import may_write, only_reads, shared_by_schema, written_by_schema
 from moebius.lowering.values import value_of
 
 
@@ -36,19 +36,21 @@ def writes_of(node: fx.Node, call: Call | None) -> list[fx.Node]:
             return []
         first = node.args[0] if node.args else node.kwargs.get("input")
         return [first] if isinstance(first, fx.Node) else tensors
-    if "out" in node.kwargs:
-        return tensors
     if node.op == "call_method":
-        name = str(node.target)
-        return tensors[:1] if name.endswith("_") and not name.endswith("__") else []
+        return named_writes(node, str(node.target), tensors)
     if node.op == "call_function":
         return function_writes(node, tensors)
     return tensors if node.op == "call_module" else []
 
 
 def gradients_before(node: fx.Node) -> list[fx.Node]:
-    """The ``.grad`` that the graph was given: backward adds to them, in place."""
-    return [other for other in node.graph.find_nodes(op="placeholder") if is_gradient(other)]
+    """What may be some tensor's ``.grad`` when backward begins, which adds to it in place: what the graph was given as
+    one, set as one, or read from one."""
+    graph = node.graph
+    given = [other for other in graph.find_nodes(op="placeholder") if is_gradient(other)]
+    read = list(graph.find_nodes(op="call_function", target=gradient_of))
+    put = [one.args[1] for one in graph.find_nodes(op="call_function", target=set_gradient)]
+    return given + [one for one in read + put if isinstance(one, fx.Node) and one < node]
 
 
 def hook_writes(node: fx.Node) -> list[fx.Node]:
@@ -76,27 +78,59 @@ def function_writes(node: fx.Node, tensors: list[fx.Node]) -> list[fx.Node]:
     target: Any = node.target
     if isinstance(target, LayerCall) and target.isolated:
         return []
+    module = (getattr(target, "__module__", "") or "").split(".")[0]
+    if module == "moebius":  # ours write into what they say, and what the graphs do that they are given
+        said: tuple[int, ...] = getattr(target, "writes", ())
+        return tensors if runs_writer(node) else nodes_in(node.args[i] for i in said)
+    if may_write(target) is not None:
+        return named_writes(node, "", tensors)
     name = getattr(target, "__name__", "")
-    if target in (autograd_function, by_autocast):
-        owner: Any = node.graph.owning_module
-        given: Any = node.args[:2] if target is autograd_function else node.args[1]
-        bodies = [owner.get_submodule(body.target) for body in given if isinstance(body, fx.Node)]
-        return tensors if any(writes_into(inner) for body in bodies for inner in body.graph.nodes) else []
-    mutable = may_write(target)
-    if mutable is not None:
-        return tensors if mutable else []
-    module = getattr(target, "__module__", "") or ""
-    if name in UNSAID and module.split(".")[0] == "torch":
+    if name in UNSAID and module == "torch":
         asked = UNSAID[name]
         return tensors if asked is None or asks(node, asked) else []
-    if module.split(".")[0] in ("torch", "_operator", "builtins", "math", "operator"):
-        inplace = (name.endswith("_") and not name.endswith("__")) or (
-            module == "_operator" and name in INPLACE_OPERATORS
-        )
-        if name.startswith(("_foreach", "_fused", "_amp")):  # they write lists of tensors; which of theirs is not said
-            return tensors
-        return tensors[:1] if inplace or asks(node, "inplace") else []
-    return [] if module.startswith(READING) else tensors
+    if module not in ("torch", "_operator", "builtins", "math", "operator"):
+        return tensors
+    if module == "_operator" and name in INPLACE_OPERATORS:
+        return tensors[:1]
+    return tensors[:1] if asks(node, "inplace") else named_writes(node, name, tensors)
+
+
+def named_writes(node: fx.Node, name: str, tensors: list[fx.Node]) -> list[fx.Node]:
+    """What torch's function or method of that name writes into: what its schema says, and at least its first argument
+    where it is spelled so."""
+    said = written_by_schema(schema_of(node), node.args, node.kwargs)
+    spelled = name in INPLACE_METHODS or (name.endswith("_") and not name.endswith("__"))
+    written = nodes_in([*said, node.kwargs.get("out")])
+    return written or tensors[: int(spelled)]
+
+
+def schema_of(node: fx.Node) -> Any:
+    """The operator of torch.ops whose schema speaks for a function or method of torch's, if there is one."""
+    target: Any = node.target
+    if node.op == "call_method":
+        return getattr(torch.ops.aten, str(target), None)
+    if may_write(target) is not None:
+        return target
+    ours = (getattr(target, "__module__", "") or "torch").split(".")[0] == "torch"
+    return getattr(torch.ops.aten, getattr(target, "__name__", ""), None) if ours else None
+
+
+def nodes_in(arguments: Any) -> list[fx.Node]:
+    """The nodes among an operator's arguments, and in the lists among them."""
+    found: list[fx.Node] = []
+    fx.map_arg(tuple(arguments), found.append)
+    return found
+
+
+def runs_writer(node: fx.Node) -> bool:
+    """Whether a graph that the node is given, and may run, writes anywhere."""
+    owner = node.graph.owning_module
+    for given in node.all_input_nodes:
+        if given.op == "get_attr":
+            body: Any = owner and operator.attrgetter(str(given.target))(owner)
+            if body is None or (isinstance(body, fx.GraphModule) and any(map(writes_into, body.graph.nodes))):
+                return True
+    return False
 
 
 def asks(node: fx.Node, option: str) -> bool:
@@ -110,7 +144,6 @@ def asks(node: fx.Node, option: str) -> bool:
     return bound.arguments.get(option) not in (None, False)
 
 
-READING = ("moebius.kernels", "moebius.lowering.step.checkpoint")  # modules whose functions write into no argument
 # Functions that write into an argument without saying so, running statistics or rows that max_norm shortens; and the
 # option that asks for it.
 UNSAID: dict[str, str | None] = {
@@ -121,6 +154,7 @@ INPLACE_OPERATORS = frozenset(
     {"iadd", "iand", "iconcat", "ifloordiv", "ilshift", "imatmul", "imod", "imul", "ior", "ipow", "irshift", "isub",
      "itruediv", "ixor", "setitem", "delitem"}
 )  # fmt: skip
+INPLACE_METHODS = frozenset(f"__{name}__" for name in INPLACE_OPERATORS)
 
 
 def loop_writes(call: Call) -> list[fx.Node]:
@@ -155,6 +189,8 @@ class Storage:
         self.roots: dict[fx.Node, frozenset[fx.Node]] = {}
         self.sharing: dict[fx.Node, list[fx.Node]] = {}  # by root: the nodes that may share its storage
         self.writers: dict[fx.Node, list[fx.Node]] = {}
+        self.memory: dict[int, fx.Node] = {}  # the first input of those that have memory in common
+        self.gradients: dict[Any, frozenset[fx.Node]] = {}  # by tensor, or its source: of its ``.grad``
         for node in graph.nodes:
             self.add(node)
 
@@ -162,7 +198,7 @@ class Storage:
         """Take a node in whose arguments are known."""
         call = read_call(node)
         self.put(node, self.find(node, call))
-        if node.target is set_data:
+        if node.target is set_data or node.target == "set_":
             self.merge(self.roots[node])
         if node.op not in ("placeholder", "output", "get_attr"):
             written = writes_of(node, call)
@@ -189,16 +225,46 @@ class Storage:
         self.writers.pop(node, None)
 
     def find(self, node: fx.Node, call: Call | None) -> frozenset[fx.Node]:
+        if is_gradient(node):
+            self.gradients[str(node.meta["source"]).removesuffix(".grad")] = frozenset((node,))
+        if "memory" in node.meta and node.op == "placeholder":  # two inputs that overlapped when they were captured
+            return frozenset((node, self.memory.setdefault(node.meta["memory"], node)))
         if node.op in ("placeholder", "get_attr") or (call is not None and not call.op.alias):
             return frozenset((node,))
+        if node.target in (gradient_of, set_gradient):
+            put = node.args[1] if len(node.args) > 1 else None
+            return self.roots_of_gradient(node.args[0], put, node)
+        if call is not None and call.name == "getitem" and (made := part_of_loop(call)) is not None:
+            return self.roots_of_part(*made, node)
         if (call is not None and call.name == "getitem" and owns_parts(call)) or makes_new(node):
             return frozenset((node,))
         if call is not None and isinstance(call.args.get("input"), fx.Node):
             if call.name == "getitem" and picks_rows(call["index"]):
                 return frozenset((node,))
             return self.roots[call["input"]]  # a view, or the first argument itself; never of an index
-        shared = frozenset().union(*(self.roots[argument] for argument in node.all_input_nodes))
+        said = [] if node.target == "set_" else nodes_in(shared_by_schema(schema_of(node), node.args, node.kwargs))
+        shared = frozenset().union(*(self.roots[argument] for argument in said or node.all_input_nodes))
         return shared or frozenset((node,))
+
+    def roots_of_part(self, loop: Call, part: int, node: fx.Node) -> frozenset[fx.Node]:
+        """Of a value that a loop or branch gives out: what it was given, or what its turns make of their operands."""
+        body = loop_body(loop.node).graph
+        given = dict(zip(body.find_nodes(op="placeholder"), call_operands(loop), strict=True))
+        results: Any = body.output_node().args[0]
+        turns = storage_of_body(body)
+        once = type(loop["source"]) is int and loop["source"] == 1
+        parts = [part] if once else range(len(results))  # (a later turn is given what an earlier one has made)
+        made = [turns.roots[results[i]] if isinstance(results[i], fx.Node) else frozenset() for i in parts]
+        outer = [given.get(root, node) for root in frozenset().union(*made)] + [loop["carried"][i] for i in parts]
+        known = [frozenset((one,)) if one is node else self.roots[one] for one in outer if isinstance(one, fx.Node)]
+        return frozenset().union(*known) or frozenset((node,))
+
+    def roots_of_gradient(self, tensor: Any, put: Any, node: fx.Node) -> frozenset[fx.Node]:
+        """Of ``.grad`` of a tensor, which is another tensor than itself: the one that was found or put there."""
+        place = tensor.meta.get("source", tensor)
+        known = self.roots[put] if isinstance(put, fx.Node) else frozenset()
+        self.gradients[place] = self.gradients.get(place, frozenset()) | known or frozenset((node,))
+        return self.gradients[place]
 
     def share(self, a: fx.Node, b: fx.Node) -> bool:
         """Whether the two may share storage."""
@@ -210,7 +276,8 @@ class Storage:
 
     def is_fresh(self, node: fx.Node) -> bool:
         """Whether its storage was made in this graph, so that no input can share it."""
-        return all(root.op not in ("placeholder", "get_attr") for root in self.roots[node])
+        outside = (root.op in ("placeholder", "get_attr") or root.target is gradient_of for root in self.roots[node])
+        return not any(outside)
 
     def writer_between(self, node: fx.Node, end: fx.Node) -> fx.Node | None:
         """The first node after ``node`` and before ``end`` that may write into ``node``'s storage."""
@@ -224,6 +291,13 @@ def picks_rows(index: Any) -> bool:
     """Whether an index holds a tensor with axes: then torch copies (one without axes may stand for a number)."""
     values = [value_of(key) for key in (index if isinstance(index, tuple | list) else (index,))]
     return any(isinstance(value, torch.Tensor) and value.dim() > 0 for value in values)
+
+
+def part_of_loop(call: Call) -> tuple[Call, int] | None:
+    """The loop and which of its values this getitem takes, if it takes one."""
+    source, index = call["input"], call["index"]
+    loop = read_call(source) if isinstance(source, fx.Node) and type(index) is int else None
+    return (loop, index) if loop is not None and loop.name == "expert_loop" else None
 
 
 def owns_parts(call: Call) -> bool:

@@ -76,10 +76,11 @@ fx.wrap("skip_turn")
 class CapturedGraph:
     """One graph that capture extracted from a frame.
 
-    gm: the torch-level FX graph. Placeholders are the inputs in call order and carry ``meta["source"]``; every node
-        carries ``meta["val"]`` (fake value) and ``meta["where"]`` = (file, line, function) of the user's innermost
-        line.
+    gm: the torch-level FX graph. Placeholders are the inputs in call order and carry ``meta["source"]``, and those that
+        overlapped in memory when they were captured the same ``meta["memory"]``; every node carries ``meta["val"]``
+        (fake value) and ``meta["where"]`` = (file, line, function) of the user's innermost line.
     file, line: where the captured frame (or its part after a graph break) begins.
+    fault: the error of ours because of which it runs as it was captured, if there was one.
     cold_seconds: wall time from the call's start until this graph could run.
     example_inputs: the fake values of the placeholders, in order.
     """
@@ -90,6 +91,7 @@ class CapturedGraph:
     cold_seconds: float = 0.0
     example_inputs: tuple = ()
     name: str = "graph"
+    fault: str | None = None
 
 
 @dataclass
@@ -151,13 +153,15 @@ class Lowered:
 
     fn: callable(*inputs) -> tuple of outputs, inputs and outputs as the captured graph has them. made: the graph after
     lowering's passes (before a foreign backend compiled it); None where it is written out of ``repeats`` when somebody
-    asks for it. repeats: the code that runs it (``repeats.Repeats``), where that is not the graph's own.
+    asks for it. repeats: the code that runs it (``repeats.Repeats``), where that is not the graph's own. fault: why it
+    is as it was captured, where a pass failed.
     """
 
     fn: Callable[..., tuple]
     made: fx.GraphModule | None
     regions: list[ExpertRegion] = field(default_factory=list)
     repeats: Any = None
+    fault: Exception | None = None
 
     @property
     def gm(self) -> fx.GraphModule:

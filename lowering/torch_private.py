@@ -34,8 +34,11 @@ __all__ = [
     "returns_nothing",
     "same_size",
     "set_grad_enabled",
+    "shared_by_schema",
+    "sizes_key",
     "split_module",
     "version_of",
+    "written_by_schema",
 ]
 
 set_grad_enabled = torch._C._set_grad_enabled
@@ -91,6 +94,37 @@ def may_write(target: Any) -> bool | None:
     return None
 
 
+def written_by_schema(target: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any]:
+    """Those of an operator's arguments that one of its overloads says it writes into. target: of torch.ops, or none."""
+    return annotated(target, args, kwargs, lambda alias: alias.is_write)
+
+
+def shared_by_schema(target: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any]:
+    """Those that its result shares storage with, it says. (Where it says none it may share with all, as einsum may.)"""
+    return annotated(target, args, kwargs, lambda alias: True)
+
+
+def annotated(
+    target: Any, args: Sequence[Any], kwargs: dict[str, Any], asked: Callable[[Any], bool]
+) -> list[Any]:
+    if not isinstance(target, torch._ops.OpOverload | torch._ops.OpOverloadPacket):
+        return []
+    packet = isinstance(target, torch._ops.OpOverloadPacket)
+    overloads: list[Any] = [target]
+    if isinstance(target, torch._ops.OpOverloadPacket):
+        overloads = [getattr(target, name) for name in target.overloads()]
+    found: dict[int | str, Any] = {}
+    for overload in overloads:
+        for place, argument in enumerate(overload._schema.arguments):
+            if (argument.is_out and packet) or argument.alias_info is None or not asked(argument.alias_info):
+                continue
+            if place < len(args) and not argument.kwarg_only:
+                found[place] = args[place]
+            elif argument.name in kwargs:
+                found[argument.name] = kwargs[argument.name]
+    return list(found.values())
+
+
 def only_reads(name: str) -> bool:
     """Whether torch's operator of that name, by its schemas, writes into no argument and draws no random numbers."""
     packet = getattr(torch.ops.aten, name, None)
@@ -121,6 +155,11 @@ def same_size(a: Any, b: Any) -> bool:
         second = b.node.expr if isinstance(b, torch.SymInt) else b
         return bool(first == second)
     return bool(a == b)
+
+
+def sizes_key(sizes: Sequence[Any]) -> tuple[Any, ...]:
+    """Sizes for a set or dict: a symbolic one has no hash, its expression has, and equal ones are certainly equal."""
+    return tuple(size.node.expr if isinstance(size, torch.SymInt) else size for size in sizes)
 
 
 def fake_mode_of(values: Sequence[Any]) -> AbstractContextManager:

@@ -210,7 +210,7 @@ def memory(family: str) -> dict[str, int]:
     """The peaks alone, with the default backend and without it, after three steps of each."""
     torch.set_num_threads(1)
     model, inputs = tiny.build(family)
-    steps = {"plain": train_step, "moebius": moebius.capture(train_step)}
+    steps: dict[str, Callable] = {"plain": train_step, "moebius": moebius.capture(train_step)}
     return {name: Run(copy.deepcopy(model), inputs, step).train().peak_bytes() for name, step in steps.items()}
 
 

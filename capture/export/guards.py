@@ -158,7 +158,7 @@ class GuardWriter:
         text = getattr(predicate, "relation", None)
         if text is not None:
             self.add(fact, "sizes", places, relation=text)
-        elif hasattr(predicate, "evaluate"):
+        elif hasattr(predicate, "evaluate") and hasattr(predicate, "expected"):
             formula = write_number(predicate.evaluate, predicate.sources)
             self.add(fact, "number", places, formula=formula, value=encode(predicate.expected))
         elif fact.record.check.startswith("has no attribute"):

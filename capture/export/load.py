@@ -11,7 +11,7 @@ import torch
 from moebius.lowering import whole_code
 from moebius.lowering.step import going_on
 
-from ..deterministic import deterministic
+from ..cache.deterministic import deterministic
 from ..errors import GuardError, LoadError
 from .archive import each, fields, from_json, index, need, read_archive
 from .checks import Check, CheckReader, Fetch, describe, global_state

@@ -127,10 +127,10 @@ def place(name: str, count: int) -> Evaluate:
 
 
 def write_number(formula: Any, sources: Sequence[Any]) -> Any:
-    """The JSON of a ``Formula`` (tracking.numbers) over the numbers at ``sources``."""
+    """The JSON of a ``Formula`` (tracking.formulas) over the numbers at ``sources``."""
     if hasattr(formula, "operands"):
         name = names().get(formula.function)
-        if name is None or not name.startswith(("operator.", "math.", "builtins.")):
+        if name is None or formula.named or not name.startswith(("operator.", "math.", "builtins.")):
             function = getattr(formula.function, "__qualname__", formula.function)
             raise ExportError(f"the step depends on what {function} gives for a number, and no file can name that")
         return {"call": [name, *(write_number(o, sources) for o in formula.operands)]}

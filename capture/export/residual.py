@@ -1,7 +1,7 @@
 """What a residual function does, read from its source: where the graph's inputs come from, what is set, what returns.
 
-Residual code is a straight line of a few forms (``moebius.residual`` writes it). Each form that a file can hold is read
-here; anything else is refused with what it was about.
+Residual code is a straight line of a few forms (``moebius.codegen.residual`` writes it). Each form that a file can
+hold is read here; anything else is refused with what it was about.
 """
 
 from __future__ import annotations

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import os
 import platform
-from typing import TYPE_CHECKING, Any
+import types
+from typing import Any, Protocol
 
 import torch
 from torch import fx
 
-import moebius
-
 from ..errors import ExportError, LoadError
 from ..guards.recorder import tensor_meta
+from ..versions import __version__
 from .archive import to_json, write_archive
 from .checks import global_state
 from .graphs import GraphWriter
@@ -23,8 +23,17 @@ from .unchanged import refuse_changed
 from .values import encode
 from .world import State, World
 
-if TYPE_CHECKING:
-    from ..captured import Captured
+
+class Captured(Protocol):
+    """What export reads of a captured function (``cache.captured.Captured``)."""
+
+    function: types.FunctionType
+    segments: list[Any]
+    entry: Any
+    n_cells: int
+    options: Any
+
+    def argument_names(self, args: tuple, kwargs: dict[str, Any]) -> tuple[str, ...]: ...
 
 
 def export(captured: Captured, path: str | os.PathLike) -> None:
@@ -71,7 +80,7 @@ def export(captured: Captured, path: str | os.PathLike) -> None:
         program["owners"] = [[order[state], order[owner]] for state, owner in owned]
     about = {
         "name": name,
-        "moebius": moebius.__version__,
+        "moebius": __version__,
         "torch": str(torch.__version__),
         "python": platform.python_version(),
         "global state": segment_state(segment),

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 
 from ..hook import ABSENT
-from ..sources import Part, Source
 from .program import changed_key
 from .recorder import Fact
+from .sources import Part, Source
 
 KEEP_OUT = "make it a tensor, or keep it out of the step"
 TEXT = "keep it out of the step: what a text says is decided while capturing"

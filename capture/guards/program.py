@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 
-from .. import torch_private
 from ..hook import ABSENT, GuardProgram
 from ..report.records import Guard
-from ..sources import Source
+from ..torch_facts import torch_private
 from .recorder import Fact, GuardRecorder, WatchedClass, describe
+from .sources import Source
 
 
 class CompiledGuards:

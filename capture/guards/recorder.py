@@ -17,7 +17,7 @@ import torch
 
 from ..hook import ABSENT
 from ..report.records import Guard
-from ..sources import Part, Source, Static, from_arguments
+from .sources import Part, Source, Static, from_arguments
 
 Where = tuple[str, int]
 
@@ -206,6 +206,13 @@ class GuardRecorder:
         """Two sources lead to one object ("same") or to two ("distinct")."""
         text = "is" if kind == "same" else "is not"
         self.add((kind, self.slot(first), self.slot(second)), first.name, f"{text} {second.name}", first)
+
+    def all_distinct(self, sources: list[Source]) -> None:
+        """No two of the sources lead to one object."""
+        if len(sources) > 1 and not all(source.static for source in sources):
+            names = ", ".join(source.name for source in sources[:6]) + (", …" if len(sources) > 6 else "")
+            slots = [self.slot(source) for source in sources]
+            self.add(("distinct", *slots), sources[0].name, f"{names} are different objects", None)
 
     def holds(self, name: str, text: str, predicate: Callable[..., Any], *sources: Source) -> None:
         """``predicate(*objects of sources)`` is true."""

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import math
 import re
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .. import torch_fakes, torch_private, torch_sizes
+from ..torch_facts import torch_fakes, torch_private, torch_sizes
 
 if TYPE_CHECKING:
-    from ..sources import Source
-    from ..tracking.tensors import TensorOperations
-    from ..tracking.values import TensorProxy
+    from ..tensors.tensors import TensorOperations
+    from ..values.values import TensorProxy
     from .recorder import GuardRecorder
-
-KNOWN = {"min": min, "max": max, "abs": abs, "int": int, "float": float, "round": round}  # what a relation may call
-IMPORT = {"__import__": __import__}  # where a relation warns (torch.jit.trace asks sizes for their truth)
+    from .sources import Source
 
 
 def guard_sizes(world: torch_fakes.FakeWorld, tensors: TensorOperations, guards: GuardRecorder) -> None:
@@ -65,8 +61,7 @@ def guard_sizes(world: torch_fakes.FakeWorld, tensors: TensorOperations, guards:
     for expression in world.guards():
         relations.append(torch_sizes.expression_text(expression, places))
     text = " and ".join(f"({r})" for r in dict.fromkeys([*bounds, *relations])) or "True"
-    arguments = ", ".join(f"t{i}" for i in range(len(sources)))
-    predicate = eval(f"lambda {arguments}: {text}", {"math": math, "__builtins__": KNOWN | IMPORT})
+    predicate: Any = torch_sizes.compiled(text, [f"t{i}" for i in range(len(sources))])
     predicate.relation = text  # what an exported step writes down
     shown = re.sub(r"\bt(\d+)\b", lambda found: sources[int(found[1])].name, text)
     guards.holds(", ".join(s.name for s in sources), shown, predicate, *sources)

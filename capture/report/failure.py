@@ -1,4 +1,4 @@
-"""The file that a warning names when capture itself fails: what somebody needs who is to find out why."""
+"""What is said when capture or lowering itself fails: a warning, and a file for who is to find out why."""
 
 from __future__ import annotations
 
@@ -8,17 +8,18 @@ import sys
 import tempfile
 import traceback
 import types
+import warnings
 
 import torch
 
-import moebius
+from ..versions import __version__
 
 
 def failure_file(function: types.FunctionType, error: BaseException) -> str | None:
     """A file to attach to a report: versions, the function's place and code, the traceback. None: cannot be written."""
     code = function.__code__
     text = io.StringIO()
-    print(f"moebius {moebius.__version__}, torch {torch.__version__}, Python {sys.version}", file=text)
+    print(f"moebius {__version__}, torch {torch.__version__}, Python {sys.version}", file=text)
     print(f"while capturing {code.co_qualname}, {code.co_filename}:{code.co_firstlineno}\n", file=text)
     traceback.print_exception(error, file=text)
     print("\nIts instructions:", file=text)
@@ -31,3 +32,15 @@ def failure_file(function: types.FunctionType, error: BaseException) -> str | No
         return file.name
     except OSError:
         return None
+
+
+def lowering_failed(function: types.FunctionType, error: Exception) -> str:
+    """An error of ours in lowering: say so, with a file. The captured graph runs as it is. Returns what to report."""
+    place, written = traceback.extract_tb(error.__traceback__)[-1], failure_file(function, error)
+    fault = f"{type(error).__name__}: {error} (in {place.name}, {place.filename}:{place.lineno})"
+    warnings.warn(
+        f"moebius could not lower the graph of {function.__qualname__} and runs it as it was captured: {fault}; please "
+        "report this" + (f", with {written}" if written else ""),
+        stacklevel=2,
+    )
+    return fault

@@ -13,7 +13,7 @@ from pathlib import Path
 from pygments.lexers import PythonLexer
 from pygments.token import Comment, Keyword, Name, Number, Operator, String
 
-from .model import Report, graph_nodes
+from .model import Findings, graph_nodes
 
 STDLIB = sysconfig.get_path("stdlib")
 OWN = str(Path(__file__).parents[1])
@@ -52,7 +52,7 @@ class Listing:
     library: bool = False
 
 
-def listings(report: Report) -> list[Listing]:
+def listings(report: Findings) -> list[Listing]:
     """The functions that ran: the callable's own file, loops over experts, graph breaks, other files, libraries."""
     regions = {(region.file, region.line) for region in report.expert_regions}
     operations = Counter(

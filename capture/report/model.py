@@ -1,13 +1,9 @@
-"""The report of one captured callable."""
+"""What is known of one captured callable and its call, as data; what is read off its graphs."""
 
 from __future__ import annotations
 
-import json
-import shutil
-import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .records import Coverage, GraphBreak, Guard, Recompile
@@ -17,7 +13,7 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class Report:
+class Findings:
     """What happened to one call: which graphs it became, where and why they broke, and what they rely on.
 
     result: what the call returned. coverage: every user bytecode instruction that ran, once, as
@@ -66,14 +62,6 @@ class Report:
                 merged.setdefault(file, {}).setdefault(line, "native")
         return merged
 
-    def __str__(self) -> str:
-        """The report as text: with colour on a terminal, plain anywhere else."""
-        from .text import render
-
-        terminal = bool(getattr(sys.stdout, "isatty", lambda: False)())
-        width = shutil.get_terminal_size((110, 40)).columns if terminal else 110
-        return render(self, width=width, color=terminal)
-
     def to_dict(self) -> dict[str, Any]:
         """Everything but ``result``, as plain lists, dicts, strings and numbers."""
         return {
@@ -92,19 +80,6 @@ class Report:
                 for file, known in self.source_lines().items()
             },
         }
-
-    def to_json(self, path: str | Path | None = None) -> str:
-        """The report as JSON text (``result`` left out), also written to ``path`` when that is given."""
-        text = json.dumps(self.to_dict(), indent=1, ensure_ascii=False)
-        if path is not None:
-            Path(path).write_text(text, encoding="utf-8")
-        return text
-
-    def to_html(self, path: str | Path) -> Path:
-        """Write the report as one self-contained HTML file (no network, no other files); returns its path."""
-        from .page import write
-
-        return write([self], path)
 
 
 def graph_nodes(graph: CapturedGraph) -> Iterator[Any]:
@@ -143,4 +118,5 @@ def graph_dict(graph: CapturedGraph) -> dict[str, Any]:
         "operations": operations(graph),
         "inputs": inputs(graph),
         "code": graph.gm.code.strip(),
+        "fault": graph.fault,
     }

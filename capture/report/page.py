@@ -11,7 +11,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from .listing import Listing, listings
-from .model import Report, inputs, operations
+from .model import Findings, inputs, operations
 from .records import GraphBreak, counted
 from .words import UNCOUNTED, byte_size, duration, percent, place, plural, region_row
 
@@ -24,7 +24,7 @@ LISTINGS_OPEN = 3
 NUMBER = ' class="num"'
 
 
-def write(reports: Sequence[Report], path: str | Path) -> Path:
+def write(reports: Sequence[Findings], path: str | Path) -> Path:
     """Write one HTML file about all these reports; folders on the way are made. Returns the path."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -32,7 +32,7 @@ def write(reports: Sequence[Report], path: str | Path) -> Path:
     return path
 
 
-def page(reports: Sequence[Report]) -> str:
+def page(reports: Sequence[Findings]) -> str:
     """The whole document."""
     here = files(__package__)
     css = here.joinpath("page.css").read_text(encoding="utf-8")
@@ -89,7 +89,7 @@ def versions() -> str:
     return " · ".join(said)
 
 
-def chapter(report: Report, index: int) -> str:
+def chapter(report: Findings, index: int) -> str:
     """One report: summary first, then what a reader looks for next, each section left out when it has nothing."""
     where = f'<span class="place">{escape(place(report.file, report.line))}</span>' if report.file else ""
     sections = "".join(
@@ -110,7 +110,7 @@ def chapter(report: Report, index: int) -> str:
     )
 
 
-def tiles(report: Report) -> str:
+def tiles(report: Findings) -> str:
     """The figures that a reader wants first."""
     regions = report.expert_regions
     known = [region.saved_bytes for region in regions if region.saved_bytes is not None]
@@ -153,7 +153,7 @@ def tile(figure: str, label: str, note: str, mood: str = "") -> str:
     )
 
 
-def coverage(report: Report) -> str:
+def coverage(report: Findings) -> str:
     """The stacked bar and its legend."""
     total = sum(report.coverage.values())
     if not total:
@@ -212,7 +212,7 @@ def text_cell(text: str, css: str = "") -> tuple[str, str]:
     return (f'<span class="{css}">{escape(text)}</span>' if css else escape(text)), text
 
 
-def regions(report: Report) -> str:
+def regions(report: Findings) -> str:
     rows = []
     for row, count in Counter(map(region_row, report.expert_regions)).items():
         where, idiom, experts, top_k, lowered, kernel, saved, refusal = row
@@ -244,7 +244,7 @@ def regions(report: Report) -> str:
     return table([*head, ("kept for backward", True)], rows)
 
 
-def graphs(report: Report) -> str:
+def graphs(report: Findings) -> str:
     cards = []
     for graph in report.graphs:
         code = graph.gm.code.strip()
@@ -259,7 +259,7 @@ def graphs(report: Report) -> str:
     return "".join(cards)
 
 
-def recompiles(report: Report) -> str:
+def recompiles(report: Findings) -> str:
     rows = [
         [
             text_cell(item.guard, "mono"),
@@ -274,7 +274,7 @@ def recompiles(report: Report) -> str:
     return table([(head, False) for head in heads], rows)
 
 
-def guards(report: Report) -> str:
+def guards(report: Findings) -> str:
     rows = []
     for guard in report.guards:
         cost = None if guard.cost_ns is None else guard.cost_ns * 1e-9
@@ -291,7 +291,7 @@ def guards(report: Report) -> str:
     return find + table(head, rows, "sortable")
 
 
-def source(report: Report) -> list[tuple[str, int, str]]:
+def source(report: Findings) -> list[tuple[str, int, str]]:
     """The section with the user's source lines; empty when no source file could be read."""
     made = listings(report)
     own = [item for item in made if not item.library]
@@ -303,7 +303,7 @@ def source(report: Report) -> list[tuple[str, int, str]]:
     return [("Source", len(made), f'<ul class="legend">{key}</ul>{cards}')]
 
 
-def listing_card(report: Report, item: Listing, is_open: bool) -> str:
+def listing_card(report: Findings, item: Listing, is_open: bool) -> str:
     """One function's lines, a colour a line, breaks and expert loops written under their line."""
     breaks: dict[int, list[GraphBreak]] = {}
     for found, _ in counted(report.breaks):

@@ -11,7 +11,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from .model import Report, inputs, operations
+from .model import Findings, inputs, operations
 from .records import GraphBreak, counted
 from .words import UNCOUNTED, duration, percent, place, plural, region_row
 
@@ -19,7 +19,7 @@ GUARDS_SHOWN = 8
 HOW_COLORS = {"captured": "green", "opaque": "yellow", "native": "red"}
 
 
-def render(report: Report, width: int = 110, color: bool = False) -> str:
+def render(report: Findings, width: int = 110, color: bool = False) -> str:
     """The report as text of at most ``width`` columns, with ANSI colours if ``color``."""
     out = io.StringIO()
     console = Console(
@@ -29,7 +29,7 @@ def render(report: Report, width: int = 110, color: bool = False) -> str:
     return "\n".join(line.rstrip() for line in out.getvalue().rstrip().splitlines())
 
 
-def body(report: Report, width: int) -> Group:
+def body(report: Findings, width: int) -> Group:
     """The report's parts, from the summary down to the guards; empty parts are left out."""
     parts: list = [headline(report), Text(summary(report)), Text(""), coverage_bar(report, min(width, 72))]
     for title, part in (
@@ -44,7 +44,7 @@ def body(report: Report, width: int) -> Group:
     return Group(*parts)
 
 
-def headline(report: Report) -> Text:
+def headline(report: Findings) -> Text:
     """``moebius · step  train.py:42``."""
     text = Text("moebius", style="bold magenta")
     text.append(" · ", style="dim")
@@ -54,7 +54,7 @@ def headline(report: Report) -> Text:
     return text
 
 
-def summary(report: Report) -> str:
+def summary(report: Findings) -> str:
     """One line with the counts."""
     said = [
         plural(len(report.graphs), "graph"),
@@ -67,7 +67,7 @@ def summary(report: Report) -> str:
     return " · ".join(said)
 
 
-def coverage_bar(report: Report, width: int) -> Text:
+def coverage_bar(report: Findings, width: int) -> Text:
     """How the user's instructions ran, as a bar and in numbers."""
     total = sum(report.coverage.values())
     text = Text()
@@ -94,17 +94,19 @@ def table(*columns: str, right: tuple[str, ...] = ()) -> Table:
     return made
 
 
-def graphs(report: Report) -> Table | None:
+def graphs(report: Findings) -> Group | None:
     if not report.graphs:
         return None
     made = table("graph", "begins at", "operations", "inputs", "cold", right=("operations", "inputs", "cold"))
     for graph in report.graphs:
         where = place(graph.file, graph.line)
         made.add_row(graph.name, where, str(operations(graph)), str(inputs(graph)), duration(graph.cold_seconds))
-    return made
+    failed = [graph for graph in report.graphs if graph.fault]
+    said = [f"{place(one.file, one.line)} as it was captured: lowering failed, {one.fault}" for one in failed]
+    return Group(made, *(Text(line, style="red") for line in said))
 
 
-def breaks(report: Report) -> Group | None:
+def breaks(report: Findings) -> Group | None:
     return Group(*(break_text(item, count) for item, count in counted(report.breaks))) if report.breaks else None
 
 
@@ -123,7 +125,7 @@ def break_text(item: GraphBreak, count: int) -> Text:
     return text
 
 
-def regions(report: Report) -> Group | None:
+def regions(report: Findings) -> Group | None:
     if not report.expert_regions:
         return None
     made = table(
@@ -146,7 +148,7 @@ def regions(report: Report) -> Group | None:
     return Group(made, *(Text(why, style="red") for why in refusals))
 
 
-def guards(report: Report) -> Group | None:
+def guards(report: Findings) -> Group | None:
     if not report.guards:
         return None
     timed = [guard for guard in report.guards if guard.cost_ns is not None]
@@ -169,7 +171,7 @@ def shorten(text: str, length: int = 56) -> str:
     return text if len(text) <= length else text[: length - 1].rstrip() + "…"
 
 
-def recompiles(report: Report) -> Table | None:
+def recompiles(report: Findings) -> Table | None:
     if not report.recompiles:
         return None
     made = table("guard", "was", "became", "asked at", "hint")

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from .. import torch_private
+from ..torch_facts import torch_private
 
 LIBRARIES = frozenset((*sys.stdlib_module_names, "torch", "moebius", "transformers", "numpy", "triton"))
 SHARED = (types.ModuleType, type, types.BuiltinFunctionType, types.CodeType)

@@ -4,21 +4,27 @@ from __future__ import annotations
 
 import contextlib
 import io
+import types
 import warnings
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 
-from ..hidden import hidden
+from ..bytecode.hidden import hidden
 from ..hook import call_unhooked, finish
 from ..report.records import Difference
 from .compare import Comparison
 from .copies import RandomState, copy_call
 from .nodes import Recorder, first_difference, kept
 
-if TYPE_CHECKING:
-    from ..captured import Captured
+
+class Captured(Protocol):
+    """What is asked of a captured function (``cache.captured.Captured``)."""
+
+    function: types.FunctionType
+
+    def family(self) -> Iterator[Any]: ...
 
 
 class Shadow:

@@ -12,13 +12,11 @@ from types import (
     MethodDescriptorType,
     WrapperDescriptorType,
 )
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from ..frame import Frame
 from ..natives import reentry
-
-if TYPE_CHECKING:
-    from ..frame import Frame
-    from ..machine import Machine
+from ..protocols import Machine
 
 # Values of these types never lead from an operator back into Python code.
 PLAIN = frozenset({int, float, str, bytes, bool, complex, type(None)})

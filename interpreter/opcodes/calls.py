@@ -6,8 +6,7 @@ from types import FunctionType
 from typing import Any
 
 from ..binding import unbound_arguments
-from ..frame import Frame
-from ..registry import opcode
+from ..registry import Frame, opcode
 from ..sentinels import NULL
 from .containers import take
 

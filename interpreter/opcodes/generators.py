@@ -3,9 +3,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..frame import Frame
 from ..natives import is_a
-from ..registry import opcode
+from ..registry import Frame, opcode
 from ..sentinels import LEAVE
 
 

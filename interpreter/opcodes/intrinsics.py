@@ -3,8 +3,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..frame import Frame
-from ..registry import opcode
+from ..registry import Frame, opcode
 from .containers import list_to_tuple
 from .coroutines import async_gen_wrap
 from .exceptions import prep_reraise_star

@@ -3,8 +3,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..frame import Frame
-from ..registry import opcode
+from ..registry import Frame, opcode
 from ..sentinels import NULL
 
 

@@ -3,7 +3,7 @@
 #include <stddef.h>
 #include <string.h>
 
-/* ---- bfloat16 ---------------------------------------------------------------------------------------------------- */
+/* ---- 16 bits ------------------------------------------------------------------------------------------------------ */
 
 static inline float from_bits(uint32_t bits)
 {
@@ -19,17 +19,44 @@ static inline uint32_t to_bits(float value)
     return bits;
 }
 
-static inline float widen(uint16_t bits) { return from_bits((uint32_t)bits << 16); }
+static inline float widen_bfloat16(uint16_t bits) { return from_bits((uint32_t)bits << 16); }
 
 /* To nearest, ties to even; a NaN stays one, whatever its payload. */
-static inline uint16_t narrow(float value)
+static inline uint16_t narrow_bfloat16(float value)
 {
     uint32_t bits = to_bits(value);
     uint32_t rounded = (bits + 0x7fffu + (bits >> 16 & 1u)) >> 16;
     return (uint16_t)(value != value ? 0x7fc0u : rounded);
 }
 
+/* In integers, which every processor has in vectors. A number below 2**-14 has its last place where one next to 1/2 has
+   it: adding 1/2 shifts it there, and rounds. */
+static inline float widen_float16(uint16_t bits)
+{
+    uint32_t size = bits & 0x7fffu, sign = (uint32_t)(bits & 0x8000u) << 16;
+    uint32_t normal = (size << 13) + (size < 0x7c00u ? 112u << 23 : 224u << 23);
+    uint32_t small = to_bits(from_bits(0x3f000000u + size) - 0.5f);
+    return from_bits(sign | (size < 0x0400u ? small : normal));
+}
+
+/* As narrow_bfloat16; from 65520 on it is infinite. */
+static inline uint16_t narrow_float16(float value)
+{
+    uint32_t bits = to_bits(value), size = bits & 0x7fffffffu, sign = bits >> 16 & 0x8000u;
+    uint32_t normal = (size + 0xfffu + (size >> 13 & 1u) - (112u << 23)) >> 13;
+    uint32_t small = to_bits(from_bits(size) + 0.5f) - 0x3f000000u;
+    uint32_t rounded = size < 0x38800000u ? small : size < 0x477ff000u ? normal : 0x7c00u;
+    return (uint16_t)(sign | (value != value ? 0x7e00u : rounded));
+}
+
 /* ---- in and out -------------------------------------------------------------------------------------------------- */
+
+/* A loop of its own for each dtype of 16 bits. */
+#define FOR_EACH_DTYPE(LOOP)  \
+    if (dtype == BFLOAT16)    \
+        LOOP(bfloat16);       \
+    else                      \
+        LOOP(float16)
 
 CLONED void elements_load(float *restrict to, const void *from, Dtype dtype, long first, int stride, int count)
 {
@@ -40,16 +67,23 @@ CLONED void elements_load(float *restrict to, const void *from, Dtype dtype, lon
         else
             for (int i = 0; i < count; i++)
                 to[i] = source[2 * i];
+        return;
+    }
+    const uint16_t *restrict source = (const uint16_t *)from + first;
+#define LOOP(NAME)                                 \
+    for (int i = 0; i < count; i++)                \
+        to[i] = widen_##NAME(source[i])
+#define LOOP_OF_2(NAME)                            \
+    for (int i = 0; i < count; i++)                \
+        to[i] = widen_##NAME(source[2 * i])
+    if (stride == 1) {
+        FOR_EACH_DTYPE(LOOP);
     }
     else {
-        const uint16_t *restrict source = (const uint16_t *)from + first;
-        if (stride == 1)
-            for (int i = 0; i < count; i++)
-                to[i] = widen(source[i]);
-        else
-            for (int i = 0; i < count; i++)
-                to[i] = widen(source[2 * i]);
+        FOR_EACH_DTYPE(LOOP_OF_2);
     }
+#undef LOOP
+#undef LOOP_OF_2
 }
 
 CLONED void elements_store(void *to, const float *restrict from, Dtype dtype, long first, int stride, int count)
@@ -61,16 +95,23 @@ CLONED void elements_store(void *to, const float *restrict from, Dtype dtype, lo
         else
             for (int i = 0; i < count; i++)
                 target[2 * i] = from[i];
+        return;
+    }
+    uint16_t *restrict target = (uint16_t *)to + first;
+#define LOOP(NAME)                                 \
+    for (int i = 0; i < count; i++)                \
+        target[i] = narrow_##NAME(from[i])
+#define LOOP_OF_2(NAME)                            \
+    for (int i = 0; i < count; i++)                \
+        target[2 * i] = narrow_##NAME(from[i])
+    if (stride == 1) {
+        FOR_EACH_DTYPE(LOOP);
     }
     else {
-        uint16_t *restrict target = (uint16_t *)to + first;
-        if (stride == 1)
-            for (int i = 0; i < count; i++)
-                target[i] = narrow(from[i]);
-        else
-            for (int i = 0; i < count; i++)
-                target[2 * i] = narrow(from[i]);
+        FOR_EACH_DTYPE(LOOP_OF_2);
     }
+#undef LOOP
+#undef LOOP_OF_2
 }
 
 CLONED void elements_add(float *restrict total, const void *from, Dtype dtype, long first, int count)
@@ -79,12 +120,14 @@ CLONED void elements_add(float *restrict total, const void *from, Dtype dtype, l
         const float *restrict source = (const float *)from + first;
         for (int i = 0; i < count; i++)
             total[i] += source[i];
+        return;
     }
-    else {
-        const uint16_t *restrict source = (const uint16_t *)from + first;
-        for (int i = 0; i < count; i++)
-            total[i] += widen(source[i]);
-    }
+    const uint16_t *restrict source = (const uint16_t *)from + first;
+#define LOOP(NAME)                                 \
+    for (int i = 0; i < count; i++)                \
+        total[i] += widen_##NAME(source[i])
+    FOR_EACH_DTYPE(LOOP);
+#undef LOOP
 }
 
 /* ---- activations ------------------------------------------------------------------------------------------------- */

@@ -22,7 +22,7 @@
 #define INLINED inline
 #endif
 
-typedef enum { FLOAT32, BFLOAT16 } Dtype;
+typedef enum { FLOAT32, BFLOAT16, FLOAT16 } Dtype;
 
 static inline long dtype_bytes(Dtype dtype) { return dtype == FLOAT32 ? 4 : 2; }
 

@@ -6,6 +6,7 @@
 #include "gated.h"
 #include "products.h"
 #include "threads.h"
+#include "wide.h"
 
 #define AT(address, type) ((type *)(intptr_t)(address))
 
@@ -119,39 +120,7 @@ static Matrix of_expert(const Part *part, const Block *block)
     return (Matrix){address, {block->rows, block->columns}, {block->down, block->right}};
 }
 
-/* Room for such a matrix in float32, in the order in which it lies there. */
-static Matrix widened(const Part *part, const Matrix *matrix)
-{
-    Matrix wide = {part->scratch + part->layer->matrix, {matrix->sizes[0], matrix->sizes[1]}, {matrix->sizes[1], 1}};
-    if (matrix->strides[1] != 1)
-        wide.strides[0] = 1, wide.strides[1] = matrix->sizes[0];
-    return wide;
-}
-
-typedef enum { WIDEN, NARROW, NARROW_SUM } Copy;
-
-/* Between a matrix and its wide room, a run of numbers that lie side by side after another. */
-static void copy(const Matrix *narrow, const Matrix *wide, Copy how)
-{
-    int across = narrow->strides[1] != 1; /* runs go down the columns */
-    int64_t runs = narrow->sizes[across], count = narrow->sizes[!across], step = narrow->strides[across];
-    float sum[RUN];
-    for (int64_t run = 0; run < runs; run++)
-        for (int64_t at = 0; at < count; at += RUN) {
-            int length = count - at < RUN ? (int)(count - at) : RUN;
-            float *numbers = (float *)wide->address + run * count + at;
-            long place = run * step + at;
-            if (how == WIDEN)
-                elements_load(numbers, narrow->address, BFLOAT16, place, 1, length);
-            else if (how == NARROW)
-                elements_store(narrow->address, numbers, BFLOAT16, place, 1, length);
-            else {
-                elements_load(sum, narrow->address, BFLOAT16, place, 1, length);
-                elements_add(sum, numbers, FLOAT32, 0, length);
-                elements_store(narrow->address, sum, BFLOAT16, place, 1, length);
-            }
-        }
-}
+static float *matrix_room(const Part *part) { return (float *)(part->scratch + part->layer->matrix); }
 
 /* An expert's matrix as it is multiplied. */
 static Matrix to_multiply(const Part *part, const Block *block)
@@ -159,8 +128,8 @@ static Matrix to_multiply(const Part *part, const Block *block)
     Matrix matrix = of_expert(part, block);
     if (!widens(part->layer))
         return matrix;
-    Matrix wide = widened(part, &matrix);
-    copy(&matrix, &wide, WIDEN);
+    Matrix wide = widened(&matrix, matrix_room(part));
+    copy(&matrix, &wide, stored(part->layer), WIDEN);
     return wide;
 }
 
@@ -207,10 +176,10 @@ static int outer(const Part *part, int64_t blocks, int64_t count, const char *le
                 return 0;
             continue;
         }
-        Matrix wide = widened(part, &to);
+        Matrix wide = widened(&to, matrix_room(part));
         if (!product(&wide, &mine, &other, FLOAT32, 0))
             return 0;
-        copy(&to, &wide, part->rows->first ? NARROW : NARROW_SUM);
+        copy(&to, &wide, stored(part->layer), part->rows->first ? NARROW : NARROW_SUM);
     }
     return 1;
 }

@@ -2,9 +2,9 @@
 experts of a panel that calls torch's products, a whole layer, and the order of slots.
 
 Each function returns False (sort_rows: None), having done nothing, where C does not do it: the extension is not
-built, the dtype is not float32 or bfloat16, the activation is an expression or a gelu with erf, or memory is not
-laid out row after row. The caller then uses torch's operators, which give the same to rounding. One pass over a row
-does what torch does in up to eight, with bfloat16 widened in registers instead of in memory.
+built, the dtype is float64, the activation is an expression or a gelu with erf, or memory is not laid out row after
+row. The caller then uses torch's operators, which give the same to rounding. One pass over a row does what torch does
+in up to eight, with 16 bits widened in registers instead of in memory.
 """
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ except ImportError:  # a checkout that was not built: torch's operators do all o
     rows = None  # type: ignore[assignment]
 
 # The numbers that elements.h and rows.c give them.
-DTYPES = {torch.float32: 0, torch.bfloat16: 1}
+DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 ACTIVATIONS = {"silu": 0, "gelu_tanh": 1, "relu": 2, "relu2": 3, "sigmoid": 4, "identity": 5}
 GATES = {"concat": 0, "interleaved": 1, "none": 2}
 NEVER, ALWAYS, LATER = range(3)  # whether a product is added; LATER: unless no earlier panel has the expert
@@ -83,15 +83,19 @@ def multiplies() -> bool:
     return rows is not None and bool(rows.PRODUCTS)
 
 
-def widens() -> bool:
-    """Whether bfloat16 is multiplied faster as float32 here (products.h)."""
-    return rows is not None and bool(rows.WIDENS)
-
-
-def products(out: Operand, left: Operand, right: Operand, panel: Panel, dtype: torch.dtype, add: int = NEVER) -> None:
-    """out = left @ right for each segment of a panel, by torch. The operands are as rows.pyi says, of this dtype."""
+def time_product(size: int, dtype: torch.dtype) -> float:
+    """Seconds of one thread that the library takes for a product of two square matrices, unseen by torch's modes."""
     assert rows is not None
-    rows.products(out, left, right, panel.table.buffer_info()[0], len(panel.segments), DTYPES[dtype], add)
+    return rows.time_product(size, DTYPES[dtype], torch.get_num_threads())
+
+
+def products(out: Operand, left: Operand, right: Operand, panel: Panel, dtype: torch.dtype, add: int, wide: int
+             ) -> None:
+    """out = left @ right for each segment of a panel, by torch, in float32 where it has ``wide`` rows or more. The
+    operands are as rows.pyi says, of this dtype."""
+    assert rows is not None
+    rows.products(out, left, right, panel.table.buffer_info()[0], len(panel.segments), DTYPES[dtype], add, wide,
+                  torch.get_num_threads())
 
 
 def sort_rows(ids_S: Tensor, num_experts: int) -> tuple[Tensor, Tensor] | None:

@@ -3,8 +3,11 @@
 
 #include <dlfcn.h>
 #include <stdint.h>
+#include <time.h>
 
 #include "elements.h"
+#include "threads.h"
+#include "wide.h"
 
 /* ---- torch's C interface ------------------------------------------------------------------------------------------ */
 
@@ -16,7 +19,8 @@ static int32_t (*make)(void *, int64_t, const int64_t *, const int64_t *, int64_
 static int32_t (*delete)(Handle);
 static int32_t (*mm_out)(Handle, Handle, Handle);
 static int32_t (*addmm_out)(Handle, Handle, Handle, Handle, double, double);
-static int32_t numbers[2], cpu;
+static int32_t numbers[3], cpu;
+static _Atomic long long made[3]; /* products of each dtype */
 
 int products_find(void)
 {
@@ -25,15 +29,16 @@ int products_find(void)
         return 0;
     int32_t (*float32)(void) = (int32_t(*)(void))dlsym(torch, "aoti_torch_dtype_float32");
     int32_t (*bfloat16)(void) = (int32_t(*)(void))dlsym(torch, "aoti_torch_dtype_bfloat16");
+    int32_t (*float16)(void) = (int32_t(*)(void))dlsym(torch, "aoti_torch_dtype_float16");
     int32_t (*device)(void) = (int32_t(*)(void))dlsym(torch, "aoti_torch_device_type_cpu");
     *(void **)&make = dlsym(torch, "aoti_torch_create_tensor_from_blob");
     *(void **)&delete = dlsym(torch, "aoti_torch_delete_tensor_object");
     *(void **)&mm_out = dlsym(torch, "aoti_torch_cpu_mm_out");
     *(void **)&addmm_out = dlsym(torch, "aoti_torch_cpu_addmm_out");
-    if (float32 == NULL || bfloat16 == NULL || device == NULL || make == NULL || delete == NULL || mm_out == NULL ||
-        addmm_out == NULL)
+    if (float32 == NULL || bfloat16 == NULL || float16 == NULL || device == NULL || make == NULL || delete == NULL ||
+        mm_out == NULL || addmm_out == NULL)
         return 0;
-    numbers[FLOAT32] = float32(), numbers[BFLOAT16] = bfloat16(), cpu = device();
+    numbers[FLOAT32] = float32(), numbers[BFLOAT16] = bfloat16(), numbers[FLOAT16] = float16(), cpu = device();
     return 1;
 }
 
@@ -45,24 +50,72 @@ static int view(const Matrix *matrix, Dtype dtype, Handle *handle)
 
 int product(const Matrix *out, const Matrix *left, const Matrix *right, Dtype dtype, int add)
 {
-    Handle made[3] = {NULL, NULL, NULL};
-    int done = view(out, dtype, &made[0]) && view(left, dtype, &made[1]) && view(right, dtype, &made[2]) &&
-               (add ? addmm_out(made[0], made[0], made[1], made[2], 1.0, 1.0) : mm_out(made[0], made[1], made[2])) == 0;
+    Handle views[3] = {NULL, NULL, NULL};
+    int done = view(out, dtype, &views[0]) && view(left, dtype, &views[1]) && view(right, dtype, &views[2]) &&
+               (add ? addmm_out(views[0], views[0], views[1], views[2], 1.0, 1.0)
+                    : mm_out(views[0], views[1], views[2])) == 0;
     for (int i = 0; i < 3; i++)
-        if (made[i] != NULL)
-            delete(made[i]);
+        if (views[i] != NULL)
+            delete(views[i]);
+    made[dtype] += done;
     return done;
 }
 
-int products_widen(void)
+PyObject *products_made(PyObject *module, PyObject *nothing)
 {
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
-    __builtin_cpu_init();
-    int amx = __builtin_cpu_supports("amx-bf16"), dots = __builtin_cpu_supports("avx512bf16");
-    return !amx && !(dots && __builtin_cpu_is("amd"));
-#else
-    return 0;
-#endif
+    (void)module, (void)nothing;
+    return Py_BuildValue("(LLL)", made[FLOAT32], made[BFLOAT16], made[FLOAT16]);
+}
+
+/* ---- how long they take ---------------------------------------------------------------------------------------------- */
+
+typedef struct {
+    Matrix matrices[3];
+    Dtype dtype;
+    double *seconds; /* negative where torch refused */
+} Trial;
+
+static double thread_seconds(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}
+
+/* The first range's thread; within a pool's work torch starts no threads, which other load would hold up. */
+static void run_trial(const void *argument, long low, long high)
+{
+    const Trial *trial = argument;
+    (void)high;
+    if (low > 0)
+        return;
+    double start = thread_seconds();
+    int done = product(&trial->matrices[0], &trial->matrices[1], &trial->matrices[2], trial->dtype, 0);
+    *trial->seconds = done ? thread_seconds() - start : -1;
+}
+
+PyObject *time_product(PyObject *module, PyObject *arguments)
+{
+    long size;
+    int dtype, threads;
+    double seconds = -1;
+    (void)module;
+    if (!PyArg_ParseTuple(arguments, "lii", &size, &dtype, &threads))
+        return NULL;
+    long bytes = size * size * dtype_bytes((Dtype)dtype);
+    char *room = PyMem_RawCalloc(3, (size_t)bytes);
+    if (room == NULL)
+        return PyErr_NoMemory();
+    Trial trial = {.dtype = (Dtype)dtype, .seconds = &seconds};
+    for (int i = 0; i < 3; i++)
+        trial.matrices[i] = (Matrix){room + i * bytes, {size, size}, {size, 1}};
+    Py_BEGIN_ALLOW_THREADS
+    threads_run(run_trial, &trial, 2, 1, threads);
+    Py_END_ALLOW_THREADS
+    PyMem_RawFree(room);
+    if (seconds < 0)
+        return PyErr_Format(PyExc_RuntimeError, "torch refused the product of two matrices [%ld, %ld]", size, size);
+    return PyFloat_FromDouble(seconds);
 }
 
 /* ---- products of a panel's segments -------------------------------------------------------------------------------- */
@@ -90,31 +143,80 @@ static Matrix of_segment(const Operand *operand, const Segment *segment, Dtype d
 
 typedef enum { NEVER, ALWAYS, LATER } Add; /* LATER: unless no earlier panel has this expert */
 
+typedef struct {
+    Operand operands[3]; /* out, left, right */
+    const Segment *segments;
+    int count, add, wide, threads;
+    Dtype dtype;
+} Task;
+
+/* The matrices of a segment; 0 where one of them is not there. */
+static int find_matrices(const Task *task, const Segment *segment, Matrix *matrices)
+{
+    int found = 1;
+    for (int o = 0; o < 3; o++) {
+        matrices[o] = of_segment(&task->operands[o], segment, task->dtype);
+        found &= task->operands[o].rows >= 0 || matrices[o].address != NULL;
+    }
+    return found;
+}
+
+static int is_wide(const Task *task, const Segment *segment)
+{
+    return task->dtype != FLOAT32 && segment->high - segment->low >= task->wide;
+}
+
+/* The numbers of room that the segment with the most needs. */
+static int64_t room_for(const Task *task)
+{
+    Matrix matrices[3];
+    int64_t most = 0;
+    for (int i = 0; i < task->count; i++)
+        if (is_wide(task, task->segments + i) && find_matrices(task, task->segments + i, matrices)) {
+            int64_t numbers = wide_room(&matrices[1], &matrices[2], task->threads);
+            most = numbers > most ? numbers : most;
+        }
+    return most;
+}
+
+/* 0 where torch refuses. */
+static int multiply(const Task *task, float *room)
+{
+    Matrix matrices[3];
+    int done = 1;
+    for (const Segment *segment = task->segments; done && segment < task->segments + task->count; segment++) {
+        if (!find_matrices(task, segment, matrices))
+            continue;
+        int add = task->add == ALWAYS || (task->add == LATER && !segment->first);
+        done = is_wide(task, segment)
+                   ? wide_product(&matrices[0], &matrices[1], &matrices[2], task->dtype, add, room, task->threads)
+                   : product(&matrices[0], &matrices[1], &matrices[2], task->dtype, add);
+    }
+    return done;
+}
+
 PyObject *products(PyObject *module, PyObject *arguments)
 {
-    Operand operands[3];
+    Task task;
     Py_ssize_t segments;
-    int count, dtype, add, done = 1;
+    int dtype, done;
     (void)module;
 #define OPERAND(o) &(o).address, &(o).sizes[0], &(o).sizes[1], &(o).strides[0], &(o).strides[1], &(o).rows
-    if (!PyArg_ParseTuple(arguments, "(nLLLLi)(nLLLLi)(nLLLLi)niii", OPERAND(operands[0]), OPERAND(operands[1]),
-                          OPERAND(operands[2]), &segments, &count, &dtype, &add))
+    if (!PyArg_ParseTuple(arguments, "(nLLLLi)(nLLLLi)(nLLLLi)niiiii", OPERAND(task.operands[0]),
+                          OPERAND(task.operands[1]), OPERAND(task.operands[2]), &segments, &task.count, &dtype, &task.add,
+                          &task.wide, &task.threads))
         return NULL;
+    task.segments = (const Segment *)segments, task.dtype = (Dtype)dtype;
+    int64_t numbers = room_for(&task);
+    float *room = numbers ? PyMem_RawMalloc((size_t)numbers * sizeof *room) : NULL;
+    if (numbers && room == NULL)
+        return PyErr_NoMemory();
     Py_BEGIN_ALLOW_THREADS
-    for (int i = 0; i < count && done; i++) {
-        const Segment *segment = (const Segment *)segments + i;
-        Matrix matrices[3];
-        int absent = 0;
-        for (int o = 0; o < 3; o++) {
-            matrices[o] = of_segment(&operands[o], segment, (Dtype)dtype);
-            absent |= operands[o].rows < 0 && matrices[o].address == NULL;
-        }
-        done = absent || product(&matrices[0], &matrices[1], &matrices[2], (Dtype)dtype,
-                                 add == ALWAYS || (add == LATER && !segment->first));
-    }
+    done = multiply(&task, room);
     Py_END_ALLOW_THREADS
+    PyMem_RawFree(room);
     if (!done) {
-        const int64_t *left = operands[1].sizes, *right = operands[2].sizes, *out = operands[0].sizes;
+        const int64_t *left = task.operands[1].sizes, *right = task.operands[2].sizes, *out = task.operands[0].sizes;
         return PyErr_Format(PyExc_RuntimeError, "torch refused the product of an expert's rows, a part of [%lld, %lld] @ "
                             "[%lld, %lld] -> [%lld, %lld]", (long long)left[0], (long long)left[1], (long long)right[0],
                             (long long)right[1], (long long)out[0], (long long)out[1]);

@@ -22,16 +22,13 @@ typedef struct {
 /* Finds torch's C interface. Returns 1 where there is one. */
 int products_find(void);
 
-/* Whether this processor multiplies bfloat16 faster as float32, which holds the same numbers. Measured: on an Intel Xeon
-   without AMX (AVX-512 BF16, torch 2.13's library), 256x512 @ 512x512 in 0.56 of the time; on an AMD EPYC with AVX-512
-   BF16 in 3.5 times the time. Not measured, and left to the library: AMX. By the processor alone, so that two runs give
-   the same bits. */
-int products_widen(void);
-
 /* out = left @ right, or out += left @ right; 0 where torch refuses. Needs no GIL. */
 int product(const Matrix *out, const Matrix *left, const Matrix *right, Dtype dtype, int add);
 
-/* products(out, left, right, segments, count, dtype, add); see rows.pyi. */
+/* products(out, left, right, segments, count, dtype, add, wide, threads), time_product(size, dtype, threads) and
+   products_made(); see rows.pyi. */
 PyObject *products(PyObject *module, PyObject *arguments);
+PyObject *time_product(PyObject *module, PyObject *arguments);
+PyObject *products_made(PyObject *module, PyObject *nothing);
 
 #endif

@@ -109,7 +109,10 @@ static PyMethodDef functions[] = {
     {"gated_backward", run_backward, METH_VARARGS,
      "gated_backward(h, grad_a, scale, a, grad_h, dot, count, width, dtype, activation, gate, threads)."},
     {"sort_rows", sort_rows, METH_VARARGS, "sort_rows(ids, bytes, slots, experts, order, offsets): see rows.pyi."},
-    {"products", products, METH_VARARGS, "products(out, left, right, segments, count, dtype, add): see rows.pyi."},
+    {"products", products, METH_VARARGS,
+     "products(out, left, right, segments, count, dtype, add, wide, threads): see rows.pyi."},
+    {"time_product", time_product, METH_VARARGS, "time_product(size, dtype, threads): see rows.pyi."},
+    {"products_made", products_made, METH_NOARGS, "products_made(): see rows.pyi."},
     {"layer_forward", layer_forward, METH_O, "layer_forward(address): see layer.h."},
     {"layer_backward", layer_backward, METH_O, "layer_backward(address): see layer.h."},
     {NULL, NULL, 0, NULL},
@@ -124,8 +127,7 @@ PyMODINIT_FUNC PyInit_rows(void)
 {
     PyObject *self = PyModule_Create(&module);
     if (self == NULL || PyModule_AddIntConstant(self, "POOL", threads_find()) < 0 ||
-        PyModule_AddIntConstant(self, "PRODUCTS", products_find()) < 0 ||
-        PyModule_AddIntConstant(self, "WIDENS", products_widen()) < 0)
+        PyModule_AddIntConstant(self, "PRODUCTS", products_find()) < 0)
         return NULL;
     return self;
 }

@@ -4,8 +4,6 @@ POOL: int
 # 1 where torch's OpenMP threads were found at import
 PRODUCTS: int
 # 1 where torch's C interface was
-WIDENS: int
-# 1 where the processor multiplies bfloat16 faster as float32
 
 def add(
     total: int, rows: int, index: int, count: int, tokens: int, width: int, dtype: int, threads: int, /,
@@ -28,9 +26,17 @@ def sort_rows(ids: int, bytes: int, slots: int, experts: int, order: int, offset
 Operand = tuple[int, int, int, int, int, int]
 
 def products(
-    out: Operand, left: Operand, right: Operand, segments: int, count: int, dtype: int, add: int, /,
+    out: Operand, left: Operand, right: Operand, segments: int, count: int, dtype: int, add: int, wide: int,
+    threads: int, /,
 ) -> None: ...
 # segments: the address of count times four int64 (expert, low, high, first); add: 0 never, 1 always, 2 if not first.
+# wide: a segment of so many rows or more is multiplied in float32, in so many threads, and the product rounded once.
+
+# How many products were made since the import, of each dtype, in the order of their numbers.
+def products_made() -> tuple[int, int, int]: ...
+
+# Seconds of one thread that a product of two square matrices takes torch. threads: that torch has.
+def time_product(size: int, dtype: int, threads: int, /) -> float: ...
 
 # The address of a layer.h Layer, filled by by_expert.py.
 def layer_forward(task: int, /) -> None: ...

@@ -23,7 +23,7 @@ from moebius.lowering.experts.stacking import block_experts, blocks_apart, join_
 from moebius.lowering.experts.turns import Builder, Differ, Place, Turns, added_rows, is_branch, loop_of, place_of
 from moebius.lowering.graph import expert_loop
 from moebius.lowering.operators import CONTROL, ELEMENTWISE, is_pure, loop_body, read_call, target_name
-from moebius.lowering.torch_private import same_size
+from moebius.lowering.torch_private import same_size, sizes_key
 from moebius.lowering.values import add_call, computed_of, shape_of, stands_at, tensor_of, value_of
 
 INSIDE = ELEMENTWISE | {"getitem", "chunk", "split", "reshape", "cast", "contiguous", "narrow", "dropout", "unbind"}
@@ -313,7 +313,7 @@ class Blocks(Builder):
     def join(self, graph: fx.Graph, first: fx.Node) -> tuple[fx.Node, fx.Node, fx.Node]:
         values = [tensor_of(node) for node in self.rows]
         shapes = [value.shape for value in values if value is not None]
-        kinds = {(value.shape[1:], value.dtype, value.device) for value in values if value is not None}
+        kinds = {(sizes_key(value.shape[1:]), value.dtype, value.device) for value in values if value is not None}
         if len(shapes) != len(values) or len(kinds) != 1:
             raise NoExperts("the rows differ in width or dtype", first)
         example = values[0]

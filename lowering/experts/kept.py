@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from torch import fx
 
-from moebius.lowering.aliasing import Storage, writes_of_hooks
+from moebius.lowering.aliasing import Storage, gradients_before, writes_of_hooks
 from moebius.lowering.experts.stacking import join_blocks, stack_experts
 from moebius.lowering.step import is_backward
 from moebius.lowering.values import computed_of, tensor_of
@@ -40,18 +40,21 @@ def writer_before_backward(
     needs_gradients = any(t is not None and t.requires_grad for t in map(tensor_of, nodes))
     if not (after or needs_gradients):
         return None
-    for node in after:  # a hook writes into its own parameter when backward is done with that
-        written = [t for tensor, targets in writes_of_hooks(node) for t in targets if t is not tensor]
-        if any(storage.share(n, t) for n in nodes for t in written) and leads_to(ours, node):
-            return node
     for writer, targets in storage.writers.items():
-        if writer.graph is not graph or is_backward(writer) or not loop < writer:
+        if writer.graph is not graph or not loop < writer or (after and after[-1] < writer):
             continue
-        if (after and not writer < after[-1]) or not any(storage.share(n, t) for n in nodes for t in targets):
+        written = written_by_backward(writer) if is_backward(writer) else targets
+        if not any(storage.share(n, t) for n in nodes for t in written):
             continue
-        if not after or any(writer < node and leads_to(ours, node) for node in after):
+        if not after or any(not node < writer and leads_to(ours, node) for node in after):
             return writer
     return None
+
+
+def written_by_backward(node: fx.Node) -> list[fx.Node]:
+    """Every ``.grad``; and what hooks write into, but for their own parameter: with that, backward is done by then."""
+    hooked = [target for tensor, targets in writes_of_hooks(node) for target in targets if target is not tensor]
+    return gradients_before(node) + hooked
 
 
 def before_the_loop(reader: Reader, node: fx.Node) -> list[fx.Node]:

@@ -12,7 +12,7 @@ from moebius.lowering.aliasing import Storage
 from moebius.lowering.contract import Work
 from moebius.lowering.experts.batched import weight_of
 from moebius.lowering.operators import read_call
-from moebius.lowering.values import add_call, shape_of, tensor_of
+from moebius.lowering.values import add_call, same_shape, shape_of, tensor_of
 
 FORMS: dict[str, Callable[..., Any]] = {"add": torch.add, "sub": torch.sub, "mul": torch.mul, "div": torch.div}
 
@@ -55,4 +55,4 @@ def is_alone(target: fx.Node, write: fx.Node, storage: Storage) -> bool:
 def alike(a: fx.Node, b: fx.Node) -> bool:
     """Whether the two have one dtype and the same sizes."""
     one, other = tensor_of(a), tensor_of(b)
-    return one is not None and other is not None and one.dtype == other.dtype and shape_of(a) == shape_of(b)
+    return one is not None and other is not None and one.dtype == other.dtype and same_shape(shape_of(a), shape_of(b))

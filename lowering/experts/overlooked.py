@@ -25,7 +25,7 @@ from moebius.lowering.experts.routed import PIECES, SUMS_OF_ROWS, batched_produc
 from moebius.lowering.experts.turns import SUMS, added_rows, chased, draws, is_branch
 from moebius.lowering.operators import ELEMENTWISE, Call, call_operands, loop_body, read_call, target_name
 from moebius.lowering.torch_private import same_size
-from moebius.lowering.values import shape_of, tensor_of
+from moebius.lowering.values import same_shape, shape_of, tensor_of
 
 PRODUCTS = frozenset({"linear", "matmul", "addmm"})
 OTHER_PRODUCTS = frozenset({torch.bmm, torch.baddbmm, torch.einsum, torch.nn.functional.bilinear, "bmm", "baddbmm"})
@@ -377,7 +377,7 @@ class Pair:
             if found:
                 self.strange.append(a)
             return found
-        self.widths = self.widths or (a if shape_of(own[0][0]) != shape_of(own[0][1]) else None)
+        self.widths = self.widths or (a if not same_shape(shape_of(own[0][0]), shape_of(own[0][1])) else None)
         if not self.own:
             self.weights = own[0]
         self.own.append((a, b))

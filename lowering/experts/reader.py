@@ -6,6 +6,7 @@ from outside are invariants. The rules are in the files rules_*.py, one for each
 
 from __future__ import annotations
 
+from bisect import insort
 from collections.abc import Callable
 from typing import Any
 
@@ -32,7 +33,14 @@ from moebius.lowering.torch_private import set_grad_enabled
 from moebius.lowering.values import add_call, shape_of, tensor_of, value_of
 
 Rule = Callable[["Reader", Call], "Fact | None"]
-RULES: dict[str, list[Rule]] = {}
+RULES: dict[str, list[Rule]] = {}  # by canonical operator; the first that answers is right
+FIRST: set[Rule] = set()  # asked before those of all files
+# The files of rules in the order in which they are asked, whichever is imported first.
+FILES = (
+    "rules_routing", "rules_weights", "rules_rows", "rules_elements", "rules_gates",
+    "rules_after",  # takes what none of those has a word for
+    "rules_each_row",  # and this what the operator has none for
+)  # fmt: skip
 
 # Operators that are read outside of the loop too: those that make masks, counts and hit lists from a routing index.
 READ_OUTSIDE = frozenset(
@@ -43,15 +51,22 @@ READ_OUTSIDE = frozenset(
 SIZES = frozenset({"size", "numel"})
 
 
-def rule(*names: str) -> Callable[[Rule], Rule]:
-    """Registers a rule for canonical operators. A rule returns a fact, or None when it has nothing to say."""
+def rule(*names: str, first: bool = False) -> Callable[[Rule], Rule]:
+    """Registers a rule for canonical operators. A rule returns a fact, or None when it has nothing to say. first: it is
+    asked before those of all files."""
 
     def register(function: Rule) -> Rule:
+        if first:
+            FIRST.add(function)
         for name in names:
-            RULES.setdefault(name, []).append(function)
+            insort(RULES.setdefault(name, []), function, key=rank)
         return function
 
     return register
+
+
+def rank(function: Rule) -> int:
+    return -1 if function in FIRST else FILES.index(function.__module__.rpartition(".")[2])
 
 
 class Reader:
@@ -302,10 +317,3 @@ def grad_mode_before(loop: fx.Node, body: fx.GraphModule) -> bool | None:
 def negate(test: Fact) -> Fact:
     """The opposite condition."""
     return Test(test.kind, test.value, not test.negated) if isinstance(test, Test) else test
-
-
-# The rules register themselves on import.
-from moebius.lowering.experts import rules_routing, rules_weights, rules_rows  # noqa: E402, F401, I001
-from moebius.lowering.experts import rules_elements, rules_gates  # noqa: E402, F401
-from moebius.lowering.experts import rules_after  # noqa: E402, F401 (it takes what no other rule has a word for)
-from moebius.lowering.experts import rules_each_row  # noqa: E402, F401 (and this what the operator has none for)

@@ -17,12 +17,13 @@ from moebius.lowering.experts.blocks import Order, RowsOf, build_blocks, expert_
 from moebius.lowering.experts.claims import Claim, Fused, Refused, make_claim
 from moebius.lowering.experts.dense import Chain, NoExperts, Stacked, build_dense, dense_chains, stacked_sums
 from moebius.lowering.experts.dense_raised import Raised, RaisedStack
+from moebius.lowering.experts.idle import postpone_zeros, sum_of
 from moebius.lowering.experts.openings import Opened, open_branches, settle, skip_unused
 from moebius.lowering.experts.out_of_place import write_out_of_place
 from moebius.lowering.experts.overlooked import Overlooked, overlooked
 from moebius.lowering.experts.proof import prove
-from moebius.lowering.experts.reader import Reader
 from moebius.lowering.experts.rows_written import write_rows
+from moebius.lowering.experts.rules import Reader
 from moebius.lowering.experts.stacking import blocks_apart
 from moebius.lowering.experts.turns import Differ, Turns, added_rows, build_loop, groups, place_of, remove
 from moebius.lowering.experts.writing import Writer, fill_region, put_in_place, write_operator
@@ -60,6 +61,8 @@ def loops_among(nodes: Iterable[fx.Node]) -> list[fx.Node]:
 def replace_loops(work: Work) -> None:
     """Prove and replace, loop by loop; one ExpertRegion for each. What could not become the operator, in whatever form
     it was read, is tried once more as projections of sorted rows."""
+    if work.keep_loops is None:
+        postpone_zeros(work)
     replace_all(work)
     left = any(not region.lowered for region in work.regions)
     if left and work.keep_loops is None and takes_blocks(work) and joining.applies(work.options):
@@ -450,6 +453,8 @@ def replace_turns(work: Work, storage: Storage) -> list[Failed]:
     failed = []
     done = {node for node in work.gm.graph.nodes if node.target is blocks_apart}
     for anchors in groups(work.gm.graph):
+        if all(sum_of(anchor) is not None for anchor in anchors):
+            continue  # zeros, of experts without rows
         if done and all(leads_to(anchor, done, min(done)) for anchor in anchors):
             continue  # the turns of a loop that was written out: their experts are an operator already
         anchors = without_identities(anchors)

@@ -20,7 +20,7 @@ from moebius.lowering.experts.facts import (
     RowWise,
     Slice,
 )
-from moebius.lowering.experts.reader import RULES, Reader
+from moebius.lowering.experts.reader import Reader, rule
 from moebius.lowering.operators import ELEMENTWISE, Call
 from moebius.lowering.torch_private import same_size
 
@@ -30,6 +30,7 @@ CASTS = frozenset({"cast", "type_as", "contiguous", "clone"})
 ROW_BY_ROW = ELEMENTWISE | REDUCTIONS | NORMS | CASTS
 
 
+@rule(*ROW_BY_ROW, first=True)
 def of_a_row_so_far(reader: Reader, call: Call) -> Fact | None:
     """What is computed of a :class:`RowWise` is one, but for its product with the routing weight."""
     found = [reader.facts.get(node) for node in call.node.all_input_nodes]
@@ -38,6 +39,7 @@ def of_a_row_so_far(reader: Reader, call: Call) -> Fact | None:
     return row_by_row(reader, call)
 
 
+@rule(*ROW_BY_ROW)
 def own_vector(reader: Reader, call: Call) -> Fact | None:
     """An elementwise operator on vectors of the expert and on what is the same in all turns."""
     if call.op.inplace or call.name not in ELEMENTWISE | {"cast"} or len(reader.shape(call.node) or ()) != 1:
@@ -56,6 +58,7 @@ def is_own_vector(fact: Fact | None) -> bool:
     return isinstance(fact, OwnVector) or (isinstance(fact, Slice) and len(fact.axes) == 1)
 
 
+@rule(*ROW_BY_ROW)
 def row_by_row(reader: Reader, call: Call) -> Fact | None:
     """The first operator that no other rule has a word for: of one projection's rows, and of what is no row."""
     if call.op.inplace or call.name not in ROW_BY_ROW or call.node.graph is not reader.body.graph:
@@ -121,9 +124,3 @@ def along_rows(reader: Reader, call: Call) -> bool:
 def is_own(fact: Fact) -> bool:
     """A weight or bias of the expert's own, or none."""
     return is_own_vector(fact) or fact == Constant(None)
-
-
-for _name in ROW_BY_ROW:
-    RULES.setdefault(_name, []).append(own_vector)
-    RULES.setdefault(_name, []).insert(0, of_a_row_so_far)
-    RULES[_name].append(row_by_row)

@@ -4,7 +4,7 @@ is made of such rows and of projections is lowered projection by projection (by_
 from __future__ import annotations
 
 from moebius.lowering.experts.facts import Constant, EachRow, Fact, Invariant, Items, RowFunction, RowWeight, Slice
-from moebius.lowering.experts.reader import RULES, Reader
+from moebius.lowering.experts.reader import Reader, rule
 from moebius.lowering.experts.rules_after import ROW_BY_ROW, aligned, along_rows
 from moebius.lowering.experts.rules_rows import DOTS, FULL, is_bias_of, piece_sizes
 from moebius.lowering.operators import Call
@@ -14,6 +14,7 @@ COMPARISONS = frozenset({"gt", "ge", "lt", "le", "where"})
 PIECES = frozenset({"chunk", "split", "narrow", "getitem"})
 
 
+@rule(*ROW_BY_ROW, *PRODUCTS, *COMPARISONS, *PIECES, "dropout", "glu")
 def each_row(reader: Reader, call: Call) -> Fact | None:
     """An operator of rows of one selection that makes rows: row i of row i alone."""
     if call.op.inplace or call.node.graph is not reader.body.graph:
@@ -81,7 +82,3 @@ def of_columns(key: Fact) -> bool:
     keys = key.items if isinstance(key, Items) else ()
     plain = len(keys) == 2 and keys[0] in (FULL, DOTS)
     return plain and isinstance(keys[1], Constant) and isinstance(keys[1].value, slice)
-
-
-for _name in ROW_BY_ROW | PRODUCTS | COMPARISONS | PIECES | {"dropout", "glu"}:
-    RULES.setdefault(_name, []).append(each_row)

@@ -20,6 +20,7 @@ from moebius.lowering.aliasing import Storage, makes_new, only_computes
 from moebius.lowering.experts.stacking import pick, stack_experts
 from moebius.lowering.graph import expert_loop, skip_turn
 from moebius.lowering.operators import FUNCTIONS, METHODS, call_operands, is_pure, loop_body, read_call, target_name
+from moebius.lowering.torch_private import sizes_key
 from moebius.lowering.values import add_call, computed_of, tensor_of, value_of
 
 SUMS = frozenset({"index_add", "index_put", "scatter_add", "setitem"})
@@ -377,7 +378,7 @@ class Builder:
     def family(self, nodes: tuple[fx.Node, ...]) -> fx.Node:
         """The expert's own parameter: row e of the parameters stacked."""
         values = [tensor_of(node) for node in nodes]
-        alike = {(tuple(v.shape), v.dtype, v.device) for v in values if v is not None}
+        alike = {(sizes_key(v.shape), v.dtype, v.device) for v in values if v is not None}
         if len(alike) != 1 or not all(isinstance(size, int) for size in next(iter(alike))[0]):
             raise Differ("the experts' parameters differ in shape or dtype", nodes[0])
         self.uses_row = True

@@ -7,7 +7,7 @@ import abc
 import torch
 
 from moebius import capture
-from moebius.tracking.attributes import Attributes
+from moebius.python.attributes import Attributes
 
 
 class Abstract(abc.ABC):

@@ -2,7 +2,8 @@
 
 import torch
 
-from moebius import capture, stats, torch_private
+from moebius import capture, stats
+from moebius.torch_facts import torch_private
 
 asked = torch._C._get_cudnn_benchmark  # stands for what only a build for the device has, and nobody can throw here
 

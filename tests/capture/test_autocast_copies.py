@@ -9,8 +9,9 @@ import pytest
 import torch
 
 import moebius
-from moebius import capture, stats, torch_private
+from moebius import capture, stats
 from moebius.lowering.step.autocast import depth_of_autocast
+from moebius.torch_facts import torch_private
 
 
 @moebius.disable

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from moebius import capture, stats
-from moebius.resume import Continuation
+from moebius.codegen.resume import Continuation
 
 
 class Abstract(abc.ABC):

@@ -11,8 +11,8 @@ from plain_python import Reader, breaks_of, compare
 
 from moebius import capture, stats
 from moebius.errors import ExportError
-from moebius.tracking import bars
-from moebius.tracking.late_writes import LateWrites
+from moebius.heap.late_writes import LateWrites
+from moebius.python import bars
 
 tqdm = pytest.importorskip("tqdm").tqdm
 ROWS = (3, 3, 3, 4, 4, 5, 5)

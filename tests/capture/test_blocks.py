@@ -10,8 +10,8 @@ from torch import nn
 
 from moebius import capture, stats
 from moebius.hook import ABSENT
-from moebius.tracking.blocks import Blocks
-from moebius.tracking.domain import TrackingDomain
+from moebius.python.domain import TrackingDomain
+from moebius.regions.blocks import Blocks
 
 MODE = contextvars.ContextVar("mode", default=1.0)
 SCALES = {"now": 1.0}

@@ -39,7 +39,7 @@ def returns(x):
     return x
 
 
-@broken
+@one_graph
 def two_bodies(x):
     if x.sum() > 0:
         y = x * 2
@@ -152,7 +152,7 @@ def nested(x):
     return x
 
 
-@broken
+@one_graph
 def two_conditions(x):
     if x.sum() > 4:
         x = x * 7
@@ -247,7 +247,7 @@ def conditions_joined(x):
     return y
 
 
-@broken
+@one_graph
 def an_expression(x):
     return x * 2 if x.sum() > 0 else x * 3
 

@@ -10,7 +10,8 @@ import warnings
 import torch
 from torch import nn
 
-from moebius import capture, captured, stats
+from moebius import capture, stats
+from moebius.cache import captured
 
 
 def model():

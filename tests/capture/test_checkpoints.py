@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 import moebius.lowering.step.checkpoint as lowered
 from moebius import capture, explain, stats
-from moebius.tracking.checkpoints import Read
+from moebius.regions.checkpoints import Read
 
 F = torch.nn.functional
 

@@ -17,8 +17,8 @@ from torch import nn
 
 from moebius import capture, stats
 from moebius.guards.recorder import GuardRecorder
-from moebius.tracking.blocks import Blocks
-from moebius.tracking.class_attributes import ClassAttributes
+from moebius.heap.class_attributes import ClassAttributes
+from moebius.regions.blocks import Blocks
 
 ROWS = (3, 3, 3, 4, 4, 5, 5, 5)
 

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from moebius import capture, explain, stats
-from moebius.tracking import folding, operators
+from moebius.python import operators
+from moebius.tensors import folding
 
 
 def positions(x):
@@ -77,7 +78,8 @@ def test_one_graph_without_a_check(function):
 def test_what_varies_is_not_decided_while_tracing(function, monkeypatch):
     found = []
     real = operators.constant_truth
-    monkeypatch.setattr(operators, "constant_truth", lambda node: found.append(real(node)) or found[-1])
+    for place in (operators, folding):
+        monkeypatch.setattr(place, "constant_truth", lambda node: found.append(real(node)) or found[-1])
     captured = capture(function)
     for shift in (-1.0, 1.0):
         captured(torch.rand(2, 3) + shift)

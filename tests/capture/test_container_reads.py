@@ -11,8 +11,8 @@ from answers import same, told
 
 import moebius
 from moebius import capture, stats
-from moebius.tracking import natives
-from moebius.tracking.operators import Operators
+from moebius.python import natives
+from moebius.python.operators import Operators
 
 
 class Words(dict):

@@ -8,8 +8,9 @@ import pytest
 import torch
 from answers import broken
 
-from moebius import capture, resume
-from moebius.tracking import construction
+from moebius import capture
+from moebius.codegen import resume
+from moebius.python import construction
 
 LOG: list = []
 

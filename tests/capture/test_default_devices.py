@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from moebius import capture, explain
-from moebius.tracking.methods import Methods
+from moebius.python.methods import Methods
 
 
 def model_without_memory(x):

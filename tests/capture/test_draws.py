@@ -11,7 +11,7 @@ import torch
 from answers import broken, same
 
 from moebius import capture, explain, stats
-from moebius.tracking.calls import Calls
+from moebius.python.calls import Calls
 
 
 def scaled(x: torch.Tensor) -> Any:

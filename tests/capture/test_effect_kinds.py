@@ -19,16 +19,16 @@ import torch
 from plain_python import Reader, compare
 from torch import nn
 
-from moebius import failures, segment
-from moebius.failures import FailureHandler
+from moebius.codegen.replay import Replay
+from moebius.heap.objects import Objects
+from moebius.heap.records import Record
 from moebius.lowering.step import texts
-from moebius.replay import Replay
-from moebius.tracking.attributes import Attributes
-from moebius.tracking.calls import Calls
-from moebius.tracking.containers import Containers
-from moebius.tracking.methods import Methods
-from moebius.tracking.objects import Objects
-from moebius.tracking.records import Record
+from moebius.python.attributes import Attributes
+from moebius.python.calls import Calls
+from moebius.python.containers import Containers
+from moebius.python.methods import Methods
+from moebius.trace import failures, segment
+from moebius.trace.failures import FailureHandler
 
 log = logging.getLogger(__name__)
 counter = 0

@@ -9,10 +9,11 @@ import torch
 from answers import same, told
 from torch import nn
 
-from moebius import capture, stats, torch_private
-from moebius import fragile as capture_fragile
+from moebius import capture, stats
 from moebius.api import captured_of, report_of
-from moebius.stopped import connected
+from moebius.torch_facts import torch_private
+from moebius.trace import fragile as capture_fragile
+from moebius.trace.stopped import connected
 
 INDICES = (1, 1, 4, 1, 9, 0)
 
@@ -207,14 +208,14 @@ def test_a_generator_goes_on(recipe):
 
 @pytest.mark.parametrize("recipe", ON_FROM)
 def test_without_generators_that_go_on_the_handler_is_lost(recipe, monkeypatch):
-    monkeypatch.setattr("moebius.failures.connected", lambda stopped, generators: connected(stopped))
+    monkeypatch.setattr("moebius.trace.failures.connected", lambda stopped, generators: connected(stopped))
     pairs = zip(calls(recipe, capture), calls(recipe, lambda step: step), strict=True)
     assert not all(same(ours, plain) for ours, plain in pairs)
 
 
 @pytest.mark.parametrize("recipe", [listed, of_a_property, of_an_item, of_a_context])
 def test_without_the_break_the_handler_is_lost(recipe, monkeypatch):
-    monkeypatch.setattr("moebius.trace.refuse_lost_handler", lambda *given: None)
+    monkeypatch.setattr("moebius.trace.trace.refuse_lost_handler", lambda *given: None)
     pairs = zip(calls(recipe, capture), calls(recipe, lambda step: step), strict=True)
     assert not all(same(ours, plain) for ours, plain in pairs)
 
@@ -315,7 +316,10 @@ def test_a_module_without_hooks_for_errors_is_no_handler(add):
 
 @pytest.mark.parametrize(
     ("name", "instead"),
-    [("moebius.fragile.passes_on", lambda frame: True), ("moebius.tracking.calls.EAGER_ARITHMETIC", ("torch.optim",))],
+    [
+        ("moebius.trace.fragile.passes_on", lambda frame: True),
+        ("moebius.python.calls.EAGER_ARITHMETIC", ("torch.optim",)),
+    ],
 )
 def test_the_hooks_for_errors_rest_on_the_break(name, instead, monkeypatch):
     """And on the answer of is_compiling(), with which the module's call would be traced without its handler."""

@@ -12,7 +12,8 @@ from plain_python import graph_breaks
 from tables import hold
 from torch.func import functional_call, grad, grad_and_value, jacrev, jvp, vmap
 
-from moebius import capture, stats, torch_private
+from moebius import capture, stats
+from moebius.torch_facts import torch_private
 
 
 def of_weights():

@@ -9,7 +9,7 @@ import torch
 from gradient_programs import kept
 
 from moebius import capture, explain, stats
-from moebius.tracking.functions import AutogradFunctions
+from moebius.regions.functions import AutogradFunctions
 
 SCALE = 2.0
 CALLS = []

@@ -7,9 +7,10 @@ import contextlib
 import pytest
 import torch
 
-from moebius import capture, stats, torch_private
-from moebius.tracking import switches
-from moebius.tracking.functions import AutogradFunctions
+from moebius import capture, stats
+from moebius.python import switches
+from moebius.regions.functions import AutogradFunctions
+from moebius.torch_facts import torch_private
 
 
 class OwnBlock(torch.autograd.Function):

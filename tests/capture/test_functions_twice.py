@@ -8,7 +8,7 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 from moebius import capture, stats
-from moebius.tracking import functions
+from moebius.regions import functions
 
 
 def cube(backward):

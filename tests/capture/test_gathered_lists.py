@@ -10,7 +10,7 @@ import torch
 from answers import same
 
 from moebius import capture, stats
-from moebius.tracking import gathered
+from moebius.regions import gathered
 
 ONE, OTHER = {}, {}
 

@@ -17,7 +17,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import moebius.lowering.pipeline
-import moebius.tracking.gradients
+import moebius.tensors.gradients
 from moebius import capture, explain, stats
 
 grad = torch.autograd.grad
@@ -486,7 +486,7 @@ def test_which_gradients_are_none_is_checked(monkeypatch):
     """Which experts get no gradient is the data's: where it is others than in the first call, Python goes on."""
     captured = plain_python.compared(counted, "eager", ROWS)
     assert any("reaches other tensors" in r.new for r in stats(captured).recompiles)
-    monkeypatch.setattr(moebius.tracking.gradients, "require_given", looks_away)
+    monkeypatch.setattr(moebius.tensors.gradients, "require_given", looks_away)
     with pytest.raises(AssertionError, match="call"):
         plain_python.compare(counted, "eager", ROWS)
 

@@ -8,8 +8,8 @@ from answers import broken
 from moebius import capture, stats
 from moebius.api import captured_of, report_of
 from moebius.interpreter import Machine
-from moebius.trace import TracingMachine
-from moebius.tracking import methods
+from moebius.python import methods
+from moebius.trace.trace import TracingMachine
 
 
 def caught():

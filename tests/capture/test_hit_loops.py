@@ -135,7 +135,7 @@ def test_same_as_plain(function, backend):
 
 def test_switched_off(monkeypatch):
     """Without it the turn breaks the graph."""
-    from moebius.tracking import loops
+    from moebius.regions import loops
 
     monkeypatch.setattr(loops, "hit_turns", lambda rows, key: None)
     captured, layer = capture(by_module), Layer()
@@ -146,7 +146,7 @@ def test_switched_off(monkeypatch):
 
 def test_written_is_looked_at(monkeypatch):
     """Without the look at what is written, the wrong experts would run."""
-    from moebius.tracking import hit_loops
+    from moebius.regions import hit_loops
 
     monkeypatch.setattr(hit_loops, "unwritten", lambda node: True)
     layer, x, index = Layer(), torch.randn(4, D, dtype=torch.float64), torch.tensor([0, 2, 2, 1])

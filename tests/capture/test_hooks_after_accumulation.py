@@ -16,7 +16,7 @@ import moebius
 from moebius import capture, explain, stats
 from moebius.kernels import experts_op
 from moebius.lowering.experts import kept
-from moebius.tracking import gradients
+from moebius.tensors import gradients
 
 
 def in_backward(model, make, hook=None, **more):

@@ -18,7 +18,7 @@ from torch import nn
 from moebius import capture, stats
 from moebius.api import captured_of, report_of
 from moebius.guards.recorder import GuardRecorder
-from moebius.tracking import walks
+from moebius.heap import walks
 
 X = torch.arange(4.0)
 

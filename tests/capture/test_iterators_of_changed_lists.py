@@ -8,7 +8,8 @@ import itertools
 import pytest
 from answers import broken
 
-from moebius import capture, residual
+from moebius import capture
+from moebius.codegen import residual
 
 
 def in_a_loop(items):
@@ -128,5 +129,5 @@ def test_their_places_are_taken_when_the_list_is_as_long_as_it_was(monkeypatch):
         return function(self, *args, **kwargs)
 
     monkeypatch.setattr(Early, "function", once)
-    monkeypatch.setattr("moebius.segment.Emitter", Early)
+    monkeypatch.setattr("moebius.trace.segment.Emitter", Early)
     assert outcome(capture(taken), []) != outcome(taken, [])

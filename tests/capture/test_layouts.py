@@ -8,7 +8,7 @@ from torch.autograd import forward_ad
 from torch.nn import functional
 
 from moebius import capture, stats
-from moebius.tracking import tensors
+from moebius.tensors import layouts, tensors
 
 
 def asked(y):
@@ -176,7 +176,7 @@ def test_what_is_contiguous_is_no_break():
 
 @pytest.mark.filterwarnings("ignore:An output with one or more elements")
 def test_answered_by_the_fakes_it_is_wrong(monkeypatch):
-    monkeypatch.setattr(tensors, "refuse_unsure", lambda *_: None)
+    monkeypatch.setattr(layouts.Layouts, "refuse_unsure", lambda *_: None)
     monkeypatch.setattr(tensors, "refuse_lost_tangent", lambda *_: None)
     wrong = []
     for program in PROGRAMS:

@@ -18,7 +18,7 @@ from torch._subclasses import FakeTensorMode
 from torch.nn import functional
 
 from moebius import capture, reset
-from moebius.tracking import tensors
+from moebius.tensors import layouts
 
 PART = 40
 KNOWN = ("torch.logical_and", "torch.roll", "torch.isin", "functional.logsigmoid", "functional.unfold", "torch.angle")
@@ -130,5 +130,5 @@ def test_strides_are_the_operators(name: str) -> None:
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", KNOWN)
 def test_answered_by_the_fakes_it_is_wrong(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tensors, "refuse_unsure", lambda *_: None)
+    monkeypatch.setattr(layouts.Layouts, "refuse_unsure", lambda *_: None)
     assert answered_wrongly(FUNCTIONS[name])[1]

@@ -13,9 +13,10 @@ import torch
 from torch import nn
 
 import moebius
-from moebius import capture, captured, stats
-from moebius.captured import LEADING_BACK
-from moebius.leading_back import LeadingBack
+from moebius import capture, stats
+from moebius.cache import captured
+from moebius.cache.captured import LEADING_BACK
+from moebius.cache.leading_back import LeadingBack
 
 from .test_names_given_anew import World, X, dies, net, same
 
@@ -239,7 +240,7 @@ def test_a_trainer_that_its_models_hook_knows():
 
 def test_one_that_was_let_go_of_and_lives_is_let_be(monkeypatch):
     """Whatever counts it wrongly costs one capture."""
-    monkeypatch.setattr("moebius.leading_back.is_held_by_captures_alone", lambda *_: True)
+    monkeypatch.setattr("moebius.cache.leading_back.is_held_by_captures_alone", lambda *_: True)
     model, step = Hooked(), capture(lambda model, x: model(x).sum())
     for _ in range(5):
         same(step(model, X), model(X).sum())
@@ -249,7 +250,7 @@ def test_one_that_was_let_go_of_and_lives_is_let_be(monkeypatch):
 
 
 def test_one_with_too_much_hanging_from_it_lives(monkeypatch):
-    monkeypatch.setattr("moebius.leading_back.MAX_HANGING", 20)
+    monkeypatch.setattr("moebius.cache.leading_back.MAX_HANGING", 20)
     model, step = Hooked(), capture(lambda model, x: model(x).sum())
     reference = weakref.ref(model)
     step(model, X)
@@ -263,7 +264,7 @@ def test_one_with_too_much_hanging_from_it_lives(monkeypatch):
 def test_looks_are_a_small_part_of_the_time(monkeypatch, share):
     model, step, looked = Hooked(), capture(lambda model, x: model(x).sum()), []
     step(model, X)
-    monkeypatch.setattr("moebius.leading_back.SHARE", share)
+    monkeypatch.setattr("moebius.cache.leading_back.SHARE", share)
     captures, counts = LEADING_BACK.captures, []
     monkeypatch.setattr(LEADING_BACK, "captures", lambda: looked.append(model) or captures())
     LEADING_BACK.rest_until = 0.0

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from moebius.liveness import read_later
+from moebius.bytecode.liveness import read_later
 
 
 def here() -> None:

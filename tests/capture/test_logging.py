@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from moebius import capture, explain, stats
-from moebius.tracking import messages
+from moebius.python import messages
 
 LOG = logging.getLogger("moebius.tests.logging")
 CHILD = logging.getLogger("moebius.tests.logging.child")

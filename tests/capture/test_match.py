@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from moebius import capture
-from moebius.tracking.domain import TrackingDomain
+from moebius.python.domain import TrackingDomain
 
 
 def kinds(value, x):

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from moebius import capture, meanwhile, stats
+from moebius import capture, stats
+from moebius.cache import meanwhile
 from moebius.guards.program import CompiledGuards
 
 

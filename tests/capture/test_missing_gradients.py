@@ -10,8 +10,8 @@ import pytest
 import torch
 from answers import told
 
-import moebius.segment
-import moebius.speculation
+import moebius.trace.segment
+import moebius.trace.speculation
 from moebius import capture, stats
 from moebius.lowering.step import MissingGradientError
 
@@ -333,20 +333,21 @@ def test_what_the_step_has_asked_before_is_as_it_was(step, name):
 
 def test_without_the_states_owners_it_would_be_wrong(monkeypatch):
     """The state of a parameter without a gradient must not be touched: its step would count."""
-    original = moebius.segment.going_on
-    monkeypatch.setattr(moebius.segment, "going_on", lambda fn, locate, owners, done: original(fn, locate, {}, done))
+    original = moebius.trace.segment.going_on
+    without = lambda fn, locate, owners, done: original(fn, locate, {}, done)  # noqa: E731
+    monkeypatch.setattr(moebius.trace.segment, "going_on", without)
     with pytest.raises(AssertionError):
         compare(clipped, OPTIMIZERS["AdamW"])
 
 
 def test_without_what_python_goes_on_with_it_would_fail(monkeypatch):
-    monkeypatch.setattr(moebius.speculation.Speculation, "live", lambda self: ())
+    monkeypatch.setattr(moebius.trace.speculation.Speculation, "live", lambda self: ())
     with pytest.raises(MissingGradientError):
         compare(goes_on_with_noise, OPTIMIZERS["AdamW"])
 
 
 def test_without_knowing_of_the_second_backward_it_would_fail(monkeypatch):
-    from moebius.tracking import gradients
+    from moebius.tensors import gradients
 
     monkeypatch.setattr(gradients.Gradients, "wants_python", lambda self: None)
     with pytest.raises(MissingGradientError):
@@ -355,7 +356,7 @@ def test_without_knowing_of_the_second_backward_it_would_fail(monkeypatch):
 
 def test_without_asking_who_asks_it_would_be_wrong(monkeypatch):
     """A count of gradients is a constant of the graph."""
-    from moebius.tracking import gradients
+    from moebius.tensors import gradients
 
     monkeypatch.setattr(gradients, "treats_each_alone", lambda file: True)
     with pytest.raises(AssertionError):
@@ -364,7 +365,7 @@ def test_without_asking_who_asks_it_would_be_wrong(monkeypatch):
 
 @pytest.mark.parametrize("step", [counts_states, counts_states_by_another_name], ids=lambda f: f.__name__)
 def test_without_asking_who_asks_for_states_it_would_be_wrong(step, monkeypatch):
-    from moebius.tracking import gradients
+    from moebius.tensors import gradients
 
     monkeypatch.setattr(gradients.Gradients, "others_ask", lambda self: None)
     with pytest.raises(AssertionError):

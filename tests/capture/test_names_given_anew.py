@@ -13,11 +13,11 @@ import torch
 from torch import nn
 
 from moebius import capture, stats
-from moebius import captured as captured_module
 from moebius.api import captured_of
+from moebius.cache import captured as captured_module
 from moebius.guards.recorder import GuardRecorder
-from moebius.sources import Part
-from moebius.tracking import cells, lifetimes, objects
+from moebius.guards.sources import Part
+from moebius.heap import cells, lifetimes, objects
 
 X = torch.ones(2, 3)
 
@@ -222,9 +222,9 @@ def test_without_the_way_it_lives(monkeypatch, name):
 
 @pytest.mark.parametrize("name", LATER)
 def test_without_letting_go_it_lives(monkeypatch, name):
-    monkeypatch.setattr("moebius.captured.MAX_SEGMENTS", 0)
-    monkeypatch.setattr("moebius.captured.Captured.give_up", lambda *_: None)
-    monkeypatch.setattr("moebius.captured.Captured.learn", learn_and_keep)
+    monkeypatch.setattr("moebius.cache.captured.MAX_SEGMENTS", 0)
+    monkeypatch.setattr("moebius.cache.captured.Captured.give_up", lambda *_: None)
+    monkeypatch.setattr("moebius.cache.captured.Captured.learn", learn_and_keep)
     case = LATER[name]
     mine, step, _plain, references = watched(case)
     case[2](mine)
@@ -233,7 +233,7 @@ def test_without_letting_go_it_lives(monkeypatch, name):
 
 
 def learn_and_keep(self, args, kwargs):
-    from moebius.opening import open_place
+    from moebius.cache.opening import open_place
 
     for segment in self.segments:
         fact, _ = segment.guards.failure(args, kwargs)

@@ -14,28 +14,28 @@ import pytest
 import torch
 
 import moebius
-import moebius.segment
+import moebius.trace.segment
 from moebius import capture, stats
-from moebius.captured import Captured
+from moebius.cache.captured import Captured
+from moebius.codegen.replay import Replay
+from moebius.codegen.residual import Emitter
 from moebius.guards.program import CompiledGuards
+from moebius.heap.objects import Objects
 from moebius.hook import Entry
-from moebius.replay import Replay
-from moebius.residual import Emitter
-from moebius.tracking.graphs import GraphWriter
-from moebius.tracking.objects import Objects
+from moebius.tensors.graphs import GraphWriter
 
 STAGES = {
-    "tracing": ("moebius.captured", "trace"),
+    "tracing": ("moebius.cache.captured", "trace"),
     "an operator": (GraphWriter, "node"),
     "entering an argument": (Objects, "enter"),
-    "the graph": ("moebius.segment", "make_graph"),
-    "lowering": ("moebius.segment", "lower"),
+    "the graph": ("moebius.trace.segment", "make_graph"),
+    "lowering": ("moebius.trace.segment", "lower"),
     "residual code": (Emitter, "function"),
     "effects": (Replay, "effects"),
-    "guards of sizes": ("moebius.segment", "guard_sizes"),
+    "guards of sizes": ("moebius.trace.segment", "guard_sizes"),
     "guards": (CompiledGuards, "__init__"),
     "checking the guards": (CompiledGuards, "failure"),
-    "segments": ("moebius.captured", "build"),
+    "segments": ("moebius.cache.captured", "build"),
     "learning": (Captured, "learn"),
 }
 
@@ -58,10 +58,10 @@ def test_an_internal_error_leaves_a_plain_call_and_one_warning_with_a_file(stage
     owner, name = STAGES[stage]
 
     namespace: dict[str, Any] = {
-        "__name__": "moebius.segment"
+        "__name__": "moebius.trace.segment"
     }  # (an error in a frame of the user's own would be the user's)
     text = f"def fail(*args, **kwargs): raise AssertionError('planted in {stage}')"
-    exec(compile(text, moebius.segment.__file__, "exec"), namespace)
+    exec(compile(text, moebius.trace.segment.__file__, "exec"), namespace)
     fail = namespace["fail"]
     if isinstance(owner, str):
         monkeypatch.setattr(f"{owner}.{name}", fail)

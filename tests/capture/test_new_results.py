@@ -10,8 +10,9 @@ import pytest
 import torch
 from answers import broken
 
-from moebius import capture, residual
-from moebius.tracking import natives
+from moebius import capture
+from moebius.codegen import residual
+from moebius.python import natives
 
 
 def in_a_tuple(x):

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from moebius import capture
-from moebius.tracking import operators
+from moebius.python import operators
 
 WAYS = {
     "tuple": lambda n: ("a", "b", "c", "d")[n],

@@ -13,7 +13,7 @@ import torch
 from answers import same
 
 from moebius import capture, stats
-from moebius.tracking import arrays
+from moebius.tensors import arrays
 
 FOLLOWED, BROKEN = {}, {}
 

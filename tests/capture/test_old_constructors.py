@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from moebius import capture, stats
-from moebius.tracking.construction import Construction
+from moebius.python.construction import Construction
 
 OLD = {
     "numbers": lambda x: torch.Tensor([1.5, 2, True]),

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from moebius import capture
-from moebius.tracking import operator_functions
+from moebius.python import operator_functions
 
 
 class Value:

@@ -15,9 +15,10 @@ import pytest
 import torch
 from torch import nn
 
-from moebius import capture, captured, stats
+from moebius import capture, stats
 from moebius.api import captured_of
-from moebius.outlived import Outlived
+from moebius.cache import captured
+from moebius.cache.outlived import Outlived
 
 from .test_names_given_anew import Holder, World, X, dies, net, same
 
@@ -253,8 +254,8 @@ def test_it_dies_with_the_next_call(name):
 @pytest.mark.parametrize("name", CASES)
 def test_without_letting_go_it_lives(monkeypatch, name):
     monkeypatch.setattr(Outlived, "goes", lambda *_: False)
-    monkeypatch.setattr("moebius.captured.MAX_SEGMENTS", 2)
-    monkeypatch.setattr("moebius.captured.open_place", lambda *_: False)
+    monkeypatch.setattr("moebius.cache.captured.MAX_SEGMENTS", 2)
+    monkeypatch.setattr("moebius.cache.captured.open_place", lambda *_: False)
     case = CASES[name]
     mine, step, plain, reference = begun(case)
     for world in (mine, plain):

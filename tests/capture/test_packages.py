@@ -41,7 +41,7 @@ def test_one_that_is_installed_after_the_capture(tmp_path, monkeypatch):
 
 
 def test_without_the_guard_it_would_go_unnoticed(tmp_path, monkeypatch):
-    monkeypatch.setattr("moebius.tracking.packages.is_missing", lambda name: True)
+    monkeypatch.setattr("moebius.python.packages.is_missing", lambda name: True)
     with pytest.raises(AssertionError):
         test_one_that_is_installed_after_the_capture(tmp_path, monkeypatch)
 

@@ -176,7 +176,10 @@ def averaged(kind):
     return make
 
 
-@pytest.mark.parametrize("make", map(averaged, ["in a dict", "in a list", "in a new dict"]), ids=lambda f: f.__name__)
+AVERAGED = [averaged(where) for where in ("in a dict", "in a list", "in a new dict")]
+
+
+@pytest.mark.parametrize("make", AVERAGED, ids=lambda f: f.__name__)
 def test_averaged_weights_are_two_captures(make):
     captured, entries = compare(make, 6)
     assert entries[-1] <= 2 and not stats(captured).breaks

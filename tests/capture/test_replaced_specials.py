@@ -9,7 +9,7 @@ import torch
 from answers import same
 
 from moebius import capture
-from moebius.tracking import containers
+from moebius.python import containers
 
 
 class Options(dict):
@@ -132,7 +132,7 @@ def test_taken_for_those_of_the_base(monkeypatch):
 
 
 def test_taken_for_generic(monkeypatch):
-    monkeypatch.setattr("moebius.tracking.attributes.is_generic", lambda found, name: True)
+    monkeypatch.setattr("moebius.python.attributes.is_generic", lambda found, name: True)
     pairs = calls(options, capture), calls(options, lambda step: step)
     with pytest.raises((AssertionError, KeyError)):
         assert all(same(ours, plain) for ours, plain in zip(*pairs, strict=True))

@@ -13,9 +13,9 @@ import torch
 from plain_python import compare
 
 from moebius import capture, stats
+from moebius.codegen.replay import Replay
 from moebius.guards.recorder import GuardRecorder
-from moebius.replay import Replay
-from moebius.tracking import late_writes
+from moebius.heap import late_writes
 
 ROWS = (3, 3, 3, 4, 4, 5, 5, 5, 5, 5)
 

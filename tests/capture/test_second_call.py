@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import gc
+import re
 import threading
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 import torch
 from torch import nn
 
 from moebius import capture, stats
-from moebius import segment as segment_module
 from moebius.api import captured_of
+from moebius.trace import segment as segment_module
 
 LOCK = threading.Lock()
 
@@ -165,3 +168,33 @@ def test_without_the_comparison_it_is_captured_again(monkeypatch):
     monkeypatch.setattr(segment_module, "run_whole_natively", without)
     captured, seconds = looks(step_with_a_generator_that_is_left)
     assert seconds[4] > seconds[1] and stats(captured).recompiles
+
+
+def test_what_was_met_below_a_native_call_is_counted_after_its_caller_is_captured_again():
+    """The caller's break is gone in its second call; the function is captured once, hit from then on, and counted."""
+    model, found = Lazy(), []
+
+    def doubled(x):
+        return x * 2 + 1
+
+    def met(match):
+        found.append(doubled(torch.ones(3)))
+        return "b"
+
+    @capture
+    def step(x):
+        y = model(x)
+        re.sub("a", met, "aa")
+        return y + 1
+
+    counted = []
+    for _ in range(4):
+        step(torch.ones(3, 4))
+        gc.collect()
+        counted.append(stats(step))
+    assert len(found) == 8 and all(torch.equal(one, torch.full((3,), 3.0)) for one in found)
+    assert [r.guard for r in counted[-1].recompiles] == ["graph break"]
+    alive = [one for one in captured_of(step).family() if one.function.__name__ == "met"]
+    assert [(len(one.segments), one.entry.hits) for one in alive] == [(1, 7)]
+    assert all(later.hits > before.hits for before, later in pairwise(counted))
+    assert {s.function for s in captured_of(step).family()} >= {one.function for one in alive}

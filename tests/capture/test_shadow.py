@@ -10,7 +10,7 @@ import torch
 
 from moebius import capture, stats
 from moebius.errors import OptionError
-from moebius.tracking.graphs import GraphWriter
+from moebius.tensors.graphs import GraphWriter
 
 
 class Net(torch.nn.Module):

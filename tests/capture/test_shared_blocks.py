@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from moebius import capture
-from moebius.tracking.blocks import Blocks
+from moebius.regions.blocks import Blocks
 
 
 class Outer(nn.Module):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import operator
 import warnings
 
 import pytest
@@ -11,8 +10,7 @@ import torch
 from transformers import MixtralConfig, MixtralForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from moebius import capture, explain, mark_dynamic, stats
-from moebius.tracking import calls
-from moebius.tracking.domain import TrackingDomain
+from moebius.python.domain import TrackingDomain
 
 SIZES = [(5, 4), (6, 8), (7, 6), (9, 12), (12, 3), (16, 10), (5, 14), (23, 8), (31, 16), (40, 7)]
 
@@ -216,7 +214,7 @@ class Swallows:
 def in_a_try(x):
     found = -1.0
     try:
-        found = TABLE[operator.index((x > 0).nonzero().shape[0])]
+        found = [*TABLE].pop((x > 0).nonzero().shape[0])
     except Exception:
         pass
     return x * found
@@ -225,14 +223,14 @@ def in_a_try(x):
 def suppressed(x):
     found = -1.0
     with contextlib.suppress(Exception):
-        found = TABLE[operator.index((x > 0).nonzero().shape[0])]
+        found = [*TABLE].pop((x > 0).nonzero().shape[0])
     return x * found
 
 
 def swallowed(x):
     found = -1.0
     with Swallows():
-        found = float(range(operator.index((x > 0).nonzero().shape[0]))[-1])
+        found = ([2.0] * (x > 0).nonzero().shape[0])[-1]
     return x * found
 
 
@@ -253,6 +251,5 @@ def test_a_number_that_the_data_decide_is_no_error_of_the_steps(step):
 @pytest.mark.parametrize("step", [in_a_try, suppressed, swallowed])
 def test_noticed_where_it_meets_them(step, monkeypatch):
     monkeypatch.setattr(TrackingDomain, "meets_handler", lambda self, error: None)
-    monkeypatch.setattr(calls.natives, "decided_by_data", lambda value: RuntimeError("as torch's own"))
     with pytest.raises(AssertionError):
         check_numbers_of_the_data(step)

@@ -7,7 +7,7 @@ import torch
 
 from moebius import capture, explain, stats
 from moebius.guards import shapes
-from moebius.tracking.tensors import TensorOperations
+from moebius.tensors.tensors import TensorOperations
 
 
 def bounds(box):

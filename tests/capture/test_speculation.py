@@ -11,7 +11,8 @@ import pytest
 import torch
 
 import moebius
-from moebius import capture, speculation, stats
+from moebius import capture, stats
+from moebius.trace import speculation
 
 BACKENDS = ["moebius", "eager"]
 

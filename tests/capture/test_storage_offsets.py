@@ -88,7 +88,7 @@ def test_two_names_of_one_place_are_set_to_one_another():
 
 
 def test_what_shows_an_offset_is_guarded(monkeypatch):
-    monkeypatch.setattr("moebius.tracking.offsets.Offsets.look", lambda *_: None)
+    monkeypatch.setattr("moebius.tensors.offsets.Offsets.look", lambda *_: None)
     with pytest.raises(AssertionError):
         test_views_of_one_tensor(asked, OFFSETS[0])
 

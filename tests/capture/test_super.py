@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from moebius import capture
-from moebius.resume import Continuation
+from moebius.codegen.resume import Continuation
 
 
 class Base:
@@ -104,7 +104,7 @@ def test_without_the_first_argument_the_native_call_says_something_else(monkeypa
         return state_at(self, *args, **kwargs)
 
     monkeypatch.setattr(Continuation, "state_at", forgetful)
-    monkeypatch.setattr("moebius.resume.first_argument", lambda code: set())
+    monkeypatch.setattr("moebius.codegen.resume.first_argument", lambda code: set())
 
     def step(x):
         return x * 2, Derived.no_arguments()

@@ -17,7 +17,7 @@ from tables import ROWS, hold
 from torch import nn
 
 from moebius import capture, explain
-from moebius.tracking import gradients
+from moebius.tensors import gradients
 
 # ----------------------------------------------------------------------------------------------------------------------
 # Sparse gradients

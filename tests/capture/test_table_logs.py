@@ -16,9 +16,9 @@ from tables import net
 
 from moebius import capture, stats
 from moebius.api import captured_of
-from moebius.tracking import growing
-from moebius.tracking.growing import Growing
-from moebius.tracking.late_writes import LateWrites
+from moebius.heap import growing
+from moebius.heap.growing import Growing
+from moebius.heap.late_writes import LateWrites
 
 CALLS = (3,) * 15
 

@@ -21,7 +21,8 @@ import torch.utils.checkpoint
 from torch import nn
 
 from moebius import capture, stats
-from moebius.tracking import calls, originals, tensor_class
+from moebius.python import calls, originals
+from moebius.tensors import tensor_class
 
 T = torch.Tensor
 
@@ -342,7 +343,7 @@ def test_without_a_guard_on_it_a_replaced_operator_would_go_unnoticed(monkeypatc
 
 
 def test_without_a_look_at_what_capture_relies_on_it_would_be_wrong(monkeypatch):
-    monkeypatch.setattr("moebius.captured.replaced", lambda: None)
+    monkeypatch.setattr("moebius.cache.captured.replaced", lambda: None)
     monkeypatch.setattr(tensor_class, "guard", lambda recorder: None)
     monkeypatch.setattr(tensor_class, "rely_on", lambda *args: None)
     assert called("Tensor.__len__", True, 0)[0] != called("Tensor.__len__", False, 0)[0]

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from tables import hold, net
 from torch import nn
 
-from moebius.tracking.growing import Growing
+from moebius.heap.growing import Growing
 
 
 def cw_ignore():

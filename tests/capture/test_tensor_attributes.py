@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from moebius import capture, stats
-from moebius.tracking import tensor_attributes
+from moebius.heap import tensor_attributes
 
 MODEL = "m = torch.nn.Linear(3, 3)\n"
 CAPTURED = {

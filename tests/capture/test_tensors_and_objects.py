@@ -10,7 +10,7 @@ import torch
 from torch.utils.dlpack import to_dlpack
 
 from moebius import capture
-from moebius.tracking import tensors
+from moebius.tensors import tensors
 
 
 class Modality(enum.IntEnum):

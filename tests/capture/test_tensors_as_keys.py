@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from moebius import capture, stats
-from moebius.tracking import identities
+from moebius.heap import identities
 
 OF_ALL: dict[Any, Any] = {}
 

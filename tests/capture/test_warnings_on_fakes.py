@@ -9,7 +9,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from moebius import capture, explain, stats, torch_private
+from moebius import capture, explain, stats
+from moebius.torch_facts import torch_private
 
 ROWS = torch.arange(6.0).view(3, 2)
 GIVES: list[Callable[[], torch.Tensor]] = [

@@ -14,7 +14,7 @@ from moebius import capture, explain, stats
 from moebius.cli import main
 from moebius.interpreter import InterpreterError, interpret
 from moebius.kernels import experts
-from moebius.options import Options
+from moebius.options import CaptureOptions, Options
 from moebius.report.records import Recompile
 
 SIGNATURES = {
@@ -35,6 +35,11 @@ RECORDS = {
         "file", "line", "idiom", "num_experts", "top_k", "lowered", "refusal", "kernel", "saved_bytes",
     ],
 }  # fmt: skip
+
+
+def test_type_checkers_know_each_option():
+    fields = {field.name: field.type for field in dataclasses.fields(Options)}
+    assert {name: hint.__forward_arg__ for name, hint in CaptureOptions.__annotations__.items()} == fields
 
 
 @pytest.mark.parametrize("name", SIGNATURES)

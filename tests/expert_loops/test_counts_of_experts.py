@@ -8,11 +8,12 @@ import torch
 from beside_eager import compare, regions_of
 from spellings import D, E, K
 
-from moebius import capture, stats, torch_private
+from moebius import capture, stats
 from moebius.lowering import operators
 from moebius.lowering.experts import openings, rules_routing
-from moebius.torch_fakes import FakeWorld
-from moebius.tracking import counts
+from moebius.tensors import counts
+from moebius.torch_facts import torch_private
+from moebius.torch_facts.torch_fakes import FakeWorld
 
 
 def sorted_rows(x, moe):

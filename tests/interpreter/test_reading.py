@@ -7,7 +7,7 @@ import importlib.util
 from pathlib import Path
 from types import CodeType
 
-from moebius.interpreter.decode import Program
+from moebius.interpreter.program import Program
 from moebius.interpreter.reading import read_instructions
 
 # every opcode and every kind of argument; _pydecimal has EXTENDED_ARG

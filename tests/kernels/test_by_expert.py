@@ -12,23 +12,24 @@ from experts_oracle import Layer, loop, make_layer, oracle, plain_error, relativ
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moebius.kernels import by_expert, experts, products
+from moebius.kernels import by_expert, experts, products, widening
 from moebius.kernels.apart import Block, experts_apart
 from moebius.kernels.contract import Options
 from moebius.kernels.native import panel_work
 
-TOLERANCE = {torch.float32: 3e-6, torch.bfloat16: 1.5e-2}  # as test_forms.py; sums by thread round once more
+# as test_forms.py; sums by thread round once more
+TOLERANCE = {torch.float32: 3e-6, torch.bfloat16: 1.5e-2, torch.float16: 2e-3}
 
 
 @contextlib.contextmanager
 def small(threads: int, part: int = 3, wide: bool = False, slices: int = 5) -> Iterator[list[str]]:
-    """Calls of any size go to C, with so many threads and such short parts; wide: bfloat16 is multiplied as float32, so
+    """Calls of any size go to C, with so many threads and such short parts; wide: 16 bits are multiplied in float32, so
     many numbers of a weight at a time. Gives what C was called for."""
     before, called = torch.get_num_threads(), list[str]()
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in dict(PANEL_ROWS=0, PART_ROWS=part, UNEVEN=100.0, FEW_ROWS=0, SLICE=slices).items():
+        for name, value in dict(PANEL_ROWS=0, PART_ROWS=part, UNEVEN=100.0, SLICE=slices).items():
             patch.setattr(by_expert, name, value)
-        patch.setattr(panel_work, "widens", lambda: wide)
+        patch.setattr(widening, "slowness", lambda dtype: 30.0 if wide and dtype.itemsize == 2 else 1.0)
         for name in ("layer_forward", "layer_backward"):
             function = getattr(panel_work, name)
             patch.setattr(panel_work, name, lambda task, f=function, n=name: (called.append(n), f(task))[1])
@@ -61,16 +62,18 @@ def test_equals_the_loop(layer: Layer, threads: int, save: str, wide: bool) -> N
     with small(threads, wide=wide) as called:
         error = worst_error(layer, backend="cpu", save=save)
     limit = max(TOLERANCE[layer.x.dtype], 2 * plain_error(layer))  # what cancellation costs the plain loop
-    # each part of three rows rounds a weight's gradient to bfloat16 once more, up to 27 times here
-    assert error < (3 * limit if layer.x.dtype == torch.bfloat16 else limit)
+    # each part of three rows rounds a weight's gradient to 16 bits once more, up to 27 times here
+    assert error < (3 * limit if layer.x.dtype.itemsize == 2 else limit)
     assert called == (["layer_forward", "layer_backward"] if taken else [])
 
 
 @pytest.mark.parametrize("dtype", list(TOLERANCE))
 @pytest.mark.parametrize("top_k", [1, 3])
 @pytest.mark.parametrize("wide", [False, True])
-def test_the_same_bits_run_for_run_and_as_panels(wide: bool, top_k: int, dtype: torch.dtype) -> None:
+def test_the_same_bits_run_for_run_and_as_panels(wide: bool, top_k: int, dtype: torch.dtype,
+                                                 monkeypatch: pytest.MonkeyPatch) -> None:
     """With one thread every sum is taken in the order of panels. More threads: the same each time."""
+    monkeypatch.setattr(widening, "slowness", lambda dtype: 1.0)  # of the panels, whatever this machine is
     layer = make_layer(300, 64, 48, 6, top_k, dtype=dtype)
 
     def results() -> list[torch.Tensor]:
@@ -84,7 +87,7 @@ def test_the_same_bits_run_for_run_and_as_panels(wide: bool, top_k: int, dtype: 
             for _ in range(5):
                 assert all(torch.equal(a, b) for a, b in zip(first, results(), strict=True))
         assert len(called) == 12
-        if (threads == 1 or top_k == 1) and not (wide and dtype == torch.bfloat16):
+        if (threads == 1 or top_k == 1) and not (wide and dtype.itemsize == 2):
             assert all(torch.equal(a, b) for a, b in zip(first, panels, strict=True))
 
 
@@ -112,12 +115,13 @@ def test_strides() -> None:
             with small(2) as called:
                 assert worst_error(layer, grad=grad, backend="cpu") < TOLERANCE[torch.float32]
             assert len(called) == 2
-            halves = {name: leaf.detach().to(torch.bfloat16).requires_grad_() for name, leaf in leaves.items()}
-            half = replace(layer, **halves)
-            assert half.down.stride() == layer.down.stride()
-            with small(2, wide=True) as called:
-                assert worst_error(half, grad=grad.bfloat16(), backend="cpu") < 2 * TOLERANCE[torch.bfloat16]
-            assert len(called) == 2
+            for dtype in (torch.bfloat16, torch.float16):
+                halves = {name: leaf.detach().to(dtype).requires_grad_() for name, leaf in leaves.items()}
+                half = replace(layer, **halves)
+                assert half.down.stride() == layer.down.stride()
+                with small(2, wide=True) as called:
+                    assert worst_error(half, grad=grad.to(dtype), backend="cpu") < 2 * TOLERANCE[dtype]
+                assert len(called) == 2
 
 
 @pytest.mark.parametrize("dtype", list(TOLERANCE))
@@ -149,10 +153,11 @@ def test_experts_with_parameters_of_their_own(threads: int, dtype: torch.dtype) 
     assert gate[1].grad is None
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("save", ["default", "recompute"])
-def test_a_wide_product_rounds_less(save: str) -> None:
-    """Between H and the result nothing is rounded to bfloat16. (H is: what is kept is what is computed again.)"""
-    layer, errors = make_layer(64, 48, 40, 4, 2, dtype=torch.bfloat16), {}
+def test_a_wide_product_rounds_less(save: str, dtype: torch.dtype) -> None:
+    """Between H and the result nothing is rounded to 16 bits. (H is: what is kept is what is computed again.)"""
+    layer, errors = make_layer(64, 48, 40, 4, 2, dtype=dtype), {}
     for wide in (False, True):
         with small(1, part=512, wide=wide, slices=200) as called:
             out = run(layer, backend="cpu", save=save)
@@ -172,15 +177,15 @@ def test_which_calls_multiply_wide(monkeypatch: pytest.MonkeyPatch) -> None:
         run(layer, backend="cpu")
         return made[-1].wide
 
-    monkeypatch.setattr(panel_work, "widens", lambda: True)
-    many = (700, 16, 8, 8, 2)
-    assert is_wide(make_layer(*many, dtype=torch.bfloat16)) and not is_wide(make_layer(*many))
-    assert not is_wide(make_layer(700, 16, 8, 100, 2, dtype=torch.bfloat16))  # 14 rows an expert
-    gaps = make_layer(*many, dtype=torch.bfloat16)
-    gaps.down = gaps.down.detach().repeat_interleave(2, 2)[:, :, ::2].requires_grad_()
-    assert not is_wide(gaps) and worst_error(gaps, backend="cpu") < TOLERANCE[torch.bfloat16]
-    monkeypatch.setattr(panel_work, "widens", lambda: False)
-    assert not is_wide(make_layer(*many, dtype=torch.bfloat16))
+    many, few = (700, 16, 8, 8, 2), (700, 16, 8, 100, 2)  # 175 and 14 rows an expert
+    for dtype in (torch.bfloat16, torch.float16):
+        for slowness, wide in ((0.5, (False, False)), (1.8, (True, False)), (30.0, (True, True))):
+            monkeypatch.setattr(widening, "slowness", lambda of, found=slowness: found if of.itemsize == 2 else 1.0)
+            assert (is_wide(make_layer(*many, dtype=dtype)), is_wide(make_layer(*few, dtype=dtype))) == wide
+            assert not is_wide(make_layer(*many))
+        gaps = make_layer(*many, dtype=dtype)
+        gaps.down = gaps.down.detach().repeat_interleave(2, 2)[:, :, ::2].requires_grad_()
+        assert is_wide(gaps) and worst_error(gaps, backend="cpu") < TOLERANCE[dtype]
 
 
 @settings(max_examples=100, deadline=None)

@@ -37,7 +37,7 @@ from world import PROGRAMS, Differ, World, make_world
 import moebius
 from moebius.api import captured_of
 from moebius.guards import program
-from moebius.torch_private import switches, throw_switches
+from moebius.torch_facts.torch_private import switches, throw_switches
 
 NAMES = sorted(p.stem for p in PROGRAMS.glob("*.py"))
 # Thousands of attributes of one model and its configuration: one in so many is changed.

@@ -12,8 +12,8 @@ from changes import all_changes
 from fuzzer import NAMES, noticed_without, run
 from world import make_world
 
+from moebius.heap.identities import Identities
 from moebius.hook import CHECKS
-from moebius.tracking.identities import Identities
 
 # How many changes of a program there are to one that is tried here: models have thousands, and each takes 0.4 s.
 SPARSE = {  # primes, so that many kinds are among them

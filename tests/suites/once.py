@@ -63,7 +63,7 @@ def given_back(*args: Any, **kwargs: Any) -> Any:
 
 def note_internal_errors() -> None:
     """Capture's own errors are one warning each, and the test goes on: here they are counted."""
-    from moebius import captured
+    from moebius.cache import captured
 
     write = captured.failure_file
 

@@ -46,7 +46,7 @@ import sys
 import torch
 sys.path.insert(0, {room!r})
 import run
-from moebius.captured import Captured
+from moebius.cache.captured import Captured
 cold = Captured.cold
 Captured.cold = lambda *args: cold(*args) + 1
 sys.exit(run.main())

@@ -54,7 +54,7 @@ step = moebius.load({str(training_file)!r})
 batch = torch.load({str(tmp_path / "batch")!r}, weights_only=True)
 print(step(**batch).item().hex())
 loaded = {{n for n in sys.modules if n.startswith("moebius.")}}
-assert not loaded & {{"moebius.interpreter", "moebius.captured", "moebius.tracking", "moebius.hook", "moebius.trace"}}
+assert not loaded & {{"moebius." + n for n in ("interpreter", "cache.captured", "python", "hook", "trace")}}
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr

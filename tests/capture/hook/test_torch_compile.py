@@ -20,7 +20,7 @@ from moebius.hook import (  # noqa: E402
     settle,
 )
 from moebius.interpreter import interpret  # noqa: E402
-from moebius.torch_private import set_eval_frame  # noqa: E402
+from moebius.torch_facts.torch_private import set_eval_frame  # noqa: E402
 
 
 @pytest.fixture(autouse=True)

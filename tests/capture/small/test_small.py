@@ -8,9 +8,9 @@ import pytest
 from fuzz.choices import SeededChoices
 from seeds import seed_of_the_code
 
-from moebius import resume
+from moebius.codegen import resume
 from moebius.guards import program
-from moebius.tracking import cells, lifetimes
+from moebius.heap import cells, lifetimes
 from small import breaks, names, values
 
 FRESH = 10**6 + seed_of_the_code()

@@ -10,9 +10,9 @@ import pytest
 from fuzz.choices import SeededChoices
 from seeds import seed_of_the_code
 
-from moebius.failures import FailureHandler
+from moebius.codegen.replay import Replay
 from moebius.guards import program
-from moebius.replay import Replay
+from moebius.trace.failures import FailureHandler
 from steps.compare import compared
 from steps.grammar import generate
 

@@ -104,7 +104,7 @@ def test_trains_as_plain_python_does(on_ranks, kind, layers):
 
 
 def without_the_wrapper(kind, layers):
-    from moebius import frames
+    from moebius.cache import frames
     kept, frames.CHECKPOINTS = frames.CHECKPOINTS, ("", "")
     try:
         return train(kind, layers, captures=True)[2]

@@ -1,0 +1,609 @@
+"""Captured callables: what happens on a cold call, what is kept, when it is captured again, and what it costs."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import os
+import sys
+import threading
+import time
+import traceback
+import types
+import warnings
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any, cast
+
+import torch
+from torch.utils.weak import WeakIdKeyDictionary
+
+import moebius.interpreter
+import moebius.kernels
+import moebius.lowering
+from moebius.interpreter import decode
+from moebius.interpreter.binding import bind_arguments
+from moebius.lowering.step import BranchError
+
+from ..bytecode.hidden import apart, hidden
+from ..codegen.native_frames import left_alone, run_cells_natively
+from ..errors import CaptureInternalError, GraphBreakError, MoebiusError
+from ..export.write import export
+from ..guards import hints
+from ..guards.program import CompiledGuards
+from ..heap.identities import is_bare
+from ..hook import Entry, call_hooked_for, call_unhooked, set_frame_callback, set_settler, settle
+from ..options import Options
+from ..report.failure import failure_file
+from ..report.records import Recompile, Stats
+from ..selftest import works
+from ..shadow import Shadow
+from ..tensors.parked import Parked
+from ..torch_facts import torch_private
+from ..trace.policy import FOREIGN, LEFT_OUT, ON_A_MESH, Policy
+from ..trace.segment import Segment, build
+from ..trace.trace import Request, trace
+from ..values.values import TRACING, Break
+from .deterministic import deterministic
+from .frames import with_plain_arguments, worth_capturing
+from .leading_back import LeadingBack, paused_collector
+from .meanwhile import MAX_CHANGES, changed, is_a_race, replaced, tell_of_a_race, tell_of_a_replacement
+from .opening import count_whole, met, open_numbers, open_place, other_sizes
+from .outlived import Outlived
+from .placing import Placement
+from .rests import MAX_RESTS, SAME_RESTS, again, later, one_before, rests_of
+
+MAX_MISSES = 2  # of one branch on data, before it becomes a graph break
+RARE = 20  # a branch on data that leaves its graph once in so many calls is let be
+MAX_SEGMENTS = 16  # of the same modules; past it the callable runs natively, and the report names what kept changing
+MAX_MODULES = 512  # as many segments as modules that share a forward method: the layers of a model
+MAX_MADE = 4  # functions of one code with cells of their own; one that each call makes anew runs natively after that
+MAX_UNUSED = 16  # captures in a row whose model or optimizer dies before a second call
+MAX_LOOKS = 3  # how often what broke is traced once more, in the second call, to see whether it still does
+DEBUG = bool(os.environ.get("MOEBIUS_DEBUG"))
+
+ALL: weakref.WeakSet[Captured] = weakref.WeakSet()
+SERIALS = itertools.count(1)  # a captured function's, and of all that is captured below it: they have its options
+MARKED = WeakIdKeyDictionary()  # tensor -> dimensions that were marked dynamic
+
+
+class Captured:
+    """One callable under capture: a function of the user's, or the rest of one after a graph break.
+
+    entry: the C callable that dispatches on guards. children: what goes on after its breaks and functions that were
+    met below native calls. segments: what was captured, newest last. rests: of frames, by their code, oldest first.
+    """
+
+    def __init__(
+        self,
+        function: types.FunctionType,
+        options: Options,
+        n_cells: int = 0,
+        names: tuple[str, ...] = (),
+        parent: Captured | None = None,
+    ):
+        self.function, self.options, self.n_cells, self.names = function, options, n_cells, names
+        whole_step = options.backend in moebius.lowering.OWN and options.mesh is None
+        why = FOREIGN if options.mesh is None else ON_A_MESH
+        self.policy = Policy(dynamic=options.dynamic, whole_step=whole_step, outside=why, options=options)
+        self.policy.marked = lambda t: frozenset(MARKED.get(t, ()))
+        self.segments: list[Segment] = []
+        self.left: list[Segment] = []  # for reports: one that a branch on data left, until there is another
+        self.children: list[Captured] = []
+        self.recompiles: list[Recompile] = []
+        self.misses: dict[str, int] = {}  # of each branch on data, how often it left its graph
+        self.cold_seconds = 0.0
+        self.given_up = False
+        self.root = parent is None
+        self.serial: int = next(SERIALS) if parent is None else parent.serial
+        self.met: Counter[types.CodeType] = Counter() if parent is None else parent.met
+        self.parent: Callable[[], Captured | None] = (lambda: None) if parent is None else weakref.ref(parent)
+        self.looks = 0
+        self.unused = 0  # captures in a row that died before a second call
+        self.races = 0  # captures that another thread has spoiled
+        self.counted = (0, 0)  # misses and hits when it was last counted
+        self.superseded = 0  # captures that went as another object stands in the place of theirs
+        self.outlived = Outlived()
+        self.entry = Entry(run_cells_natively(function, n_cells), self.cold)
+        self.parked = Parked([])
+        self.shadow = Shadow(options.verify) if options.verify and parent is None else None
+        self.taught: dict[types.CodeType, Policy] = {} if parent is None else parent.taught
+        self.below_native: list[Captured] = [] if parent is None else parent.below_native
+        self.left_at = 0  # calls by the time at which what led to it went
+        self.rests: dict[types.CodeType, list[weakref.ref[Captured]]] = {} if parent is None else parent.rests
+        if parent is not None:
+            self.policy.natively = parent.policy.natively  # what a step reads, its rest may change
+            self.policy.learn_with(self.taught.setdefault(function.__code__, self.policy))
+            parent.children.append(self)
+        ALL.add(self)
+
+    # ------------------------------------------------------------------------------------------------------------------
+    # The cold call
+    # ------------------------------------------------------------------------------------------------------------------
+
+    @hidden
+    def cold(self, entry: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+        """No guards held: capture this call, keep what came of it, and run it."""
+        try:
+            run = apart(self.prepare, entry, args, kwargs)
+        finally:
+            settle()
+        return run(*args, **kwargs)
+
+    @hidden
+    def prepare(self, entry: Any, args: tuple, kwargs: dict[str, Any]) -> Callable[..., Any]:
+        """What a cold call runs: what was captured for it, or the function as it is."""
+        native = self.settled(run_cells_natively(self.function, self.n_cells))
+        if getattr(TRACING, "where", None) is not None or self.given_up:
+            return native
+        if self.root and not works(captured_once):
+            return native
+        if self.unused >= MAX_UNUSED:
+            self.give_up(f"captured {self.unused} times for objects that lived for one call", hints.MADE_ANEW)
+            return native
+        if not self.binds(args, kwargs):
+            return native  # raises the TypeError that says so
+        if torch.jit.is_tracing():  # sizes are tensors then, and whoever asks is told that it traces
+            return native
+        if torch_private.in_checkpoint():  # it compares what it saves twice: in both it must be the program's tensors
+            return native
+        if (name := replaced()) is not None:
+            tell_of_a_replacement(self.function.__qualname__, name)
+            return native
+        if self.parked.put_back():
+            for segment in self.segments:
+                if segment.guards.hold(args, kwargs):
+                    return self.parked.around(self.runner(segment))
+        worth_it = False
+        try:
+            if (run := one_before(self, args, kwargs)) is not None:
+                return run
+            worth_it = not entry.targets or self.learn(args, kwargs)
+            if worth_it:
+                with paused_collector():
+                    segment = call_unhooked(self.capture, args, kwargs)  # what capture itself runs is not captured
+        except CaptureInternalError as error:
+            self.report_failure(error)
+            worth_it = False
+        except MoebiusError:
+            self.parked.take_away()
+            raise
+        except (Exception, Break) as error:
+            if is_a_race(error):
+                self.races += 1
+                self.given_up = self.races == MAX_CHANGES
+                tell_of_a_race(self.function.__qualname__, error, self.given_up)
+            else:
+                self.report_failure(error)
+            worth_it = False
+        if not worth_it:  # (outside of the handlers: capture's error is not the context of the program's)
+            self.parked.take_away()
+            return native
+        if segment.graph_break is not None and self.options.fullgraph:
+            self.parked.take_away()
+            self.parked.park()
+            raise GraphBreakError(segment.graph_break)
+        return self.parked.around(self.runner(segment)) if self.parked.away else self.runner(segment)
+
+    def request(self, args: tuple, kwargs: dict[str, Any]) -> Request:
+        names = self.argument_names(args, kwargs)
+        return Request(self.function, args, kwargs, self.n_cells, names)
+
+    def binds(self, args: tuple, kwargs: dict[str, Any]) -> bool:
+        """Whether these arguments fit the function's parameters."""
+        try:
+            if not self.n_cells:
+                bind_arguments(decode(self.function.__code__), self.function, [*args], kwargs)
+        except TypeError:
+            return False
+        return True
+
+    def runner(self, segment: Segment) -> Callable[..., Any]:
+        """What runs when the segment's guards hold; in shadow mode it is compared with plain Python now and then."""
+        run = self.settled(segment.run)
+        return run if self.shadow is None else self.shadow.around(self, run)
+
+    def settled(self, run: Callable[..., Any]) -> Callable[..., Any]:
+        """With what the options switch on for the time of a call."""
+        return deterministic(run) if self.options.deterministic else run
+
+    def capture(self, args: tuple, kwargs: dict[str, Any]) -> Segment:
+        started = time.perf_counter()
+        request = self.request(args, kwargs)
+        segment = self.attempt(request, started)
+        if (
+            segment.lowered is not None
+            and self.options.mesh is not None
+            and (placing := Placement.wanted(segment, request))
+        ):
+            del segment  # no reference to a parameter may remain while its storage moves
+            self.children.clear()
+            self.below_native.clear()
+            placing.place(self.options)
+            segment = self.attempt(request, started)
+        segment.seconds = time.perf_counter() - started
+        self.cold_seconds += segment.seconds
+        if segment.graph_break is None or not self.options.fullgraph:
+            failed, found = segment.guards.failure(args, kwargs)
+            if failed is not None:
+                raise changed(failed, found)
+            if segment.failures is not None:
+                segment.failures.missed = functools.partial(missed, weakref.ref(self), segment.guards.program)
+            segment.hits_before = self.entry.hits
+            segment.modules = tuple(map(weakref.ref, called_on(args)))
+            self.segments.append(segment)
+            self.left.clear()
+            again = segment.graph_break is not None and self.shadow is None
+            run = functools.partial(self.look_again, segment) if again else self.runner(segment)
+            self.entry.add(segment.guards.program, run)
+            for root in segment.guards.roots:
+                self.forget_with(root, segment)
+        return segment
+
+    @hidden
+    def look_again(self, segment: Segment, *args: Any, **kwargs: Any) -> Any:
+        """The second call of what had a graph break."""
+        if apart(self.breaks_still, segment, args, kwargs):
+            return self.runner(segment)(*args, **kwargs)
+        return self.cold(self.entry, args, kwargs)
+
+    def breaks_still(self, segment: Segment, args: tuple, kwargs: dict[str, Any]) -> bool:
+        """Much breaks a graph only once (hooks that are installed in the first call, a cache that is filled, a warning
+        that is given once); what was captured up to there does not depend on it, so its guards go on to hold. Where
+        the break is gone (False), the call is to be captured anew."""
+        program, before = segment.guards.program, segment.graph_break
+        assert before is not None
+        if segment in self.segments:
+            self.entry.remove(program)
+            self.entry.add(program, self.runner(segment))
+        if getattr(TRACING, "where", None) is not None or self.looks == MAX_LOOKS or segment not in self.segments:
+            return True
+        self.looks += 1
+        started = time.perf_counter()
+        request = self.request(args, kwargs)
+        try:
+            with paused_collector():
+                found = call_unhooked(trace, request, self.policy)
+        except Exception:  # the first capture stands
+            return True
+        finally:
+            self.cold_seconds += time.perf_counter() - started
+        further = segment.whole and found.domain.instructions > segment.instructions
+        # what cannot be rebuilt is what it was, where the step has gone the same way
+        same_result = not segment.whole and found.domain.instructions == segment.instructions
+        found.release()
+        if (found.graph_break is not None and not further) or same_result:
+            return True
+        self.forget(segment)
+        if not self.segments:
+            self.leave_children()
+        now = "none" if found.graph_break is None else found.graph_break.reason
+        self.recompiles.append(Recompile("graph break", before.reason, now, before.file, before.line, before.hint))
+        return False
+
+    def attempt(self, request: Request, started: float) -> Segment:
+        found = trace(request, self.policy)
+        if not self.root:
+            text = "not in a checkpoint that runs natively"
+            found.guards.answers("torch.utils.checkpoint", text, (torch_private.in_checkpoint, False))
+        try:
+            return build(found, self.options, self.make_resume, self.below, self.parked, started)
+        finally:
+            found.release()
+
+    def leave_children(self) -> None:
+        """What was captured for them goes with what leads to them. A function that was met below a native call stays,
+        hooked: it counts again when it is called again."""
+        self.children.clear()
+        for one in self.below_native:
+            one.left_at = one.calls
+
+    def forget_with(self, root: weakref.ref, segment: Segment) -> None:
+        """When a model that a segment was captured for dies, the segment goes too."""
+        obj = root()
+        if obj is None:
+            return
+        me, captured_for_it = weakref.ref(self), weakref.ref(segment)  # (others of its models may live on)
+
+        def gone(_: Any) -> None:
+            owner, segment = me(), captured_for_it()
+            if owner is not None and segment is not None and segment in owner.segments:
+                calls = owner.entry.misses, owner.entry.hits
+                if owner.entry.hits != segment.hits_before:
+                    owner.unused = 0
+                elif calls != owner.counted:  # (all layers that die with their model are one)
+                    owner.unused, owner.counted = owner.unused + 1, calls
+                owner.forget(segment)
+
+        segment.watched.append(weakref.ref(obj, gone))
+        LEADING_BACK.watch(root, functools.partial(gone, None))
+
+    def forget(self, segment: Segment) -> None:
+        """Its guards are asked no more. It may be gone by then: with its model, or in another thread."""
+        try:
+            self.segments.remove(segment)
+        except ValueError:  # (no name of a module's: a model may die as the interpreter ends)
+            pass
+        self.entry.remove(segment.guards.program)
+
+    def argument_names(self, args: tuple, kwargs: dict[str, Any]) -> tuple[str, ...]:
+        if self.names:
+            return (*self.names, *kwargs)
+        code = self.function.__code__
+        fixed = code.co_varnames[: code.co_argcount]
+        rest = code.co_varnames[code.co_argcount + code.co_kwonlyargcount] if code.co_flags & 0x04 else "args"
+        return (*fixed[: len(args)], *(f"{rest}[{i}]" for i in range(len(args) - len(fixed))), *kwargs)
+
+    def make_resume(
+        self,
+        code: types.CodeType,
+        globals_: dict[str, Any],
+        name: str,
+        n_cells: int,
+        names: tuple[str, ...],
+        varying: set[str],
+    ) -> Any:
+        """The captured rest of a frame: called, it is put off until the frame is left that calls it.
+
+        Each turn of a loop with a graph break in it goes on in a rest of its own, in which the places of that turn are
+        known, until the guards of an earlier turn hold for one: that goes on in the earlier one's. After many turns the
+        same rest goes on to serve. varying: places with numbers that the graph has computed.
+        """
+        same, depth = rests_of(self, code)
+        if len(same) >= SAME_RESTS:
+            return again(weakref.ref(same[0].entry), run_cells_natively(same[0].function, n_cells))
+        cells = tuple(types.CellType() for _ in range(n_cells))
+        function = left_alone(types.FunctionType(code, globals_, name, None, cells))
+        if depth >= MAX_RESTS:
+            return run_cells_natively(function, n_cells)
+        rest = Captured(function, self.options, n_cells, names, parent=self)
+        rest.policy.volatile |= varying
+        known = self.rests.setdefault(code, [])
+        known[:] = [ref for ref in known if ref() is not None] + [weakref.ref(rest)]
+        return later(rest.entry)
+
+    def below(self, callee: Callable[..., Any]) -> Callable[..., Any]:
+        """The callable, run with the frame hook on: user functions below it are captured as children of this one."""
+
+        @hidden
+        def run(*args: Any, **kwargs: Any) -> Any:
+            outer = getattr(FRAMES.local, "owner", None)
+            FRAMES.local.owner = self
+            try:
+                return call_hooked_for(self.serial, callee, *args, **kwargs)
+            finally:
+                FRAMES.local.owner = outer
+
+        if isinstance(callee, types.FunctionType | types.MethodType):  # errors of the call name what the user called
+            functools.update_wrapper(run, callee, ("__module__", "__name__", "__qualname__"), ())
+        return run
+
+    # ------------------------------------------------------------------------------------------------------------------
+    # Capturing again
+    # ------------------------------------------------------------------------------------------------------------------
+
+    def keep_backward_outside(self, found: str) -> None:
+        """A batch left parameters without gradients that the step was captured with: backward runs between two graphs
+        from now on, and the second has the gradients that are there for inputs."""
+        code = self.function.__code__
+        place = (code.co_filename, code.co_firstlineno)
+        before = "gives every parameter a gradient"
+        self.recompiles.append(Recompile("backward()", before, found, *place, LEFT_OUT[1]))
+        self.policy.whole_step, self.policy.outside = False, LEFT_OUT
+        for segment in self.segments:
+            self.entry.remove(segment.guards.program)
+        self.segments.clear()
+
+    def went_otherwise(self, error: BranchError, program: Any) -> None:
+        """A branch on data left its graph. A rare event changes nothing; else the step is captured again with the
+        branch as it went now, and with a graph break at a branch that keeps changing."""
+        segment = next((s for s in self.segments if s.guards.program is program), None)
+        if segment is None or segment.failures is None:
+            return
+        side_exit = segment.failures.exits[error.place]
+        branch = error.place.rpartition(", ")[0]
+        misses = self.misses[branch] = self.misses.get(branch, 0) + 1
+        if self.entry.hits - segment.hits_before >= RARE * misses:
+            return
+        self.recompiles.append(
+            Recompile(
+                "branch on data", f"goes {not error.taken}", str(error.taken), side_exit.file, side_exit.line,
+                "use torch.where, or keep the branch out of the step",
+            )
+        )  # fmt: skip
+        self.policy.predictions[error.place] = error.taken
+        if misses > MAX_MISSES:
+            self.policy.unpredictable.add(branch)
+        self.forget(segment)
+        self.left = [segment]
+
+    def learn(self, args: tuple, kwargs: dict[str, Any]) -> bool:
+        """Why the newest segments do not fit this call, and what to leave open next time. False: capture no more."""
+        modules = [id(module) for module in called_on(args)]
+        alike = [segment for segment in self.segments if [id(module()) for module in segment.modules] == modules]
+        for segment in reversed(alike):
+            fact, found = segment.guards.failure(args, kwargs)
+            if fact is None:
+                if found and segment is alike[-1]:
+                    code = self.function.__code__
+                    place = (code.co_filename, code.co_firstlineno)
+                    self.recompiles.append(Recompile("arguments", "as before", found, *place, hints.ARGUMENTS))
+                continue
+            record = fact.record
+            if segment is alike[-1]:
+                now = met(fact, args, kwargs)
+                hint = hints.hint(fact, now, other_sizes(fact, now))
+                self.recompiles.append(Recompile(record.source, record.check, found, record.file, record.line, hint))
+                count_whole(self.policy, fact, args, kwargs)
+            opened = open_place(self.policy, fact, segment.guards, args, kwargs)
+            if (self.outlived.goes(fact, args, kwargs) or opened) and self.may_go(segment):
+                self.forget(segment)
+            open_numbers(self.policy, segment.guards, args, kwargs)
+        if len(alike) >= MAX_SEGMENTS or len(self.segments) >= MAX_MODULES:
+            last = self.recompiles[-1] if self.recompiles else None
+            hint = last.hint if last else "keep what changes out of the step"
+            if last is not None:
+                hint = f"{last.guard} keeps changing ({last.old} → {last.new}, {last.file}:{last.line}); {hint}"
+            self.give_up(f"captured {len(self.segments)} times", hint)
+            return False
+        return True
+
+    def may_go(self, segment: Segment) -> bool:
+        """Whether a capture goes as another object stands in the place of its one: a few times, where each served few
+        calls; a helper that is made anew in each epoch is another matter."""
+        if self.entry.hits - segment.hits_before < RARE:
+            self.superseded += 1
+        return self.superseded <= MAX_SEGMENTS
+
+    def give_up(self, what: str, hint: str) -> None:
+        """Capture no more, and say so."""
+        self.given_up = True
+        warnings.warn(f"moebius: {self.function.__qualname__} was {what} and runs natively now; {hint}", stacklevel=3)
+
+    def report_failure(self, error: Exception | Break) -> None:
+        """An internal error: say so once, with the place, and let the native call go on."""
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        self.given_up = True
+        self.segments.clear()  # half of what was captured is worth nothing, and holds on to the user's objects
+        self.entry.clear()
+        written = failure_file(self.function, error)
+        warnings.warn(
+            f"moebius could not capture {self.function.__qualname__} and runs it natively: "
+            f"{type(error).__name__}: {error} "
+            f"(in {place.name}, {place.filename}:{place.lineno}); please report this"
+            + (f", with {written}" if written else ""),
+            stacklevel=2,
+        )
+        if DEBUG:
+            traceback.print_exception(error, file=sys.stderr)
+
+    def export(self, path: str | os.PathLike) -> None:
+        """Write the capture of the latest call to a file for ``moebius.load``. Raises ExportError, which says why."""
+        export(self, path)
+
+    # ------------------------------------------------------------------------------------------------------------------
+    # What the report reads
+    # ------------------------------------------------------------------------------------------------------------------
+
+    def family(self) -> Iterator[Captured]:
+        """This one and everything that was captured below it."""
+        found: dict[Captured, None] = {}
+        pending = [*(one for one in reversed(self.below_native) if self.root and one.calls > one.left_at), self]
+        while pending:
+            one = pending.pop()
+            if one not in found:
+                found[one] = None
+                pending += reversed(one.children)
+        yield from found
+
+    @property
+    def calls(self) -> int:
+        """How often it was called."""
+        return self.entry.hits + self.entry.misses
+
+    def stats(self) -> Stats:
+        """Counts over the whole family. hits: calls that ran without capture; misses: calls that captured."""
+        stats = Stats()
+        for member in self.family():
+            stats.entries += len(member.segments)
+            stats.hits += member.entry.hits
+            stats.misses += member.entry.misses
+            stats.graphs += sum(s.captured is not None for s in member.segments)
+            stats.breaks += sum(s.graph_break is not None for s in member.segments)
+            stats.recompiles += member.recompiles
+            stats.cold_seconds += member.cold_seconds
+        if self.shadow is not None:
+            stats.verified, stats.differences = self.shadow.verified, list(self.shadow.differences)
+        return stats
+
+    def reset(self) -> None:
+        """Forget everything that was captured."""
+        self.entry.clear()
+        self.below_native.clear()
+        for known in (self.segments, self.left, self.children, self.recompiles, self.taught, self.rests):
+            known.clear()
+        self.parked = Parked([])
+        self.policy.volatile.clear()
+        self.policy.wholes.clear()
+        self.policy.texts.clear()
+        self.policy.letters.clear()
+        self.policy.dynamic_dims.clear()
+        self.policy.predictions.clear()
+        self.policy.unpredictable.clear()
+        self.misses.clear()
+        self.given_up, self.unused, self.races, self.counted, self.superseded = False, 0, 0, (0, 0), 0
+        self.outlived = Outlived()
+        self.cold_seconds = 0.0
+
+
+def captures() -> list[tuple[CompiledGuards, Callable[..., Any]]]:
+    """All that there are."""
+    return [(segment.guards, segment.run) for captured in [*ALL] for segment in [*captured.segments, *captured.left]]
+
+
+LEADING_BACK = LeadingBack(captures)
+
+
+def captured_once(function: types.FunctionType, args: tuple) -> Segment:
+    """A capture that nobody keeps. Raises whatever capture raises."""
+    return call_unhooked(Captured(function, Options()).capture, args, {})
+
+
+def called_on(args: tuple) -> tuple[torch.nn.Module, ...]:
+    """The modules among the arguments: the layers of a model share the code of a method, and of the rest of a loop over
+    them, and each has captures of its own."""
+    return tuple(a for a in args if issubclass(type(a), torch.nn.Module) and not is_bare(a))
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Functions met below native calls
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+class FrameCapture:
+    """Asked by the frame hook once for each code object that a captured function meets below a native call."""
+
+    def __init__(self) -> None:
+        self.local = threading.local()
+
+    @hidden
+    def __call__(self, function: types.FunctionType) -> Any:
+        return apart(self.captured, function)
+
+    def captured(self, function: types.FunctionType) -> Any:
+        """The entry of a function that is met now, None where it runs as it is."""
+        if not worth_capturing(function):
+            return None
+        owner: Captured | None = getattr(self.local, "owner", None)
+        if owner is not None:
+            owner.met[function.__code__] += 1
+            if owner.met[function.__code__] > MAX_MADE:
+                return None
+        options = owner.options if owner is not None else Options()
+        flat = with_plain_arguments(function)
+        names = function.__code__.co_varnames[: flat.__code__.co_argcount]
+        found = Captured(flat, replace(options, fullgraph=False), names=names, parent=owner)
+        found.below_native.append(found)
+        return found.entry
+
+
+FRAMES = FrameCapture()
+
+
+def install_frame_callback() -> None:
+    """Let the frame hook ask us (the hook itself is on only while a native part of a captured frame runs)."""
+    set_frame_callback(cast(Any, FRAMES))
+    set_settler(torch_private.set_eval_frame)
+
+
+def missed(captured: weakref.ref[Captured], program: Any, error: BaseException) -> None:
+    """The data of a call was not as the segment with these guards holds it to be."""
+    owner = captured()
+    if owner is None:
+        return
+    if isinstance(error, BranchError):
+        owner.went_otherwise(error, program)
+    else:
+        owner.keep_backward_outside(str(error))

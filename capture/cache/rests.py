@@ -1,0 +1,80 @@
+"""The rest of a frame after a graph break: how it is called, and how many of them are captured."""
+
+from __future__ import annotations
+
+import types
+import weakref
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from ..bytecode.hidden import hidden
+from ..codegen.native_frames import run_cells_natively
+from ..hook import Entry
+from ..trace.policy import Policy
+from .opening import open_numbers
+
+SAME_RESTS = 64  # turns of a loop with a graph break that are captured one by one
+MAX_RESTS = 8 * SAME_RESTS  # rests of one call, of which each goes on from the one before; then Python goes on alone
+
+
+class Captured(Protocol):
+    """What is asked of a captured function (``captured.Captured``)."""
+
+    function: types.FunctionType
+    n_cells: int
+    root: bool
+    parent: Callable[[], Any]
+    rests: dict[types.CodeType, list[weakref.ref[Any]]]
+    segments: list[Any]
+    entry: Entry
+    policy: Policy
+
+
+def rests_of(captured: Captured, code: types.CodeType) -> tuple[list[Any], int]:
+    """Those with equal code among the rests that this one goes on from, nearest first; and how many these are."""
+    found: list[Any] = []
+    depth = 0
+    one: Any = captured
+    while one is not None and not one.root:
+        if one.function.__code__ == code:
+            found.append(one)
+        depth, one = depth + 1, one.parent()
+    return found, depth
+
+
+def one_before(captured: Captured, args: tuple, kwargs: dict[str, Any]) -> Callable[..., Any] | None:
+    """What goes on with a frame's rest for which the guards of an equal one hold, of an earlier turn of a loop or of
+    what was captured before: that rest, which looks at them again. Where they do not (None), numbers and sizes that
+    have changed since are left open in what is captured now."""
+    code, globals_ = captured.function.__code__, captured.function.__globals__
+    known = [ref() for ref in captured.rests.get(code, ())]
+    # Older ones alone: none goes on in another that goes on in it.
+    found = [one for one in known[: known.index(captured)] if one is not None] if captured in known else []
+    earlier = [one for one in reversed(found) if one.function.__globals__ is globals_][:SAME_RESTS]
+    for other in earlier:
+        for segment in other.segments:
+            if segment.guards.hold(args, kwargs):
+                run = again(weakref.ref(other.entry), run_cells_natively(captured.function, captured.n_cells))
+                captured.entry.add(segment.guards.program, run)
+                return run
+    if not captured.segments:
+        last = next((one.segments[-1] for one in earlier if one.segments), None)
+        if last is not None:
+            open_numbers(captured.policy, last.guards, args, kwargs)
+    return None
+
+
+def later(entry: Entry) -> Callable[..., Any]:
+    """Puts off a call of the entry until the frame is left that calls this, and returns what it gets."""
+    return Entry.later.__get__(entry)  # (an attribute ``later`` of the entry may be the user's)
+
+
+def again(entry: weakref.ref[Entry], native: Callable[..., Any]) -> Callable[..., Any]:
+    """Puts off a call of an entry from code below it: code objects are unknown to the garbage collector."""
+
+    @hidden
+    def go_on(*args: Any) -> Any:
+        found = entry()
+        return native(*args) if found is None else later(found)(*args)
+
+    return go_on

@@ -1,0 +1,74 @@
+"""Functions and generators (random ones, too) that a step made and that live on: the code that makes them again."""
+
+from __future__ import annotations
+
+import random
+import types
+from typing import TYPE_CHECKING
+
+from moebius.interpreter import Frame
+
+from ..values.values import CannotRebuild
+from .resume import generator_code, suspended_state
+
+if TYPE_CHECKING:
+    from .residual import Emitter
+
+
+def function_value(emitter: Emitter, function: types.FunctionType) -> str:
+    """A function that the step made: the same code over the same cells."""
+    closure = "None"
+    if function.__closure__:
+        cells = ", ".join(emitter.value(c) for c in function.__closure__)
+        closure = f"({cells},)"
+    defaults = "None" if function.__defaults__ is None else emitter.value(tuple(function.__defaults__))
+    name = emitter.assign(
+        function,
+        f"m_types.FunctionType({emitter.constant(function.__code__)}, {emitter.constant(function.__globals__)}, "
+        f"{function.__name__!r}, {defaults}, {closure})",
+    )
+    emitter.lines.append(f"{name}.__qualname__ = {function.__qualname__!r}")
+    if function.__kwdefaults__:
+        items = ", ".join(f"{k!r}: {emitter.value(v)}" for k, v in function.__kwdefaults__.items())
+        emitter.lines.append(f"{name}.__kwdefaults__ = {{{items}}}")
+    if function.__annotations__:
+        items = ", ".join(f"{k!r}: {emitter.value(v)}" for k, v in function.__annotations__.items())
+        emitter.lines.append(f"{name}.__annotations__ = {{{items}}}")
+    as_made = types.FunctionType(function.__code__, function.__globals__, closure=function.__closure__)
+    for attribute in ("__doc__", "__module__"):  # functools.wraps sets them
+        if (own := getattr(function, attribute)) != getattr(as_made, attribute):
+            emitter.lines.append(f"{name}.{attribute} = {emitter.value(own)}")
+    emitter.fill_namespace(name, function.__dict__)
+    return name
+
+
+def random_value(emitter: Emitter, generator: random.Random) -> str:
+    """A generator of random numbers that the step made: it goes on where the step has left it."""
+    name = emitter.assign(generator, f"{emitter.constant(random.Random)}.__new__({emitter.constant(random.Random)}, 0)")
+    state = emitter.constant((*generator.getstate()[:2], None))
+    emitter.lines.append(f"{name}.setstate({state})")
+    emitter.fill_namespace(name, vars(generator))
+    return name
+
+
+def generator_value(emitter: Emitter, generator: types.GeneratorType, frame: Frame) -> str:
+    """A generator that is suspended (or not started): one from code that begins where this one stands."""
+    if generator.gi_running or any(isinstance(v, BaseException) for v in frame.stack):
+        raise CannotRebuild("a generator is alive that runs, or handles an exception")
+    if generator.gi_frame is None:
+        return emitter.assign(generator, "iter(())")
+    state = suspended_state(frame)
+    names = {n: i for i, n in enumerate(frame.program.localsplus)}
+    cells = [emitter.value(frame.locals[names[n]]) for n in state.cells]
+    values = [emitter.value(frame.locals[names[n]]) for n in state.locals]
+    stack = [*frame.stack, None] if frame.suspended else frame.stack
+    values += [emitter.value(v) for i, v in enumerate(stack) if i not in state.nulls]
+    make = emitter.constant(generator_code(frame.code, state))
+    closure = f"({', '.join(cells)},)" if cells else "None"
+    text = f"m_types.FunctionType({make}, {emitter.constant(frame.globals)}, {frame.code.co_name!r}, None, {closure})"
+    text += f"({', '.join(values)})"
+    name = emitter.assign(generator, text)
+    if frame.suspended:
+        emitter.lines.append(f"next({name})")  # up to where it is suspended: code that only yields again
+    emitter.lines.append(f"{name}.__name__, {name}.__qualname__ = {generator.__name__!r}, {generator.__qualname__!r}")
+    return name

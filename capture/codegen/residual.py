@@ -1,0 +1,543 @@
+"""Residual code: what runs on a warm call in place of the user's bytecode.
+
+One Python function per captured segment: load the graph's inputs from their sources, call the graph, build the objects
+that the frame made and that outlive it, replay the effects, and return either the frame's result or the state that the
+native part after a graph break continues from. It is written as Python source, so that it reads the same on each
+supported version; only the parts that must jump into the middle of the user's code are bytecode (``resume``).
+"""
+
+from __future__ import annotations
+
+import collections
+import contextvars
+import functools
+import gc
+import itertools
+import keyword
+import random
+import re
+import types
+import weakref
+from typing import Any
+
+import torch
+
+from moebius.interpreter import NULL, UNSET
+from moebius.interpreter.shells import frame_of
+
+from ..bytecode import c_callables
+from ..bytecode.hidden import residual_file
+from ..guards.sources import Source, Static
+from ..heap.iterator_states import give_state, state_of
+from ..heap.objects import Objects
+from ..heap.records import CONTAINERS, DICTS, LISTS, SETS, raw_dict
+from ..hook import ABSENT, copy_set
+from ..python import natives
+from ..python.calls import InTrace
+from ..python.containers import Pulled
+from ..python.methods import ContextToken
+from ..python.substitutes import HandleNumber, next_number
+from ..regions.loops import RangeRows, TensorRows
+from ..torch_facts import torch_private
+from ..values.numbers import Number
+from ..values.values import ATOMS, IDENTITIES, SYMBOLIC, CannotRebuild, LoopLeftover, StandIn, TensorMethod, TensorProxy
+from .remade import function_value, generator_value, random_value
+from .replay import is_ordered
+
+LONG_RUN = 8  # constants in a row that are cheaper to pass as one tuple
+LITERALS = frozenset({type(None), bool, int, str, bytes, type(Ellipsis)})
+
+
+HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: classes of Python code, and C's that say so
+FIXED_TYPE = 1 << 7 | 1 << 8  # Py_TPFLAGS_DISALLOW_INSTANTIATION, Py_TPFLAGS_IMMUTABLETYPE: of C's alone
+
+
+def is_made_by_c(cls: type) -> bool:
+    return not cls.__flags__ & HEAP_TYPE or bool(cls.__flags__ & FIXED_TYPE)
+
+
+def is_constant(value: Any) -> bool:
+    """Whether a value may be the same object in each call: nothing in it can change, or is the graph's."""
+    kind = type(value)
+    if kind is tuple or kind is frozenset:
+        return all(map(is_constant, value))
+    if kind is torch.Size:
+        return not any(isinstance(size, SYMBOLIC) for size in value)
+    return kind in ATOMS and kind not in SYMBOLIC or issubclass(kind, type)
+
+
+class Emitter:
+    """Writes one residual function. ``outputs`` collects the graph values that it needs."""
+
+    def __init__(self, objects: Objects, n_positional: int, kwnames: tuple[str, ...]):
+        self.objects = objects
+        self.parameters = [*(f"m_arg{i}" for i in range(n_positional)), *(f"m_key_{k}" for k in kwnames)]
+        self.n_positional, self.kwnames = n_positional, kwnames
+        self.constants: dict[str, Any] = {
+            "m_raw_dict": raw_dict,
+            "m_copy_set": copy_set,
+            "m_types": types,
+            "m_torch": torch,
+            "m_cell": types.CellType,
+            "m_any_error": BaseException,
+        }
+        self.constant_names: dict[int, str] = {}
+        self.loads: list[str] = []
+        self.loaded: dict[Source, str] = {}
+        self.lines: list[str] = []
+        self.states: list[str] = []  # where iterators stand, set when all effects are done
+        self.built: dict[int, str] = {}
+        self.outputs: list[Any] = []
+        self.output_names: dict[int, str] = {}
+        self.alive: list[Any] = []
+
+    # ------------------------------------------------------------------------------------------------------------------
+    # Names
+    # ------------------------------------------------------------------------------------------------------------------
+
+    def constant(self, value: Any) -> str:
+        """The name under which an object is reachable from the function."""
+        name = self.constant_names.get(id(value))
+        if name is None:
+            name = self.constant_names[id(value)] = f"m_const{len(self.constant_names)}"
+            self.constants[name] = value
+        return name
+
+    def fresh(self) -> str:
+        return f"m_v{len(self.built)}_{len(self.lines)}"
+
+    # ------------------------------------------------------------------------------------------------------------------
+    # Sources
+    # ------------------------------------------------------------------------------------------------------------------
+
+    def load(self, source: Source) -> str:
+        """The name that holds the object of a source. Loads come first: before the graph runs, before effects."""
+        if source in self.loaded:
+            return self.loaded[source]
+        if isinstance(source, Static):
+            name = self.load(source.via) if source.via is not None else self.constant(source.obj)
+            self.loaded[source] = name
+            return name
+        operation, parent, *operands = source.slot()
+        if operation == "arg":
+            self.loaded[source] = self.parameters[operands[0]]
+            return self.loaded[source]
+        owner = self.load(parent)
+        expression = {
+            "dict_item": lambda: f"dict.__getitem__({owner}, {self.literal(operands[0])})",
+            "list_item": lambda: f"list.__getitem__({owner}, {operands[0]})",
+            "tuple_item": lambda: f"tuple.__getitem__({owner}, {operands[0]})",
+            "instance_dict": lambda: f"m_raw_dict({owner})",
+            "attr": lambda: f"{owner}.{operands[0]}",
+            "cell": lambda: f"{owner}.cell_contents",
+            "python": lambda: f"{self.constant(operands[0])}({owner})",
+        }[operation]()
+        name = f"m_in{len(self.loads)}"
+        self.loads.append(f"{name} = {expression}")
+        self.loaded[source] = name
+        return name
+
+    def literal(self, value: Any) -> str:
+        return repr(value) if type(value) in LITERALS else self.constant(value)
+
+    # ------------------------------------------------------------------------------------------------------------------
+    # Values
+    # ------------------------------------------------------------------------------------------------------------------
+
+    def value(self, value: Any) -> str:
+        """An expression (usually a name) for a traced value."""
+        kind = type(value)
+        if issubclass(kind, Number) and value.node is None:
+            return (
+                repr(value.numbers.constant(value))
+                if value.kind is not float
+                else self.constant(value.numbers.constant(value))
+            )
+        if kind is TensorProxy or issubclass(kind, Number) or kind in SYMBOLIC:
+            return self.graph_value(value)
+        if kind in LITERALS:
+            return repr(value)
+        if value is NULL or value is UNSET:
+            return self.constant(value)
+        if kind is torch.Size and any(type(v) in SYMBOLIC for v in value):
+            return f"m_torch.Size(({', '.join(self.value(v) for v in value)},))"
+        if kind in ATOMS:
+            return self.constant(value)
+        if id(value) in self.built:
+            return self.built[id(value)]
+        record = self.objects.records.get(id(value))
+        if record is not None:
+            return self.load(record.source)
+        if issubclass(kind, tuple):
+            met = self.objects.tuples.get(id(value))
+            return self.tuple_value(value) if met is None else self.load(met.places[0])
+        if issubclass(kind, torch.Tensor) and (proxy := self.objects.tensors_met.get(id(value))) is not None:
+            return self.graph_value(proxy)  # a tensor as the key of a dict
+        if id(value) not in self.objects.new and not issubclass(kind, StandIn):  # (these are of the trace alone)
+            if issubclass(kind, (*IDENTITIES, frozenset, slice)):
+                return self.slice_value(value) if issubclass(kind, slice) else self.constant(value)
+            raise CannotRebuild(f"a {kind.__name__} of unknown origin")
+        return self.new_object(value)
+
+    def graph_value(self, value: Any) -> str:
+        """A tensor or a symbolic size: an input as it came in, or an output of the graph."""
+        if isinstance(value, TensorProxy | Number) and value.source is not None:
+            return self.load(value.source)
+        name = self.output_names.get(id(value))
+        if name is None:
+            name = self.output_names[id(value)] = f"m_out[{len(self.outputs)}]"
+            self.outputs.append(value)
+            self.alive.append(value)
+        return name
+
+    def tuple_value(self, value: tuple) -> str:
+        if type(value) is tuple and is_constant(value):
+            return self.constant(value)
+        items = [self.value(v) for v in value]
+        text = f"({', '.join(items)}{',' if len(items) == 1 else ''})"
+        if type(value) is tuple:
+            return self.assign(value, text)
+        if is_structseq(type(value)):  # torch.return_types and kin have a constructor of their own
+            return self.assign(value, f"{self.constant(type(value))}({text})")
+        return self.assign(value, f"tuple.__new__({self.constant(type(value))}, {text})")
+
+    def slice_value(self, value: slice) -> str:
+        return f"slice({self.value(value.start)}, {self.value(value.stop)}, {self.value(value.step)})"
+
+    def has_exceptions(self) -> bool:
+        """Whether exceptions are made again, or are there as they are."""
+        return any(isinstance(value, BaseException) for value in (*self.alive, *self.constants.values()))
+
+    def assign(self, value: Any, expression: str) -> str:
+        """The name of a value that the expression makes. One without a shell (a function, a tuple, a method) that is
+        reached again from its own parts was made there, and that one is it: a function whose cell holds itself."""
+        if (made := self.built.get(id(value))) is not None:
+            return made
+        name = self.fresh()
+        self.built[id(value)] = name
+        self.alive.append(value)  # ids stand for values: none may be freed and its id given to another
+        self.lines.append(f"{name} = {expression}")
+        return name
+
+    def new_object(self, value: Any) -> str:
+        """An object made while tracing. Shells are assigned before their parts are built, so that cycles close."""
+        kind = type(value)
+        if kind is list:
+            name = self.assign(value, "[]")
+            self.fill(f"{name}.extend", value)
+            return name
+        if kind is set:
+            if is_ordered(value):
+                return self.assign(value, f"m_copy_set({self.constant(copy_set(value))})")
+            name = self.assign(value, "set()")
+            self.fill(f"{name}.update", value)
+            return name
+        if kind is collections.deque:
+            name = self.assign(value, f"{self.constant(kind)}(maxlen={value.maxlen!r})")
+            self.fill(f"{name}.extend", value)
+            return name
+        if kind in DICTS:
+            factory = f"({self.value(value.default_factory)})" if kind is collections.defaultdict else "()"
+            name = self.assign(value, f"{self.constant(kind)}{factory}")
+            self.fill_dict(name, "dict" if kind is dict else self.constant(kind), value)
+            if kind is collections.OrderedDict:  # has attributes, too: state_dict()'s _metadata
+                self.fill_namespace(name, raw_dict(value) or {})
+            return name
+        if kind is types.CellType:
+            name = self.assign(value, "m_cell()")
+            contents = self.objects.cell_get(value, "cell")
+            if contents is not ABSENT:
+                self.lines.append(f"{name}.cell_contents = {self.value(contents)}")
+            return name
+        if kind is types.FunctionType:
+            return function_value(self, value)
+        if kind is types.MethodType:
+            return self.assign(value, f"m_types.MethodType({self.value(value.__func__)}, {self.value(value.__self__)})")
+        if kind is RangeRows:
+            return self.assign(value, f"iter(range({value.count}))")
+        if kind is TensorRows:
+            rows = self.value(value.proxy)
+            form = ".numpy()" if value.of_array else ".tolist()" if value.numbers else ""
+            return self.assign(value, f"iter({rows}{form})")
+        if kind is TensorMethod:
+            return self.assign(value, f"{self.value(value.proxy)}.{value.name}")
+        if isinstance(value, StandIn):
+            return self.assign(value, value.expression(self))
+        if kind is functools.partial:
+            keywords = ", ".join(f"{k!r}: {self.value(v)}" for k, v in value.keywords.items())
+            args = "".join(f", {self.value(a)}" for a in value.args)
+            name = self.assign(value, f"{self.constant(kind)}({self.value(value.func)}{args}, **{{{keywords}}})")
+            self.fill_namespace(name, vars(value))
+            return name
+        if kind is super:
+            return self.assign(value, f"super({self.value(value.__thisclass__)}, {self.value(value.__self__)})")
+        if c_callables.owner_of(value) is not None:
+            owner = self.value(value.__self__)
+            if (maker := c_callables.hidden_maker(value)) is not None:
+                return self.assign(value, f"{self.constant(c_callables.bound)}({self.constant(maker)}, {owner})")
+            return self.assign(value, f"{owner}.{value.__name__}")
+        if kind is slice:
+            return self.slice_value(value)
+        if kind is random.Random:
+            return random_value(self, value)
+        if kind is HandleNumber:
+            return self.assign(value, f"{self.constant(next_number)}(None)")
+        if kind is types.MappingProxyType and (shown := self.objects.behind.get(id(value))) is not None:
+            return self.assign(value, f"m_types.MappingProxyType({self.value(shown)})")
+        if kind is weakref.ref:
+            if self.objects.record_of(value()) is None:  # (a tensor's hooks, too, are a dict of the trace's own)
+                raise CannotRebuild("a weak reference to an object that the step made is alive")
+            return self.assign(value, f"{self.constant(kind)}({self.value(value())})")
+        if kind is re.Match:  # it cannot change, and what it was made of is guarded
+            return self.constant(value)
+        if kind in REDUCIBLE:
+            return self.iterator_value(value)
+        if kind is types.GeneratorType and (frame := frame_of(value)) is not None:
+            return generator_value(self, value, frame)
+        if kind in natives.VIEWS:
+            return self.view_value(value)
+        if isinstance(value, InTrace):
+            return self.value(value.function)
+        if kind is Pulled:
+            return self.value(value.iterator)
+        if isinstance(value, types.GeneratorType | LoopLeftover | ContextToken):
+            raise CannotRebuild(f"a {kind.__name__} is alive across a graph break")
+        return self.instance_value(value)
+
+    def fill(self, method: str, items: Any) -> None:
+        if items:
+            self.lines.append(f"{method}(({', '.join(self.value(v) for v in items)},))")
+
+    def fill_dict(self, name: str, base: str, items: Any) -> None:
+        for key, item in items.items():
+            self.lines.append(f"{base}.__setitem__({name}, {self.value(key)}, {self.value(item)})")
+
+    def fill_namespace(self, name: str, items: dict[str, Any]) -> None:
+        for key, item in items.items():
+            self.lines.append(f"{name}.__dict__[{key!r}] = {self.value(item)}")
+
+    def iterator_value(self, iterator: Any) -> str:
+        """Native iterators say themselves how they are made again (``__reduce__``, Objects/iterobject.c and kin)."""
+        try:
+            reduced = state_of(iterator)
+        except RuntimeError as error:  # a dict or a set that has changed since
+            raise CannotRebuild(f"a {type(iterator).__name__} over a changed container") from error
+        if type(iterator) in WALKS and (text := self.walk(iterator)) is not None:
+            return self.assign(iterator, text)
+        maker, arguments = reduced[0], reduced[1]
+        state = reduced[2] if len(reduced) > 2 else None
+        if arguments and type(arguments[0]) is collections.deque:  # it would see the effects as changes under it
+            self.refuse_changed(iterator, arguments[0])
+        if type(state) is int and type(arguments[0]) is list and state > len(arguments[0]) - (maker is reversed):
+            raise CannotRebuild(f"a {type(iterator).__name__} beyond the end of a list that became shorter")
+        # (a chain's state: the iterator over what is chained, and the open one)
+        for a in (*arguments, *(state if type(iterator) is itertools.chain and state else ())):
+            if type(a) in CONTAINERS or type(a) in REDUCIBLE or isinstance(a, InTrace | Pulled):
+                if id(a) not in self.objects.records:
+                    self.objects.made(a)
+        name = self.assign(iterator, f"{self.constant(maker)}({', '.join(self.value(a) for a in arguments)})")
+        if state is not None:  # a list's iterator takes no place behind the list's end, which effects may move
+            self.states.append(f"{self.constant(give_state)}({name}, {self.value(state)})")
+        return name
+
+    def walk(self, iterator: Any) -> str | None:
+        """An iterator of a dict or a set says that it is one of a list, which would not see that its owner grows. None:
+        the list will do, since nothing else has the owner, or it is at its end; or a set that the frame made of what
+        hashes by its address, which is made again in another order."""
+        owner = next((o for o in gc.get_referents(iterator) if isinstance(o, dict | set)), None)
+        if owner is None or not self.objects.is_known(owner):
+            return None
+        if isinstance(owner, set) and self.objects.record_of(owner) is None and not is_ordered(owner):
+            return None
+        self.refuse_changed(iterator, owner)
+        again, begin = self.constant(walk_again), self.constant(WALKS[type(iterator)])
+        return f"{again}({begin}, {self.value(owner)}, {len(owner) - iterator.__length_hint__()})"
+
+    def refuse_changed(self, iterator: Any, owner: Any) -> None:
+        if any(record.shadow is owner for record in self.objects.changed_records()):
+            raise CannotRebuild(f"a {type(iterator).__name__} over a changed container")
+
+    def view_value(self, view: Any) -> str:
+        """``d.items()`` of the dict that the view is of (its ``mapping`` is a proxy that does not give it)."""
+        (owner,) = gc.get_referents(view)
+        kind: Any = next(base for base in type(owner).__mro__ if base in DICTS and base is not collections.defaultdict)
+        method = next(m for m in (kind.keys, kind.values, kind.items) if type(m(kind())) is type(view))
+        return self.assign(view, f"{self.constant(method)}({self.value(owner)})")
+
+    def has_origin(self, value: Any) -> bool:
+        """Whether there is an expression for a value that nobody may ask for."""
+        return self.objects.is_known(value) or type(value) in ATOMS or isinstance(value, IDENTITIES)
+
+    def instance_value(self, value: Any) -> str:
+        """An instance of a user's class: allocated without ``__init__``, then filled with what it holds."""
+        cls = type(value)
+        base = next((b for b in cls.__mro__ if b in CONTAINERS or b is tuple or b is BaseException), object)
+        if base is BaseException:
+            args = "".join(f", {self.value(a)}" for a in value.args)
+            name = self.assign(value, f"{self.constant(cls)}.__new__({self.constant(cls)}{args})")
+            made_by_c: Any = next(b for b in cls.__mro__ if not b.__flags__ & HEAP_TYPE)
+            if made_by_c.__init__ is not BaseException.__init__:  # StopIteration.value, SystemExit.code, …
+                self.lines.append(f"{self.constant(made_by_c)}.__init__({name}{args})")
+            self.lines.append(f"{name}.args = {self.value(tuple(value.args))}")
+            if isinstance(value, AttributeError | NameError | ImportError) and value.name is not None:
+                self.lines.append(f"{name}.name = {self.value(value.name)}")
+            if isinstance(value, AttributeError) and self.has_origin(value.obj):
+                self.lines.append(f"{name}.obj = {self.value(value.obj)}")
+            if isinstance(value, ImportError) and value.path is not None:
+                self.lines.append(f"{name}.path = {self.value(value.path)}")
+            for part in ("__context__", "__cause__"):
+                if (reason := getattr(value, part)) is not None:
+                    self.lines.append(f"{name}.{part} = {self.value(reason)}")
+            if value.__suppress_context__ or value.__cause__ is not None:
+                self.lines.append(f"{name}.__suppress_context__ = {value.__suppress_context__}")
+        else:
+            if any(map(is_made_by_c, cls.__mro__[: cls.__mro__.index(base)])):
+                raise CannotRebuild(f"a {cls.__name__}, which is made by C code,")
+            name = self.assign(value, f"{self.constant(base)}.__new__({self.constant(cls)})")
+            if base is collections.deque:
+                self.lines.append(f"{self.constant(base)}.__init__({name}, (), {value.maxlen!r})")
+        if base in DICTS:
+            self.fill_dict(name, self.constant(base), dict(dict.items(value)))
+        elif base in LISTS:
+            for item in base.__iter__(value):
+                self.lines.append(f"{self.constant(base)}.append({name}, {self.value(item)})")
+        elif base in SETS:
+            raise CannotRebuild(f"a {cls.__name__}")
+        namespace = raw_dict(value)
+        if namespace:
+            self.lines.append(f"m_d = m_raw_dict({name})")
+            inner = f"{name}_d"
+            self.lines.append(f"{inner} = m_d")
+            for key, item in namespace.items():
+                self.lines.append(f"{inner}[{key!r}] = {self.value(item)}")
+        for slot in slots_of(cls):
+            try:
+                held = slot.__get__(value)
+            except AttributeError:  # empty
+                continue
+            self.lines.append(f"{self.constant(slot)}.__set__({name}, {self.value(held)})")
+        return name
+
+    # ------------------------------------------------------------------------------------------------------------------
+    # The function
+    # ------------------------------------------------------------------------------------------------------------------
+
+    def packed(self, inputs: list[str]) -> list[str]:
+        """Arguments as written in a call: runs of constants (a model's parameters) are one tuple, spread."""
+        texts: list[str] = []
+        for constant, run in itertools.groupby(inputs, self.constants.__contains__):
+            names = list(run)
+            if not constant or len(names) < LONG_RUN:
+                texts += names
+            else:
+                texts.append(f"*{self.constant(tuple(self.constants[n] for n in names))}")
+        return texts
+
+    def function(
+        self, name: str, graph: Any, inputs: list[str], result: str, on_failure: Any = None
+    ) -> types.FunctionType:
+        """Assemble: loads, the graph call, objects and effects, the result.
+
+        on_failure: called with a list of what the graph raised, which it empties, and the call's and the graph's
+        arguments; gives a list of one callable, which goes on from there.
+        """
+        positional = self.parameters[: self.n_positional]
+        header = ", ".join([*positional, "/"] if positional else [])
+        keys = [f"{k}" for k in self.kwnames]
+        if keys:
+            header += (", " if header else "") + "*, " + ", ".join(safe_keyword(k) for k in keys)
+        body = [f"m_key_{k} = {safe_keyword(k)}" for k in self.kwnames]
+        body += self.loads
+        if graph is not None:
+            self.constants["m_graph"] = graph
+            body.append(f"m_out = m_graph({', '.join(self.packed(inputs))})")
+        if graph is not None and on_failure is not None:
+            given = f"({''.join(f'{p}, ' for p in positional)})"
+            named = f"{{{', '.join(f'{k!r}: m_key_{k}' for k in self.kwnames)}}}"
+            handler = f"{self.constant(on_failure)}(m_failed, {given}, {named}, ({''.join(f'{i}, ' for i in inputs)}))"
+            call = body.pop()
+            body += ["try:", f"    {call}", "except m_any_error as m_error:", "    m_failed = [m_error]", "else:"]
+            body += [f"    {line}" for line in [*self.lines, *self.states, f"return {result}"]]
+            # Outside the handler: the exception is for the user's frames, and must not be the context of theirs.
+            body.append(f"return {handler}.pop()()")
+        else:
+            body += [*self.lines, *self.states, f"return {result}"]
+        if not name.isidentifier() or keyword.iskeyword(name):  # "<lambda>", "<genexpr>", what a __name__ was set to
+            name = "segment"
+        source = f"def {name}({header}):\n" + "".join(f"    {line}\n" for line in body)
+        namespace: dict[str, Any] = {"__builtins__": BUILTINS, **self.constants}
+        exec(compile(source, residual_file(name), "exec"), namespace)
+        function = namespace.pop(name)
+        function.residual_source = source
+        torch_private.skip_code(function.__code__)
+        return function
+
+
+import builtins as _builtins  # noqa: E402
+
+# What residual code may need of builtins, so that a program that replaces one does not change it under our feet.
+BUILTINS = {
+    n: getattr(_builtins, n)
+    for n in (
+        "dict",
+        "list",
+        "tuple",
+        "object",
+        "super",
+        "set",
+        "slice",
+        "iter",
+        "next",
+        "None",
+        "True",
+        "False",
+        "Ellipsis",
+    )
+    if hasattr(_builtins, n)
+}
+REDUCIBLE = frozenset(
+    t for t in natives.ITERATORS if isinstance(t, type) and t is not types.GeneratorType and t not in (map, filter)
+)
+
+
+# How iterators of dicts and sets begin.
+WALKS: dict[type, Any] = {
+    type(begin({})): begin
+    for begin in (
+        lambda d: iter(dict.keys(d)),
+        lambda d: iter(dict.values(d)),
+        lambda d: iter(dict.items(d)),
+        lambda d: reversed(dict.keys(d)),
+        lambda d: reversed(dict.values(d)),
+        lambda d: reversed(dict.items(d)),
+    )
+} | {type(iter(set())): set.__iter__}
+
+
+def walk_again(begin: Any, owner: Any, count: int) -> Any:
+    """An iterator of the owner's that has given so many."""
+    iterator = begin(owner)
+    for _ in range(count):
+        next(iterator)
+    return iterator
+
+
+def is_structseq(cls: type) -> bool:
+    """C's named tuples (Objects/structseq.c)."""
+    return hasattr(cls, "n_sequence_fields")
+
+
+def safe_keyword(name: str) -> str:
+    """Keyword arguments keep their names in the residual function's signature."""
+    if not name.isidentifier() or keyword.iskeyword(name) or name.startswith("m_"):
+        raise CannotRebuild(f"a keyword argument is called {name!r}")
+    return name
+
+
+def slots_of(cls: type) -> list[types.MemberDescriptorType]:
+    """The slots that the classes of an instance define. (By name, the user's ``__getattr__`` would be asked.)"""
+    classes = [base for base in cls.__mro__ if base.__flags__ & HEAP_TYPE]
+    return [d for base in classes for d in vars(base).values() if type(d) is types.MemberDescriptorType]
+
+
+__all__ = ["CannotRebuild", "Emitter", "contextvars"]

@@ -1,0 +1,124 @@
+"""Closure cells and context variables that existed before the call: what they hold, and what is put into them."""
+
+from __future__ import annotations
+
+import contextvars
+import types
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ..guards.sources import Part, Source, Static, part
+from ..hook import ABSENT
+from ..values.values import ATOMS
+from .heap import Heap
+from .lifetimes import named
+from .records import Record, contents_of
+
+if TYPE_CHECKING:
+    from ..guards.recorder import GuardRecorder
+
+
+class Cells:
+    """Part of ``Objects``."""
+
+    guards: GuardRecorder
+    records: dict[int, Record]
+    new: dict[int, Any]
+    heap: Heap
+    volatile: frozenset[str]
+    cells: dict[int, Record]
+    context: dict[contextvars.ContextVar, tuple[Any, Any]]
+
+    def enter(self, value: Any, source: Source) -> Any:
+        raise NotImplementedError
+
+    def touch(self, obj: Any) -> None:
+        raise NotImplementedError
+
+    def cell_get(self, cell: types.CellType, name: str) -> Any:
+        """Contents of a cell, ABSENT if it is empty."""
+        if id(cell) in self.new:
+            self.heap.read("cell", cell, None, contents_of(cell))
+            return contents_of(cell)
+        record = self.cells.get(id(cell))
+        if record is None:
+            record = self.cells[id(cell)] = Record(
+                cell, self.records[id(cell)].source if id(cell) in self.records else Static(f"closure {name}", cell)
+            )
+        if "value" not in record.writes and "value" not in record.reads:
+            record.reads["value"] = self.read_cell(record, cell)
+        value = record.writes["value"] if "value" in record.writes else record.reads["value"]
+        self.heap.read("cell", cell, None, value)
+        return value
+
+    def cell_now(self, cell: types.CellType, key: Any, then: Any) -> Any:
+        """What a cell that was read holds by now."""
+        record = self.cells.get(id(cell))
+        if record is None:
+            return contents_of(cell)
+        return record.writes["value"] if "value" in record.writes else record.reads["value"]
+
+    def read_cell(self, record: Record, cell: types.CellType) -> Any:
+        value = contents_of(cell)
+        place = part(record.source, "cell")
+        if value is ABSENT:
+            self.guards.holds(place.name, "is unset", lambda c: contents_of(c) is ABSENT, record.source)
+            return ABSENT
+        by_its_way = isinstance(value, torch.Tensor) or place.name in self.volatile or named(value)
+        if record.source.static and not by_its_way:
+            kind = "equal" if type(value) in ATOMS else "is"
+            self.guards.check(kind, place, value, text="unchanged")
+            return self.enter(value, Static(record.source.name.removeprefix("closure "), value))
+        return self.enter(value, place)
+
+    def cell_set(self, cell: types.CellType, name: str, value: Any) -> None:
+        self.touch(cell)
+        if id(cell) in self.new:
+            if value is ABSENT:
+                del cell.cell_contents
+            else:
+                cell.cell_contents = value
+            return
+        self.cell_get(cell, name)
+        self.cells[id(cell)].writes["value"] = value
+
+    def context_get(self, variable: contextvars.ContextVar) -> Any:
+        """Current value of a context variable, ABSENT if it has none."""
+        if variable not in self.context:
+            entered = self.read_context(variable)
+            self.context[variable] = (entered, entered)
+        self.heap.read("context", variable, None, self.context[variable][1])
+        return self.context[variable][1]
+
+    def context_now(self, variable: contextvars.ContextVar, key: Any, then: Any) -> Any:
+        return self.context[variable][1]
+
+    def read_context(self, variable: contextvars.ContextVar) -> Any:
+        value, name = variable.get(ABSENT), f"ContextVar({variable.name!r})"
+        source = Static(name, variable)
+        if value is ABSENT:
+            self.guards.holds(name, "is unset", lambda v: v.get(ABSENT) is ABSENT, source)
+            return ABSENT
+        place = Part(name, source, "python", value_of)
+        if issubclass(type(value), torch.Tensor) or name in self.volatile or named(value):
+            return self.enter(value, place)
+        self.guards.check("equal" if type(value) in ATOMS else "is", place, value, text="unchanged")
+        return self.enter(value, Static(name, value))
+
+    def context_set(self, variable: contextvars.ContextVar, value: Any) -> Any:
+        """Set it; returns the value before, for the token."""
+        before = self.context_get(variable)
+        self.touch(variable)
+        self.context[variable] = (self.context[variable][0], value)
+        return before
+
+    def changed_cells(self) -> list[Record]:
+        return [r for r in self.cells.values() if "value" in r.writes]
+
+    def changed_context(self) -> list[tuple[contextvars.ContextVar, Any]]:
+        return [(v, now) for v, (before, now) in self.context.items() if now is not before]
+
+
+def value_of(variable: contextvars.ContextVar) -> Any:
+    return variable.get(ABSENT)

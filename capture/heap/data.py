@@ -1,0 +1,49 @@
+"""``tensor.data = …``: how steps that update weights by hand write ``p.data -= lr * p.grad``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from moebius.lowering.step import set_data
+
+from ..torch_facts import torch_private
+from ..values.values import Break, TensorProxy
+
+if TYPE_CHECKING:
+    from ..tensors.tensors import TensorOperations
+
+
+def assign_data(tensors: TensorOperations, tensor: TensorProxy, data: TensorProxy) -> None:
+    """Nothing where the tensor has that data already (``p.data -= …`` sets what it changed in place), else a node.
+
+    torch copies the other's storage, sizes and strides into the tensor, whose autograd records and version stay
+    (VariableHooks::set_data, torch/csrc/autograd/variable.cpp).
+    """
+    tensors.offsets.asked = True
+    tensors.layouts.forget()
+    if tensor is data or is_same_data(tensor, data):
+        return
+    fake, other, scope = tensor.fake, data.fake, tensors.writer.scope
+    alike = fake.dtype == other.dtype and fake.device == other.device and fake.shape == other.shape
+    inner = scope.parent is not None or tensors.writer.recomputed or not tensors.whole_step
+    if not alike or inner or other.is_inference():
+        reason = "in a body that runs apart" if inner else "of another dtype, device or size"
+        hint = "tensor.data.copy_(…) writes the numbers in place, and keeps the step in one graph"
+        raise Break("data of a tensor is set", f"{tensor.describe()}.data = … {reason}", hint)
+    tensors.gradients.heap.write(tensor, "data")
+    with tensors.world.mode:
+        fake.data = other
+    tensors.uncounted.add(torch_private.storage_of(fake))
+    tensors.writer.node("call_function", set_data, (tensor, data), {}).meta["val"] = None
+
+
+def is_same_data(tensor: TensorProxy, data: TensorProxy) -> bool:
+    """Whether the two are the same place in the same storage, looked at in the same way."""
+    a, b = tensor.fake, data.fake
+    return (
+        torch_private.storage_of(a) == torch_private.storage_of(b)
+        and (a.dtype, a.is_conj(), a.is_neg(), a.is_inference()) == (b.dtype, b.is_conj(), b.is_neg(), b.is_inference())
+        and a.shape == b.shape
+        and a.stride() == b.stride()
+        and bool(a.storage_offset() == b.storage_offset())
+    )

@@ -1,0 +1,98 @@
+"""What a trace reads and writes of all that lives longer than one instruction, in one order.
+
+Every read and every write of state goes through here. So whoever asks whether state is as it was, or what a call
+depends on, asks one place: a layer that is written again for another one (``blocks``), a call that backward runs once
+more (``rerun``), a cached function that would look past what the step has changed (``calls``).
+
+A read is an event ``(kind, owner, key, value)``. A kind in ``now`` has a function that finds what a read of it would
+find now; any other counts as changed when its owner is written to. The owner ANYTHING stands for what cannot be said:
+it changes with each write.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from .records import same_item
+
+Event = tuple[str, Any, Any, Any]
+WRITE = "write"  # its value: since when the trace has had the owner, -1 for what existed before
+OWN = "own"  # of an object that the trace made; it is not told of what C code reads there
+WHOLE = object()  # the key of a write to nobody knows which part
+ANYTHING = object()
+
+
+class Heap:
+    """The reads and writes of one trace. outside: how many writes were to what tracing did not make."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+        self.born: dict[int, int] = {}  # by id of an object that the trace made: how long the log was then
+        self.outside = 0
+        self.written: dict[int, list[tuple[int, Any]]] = {}  # by id of the owner: when, and which key
+        self.part_of: dict[int, Any] = {}  # by id of an instance dict that the trace made: whose it is
+        self.now: dict[str, Callable[[Any, Any, Any], Any]] = {  # by kind: what a read would find, from its event
+            "fact": lambda owner, key, then: then,
+            "answer": lambda ask, key, then: ask(),
+        }
+        self.listening = 0  # who wants to know of reads on classes, which are many
+
+    def mark(self) -> int:
+        return len(self.events)
+
+    def made(self, obj: Any) -> None:
+        self.born[id(obj)] = len(self.events)
+
+    def age(self, owner: Any) -> int:
+        """When the trace made an object, -1 for what existed before."""
+        return self.born.get(id(owner), -1)
+
+    def read(self, kind: str, owner: Any, key: Any, value: Any) -> None:
+        self.events.append((kind, owner, key, value))
+
+    def note(self, what: str) -> None:
+        """A read of what cannot be said."""
+        self.events.append(("other", ANYTHING, what, None))
+
+    def write(self, owner: Any, key: Any = WHOLE, born: int = -1) -> None:
+        self.outside += born < 0
+        if id(owner) in self.part_of:
+            owner = self.part_of[id(owner)]
+        self.written.setdefault(id(owner), []).append((len(self.events), key))
+        self.events.append((WRITE, owner, key, born))
+
+    def reads(self, begin: int, end: int | None = None) -> list[Event]:
+        """What was read between two marks."""
+        return [event for event in self.events[begin:end] if event[0] is not WRITE]
+
+    def was_written(self, event: Event, begin: int = 0, end: int | None = None) -> bool:
+        """Whether the place that was read was written to between two marks."""
+        _, owner, key, _ = event
+        if owner is ANYTHING:
+            return any(kind is WRITE and born < begin for kind, _, _, born in self.events[begin:end])
+        return any(
+            begin <= when and (end is None or when < end) and (written is WHOLE or key is None or written == key)
+            for when, written in self.written.get(id(owner), ())
+        )
+
+    def is_unchanged(self, reads: Iterable[Event], since: int) -> bool:
+        """Whether each of these reads would find now what it found."""
+        return all(self.holds(event, since) for event in reads)
+
+    def holds(self, event: Event, since: int) -> bool:
+        kind, owner, key, value = event
+        if kind in self.now:
+            return same(self.now[kind](owner, key, value), value)
+        return not self.was_written(event, since)
+
+    def release(self) -> None:
+        """The trace is over: what was logged goes without a garbage collection."""
+        for known in (self.events, self.written, self.born, self.part_of, self.now):
+            known.clear()
+
+
+def same(now: Any, then: Any) -> bool:
+    if type(now) is tuple and type(then) is tuple:
+        return len(now) == len(then) and all(map(same_item, now, then))
+    return same_item(now, then)

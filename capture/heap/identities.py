@@ -1,0 +1,253 @@
+"""Which object it is: two names of one object, objects that are compared, hashed and looked up by identity.
+
+An object that the arguments lead to may be another one in the next call. That two places hold one object, or two, is
+noted where tracing meets an object again, changes one of two, or asks: ``is``, ``==`` in C, a key of a dict or set.
+"""
+
+from __future__ import annotations
+
+import types
+import weakref
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ..guards.sources import Source
+from ..python.enums import hashes_by_name
+from ..regions.histories import refuse_outcome
+from ..torch_facts import torch_private
+from ..values.values import ATOMS, SYMBOLIC, Break, RuntimeNumber, StandIn, TensorProxy
+from .heap import Heap
+from .records import CONTAINERS, DICTS, SIMPLE, Record, python_method, raw_dict
+
+if TYPE_CHECKING:
+    from ..guards.recorder import GuardRecorder
+
+
+@dataclass
+class MetTuple:
+    """A tuple that existed before, original. entered: what stands for it in the trace. places: where it was found."""
+
+    original: Any
+    entered: Any
+    places: list[Source]
+
+
+class Identities:
+    """Part of ``Objects``."""
+
+    guards: GuardRecorder
+    records: dict[int, Record]
+    tuples: dict[int, MetTuple]
+    paths: dict[tuple[int, str], Source]
+    outcomes: dict[Any, tuple[Any, ...]]
+    heap: Heap
+
+    def changed_records(self) -> list[Record]:
+        raise NotImplementedError
+
+    def guard_tuples(self, left: tuple, right: tuple) -> None:
+        """``left is right`` of two tuples. For all other guards a place that holds another tuple of the same items has
+        not changed."""
+        if len(left) != len(right) or not left or not all(map(may_be_one, left, right)):
+            return
+        places = list(dict.fromkeys([*self.places_of(left), *self.places_of(right)]))
+        for value in (left, right):
+            for place in self.places_of(value):
+                if place.static and len(places) > 1:
+                    original = self.tuples[id(value)].original
+                    path = self.paths.get((id(original), place.name))
+                    if path is None:
+                        raise Break("identity of a tuple", f"``is`` of {place.name}", "compare with ==")
+                    self.guards.check("is", path, original, text="is this very tuple")
+        if left is right and len(places) > 1:
+            first, *others = sorted(places, key=lambda place: place.static)
+            for other in others:
+                if not first.static and ("same", first, other) not in self.guards.seen:
+                    self.guards.seen.add(("same", first, other))
+                    self.guards.same_or_distinct("same", first, other)
+
+    def places_of(self, value: tuple) -> list[Source]:
+        """Where a tuple was found; nowhere, if the step made it."""
+        met = self.tuples.get(id(value))
+        return [] if met is None else met.places
+
+    def alias(self, source: Source, known: Source, value: Any) -> None:
+        """The object was met before under another source: that they are one object is a fact too."""
+        if known.static:
+            self.guards.check("is", source, value, text=f"is {known.name}")
+        elif (source, known) not in self.guards.seen:
+            self.guards.seen.add((source, known))
+            self.guards.same_or_distinct("same", source, known)
+
+    def pin(self, record: Record, text: str) -> None:
+        """The object that arguments lead to is this very one: a fact, once."""
+        self.pin_at(record.source, record.obj, text)
+
+    def pin_at(self, source: Source, obj: Any, text: str) -> None:
+        key = ("pinned", id(obj))
+        if not source.static and key not in self.guards.seen:
+            self.guards.seen.add(key)
+            try:
+                check: tuple[str, Any] = ("is_weak", weakref.ref(obj))  # a guard keeps nobody's key alive
+            except TypeError:
+                check = ("is", obj)
+            self.guards.check(check[0], source, check[1], text=text)
+
+    def guard_distinct(self, left: Any, right: Any) -> None:
+        """Two objects that are not one today: a fact, where a path from the arguments leads to one of them."""
+        first, second = self.source_of(left), self.source_of(right)
+        if first is None or second is None or (first.static and second.static):
+            return
+        if ("distinct", first, second) not in self.guards.seen:
+            self.guards.seen.add(("distinct", first, second))
+            self.guards.same_or_distinct("distinct", first, second)
+
+    def source_of(self, value: Any) -> Source | None:
+        if isinstance(value, TensorProxy):
+            return value.source
+        if isinstance(value, tuple) and (met := self.tuples.get(id(value))) is not None:
+            return met.places[0]
+        record = self.records.get(id(value))
+        return None if record is None else record.source
+
+    def distinct_when_changed(self) -> None:
+        """What was changed under one name must not turn out to be what has another name at a later call."""
+        changed: dict[type, list[Record]] = {}
+        for record in self.changed_records():
+            if type(record.obj) in CONTAINERS or record.writes:
+                changed.setdefault(type(record.obj), []).append(record)
+        alike: dict[type, list[Record]] = {kind: [] for kind in changed}
+        for record in {id(r): r for r in self.records.values()}.values():
+            if type(record.obj) in alike:
+                alike[type(record.obj)].append(record)
+        for kind, written in changed.items():
+            if all(record.source.static for record in written):
+                others = [record for record in alike[kind] if not record.source.static]
+                alike[kind] = [*written, *others] if others else []
+            self.guards.all_distinct([record.source for record in alike[kind]])
+
+    def misses(self, record: Record, key: Any) -> bool:
+        """Whether an object that arguments lead to is no key of an unchanged dict: a guard on that, which does not
+        keep the object alive and holds for the next one."""
+        source = self.source_of(key)
+        if source is None or source.static or isinstance(key, tuple) or record.shadow is not None:
+            return False
+        real = key.real if isinstance(key, TensorProxy) else key
+        if record.writes or type(record.obj) not in DICTS or not hashed_by_identity(real):
+            return False
+        if dict.__contains__(record.obj, real):
+            return False
+        self.heap.read("keys", record.obj, None, None)
+        text = f"is no key of {record.source.name}"
+        self.guards.holds(source.name, text, is_no_key, record.source, source)
+        return True
+
+    def real_key(self, key: Any) -> Any:
+        """The key as the user's own dict has it: a tensor that existed before is itself there, the same each time."""
+        if isinstance(key, TensorProxy):
+            refuse_outcome(key, self.outcomes)
+            if key.real is None or key.source is None:
+                return key
+            self.pin_at(key.source, key.real, "the same key")
+            return key.real
+        if isinstance(key, tuple):
+            keys = tuple(self.real_key(k) if type(k) not in SIMPLE else k for k in key)
+            return key if all(a is b for a, b in zip(keys, key, strict=True)) else keys
+        return self.made_key(key)
+
+    def made_key(self, key: Any) -> Any:
+        """The key as a dict or set has it that the step made, or a shadow: tensors are their proxies there. Which
+        tensor each is need not be said: a guard tells the inputs apart."""
+        if isinstance(key, TensorProxy | torch.Tensor):
+            refuse_outcome(key, self.outcomes)
+            return key
+        if isinstance(key, tuple):
+            keys = [self.made_key(item) if type(item) not in SIMPLE else item for item in key]
+            same = all(a is b for a, b in zip(keys, key, strict=True))
+            if same:
+                return key
+            # (a class of its own may make its tuples otherwise)
+            return tuple.__new__(type(key), keys) if hasattr(key, "_fields") else tuple(keys)
+        if (record := self.records.get(id(key))) is not None:  # hashed by what it is: another object is another key
+            self.pin(record, "the same key")
+        if issubclass(type(key), METHODS):  # hashed by the object that it belongs to and by its function
+            for part in (key.__self__, getattr(key, "__func__", None)):
+                if (record := self.records.get(id(part))) is not None:
+                    self.pin(record, "the object of the same key")
+        if isinstance(key, StandIn):
+            key.refuse("the hash")
+        if isinstance(key, RuntimeNumber):
+            return key.numbers.constant(key)  # type: ignore[attr-defined]
+        if isinstance(key, SYMBOLIC):
+            raise Break(
+                "symbolic size as a key",
+                f"a dict or set is indexed with {key}",
+                "mark the size static, or use a constant key",
+            )
+        if type(key).__hash__ is not object.__hash__ and type(key) not in ATOMS:  # (a str subclass may have its own)
+            own = python_method(type(key), "__hash__") or python_method(type(key), "__eq__")
+            if own and not hashes_by_name(type(key)) and type(key) not in torch_private.OPERATOR_OBJECTS:
+                raise Break(
+                    "key with its own hash",
+                    f"a {type(key).__name__} is used as a dict key",
+                    "use a plain key (str, int, a tuple of them)",
+                )
+        return key
+
+
+METHODS = (types.MethodType, types.BuiltinMethodType, types.MethodWrapperType)
+
+
+@dataclass(frozen=True, eq=False)
+class SameItems:
+    """A guard: a frozenset gives these items, types and values, in this order."""
+
+    items: tuple[Any, ...]
+
+    def __call__(self, found: frozenset[Any]) -> bool:
+        pairs = zip(found, self.items, strict=False)
+        return len(found) == len(self.items) and all(a is b or (type(a) is type(b) and a == b) for a, b in pairs)
+
+
+@dataclass(frozen=True, eq=False)
+class HasItems:
+    """A guard: a frozenset has these very objects among its items."""
+
+    objects: tuple[Any, ...]
+
+    def __call__(self, found: frozenset[Any]) -> bool:
+        known = set(map(id, found))
+        return all(id(one) in known for one in self.objects)
+
+
+def may_be_one(a: Any, b: Any) -> bool:
+    """Whether two items of tuples are one, or could be: constants of one value are not told apart."""
+    return a is b or (type(a) is type(b) and (isinstance(a, tuple) or (type(a) in ATOMS and (a == b or a != a))))
+
+
+def hashed_by_identity(key: Any) -> bool:
+    return type(key).__hash__ in (object.__hash__, torch.Tensor.__hash__) or isinstance(key, types.FunctionType)
+
+
+def is_no_key(the_dict: dict, key: Any) -> bool:
+    """A guard."""
+    return not dict.__contains__(the_dict, key)
+
+
+def is_bare(value: Any) -> bool:
+    """Whether it is a module without parameters, buffers and modules, as ``nn.CrossEntropyLoss()``: one that each call
+    makes anew is known by what is read in it."""
+    if not issubclass(type(value), torch.nn.Module):  # (``__class__`` may be the user's)
+        return False
+    held = raw_dict(value) or {}
+    return not held.get("_modules") and all(
+        item is None for name in ("_parameters", "_buffers") for item in (held.get(name) or {}).values()
+    )
+
+
+def refuse_order(items: Any) -> None:
+    """Tensors stand in a set in the order of their addresses, which their proxies have not."""
+    if len(items) > 1 and any(isinstance(item, TensorProxy) for item in items):
+        raise Break("order of a set of tensors", "its items are asked for one by one", "keep them in a list or a dict")

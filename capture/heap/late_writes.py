@@ -1,0 +1,99 @@
+"""Writes at a key or place that only the running step knows: ``log[self.step] = loss``, ``ring[step % 100] = loss``.
+
+They are replayed in their order, after what was written at keys and places that tracing knows. Nobody can say any more
+what stands where, so a read of that dict or list later in the step is a graph break.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ..values.values import Break, RuntimeNumber
+from .heap import Heap
+from .records import DICTS, UNREAD, Record
+
+if TYPE_CHECKING:
+    from ..guards.recorder import GuardRecorder
+
+
+UNSHARED = 3  # references to a shadow that nothing else holds: the record's, the registry's, and the question's
+
+
+class LateWrites:
+    """Part of ``Objects``."""
+
+    owners: dict[int, Record]
+    drawn: dict[int, Any]
+    told: dict[int, Callable[[], None]]
+    guards: GuardRecorder
+    records: dict[int, Record]
+    volatile: frozenset[str]
+    heap: Heap
+    refuse_growing: Callable[[Record], None]
+    refuse_recorder: Callable[[Record], None]
+
+    def writes_late(self, record: Record, key: Any) -> bool:
+        """Whether ``record[key] = …`` of a dict waits for the running step. (Attributes and globals have names.)"""
+        if record.late:
+            return True
+        unknown = type(key) is torch.SymInt or (isinstance(key, RuntimeNumber) and key.kind is str)
+        return unknown and type(record.obj) in DICTS and id(record) not in self.owners
+
+    def place_is_open(self, record: Record, key: Any) -> bool:
+        """Whether only the running step knows which place of a list ``record[key]`` is."""
+        if type(record.obj) is not list:
+            return False
+        number = isinstance(key, RuntimeNumber) and key.kind is int and key.known
+        unknown = type(key) is torch.SymInt or number
+        return unknown or (bool(record.late) and type(key) is int)
+
+    def open_length(self, record: Record) -> int:
+        """The length of a list that is written to at open places; guarded, where its items are not."""
+        self.refuse_recorder(record)
+        if record.shadow is not None:
+            return len(record.shadow)
+        self.refuse_growing(record)
+        self.guards.check("length", record.source, len(record.obj), text=f"has {len(record.obj)} items")
+        return len(record.obj) + len(record.appends or ())
+
+    def length_alone(self, value: Any) -> int | None:
+        """``len(value)`` of a list whose items differ from call to call, which are not guarded for it; else None."""
+        record = self.records.get(id(value))
+        if record is None or record.obj is not value or record.shadow is not None or type(value) is not list:
+            return None
+        if not record.late and record.source.name not in self.volatile:
+            return None
+        self.heap.read("length", value, None, None)
+        return self.open_length(record)
+
+    def write_late(self, record: Record, key: Any, value: Any) -> None:
+        if record.shadow is not None and sys.getrefcount(record.shadow) > UNSHARED:
+            raise Break(
+                "container written at a number while it is gone through",
+                f"the step holds a view or an iterator of {record.source.name}",
+                "make a list of it, or write after the last use of the view",
+            )
+        record.late = [*(record.late or ()), (key, value)]
+
+    def refuse_late(self, record: Record, key: Any = UNREAD) -> None:
+        """A graph break if nobody knows where the dict or list holds an entry, or what a node has written into it.
+
+        key: of the entry that is read, UNREAD for the whole.
+        """
+        if id(record.obj) in self.told:
+            self.told[id(record.obj)]()
+        if id(record) in self.drawn and (key is UNREAD or key in record.obj) and key != "disable":
+            detail = f"{record.source.name} is read or changed after the step drew it"
+            raise Break("progress bar", detail, "read it before the step, or after it")
+        if record.late:
+            key = record.late[0][0]
+            name = "a text that the graph makes" if getattr(key, "kind", int) is str else "a number that varies"
+            raise Break(
+                f"{type(record.obj).__name__} read after a write at a number",
+                f"{record.source.name} is read after the step wrote an entry at {name}",
+                "read it before that write, or after the step",
+            )

@@ -1,0 +1,124 @@
+"""What is known of an object that existed before the call, and the kinds of containers that there are."""
+
+from __future__ import annotations
+
+import collections
+import types
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from ..guards.sources import Source
+from ..hook import ABSENT
+
+DICTS = (dict, collections.OrderedDict, collections.defaultdict)
+LISTS = (list, collections.deque)
+SETS = (set,)
+CONTAINERS = frozenset((*DICTS, *LISTS, *SETS))
+VIEWS: tuple[type, ...] = (
+    type({}.keys()),
+    type({}.values()),
+    type({}.items()),
+    type(collections.OrderedDict().keys()),
+    type(collections.OrderedDict().values()),
+    type(collections.OrderedDict().items()),
+)
+HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: an instance of such a class can be given another class
+# Keys that hash and compare without running anybody's code, and objects that hash by identity.
+PLAIN_KEYS = (str, int, float, bytes, bool, type(None), type, types.FunctionType, torch.dtype, torch.device)
+
+
+# Constants that are the same in every place where they are found (a float may be a learning rate).
+SIMPLE = frozenset((str, int, bool, type(None), type(ABSENT)))
+UNREAD = object()  # no value is this one: the place was not read, so nothing guards what it held
+
+
+class Record:
+    """What is known of an object that existed before the call.
+
+    reads: parts already entered, by key; writes: for a dict, keys written without the whole having been read, in the
+    order in which that made them; moved: those of them that were there, were deleted and came again, last;
+    appends: the same for a list; operations: of a set, its methods with their argument; shadow: stands for the
+    container from the first whole read on; late: of a dict, entries at keys that only the running step knows.
+    """
+
+    __slots__ = (
+        "appends", "instance_dict", "late", "moved", "obj", "operations", "original", "reads", "shadow", "source",
+        "writes",
+    )  # fmt: skip
+
+    def __init__(self, obj: Any, source: Source):
+        self.obj, self.source = obj, source
+        self.reads: dict[Any, Any] = {}
+        self.writes: dict[Any, Any] = {}
+        self.moved: frozenset[Any] = frozenset()
+        self.appends: list[Any] | None = None  # most objects are only read: no containers for those
+        self.operations: tuple[tuple[str, Any], ...] = ()
+        self.late: list[tuple[Any, Any]] | None = None
+        self.shadow: Any = None
+        self.original: Any = None
+        self.instance_dict: Record | None = None
+
+    @property
+    def changed(self) -> bool:
+        """Whether the residual code has something to replay here."""
+        if self.late:
+            return True
+        if self.shadow is None:
+            if not self.writes:
+                return bool(self.appends or self.moved)
+            written = any(self.reads.get(k, UNREAD) is not v for k, v in self.writes.items())
+            return written or bool(self.appends or self.moved)
+        if type(self.shadow) in DICTS:
+            return not same_items(self.original.items(), self.shadow.items())
+        if type(self.shadow) in SETS:
+            return bool(self.operations)
+        return len(self.shadow) != len(self.original) or any(
+            a is not b for a, b in zip(self.shadow, self.original, strict=True)
+        )
+
+
+def same_items(first: Iterable[tuple[Any, Any]], second: Iterable[tuple[Any, Any]]) -> bool:
+    """Same keys with the same objects in the same order."""
+    a, b = list(first), list(second)
+    return len(a) == len(b) and all(k is q and v is w for (k, v), (q, w) in zip(a, b, strict=True))
+
+
+def whole_items(container: Any) -> tuple[Any, ...]:
+    """Everything that reading a whole container tells: keys and values in order, or items in order."""
+    if isinstance(container, dict):
+        return tuple(part for item in container.items() for part in item)
+    if isinstance(container, set):
+        return tuple(sorted(container, key=id))
+    return tuple(container)
+
+
+def same_item(now: Any, then: Any) -> bool:
+    """Identical, or equal constants of one type."""
+    return now is then or (type(now) is type(then) and isinstance(now, int | str | bytes) and now == then)
+
+
+def contents_of(cell: types.CellType) -> Any:
+    """The cell's contents, ABSENT if empty."""
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return ABSENT
+
+
+def raw_dict(obj: Any) -> dict | None:
+    """The instance dict itself, without running any of the user's code; None if there is none."""
+    try:
+        namespace = object.__getattribute__(obj, "__dict__")
+    except (AttributeError, TypeError):
+        return None
+    return namespace if isinstance(namespace, dict) else None
+
+
+def python_method(cls: type, name: str) -> bool:
+    """Whether looking ``name`` up on the class finds a Python function."""
+    for base in cls.__mro__:
+        if name in base.__dict__:
+            return isinstance(base.__dict__[name], types.FunctionType)
+    return False

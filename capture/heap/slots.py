@@ -1,0 +1,111 @@
+"""Slots and what C code keeps for an object: read under guards, and set when the graph has run."""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ..guards.sources import Static, part
+from ..hook import ABSENT
+from ..values.values import ATOMS, Break
+from .heap import OWN, Heap
+from .lifetimes import named
+from .objects import Objects
+from .records import CONTAINERS, HEAP_TYPE, raw_dict
+
+
+class Slots:
+    """Part of ``Attributes``."""
+
+    objects: Objects
+    heap: Heap
+    on_type: Callable[[type, str], Any]
+    type_guard: Callable[[Any], None]
+
+    def c_attribute(self, descriptor: Any, obj: Any, kind: type, name: str) -> Any:
+        if name == "__class__":
+            self.type_guard(obj)
+            return kind
+        if name == "__dict__":
+            if self.objects.is_new(obj):
+                namespace = self.objects.made(raw_dict(obj))
+                self.heap.part_of[id(namespace)] = obj
+                self.heap.read(OWN, obj, None, None)
+                return namespace
+            record = self.objects.instance_dict(self.objects.need(obj))
+            assert record is not None
+            return record.obj
+        if name == "__doc__" or self.objects.is_new(obj):
+            self.heap.read(OWN, obj, name, None)
+            value = descriptor.__get__(obj, kind)
+            return value if self.objects.records.get(id(value)) else self.objects.made(value)
+        if isinstance(obj, types.FunctionType | types.MethodType | functools.partial):
+            return self.c_value(obj, descriptor.__get__(obj, kind), name)
+        record = self.objects.need(obj)
+        if name in record.writes:
+            self.heap.read("value", obj, name, record.writes[name])
+            return record.writes[name]
+        by_user = isinstance(self.on_type(kind, "__getattribute__"), types.FunctionType)
+        if by_user or kind.__flags__ & HEAP_TYPE and self.on_type(kind, name) is not descriptor:
+            raise Break(  # guards and the step read it by its name, which leads elsewhere
+                "hidden slot",
+                f"{kind.__qualname__}.{name} is read past a __getattribute__ or another descriptor of that name",
+                "read the attribute by its name, without a __getattribute__ of the class's own",
+            )
+        if "saved" in name and issubclass(kind, torch.autograd.graph.Node):  # to read it may run the user's hooks
+            raise Break("autograd node", f"{kind.__name__}.{name} unpacks what was saved", "it runs natively")
+        try:
+            value = descriptor.__get__(obj, kind)
+        except AttributeError:  # an empty slot
+            empty = functools.partial(is_empty, descriptor)
+            self.objects.guards.holds(f"{record.source.name}.{name}", "is not set", empty, record.source)
+            self.heap.read("value", obj, name, ABSENT)
+            raise
+        return self.c_value(obj, value, name)
+
+    def c_value(self, obj: Any, value: Any, name: str) -> Any:
+        """A value that C code keeps for an object: guarded by reading it again."""
+        if self.objects.is_new(obj):
+            return value
+        entered = self.enter_c_value(obj, value, name)
+        self.heap.read("value", obj, name, entered)
+        return entered
+
+    def value_now(self, obj: Any, name: str, then: Any) -> Any:
+        """What a slot or C attribute that was read is by now."""
+        return self.objects.need(obj).writes.get(name, then)
+
+    def enter_c_value(self, obj: Any, value: Any, name: str) -> Any:
+        place = part(self.objects.need(obj).source, "attr", name)
+        by_its_way = issubclass(type(value), torch.Tensor) or place.name in self.objects.volatile or named(value)
+        if place.parent.static and not by_its_way:
+            if type(value) in ATOMS:
+                self.objects.guards.check("equal", place, value, text=f"== {value!r}"[:60])
+                return value
+            self.objects.guards.check("is", place, value, text="unchanged")
+            return self.objects.enter(value, Static(place.name, value))
+        return self.objects.enter(value, place)
+
+    def set_slot(self, obj: Any, name: str, slot: Any, value: Any) -> None:
+        """A slot of an object that existed before."""
+        kind = type(obj)
+        by_class = type(slot) is types.MemberDescriptorType and slot.__objclass__.__flags__ & HEAP_TYPE
+        if not by_class or slot.__name__ != name or kind in CONTAINERS or issubclass(type(obj), BaseException):
+            hint = "keep state that changes in ordinary attributes"
+            raise Break("slot or C attribute is set", f"{kind.__qualname__}.{name}", hint)
+        record = self.objects.need(obj)
+        self.objects.touch(obj, name)
+        record.writes[name] = value
+
+
+def is_empty(slot: Any, obj: Any) -> bool:
+    """A guard: nothing is in an object's slot."""
+    try:
+        slot.__get__(obj, type(obj))
+    except AttributeError:
+        return True
+    return False

@@ -1,0 +1,550 @@
+"""Attribute access while tracing: Python's own protocol, under guards.
+
+The order of ``object.__getattribute__`` (CPython, Objects/object.c, ``_PyObject_GenericGetAttrWithDict``) is followed
+step by step: data descriptors of the type, the instance dict, other class attributes, ``__getattr__``. Python code that
+runs on the way (properties, ``__getattr__``, descriptors) is interpreted like any other call.
+"""
+
+from __future__ import annotations
+
+import collections
+import functools
+import types
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from moebius.interpreter import Signal
+from moebius.interpreter.domain.core import type_name
+
+from ..guards.sources import Static
+from ..heap import tensor_attributes
+from ..heap.class_attributes import ClassAttributes
+from ..heap.data import assign_data
+from ..heap.heap import OWN
+from ..heap.objects import Objects
+from ..heap.records import UNREAD, Record, raw_dict
+from ..heap.slots import Slots
+from ..hook import ABSENT, own_attributes
+from ..tensors.tensors import TensorOperations
+from ..torch_facts import torch_private
+from ..values.number_methods import attribute_of
+from ..values.numbers import Number
+from ..values.values import ATOMS, SYMBOLIC, Break, LoopLeftover, StandIn, TensorMethod, TensorProxy
+from .questions import QUESTIONS
+from .specials import is_generic
+from .texts import Text
+
+IMMUTABLE_TYPE = 1 << 8  # Py_TPFLAGS_IMMUTABLETYPE: nobody can change these, they need no guard
+KNOWN_LOOK_UPS = (types.GenericAlias, types.UnionType)  # in C, and ends where ``object``'s does, for what they have
+
+Call = Callable[[Any, list, dict], Any]
+
+
+class Attributes(Slots):
+    """Attribute reads, writes and deletions of one trace. ``call`` runs a Python-level callable in the trace."""
+
+    def __init__(self, objects: Objects, tensors: TensorOperations, call: Call):
+        self.objects, self.tensors, self.call = objects, tensors, call
+        self.looked_up: dict[tuple[type, str], Any] = {}
+        self.of_classes, self.heap = ClassAttributes(objects), objects.heap
+        self.heap.now |= {"class": self.class_now, "value": self.value_now}
+        self.heap.now["tensor"] = functools.partial(tensor_attributes.attribute_now, objects)
+        self.heap.now["meta"] = tensor_attributes.switched_now
+
+    # ------------------------------------------------------------------------------------------------------------------
+    # Look-up on types
+    # ------------------------------------------------------------------------------------------------------------------
+
+    def on_type(self, cls: type, name: str) -> Any:
+        """What ``name`` is along the MRO of ``cls``, not bound; ABSENT if nowhere. Guarded."""
+        key = (cls, name)
+        if key not in self.looked_up:
+            if issubclass(cls, StandIn):
+                raise Break("tensor read as a number", f"{name} of a {cls.__name__} of the graph's", "it runs natively")
+            if (moving := self.of_classes.find(cls, name)) is not UNREAD:
+                self.heard(name, moving, cls)
+                return moving
+            found = ABSENT
+            for base in cls.__mro__:
+                if name in base.__dict__:
+                    found = base.__dict__[name]
+                    break
+            if not cls.__flags__ & IMMUTABLE_TYPE:
+                self.objects.guards.class_entry(cls, name, found)
+            self.looked_up[key] = self.enter_class_value(cls, name, found)
+        self.heard(name, self.looked_up[key], cls)
+        return self.looked_up[key]
+
+    def heard(self, name: str, value: Any, cls: type) -> None:
+        if self.heap.listening:
+            self.heap.read("class", self.of_classes, (cls, name), value)
+
+    def class_now(self, _: Any, key: tuple[type, str], then: Any) -> Any:
+        """What a look-up on a class gives by now."""
+        return self.on_type(*key)
+
+    def enter_class_value(self, cls: type, name: str, value: Any) -> Any:
+        if value is ABSENT:
+            return ABSENT
+        return self.objects.enter(value, Static(f"{cls.__qualname__}.{name}", value))
+
+    # ------------------------------------------------------------------------------------------------------------------
+    # Reading
+    # ------------------------------------------------------------------------------------------------------------------
+
+    def get(self, obj: Any, name: str) -> Any:
+        """``obj.name``; AttributeError as Python would raise it: one that the user's code raises is told the name too
+        (Objects/object.c set_attribute_error_context)."""
+        if name == "__context__":
+            self.objects.asked_context = True
+        try:
+            return self.find(obj, name)
+        except AttributeError as error:
+            if error.name is None and error.obj is None:
+                error.name = name
+                if not type(obj).__module__.startswith("moebius."):
+                    error.obj = obj
+            raise
+
+    def find(self, obj: Any, name: str) -> Any:
+        kind = type(obj)
+        if kind is TensorProxy:
+            return tensor_attributes.read(self, obj, name)
+        if issubclass(kind, Text) and obj.known:
+            return getattr(obj.numbers.constant(obj), name)
+        if issubclass(kind, StandIn):
+            return obj.attribute(name)
+        if kind is torch.SymInt and name in ("real", "numerator"):
+            return obj
+        if kind is torch.SymBool:
+            return getattr(self.tensors.symbolic_truth(obj), name)
+        if kind in SYMBOLIC or kind is Number:
+            return attribute_of(self.tensors.numbers, obj, name)
+        if issubclass(kind, Number):
+            raise Break("attribute of a number", f"{name} of a text that the graph makes", "use arithmetic only")
+        if kind is TensorMethod:
+            return self.of_tensor_method(obj, name)
+        if kind is LoopLeftover:
+            detail = f"{obj.name} is read after the loop"
+            raise Break("value of an expert loop's last turn", detail, "do not use the loop's variables after it")
+        if kind in ATOMS or (kind is slice and name in ("start", "stop", "step")):
+            return getattr(obj, name)
+        if issubclass(kind, torch_private.OPERATOR_LIBRARIES):
+            getattr(obj, name, None)  # from now on it is there
+        if issubclass(kind, types.ModuleType):
+            return self.of_module(obj, name)
+        if issubclass(kind, type):
+            return self.of_class(obj, name)
+        if kind is super:
+            return self.of_super(obj, name)
+        if kind is types.FunctionType:
+            return self.of_function(obj, name)
+        if kind is types.MethodType:
+            return self.of_method(obj, name)
+        if name in ("state", "__dict__") and issubclass(kind, torch.optim.Optimizer):
+            self.tensors.gradients.others_ask()
+        return self.of_instance(obj, name)
+
+    def of_instance(self, obj: Any, name: str) -> Any:
+        kind = type(obj)
+        getter = self.on_type(kind, "__getattribute__")
+        try:
+            if isinstance(getter, types.FunctionType):
+                return self.call(getter, [obj, name], {})
+            if looks_up_in_c(getter) and not isinstance(obj, KNOWN_LOOK_UPS):
+                hint = "read it outside of the step, or keep it in an ordinary object"
+                raise Break("attributes kept in C", f"{kind.__module__}.{kind.__qualname__}.{name} is read", hint)
+            return self.generic(obj, name)
+        except AttributeError as error:
+            fallback = self.on_type(kind, "__getattr__")
+            if fallback is ABSENT:
+                raise
+            if fallback is MODULE_GETATTR:
+                return self.module_registry(obj, name, error)
+            return self.call(self.bind(fallback, obj, kind), [name], {})
+
+    def generic(self, obj: Any, name: str) -> Any:
+        """``object.__getattribute__(obj, name)``."""
+        kind = type(obj)
+        on_type = self.on_type(kind, name)
+        descriptor = type(on_type)
+        if on_type is not ABSENT and is_data_descriptor(on_type):
+            return self.from_descriptor(on_type, obj, kind, name)
+        found = self.from_instance(obj, name)
+        if found is not ABSENT:
+            return found
+        if on_type is ABSENT:
+            raise AttributeError(f"{type_name(kind)!r} object has no attribute {name!r}", name=name, obj=obj)
+        if descriptor is types.FunctionType:
+            return self.objects.made(types.MethodType(on_type, obj))
+        return self.bind(on_type, obj, kind)
+
+    def from_instance(self, obj: Any, name: str) -> Any:
+        """The entry of the instance dict, ABSENT if none."""
+        if self.objects.is_new(obj):
+            namespace = raw_dict(obj)
+            found = ABSENT if namespace is None else namespace.get(name, ABSENT)
+            self.heap.read(OWN, obj, name, None)
+            return self.objects.made(found) if name == "__notes__" else found  # a list that add_note made
+        record = self.objects.record_of(obj)
+        if record is None:
+            if raw_dict(obj) is None:
+                return ABSENT
+            record = self.objects.need(obj)
+        inner = self.objects.instance_dict(record)
+        return ABSENT if inner is None else self.objects.dict_get(inner, name)
+
+    def from_descriptor(self, descriptor: Any, obj: Any, kind: type, name: str) -> Any:
+        """A data descriptor's value: properties are interpreted, slots and C attributes read under guards."""
+        if isinstance(descriptor, property):
+            if descriptor.fget is None:
+                return getattr(obj, name)
+            getter = self.objects.enter(descriptor.fget, Static(f"{kind.__qualname__}.{name}.fget", descriptor.fget))
+            return self.call(getter, [obj], {})
+        if isinstance(descriptor, types.MemberDescriptorType | types.GetSetDescriptorType):
+            return self.c_attribute(descriptor, obj, kind, name)
+        return self.bind(descriptor, obj, kind)
+
+    def type_guard(self, obj: Any) -> None:
+        record = self.objects.record_of(obj)
+        if record is not None and record.source.static:
+            self.objects.instance_dict(record)
+
+    def bind(self, found: Any, obj: Any, kind: type) -> Any:
+        """``found.__get__(obj, kind)`` for a class attribute."""
+        descriptor = type(found)
+        if descriptor is types.FunctionType:
+            return self.objects.made(types.MethodType(found, obj))
+        if descriptor is staticmethod:
+            return self.inside(found, found.__func__)
+        if descriptor is classmethod:
+            inner = self.inside(found, found.__func__)
+            return (
+                self.objects.made(types.MethodType(inner, kind))
+                if isinstance(inner, types.FunctionType)
+                else inner.__get__(kind, type(kind))
+            )
+        if descriptor is functools._lru_cache_wrapper:
+            return self.objects.made(types.MethodType(found, obj))
+        if descriptor in (types.MethodDescriptorType, types.WrapperDescriptorType, types.ClassMethodDescriptorType):
+            return self.objects.made(found.__get__(obj, kind))
+        if isinstance(found, property):
+            return self.from_descriptor(found, obj, kind, "")
+        if descriptor in ATOMS or isinstance(found, NEVER_BOUND):
+            return found
+        if descriptor is TUPLE_FIELD and isinstance(obj, tuple):
+            return tuple.__getitem__(obj, found.__reduce__()[1][0])
+        getter = self.on_type(descriptor, "__get__")
+        if getter is ABSENT:
+            return found
+        if isinstance(getter, types.FunctionType):
+            return self.call(getter, [found, obj, kind], {})
+        if isinstance(found, functools.partial | types.MethodType):
+            return found
+        if descriptor.__name__ == "instancemethod":  # how pybind11 makes methods
+            if found.__func__ in QUESTIONS:
+                return self.objects.made(types.MethodType(found.__func__, obj))
+            name = f"{kind.__module__}.{kind.__qualname__}.{getattr(found, '__name__', 'method')}"
+            raise Break(
+                "method in C",
+                f"{name} is C++ code that may do anything",
+                "it runs natively; call it outside of the step, unless a library does (as in DistributedDataParallel)",
+            )
+        raise Break("descriptor", f"a {descriptor.__name__} is bound in C", "read the attribute outside of the step")
+
+    def inside(self, wrapper: Any, inner: Any) -> Any:
+        """What a static- or classmethod object wraps; fixed for the life of the wrapper."""
+        return self.objects.enter(inner, Static(getattr(inner, "__qualname__", "function"), inner))
+
+    def module_registry(self, module: Any, name: str, error: AttributeError) -> Any:
+        """``nn.Module.__getattr__`` (torch/nn/modules/module.py): the three registries, in its order."""
+        for registry in ("_parameters", "_buffers", "_modules"):
+            entries = self.from_instance(module, registry)
+            if entries is not ABSENT:
+                found = self.entry(entries, name)
+                if found is not ABSENT:
+                    return found
+        raise AttributeError(
+            f"'{type(module).__name__}' object has no attribute '{name}'", name=name, obj=module
+        ) from None
+
+    def entry(self, entries: Any, key: Any) -> Any:
+        record = self.objects.record_of(entries)
+        return entries.get(key, ABSENT) if record is None else self.objects.dict_get(record, key)
+
+    def of_module(self, module: types.ModuleType, name: str) -> Any:
+        kind = type(module)
+        if kind is not types.ModuleType and isinstance(self.on_type(kind, "__getattribute__"), types.FunctionType):
+            raise Break(
+                "module with its own __getattribute__", module.__name__, "import the name once, outside of the step"
+            )
+        record = self.objects.records.get(id(module))
+        if record is None:
+            record = self.objects.records[id(module)] = Record(module, Static(module.__name__, module))
+        found = self.from_instance(module, name)
+        if found is not ABSENT:
+            return found
+        on_type = self.on_type(kind, name)
+        if on_type is not ABSENT:
+            return (
+                self.from_descriptor(on_type, module, kind, name)
+                if is_data_descriptor(on_type)
+                else self.bind(on_type, module, kind)
+            )
+        own = self.from_instance(module, "__getattr__")
+        fallback = own if own is not ABSENT else self.on_type(kind, "__getattr__")
+        if fallback is ABSENT:
+            raise AttributeError(f"module {module.__name__!r} has no attribute {name!r}", name=name, obj=module)
+        # Lazy modules fill themselves in at first use; that use may as well be now.
+        value = getattr(module, name)
+        return self.objects.enter(value, Static(f"{module.__name__}.{name}", value))
+
+    def of_class(self, cls: type, name: str) -> Any:
+        """``type.__getattribute__`` (Objects/typeobject.c)."""
+        meta = type(cls)
+        on_meta = self.on_type(meta, name)
+        if isinstance(self.on_type(meta, "__getattribute__"), types.FunctionType):
+            raise Break(
+                "metaclass with its own __getattribute__",
+                cls.__qualname__,
+                "read the class attribute outside of the step",
+            )
+        if on_meta is not ABSENT and is_data_descriptor(on_meta):
+            if isinstance(on_meta, property):
+                return self.from_descriptor(on_meta, cls, meta, name)
+            if name == "__dict__":
+                self.of_classes.show(cls)
+            return getattr(cls, name)
+        found = self.on_type(cls, name)
+        if found is not ABSENT:
+            return self.bind_to_class(found, cls)
+        if on_meta is not ABSENT:
+            return self.bind(on_meta, cls, meta)
+        fallback = self.on_type(meta, "__getattr__")
+        if fallback is not ABSENT:
+            return self.call(self.bind(fallback, cls, meta), [name], {})
+        raise AttributeError(f"type object {type_name(cls)!r} has no attribute {name!r}", name=name, obj=cls)
+
+    def bind_to_class(self, found: Any, cls: type) -> Any:
+        """``found.__get__(None, cls)``."""
+        if isinstance(found, types.FunctionType | property | types.MemberDescriptorType | types.GetSetDescriptorType):
+            return found
+        if isinstance(found, types.MethodDescriptorType | types.WrapperDescriptorType):
+            return found
+        if isinstance(found, staticmethod):
+            return self.inside(found, found.__func__)
+        if isinstance(found, classmethod):
+            inner = self.inside(found, found.__func__)
+            return (
+                self.objects.made(types.MethodType(inner, cls))
+                if isinstance(inner, types.FunctionType)
+                else inner.__get__(cls, type(cls))
+            )
+        if isinstance(found, types.ClassMethodDescriptorType):
+            return self.objects.made(found.__get__(None, cls))
+        if type(found) in ATOMS or isinstance(found, NEVER_BOUND):
+            return found
+        getter = self.on_type(type(found), "__get__")
+        if isinstance(getter, types.FunctionType):
+            return self.call(getter, [found, None, cls], {})
+        return found
+
+    def of_super(self, proxy: Any, name: str) -> Any:
+        """``super(...).name``: the MRO after the class that ``super`` was made in."""
+        owner, obj, kind = proxy.__self_class__, proxy.__self__, proxy.__self_class__
+        if owner is None:  # unbound: its own attributes alone
+            return getattr(proxy, name)
+        mro = owner.__mro__
+        for base in mro[mro.index(proxy.__thisclass__) + 1 :]:
+            if self.of_classes.has(base, name):
+                if (moving := self.of_classes.find(base, name)) is not UNREAD:
+                    return self.bind(moving, obj, kind)
+                value = base.__dict__[name]
+                if not base.__flags__ & IMMUTABLE_TYPE:
+                    self.objects.guards.class_entry(base, name, value)
+                value = self.enter_class_value(base, name, value)
+                if obj is owner and isinstance(obj, type):
+                    if isinstance(value, types.FunctionType | staticmethod | classmethod):
+                        return self.bind_to_class(value, owner)
+                    return (
+                        self.bind(value, obj, type(obj))
+                        if isinstance(value, types.WrapperDescriptorType) and issubclass(type(obj), base)
+                        else self.bind_to_class(value, owner)
+                    )
+                return self.bind(value, obj, kind)
+        if name in ("__thisclass__", "__self__", "__self_class__"):
+            return getattr(proxy, name)
+        raise AttributeError(f"'super' object has no attribute {name!r}")
+
+    def of_function(self, function: types.FunctionType, name: str) -> Any:
+        if name in (
+            "__code__",
+            "__globals__",
+            "__name__",
+            "__qualname__",
+            "__module__",
+            "__defaults__",
+            "__kwdefaults__",
+            "__closure__",
+            "__annotations__",
+            "__doc__",
+            "__dict__",
+        ):
+            value = getattr(function, name)
+            if self.objects.is_new(function):
+                return value if name in ("__globals__", "__code__") else self.objects.made(value)
+            if name == "__globals__":
+                return self.objects.enter(value, Static(f"globals of {function.__qualname__}", value))
+            return self.c_value(function, value, name)
+        return self.of_instance(function, name)
+
+    def of_method(self, method: types.MethodType, name: str) -> Any:
+        """What a bound method has itself, else what its function has (Objects/classobject.c method_getattro)."""
+        if name in ("__func__", "__self__"):
+            return getattr(method, name)
+        if name != "__doc__" and self.on_type(types.MethodType, name) is not ABSENT:
+            return self.generic(method, name)
+        return self.get(method.__func__, name)
+
+    def of_tensor_method(self, method: TensorMethod, name: str) -> Any:
+        if name == "__self__":
+            return method.proxy
+        if name == "__name__":
+            return method.name
+        raise Break("attribute of a tensor's method", name, "call the method")
+
+    # ------------------------------------------------------------------------------------------------------------------
+    # Writing
+    # ------------------------------------------------------------------------------------------------------------------
+
+    def set(self, obj: Any, name: str, value: Any) -> None:
+        """``obj.name = value``."""
+        kind = type(obj)
+        if kind is TensorProxy and name == "grad":
+            self.tensors.gradients.write(obj, value)
+            return
+        if kind is TensorProxy and name == "requires_grad" and type(value) in (bool, torch.SymBool):
+            self.tensors.gradients.switch(obj, self.tensors.flag(value))
+            return
+        if kind is TensorProxy and name == "data" and issubclass(type(value), TensorProxy):
+            assign_data(self.tensors, obj, value)
+            return
+        if kind is TensorProxy:
+            tensor_attributes.assign(self, obj, name, value)
+            return
+        if issubclass(type(obj), type):
+            self.set_on_class(obj, name, value)
+            return
+        if issubclass(type(obj), types.ModuleType):
+            self.set_generic(obj, name, value)
+            return
+        setter = self.on_type(kind, "__setattr__")
+        if not is_generic(setter, "__setattr__"):
+            self.call(self.bind(setter, obj, kind), [name, value], {})
+        else:
+            self.refuse_set_in_c(kind, setter, name)
+            self.set_generic(obj, name, value)
+
+    def set_on_class(self, cls: type, name: str, value: Any) -> None:
+        """``cls.name = value`` (Objects/typeobject.c, type_setattro)."""
+        meta = type(cls)
+        on_meta, setter = self.on_type(meta, name), self.on_type(meta, "__setattr__")
+        by_meta = setter is not SET_ON_CLASS or (on_meta is not ABSENT and is_data_descriptor(on_meta))
+        was_read = any(looked == name and cls in kind.__mro__ for kind, looked in self.looked_up)
+        before = next((base.__dict__[name] for base in cls.__mro__ if name in base.__dict__), None)
+        self.of_classes.refuse_set(cls, name, before, value, by_meta)
+        self.of_classes.set(cls, name, value, was_read)
+        for key in [key for key in self.looked_up if key[1] == name and cls in key[0].__mro__]:
+            del self.looked_up[key]
+
+    def refuse_set_in_c(self, kind: type, setter: Any, name: str) -> None:
+        owner = getattr(setter, "__objclass__", None)
+        if owner is not None and own_attributes(owner)[1]:
+            hint = "set it outside of the step, or keep it in an ordinary object"
+            raise Break("attributes kept in C", f"{kind.__module__}.{kind.__qualname__}.{name} is set", hint)
+
+    def set_generic(self, obj: Any, name: str, value: Any) -> None:
+        """``object.__setattr__(obj, name, value)``."""
+        kind = type(obj)
+        on_type = self.on_type(kind, name)
+        if isinstance(on_type, property):
+            if on_type.fset is None:
+                raise AttributeError(f"property {name!r} of {kind.__qualname__!r} object has no setter")
+            setter = self.objects.enter(on_type.fset, Static(f"{kind.__qualname__}.{name}.fset", on_type.fset))
+            self.call(setter, [obj, value], {})
+            return
+        if on_type is not ABSENT and self.on_type(type(on_type), "__set__") is not ABSENT:
+            setter = self.on_type(type(on_type), "__set__")
+            if isinstance(setter, types.FunctionType):
+                self.call(setter, [on_type, obj, value], {})
+                return
+            if self.objects.is_new(obj):
+                self.objects.touch(obj, name)
+                on_type.__set__(obj, value)
+            else:
+                self.set_slot(obj, name, on_type, value)
+            return
+        if self.objects.is_new(obj):
+            self.objects.touch(obj, name)
+            object.__setattr__(obj, name, value)
+            return
+        record = self.objects.instance_dict(self.objects.need(obj))
+        if record is None:
+            raise AttributeError(f"{type_name(kind)!r} object has no attribute {name!r}")
+        self.objects.dict_set(record, name, value)
+
+    def delete(self, obj: Any, name: str) -> None:
+        """``del obj.name``."""
+        kind = type(obj)
+        if kind is TensorProxy or issubclass(type(obj), type):
+            raise Break("attribute is deleted", f"del {kind.__name__}.{name}", "delete it outside of the step")
+        deleter = self.on_type(kind, "__delattr__")
+        if not is_generic(deleter, "__delattr__"):
+            self.call(self.bind(deleter, obj, kind), [name], {})
+        else:
+            self.refuse_set_in_c(kind, deleter, name)
+            self.delete_generic(obj, name)
+
+    def delete_generic(self, obj: Any, name: str) -> None:
+        """``object.__delattr__(obj, name)``."""
+        on_type = self.on_type(type(obj), name)
+        if on_type is not ABSENT and is_data_descriptor(on_type):
+            raise Break("descriptor is deleted", f"del {type(obj).__name__}.{name}", "delete it outside of the step")
+        if self.objects.is_new(obj):
+            self.objects.touch(obj, name)
+            object.__delattr__(obj, name)
+            return
+        record = self.objects.instance_dict(self.objects.need(obj))
+        if record is None or not self.objects.dict_delete(record, name):
+            raise AttributeError(f"{type_name(type(obj))!r} object has no attribute {name!r}")  # (without its name)
+
+    def has(self, obj: Any, name: str) -> bool:
+        """``hasattr(obj, name)``."""
+        try:
+            self.get(obj, name)
+        except Signal:
+            raise
+        except AttributeError:
+            return False
+        return True
+
+
+SET_ON_CLASS = vars(type)["__setattr__"]
+TUPLE_FIELD: Any = type(vars(collections.namedtuple("Single", "item"))["item"])  # it tells pickle its index
+NEVER_BOUND = (type, types.BuiltinFunctionType, torch.Tensor, TensorProxy, tuple, Number, Text, *SYMBOLIC)
+MODULE_GETATTR = torch.nn.Module.__getattr__
+
+
+def looks_up_in_c(getter: Any) -> bool:
+    """Whether a type's ``__getattribute__`` is C code that is not ``object``'s (``threading.local``, a weak proxy)."""
+    owner = getattr(getter, "__objclass__", None)
+    return owner is not None and own_attributes(owner)[0]
+
+
+def is_data_descriptor(value: Any) -> bool:
+    """Whether the type of a class attribute defines ``__set__`` or ``__delete__``."""
+    if issubclass(type(value), TensorProxy):
+        return False
+    return hasattr(type(value), "__set__") or hasattr(type(value), "__delete__")

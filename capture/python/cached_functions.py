@@ -1,0 +1,91 @@
+"""Functions that keep their answers (``functools.lru_cache``), or choose by them (``singledispatch``): asked while
+tracing, natively, and by a guard at each call."""
+
+from __future__ import annotations
+
+import functools
+import types
+from typing import Any
+
+from ..guards.recorder import can_die
+from ..guards.sources import Static
+from ..heap.heap import WRITE
+from ..regions.blocks import last_node, nodes_between
+from ..torch_facts import torch_private
+from ..values.values import SYMBOLIC, Break, TensorProxy
+from . import natives
+from .call_parts import CallParts
+
+OF_SIZES = frozenset({"einops.einops"})  # modules whose caches keep nothing but what follows from sizes
+
+
+class CachedFunctions(CallParts):
+    """What a call of one does."""
+
+    def cached(self, function: Any, args: list, kwargs: dict[str, Any]) -> Any:
+        """``functools.lru_cache``: what the cache gives, or the function's first answer, which it keeps."""
+        leaves = torch_private.tree_leaves((args, kwargs))
+        if function.__module__ in OF_SIZES and any(isinstance(a, SYMBOLIC) for a in leaves):
+            inner = function.__wrapped__
+            return self.call(self.objects.enter(inner, Static(inner.__qualname__, inner)), args, kwargs)
+        if not all(natives.is_plain(a, self.known) or self.is_key(a) for a in (*args, *kwargs.values())):
+            raise Break(
+                "cached function",
+                f"{function.__qualname__} is called with arguments that are not plain",
+                "call it outside of the step",
+            )
+        if self.heap.outside or any(torch_private.version_of(p.fake) for p in self.tensors.inputs):
+            self.refuse_to_look_back(function.__wrapped__, args, kwargs)
+        return self.from_cache(functools.partial(function, *args, **kwargs), function.__qualname__)
+
+    def is_key(self, value: Any) -> bool:
+        """Whether a cache tells the object apart by identity alone. One that may die is not to be kept in a guard."""
+        kind = type(value)
+        by_identity = kind.__hash__ is object.__hash__ and kind.__eq__ is object.__eq__
+        return self.known(value) and by_identity and not can_die(value) and not isinstance(value, TensorProxy)
+
+    def refuse_to_look_back(self, inner: Any, args: list, kwargs: dict[str, Any]) -> None:
+        """The step has changed something, which a function that runs natively sees as it was: a graph break if a
+        cached function looks at that. It is interpreted once to find out."""
+        heap, writer = self.heap, self.tensors.writer
+        begin, last = heap.mark(), last_node(writer.scope.graph)
+        heap.listening += 1
+        try:
+            self.call(self.objects.enter(inner, Static(inner.__qualname__, inner)), args, kwargs)
+        except Break:  # what it reads cannot be told: most often it asks the system, and nothing is changed
+            if any(record.changed for record in self.objects.every_record()):
+                raise
+        finally:
+            heap.listening -= 1
+        writes = any(event[0] is WRITE and event[3] < begin for event in heap.events[begin:])
+        older = [event for event in heap.reads(begin) if heap.age(event[1]) < begin]
+        changed = any(heap.age(event[1]) >= 0 or heap.was_written(event, 0, begin) for event in older)
+        if writes or changed or self.reads_written(last):
+            detail = f"{inner.__qualname__} depends on what the step changed, or changes something"
+            raise Break("cached function", detail, "call it before the step changes that")
+
+    def reads_written(self, last: Any) -> bool:
+        """Whether a node since that one computes with a tensor that the step has written to."""
+        written = {p.node for p in self.tensors.of_fake.values() if torch_private.version_of(p.fake)}
+        graph = self.tensors.writer.scope.graph
+        return any(u in written for node in nodes_between(graph, last, last_node(graph)) for u in node.all_input_nodes)
+
+    def from_cache(self, ask: functools.partial, name: str) -> Any:
+        value = ask()
+        self.heap.read("answer", ask, None, value)
+        self.objects.guards.answers(f"{name}()", "gives what it gave", (ask, value))
+        return self.objects.enter(value, Static(f"{name}()", value))
+
+    def dispatched(self, dispatch: types.FunctionType, cls: Any) -> Any:
+        """``functools.singledispatch``'s choice of a function for a class: asked natively, as its cache knows classes
+        by weak references, and by a guard at each call."""
+        registry: Any = dict(zip(dispatch.__code__.co_freevars, dispatch.__closure__ or (), strict=True))["registry"]
+        record = self.objects.record_of(registry.cell_contents)
+        if record is not None and record.changed:
+            raise Break("functools.singledispatch", "after the step registered a function", "register before the step")
+        chosen = dispatch(cls)
+        name = getattr(chosen, "__qualname__", "function")
+        ask = functools.partial(dispatch, cls)
+        self.heap.read("answer", ask, None, chosen)
+        self.objects.guards.answers(name, f"is chosen for {cls.__qualname__}", (ask, chosen))
+        return self.objects.enter(chosen, Static(name, chosen))

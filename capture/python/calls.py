@@ -1,0 +1,570 @@
+"""Calls while tracing: who is called, and whether it is interpreted, an operator, run natively, or a graph break."""
+
+from __future__ import annotations
+
+import collections
+import functools
+import itertools
+import sys
+import types
+import warnings
+import weakref
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.utils.checkpoint
+
+from moebius.interpreter import UNSET
+from moebius.interpreter.domain.core import type_name
+from moebius.lowering.step import draw
+
+from ..bytecode import unset_cells
+from ..bytecode.c_callables import definition_of, is_c_callable, maker_of, owner_of
+from ..bytecode.hidden import AROUND
+from ..guards.sources import Static
+from ..heap.records import CONTAINERS, DICTS
+from ..hook import ABSENT, Entry
+from ..regions.checkpoints import Checkpoints
+from ..regions.functions import AutogradFunctions
+from ..regions.gathered import JOINS, Gathered
+from ..regions.hooks import GradientHooks
+from ..regions.inference import InferenceModes
+from ..tensors.array_inputs import is_array
+from ..tensors.arrays import Array, without_arrays
+from ..tensors.autograd_calls import AutogradCalls, instead_of
+from ..tensors.optimizers import is_state_maker, make_state
+from ..torch_facts import torch_private
+from ..values.numbers import CLOCKS, Number, is_open
+from ..values.values import ATOMS, SYMBOLIC, Break, LoopLeftover, StandIn, TensorMethod, TensorProxy, type_of
+from . import natives, operator_functions
+from .bars import Bars
+from .cached_functions import CachedFunctions
+from .call_parts import holds_proxy
+from .construction import LAZY, Construction
+from .filters import Filters, warnings_block
+from .messages import Messages
+from .methods import Methods
+from .namespaces import Namespaces
+from .originals import CHECKPOINT, DRAW, IS_COMPILING, IS_DYNAMO_COMPILING, IS_TENSOR, LOADS, PRINT, ROUNDINGS, WARN
+from .originals import of_originals as kept
+from .packages import Packages
+from .questions import Questions
+from .signatures import Signatures
+from .stand_ins import StandIns
+from .substitutes import (
+    ANYWHERE,
+    COPY_PROTOCOL,
+    SUBSTITUTES,
+    HandleNumber,
+    backwards,
+    copied_tensor,
+    is_plain_object,
+    next_number,
+)
+from .switches import Switches, throw_state
+from .telling import TellsInPython
+
+if TYPE_CHECKING:
+    from .domain import TrackingDomain
+
+
+class Calls(Methods, Construction, StandIns, CachedFunctions):
+    """Dispatches every call of one trace. ``domain`` gives the operations that builtins stand for."""
+
+    def __init__(self, domain: TrackingDomain):
+        self.domain, self.attributes, self.heap = domain, domain.attributes, domain.objects.heap
+        self.objects = domain.objects
+        self.tensors = domain.tensors
+        self.messages = Messages(domain)
+        self.inference = InferenceModes(domain)
+        self.builtins: dict[Any, Callable[..., Any]] = {
+            isinstance: self.is_instance,
+            issubclass: self.is_subclass,
+            len: self.length,
+            getattr: self.get_attribute,
+            setattr: self.set_attribute,
+            delattr: self.delete_attribute,
+            hasattr: self.has_attribute,
+            iter: self.iterate,
+            next: self.advance,
+            callable: self.is_callable,
+            id: self.identity,
+            bool: self.boolean,
+            dict: self.make_dict,
+            set: self.make_set,
+            collections.OrderedDict: self.make_ordered,
+            collections.defaultdict: self.make_default_dict,
+            object: lambda: self.objects.made(object()),
+            sum: self.add_up,
+            int: self.to_int,
+            float: self.to_float,
+            **{function: self.to_whole(function) for function in ROUNDINGS},
+            str: self.to_text,
+            PRINT: self.print,
+            format: self.format,
+            repr: self.to_repr,
+            ascii: self.to_ascii,
+            sorted: self.sort,
+            max: self.extreme(max),
+            min: self.extreme(min),
+            any: self.any_of,
+            all: self.all_of,
+            super: self.make_super,
+            functools.partial: self.make_partial,
+            types.MethodType: lambda function, owner: self.objects.made(types.MethodType(function, owner)),
+            IS_TENSOR: lambda x: isinstance(x, TensorProxy),
+            hash: self.hash_of,
+            sys.exception: self.handled_exception,
+            sys.exc_info: self.exception_details,
+            WARN: self.messages.warn,
+            torch_private.InferenceGuard: self.inference.make,
+            torch_private.has_torch_function: self.overridden,
+            **dict.fromkeys(torch_private.HAVE_TORCH_FUNCTION, lambda *values: self.overridden(values)),
+            **Switches(domain).functions,
+            **{clock: functools.partial(self.read_number, f"time.{clock.__name__}", clock) for clock in CLOCKS},
+            DRAW: functools.partial(self.read_number, "random.random", draw),
+        }
+        self.tensors.gradients.hooks = GradientHooks(self.domain, self.call)
+        self.tensors.gradients.enter = self.objects.enter
+        self.substitutes = SUBSTITUTES if self.tensors.whole_step else ANYWHERE
+        self.substitutes = self.substitutes | {warnings.catch_warnings: warnings_block}
+        self.functions: dict[Any, Callable[..., Any]] = {
+            IS_COMPILING: self.is_compiling,
+            IS_DYNAMO_COMPILING: self.is_compiling,
+            is_plain_object: self.is_plain_object,
+            LAZY: self.lazy_property,
+            definition_of(torch.autograd.Function.apply): self.apply_function,  # (in C since torch 2.14)
+            CHECKPOINT: self.checkpoint,
+            LOADS: self.parse_json,
+            copied_tensor: self.copy_tensor,
+            unset_cells.is_unset: lambda cell: self.domain.load_cell(cell) is UNSET,
+            next_number: lambda hooks: self.objects.made(HandleNumber(next_number(hooks))),
+        }
+        self.functions |= self.messages.functions | self.inference.functions
+        self.functions |= Filters(domain).functions | Signatures(domain).functions | Packages(domain).functions
+        self.functions |= AutogradCalls(domain, self.call).functions
+        self.builtins |= Namespaces(domain).functions | operator_functions.functions_over(domain)
+        self.builtins, self.functions = kept(self.builtins) | Questions(domain).functions, kept(self.functions)
+
+    # ------------------------------------------------------------------------------------------------------------------
+    # Dispatch
+    # ------------------------------------------------------------------------------------------------------------------
+
+    def call(self, function: Any, args: list, kwargs: dict[str, Any]) -> Any:
+        kind = type(function)
+        if function in IDENTITY_HASHED and (substitute := self.substitutes.get(function)) is not None:
+            return self.domain.call_function(self.substitute(substitute), args, kwargs)
+        if kind is types.FunctionType:
+            return self.python_function(function, args, kwargs)
+        if kind is types.MethodType:
+            inner = function.__func__
+            return self.call(inner, [function.__self__, *args], kwargs)
+        if kind is TensorMethod:
+            return self.objects.made(self.tensor_method(function.proxy, function.name, args, kwargs))
+        if kind is functools.partial:
+            return self.partial(function, args, kwargs)
+        if isinstance(function, StandIn):
+            return function.call(args, kwargs)
+        if function in IDENTITY_HASHED and (stand_in := self.lookup(function)) is not None:
+            return stand_in(*args, **kwargs)
+        if isinstance(function, type):
+            return self.construct(function, args, kwargs)
+        if natives.is_tensor_operator(function):
+            return self.operator(function, args, kwargs)
+        if is_c_callable(function):
+            if (owner := owner_of(function)) is None:
+                return self.native(function, args, kwargs)
+            if (stand_in := self.functions.get(maker_of(function))) is not None:
+                return stand_in(owner, *args, **kwargs)
+            return self.method_of(owner, function.__name__, function, args, kwargs)
+        if kind in (types.MethodDescriptorType, types.WrapperDescriptorType):
+            return self.unbound(function, args, kwargs)
+        if kind is functools._lru_cache_wrapper:
+            return self.cached(function, args, kwargs)
+        if kind is LoopLeftover:
+            self.attributes.get(function, "__call__")
+        if isinstance(function, weakref.ref):
+            return self.referent(function)
+        return self.instance_call(function, args, kwargs)
+
+    def lookup(self, function: Any) -> Callable[..., Any] | None:
+        try:
+            return self.builtins.get(function) or natives.REPLACED.get(function)
+        except TypeError:
+            return None
+
+    def substitute(self, function: Any) -> Any:
+        """Our own function that is interpreted in a library function's place: known, and never changed by anybody."""
+        return self.objects.enter(function, Static(function.__name__, function))
+
+    def is_compiling(self) -> bool:
+        """``torch.compiler.is_compiling()``: what plain Python would get, False, unless that has led to a graph break.
+
+        A library asks it where control flow over tensor values has a twin that a graph holds: then the answer is True,
+        for that function alone. What would choose other arithmetic by it, as optimizers do, always gets eager's.
+        """
+        frame = self.domain.machine.frame
+        if frame is None or frame.globals.get("__name__", "").startswith(EAGER_ARITHMETIC):
+            return False
+        asking: list[tuple[str, str]] = []
+        while frame is not None and len(asking) < 3:  # a library's own forms of the question stand between
+            asking.append((frame.code.co_filename, frame.code.co_qualname))
+            frame = frame.back
+        self.domain.asked_compiling.update(asking)
+        return not self.domain.told_compiling.isdisjoint(asking)
+
+    def python_function(self, function: types.FunctionType, args: list, kwargs: dict[str, Any]) -> Any:
+        stand_in = self.functions.get(function) or natives.REPLACED.get(function)
+        if stand_in is not None:
+            return stand_in(*args, **kwargs)
+        if function.__code__ is SINGLE_DISPATCH:
+            return self.dispatched(function, *args, **kwargs)
+        if natives.is_tensor_function(function) and any(
+            isinstance(a, TensorProxy) or holds_proxy(a) for a in (*args, *kwargs.values())
+        ):
+            try:
+                with self.tensors.that_may_tell(function):
+                    return self.operator(function, args, kwargs)
+            except TellsInPython:  # interpreted: its warning is a node, with the line that it is about
+                return self.domain.call_function(function, args, kwargs)
+        if "moebius_disabled" in function.__dict__:
+            raise Break(
+                "disabled function",
+                f"{function.__qualname__} was given to moebius.disable",
+                "nothing to do: it runs natively, as asked",
+            )
+        if (cell := torch_private.under_compile_switch(function, AROUND.compiling)) is not None:
+            self.domain.guard_function(function)
+            return self.call(self.objects.cell_get(cell, function.__qualname__), args, kwargs)
+        if torch_private.kept_out(function):
+            raise Break(
+                "function that torch keeps out of graphs",
+                function.__qualname__,
+                "it runs natively; the graph goes on after it",
+            )
+        aside = function.__module__ in NEVER_INTERPRETED and function not in torch_private.MARKING
+        if aside or function in natives.LOADING:
+            raise Break(
+                "function outside of the graph",
+                f"{function.__module__}.{function.__qualname__}",
+                instead_of(function),
+            )
+        if torch_private.makes_transform(function):
+            hint = "it runs natively; torch.autograd.grad, of sums where there is a batch, stays in the graph"
+            raise Break("function transform", f"torch.func's {function.__qualname__}", hint)
+        if str(function.__module__).startswith("tqdm.") and self.draws(args):
+            return Bars(self.domain).call(function, args, kwargs)
+        if function.__name__ == torch_private.STATE_MAKER and is_state_maker(function, args):
+            make_state(args[0], args[1], self.objects, self.tensors.gradients)
+        return self.domain.call_function(function, args, kwargs)
+
+    def draws(self, args: list) -> bool:
+        """Whether a function of tqdm's draws a bar: one that others call, but on a bar that is switched off."""
+        frame = self.domain.machine.frame
+        if frame is not None and str(frame.globals.get("__name__")).startswith("tqdm."):
+            return False
+        bar = args[0] if args and not isinstance(args[0], type) else None
+        known = bar is not None and self.objects.is_known(bar) and self.attributes.has(bar, "disable")
+        return not known or self.attributes.get(bar, "disable") is not True
+
+    def print(self, *values: Any, **options: Any) -> None:
+        """``print``: to the stream that ``sys.stdout`` is when the graph runs."""
+        record = self.objects.records.get(id(vars(sys)))
+        if record is not None and record.changed:
+            raise Break("print", "after the step changed the sys module", "it runs natively")
+        self.tensors.texts.print(*values, **options)
+
+    def read_number(self, name: str, function: Callable[[], float]) -> Number:
+        """``time.time()``, ``random.random()``."""
+        self.heap.read("fact", None, name, None)
+        return self.tensors.numbers.read(name, function)
+
+    def apply_function(self, cls: type, *args: Any) -> Any:
+        """``Function.apply``."""
+        return AutogradFunctions(self.domain, self.call).apply(cls, *args)
+
+    def checkpoint(self, function: Any, *args: Any, **options: Any) -> Any:
+        """``torch.utils.checkpoint.checkpoint``."""
+        return Checkpoints(self.domain, self.call).run(function, args, options)
+
+    def is_plain_object(self, cls: type) -> bool:
+        for name in COPY_PROTOCOL:
+            self.attributes.on_type(cls, name)
+        return is_plain_object(cls)
+
+    def copy_tensor(self, tensor: TensorProxy, before: list[Any]) -> Any:
+        """``copy.deepcopy(tensor)``: a clone, where it is all of its memory and shares none with another copy's."""
+        real, fake = tensor.real, tensor.fake
+        plain = tensor.cls is torch.Tensor and not fake.requires_grad and not tensor.attributes
+        alone = not any(isinstance(one, TensorProxy) and shares_storage(one.fake, fake) for one in before)
+        if not plain or not alone or not torch_private.owns_storage(fake) or (real is not None and vars(real)):
+            detail = f"copy.deepcopy of {tensor.describe()}, which requires gradients or shares its memory"
+            raise Break("tensor copied by copy", detail, "use tensor.detach().clone()")
+        return self.tensors.method(tensor, "clone", (), {})
+
+    def operator(self, function: Any, args: list, kwargs: dict[str, Any]) -> Any:
+        """An operator of torch's, as one node."""
+        if function in (torch.equal, torch.allclose, torch.is_nonzero):
+            raise Break(
+                "tensor read as a number", f"torch.{function.__name__} gives Python a value", "keep it in a tensor"
+            )
+        if args and is_array(args[0]) and function in (torch.from_numpy, torch.tensor, torch.as_tensor):
+            if (made := self.domain.array_inputs.made_from(function, None, args, kwargs)) is not None:
+                return made
+        if function in (torch.tensor, torch.as_tensor) and any(
+            isinstance(a, TensorProxy) or holds_proxy(a) for a in args
+        ):
+            raise Break(
+                "tensor made from tensors' numbers",
+                f"torch.{function.__name__} of tensors",
+                "use torch.stack or clone().detach()",
+            )
+        if args and type(args[0]) is Gathered:
+            if function in JOINS and not args[0].settled():
+                return args[0].joined(args[1:], kwargs)
+            args = [args[0].plain(), *args[1:]]
+        args, kwargs = self.operands(args, kwargs)
+        return self.objects.made(self.tensors.function(function, tuple(args), kwargs))
+
+    def operands(self, args: list, kwargs: dict[str, Any]) -> tuple[list, dict[str, Any]]:
+        """The arguments with every container read, under guards: C code may look into them."""
+        read = self.domain.plain_contents
+        return [without_arrays(read(a)) for a in args], {k: without_arrays(read(v)) for k, v in kwargs.items()}
+
+    def plain_items(self, container: Any) -> Any:
+        """The keys or items of a container as an object of our own, None where they are not all plain."""
+        kind, record = type(container), self.objects.record_of(container)
+        self.heap.read("keys", container, None, None)
+        if record is not None and isinstance(container, dict) and record.shadow is None and not record.writes:
+            self.objects.guard_keys(record)
+            items: Any = frozenset(container)
+        elif kind in CONTAINERS:
+            held = self.objects.contents(container)
+            items = frozenset(held) if kind in DICTS or kind is set else list(held)
+        else:
+            items = container if kind in (tuple, frozenset, range) else None
+        return items if items is not None and natives.is_plain(items, lambda _: False) else None
+
+    def referent(self, reference: weakref.ref) -> Any:
+        """``ref()`` of an object that the step reaches in another way as well."""
+        self.heap.note("weak reference")
+        found = reference()
+        proxy = self.tensors.proxies.get(id(found))
+        if proxy is not None and proxy.source is not None and proxy.source.static:
+            return proxy  # one that is in its place in each call: the reference's own
+        lives_on = self.known(found) or self.tensors.gradients.hooks.holds(found)
+        if type(reference) is weakref.ref and found is not None and lives_on:
+            return found
+        raise Break("weak reference", f"to a {type(found).__name__}", "keep a reference to the object itself")
+
+    def partial(self, function: functools.partial, args: list, kwargs: dict[str, Any]) -> Any:
+        if self.objects.is_new(function):
+            return self.call(function.func, [*function.args, *args], {**function.keywords, **kwargs})
+        get = self.attributes.c_value
+        inner = get(function, function.func, "func")
+        first = get(function, function.args, "args")
+        keywords = get(function, function.keywords, "keywords")
+        return self.call(inner, [*first, *args], {**self.objects.contents(keywords), **kwargs})
+
+    def overridden(self, values: Any) -> bool:
+        """torch's ``has_torch_function``: no, where all are tensors of torch's own or have no part in it."""
+        if all(type(v) is TensorProxy or type(v) in ATOMS or isinstance(v, Number) for v in self.fast(values)):
+            return False
+        raise Break("__torch_function__", "torch asks objects that may have one", "pass tensors and plain values")
+
+    def captured(self, entry: Entry, args: list, kwargs: dict[str, Any]) -> Any:
+        """What ``capture`` returned, called inside of a captured step: part of the same graph, if run the same way."""
+        owner = getattr(entry.cold, "__self__", None)
+        options = getattr(owner, "options", None)
+        if options is None or self.domain.options is None or not options.run_alike(self.domain.options):
+            raise Break("captured function", "it was captured with other options", "capture both with the same options")
+        inner = owner.function  # type: ignore[union-attr]
+        return self.call(self.objects.enter(inner, Static(inner.__qualname__, inner)), args, kwargs)
+
+    def instance_call(self, function: Any, args: list, kwargs: dict[str, Any]) -> Any:
+        kind = type(function)
+        if kind is Entry:
+            return self.captured(function, args, kwargs)
+        if args and type(args[0]) is Array:
+            return self.domain.arrays.function(function, args, kwargs)
+        if isinstance(function, classmethod | staticmethod):
+            return self.call(self.attributes.inside(function, function.__func__), args, kwargs)
+        method = self.attributes.on_type(kind, "__call__")
+        if method is ABSENT:
+            raise TypeError(f"{type_name(type_of(function))!r} object is not callable")
+        if isinstance(method, types.WrapperDescriptorType):
+            raise Break(
+                "call into C",
+                f"a {kind.__module__}.{kind.__qualname__} is called",
+                "nothing is known of what it does; it runs natively",
+            )
+        bound = self.attributes.bind(method, function, kind)
+        if isinstance(function, torch.nn.Module) and self.domain.blocks is not None:
+            return self.domain.blocks.call(function, args, kwargs, lambda: self.call(bound, args, kwargs))
+        return self.call(bound, args, kwargs)
+
+    # ------------------------------------------------------------------------------------------------------------------
+    # Natively run functions
+    # ------------------------------------------------------------------------------------------------------------------
+
+    def native(self, function: Any, args: list, kwargs: dict[str, Any]) -> Any:
+        """A function of C code: from the tables, or a graph break."""
+        if function in torch_private.STATE_WRITERS:
+            return throw_state(self.domain, function, args, kwargs)
+        if function in natives.PURE:
+            values = [self.domain.plain_contents(a) for a in args]
+            if function in natives.READS_LISTS and (items := self.plain_items(args[0])) is not None:
+                values[0] = items
+            if any(map(is_open, (*values, *kwargs.values()))):
+                if function in natives.OF_NUMBERS:
+                    return self.tensors.numbers.apply(function, *values, **kwargs)
+                if not kwargs and all(is_open(v) or natives.is_plain(v, self.known) for v in values):
+                    return self.tensors.numbers.look_up(function, *values)
+            values = [natives.specialised(v, self.known) for v in values]
+            if all(natives.is_operand(v, self.known) for v in (*values, *kwargs.values())):
+                try:
+                    return self.objects.made(function(*values, **kwargs))
+                except torch_private.DATA_DEPENDENT:
+                    raise natives.decided_by_data(values[0] if values else None) from None
+                except TypeError as error:
+                    if any(isinstance(v, SYMBOLIC) for v in (*values, *kwargs.values())):  # not ints to C
+                        raise Break("builtin that fails on a symbolic size", str(error), "use plain numbers") from None
+                    raise
+            raise Break(
+                "builtin with arguments it would look into",
+                f"{function.__name__}() of {', '.join(type_of(a).__name__ for a in args)}",
+                "pass plain values",
+            )
+        if function in natives.SHALLOW:
+            return self.shallow(function, args, kwargs)
+        if function in natives.ANY_OBJECT:
+            raise Break(
+                "objects of the whole process",
+                f"gc.{function.__name__} gives capture's own objects, too",
+                "the frame runs natively; look at them in a function outside of the step",
+                "what it gives is looked at in it",
+            )
+        name = f"{getattr(function, '__module__', None) or 'builtins'}.{getattr(function, '__qualname__', function)}"
+        raise Break(
+            "call into C",
+            f"{name} is not known to be free of effects",
+            "it runs natively; keep it at the step's ends for one graph",
+        )
+
+    def shallow(self, function: Any, args: list, kwargs: dict[str, Any]) -> Any:
+        values = list(args)
+        start = 0
+        if function in natives.CALLBACK_FIRST and values:
+            values[0] = (
+                self.callback(values[0])
+                if values[0] is not None
+                else (self.domain.truth if function is filter else None)
+            )
+            start = 1
+        if function is reversed:
+            return self.reverse(values, kwargs)
+        if function is itertools.groupby:
+            keys = kwargs.get("key") if "key" in kwargs or len(values) < 2 else values[1]
+            values, kwargs = [*values[:1], GroupKey(self, keys)], {}
+        for name in natives.ITERABLE_KEYWORDS & kwargs.keys():
+            kwargs = kwargs | {name: self.domain.native_iter(kwargs[name])}
+        kwargs = {k: self.callback(v) if k in ("func", "key") and v is not None else v for k, v in kwargs.items()}
+        if function is itertools.accumulate and len(values) > 1 and values[1] is not None:
+            values[1] = self.callback(values[1])
+        if function is collections.deque and type(kwargs.get("maxlen")) in SYMBOLIC:
+            kwargs = kwargs | {"maxlen": natives.specialised(kwargs["maxlen"])}
+        for i in range(start, len(values)):
+            value = values[i]
+            if i == 1 and function in natives.CALLBACK_SECOND:
+                continue
+            if type(value) in (SYMBOLIC if function is collections.deque else (torch.SymBool,)):
+                values[i] = natives.specialised(value)  # C code there takes Python's own numbers
+            if type(value) not in ATOMS or isinstance(value, str | bytes | range | torch.Size):
+                if function not in ITEM_ARGUMENTS or (i == start and function not in WITHOUT_ITERABLE):
+                    values[i] = self.domain.native_iter(value, in_loop=function in natives.ITERATORS)
+                    if function in (list, tuple):
+                        self.domain.length_hint(value)
+        if function == itertools.chain.from_iterable:
+            values = [map(self.domain.native_iter, *values)]
+        elif function is itertools.starmap and len(values) == 2:
+            values[1] = map(self.domain.native_iter, values[1])
+        return self.objects.made(function(*values, **kwargs))
+
+    def reverse(self, values: list, kwargs: dict[str, Any]) -> Any:
+        if len(values) != 1 or kwargs:
+            return reversed(*values, **kwargs)  # Python's own error
+        if (walk := self.walk_back(values[0])) is not None:
+            return walk
+        contents = self.objects.contents(values[0])
+        if type(contents) not in (*CONTAINERS, tuple, torch.Size, str, bytes, range, *natives.VIEWS):
+            raise Break("reversed()", f"of a {type_of(values[0]).__name__}", "reverse a list")
+        return self.objects.made(reversed(contents))
+
+    def walk_back(self, value: Any) -> Any:
+        """``reversed(value)`` where a class of Python code says what that is, else None."""
+        look_up, kind = self.attributes.on_type, type(value)
+        if isinstance(value, TensorProxy):
+            return self.call(self.attributes.get(value, "__reversed__"), [], {})
+        own, get, length = (look_up(kind, name) for name in ("__reversed__", "__getitem__", "__len__"))
+        if isinstance(own, types.FunctionType):
+            return self.call(own, [value], {})
+        if own is ABSENT and isinstance(get, types.FunctionType) and isinstance(length, types.FunctionType):
+            return self.domain.call_function(self.substitute(backwards), [value], {})
+        return None
+
+    def callback(self, function: Any) -> InTrace:
+        """A native callable that runs ``function`` in the trace."""
+        return InTrace(self, function)
+
+
+class InTrace:
+    """What C code is given to call back. An iterator that holds one may live on after the trace."""
+
+    __slots__ = ("calls", "function")
+
+    def __init__(self, calls: Calls, function: Any):
+        self.calls, self.function = calls, function
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.calls.call(self.function, list(args), kwargs)
+
+
+class GroupKey(InTrace):
+    """The key function of ``groupby``, None for the items themselves: C code compares what it gives."""
+
+    __slots__ = ()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        key = args[0] if self.function is None else super().__call__(*args, **kwargs)
+        key = natives.specialised(key, self.calls.known)
+        if not natives.is_plain(key, self.calls.known):
+            raise Break("itertools.groupby", f"by a {type_of(key).__name__}", "group by plain keys")
+        return key
+
+
+def shares_storage(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return torch_private.storage_of(one) == torch_private.storage_of(other)
+
+
+SINGLE_DISPATCH = functools.singledispatch(shares_storage).dispatch.__code__
+IDENTITY_HASHED = type(
+    "AnyHashable",
+    (),
+    {"__contains__": lambda self, f: isinstance(f, type | types.BuiltinFunctionType | types.FunctionType)},
+)()
+# where ``is_compiling`` chooses between forms of the same arithmetic that differ in the last bit, or (a transformer
+# encoder with padded rows) in what stands at places that do not count; or (a module's call) leaves out a handler
+EAGER_ARITHMETIC = (
+    "torch.optim", "torch.nn.utils.clip_grad", "torch.utils._foreach_utils", "torch.nn.modules.transformer",
+    "torch.nn.modules.module",
+)  # fmt: skip
+ITEM_ARGUMENTS = frozenset(
+    {itertools.islice, itertools.repeat, itertools.count, functools.reduce, enumerate, collections.deque}
+)
+# They keep what they are given; of the others above the first argument is gone through.
+WITHOUT_ITERABLE = frozenset({itertools.repeat, itertools.count})
+NEVER_INTERPRETED = frozenset(
+    ("torch.autograd", "torch.autograd.graph", "torch._tensor", "torch.serialization", "warnings", "logging",
+     "torch._dynamo.decorators")
+)  # fmt: skip

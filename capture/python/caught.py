@@ -1,0 +1,53 @@
+"""Exceptions that C code raised while tracing, and that the user's handler caught: whether they are plain Python's."""
+
+from __future__ import annotations
+
+import re
+import types
+from collections.abc import Callable
+from typing import Any
+
+from ..values.values import ATOMS, SYMBOLIC, TensorProxy
+
+# What only an object of ours, or a fake tensor, can have put into a message.
+OURS = re.compile(
+    r"TensorProxy|TensorMethod|LoopLeftover|FakeTensor|SymInt|SymFloat|SymBool|\bNumber\b|\bText\b|Absent|IndexList|moebius|\bmeta\b"
+)
+
+
+def raised_in_c(error: BaseException, known: Callable[[Any], bool]) -> bool:
+    """Whether an exception of Python's own says in all its parts what it says in plain Python, so that the step may
+    read it: C code raised it, of plain arguments, and no operator on fake tensors is behind it (fakes have messages
+    of their own). ``known``: whether tracing knows an object."""
+
+    def plain(value: Any) -> bool:
+        return type(value) is TensorProxy or (type(value) in ATOMS and type(value) not in SYMBOLIC) or known(value)
+
+    kind = type(error)
+    # (a TypeError of a wrong operand: C code words it by the instruction, and tracing has other instructions)
+    if kind.__module__ != "builtins" or not isinstance(error, Exception) or isinstance(error, TypeError):
+        return False
+    if isinstance(error, AttributeError) and " object has no attribute " not in str(error):
+        return False
+    parts = [d.__get__(error) for d in members(kind)] + [error.__context__, error.__cause__]
+    if not all(map(plain, (*error.args, *parts))) or tells_of_tracing(error):
+        return False
+    place = None if kind is StopIteration else error.__traceback__  # (a generator's end: no operator raises it)
+    while place is not None:
+        module = str(place.tb_frame.f_globals.get("__name__", ""))
+        ours = "moebius.torch_facts.torch_private", "moebius.tensors.tensors"
+        if module.split(".")[0] == "torch" or module in ours:
+            return False
+        place = place.tb_next
+    return True
+
+
+def tells_of_tracing(error: BaseException) -> bool:
+    """Whether its words name an object of ours: C code that refuses one (``unhashable type: SymInt``) may do what it is
+    asked with the number for which that stands."""
+    return any(OURS.search(a) for a in error.args if isinstance(a, str))
+
+
+def members(kind: type) -> list[types.MemberDescriptorType]:
+    """What exceptions of this type hold besides their arguments: ``name``, ``obj``, ``value``."""
+    return [d for base in kind.__mro__ for d in vars(base).values() if type(d) is types.MemberDescriptorType]

@@ -1,0 +1,267 @@
+"""Making objects: ``cls(...)`` as ``type.__call__`` does it, and the builtin containers."""
+
+from __future__ import annotations
+
+import abc
+import collections
+import functools
+import random
+import types
+import typing
+import weakref
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+import torch.distributions
+
+from moebius.interpreter import Frame
+from moebius.interpreter.domain.core import special, type_name
+from moebius.interpreter.forms.frames import implicit
+
+from ..heap.records import CONTAINERS, DICTS
+from ..regions.open_loops import TensorRows
+from ..torch_facts import torch_private
+from ..values.values import Break, TensorProxy, type_of
+from . import natives
+from .call_parts import CallParts
+from .originals import EMPTY, TENSOR
+
+LAZY: Any = torch.distributions.utils.lazy_property.__get__
+SEEDED: Any = random.Random.__new__
+NUMBERS = (int, float, bool, torch.SymInt)
+# Classes whose own C code lays objects out in a way that we can follow.
+IS_ABSTRACT = 1 << 20  # Py_TPFLAGS_IS_ABSTRACT
+ALLOCATED = (object, dict, collections.OrderedDict, collections.defaultdict, list, set, tuple, int, str, float)
+
+
+@dataclass
+class Making:
+    """The call of a class that has come to ``__init__``, whose code is ``init``."""
+
+    cls: type
+    init: types.CodeType
+    made: Any
+
+
+class Construction(CallParts):
+    """Calls that make objects."""
+
+    def construct(self, cls: type, args: list, kwargs: dict[str, Any], asks_metaclass: bool = True) -> Any:
+        """``cls(*args, **kwargs)``; without asking a ``__call__`` of the metaclass, what ``type.__call__`` does."""
+        if cls is type and len(args) == 1:
+            return self.kind_of(args[0])
+        if cls in natives.PLAIN_TYPES:
+            values = [self.domain.plain_contents(a) for a in args]
+            if cls in (frozenset, torch.Size) and values:
+                values = [self.drain(values[0])]
+            if cls is torch.Size and all(type(v) in (int, torch.SymInt) for value in values for v in value):
+                return torch.Size(*values)
+            if cls is not slice:
+                values = [natives.specialised(v, self.known) for v in values]
+            if not all(natives.is_plain(v, self.known) for v in (*values, *kwargs.values())):
+                if cls in (slice,):
+                    return slice(*values)
+                raise Break(
+                    "plain value from other values",
+                    f"{cls.__name__}() of {', '.join(type_of(a).__name__ for a in args)}",
+                    "pass plain values",
+                )
+            return self.objects.made(cls(*values, **kwargs))
+        if cls in natives.SHALLOW:
+            return self.shallow(cls, args, kwargs)
+        if cls is types.MappingProxyType and len(args) == 1 and type(args[0]) in DICTS:
+            shown = self.objects.made(types.MappingProxyType(args[0]))
+            self.objects.behind[id(shown)] = args[0]
+            return shown
+        if cls is weakref.ref and len(args) == 1 and (self.known(args[0]) or self.objects.is_new(args[0])):
+            if (record := self.objects.records.get(id(args[0]))) is not None:  # (it is hashed by that)
+                self.objects.pin(record, "the same referent")
+            return self.objects.made(weakref.ref(args[0]))
+        if issubclass(cls, torch.Tensor):
+            if cls is torch.nn.Parameter or cls is torch.nn.Buffer:
+                raise Break("parameter made in the step", cls.__name__, "make parameters before the step")
+            if cls is torch.Tensor and not kwargs:
+                return self.old_constructor(torch.get_default_dtype(), args)
+            raise Break("tensor constructor", f"{cls.__name__}(...)", "use torch.tensor")
+        if isinstance(cls, torch_private.LEGACY_TYPE) and not kwargs:
+            if cls.layout is torch.strided and not cls.is_cuda:
+                return self.old_constructor(cls.dtype, args)
+        if issubclass(cls, torch.autograd.Function | torch.nn.Module) and issubclass(cls, torch.autograd.Function):
+            raise Break("autograd.Function instance", cls.__name__, "call .apply")
+        meta_call = self.attributes.on_type(type(cls), "__call__")
+        if asks_metaclass and isinstance(meta_call, types.FunctionType):
+            return self.call(meta_call, [cls, *args], kwargs)
+        return self.type_call(cls, args, kwargs)
+
+    def lazy_property(self, lazy: Any, instance: Any, owner: Any = None) -> Any:
+        """``Categorical.probs`` of the class, at which each distribution looks: a property, made anew each time."""
+        if instance is not None:
+            return self.domain.call_function(LAZY, [lazy, instance, owner], {})
+        self.attributes.get(lazy, "wrapped")
+        return self.objects.made(LAZY(lazy, None, owner))
+
+    def old_constructor(self, dtype: torch.dtype, args: list) -> Any:
+        """``torch.Tensor([2.0])``, ``torch.LongTensor(2, 3)``: of Python's numbers, and of sizes, with memory that
+        nothing has written (``legacy_tensor_generic_ctor_new``, torch/csrc/utils/tensor_new.cpp)."""
+        if torch_private.is_default_device(torch.device("cpu")):
+            if all(type(arg) in (int, torch.SymInt) for arg in args):
+                return self.call(EMPTY, [*args] or [0], {"dtype": dtype})
+            if len(args) == 1 and type(args[0]) in (list, tuple) and self.holds_numbers(args[0]):
+                return self.call(TENSOR, args, {"dtype": dtype})
+        raise Break("tensor constructor", "of something else than sizes or Python's numbers", "use torch.tensor")
+
+    def holds_numbers(self, values: Any) -> bool:
+        """Whether a list is one of numbers that are known, or of such lists."""
+        return all(
+            self.holds_numbers(value) if type(value) in (list, tuple) else type(value) in NUMBERS
+            for value in self.objects.contents(values)
+        )
+
+    def type_call(self, cls: type, args: list, kwargs: dict[str, Any]) -> Any:
+        """``type.__call__(cls, ...)``: ``__new__``, then ``__init__`` if an instance of the class came back."""
+        caller = self.domain.machine.frame
+        if caller in self.domain.making:  # one class made while another one's call goes through its arguments
+            return self.make_instance(cls, args, kwargs, None)
+        self.domain.making[caller] = None
+        try:
+            return self.make_instance(cls, args, kwargs, caller)
+        finally:
+            del self.domain.making[caller]
+
+    def make_instance(self, cls: type, args: list, kwargs: dict[str, Any], caller: Frame | None) -> Any:
+        """The same. caller: whose instruction does nothing but this."""
+        maker = self.attributes.on_type(cls, "__new__")
+        if isinstance(maker, staticmethod):
+            maker = self.attributes.inside(maker, maker.__func__)
+        if isinstance(maker, types.FunctionType):
+            made = self.call(maker, [cls, *args], kwargs)
+        else:
+            made = self.allocate(cls, maker, args, kwargs)
+        if not issubclass(type_of(made), cls):
+            return made
+        if args or kwargs:
+            check_object_arguments(cls)
+        init = self.attributes.on_type(type(made), "__init__")
+        if isinstance(init, types.FunctionType):
+            if caller is not None:
+                self.domain.making[caller] = Making(cls, init.__code__, made)
+            given = self.call(init, [made, *args], kwargs)
+            if given is not None:
+                raise TypeError(f"__init__() should return None, not '{type_of(given).__name__}'")
+        elif any(b in CONTAINERS for b in cls.__mro__):
+            base = next(b for b in cls.__mro__ if b in CONTAINERS)
+            self.init_container(made, base, args, kwargs)
+        elif isinstance(made, BaseException):
+            self.object_init(made, *args, **kwargs)
+        return made
+
+    def allocate(self, cls: type, maker: Any, args: list, kwargs: dict[str, Any]) -> Any:
+        """``__new__`` of a class whose allocation is C's."""
+        if issubclass(type(cls), abc.ABCMeta) and maker is object.__new__:  # (dict's does not ask)
+            self.attributes.on_type(cls, "__abstractmethods__")
+            if cls.__flags__ & IS_ABSTRACT:
+                object.__new__(cls)  # raises what says which methods
+        if special(cls, "__del__") is not None:
+            raise Break(
+                "object with a finalizer",
+                f"{cls.__module__}.{cls.__qualname__}.__del__ runs when the object dies, which tracing does not see",
+                "make it outside of the step",
+                OBSERVED,
+            )
+        base = next((b for b in cls.__mro__ if b in ALLOCATED), None)
+        if issubclass(cls, BaseException):
+            values = [self.domain.plain_contents(a) for a in args]
+            return self.objects.made(cls.__new__(cls, *values))
+        if cls is random.Random and maker is SEEDED:
+            return self.objects.made(SEEDED(cls, 0))  # seeded by its __init__
+        if base is None or not owned_by(cls) or (base is object and not made_by_object(cls)):
+            raise Break(
+                "object made in C",
+                f"{cls.__module__}.{cls.__qualname__}",
+                HINTS.get(cls.__name__, "it is made natively; make it outside of the step"),
+                OBSERVED if issubclass(cls, weakref.ref) and args and self.objects.is_new(args[0]) else "",
+            )
+        if base is tuple:
+            return self.objects.made(tuple.__new__(cast(Any, cls), self.listed(args[0]) if args else ()))
+        if base in (int, str, float):
+            return self.objects.made(base.__new__(cls, *args, **kwargs))
+        if base is object:
+            return self.objects.made(object.__new__(cls))
+        return self.objects.made(base.__new__(cls))
+
+    def init_container(self, owner: Any, base: Any, args: list, kwargs: dict[str, Any]) -> None:
+        if not self.objects.is_new(owner):
+            raise Break("container initialised again", type(owner).__name__, "make a new one")
+        self.objects.touch(owner)
+        if base is collections.defaultdict and args:
+            owner.default_factory = args[0]
+            args = args[1:]
+        if base in DICTS:
+            if args:
+                base.update(owner, self.mapping_or_items(args[0], base))
+            base.update(owner, **kwargs)
+        elif args:
+            target = getattr(base, "update", None) or base.extend
+            target(owner, self.listed(args[0]) if base is list else self.drain(args[0]))
+
+    def make_dict(self, *args: Any, **kwargs: Any) -> dict:
+        if len(args) > 1:
+            dict(*args)  # Python's own error
+        made = dict(self.mapping_or_items(args[0], dict)) if args else {}
+        made.update(kwargs)
+        return self.objects.made(made)
+
+    def make_ordered(self, *args: Any, **kwargs: Any) -> Any:
+        return self.objects.made(collections.OrderedDict(self.make_dict(*args, **kwargs)))
+
+    def make_default_dict(self, *args: Any, **kwargs: Any) -> Any:
+        return self.objects.made(
+            collections.defaultdict(args[0] if args else None, self.make_dict(*args[1:], **kwargs))
+        )
+
+    def make_set(self, *args: Any) -> Any:
+        if len(args) > 1:
+            set(*args)  # Python's own error
+        if len(args) == 1 and type(args[0]) is TensorRows:  # of a list that tolist() left out
+            return args[0]
+        return self.objects.made({self.objects.made_key(k) for k in (self.domain.native_iter(args[0]) if args else ())})
+
+    def make_partial(self, function: Any, *args: Any, **kwargs: Any) -> Any:
+        return self.objects.made(
+            functools.partial(function if callable(function) else self.callback(function), *args, **kwargs)
+        )
+
+    def make_super(self, *args: Any, **kwargs: Any) -> Any:
+        if not args and not kwargs:
+            args = tuple(implicit(self.domain))
+        if len(args) == 2 and type(args[1]) is TensorProxy:
+            raise Break("super() of a tensor", "methods of tensor subclasses", "use plain tensors")
+        return self.objects.made(super(*args, **kwargs))
+
+
+def owned_by(cls: type) -> bool:
+    """Whether all classes of C code in the MRO are ones whose layout we can follow."""
+    solid = [b for b in cls.__mro__ if not b.__flags__ & (1 << 9)]  # not a heap type
+    return all(b in ALLOCATED or b is typing.Generic for b in solid)
+
+
+def made_by_object(cls: type) -> bool:
+    """Whether ``object.__new__`` may make it: it refuses classes whose memory C code lays out (pybind11's, say)."""
+    return all(b is object or isinstance(vars(b).get("__new__"), OWN_NEW) for b in cls.__mro__)
+
+
+# ``__new__`` written in Python, or object's own; a builtin bound to its class is C code's
+OWN_NEW = (types.NoneType, types.FunctionType, staticmethod, classmethod)
+
+
+def check_object_arguments(cls: Any) -> None:
+    """Objects/typeobject.c object_new: arguments that neither __new__ nor __init__ takes are an error."""
+    if cls.__new__ is object.__new__ and cls.__init__ is object.__init__:
+        raise TypeError(f"{type_name(cls)}() takes no arguments")
+
+# Why a frame runs natively as a whole that makes such an object: the rest after a break would hold what it is given.
+OBSERVED = "it is seen when its locals let go of an object"
+HINTS = {
+    "_ExperimentalConfig": "enter the profiler around the step",
+}

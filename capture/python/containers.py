@@ -1,0 +1,539 @@
+"""Items, iteration, displays and text of traced values."""
+
+from __future__ import annotations
+
+import collections
+import inspect
+import itertools
+import operator
+import re
+import types
+from collections.abc import Iterator
+from typing import Any, cast
+
+import torch
+
+from moebius.interpreter import NULL, STOP, Frame
+from moebius.interpreter.domain.core import type_name
+
+from ..heap.identities import refuse_order
+from ..heap.records import CONTAINERS, DICTS, LISTS, SETS
+from ..hook import ABSENT
+from ..regions.gathered import Gathered
+from ..regions.hit_loops import number_of
+from ..regions.open_loops import ROWS, TensorRows
+from ..tensors.arrays import without_arrays
+from ..tensors.index_lists import as_indices
+from ..values.numbers import Number
+from ..values.values import ATOMS, Break, LoopLeftover, StandIn, TensorMethod, TensorProxy, type_of
+from ..values.views import View
+from . import natives
+from .enums import plain_member
+from .parts import Parts
+from .specials import is_replaced
+from .texts import Text, Texts, texts
+
+OPEN_KEYS = (Number, torch.SymInt)
+LARGE_TABLE = 1024  # items that a graph's code is to hold at most
+
+
+class Pulled:
+    """An iterator whose every item the trace computes."""
+
+    def __init__(self, domain: Containers, iterator: Any):
+        self.domain, self.iterator = domain, iterator
+
+    def __iter__(self) -> Pulled:
+        return self
+
+    def __next__(self) -> Any:
+        item = self.domain.next_item(self.iterator)
+        if item is STOP:
+            raise StopIteration
+        return item
+
+
+class Containers(Parts):
+    """Reading, writing, walking and building containers; texts of values."""
+
+    def get_attr(self, obj: Any, name: str) -> Any:
+        return self.attributes.get(obj, name)
+
+    def load_method(self, obj: Any, name: str) -> tuple[Any, Any]:
+        method = self.attributes.get(obj, name)
+        if type(method) is types.MethodType and self.objects.is_new(method):
+            return method.__func__, method.__self__
+        return method, NULL
+
+    def load_super_attr(self, frame: Frame, callee: Any, cls: Any, obj: Any, name: str, two_arguments: bool) -> Any:
+        if callee is not super:
+            return self.get_attr(self.call(callee, [cls, obj] if two_arguments else [], {}), name)
+        return self.get_attr(self.calls.make_super(cls, obj), name)
+
+    def set_attr(self, obj: Any, name: str, value: Any) -> None:
+        self.attributes.set(obj, name, value)
+
+    def del_attr(self, obj: Any, name: str) -> None:
+        self.attributes.delete(obj, name)
+
+    def get_item(self, obj: Any, key: Any) -> Any:
+        obj = natives.specialised(obj) if type(obj) is Text else obj
+        kind = type(obj)
+        if kind is TensorProxy:
+            return self.tensors.get_item(obj, self.tensor_index(key, alone=True))
+        if isinstance(obj, StandIn):
+            return obj.item(key)
+        if kind in (str, bytes, range, torch.Size) or kind is tuple:
+            return self.sequence_item(obj, key)
+        self.refuse_alien(obj)
+        obj = self.objects.seen_through(obj)
+        kind = type(obj)
+        if isinstance(obj, type):
+            return self.class_subscript(obj, key)
+        method = self.attributes.on_type(kind, "__getitem__")
+        if is_replaced(method, "__getitem__"):
+            return self.call(self.attributes.bind(method, obj, kind), [key], {})
+        if isinstance(method, types.FunctionType):
+            return self.call(method, [obj, key], {})
+        base = next((b for b in kind.__mro__ if b in natives.CONTAINER_METHODS), None)
+        if kind in (list, dict) and type(key) in OPEN_KEYS and (found := self.found_in_table(obj, key)) is not ABSENT:
+            return found
+        if base in DICTS:
+            return self.dict_item(obj, kind, key)
+        if base in LISTS or base is tuple:
+            return self.sequence_item(self.objects.contents(obj) if base in LISTS else obj, key)
+        if method is ABSENT:
+            raise TypeError(f"{type_name(kind)!r} object is not subscriptable")
+        if kind is re.Match:
+            return self.call(obj.group, [key], {})
+        raise Break("item of a C object", kind.__name__, "read it outside of the step")
+
+    def tensor_index(self, key: Any, alone: bool = False) -> Any:
+        """What a tensor is indexed with, as an operator takes it."""
+        return without_arrays(self.array_inputs.as_index(self.plain_contents(as_indices(key)), alone))
+
+    def sequence_item(self, sequence: Any, key: Any) -> Any:
+        if type(sequence) is tuple and type(key) in OPEN_KEYS:
+            if (found := self.found_in_table(sequence, key)) is not ABSENT:
+                return found
+        key = self.as_index(key)
+        found = sequence[key]
+        return self.objects.made(found) if isinstance(key, slice) else found
+
+    def found_in_table(self, table: Any, key: Any) -> Any:
+        """``table[key]`` as a node, where only the running step knows the key, a number, and the table is of plain
+        numbers and texts; else ABSENT."""
+        record = self.objects.record_of(table)
+        if record is not None and (record.late or self.objects.is_growing(record)):
+            return ABSENT
+        items = table if type(table) is tuple else self.objects.contents(table)
+        number = self.tensors.numbers.known(key) if is_table(items) else None
+        return ABSENT if number is None else self.tensors.numbers.apply(operator.getitem, items, number)
+
+    def as_index(self, key: Any) -> Any:
+        """What a sequence is indexed with, a number or a slice of numbers; ``__index__`` of the user's is interpreted.
+
+        A slice asks its step first (PySlice_Unpack, Objects/sliceobject.c).
+        """
+        if isinstance(key, slice):
+            step = None if key.step is None else self.as_index(key.step)
+            start = None if key.start is None else self.as_index(key.start)
+            return slice(start, None if key.stop is None else self.as_index(key.stop), step)
+        key = natives.specialised(key)
+        if isinstance(key, TensorProxy) and (known := number_of(key)) is not None:
+            key = known
+        if isinstance(key, TensorProxy):
+            raise Break(
+                "tensor read as a number",
+                "a tensor indexes a Python sequence",
+                "stack the sequence and index the tensor",
+            )
+        kind = type(key)
+        if kind not in ATOMS:
+            method = ABSENT if issubclass(kind, int) else self.attributes.on_type(kind, "__index__")
+            if isinstance(method, types.FunctionType):
+                key = self.call(method, [key], {})
+                if not isinstance(key, int):
+                    raise TypeError(f"__index__ returned non-int (type {type_name(type(key))})")
+            else:
+                self.guard_operators(key, ("__index__",))
+        return key
+
+    def dict_item(self, obj: Any, kind: type, key: Any) -> Any:
+        record = self.objects.record_of(obj)
+        found = (
+            self.objects.dict_get(record, key)
+            if record is not None
+            else dict.get(obj, self.objects.made_key(key), ABSENT)
+        )
+        if found is not ABSENT:
+            return found
+        missing = self.attributes.on_type(kind, "__missing__")
+        if isinstance(missing, types.FunctionType):
+            return self.call(missing, [obj, key], {})
+        if kind is collections.defaultdict:
+            factory = obj.default_factory
+            if factory is not None:
+                value = self.call(factory, [], {})
+                self.set_item(obj, key, value)
+                return value
+        raise KeyError(key)
+
+    def class_subscript(self, cls: type, key: Any) -> Any:
+        method = self.attributes.on_type(type(cls), "__getitem__")
+        if isinstance(method, types.FunctionType):
+            return self.call(method, [cls, key], {})
+        name = "__class_getitem__"
+        own = next((base.__dict__[name] for base in cls.__mro__ if name in base.__dict__), None)
+        if isinstance(own, classmethod | staticmethod | types.FunctionType):
+            return self.call(self.get_attr(cls, name), [key], {})
+        if own is None and any("__getattr__" in base.__dict__ for base in inspect.getmro(type(cls))):
+            raise Break("item of a class", f"{type(cls).__qualname__}.__getattr__ is asked for it", "it runs natively")
+        return self.objects.made(cls[key])  # type: ignore[index]
+
+    def set_item(self, obj: Any, key: Any, value: Any) -> None:
+        kind = type(obj)
+        if kind is TensorProxy:
+            self.tensors.set_item(obj, self.tensor_index(key), without_arrays(self.plain_contents(value)))
+            return
+        method = self.attributes.on_type(kind, "__setitem__")
+        if is_replaced(method, "__setitem__"):
+            self.call(self.attributes.bind(method, obj, kind), [key, value], {})
+            return
+        if isinstance(method, types.FunctionType):
+            self.call(method, [obj, key, value], {})
+            return
+        base: Any = next((b for b in kind.__mro__ if b in CONTAINERS), None)
+        if base is None:
+            if method is ABSENT:
+                raise TypeError(f"{type_name(kind)!r} object does not support item assignment")
+            raise Break("item of a C object is set", kind.__name__, "set it outside of the step")
+        record = self.objects.record_of(obj)
+        if base in DICTS and record is not None:
+            self.objects.dict_set(record, key, value)
+            return
+        self.objects.touch(obj)
+        if record is not None and self.objects.place_is_open(record, key):
+            length = self.objects.open_length(record)
+            if self.truth(self.compare("<=", 0, key)) and self.truth(self.compare("<", key, length)):
+                self.objects.write_late(record, key, value)
+                return
+        target = self.objects.contents(obj)
+        if base in DICTS:
+            base.__setitem__(target, self.objects.made_key(key), value)
+        else:
+            if isinstance(key, slice):
+                value = self.calls.fast(value)
+            base.__setitem__(target, self.as_index(key), value)
+
+    def del_item(self, obj: Any, key: Any) -> None:
+        kind = type(obj)
+        method = self.attributes.on_type(kind, "__delitem__")
+        if is_replaced(method, "__delitem__"):
+            self.call(self.attributes.bind(method, obj, kind), [key], {})
+            return
+        if isinstance(method, types.FunctionType):
+            self.call(method, [obj, key], {})
+            return
+        base: Any = next((b for b in kind.__mro__ if b in CONTAINERS), None)
+        if base is None:
+            raise Break("item of a C object is deleted", kind.__name__, "delete it outside of the step")
+        record = self.objects.record_of(obj)
+        if base in DICTS and record is not None:
+            if not self.objects.dict_delete(record, key):
+                raise KeyError(key)
+            return
+        self.objects.touch(obj)
+        base.__delitem__(self.objects.contents(obj), key if base in DICTS else self.as_index(key))
+
+    def make_slice(self, *parts: Any) -> Any:
+        return slice(*parts)
+
+    def plain_contents(self, value: Any) -> Any:
+        """Known containers in an argument replaced by what stands for them, so that C code may read them."""
+        kind = type(value)
+        if kind in CONTAINERS:
+            value = self.objects.contents(value)
+            if kind in DICTS:
+                return (
+                    {k: self.plain_contents(v) for k, v in value.items()}
+                    if any(type(v) in CONTAINERS or type(v) is tuple for v in value.values())
+                    else value
+                )
+            return (
+                kind(self.plain_contents(v) for v in value)
+                if any(type(v) in CONTAINERS or type(v) is tuple for v in value)
+                else value
+            )
+        if isinstance(value, tuple) and hasattr(kind, "_fields") and "__getitem__" not in kind.__dict__:
+            return tuple(self.plain_contents(self.get_item(value, i)) for i in range(len(value)))
+        if kind is tuple and any(type(v) in CONTAINERS or type(v) is tuple for v in value):
+            return tuple(self.plain_contents(v) for v in value)
+        return value
+
+    # ------------------------------------------------------------------------------------------------------------------
+    # Iteration
+    # ------------------------------------------------------------------------------------------------------------------
+
+    def get_iter(self, value: Any) -> Any:
+        value = natives.specialised(value) if type(value) is Text else value
+        kind = type(value)
+        if kind is TensorProxy:
+            return self.loops.rows(value)
+        if kind in ROWS:
+            return value.begin() if isinstance(value, TensorRows) else value
+        if isinstance(value, StandIn):
+            return value.iterate()
+        self.refuse_alien(value)
+        value = self.objects.seen_through(value)
+        kind = type(value)
+        if kind is range:
+            iterator = self.objects.made(iter(value))
+            self.loops.note_range(iterator)
+            return iterator
+        if kind is frozenset:
+            refuse_order(value)
+        if kind in (tuple, str, bytes, frozenset) or kind in natives.VIEWS or kind is torch.Size:
+            return self.objects.made(iter(value))
+        if isinstance(value, natives.ITERATORS):
+            self.objects.writes += 1  # whoever asks for it may advance it: a break after that finds it changed
+            if not self.objects.is_new(value) and not self.walks.can_be_told(value):
+                self.walks.refuse(value)
+            return value
+        method = self.attributes.on_type(kind, "__iter__")
+        if is_replaced(method, "__iter__"):
+            return self.call(self.attributes.bind(method, value, kind), [], {})
+        if isinstance(method, types.FunctionType):
+            return self.call(method, [value], {})
+        if any(b in CONTAINERS or b is tuple for b in kind.__mro__):
+            base: Any = next(b for b in kind.__mro__ if b in CONTAINERS or b is tuple)
+            held = self.objects.contents(value, iterated=True) if base in CONTAINERS else value
+            if base in SETS:
+                refuse_order(held)
+            return self.objects.made(base.__iter__(held))
+        if isinstance(value, type) and isinstance(
+            method := self.attributes.on_type(type(value), "__iter__"), types.FunctionType
+        ):
+            return self.call(method, [value], {})
+        if method is ABSENT and self.attributes.on_type(kind, "__getitem__") is ABSENT:
+            raise TypeError(f"{type_name(kind)!r} object is not iterable")
+        raise Break("iteration over a C object", kind.__name__, "iterate over a list of it")
+
+    def native_iter(self, value: Any, in_loop: bool = False) -> Any:
+        """An iterator over `value` that C code may be given: one in Python is advanced in the trace."""
+        if (record := self.objects.record_of(value)) is not None:
+            (self.objects.refuse_loop if in_loop else self.objects.refuse_growing)(record)
+        if isinstance(value, View) and not in_loop:
+            value.refuse("the items")
+        iterator = self.get_iter(value)
+        if type(iterator) in ROWS:
+            raise Break("iterating over a tensor of unknown length", "in a builtin", "iterate over it with a for loop")
+        native = isinstance(iterator, natives.ITERATORS) and self.objects.is_new(iterator)
+        return iterator if native else Pulled(self, iterator)
+
+    def get_yield_from_iter(self, frame: Frame, value: Any) -> Any:
+        iterator = super().get_yield_from_iter(frame, value)
+        if isinstance(iterator, natives.ITERATORS) and not self.objects.is_new(iterator):
+            self.walks.refuse(iterator)
+        return iterator
+
+    def next_item(self, iterator: Any) -> Any:
+        if type(iterator) in ROWS:
+            return self.loops.next_row(cast(Any, iterator))
+        if isinstance(iterator, StandIn):
+            return iterator.advance()
+        if not isinstance(iterator, natives.ITERATORS):
+            method = self.attributes.on_type(type(iterator), "__next__")
+            if isinstance(method, types.FunctionType):
+                try:
+                    return self.call(method, [iterator], {})
+                except StopIteration:
+                    return STOP
+            raise Break("iterator in C", type(iterator).__name__, "iterate over a list of it")
+        if not self.objects.is_new(iterator):
+            return self.walks.next_item(iterator)
+        self.objects.writes += 1
+        self.objects.touch(iterator)
+        value = next(cast(Iterator, iterator), STOP)
+        if type(iterator) is itertools.groupby and value is not STOP:
+            self.objects.made(value[1])  # type: ignore[index]
+        return value if value is STOP else self.objects.made(value)
+
+    def unpack(self, value: Any, count: int) -> list[Any]:
+        if isinstance(value, TensorProxy):
+            value = self.tensors.rows_for_unpacking(value, count)
+        elif type(value) in LISTS:
+            value = self.objects.contents(value)
+        return super().unpack(value, count)
+
+    def unpack_ex(self, value: Any, before: int, after: int) -> list[Any]:
+        items = super().unpack_ex(value, before, after)
+        self.objects.made(items[before])
+        return items
+
+    def drain(self, value: Any) -> list[Any]:
+        known = not isinstance(value, natives.ITERATORS) or self.objects.is_new(value)
+        return super().drain(value) if known else list(Pulled(self, value))
+
+    def length_hint(self, value: Any) -> None:
+        if not type(value).__module__.startswith("moebius."):  # a stand-in has nothing to tell
+            super().length_hint(value)
+
+    # ------------------------------------------------------------------------------------------------------------------
+    # Displays
+    # ------------------------------------------------------------------------------------------------------------------
+
+    def build_list(self, items: list[Any]) -> Any:
+        return self.lists.make(items)
+
+    def build_tuple(self, items: list[Any]) -> Any:
+        return self.objects.made(tuple(items))
+
+    def build_set(self, items: list[Any]) -> Any:
+        return self.objects.made({self.objects.made_key(x) for x in items})
+
+    def build_map(self, pairs: list[tuple[Any, Any]]) -> Any:
+        return self.objects.made({self.objects.made_key(k): v for k, v in pairs})
+
+    def build_string(self, parts: list[str]) -> Any:
+        return "".join(parts) if not self.texts.is_open(*parts) else self.texts.make(texts.joined, *parts)
+
+    @property
+    def texts(self) -> Texts:
+        return self.tensors.texts
+
+    # The containers that displays and comprehensions fill are new, except after a graph break in the middle of one.
+
+    def list_append(self, target: Any, value: Any) -> None:
+        if type(target) is Gathered:
+            target.append(value)
+            return
+        self.calls.container_method(target, list, "append", [value], {})
+
+    def list_extend(self, target: Any, values: Any) -> None:
+        kind = type_of(values)
+        if all(self.attributes.on_type(kind, name) is ABSENT for name in ("__iter__", "__getitem__")):
+            raise TypeError(f"Value after * must be an iterable, not {type_name(kind)}")
+        self.calls.container_method(target, list, "extend", [values], {})
+
+    def list_to_tuple(self, values: Any) -> Any:
+        return self.objects.made(tuple(self.objects.contents(values)))
+
+    def set_add(self, target: Any, value: Any) -> None:
+        self.calls.container_method(target, set, "add", [value], {})
+
+    def set_update(self, target: Any, values: Any) -> None:
+        self.calls.container_method(target, set, "update", [self.calls.drain(values)], {})
+
+    def map_add(self, target: Any, key: Any, value: Any) -> None:
+        self.set_item(target, key, value)
+
+    def dict_update(self, target: Any, other: Any) -> None:
+        if not hasattr(type(other), "keys"):
+            raise TypeError(f"'{type_name(type(other))}' object is not a mapping")
+        self.calls.container_method(target, dict, "update", [other], {})
+
+    def dict_merge(self, target: Any, other: Any, function: Any) -> None:
+        if self.objects.record_of(target) is not None:
+            raise Break(
+                "keyword arguments built across a graph break",
+                "f(**a, **b)",
+                "build the keyword arguments before the call",
+            )
+        super().dict_merge(target, self.mapping(other), function)
+
+    def mapping(self, other: Any) -> Any:
+        return dict(self.calls.mapping_or_items(other, dict)) if hasattr(type(other), "keys") else other
+
+    def format_value(self, value: Any, conversion: str, spec: Any) -> Any:
+        if isinstance(value, TensorProxy) and not conversion and not value.fake.dim():
+            known = number_of(value)  # a tensor without axes is formatted as its number is
+            value = value if known is None else known
+        if self.texts.is_open(value) and type(spec) in ATOMS:
+            return self.texts.formatted(value, conversion, spec)
+        value = natives.specialised(value, self.calls.known)
+        if natives.is_plain(value, self.calls.known):
+            return super().format_value(value, conversion, spec)
+        own = ABSENT if conversion else self.attributes.on_type(type_of(value), "__format__")
+        if isinstance(own, types.FunctionType) and type(value) is type_of(value):
+            text = self.call(self.attributes.bind(own, value, type(value)), [spec or ""], {})
+            if type_of(text) is str:
+                return text
+            raise Break("text of a value that is not plain", "__format__ gives no str", "format it after the step")
+        if conversion or spec:
+            raise Break(
+                "text of a value that is not plain",
+                f"a {type_of(value).__name__} is formatted",
+                "format it after the step",
+            )
+        return self.text_of(value)
+
+    def convert_value(self, value: Any, conversion: str) -> Any:
+        if self.texts.is_open(value):
+            return self.texts.formatted(value, conversion, "")
+        value = natives.specialised(value, self.calls.known)
+        if not natives.is_plain(value, self.calls.known):
+            raise Break(
+                "text of a value that is not plain",
+                f"a {type_of(value).__name__} is formatted",
+                "format it after the step",
+            )
+        return super().convert_value(value, conversion)
+
+    def text_of(self, value: Any = "", *encoding: Any) -> Any:
+        """``str(value)``."""
+        if self.texts.is_open(value) and not encoding:
+            return self.texts.formatted(value, "s", "")
+        value = natives.specialised(value, self.calls.known)
+        if natives.is_plain(value, self.calls.known):
+            return str(value, *encoding)
+        if isinstance(value, BaseException) and self.objects.record_of(value) is None:
+            return self.exception_text(value)
+        if not isinstance(value, TensorProxy | LoopLeftover | TensorMethod):
+            method = self.attributes.on_type(type(value), "__str__")
+            if isinstance(method, types.FunctionType):
+                return self.call(method, [value], {})
+            if method is object.__str__:
+                return self.repr_of(value)
+            if plain_member(value) is not value:
+                return str(value)  # C's, of a number or a text
+        raise Break(
+            "text of a value that is not plain", f"str() of a {type_of(value).__name__}", "print it after the step"
+        )
+
+    def exception_text(self, error: BaseException) -> Any:
+        """``str(error)`` of one that the step made; its arguments may be the graph's."""
+        method = self.attributes.on_type(type(error), "__str__")
+        if isinstance(method, types.FunctionType):
+            return self.call(method, [error], {})
+        if method is BaseException.__str__:
+            return "" if not error.args else self.text_of(error.args[0] if len(error.args) == 1 else error.args)
+        if method is KeyError.__str__ and len(error.args) == 1:
+            return self.repr_of(error.args[0])
+        if not natives.is_plain(error.args, self.calls.known):
+            raise Break("text of a value that is not plain", f"str() of a {type(error).__name__}", "keep its arguments")
+        return str(error)
+
+    def repr_of(self, value: Any) -> Any:
+        """``repr(value)``."""
+        if self.texts.is_open(value):
+            return self.texts.formatted(value, "r", "")
+        value = natives.specialised(value, self.calls.known)
+        if natives.is_plain(value, self.calls.known):
+            return repr(value)
+        method = self.attributes.on_type(type(value), "__repr__") if not isinstance(value, TensorProxy) else ABSENT
+        if isinstance(method, types.FunctionType):
+            return self.call(method, [value], {})
+        raise Break(
+            "text of a value that is not plain", f"repr() of a {type_of(value).__name__}", "print it after the step"
+        )
+
+
+def is_table(items: Any) -> bool:
+    """Whether a list, tuple or dict is a table of plain numbers and texts, which a graph can look into."""
+    entries = items.values() if type(items) is dict else items
+    keys = items if type(items) is dict else ()
+    plain = (int, float, bool, str)
+    return (
+        0 < len(items) <= LARGE_TABLE and all(type(v) in plain for v in entries) and all(type(k) in plain for k in keys)
+    )

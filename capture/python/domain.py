@@ -1,0 +1,388 @@
+"""The tracking domain: the machine's operations on traced values.
+
+A subclass of the interpreter's concrete domain. Where all operands are atoms or new objects, the plain meaning holds;
+tensors become nodes, objects that existed before are read and written under guards, and everything else is a graph
+break with its reason.
+"""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import dis
+import functools
+import importlib.util
+import inspect
+import sys
+import types
+from typing import Any
+
+import torch
+
+from moebius.interpreter import UNSET, Frame, Signal
+from moebius.interpreter.domain.core import flags_of
+from moebius.interpreter.domain.matching import TPFLAGS_MAPPING, TPFLAGS_SEQUENCE
+
+from ..codegen.resume import is_own
+from ..guards.sources import Part, Static
+from ..heap.lifetimes import named
+from ..heap.objects import Objects
+from ..heap.records import Record
+from ..heap.walks import Walks
+from ..hook import ABSENT
+from ..options import Options
+from ..regions.blocks import Blocks
+from ..regions.gathered import Lists
+from ..regions.loops import Loops
+from ..regions.open_loops import ROWS
+from ..tensors.array_inputs import ArrayInputs
+from ..tensors.arrays import Arrays
+from ..tensors.tensors import TensorOperations
+from ..torch_facts import torch_private
+from ..values.numbers import Number
+from ..values.values import Break
+from .attributes import Attributes
+from .calls import Calls
+from .caught import raised_in_c, tells_of_tracing
+from .construction import Making
+from .containers import Containers
+from .natives import decided_by_data
+from .operators import Operators
+
+
+class TrackingDomain(Operators, Containers):
+    """One trace's domain."""
+
+    observes = True
+    keeps_frames = True
+    interprets_callbacks = False  # what may call back is decided call by call, in natives and operators
+    row_types = ROWS
+
+    def __init__(self, objects: Objects, tensors: TensorOperations):
+        super().__init__()
+        self.objects, self.tensors = objects, tensors
+        self.attributes = Attributes(objects, tensors, self.call)
+        self.calls = Calls(self)
+        self.loops = Loops(self)
+        self.arrays, self.lists, self.walks = Arrays(self), Lists(self), Walks(objects)
+        self.array_inputs = ArrayInputs(self)
+        self.blocks = Blocks(self) if tensors.whole_step else None  # (a foreign backend takes each size symbol once)
+        if self.blocks is not None:
+            tensors.gradients.switched = self.blocks.forget
+        self.root: Frame | None = None
+        self.root_steps = 0
+        self.stop_at: int | None = None
+        self.asked_compiling: set[tuple[str, str]] = set()  # file and name of functions that asked ``is_compiling()``
+        self.told_compiling: frozenset[tuple[str, str]] = frozenset()  # those of them that get True
+        self.options: Options | None = None  # what the callable being traced was captured with
+        self.instructions = 0
+        self.guarded_functions: set[types.FunctionType] = set()
+        self.default_tensors: dict[int, Any] = {}  # by id of a tensor that is a default argument: what stands for it
+        self.root_stack: list[Any] = []
+        self.root_pc = 0
+        self.root_handled: BaseException | None = None
+        self.raised: dict[int, tuple[BaseException, int, int]] = {}  # by id: at which of the root's steps, and where
+        self.stacks: dict[Frame, tuple[list[Any], int]] | None = None  # of all frames, where somebody needs them
+        self.switches: dict[Frame, dict[str, Any]] | None = None  # of torch's, as each frame's instruction found them
+        self.marks = (0, 0)
+        self.making: dict[Frame | None, Making | None] = {}  # by the frame whose instruction calls the class
+        self.generators: list[Frame] = []  # of the generators that the step made
+
+    # ------------------------------------------------------------------------------------------------------------------
+    # The machine's steps
+    # ------------------------------------------------------------------------------------------------------------------
+
+    def observe(self, frame: Frame) -> None:
+        self.instructions += 1
+        if self.loops.open:
+            self.loops.settle(frame)
+        if frame is self.root:
+            if self.root_steps == self.stop_at:
+                self.root_handled = self.machine.exc_item[0]
+                raise StopHere
+            handler = frame.program.handler_at(self.root_pc)
+            if handler is not None and handler[0] == frame.pc:  # (nothing falls into a handler: the last step raised)
+                self.raised.setdefault(id(frame.stack[-1]), (frame.stack[-1], self.root_steps - 1, self.root_pc))
+            self.root_steps += 1
+            self.root_stack = frame.stack.copy()
+            self.root_pc = frame.pc
+            self.root_handled = self.machine.exc_item[0]
+            self.marks = (self.objects.writes, self.tensors.writer.count)
+        if self.stacks is not None:
+            self.stacks[frame] = (frame.stack.copy(), frame.pc)
+            if self.switches is not None:
+                self.switches[frame] = torch_private.switches()
+        self.loops.observe(frame)
+
+    # ------------------------------------------------------------------------------------------------------------------
+    # Names
+    # ------------------------------------------------------------------------------------------------------------------
+
+    def load_global(self, frame: Frame, name: str) -> Any:
+        record = self.globals_record(frame.globals)
+        value = self.objects.dict_get(record, name)
+        if value is ABSENT:
+            value = self.objects.dict_get(self.globals_record(frame.builtins, "builtins"), name)
+            if value is ABSENT:
+                raise NameError(f"name {name!r} is not defined", name=name)
+        return value
+
+    def globals_record(self, namespace: Any, name: str = "") -> Record:
+        record = self.objects.records.get(id(namespace))
+        if record is None:
+            label = name or f"G({namespace.get('__name__', '?')})"
+            record = self.objects.records[id(namespace)] = Record(namespace, Static(label, namespace))
+            self.objects.namespaces.add(id(namespace))
+        return record
+
+    def store_global(self, frame: Frame, name: str, value: Any) -> None:
+        self.objects.dict_set(self.globals_record(frame.globals), name, value)
+
+    def delete_global(self, frame: Frame, name: str) -> None:
+        if not self.objects.dict_delete(self.globals_record(frame.globals), name):
+            raise NameError(f"name {name!r} is not defined", name=name)
+
+    def make_cell(self, value: Any) -> Any:
+        return self.objects.made(super().make_cell(value))
+
+    def load_cell(self, cell: Any) -> Any:
+        value = self.objects.cell_get(cell, "cell")
+        return UNSET if value is ABSENT else value
+
+    def is_users(self, name: str) -> bool:
+        return not is_own(name)
+
+    def store_cell(self, cell: Any, value: Any) -> None:
+        self.objects.cell_set(cell, "cell", value)
+
+    def delete_cell(self, cell: Any) -> None:
+        self.objects.cell_set(cell, "cell", ABSENT)
+
+    def import_name(self, frame: Frame, name: str, fromlist: Any, level: Any) -> Any:
+        importer = self.objects.dict_get(self.globals_record(frame.builtins, "builtins"), "__import__")
+        if importer is not builtins.__import__:
+            raise Break("import", "builtins.__import__ was replaced", "import outside of the step")
+        namespace: dict[str, Any] = {
+            k: frame.globals.get(k) for k in ("__package__", "__spec__", "__name__", "__path__") if k in frame.globals
+        }
+        absolute = name
+        if level:
+            with contextlib.suppress(ImportError):  # the importer below says what is wrong
+                absolute = importlib.util.resolve_name("." * level + name, package_of(namespace))
+        loaded = self.globals_record(sys.modules, "sys.modules")
+        try:
+            module = importer(name, namespace, None, fromlist, level)  # loading a module early is its only effect
+        finally:
+            found = self.objects.dict_get(loaded, absolute)
+        if not fromlist and level == 0:
+            found = self.objects.dict_get(loaded, absolute.partition(".")[0])
+        if found is not module and (fromlist or level == 0):
+            raise Break("import", f"sys.modules has another {absolute}", "import outside of the step")
+        return self.objects.enter(module, Static(module.__name__, module))
+
+    def import_from(self, module: Any, name: str) -> Any:
+        try:
+            return self.get_attr(module, name)
+        except AttributeError as error:
+            self.machine.swallow(error)
+        full = f"{module.__name__}.{name}"
+        found = self.objects.dict_get(self.globals_record(sys.modules, "sys.modules"), full)
+        if found is not ABSENT:
+            return found
+        return super().import_from(module, name)  # raises what Python does
+
+    def import_star(self, frame: Frame, module: Any) -> None:
+        raise Break("import *", module.__name__, "import outside of the step")
+
+    # ------------------------------------------------------------------------------------------------------------------
+    # Exceptions
+    # ------------------------------------------------------------------------------------------------------------------
+
+    def meets_handler(self, exc: BaseException) -> None:
+        refuse_own(exc)
+        if isinstance(exc, torch_private.DATA_DEPENDENT):
+            raise decided_by_data(None)
+        if type(exc) is TypeError and not self.objects.is_known(exc) and tells_of_tracing(exc):
+            raise Break("C code that takes no number of ours", str(exc), "it runs natively")
+
+    def exc_match(self, exc: BaseException, kind: Any) -> bool:
+        if not self.objects.is_known(exc) and raised_in_c(exc, self.objects.is_known):
+            self.objects.made(exc)
+            self.objects.made(exc.args)
+        return super().exc_match(exc, kind)
+
+    def as_exception(self, value: Any) -> BaseException | None:
+        self.refuse_raising(value)
+        return super().as_exception(value)
+
+    def reraise(self, frame: Frame, exc: BaseException, pc: int | None = None) -> None:
+        self.refuse_raising(exc)
+        frame.reraise = frame.pc if pc is None else pc
+        raise exc  # here, where refuse_own sees that it is on purpose
+
+    def refuse_raising(self, exc: Any) -> None:
+        """Raising changes an exception's own traceback and context, which is an effect on one from outside."""
+        if isinstance(exc, BaseException) and self.objects.record_of(exc) is not None:
+            raise Break("exception from outside is raised", type(exc).__name__, "raise a new one")
+
+    def prep_reraise_star(self, original: BaseException, raised: Any) -> Any:
+        left = super().prep_reraise_star(original, self.objects.contents(raised))
+        return left if left is None or self.objects.is_known(left) else self.objects.made(left)
+
+    # ------------------------------------------------------------------------------------------------------------------
+    # What case patterns ask
+    # ------------------------------------------------------------------------------------------------------------------
+
+    def is_instance(self, value: Any, cls: Any) -> bool:
+        return self.calls.is_instance(value, cls)
+
+    def match_mapping(self, subject: Any) -> bool:
+        return bool(flags_of(self.calls.kind_of(subject)) & TPFLAGS_MAPPING)
+
+    def match_sequence(self, subject: Any) -> bool:
+        return bool(flags_of(self.calls.kind_of(subject)) & TPFLAGS_SEQUENCE)
+
+    # ------------------------------------------------------------------------------------------------------------------
+    # Calls, functions, classes
+    # ------------------------------------------------------------------------------------------------------------------
+
+    def call(self, callee: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        return self.calls.call(callee, args, kwargs)
+
+    def call_spread(self, callee: Any, args: Any, kwargs: Any) -> Any:
+        if type(args) is tuple:
+            positional = list(args)
+        else:
+            self.require_iterable(callee, args)
+            positional = self.calls.listed(args)
+        keywords = dict(self.mapping(kwargs)) if kwargs else {}
+        return self.call(callee, positional, keywords)
+
+    def call_function(self, function: types.FunctionType, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        if function is Number.refuse:  # which stands for the methods of a number that Python would ask
+            return function(*args)
+        self.guard_function(function)
+        frame = self.bind(function, args, kwargs)
+        if frame.code.co_flags & inspect.CO_VARKEYWORDS:
+            self.objects.made(frame.locals[frame.program.n_bound - 1])
+        return self.machine.run(frame)
+
+    def bind(self, function: types.FunctionType, args: list[Any], kwargs: dict[str, Any]) -> Frame:
+        """The frame of a call; tensors among the defaults are the trace's own in it."""
+        frame = self.machine.bind(function, args, kwargs)
+        if self.default_tensors:
+            for i, value in enumerate(frame.locals[: frame.program.n_bound]):
+                if id(value) in self.default_tensors:
+                    frame.locals[i] = self.default_tensors[id(value)]
+        return frame
+
+    def guard_function(self, function: types.FunctionType) -> None:
+        """A function that existed before: its code and defaults are facts, and the defaults become known objects."""
+        if self.objects.is_new(function):
+            return
+        defaults, keyword_defaults = function.__defaults__, function.__kwdefaults__
+        held = self.objects.records.get(id(keyword_defaults)) if keyword_defaults else None
+        if keyword_defaults:
+            self.objects.heap.read("defaults", keyword_defaults, None, False)
+        if held is not None and held.changed:
+            raise Break("defaults that the step changed", function.__qualname__, "pass the argument")
+        if function in self.guarded_functions:
+            return
+        self.guarded_functions.add(function)
+        record = self.objects.records.get(id(function))
+        source = Static(function.__qualname__, function) if record is None else record.source
+        name = source.name
+        items = tuple((keyword_defaults or {}).items())
+        if source.static:
+            self.objects.guards.function(name, function)
+        if function.__closure__:
+            for cell, free in zip(function.__closure__, function.__code__.co_freevars, strict=True):
+                if id(cell) not in self.objects.records and not self.objects.is_new(cell):
+                    self.objects.records[id(cell)] = Record(cell, Static(f"closure {name}.{free}", cell))
+        for label, value in (*enumerate(defaults or ()), *items):
+            place = Part(f"{name}.default[{label!r}]", source, "python", functools.partial(default_of, label))
+            if issubclass(type(value), torch.Tensor):
+                self.default_tensors[id(value)] = self.objects.enter(value, place)
+            else:
+                self.objects.enter(value, place if named(value) else Static(place.name, value))
+
+    def make_function(
+        self, frame: Frame, code: Any, defaults: Any, kwdefaults: Any, annotations: Any, closure: Any
+    ) -> Any:
+        return self.objects.made(super().make_function(frame, code, defaults, kwdefaults, annotations, closure))
+
+    def build_class(self, *args: Any, **kwargs: Any) -> Any:
+        raise Break(
+            "class made in the step",
+            "a class statement runs inside the captured code",
+            "define classes outside of the step",
+        )
+
+    def make_generator(self, frame: Frame) -> Any:
+        if frame.code.co_flags & inspect.CO_COROUTINE:  # (one that is made and dropped warns that nobody awaited it)
+            raise Break("coroutine", frame.code.co_qualname, "await it outside of the step; what it calls is captured")
+        self.generators.append(frame)
+        return self.objects.made(super().make_generator(frame))
+
+    def before_with(self, manager: Any) -> tuple[Any, Any]:
+        """``__enter__`` and ``__exit__`` of a context manager, looked up on its type."""
+        kind = type(manager)
+        enter, leave = self.attributes.on_type(kind, "__enter__"), self.attributes.on_type(kind, "__exit__")
+        if enter is ABSENT or leave is ABSENT:
+            return super().before_with(manager)
+        bound_leave = self.attributes.bind(leave, manager, kind)
+        return bound_leave, self.call(self.attributes.bind(enter, manager, kind), [], {})
+
+
+class OwnError(Signal):
+    """An error of capture's own code, which the user's handlers must not take for one of theirs."""
+
+
+def package_of(namespace: dict[str, Any]) -> str | None:
+    """The package that a relative import begins at (``importlib._bootstrap._calc___package__``)."""
+    package = namespace.get("__package__")
+    if package is None and namespace.get("__spec__") is not None:
+        return namespace["__spec__"].parent
+    if package is None:
+        package = namespace.get("__name__", "")
+        return package if "__path__" in namespace else package.rpartition(".")[0]
+    return package
+
+
+def refuse_own(error: BaseException) -> None:
+    """Raise OwnError if the exception comes from a fault in capture rather than from the user's program.
+
+    Python's own checks that only a fault in a file of ours can trip: a name that is not there, an attribute that an
+    object of ours lacks, a failed assertion of ours.
+    """
+    place = error.__traceback__
+    while place is not None and place.tb_next is not None:
+        place = place.tb_next
+    if place is None or not str(place.tb_frame.f_globals.get("__name__", "")).startswith("moebius."):
+        return
+    raised_on_purpose = raises_at(place)
+    own_object = type(getattr(error, "obj", None)).__module__.startswith("moebius.")
+    if (
+        isinstance(error, AssertionError | NotImplementedError)
+        or (not raised_on_purpose and isinstance(error, NameError))
+        or own_object
+    ):
+        raise OwnError(f"{type(error).__name__}: {error}") from error
+
+
+def raises_at(place: types.TracebackType) -> bool:
+    """Whether the traceback ends at a raise statement."""
+    code = place.tb_frame.f_code.co_code
+    return dis.opname[code[place.tb_lasti]] in ("RAISE_VARARGS", "RERAISE")
+
+
+class StopHere(Break):
+    """Raised before the root frame's instruction at which an earlier attempt found that it must break."""
+
+    def __init__(self) -> None:
+        super().__init__("stop", "", "")
+
+
+def default_of(label: Any, function: Any) -> Any:
+    """A function's default, by its place from the left or by its keyword."""
+    return (function.__defaults__ if isinstance(label, int) else function.__kwdefaults__)[label]

@@ -1,0 +1,468 @@
+"""Methods of builtin types: of containers (or their shadows), of plain values, of classes, of context variables."""
+
+from __future__ import annotations
+
+import collections
+import contextvars
+import functools
+import random
+import re
+import string
+import types
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from moebius.interpreter import STOP
+from moebius.interpreter.forms import form_of
+
+from ..bytecode import c_callables
+from ..guards.sources import Static
+from ..heap.identities import refuse_order
+from ..heap.records import DICTS, LISTS, SETS, Record
+from ..hook import ABSENT, copy_set
+from ..tensors.array_inputs import is_array
+from ..tensors.index_lists import index_list
+from ..torch_facts import torch_private
+from ..values.values import ATOMS, SYMBOLIC, Break, RuntimeNumber, TensorProxy, type_of
+from ..values.views import View, view_expression
+from . import arity, natives
+from .call_parts import CallParts, is_alien
+from .enums import plain_member
+from .texts import Text, texts
+
+OBJECT_METHODS = {
+    "__setattr__": "object_setattr",
+    "__getattribute__": "object_getattribute",
+    "__delattr__": "object_delattr",
+    "__init__": "object_init",
+    "__reduce__": "object_reduce",
+    "__reduce_ex__": "object_reduce",
+    "__eq__": "object_eq",
+    "__ne__": "object_ne",
+    "__hash__": "identity",
+    "__init_subclass__": "object_init_subclass",
+}
+# how many arguments there are (of any object's), and what the domain does for a tensor
+TENSOR_SPECIALS: dict[str, tuple[int, Callable[..., Any]]] = {
+    "__setattr__": (2, lambda domain, *args: domain.attributes.set(*args)),
+    "__getattribute__": (1, lambda domain, *args: domain.attributes.get(*args)),
+    "__delattr__": (1, lambda domain, *args: domain.attributes.delete(*args)),
+    "__str__": (0, lambda domain, proxy: domain.text_of(proxy)),
+    "__repr__": (0, lambda domain, proxy: domain.repr_of(proxy)),
+    "__format__": (1, lambda domain, proxy, spec: domain.format_value(proxy, "", spec)),
+    "__hash__": (0, lambda domain, proxy: domain.calls.hash_of(proxy)),
+    "__getitem__": (1, lambda domain, *args: domain.tensors.get_item(*args)),
+    "__setitem__": (2, lambda domain, *args: domain.tensors.set_item(*args)),
+}
+OTHERWISE_IN_OBJECT = ("__str__", "__repr__", "__format__", "__dir__", "__sizeof__", "__reduce__", "__reduce_ex__")
+KEYED = frozenset(
+    {
+        "get",
+        "pop",
+        "setdefault",
+        "__getitem__",
+        "__setitem__",
+        "__delitem__",
+        "__contains__",
+        "add",
+        "discard",
+        "remove",
+        "move_to_end",
+    }
+)
+ITERABLE_ARGUMENT = frozenset(
+    {
+        "update",
+        "extend",
+        "extendleft",
+        "__iadd__",
+        "__ior__",
+        "union",
+        "intersection",
+        "difference",
+        "issubset",
+        "issuperset",
+        "isdisjoint",
+        "symmetric_difference",
+        "difference_update",
+        "intersection_update",
+    }
+)
+
+
+DRAWS = frozenset({"random", "getrandbits", "seed", "getstate", "setstate"})  # the rest of ``random.Random`` is Python
+
+
+class ContextToken:
+    """What ``ContextVar.set`` gives while tracing."""
+
+    def __init__(self, variable: contextvars.ContextVar, before: Any):
+        self.variable, self.before = variable, before
+
+
+class Methods(CallParts):
+    """Calls of methods that are written in C."""
+
+    def tensor_method(self, proxy: TensorProxy, name: str, args: list, kwargs: dict[str, Any]) -> Any:
+        """``proxy.name(*args, **kwargs)``; what a list in an argument holds is read, so it is guarded."""
+        if name == "tolist" and (rows := self.domain.loops.numbers(proxy)) is not None:
+            return rows
+        if name == "tolist" and not args and self.tensors.whole_step and (numbers := index_list(proxy)) is not None:
+            return self.objects.made(numbers)
+        if name == "numpy" and (array := self.domain.arrays.of_tensor(proxy, args, kwargs)) is not None:
+            return array
+        if name == "new_tensor" and args and is_array(args[0]):
+            if (made := self.domain.array_inputs.made_from(torch.Tensor.new_tensor, proxy, args, kwargs)) is not None:
+                return made
+        if name in TENSOR_SPECIALS:
+            return self.tensor_special(proxy, name, args, kwargs)
+        args, kwargs = self.operands(args, kwargs)
+        return self.tensors.method(proxy, name, tuple(args), kwargs)
+
+    def tensor_special(self, proxy: TensorProxy, name: str, args: list, kwargs: dict[str, Any]) -> Any:
+        """``tensor.__str__()``, ``object.__setattr__(tensor, …)``: what ``str`` and ``setattr`` do."""
+        count, form = TENSOR_SPECIALS[name]
+        if len(args) != count or kwargs:
+            raise Break(f"Tensor.{name}", f"with {len(args)} arguments and {len(kwargs)} keywords", "it runs natively")
+        return form(self.domain, proxy, *args)
+
+    def unbound(self, descriptor: Any, args: list, kwargs: dict[str, Any]) -> Any:
+        """``str.upper(x)``, ``object.__setattr__(obj, ...)``: a method descriptor with its object as first argument."""
+        if not args:
+            raise TypeError(f"unbound method {descriptor.__qualname__}() needs an argument")
+        owner, rest = args[0], args[1:]
+        if type(owner) is TensorProxy:
+            if descriptor.__name__ in OTHERWISE_IN_OBJECT and descriptor.__objclass__ is object:
+                raise Break("method of object", f"object.{descriptor.__name__} of a tensor", "it runs natively")
+            return self.tensor_method(owner, descriptor.__name__, rest, kwargs)
+        if issubclass(type(owner), RuntimeNumber | Text) or type(owner) in SYMBOLIC:
+            found: Any = getattr(type_of(owner), descriptor.__name__, ABSENT)
+            if found is not descriptor:
+                detail = f"{descriptor.__qualname__} of a {type_of(owner).__name__}"
+                raise Break("method of another class", detail, "it runs natively; call it by its name on the object")
+            return self.call(self.domain.get_attr(owner, descriptor.__name__), rest, kwargs)
+        bound = descriptor if is_alien(owner) else c_callables.bound(descriptor, owner)
+        return self.method_of(owner, descriptor.__name__, bound, rest, kwargs)
+
+    def method_of(self, owner: Any, name: str, bound: Any, args: list, kwargs: dict[str, Any]) -> Any:
+        """A builtin method with the object that it belongs to."""
+        if (shown := self.objects.seen_through(owner)) is not owner:
+            return self.call(self.domain.get_attr(shown, name), args, kwargs)
+        kind = type(owner)
+        if issubclass(kind, contextvars.ContextVar):
+            return self.context_variable(owner, name, args)
+        if name in OBJECT_METHODS and is_object_method(bound, kind):
+            if name in TENSOR_SPECIALS and len(args) != TENSOR_SPECIALS[name][0]:
+                return bound(*args)  # raises the TypeError that says so
+            return getattr(self, OBJECT_METHODS[name])(owner, *args, **kwargs)
+        if issubclass(kind, types.GeneratorType) and self.objects.is_new(owner):
+            form = form_of(bound)
+            return bound(*args, **kwargs) if form is None else form(self.domain, args, kwargs)
+        if issubclass(kind, type):
+            return self.class_method(owner, name, bound, args, kwargs)
+        if kind in ATOMS or plain_member(owner) is not owner:
+            return self.atom_method(owner, name, bound, args, kwargs)
+        base = next((b for b in kind.__mro__ if b in natives.CONTAINER_METHODS), None)
+        if base is not None:
+            return self.container_method(owner, base, name, args, kwargs)
+        if kind in natives.VIEWS and name in ("__len__", "__iter__", "__contains__", "isdisjoint"):
+            return bound(*args)
+        if issubclass(kind, natives.ITERATORS) and name in ("__iter__", "__next__"):
+            return owner if name == "__iter__" else self.next_of(owner)
+        if issubclass(kind, types.MethodType | types.FunctionType) and name == "__get__":
+            return self.attributes.bind(owner, args[0], type(args[0])) if args[0] is not None else owner
+        if issubclass(kind, BaseException) and name in ("with_traceback", "add_note") and self.objects.is_new(owner):
+            return bound(*args, **kwargs)
+        if bound == random.random:  # as ``random.uniform`` finds it
+            return self.call(bound, args, kwargs)
+        if kind is random.Random and self.objects.is_new(owner) and name in DRAWS and not kwargs:
+            if all(natives.is_plain(a, self.known) for a in args) and (name != "seed" or args not in ([], [None])):
+                self.objects.touch(owner)
+                return self.objects.made(bound(*args))
+        if kind is re.Pattern and all(natives.is_plain(a, self.known) for a in args):
+            if (record := self.objects.record_of(owner)) is not None:
+                self.objects.pin(record, "is this pattern")
+            return self.objects.made(bound(*args, **kwargs))
+        if kind is re.Match and all(type(a) in ATOMS for a in (*args, *kwargs.values())):
+            return self.of_match(owner, name, bound, args, kwargs)
+        raise Break(
+            "method in C",
+            f"{kind.__module__}.{kind.__qualname__}.{name} is not known to be free of effects",
+            "it runs natively",
+        )
+
+    def of_match(self, match: re.Match, name: str, bound: Any, args: list, kwargs: dict[str, Any]) -> Any:
+        """``match.group(1)``, ``match[1]``: of one that was there before, what it answers is a fact."""
+        answer = bound(*args, **kwargs)
+        if (record := self.objects.record_of(match)) is not None:
+            text = f"gives {answer!r}"[:80]
+            self.tensors.guards.holds(record.source.name, text, Answers(name, args, kwargs, answer), record.source)
+        return self.objects.made(answer)
+
+    def next_of(self, iterator: Any) -> Any:
+        """``next(iterator)`` of one that tracing made; advancing another is a graph break."""
+        item = self.domain.next_item(iterator)
+        if item is STOP:
+            raise StopIteration
+        return item
+
+    def atom_method(self, owner: Any, name: str, bound: Any, args: list, kwargs: dict[str, Any]) -> Any:
+        if isinstance(owner, torch.Generator):
+            raise Break("random generator", f"torch.Generator.{name}", "seed outside of the step")
+        if isinstance(owner, torch.device) and name in ("__enter__", "__exit__"):  # as set_default_device does
+            if torch_private.is_default_device(owner):  # (that no other is set, is guarded)
+                return owner if name == "__enter__" else None
+            raise Break("default device", f"with torch.device({str(owner)!r})", "pass device= to what makes tensors")
+        if name == "join" and args and isinstance(owner, str):
+            args = [self.fast(args[0])]
+            if self.tensors.texts.is_open(*args[0]) and all(isinstance(v, str | Text) for v in args[0]):
+                between = [v for part in args[0] for v in (owner, part)][1:]
+                return self.tensors.texts.make(texts.joined, *between)
+        if name == "format" and isinstance(owner, str) and self.tensors.texts.is_open(*args, *kwargs.values()):
+            return self.tensors.texts.make(texts.filled, owner, tuple(kwargs), *args, *kwargs.values())
+        values = [natives.specialised(self.domain.plain_contents(a), self.known) for a in args]
+        if name == "join" and args:
+            values = [self.fast(args[0])]
+        if name == "format" and isinstance(owner, str) and is_simple(owner):
+            values = [v if natives.is_plain(v, self.known) else self.formatted(v) for v in values]
+            kwargs = {k: v if natives.is_plain(v, self.known) else self.formatted(v) for k, v in kwargs.items()}
+        if not all(natives.is_plain(v, self.known) for v in (*values, *kwargs.values())):
+            raise Break(
+                "method of a plain value",
+                f"{type(owner).__name__}.{name} with arguments that are not plain",
+                "pass plain values",
+            )
+        return self.objects.made(bound(*values, **kwargs))
+
+    def formatted(self, value: Any) -> Any:
+        """What ``format(value)`` gives; its text is the same when it is formatted once more."""
+        return self.domain.format_value(value, "", "")
+
+    def container_method(self, owner: Any, base: type, name: str, args: list, kwargs: dict[str, Any]) -> Any:
+        """A method of list, dict, set, tuple, deque or of a class derived from one, on the object or its shadow."""
+        table = natives.CONTAINER_METHODS[base]
+        args, kwargs = arity.positional(base, name, args, kwargs)
+        arity.check(base, name, args, kwargs)
+        if name == "append":
+            self.domain.lists.appends(owner)
+        if name not in table:
+            if name == "__init__":
+                return self.init_container(owner, base, args, kwargs)
+            if name in ("__eq__", "__ne__"):
+                return self.domain.compare("==" if name == "__eq__" else "!=", owner, args[0])
+            raise Break("method in C", f"{base.__name__}.{name}", "it runs natively")
+        if name in natives.CHANGING and not self.leaves_as_it_is(owner, base, name, args):
+            self.objects.touch(owner)
+        record = self.objects.record_of(owner)
+        if record is not None and base in DICTS:
+            if name in ("keys", "values", "items") and self.objects.is_growing(record) and not (args or kwargs):
+                made_by = functools.partial(view_expression, owner, base, name)
+                return self.objects.made(View(type(getattr(base(), name)()), made_by))
+            if (done := self.single_key(record, name, args)) is not ABSENT:
+                return done
+        if record is not None and name in ("append", "extend") and record.shadow is None and base in LISTS:
+            items = args if name == "append" else self.listed(args[0])
+            record.appends = record.appends or []
+            record.appends.extend(items)
+            return None
+        target = self.objects.contents(owner)
+        if base in (set, frozenset) and name in ITERABLE_ARGUMENT:
+            args = [self.keys_of(a) for a in args]
+        if name in ("__add__", "__or__", "__and__", "__sub__"):
+            args = [self.domain.operand(a) for a in args]
+        if base in DICTS or base in SETS:
+            if name in KEYED and args:
+                args = [self.objects.made_key(args[0]), *args[1:]]
+        elif not table[name]:
+            return self.compared_method(target, name, args, kwargs)
+        if name in ITERABLE_ARGUMENT and args and base not in (set, frozenset):
+            args = [self.mapping_or_items(args[0], base), *args[1:]]
+        if name == "__getitem__" and base in LISTS or base is tuple and name == "__getitem__":
+            return self.domain.get_item(owner, args[0])
+        if base is collections.defaultdict and name == "__getitem__":
+            return self.domain.get_item(owner, args[0])
+        method = getattr(base, name)
+        if base is set and name == "pop":
+            refuse_order(target)
+        if record is not None and base in SETS and name in natives.CHANGING:
+            return self.change_set(record, target, method, args)
+        return self.objects.made(method(target, *args, **kwargs))
+
+    def leaves_as_it_is(self, owner: Any, base: type, name: str, args: list) -> bool:
+        """``discard`` of what is not there (``Module.register_buffer`` does it), ``add`` of what is."""
+        if base is not set or name not in ("add", "discard") or len(args) != 1:
+            return False
+        if type(args[0]) not in ATOMS or type(args[0]) in SYMBOLIC:
+            return False
+        return (args[0] in self.objects.contents(owner)) == (name == "add")
+
+    def change_set(self, record: Record, target: set, method: Any, args: list) -> None:
+        """Of a set that existed before: kept as what was done, since the order of its items depends on that."""
+        name, size = method.__name__, len(target)
+        if name == "pop":
+            raise Break("set.pop", "which item it takes depends on earlier calls", "it runs natively")
+        operations: list[tuple[str, Any]] = [(name, copy_set(a) if type(a) is set else a) for a in args]
+        method(target, *args)
+        if len(target) != size or name not in ("add", "discard"):
+            record.operations += (*operations,) or ((name, None),)
+
+    def keys_of(self, value: Any) -> Any:
+        """What ``set.update`` is given: a set itself where it can be (it makes room for that at once), else a list."""
+        items = self.objects.contents(value) if type(value) is set else value
+        if type(items) in (set, frozenset) and all(self.objects.made_key(v) is v for v in items):
+            return items
+        return [self.objects.made_key(v) for v in self.domain.native_iter(value)]
+
+    def single_key(self, record: Any, name: str, args: list) -> Any:
+        """Dict methods that concern one key need not read the whole dict. ABSENT: not such a method."""
+        if name == "get":
+            found = self.objects.dict_get(record, args[0])
+            return (args[1] if len(args) > 1 else None) if found is ABSENT else found
+        if name == "__contains__":
+            return self.objects.dict_get(record, args[0]) is not ABSENT
+        if name == "__getitem__" and not isinstance(record.obj, collections.defaultdict):
+            found = self.objects.dict_get(record, args[0])
+            if found is ABSENT:
+                raise KeyError(args[0])
+            return found
+        if name == "__setitem__":
+            self.objects.dict_set(record, *args)
+            return None
+        if name == "pop" or name == "__delitem__":
+            found = self.objects.dict_get(record, args[0])
+            if found is ABSENT:
+                if name == "pop" and len(args) > 1:
+                    return args[1]
+                raise KeyError(args[0])
+            self.objects.dict_delete(record, args[0])
+            return found if name == "pop" else None
+        if name == "setdefault":
+            found = self.objects.dict_get(record, args[0])
+            if found is ABSENT:
+                found = args[1] if len(args) > 1 else None
+                self.objects.dict_set(record, args[0], found)
+            return found
+        return ABSENT
+
+    def compared_method(self, target: Any, name: str, args: list, kwargs: dict[str, Any]) -> Any:
+        if name == "sort":
+            target[:] = self.sort(target, **kwargs)
+            return None
+        if kwargs or not 1 <= len(args) <= (3 if name == "index" else 1):
+            raise Break("method in C", f"{type(target).__name__}.{name} of {len(args)} arguments", "it runs natively")
+        bounds = [natives.specialised(a) for a in args[1:]]
+        start, stop, _ = slice(*bounds, *[None] * (2 - len(bounds))).indices(len(target))
+        count = 0
+        for i, item in enumerate(target):
+            if not start <= i < stop:
+                continue
+            if self.domain.is_one(item, args[0]) or self.domain.truth(self.domain.compare("==", item, args[0])):
+                if name == "index":
+                    return i
+                if name == "remove":
+                    del target[i]
+                    return None
+                count += 1
+        if name == "count":
+            return count
+        if not natives.is_plain(args[0], self.known):
+            raise Break("method in C", f"{type(target).__name__}.{name} of what is not there", "it runs natively")
+        return getattr(type(target)(), name)(args[0])  # raises, in its own words
+
+    def mapping_or_items(self, value: Any, base: type) -> Any:
+        """The argument of ``update``/``extend``: a native mapping or iterator."""
+        if base in DICTS:
+            if any(b in DICTS for b in type(value).__mro__):
+                return self.objects.contents(value)
+            if self.attributes.has(value, "keys"):
+                keys = self.drain(self.call(self.attributes.get(value, "keys"), [], {}))
+                return {k: self.domain.get_item(value, k) for k in keys}
+            return [tuple(self.fast(pair)) for pair in self.drain(value)]
+        return self.listed(value) if base is list else self.domain.native_iter(value)
+
+    def drain(self, value: Any) -> list:
+        """All items of an iterable."""
+        return list(self.domain.native_iter(value))
+
+    def fast(self, value: Any) -> list:
+        """Objects/abstract.c PySequence_Fast: a list of what iterating gives, whose iterator is asked for its own."""
+        return self.listed(value if isinstance(value, list | tuple) else self.domain.get_iter(value))
+
+    def listed(self, value: Any) -> list:
+        """`list(value)`: first the iterator is asked for, then for how many items there may be (PySequence_List)."""
+        iterator = self.domain.native_iter(value)
+        self.domain.length_hint(value)
+        return list(iterator)
+
+    def class_method(self, cls: type, name: str, bound: Any, args: list, kwargs: dict[str, Any]) -> Any:
+        if name == "__new__":
+            if not args:
+                raise TypeError("__new__(): not enough arguments")
+            return self.allocate(args[0], bound, args[1:], kwargs)
+        if name == "fromkeys" and cls in DICTS:
+            return self.objects.made(cls.fromkeys(*map(self.drain, args[:1]), *args[1:], **kwargs))
+        if name in ("__subclasses__", "mro", "__prepare__"):
+            return self.objects.made(bound(*args, **kwargs))
+        if name == "from_iterable":
+            return self.shallow(bound, args, kwargs)
+        if name == "__call__":
+            return self.construct(cls, args, kwargs, asks_metaclass=False)
+        if name in ("maketrans", "fromhex", "from_bytes"):
+            return bound(*args, **kwargs)
+        if name in ("__instancecheck__", "__subclasscheck__"):
+            if name == "__subclasscheck__":
+                return type.__subclasscheck__(cls, args[0])
+            return self.is_instance(args[0], cls, asks_metaclass=False)
+        raise Break("class method in C", f"{cls.__qualname__}.{name}", "it runs natively")
+
+    def context_variable(self, variable: contextvars.ContextVar, name: str, args: list) -> Any:
+        if name == "get":
+            value = self.objects.context_get(variable)
+            if value is not ABSENT:
+                return value
+            if args:
+                return args[0]
+            default = variable.get(ABSENT) if ABSENT is not ABSENT else ABSENT
+            if default is ABSENT:
+                try:
+                    default = contextvars.Context().run(variable.get)
+                except LookupError:
+                    raise LookupError(variable) from None
+            return self.objects.enter(default, Static(f"ContextVar({variable.name!r}) default", default))
+        if name == "set":
+            return self.objects.made(ContextToken(variable, self.objects.context_set(variable, args[0])))
+        if name == "reset" and isinstance(args[0], ContextToken):
+            self.objects.context_set(variable, args[0].before)
+            return None
+        raise Break("context variable", f"ContextVar.{name}", "set context variables outside of the step")
+
+
+class Answers:
+    """A guard: a match of a regular expression gives this to a question."""
+
+    def __init__(self, name: str, args: list, kwargs: dict[str, Any], answer: Any):
+        self.name, self.args, self.kwargs, self.answer = name, tuple(args), dict(kwargs), answer
+
+    def __call__(self, match: re.Match) -> bool:
+        try:
+            return getattr(match, self.name)(*self.args, **self.kwargs) == self.answer
+        except (IndexError, TypeError):
+            return False
+
+
+def is_object_method(bound: Any, kind: type) -> bool:
+    """Whether a slot wrapper is the one of ``object`` (or of a builtin container, for ``__init__``)."""
+    owner = getattr(bound, "__objclass__", None) or getattr(getattr(kind, bound.__name__, None), "__objclass__", None)
+    qualname = getattr(bound, "__qualname__", "")
+    return owner is object or qualname.startswith("object.") or bound.__name__ in ("__init__", "__init_subclass__")
+
+
+def is_simple(text: str) -> bool:
+    """Whether the fields of a text for ``str.format`` have nothing but a name or number: no part, conversion, width."""
+    try:
+        fields = list(string.Formatter().parse(text))
+    except ValueError:  # which str.format raises in its own words
+        return False
+    return not any(spec or conversion or {".", "["} & set(name or "") for _, name, spec, conversion in fields)

@@ -1,0 +1,463 @@
+"""Functions written in C that tracing may run, and what each may be given.
+
+``PURE`` reads the numbers and texts of its arguments: all of them must be plain, all the way down. ``SHALLOW`` handles
+its containers' items without looking into them. ``METHODS`` are methods of builtin containers in the same two classes.
+Whatever is in no table is a graph break: nothing of unknown effect runs while tracing.
+"""
+
+from __future__ import annotations
+
+import bisect
+import cmath
+import collections
+import functools
+import gc
+import itertools
+import math
+import operator
+import re
+import types
+import typing
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
+
+from ..bytecode.c_callables import owner_of
+from ..heap.records import CONTAINERS, DICTS, VIEWS
+from ..torch_facts import torch_private
+from ..values.values import ATOMS, SYMBOLIC, Break, RuntimeNumber, StandIn, TensorProxy
+
+# Functions in C of numbers, which give numbers, texts or tuples of such.
+OF_NUMBERS: frozenset[Any] = frozenset(
+    f for module in (math, cmath) for f in vars(module).values() if isinstance(f, types.BuiltinFunctionType)
+) | {abs, bin, chr, divmod, hex, oct, pow, round, complex}
+PURE: frozenset[Any] = frozenset(
+    {
+        abs,
+        bin,
+        chr,
+        divmod,
+        format,
+        hash,
+        hex,
+        max,
+        min,
+        oct,
+        ord,
+        pow,
+        repr,
+        round,
+        sum,
+        all,
+        any,
+        sorted,
+        *OF_NUMBERS,
+        *(f for f in vars(operator).values() if isinstance(f, types.BuiltinFunctionType)),
+        re.escape,
+        bisect.bisect_left,
+        bisect.bisect_right,
+        torch.promote_types,
+        torch.can_cast,
+        torch.is_floating_point,
+        torch.is_complex,
+        torch.is_tensor,
+        torch.get_default_dtype,
+        torch.is_grad_enabled,
+        torch.is_inference_mode_enabled,
+        torch.is_autocast_enabled,
+        torch.get_autocast_dtype,
+        torch.is_autocast_cache_enabled,
+        torch.are_deterministic_algorithms_enabled,
+        *torch_private.STATE_READERS,
+    }
+) - {
+    operator.setitem,
+    operator.delitem,
+    operator.getitem,
+    operator.contains,
+    operator.is_,
+    operator.is_not,
+    operator.truth,
+    operator.not_,
+    operator.iadd,
+    operator.iconcat,
+    operator.eq,
+    operator.ne,
+    operator.length_hint,
+    operator.countOf,
+    operator.indexOf,
+}
+
+# Those whose first argument is a list that they read.
+READS_LISTS: frozenset[Any] = frozenset({bisect.bisect_left, bisect.bisect_right})
+
+# Those that give any object of the process: fakes and proxies of the trace as well.
+ANY_OBJECT: frozenset[Any] = frozenset({gc.get_objects, gc.get_referrers})
+
+# Callables that treat items as opaque. Iterables among their arguments are turned into native iterators first.
+SHALLOW: frozenset[Any] = frozenset(
+    {
+        list,
+        tuple,
+        zip,
+        enumerate,
+        reversed,
+        itertools.chain,
+        itertools.islice,
+        itertools.repeat,
+        itertools.product,
+        itertools.count,
+        itertools.cycle,
+        itertools.zip_longest,
+        itertools.combinations,
+        itertools.permutations,
+        itertools.pairwise,
+        itertools.chain.from_iterable,
+        collections.deque,
+        functools.reduce,
+        map,
+        filter,
+        itertools.starmap,
+        itertools.accumulate,
+        itertools.takewhile,
+        itertools.dropwhile,
+        itertools.groupby,
+        itertools.compress,
+    }
+)
+# Their first argument is called back; it must be interpreted.
+CALLBACK_FIRST: frozenset[Any] = frozenset(
+    {map, filter, functools.reduce, itertools.starmap, itertools.takewhile, itertools.dropwhile}
+)
+
+# Their second argument is, or the one called ``func`` or ``key``.
+CALLBACK_SECOND: frozenset[Any] = frozenset({itertools.accumulate, itertools.groupby})
+
+# What they iterate over, where it is given by name.
+ITERABLE_KEYWORDS = frozenset({"iterable", "data", "selectors"})
+
+# Constructors of plain values from plain values.
+PLAIN_TYPES: frozenset[type] = frozenset(
+    {int, float, bool, complex, str, bytes, range, slice, frozenset, torch.Size, torch.device, torch.finfo, torch.iinfo}
+)
+
+# method name -> True when it only moves items about (items may be anything); False when it compares or prints them
+CONTAINER_METHODS: dict[type, dict[str, bool]] = {
+    list: dict.fromkeys(
+        (
+            "append",
+            "extend",
+            "insert",
+            "pop",
+            "clear",
+            "copy",
+            "reverse",
+            "__getitem__",
+            "__setitem__",
+            "__delitem__",
+            "__len__",
+            "__iter__",
+            "__iadd__",
+            "__add__",
+            "__mul__",
+            "__reversed__",
+        ),
+        True,
+    )
+    | dict.fromkeys(("index", "count", "remove", "sort"), False),
+    dict: dict.fromkeys(
+        (
+            "get",
+            "items",
+            "keys",
+            "values",
+            "pop",
+            "popitem",
+            "setdefault",
+            "update",
+            "copy",
+            "clear",
+            "__getitem__",
+            "__setitem__",
+            "__delitem__",
+            "__contains__",
+            "__len__",
+            "__iter__",
+            "__or__",
+            "__ior__",
+            "__reversed__",
+        ),
+        True,
+    ),
+    set: dict.fromkeys(
+        (
+            "add",
+            "discard",
+            "remove",
+            "pop",
+            "clear",
+            "copy",
+            "update",
+            "union",
+            "intersection",
+            "difference",
+            "issubset",
+            "issuperset",
+            "isdisjoint",
+            "symmetric_difference",
+            "difference_update",
+            "intersection_update",
+            "__contains__",
+            "__len__",
+            "__iter__",
+            "__or__",
+            "__and__",
+            "__sub__",
+        ),
+        True,
+    ),
+    tuple: dict.fromkeys(("__getitem__", "__len__", "__iter__", "__add__", "__mul__"), True)
+    | dict.fromkeys(("index", "count"), False),
+    collections.deque: dict.fromkeys(
+        (
+            "append",
+            "appendleft",
+            "extend",
+            "extendleft",
+            "pop",
+            "popleft",
+            "clear",
+            "copy",
+            "rotate",
+            "reverse",
+            "__getitem__",
+            "__len__",
+            "__iter__",
+        ),
+        True,
+    ),
+}
+CONTAINER_METHODS[collections.OrderedDict] = CONTAINER_METHODS[dict] | {"move_to_end": True}
+CONTAINER_METHODS[collections.defaultdict] = CONTAINER_METHODS[dict]
+CONTAINER_METHODS[frozenset] = {
+    n: v for n, v in CONTAINER_METHODS[set].items() if n not in ("add", "discard", "remove", "pop", "clear", "update")
+}
+CHANGING = frozenset(
+    {
+        "append",
+        "extend",
+        "insert",
+        "pop",
+        "clear",
+        "reverse",
+        "remove",
+        "sort",
+        "popitem",
+        "setdefault",
+        "update",
+        "add",
+        "discard",
+        "appendleft",
+        "extendleft",
+        "popleft",
+        "rotate",
+        "move_to_end",
+        "__setitem__",
+        "__delitem__",
+        "__iadd__",
+        "__ior__",
+        "difference_update",
+        "intersection_update",
+    }
+)
+
+NO_ITERATORS = frozenset((int, float, bool, str, bytes, type(None), list, tuple, dict, set))
+ITERATORS: tuple[type, ...] = (
+    type(iter([])),
+    type(iter(())),
+    type(iter({})),
+    type(iter({}.values())),
+    type(iter({}.items())),
+    type(iter(set())),
+    type(iter("")),
+    type(iter("\u20ac")),
+    type(iter(range(0))),
+    type(iter(range(1 << 70))),
+    type(iter(b"")),
+    type(reversed([])),
+    type(reversed({})),
+    type(reversed({}.values())),
+    type(reversed({}.items())),
+    zip,
+    enumerate,
+    map,
+    filter,
+    reversed,
+    itertools.chain,
+    itertools.islice,
+    itertools.repeat,
+    itertools.product,
+    type(iter(collections.OrderedDict())),
+    type(iter(collections.deque())),
+    type(reversed(collections.deque())),
+    itertools.count,
+    itertools.cycle,
+    itertools.zip_longest,
+    itertools.combinations,
+    itertools.permutations,
+    itertools.pairwise,
+    itertools.starmap,
+    itertools.accumulate,
+    itertools.takewhile,
+    itertools.dropwhile,
+    itertools.groupby,
+    type(next(itertools.groupby(" "))[1]),
+    itertools.compress,
+    types.GeneratorType,
+    type(iter(torch.Size([]))),
+)
+
+# Python functions that are answered rather than interpreted.
+REPLACED: dict[Any, Callable[..., Any]] = {}
+
+
+def replaced(*functions: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Register what stands for these functions while tracing."""
+
+    def register(stand_in: Callable[..., Any]) -> Callable[..., Any]:
+        REPLACED.update(dict.fromkeys(functions, stand_in))
+        return stand_in
+
+    return register
+
+
+@replaced(torch_private.order_of_groups)
+def order_of_groups(keys: tuple[tuple[torch.device, torch.dtype], ...]) -> tuple[int, ...]:
+    """Devices and dtypes alone decide it."""
+    return torch_private.order_of_groups(keys)
+
+
+@replaced(torch_private.operator_text)
+def operator_text(operator: Any) -> str:
+    """``str(torch.ops.aten.mm.default)``: an operator's name stays."""
+    return torch_private.operator_text(operator)
+
+
+@replaced(torch.jit.is_scripting, torch.jit.is_tracing, torch.compiler.is_exporting)
+def not_scripted() -> bool:
+    """False: neither TorchScript nor export is at work."""
+    return False
+
+
+@replaced(torch_private.log_api_usage, torch_private.tag_module)
+def unlogged(*args: Any) -> None:
+    """Usage logging is torch's own affair."""
+
+
+@replaced(typing.cast)
+def cast(_: Any, value: Any) -> Any:
+    """``typing.cast`` returns its second argument."""
+    return value
+
+
+def is_plain(value: Any, known: Callable[[Any], bool]) -> bool:
+    """Whether the value is plain all the way down: atoms, new containers of atoms, types and functions."""
+    kind = type(value)
+    if kind in SYMBOLIC:
+        return False
+    if kind is torch.Size:
+        return all(type(v) not in SYMBOLIC for v in value)
+    if kind in ATOMS or isinstance(value, type | types.BuiltinFunctionType):
+        return True
+    if kind is slice:
+        return all(is_plain(v, known) for v in (value.start, value.stop, value.step))
+    if isinstance(value, types.FunctionType):
+        return False
+    if isinstance(value, tuple | frozenset) and kind in (tuple, frozenset):
+        return all(is_plain(v, known) for v in value)
+    if known(value) or kind not in CONTAINERS and kind not in VIEWS:
+        return False
+    if kind in DICTS:
+        return all(is_plain(k, known) and is_plain(v, known) for k, v in value.items())
+    return all(is_plain(v, known) for v in value)
+
+
+def specialised(value: Any, known: Callable[[Any], bool] | None = None) -> Any:
+    """Symbolic scalars as the numbers that they are today: a guard that they stay so. A graph break if nobody knows.
+
+    known: whether a list existed before the step, which is not looked into; without it no list is.
+    """
+    kind = type(value)
+    if isinstance(value, StandIn):
+        value.refuse("the value")
+    if isinstance(value, RuntimeNumber):
+        return value.numbers.constant(value)  # type: ignore[attr-defined]
+    if kind in SYMBOLIC:
+        try:
+            return int(value) if kind is torch.SymInt else bool(value) if kind is torch.SymBool else float(value)
+        except torch_private.DATA_DEPENDENT:
+            raise decided_by_data(value) from None
+    if kind is list and (known is None or known(value)):
+        return value
+    if kind in (tuple, list, torch.Size) and any(
+        type(v) in SYMBOLIC or type(v) in (tuple, list, torch.Size) for v in value
+    ):
+        return kind(specialised(v, known) for v in value)
+    return value
+
+
+def decided_by_data(value: Any) -> Break:
+    what = f"Python needs the number {value}" if type(value) in SYMBOLIC else "Python needs a number"
+    return Break("size that depends on values", what, "keep it in shapes, or in a tensor")
+
+
+def is_operand(value: Any, known: Callable[[Any], bool]) -> bool:
+    """Plain, a tensor, or a new container of such: what natively run arithmetic may be given (proxies do)."""
+    if isinstance(value, TensorProxy | torch.SymInt | torch.SymFloat | torch.SymBool):
+        return True
+    if type(value) in (tuple, list) and not known(value):
+        return all(is_operand(v, known) for v in value)
+    return is_plain(value, known)
+
+
+PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter)
+
+
+def is_bound_builtin(value: Any) -> bool:
+    """A method in C with the object that it belongs to, made anew each time it is asked for."""
+    owner = owner_of(value)
+    return owner is not None and (not isinstance(owner, torch.Tensor) or type(owner) in PLAIN_TENSORS)
+
+
+def is_tensor_operator(function: Any) -> bool:
+    """torch's operators as Python sees them: builtin functions of torch._C, operator packets and overloads."""
+    if isinstance(function, torch_private.OPERATOR_OBJECTS):
+        return True
+    if not isinstance(function, types.BuiltinFunctionType):
+        return False
+    return (
+        function in VARIABLE_FUNCTIONS
+        or getattr(function, "__module__", None) in torch_private.VARIABLE_FUNCTION_MODULES
+    )
+
+
+# Builtin functions compare equal when they wrap the same C function, whichever module holds them.
+VARIABLE_FUNCTIONS = frozenset(
+    f
+    for n in dir(torch_private.variable_functions)
+    if isinstance(f := getattr(torch_private.variable_functions, n), types.BuiltinFunctionType)
+)
+
+
+def is_tensor_function(function: types.FunctionType) -> bool:
+    """Python functions of torch that are operators to their users: kept whole in the graph."""
+    return (
+        function.__module__ in ("torch.nn.functional", "torch.functional", "torch._tensor")
+        and function not in INTERPRETED
+    )
+
+
+INTERPRETED: frozenset[Any] = frozenset({torch.nn.functional.__dict__.get("multi_head_attention_forward")} - {None})
+LOADING = frozenset((DataLoader.__iter__, torch_private.LoaderIterator.__next__))  # workers, queues, random state

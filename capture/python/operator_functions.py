@@ -1,0 +1,48 @@
+"""The functions of the ``operator`` module: each does what its operator does, in place where the operator is."""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from moebius.interpreter.domain.operators import COMPARISONS, OPERATIONS, UNARIES
+
+from ..values.values import Break, TensorProxy, type_of
+
+if TYPE_CHECKING:
+    from .domain import TrackingDomain
+
+
+def functions_over(domain: TrackingDomain) -> dict[Any, Callable[..., Any]]:
+    """What stands in for each function while ``domain`` traces."""
+    meaning: dict[Any, tuple[int, Callable[..., Any]]] = {
+        operator.getitem: (2, domain.get_item),
+        operator.setitem: (3, domain.set_item),
+        operator.delitem: (2, domain.del_item),
+        operator.contains: (2, lambda container, item: domain.contains(item, container)),
+        operator.is_: (2, domain.is_same),
+        operator.is_not: (2, lambda left, right: not domain.is_same(left, right)),
+        operator.truth: (1, domain.truth),
+        operator.not_: (1, functools.partial(domain.unary, "not")),
+    }
+    meaning |= {function: (2, functools.partial(domain.binary, op)) for op, function in OPERATIONS.items()}
+    meaning |= {function: (2, functools.partial(domain.compare, op)) for op, function in COMPARISONS.items()}
+    meaning |= {function: (1, functools.partial(domain.unary, op)) for op, (function, _) in UNARIES.items()}
+    meaning[operator.concat] = (2, functools.partial(sequences_joined, domain))
+    return {function: functools.partial(applied, function, *how) for function, how in meaning.items()}
+
+
+def applied(function: Callable[..., Any], count: int, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """With another number of arguments, or with names for them, the function raises Python's own error."""
+    return method(*args) if len(args) == count and not kwargs else function(*args, **kwargs)
+
+
+def sequences_joined(domain: TrackingDomain, left: Any, right: Any) -> Any:
+    """``concat``: ``+`` of sequences, which tensors and numbers are not (PySequence_Concat, Objects/abstract.c)."""
+    if issubclass(type(left), TensorProxy):
+        raise TypeError("'Tensor' object can't be concatenated")
+    if type(left) in (list, tuple, str) and type(left) is type(right):
+        return domain.binary("+", left, right)
+    raise Break("sequences joined by C", f"operator.concat() of a {type_of(left).__name__}", "use +")

@@ -1,0 +1,505 @@
+"""Operators, comparison, truth and membership on traced values."""
+
+from __future__ import annotations
+
+import collections
+import operator
+import types
+from collections.abc import Callable, Set
+from typing import Any, cast
+
+import numpy as np
+import torch
+
+from moebius.interpreter.domain.core import special, type_name
+from moebius.interpreter.domain.operators import COMPARE_DUNDERS
+from moebius.interpreter.domain.operators import OPERATIONS as OPERATORS
+
+from ..heap.objects import identified
+from ..heap.records import CONTAINERS, DICTS, SETS
+from ..hook import ABSENT
+from ..regions.histories import refuse_one_or_two
+from ..regions.open_loops import ROWS
+from ..tensors.folding import constant_truth
+from ..torch_facts import torch_private, torch_sizes
+from ..values import numbers
+from ..values.numbers import COMPARISONS, Number, example
+from ..values.unfollowed import Unfollowed
+from ..values.values import (
+    ATOMS,
+    IDENTITIES,
+    SYMBOLIC,
+    Break,
+    LoopLeftover,
+    StandIn,
+    TensorMethod,
+    TensorProxy,
+    type_of,
+)
+from ..values.views import View
+from . import natives
+from .enums import plain_member
+from .parts import Parts
+from .specials import is_replaced
+from .texts import Text, texts
+
+READ_BY_C = (*CONTAINERS, frozenset)  # and what is derived from one
+OPEN_NUMBERS = (Number, *SYMBOLIC)
+WITH_SIZES = frozenset((bool, int, float, complex, *SYMBOLIC))
+FLOATS = frozenset((float, torch.SymFloat))
+NEVER_SYMBOLIC = frozenset(("<<", ">>", "<<=", ">>="))  # sympy's is not Python's
+UNARIES: dict[str, Callable[[Any], Any]] = {"-": operator.neg, "+": operator.pos, "~": operator.invert}
+SIMPLE = frozenset({int, float, str, bool, bytes, type(None)})
+DUNDERS = {
+    "+": "add",
+    "&": "and",
+    "//": "floordiv",
+    "<<": "lshift",
+    "@": "matmul",
+    "*": "mul",
+    "%": "mod",
+    "|": "or",
+    "**": "pow",
+    ">>": "rshift",
+    "-": "sub",
+    "/": "truediv",
+    "^": "xor",
+}
+
+
+class Operators(Parts):
+    """What operators mean: plain on atoms, nodes on tensors, guarded dunders on objects."""
+
+    def unary(self, op: str, value: Any) -> Any:
+        if op == "not":
+            return not self.truth(value)
+        kind = type(value)
+        if kind is Number and op in numbers.UNARY:
+            return self.tensors.numbers.apply(numbers.UNARY[op], value)
+        if kind in SIMPLE or kind in SYMBOLIC or kind is TensorProxy:
+            if kind is TensorProxy:
+                return self.tensors.function(UNARIES[op], (value,), {})
+            return self.symbolic_unary(op, value) if kind in SYMBOLIC else super().unary(op, value)
+        self.refuse_alien(value)
+        self.guard_operators(value, ("__neg__", "__pos__", "__invert__"))
+        return self.objects.made(super().unary(op, value))
+
+    def symbolic_unary(self, op: str, value: Any) -> Any:
+        if type(value) is torch.SymBool:
+            return UNARIES[op](self.truth(value))
+        UNARIES[op](example(value))  # Python's own error, where there is one
+        return -value - 1 if op == "~" else UNARIES[op](value)
+
+    def binary(self, op: str, left: Any, right: Any) -> Any:
+        left_kind, right_kind = type(left), type(right)
+        if left_kind in SIMPLE and right_kind in SIMPLE:
+            return OPERATORS[op](left, right)
+        if left_kind is str and op in ("%", "%="):
+            return self.percent(left, right)
+        if left_kind is Text or right_kind is Text:
+            return self.text_binary(op, left, right)
+        if (stand_in := stand_in_of(left, right)) is not None:
+            return stand_in.binary(op, left, right)
+        if left_kind is TensorProxy or right_kind is TensorProxy:
+            return self.tensor_binary(op, left, right)
+        if (left_kind is Number or right_kind is Number) and op.removesuffix("=") in numbers.OPERATIONS:
+            return self.tensors.numbers.apply(numbers.OPERATIONS[op.removesuffix("=")], left, right)
+        if left_kind in SYMBOLIC or right_kind in SYMBOLIC:
+            kinds = {left_kind, right_kind}
+            name = op.removesuffix("=")
+            if kinds <= WITH_SIZES and name in numbers.OPERATIONS:
+                if complex in kinds or op in NEVER_SYMBOLIC or (op[0] == "%" and kinds & FLOATS):
+                    return self.tensors.numbers.apply(numbers.OPERATIONS[name], left, right)
+            if torch.SymBool in kinds and not (left_kind is right_kind and op in ("&", "|")):
+                return self.binary(op, *(self.truth(v) if type(v) is torch.SymBool else v for v in (left, right)))
+            if all(k.__module__ == "builtins" or k in SYMBOLIC for k in (left_kind, right_kind)):
+                OPERATORS[op.removesuffix("=")](example(left), example(right))  # Python's own error, where there is one
+            left, right = (int(v) if type(v) is bool else v for v in (left, right))
+            if (left_kind in SIMPLE or left_kind in SYMBOLIC) and (right_kind in SIMPLE or right_kind in SYMBOLIC):
+                if right_kind is torch.SymInt and op[0] in "/%" and not torch_private.depends_on_values(right):
+                    bool(right == 0)  # a guard: another size may be Python's ZeroDivisionError
+                return OPERATORS[op](torch_sizes.rounded(left), torch_sizes.rounded(right))
+            if op not in ("+", "*", "+=", "*="):
+                raise Break(
+                    "arithmetic on a symbolic size",
+                    f"{left_kind.__name__} {op} {right_kind.__name__}",
+                    "use plain numbers with sizes",
+                )
+        self.refuse_alien(left)
+        self.refuse_alien(right)
+        for value in (left, right):
+            self.guard_operators(
+                value, (f"__{n}{s}__" for s in (DUNDERS[op.removesuffix("=")],) for n in ("", "r", "i"))
+            )
+        if op.endswith("="):
+            if type(left) in CONTAINERS:
+                return self.container_in_place(op, left, right)
+        if op in ("%", "%=") and issubclass(type(left), str):
+            return self.percent(left, right)
+        left_value, right_value = self.operand(left), self.operand(right)
+        return self.objects.made(
+            super().binary(op.removesuffix("=") if type(left) in CONTAINERS else op, left_value, right_value)
+        )
+
+    def text_binary(self, op: str, left: Any, right: Any) -> Any:
+        if op in ("+", "+=") and all(isinstance(v, Text | str) for v in (left, right)):
+            return self.tensors.texts.make(texts.joined, left, right)
+        left, right = (natives.specialised(v, self.calls.known) for v in (left, right))
+        return self.binary(op, left, right)
+
+    def tensor_binary(self, op: str, left: Any, right: Any) -> Any:
+        names = [f"__{n}{DUNDERS[op.removesuffix('=')]}__" for n in ("", "r")]
+        left, right = (plain_member(v) if not any(special(type(v), n) for n in names) else v for v in (left, right))
+        for value in (left, right):
+            if (
+                type(value) not in SIMPLE
+                and type(value) not in SYMBOLIC
+                and type(value) not in (TensorProxy, Number, complex, list, tuple)
+            ):
+                if not issubclass(type(value), TensorProxy):
+                    raise Break(
+                        "operator between a tensor and an object",
+                        f"tensor {op} {type(value).__name__}",
+                        "convert the object to a tensor or a number first",
+                    )
+        if type(left) in (list, tuple) or type(right) in (list, tuple):
+            raise Break("operator between a tensor and a sequence", op, "make a tensor of the sequence first")
+        in_place = op.endswith("=") and issubclass(type(left), TensorProxy)
+        return self.tensors.function(OPERATORS[op if in_place else op.removesuffix("=")], (left, right), {})
+
+    def container_in_place(self, op: str, left: Any, right: Any) -> Any:
+        method = {"+=": "__iadd__", "|=": "__ior__", "&=": "intersection_update", "-=": "difference_update"}.get(op)
+        if method is None:
+            raise Break("in-place operator on a container", f"{type(left).__name__} {op}", "write it as an assignment")
+        if op == "+=":
+            self.calls.container_method(left, list if type(left) is list else type(left), "extend", [right], {})
+        elif op == "|=":
+            self.calls.container_method(left, type(left), "update", [right], {})
+        else:
+            self.calls.container_method(left, type(left), method, [right], {})
+        return left
+
+    def percent(self, text: str, values: Any) -> Any:
+        parts = values if type(values) is tuple else (values,)
+        if isinstance(values, TensorProxy) and "%" not in text:
+            return text  # it has items, as a mapping: nothing says that there are too many
+        if self.tensors.texts.is_open(*parts):
+            return self.tensors.texts.make(texts.percent, text, *parts)
+        values = natives.specialised(values, self.calls.known)
+        if not natives.is_plain(values, self.calls.known):
+            raise Break("text of values that are not plain", "str % ...", "format plain values")
+        return text % values
+
+    def operand(self, value: Any) -> Any:
+        """A container as the real one that stands for it."""
+        return self.objects.contents(value) if type(value) in CONTAINERS else value
+
+    def native(self, function: Any, *args: Any, **kwargs: Any) -> Any:
+        """C code that an operator comes to: not with a container from outside, of which nobody has read the items."""
+        for value in args:
+            if issubclass(type(value), READ_BY_C) and self.objects.is_entered(value):
+                kind = type(value).__name__
+                raise Break("container read by an operator", f"a {kind} that the step did not make", "use its methods")
+        return function(*args, **kwargs)
+
+    def compare(self, op: str, left: Any, right: Any) -> Any:
+        left_kind, right_kind = type(left), type(right)
+        if left_kind in SIMPLE and right_kind in SIMPLE:
+            return COMPARISONS[op](left, right)
+        if (stand_in := stand_in_of(left, right)) is not None:
+            return stand_in.compare(op, left, right)
+        if left_kind is TensorProxy or right_kind is TensorProxy:
+            return self.tensor_compare(op, left, right)
+        if left_kind is Text or right_kind is Text:
+            left, right = (natives.specialised(v, self.calls.known) for v in (left, right))
+            return self.compare(op, left, right)
+        if left_kind is Number or right_kind is Number:
+            sizes = (torch.SymInt, torch.SymFloat)
+            if all(type(v) is Number or type(v) in (int, float, bool, *sizes) for v in (left, right)):
+                return self.tensors.numbers.apply(numbers.OPERATIONS[op], left, right)
+            if op in ("==", "!=") and all(type(v) is Number or type(v) in ATOMS for v in (left, right)):
+                return op == "!="
+        if torch.SymBool in (left_kind, right_kind):
+            return self.compare(op, *(self.truth(v) if type(v) is torch.SymBool else v for v in (left, right)))
+        if left_kind in SYMBOLIC or right_kind in SYMBOLIC or (left_kind in ATOMS and right_kind in ATOMS):
+            if left_kind in SYMBOLIC or right_kind in SYMBOLIC:
+                COMPARISONS[op](example(left), example(right))  # Python's own error, where there is one
+                left, right = (int(v) if type(v) is bool else v for v in (left, right))
+            return COMPARISONS[op](torch_sizes.rounded(left), torch_sizes.rounded(right))
+        if issubclass(type(left), type) and issubclass(type(right), type) and op in ("==", "!="):
+            if not any(self.compares_in_python(value, op) for value in (left, right)):  # their metaclasses have no say
+                return (left is right) is (op == "==")
+        self.refuse_alien(left)
+        self.refuse_alien(right)
+        if (
+            op in ("==", "!=")
+            and (left_kind in ATOMS or right_kind in ATOMS)
+            and self.identity_compared(left)
+            and self.identity_compared(right)
+        ):
+            return op == "!="
+        for value in (left, right):
+            self.guard_operators(value, ("__eq__", "__ne__", "__lt__", "__gt__", "__le__", "__ge__"))
+        if left_kind in (tuple, list) and right_kind is left_kind:
+            return self.compare_sequences(op, self.operand(left), self.operand(right))
+        a, b = self.operand(left), self.operand(right)
+        if self.compares_in_python(left, op) or self.compares_in_python(right, op):
+            return super().compare(op, a, b)
+        if type(a) in DICTS and type(b) in DICTS and op in ("==", "!="):
+            return self.compare_dicts(a, b) is (op == "==")
+        if any(k in CONTAINERS or k in natives.VIEWS for k in (type(a), type(b))):
+            if not (natives.is_plain(a, self.calls.known) and natives.is_plain(b, self.calls.known)):
+                if family_of(a) is not family_of(b) and op in ("==", "!="):
+                    return op == "!="
+                raise Break(
+                    "comparison of containers",
+                    f"{left_kind.__name__} {op} {right_kind.__name__} with items that are not plain",
+                    "compare plain values",
+                )
+        if op in ("==", "!="):
+            self.guard_identities(left, right)
+        return super().compare(op, a, b)
+
+    def guard_identities(self, left: Any, right: Any) -> None:
+        """Two objects that C compares, by identity or by what they are bound to, go on being two."""
+        if issubclass(type(left), types.MethodType) and issubclass(type(right), types.MethodType):
+            self.guard_identities(left.__self__, right.__self__)
+            self.guard_identities(left.__func__, right.__func__)
+        elif left is not right:
+            self.objects.guard_distinct(left, right)
+
+    def asks_in_python(self, value: Any) -> bool:
+        """Whether looking for an attribute that is not there runs code of the value's class."""
+        methods = (self.attributes.on_type(type(value), name) for name in ("__getattr__", "__getattribute__"))
+        return any(isinstance(method, types.FunctionType) for method in methods)
+
+    def compares_in_python(self, value: Any, op: str) -> bool:
+        """Whether the value's class may answer `op`, from either side, with a method in Python."""
+        names = ("__eq__", "__ne__") if op in ("==", "!=") else ("__lt__", "__gt__", "__le__", "__ge__")
+        return any(special(type(value), name) is not None for name in names)
+
+    def identity_compared(self, value: Any) -> bool:
+        """Whether ``==`` on the value is identity or the plain meaning of an atom."""
+        return type(value) in ATOMS or type(value).__eq__ is object.__eq__
+
+    def compare_sequences(self, op: str, left: Any, right: Any) -> Any:
+        if op not in ("==", "!="):
+            if natives.is_plain(left, self.calls.known) and natives.is_plain(right, self.calls.known):
+                return COMPARISONS[op](left, right)
+            raise Break("ordering of sequences", "with items that are not plain", "compare plain values")
+        equal = len(left) == len(right) and all(
+            self.is_one(a, b) or self.truth(self.compare("==", a, b)) for a, b in zip(left, right, strict=True)
+        )
+        return equal is (op == "==")
+
+    def compare_dicts(self, left: dict[Any, Any], right: dict[Any, Any]) -> bool:
+        """``==`` of two dicts (dict_equal in Objects/dictobject.c); two ordered ones have the same order, too."""
+        if not all(natives.is_plain(key, self.calls.known) for key in (*left, *right)):
+            raise Break("comparison of containers", "dicts with keys that are not plain", "compare plain values")
+        if left.keys() != right.keys():
+            return False
+        if all(isinstance(one, collections.OrderedDict) for one in (left, right)) and list(left) != list(right):
+            return False
+        pairs = [(right[key], value) for key, value in left.items()]
+        return all(self.is_one(b, a) or self.truth(self.compare("==", b, a)) for b, a in pairs)
+
+    def tensor_compare(self, op: str, left: Any, right: Any) -> Any:
+        sides = [left, right]
+        for i, value in enumerate(sides):
+            if (
+                issubclass(type(value), TensorProxy | Number)
+                or type(value) in SIMPLE
+                or type(value) in SYMBOLIC
+                or type(value) is complex
+            ):
+                continue
+            if self.asks_in_python(value):
+                raise Break(
+                    "comparison between a tensor and an object",
+                    f"torch asks a {type(value).__name__} for __torch_function__, which its class answers itself",
+                    "convert the object first",
+                )
+            is_number = issubclass(type(value), int | float | complex)  # which a tensor compares itself with
+            if self.compares_in_python(value, op) and not (is_number and value is right):
+                # a tensor answers NotImplemented, before it or after it
+                forward, reflected = COMPARE_DUNDERS[op]
+                result = self.rich_compare(value, sides[1 - i], reflected if i else forward)
+                if result is not NotImplemented:
+                    return result
+            sides[i] = plain_member(value)
+            if is_number and type(sides[i]) in SIMPLE:
+                continue
+            if op in ("==", "!=") and not is_number and not issubclass(type(value), np.ndarray | np.generic):
+                return op == "!="  # (those of numpy's compare items)
+            raise Break(
+                "comparison between a tensor and an object",
+                f"tensor {op} {type(value).__name__}",
+                "convert the object first",
+            )
+        return self.tensors.function(COMPARISONS[op], tuple(sides), {})
+
+    def contains(self, item: Any, container: Any) -> Any:
+        container = self.objects.seen_through(container)
+        kind = type(container)
+        if kind is TensorProxy:
+            raise Break("tensor read as a number", "membership in a tensor", "use (t == x).any()")
+        self.refuse_alien(container)
+        if (number := self.tensors.numbers.known(item)) is not None:
+            if (keys := self.calls.plain_items(container)) is not None:
+                return self.truth(self.tensors.numbers.look_up(operator.contains, keys, number))
+        record = self.objects.record_of(container)
+        method = (
+            self.attributes.on_type(kind, "__contains__")
+            if kind not in ATOMS and not isinstance(container, natives.VIEWS)
+            else ABSENT
+        )
+        if is_replaced(method, "__contains__"):
+            return self.truth(self.call(self.attributes.bind(method, container, kind), [item], {}))
+        if isinstance(method, types.FunctionType):
+            return self.truth(self.call(method, [container, item], {}))
+        base = next((b for b in kind.__mro__ if b in natives.CONTAINER_METHODS), None)
+        if base in DICTS:
+            if record is not None:
+                return self.objects.dict_get(record, item) is not ABSENT
+            return dict.__contains__(container, self.objects.made_key(item))
+        if base in SETS or base is frozenset or isinstance(container, type({}.keys())):
+            return self.objects.made_key(item) in self.objects.contents(container)
+        if kind in (str, bytes, range):
+            return (natives.specialised(item) if type(item) is torch.SymBool else item) in container
+        if base is not None or kind is torch.Size or isinstance(container, natives.VIEWS):
+            return any(
+                self.is_one(x, item) or self.truth(self.compare("==", x, item))
+                for x in self.objects.contents(container)
+            )
+        if method is ABSENT and not hasattr(kind, "__contains__"):
+            items = self.items_searched(container)
+            return any(self.is_one(x, item) or self.truth(self.compare("==", x, item)) for x in items)
+        if isinstance(container, type) and issubclass(type(container), __import__("enum").EnumMeta):
+            return item in cast(Any, container)
+        raise Break("membership in a C object", kind.__name__, "test it outside of the step")
+
+    def items_searched(self, container: Any) -> Any:
+        """What ``in`` iterates over where there is no ``__contains__`` (_PySequence_IterSearch, Objects/abstract.c)."""
+        try:
+            return self.native_iter(container)
+        except TypeError as error:
+            self.machine.swallow(error)
+        raise TypeError(f"argument of type {type_name(type_of(container))!r} is not iterable")
+
+    def is_same(self, left: Any, right: Any) -> bool:
+        kinds = type(left), type(right)
+        if LoopLeftover in kinds:
+            self.refuse_alien(left if kinds[0] is LoopLeftover else right)
+        if all(issubclass(kind, View | Unfollowed) for kind in kinds):
+            left.refuse("the identity")
+        if all(issubclass(kind, tuple) for kind in kinds):
+            self.objects.guard_tuples(left, right)
+        if left is not right and (kinds[0] in OPEN_NUMBERS or kinds[1] in OPEN_NUMBERS):
+            examples = [type(example(v)) for v in (left, right)]
+            if examples == [bool, bool]:
+                return self.truth(left) is self.truth(right)
+            if examples[0] is examples[1]:
+                raise Break("identity of a number", f"`is` of two {examples[0].__name__}s", "compare with ==")
+        return self.is_one(left, right)
+
+    def is_one(self, left: Any, right: Any) -> bool:
+        """``is``, where it is only the first part of ``==``."""
+        if left is not right:
+            refuse_one_or_two(left, right, self.objects.outcomes)
+            self.objects.guard_distinct(left, right)
+        return left is right
+
+    def is_none(self, value: Any) -> bool:
+        if issubclass(type(value), LoopLeftover):
+            self.refuse_alien(value)
+        return value is None
+
+    def truth(self, value: Any) -> bool:
+        kind = type(value)
+        if kind in SIMPLE:
+            return bool(value)
+        if kind is TensorProxy:
+            if value.fake.dim() and isinstance(n := value.fake.numel(), int) and n > 1:
+                raise RuntimeError("Boolean value of Tensor with more than one value is ambiguous")
+            if (known := constant_truth(value.node)) is not None:
+                return known
+            if (known := self.tensors.speculate(value)) is not None:
+                return known
+            raise Break(
+                "data-dependent branch",
+                f"Python branches on a tensor {value.describe()}",
+                "use torch.where, or move the branch out of the captured step",
+            )
+        if kind in SYMBOLIC:
+            return self.tensors.symbolic_truth(value)
+        if kind is Number:
+            return self.tensors.numbers.truth(value)
+        if issubclass(type(value), StandIn):
+            return value.truth()
+        if kind is Text:
+            return bool(natives.specialised(value))
+        if kind in ATOMS or issubclass(
+            type(value),
+            (type, types.FunctionType, types.ModuleType, types.BuiltinFunctionType, types.MethodType, *natives.VIEWS),
+        ):
+            return bool(value)
+        self.refuse_alien(value)
+        if isinstance(method := self.attributes.on_type(kind, "__bool__"), types.FunctionType):
+            result = self.call(method, [value], {})
+            if type(result) is not bool and type(result) not in SYMBOLIC:
+                raise TypeError(f"__bool__ should return bool, returned {type_name(type_of(result))}")
+            return self.truth(result)
+        if method is not ABSENT:
+            if plain_member(value) is not value:
+                return bool(plain_member(value))
+            raise Break("truth of a C object", kind.__name__, "test it outside of the step")
+        length = self.attributes.on_type(kind, "__len__")
+        if length is ABSENT:
+            return True
+        return self.truth(self.compare("!=", self.calls.length(value), 0))
+
+    def refuse_alien(self, value: Any) -> None:
+        if issubclass(type(value), (LoopLeftover, TensorMethod, StandIn, *ROWS)):
+            if issubclass(type(value), LoopLeftover):
+                self.attributes.get(value, "value")
+            raise Break("tensor machinery used as a value", type_of(value).__name__, "call it, or iterate over it")
+
+    def value_in_c(self, value: Any) -> bool:
+        """Whether the object existed before the step and holds, in C, a value that no guard of ours reads."""
+        record, kind = self.objects.record_of(value), type(value)
+        if record is None or any(b in CONTAINERS or b is tuple for b in kind.__mro__):
+            return False
+        if issubclass(type(value), (*IDENTITIES, types.MethodType, frozenset)) or identified(value):
+            return False
+        return not record.source.static or (kind.__module__, kind.__name__) == ("numpy", "ndarray")
+
+    def guard_operators(self, value: Any, names: Any) -> None:
+        kind, names = type(value), tuple(names)
+        if self.value_in_c(value) and any(defined_in_c(kind, name) for name in names):
+            raise Break(
+                "operator of a C object",
+                f"a {kind.__module__}.{kind.__qualname__} that existed before the step takes part in arithmetic",
+                "convert it to a plain number before the step: int(x), float(x)",
+            )
+        if kind.__flags__ & (1 << 9):
+            for name in names:
+                self.attributes.on_type(kind, name)
+
+
+def stand_in_of(left: Any, right: Any) -> StandIn | None:
+    """That of two operands which stands for something else, the left one first."""
+    return left if issubclass(type(left), StandIn) else right if issubclass(type(right), StandIn) else None
+
+
+def family_of(value: Any) -> type:
+    """The type that the value is compared as: containers of two families are never equal."""
+    families = (dict, list, tuple, collections.deque, Set)
+    return next((family for family in families if issubclass(type(value), family)), type(value))
+
+
+def defined_in_c(kind: type, name: str) -> bool:
+    """Whether a type has the special method from C code, other than object's own."""
+    for base in kind.__mro__:
+        if name in base.__dict__:
+            return base is not object and isinstance(base.__dict__[name], types.WrapperDescriptorType)
+    return False

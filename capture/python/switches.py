@@ -1,0 +1,91 @@
+"""torch's global switches that no guard looks at: which attention kernels may be used, autograd's anomaly mode.
+
+A step that reads one is guarded by what it read. One that throws one gets a node at its place, so that a context that
+throws it and throws it back (``sdpa_kernel``, ``detect_anomaly``) is a part of the graph.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from moebius.lowering.step import leave_autocast
+
+from ..torch_facts import torch_private
+from ..values.values import Break
+
+if TYPE_CHECKING:
+    from .domain import TrackingDomain
+
+HINT = "throw it around the step"
+
+
+class Switches:
+    """Those of one trace. thrown: the writers that were called so far."""
+
+    def __init__(self, domain: TrackingDomain):
+        self.domain, self.objects, self.tensors = domain, domain.objects, domain.tensors
+        self.thrown: set[Callable[..., Any]] = set()
+        self.objects.heap.now["switch"] = switch_now
+        self.functions: dict[Any, Callable[..., Any]] = {torch.is_grad_enabled: self.grad_mode}
+        for writer, readers in torch_private.SWITCHES.items():
+            self.functions[writer] = functools.partial(self.throw, writer)
+            self.functions |= {reader: functools.partial(self.read, reader, writer) for reader in readers}
+        self.functions |= {reader: functools.partial(self.read, reader) for reader in torch_private.ASKED}
+
+    def read(self, reader: Callable[[], Any], writer: Callable[..., Any] | None = None) -> Any:
+        """What the switch is: as the call found it, or as the step has thrown it."""
+        value = reader()
+        self.objects.heap.read("switch", reader, None, tuple(value) if type(value) is list else value)
+        if writer not in self.thrown:
+            answer = tuple(value) if type(value) is list else value
+            asked = functools.partial(as_tuple, reader) if type(value) is list else reader
+            self.objects.guards.answers(f"torch's {reader.__name__}()", f"is {answer}", (asked, answer))
+        return self.objects.made(value)
+
+    def grad_mode(self) -> bool:
+        """``torch.is_grad_enabled()``, guarded with the rest of torch's state."""
+        self.tensors.writer.refuse_question("is_grad_enabled()")
+        return torch.is_grad_enabled()
+
+    def throw(self, writer: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+        """Thrown now, as fakes are laid out by it, and again by a node; tracing ends with all of them as they were."""
+        scope = self.tensors.writer
+        if not self.tensors.whole_step or scope.scope.parent is not None or scope.recomputed:
+            detail = f"{writer.__name__} in a loop over experts, a checkpointed call or for a foreign backend"
+            raise Break("switch of torch's", detail, HINT)
+        read = self.domain.plain_contents
+        args, kwargs = (
+            tuple(self.tensors.flag(read(a)) for a in args),
+            {name: self.tensors.flag(read(a)) for name, a in kwargs.items()},
+        )
+        self.objects.heap.write(writer)
+        writer(*args, **kwargs)
+        self.thrown.add(writer)
+        scope.node("call_function", writer, args, kwargs).meta["val"] = None
+
+
+def throw_state(domain: TrackingDomain, function: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """One of the switches that guards look at as a whole: thrown now for the fakes, and kept as a node."""
+    args = [domain.tensors.flag(a) for a in args]
+    clears = function is torch.clear_autocast_cache  # (which holds copies of real weights, where a block is open)
+    result = None if clears else function(*args, **kwargs)
+    frame = domain.machine.frame
+    if domain.tensors.whole_step:
+        if clears and frame is not None and frame.code is torch_private.AUTOCAST_EXIT:
+            return result  # ``leave_autocast`` does that
+        function = leave_autocast if function is torch.autocast_decrement_nesting else function
+    domain.tensors.writer.node("call_function", function, tuple(args), kwargs).meta["val"] = None
+    return result
+
+
+def switch_now(reader: Callable[[], Any], key: Any, then: Any) -> Any:
+    value = reader()
+    return tuple(value) if type(value) is list else value
+
+
+def as_tuple(reader: Callable[[], Any]) -> tuple:
+    return tuple(reader())

@@ -1,0 +1,131 @@
+"""Text made of what only the running step knows, and ``print``.
+
+``f"step {n}: loss {loss.item():.4f}"`` is a node of the graph that gives a str. Such a text can be joined, formatted
+into another, printed, returned or kept; whatever else would look into it needs its letters, which is a graph break
+unless it comes from the call's inputs alone: then today's text is taken, under a guard.
+"""
+
+from __future__ import annotations
+
+import io
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from moebius.lowering.step import texts
+
+from ..values.formulas import AtSource, Formula
+from ..values.numbers import Number, Numbers
+from ..values.values import ATOMS, Break, TensorProxy
+
+if TYPE_CHECKING:
+    from ..guards.sources import Source
+    from ..tensors.tensors import TensorOperations
+
+# Classes of ``sys.stdout`` whose ``write`` is not the user's own code.
+STREAMS = ("OutStream",)  # Jupyter's; what ``io`` defines is known anyway
+
+
+class Text(Number):
+    """A str at run time, a node of the graph while tracing."""
+
+    __slots__ = ()
+    __hash__ = Number.refuse  # else a dict or set of plain texts would not find it
+
+
+class Texts:
+    """All texts of one trace."""
+
+    def __init__(self, tensors: TensorOperations):
+        self.tensors = tensors
+        self.inputs: list[Text] = []
+
+    @property
+    def numbers(self) -> Numbers:
+        return self.tensors.numbers
+
+    def is_part(self, value: Any) -> bool:
+        """Whether the value is the graph's and has a text."""
+        if isinstance(value, Number):
+            return value.node is not None
+        return isinstance(value, TensorProxy) or type(value) in (torch.SymInt, torch.SymFloat)
+
+    def is_text(self, value: Any) -> bool:
+        """Whether the value is a str that the graph makes."""
+        return isinstance(value, Text) and value.node is not None
+
+    def is_open(self, *values: Any) -> bool:
+        """Whether a text of these values is a node of the graph: one of them is the graph's, the others are plain."""
+        return any(map(self.is_part, values)) and all(
+            self.is_part(v) or type(v) in ATOMS or isinstance(v, Number) for v in values
+        )
+
+    def is_repeated(self) -> bool:
+        """Whether this is a graph within the step's, other than a gradient hook's, which runs where the hook would."""
+        scope = self.tensors.writer.scope
+        return scope.parent is not None and (scope.in_loop or not self.tensors.gradients.hooks.interpreting)
+
+    def make(self, function: Callable[..., str], *operands: Any) -> Text:
+        """``function(*operands)``, one of ``lowering.step.texts``, as a node."""
+        if self.is_repeated():
+            raise Break("text in an expert loop", "of what its turns compute", "make it after the loop")
+        writer, operands = self.tensors.writer, tuple(map(self.numbers.open, operands))
+        node = writer.node("call_function", function, writer.with_sizes(operands), {})
+        node.meta["val"] = None
+        if any(isinstance(o, TensorProxy) or (isinstance(o, Number) and not o.known) for o in operands):
+            return Text(self.numbers, "…", node)
+        today = function(*(o.representative if isinstance(o, Number) else o for o in operands))
+        return Text(self.numbers, today, node, *self.numbers.again(function, operands))
+
+    def computed(self, today: str, node: Any, sources: tuple[Source, ...], evaluate: Formula) -> Text:
+        """What a function of numbers gives."""
+        return Text(self.numbers, today, node, sources, evaluate)
+
+    def of_input(self, value: str, source: Source) -> Text:
+        """A text that differs from call to call, as an input of the graph."""
+        self.tensors.guards.check("type", source, str, text="type is str")
+        node = self.tensors.add_input(value, value, source).node
+        text = Text(self.numbers, value, node, (source,), AtSource(source))
+        text.source = source
+        self.inputs.append(text)
+        return text
+
+    def looked_into(self) -> set[str]:
+        """Places of those inputs whose letters the step has needed so far."""
+        found = {s.name for n in self.numbers.fixed.values() if isinstance(n, Text) for s in n.sources or ()}
+        return found & {t.source.name for t in self.inputs if t.source is not None}
+
+    def formatted(self, value: Any, conversion: str, spec: Any) -> Text:
+        return self.make(texts.formatted, value, conversion or "", spec or "")
+
+    def print(self, *values: Any, sep: Any = None, end: Any = None, file: Any = None, flush: Any = False) -> None:
+        """``print`` of texts, plain values and tensors, as a node: the line stays between the operators around it."""
+        if self.tensors.writer.recomputed:
+            raise Break("print in a checkpointed call", "backward would print it once more", "print after the call")
+        if self.is_repeated():
+            raise Break("print in an expert loop", "the order of its turns would show", "print after the loop")
+        if not self.tensors.whole_step:
+            raise Break("print", "this backend takes a graph of operators alone", "it runs natively")
+        if file is not None:
+            raise Break("print", "to a file of the step's own", "print to sys.stdout, or write after the step")
+        if not all(type(v) in ATOMS or self.is_part(v) or isinstance(v, Number) for v in values):
+            raise Break("print", "of values that are not plain", "print numbers, strings and tensors")
+        if not is_stream(sys.stdout):
+            raise Break(
+                "print", f"sys.stdout is a {type(sys.stdout).__name__}, whose write is not known", "it runs natively"
+            )
+        self.tensors.guards.holds("sys.stdout", "is a plain stream", lambda: is_stream(sys.stdout))
+        writer = self.tensors.writer
+        node = writer.node("call_function", texts.say, (sep, end, bool(flush), *writer.with_sizes(values)), {})
+        node.meta["val"] = None
+
+
+def is_stream(stream: Any) -> bool:
+    """Whether writing to the stream runs no code of the user's."""
+    kind = type(stream)
+    if kind.__name__ in STREAMS and kind.__module__.startswith("ipykernel"):
+        return True
+    known = next((b for b in kind.__mro__ if b in (io.TextIOWrapper, io.StringIO)), None)
+    return known is not None and kind.write is known.write

@@ -1,0 +1,277 @@
+"""``torch.autograd.Function``: forward and backward are interpreted, each into a graph of its own.
+
+Both see a context of ours, an ordinary object in the trace. Neither may change what existed before it: forward would do
+so once more when it is traced, and backward at another time than its node says. The function's own node runs the two
+graphs in a real autograd Function, so that autograd saves what the user's backward reads and nothing else.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import fx
+
+from moebius.lowering.step import autocast_now, autograd_function, by_autocast, put_back_mode
+
+from ..guards.sources import Static
+from ..python import natives
+from ..tensors.gradients import CHANGED, Applied
+from ..tensors.graphs import GraphScope
+from ..torch_facts import torch_private
+from ..values.values import ATOMS, SYMBOLIC, Break, TensorProxy
+from .bodies import Bodies
+from .histories import refuse_doubt
+
+HINT = "it runs natively; nothing to do"
+ONCE = torch.autograd.function.once_differentiable(lambda ctx: None).__code__  # of what it makes of any backward
+
+
+@dataclass(frozen=True, eq=False)
+class Made:
+    """Backward's graph for one state of autocast."""
+
+    state: Any
+    scope: GraphScope
+    module: fx.GraphModule
+
+
+class Context:
+    """The ``ctx`` of a function whose calls are graphs."""
+
+    __module__ = torch.autograd.function.FunctionCtx.__module__  # an attribute that it lacks is the user's error
+
+    def __init__(self, needs_input_grad: tuple[bool, ...]):
+        self.needs_input_grad = needs_input_grad
+        self.saved_tensors: tuple = ()
+        self.constant: tuple = ()
+        self.materialized = True
+
+    def save_for_backward(self, *tensors: Any) -> None:
+        self.saved_tensors = tensors
+
+    def mark_non_differentiable(self, *tensors: Any) -> None:
+        self.constant = tensors
+
+    def set_materialize_grads(self, value: bool) -> None:
+        self.materialized = bool(value)
+
+    def mark_dirty(self, *tensors: Any) -> None: ...
+
+    def save_for_forward(self, *tensors: Any) -> None: ...
+
+
+@natives.replaced(Context.mark_dirty, Context.save_for_forward)
+def refuse_context(*_: Any) -> None:
+    """What a graph has no way to say of its outputs."""
+    hint = "it runs natively; a forward that gives a new tensor, and changes no argument, stays in the graph"
+    raise Break("autograd.Function", "forward calls mark_dirty or save_for_forward", hint)
+
+
+class FunctionHistory(torch.autograd.Function):
+    """The fake of a function's output, with the history that torch gives it.
+
+    An output that is an argument, or a view, stays one: torch makes a view of an argument that comes back, and refuses
+    what is then written into it; a view requires gradients without being recorded, too (torch/csrc/autograd/
+    custom_function.cpp, ``_process_backward_mode_ad``).
+    """
+
+    @staticmethod
+    def forward(ctx: Any, templates: list[torch.Tensor], constant: bool, *inputs: torch.Tensor) -> torch.Tensor:
+        (found,) = templates
+        if not any(found is i for i in inputs):
+            found = found.clone() if not torch_private.is_view(found) else found.view_as(found)
+        if constant:
+            ctx.mark_non_differentiable(found)
+        return found
+
+
+class AutogradFunctions(Bodies):
+    """Calls of ``Function.apply`` in one trace."""
+
+    what = "autograd.Function"
+    where = "its forward or its backward"
+
+    def apply(self, cls: type, *args: Any) -> Any:
+        """``cls.apply(*args)``."""
+        self.refuse(cls)
+        inputs = [a for a in args if isinstance(a, TensorProxy)]
+        for each in inputs:
+            refuse_doubt(each.fake, "requires_grad", self.writer.scope)
+        needs = tuple(isinstance(a, TensorProxy) and bool(a.fake.requires_grad) for a in args)
+        recorded = torch.is_grad_enabled() and any(needs)
+        with self.scope() as forward:
+            ctx = self.context(needs)
+            results = self.forward(cls, ctx, args)
+            given = list(results) if isinstance(results, tuple) else [results]
+            outputs = self.tensors_in(given)
+            constant = tuple(i for i, o in enumerate(outputs) if any(o is c for c in self.get(ctx, "constant")))
+            passed = self.differentiable(ctx, given, [outputs[i] for i in constant])
+            made = self.backward_graphs(cls, ctx, given, passed, args) if recorded else []
+            backward, backward_module = self.chosen(made, given)
+            kept = list(backward.lifted)
+            by_torch = {t.node for t in self.get(ctx, "saved_tensors") if isinstance(t, TensorProxy)}
+            saved = tuple(i for i, n in enumerate(kept) if n in by_torch)
+            forward.graph.output((*(self.writer.argument(o) for o in outputs), *(forward.own(n) for n in kept)))
+            forward_module = self.writer.module()
+        bodies = [self.body("function_forward", forward_module), self.body("function_backward", backward_module)]
+        node = self.writer.node("call_function", autograd_function, (), {})
+        captures = tuple(self.writer.scope.own(n) for n in forward.lifted)
+        tensors = self.writer.argument(tuple(inputs))
+        once = getattr(self.method(cls, "backward"), "__code__", None) is ONCE
+        node.args = (*bodies, len(outputs), constant, saved, captures, tensors, cls.__name__, once)
+        fakes = tuple(
+            self.fake(o.fake, i in constant, recorded, [p.fake for p in inputs]) for i, o in enumerate(outputs)
+        )
+        if made:
+            calling = functools.partial(self.backward_graphs, cls, ctx, given, passed, args, [made[0].state])
+            unchanged = functools.partial(self.is_unchanged, forward, made[0], calling)
+            histories, casts = frozenset(f.grad_fn for f in fakes if f.grad_fn is not None), [m.state for m in made]
+            self.tensors.gradients.functions.append(Applied(name_of(cls), histories, casts, unchanged))
+        wrapped = dict(zip(outputs, self.tensors.wrap(fakes, node), strict=True))
+        found = tuple(wrapped[o] if isinstance(o, TensorProxy) else o for o in given)
+        return self.objects.made(found) if isinstance(results, tuple) else found[0]
+
+    def refuse(self, cls: type) -> None:
+        name = cls.__name__
+        if not self.tensors.whole_step:
+            raise Break("autograd.Function", f"{name}: this backend takes a graph of operators alone", HINT)
+        if self.writer.scope.parent is not None:
+            raise Break("autograd.Function", f"{name}, in an expert loop or in another function", HINT)
+        if name_of(cls) in self.tensors.gradients.natively:
+            raise Break("autograd.Function", f"{name}: {CHANGED}", "set it before the call, or pass it as an argument")
+        for method in ("vjp", "jvp"):  # (vmap is for a transform, where everything runs natively)
+            if self.has_own(cls, method):
+                raise Break("autograd.Function", f"{name} has its own {method}", HINT)
+        # the class whose apply calls backward; torch's metaclass makes one for each function
+        self.domain.attributes.on_type(cls, "_backward_cls")
+        if getattr(getattr(cls, "_backward_cls", None), "_forward_cls", None) is not cls:
+            raise Break("autograd.Function", f"{name} has another function's _backward_cls", HINT)
+
+    def has_own(self, cls: type, method: str) -> bool:
+        self.domain.attributes.on_type(cls, method)
+        return getattr(cls, method) is not getattr(torch.autograd.Function, method)
+
+    def context(self, needs: tuple[bool, ...]) -> Any:
+        known = self.objects.enter(Context, Static("Context", Context))
+        return self.call(known, [needs], {})
+
+    def get(self, ctx: Any, name: str) -> Any:
+        return self.domain.attributes.get(ctx, name)
+
+    def method(self, cls: type, name: str) -> Any:
+        return self.domain.attributes.get(cls, name)
+
+    def forward(self, cls: type, ctx: Any, args: tuple) -> Any:
+        """What the user's forward gives. One that has a ``setup_context`` sees no context itself."""
+        if not self.has_own(cls, "setup_context"):
+            return self.call(self.method(cls, "forward"), [ctx, *args], {})
+        results = self.call(self.method(cls, "forward"), list(args), {})
+        self.call(self.method(cls, "setup_context"), [ctx, args, results], {})
+        return results
+
+    def differentiable(self, ctx: Any, outputs: list[Any], constant: list[Any]) -> list[Any]:
+        """The outputs whose gradients backward is called with: of all tensors, or without ``set_materialize_grads`` of
+        the only one that can have any. Which of several would be None, is known when backward runs."""
+        tensors = [o for o in outputs if isinstance(o, TensorProxy)]
+        if self.get(ctx, "materialized"):
+            return tensors
+        found = [o for o in tensors if not any(o is c for c in constant)]
+        if len(found) > 1:
+            hint = "it runs natively; without that call, and with zeros for what is missing, it stays in the graph"
+            raise Break("autograd.Function", "set_materialize_grads(False), and it gives several results", hint)
+        return found
+
+    def backward_graphs(
+        self, cls: type, ctx: Any, outputs: list[Any], passed: list[Any], args: tuple, states: Sequence[Any] = ()
+    ) -> list[Made]:
+        """Backward's graphs. Autocast casts where backward runs, which is not where the function is called: backward is
+        interpreted under the one here, under the one that the step began with, and under none."""
+        made = []
+        for state in states or dict.fromkeys((autocast_now(), *self.tensors.gradients.casts)):
+            with self.scope() as scope, torch_private.autocast_as(state):
+                gradients = self.backward(cls, ctx, outputs, passed, args)
+                scope.graph.output(tuple(self.writer.argument(g) for g in gradients))
+                put_back_mode(scope.graph)
+                made.append(Made(state, scope, self.writer.module()))
+        return made
+
+    def chosen(self, made: list[Made], outputs: list[Any]) -> tuple[GraphScope, fx.GraphModule]:
+        """One graph for all of them. outputs: what forward gave."""
+        if len({str(m.module.graph) for m in made}) == 1:
+            return made[0].scope, made[0].module
+        with self.scope() as scope:
+            known = [self.gradient(f"gradient_{i}", o.fake).node for i, o in enumerate(outputs) if is_tensor(o)]
+            if not made:
+                scope.graph.output(())
+                return scope, self.writer.module()
+            bodies = tuple(self.body("function_backward", m.module) for m in made)
+            captures = tuple((*known, *(scope.own(n) for n in m.scope.lifted)) for m in made)
+            states = tuple(m.state for m in made)
+            chosen = self.writer.node("call_function", by_autocast, (states, bodies, captures), {})
+            chosen.meta["val"] = None
+            scope.graph.output(chosen)
+            return scope, self.writer.module()
+
+    def is_unchanged(self, forward: GraphScope, made: Made, again: Callable[[], list[Made]]) -> bool:
+        """Whether backward is interpreted as the same graph over the same values once more, as a backward runs it now.
+        again: interprets it."""
+        outer, self.writer.scope = self.writer.scope, forward
+        try:
+            (found,) = again()
+        except Exception:
+            return False
+        finally:
+            self.writer.scope = outer
+        same = list(found.scope.lifted) == list(made.scope.lifted)
+        return same and str(found.module.graph) == str(made.module.graph)
+
+    def backward(self, cls: type, ctx: Any, outputs: list[Any], passed: list[Any], args: tuple) -> list[Any]:
+        """One gradient or None for each tensor among the arguments. outputs: what forward gave; passed: those of them
+        whose gradients backward sees."""
+        given = [self.gradient(f"gradient_{i}", o.fake) if is_tensor(o) else None for i, o in enumerate(outputs)]
+        given = [g if any(o is p for p in passed) else None for o, g in zip(outputs, given, strict=True)]
+        self.writer.in_backward = True
+        try:
+            result = self.call(self.method(cls, "backward"), [ctx, *given], {})
+        except Exception as error:  # the program meets it elsewhere: where it calls backward
+            self.domain.meets_handler(error)
+            raise Break("autograd.Function", f"its backward raises {type(error).__name__}", HINT) from None
+        finally:
+            self.writer.in_backward = False
+        gradients = list(result) if isinstance(result, tuple) else [result]
+        if len(gradients) < len(args) or any(g is not None for g in gradients[len(args) :]):
+            raise Break(
+                "autograd.Function", f"backward gives {len(gradients)} gradients for {len(args)} arguments", HINT
+            )
+        found = []
+        for arg, gradient in zip(args, gradients, strict=False):
+            if gradient is not None and not isinstance(gradient, TensorProxy):
+                raise Break("autograd.Function", "backward gives something that is no tensor", HINT)
+            if isinstance(arg, TensorProxy):
+                found.append(gradient)
+        return found
+
+    def tensors_in(self, outputs: list[Any]) -> list[TensorProxy]:
+        """The tensors that forward gives; beside them there may be plain values."""
+        tensors = [o for o in outputs if isinstance(o, TensorProxy)]
+        if not all(isinstance(o, TensorProxy) or (type(o) in ATOMS and type(o) not in SYMBOLIC) for o in outputs):
+            raise Break("autograd.Function", "forward gives something that is no tensor", HINT)
+        if not tensors or len(set(tensors)) < len(tensors):
+            raise Break("autograd.Function", "forward gives one tensor twice, or none", "return a clone as the second")
+        return tensors
+
+    def fake(self, template: torch.Tensor, constant: bool, recorded: bool, inputs: list[torch.Tensor]) -> torch.Tensor:
+        with self.tensors.world.mode, torch.set_grad_enabled(recorded):
+            return cast(torch.Tensor, FunctionHistory.apply([template], constant, *inputs))
+
+
+def is_tensor(value: Any) -> bool:
+    return isinstance(value, TensorProxy)
+
+
+def name_of(cls: type) -> str:
+    return f"{cls.__module__}.{cls.__qualname__}"

@@ -1,0 +1,134 @@
+"""Loops over a list of the experts that were hit whose turns need the expert's number in Python.
+
+``for e in mask.sum(…).nonzero(): layer = self.experts[e]`` (or ``self[f"expert_{e[0]}"]``, or an ``if`` between two
+bodies on e). One symbolic e cannot say such a turn. But the rows of ``flags.nonzero()``, flags a vector of E elements,
+are exactly the numbers e of 0 … E-1, in order, of which ``flags[e]`` is not zero; and ``index.unique()`` of what topk
+gave over E experts is the same of ``(index == e).any()``. So the loop is taken as E turns, each with its own number and
+each skipped on a condition on values: E branches of one turn, as an unrolled loop with ``if flags[e]:`` leaves them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import fx
+
+from moebius.lowering.experts.routing import index_bounds
+from moebius.lowering.operators import read_call
+
+from ..tensors.counts import never_written
+from ..torch_facts.torch_private import version_of
+
+if TYPE_CHECKING:
+    from ..tensors.tensors import TensorOperations
+    from ..values.values import TensorProxy
+    from .open_loops import TensorRows
+
+MOST = 512  # experts
+WIDE = (torch.int64, torch.int32)  # dtypes in which the number of an expert stays what it is
+SAME_NUMBERS = frozenset({"flatten", "reshape", "clone", "contiguous", "squeeze", "unsqueeze", "cast"})
+EXPERT = "expert"  # in a node's meta: the number that its only element is
+
+
+class HitTurns:
+    """What stands for the rows: E turns, of which number ``at`` is recorded next, each a branch (a loop of one turn).
+
+    flags: the node of the vector, or of the routing index if ``unique``. watched: nodes that nothing may write into
+    until the last turn has begun. key: (code, index of FOR_ITER).
+    """
+
+    count = 1
+
+    def __init__(self, rows: TensorRows, experts: int, flags: fx.Node, unique: bool, watched: list[fx.Node], key: Any):
+        self.numbers, self.of_array, self.fake = rows.numbers, rows.of_array, rows.proxy.fake
+        self.experts, self.flags, self.unique, self.watched, self.key = experts, flags, unique, watched, key
+        self.at = 0
+        self.finished = False
+
+    def unwritten(self) -> bool:
+        return all(unwritten(node) for node in self.watched)
+
+    def is_hit(self, tensors: TensorOperations) -> Any:
+        """The condition on which turn ``at`` runs."""
+        flags = tensors.of_fake[id(self.flags.meta["val"])]
+        if not self.unique:
+            return tensors.get_item(flags, self.at)
+        return tensors.function(torch.any, (tensors.function(torch.eq, (flags, self.at), {}),), {})
+
+    def row(self, tensors: TensorOperations) -> TensorProxy | int:
+        """The row of turn ``at``."""
+        if self.numbers:
+            return self.at
+        shape, kind = tuple(self.fake.shape[1:]), {"dtype": self.fake.dtype, "device": self.fake.device}
+        row = tensors.function(torch.full, (shape, self.at), kind)
+        row.node.meta[EXPERT] = self.at
+        return row
+
+
+def hit_turns(rows: TensorRows, key: Any) -> HitTurns | None:
+    """The turns for the rows of a tensor, if it is certainly a list of hits of which nothing was changed."""
+    if any(size != 1 for size in rows.proxy.fake.shape[1:]) or rows.proxy.fake.dtype not in WIDE:
+        return None
+    node: Any = rows.proxy.node
+    watched: list[fx.Node] = []
+    while isinstance(node, fx.Node) and (call := read_call(node)) is not None and not call.op.inplace:
+        watched.append(node)
+        source = call.args.get("input")
+        if not isinstance(source, fx.Node) or not isinstance(source.meta.get("val"), torch.Tensor | tuple | list):
+            return None
+        if call.name == "cast" and call.node.meta["val"].dtype not in WIDE:
+            return None
+        if call.name in SAME_NUMBERS and not (call.name == "squeeze" and not isinstance(call["dim"], int)):
+            node = source
+        elif call.name == "getitem" and call["index"] == (slice(None), 0) and len(source.meta["val"].shape) == 2:
+            node = source
+        elif call.name == "getitem" and call["index"] == 0 and isinstance(source.meta["val"], tuple | list):
+            node = source  # of nonzero(as_tuple=True)
+        else:
+            found = flags_of(call, source)
+            if found is None or found[0] > MOST:
+                return None
+            watched.append(source)
+            turns = HitTurns(rows, found[0], source, found[1], watched, key)
+            return turns if turns.unwritten() else None
+    return None
+
+
+def flags_of(call: Any, source: fx.Node) -> tuple[int, bool] | None:
+    """(E, whether it is of ``unique``) of the operator that made the list."""
+    shape = source.meta["val"].shape
+    if call.name in ("nonzero", "argwhere"):
+        return (shape[0], False) if len(shape) == 1 and isinstance(shape[0], int) else None
+    if call.name != "unique" or call["return_inverse"] or call["return_counts"] or call["dim"] is not None:
+        return None
+    bounds = index_bounds(source)
+    if call["sorted"] is False or bounds is None or bounds[0] != 0 or not never_written(source):
+        return None
+    return bounds[1], True
+
+
+def unwritten(node: fx.Node) -> bool:
+    values = node.meta["val"]
+    try:
+        return not any(version_of(value) for value in (values if isinstance(values, tuple | list) else (values,)))
+    except RuntimeError:  # of inference mode: nobody counts
+        return False
+
+
+def number_of(proxy: TensorProxy) -> int | None:
+    """The number of an expert that a tensor of one element certainly holds."""
+    node: Any = proxy.node
+    while isinstance(node, fx.Node):
+        value = node.meta.get("val")
+        if not isinstance(value, torch.Tensor) or value.dtype not in WIDE or any(size != 1 for size in value.shape):
+            return None
+        if not unwritten(node):
+            return None
+        if EXPERT in node.meta:
+            return int(node.meta[EXPERT])
+        call = read_call(node)
+        if call is None or call.op.inplace or call.name not in SAME_NUMBERS | {"getitem", "select"}:
+            return None
+        node = call["input"]
+    return None

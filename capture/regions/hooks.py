@@ -1,0 +1,218 @@
+"""Gradient hooks: ``tensor.register_hook(f)`` in the step, and hooks that parameters brought with them.
+
+A hook is interpreted when a backward of the step would call it, with what Python's variables hold then, into a graph of
+its own, which autograd calls in the hook's place (``lowering.step.hooks``). A hook that changes Python state, or that
+needs the gradient's values in Python, is a graph break. What is registered on a tensor that lives on after the segment
+is registered there as well.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from torch import fx
+from torch.utils.hooks import RemovableHandle
+
+from ..guards.sources import Source, part
+from ..python import natives
+from ..python.substitutes import module_hook
+from ..values.values import Break, CannotRebuild, TensorProxy
+from .bodies import Bodies
+
+if TYPE_CHECKING:
+    from ..codegen.residual import Emitter
+    from ..python.domain import TrackingDomain
+
+REASON = "gradient hook"
+
+
+def run_hooks(registered: list[dict[int, Callable[[Any], Any]]], gradient: Any) -> Any:
+    """What autograd does with a tensor's hooks (torch/csrc/autograd/python_hook.cpp); interpreted."""
+    for hooks in registered:
+        for hook in list(hooks.values()):
+            result = hook(gradient)
+            if result is not None:
+                gradient = result
+    return gradient
+
+
+def run_after_accumulation(hooks: dict[int, Callable[[Any], Any]], tensor: Any) -> None:
+    """The same for hooks that are called once the gradient is accumulated."""
+    for hook in list(hooks.values()):
+        if hook(tensor) is not None:
+            gives_something()
+
+
+def gives_something() -> None:
+    """Stands where autograd would raise an error."""
+
+
+def has_hooks(leaf: TensorProxy) -> bool:
+    """Whether a tensor from before the step came with gradient hooks of either kind."""
+    return any(getattr(leaf.real, name, None) for name in ("_backward_hooks", "_post_accumulate_grad_hooks"))
+
+
+@natives.replaced(gives_something)
+def refuse_result() -> None:
+    raise Break(REASON, "one that is called after accumulation gives something", "the error is raised natively")
+
+
+@natives.replaced(module_hook)
+def refuse_module_hook() -> None:
+    raise Break(
+        "module backward hook",
+        "it is called between the gradients of the module's output and of its input",
+        "a hook on its output, which a forward hook can register (output.register_hook), stays in the graph",
+    )
+
+
+@dataclass
+class Registered:
+    """The hooks that the step registers on one tensor. history: what autograd knew it by when the first was registered.
+
+    waiting: no backward has freed the tensor's graph since.
+    """
+
+    tensor: TensorProxy
+    hooks: dict[int, Any]
+    history: Any
+    waiting: bool = True
+
+    @property
+    def changed(self) -> bool:
+        """Whether the tensor was changed in place since: the hooks stay with what it was."""
+        return self.tensor.fake.grad_fn is not self.history
+
+
+class GradientHooks(Bodies):
+    """All gradient hooks in one trace."""
+
+    what = REASON
+    where = "the hook"
+    hint = "backward runs natively between two graphs; what changes no Python object, or reads .grad after it, stays in"
+
+    def __init__(self, domain: TrackingDomain, call: Callable[..., Any]):
+        super().__init__(domain, call)
+        self.registered: dict[TensorProxy, Registered] = {}
+        self.interpreting = False
+        self.accumulated: TensorProxy | None = None  # the leaf whose hooks after accumulation are interpreted
+        self.objects.at_the_end.append(self.leave)
+
+    def register(self, tensor: TensorProxy, hook: Any) -> Any:
+        """``tensor.register_hook(hook)``, as torch/_tensor.py does it."""
+        if not tensor.fake.requires_grad:
+            raise RuntimeError("cannot register a hook on a tensor that doesn't require gradient")
+        if tensor.real is not None and not tensor.real.is_leaf:
+            raise Break(REASON, f"on {tensor.describe()}, which lives longer than the step", self.hint)
+        if self.writer.scope.parent is not None or self.writer.recomputed or not self.tensors.whole_step:
+            raise Break(REASON, "one is registered in an expert loop or in a checkpointed call", self.hint)
+        self.objects.heap.note("gradient hook")
+        entry = self.registered.get(tensor)
+        if entry is None:
+            hooks = self.objects.made(OrderedDict())
+            entry = self.registered[tensor] = Registered(tensor, hooks, tensor.fake.grad_fn)
+        self.refuse_changed(entry)
+        entry.waiting = True
+        handle = self.objects.made(RemovableHandle(entry.hooks))
+        for value in vars(handle).values():
+            self.objects.made(value)
+        entry.hooks[handle.id] = hook
+        return handle
+
+    def holds(self, hooks: Any) -> bool:
+        """Whether it is the dict of a tensor's hooks, to which handles have weak references; autograd keeps it."""
+        return any(entry.hooks is hooks for entry in self.registered.values())
+
+    def refuse_changed(self, entry: Registered) -> None:
+        if entry.changed:
+            raise Break(REASON, "its tensor was changed in place afterwards", self.hint)
+
+    def none_waits(self, what: str) -> None:
+        """A graph break if there are hooks that ``what`` might have to call."""
+        if any(entry.hooks and entry.waiting for entry in self.registered.values()):
+            raise Break(REASON, f"{what} calls it", self.hint)
+
+    def in_backward(
+        self, leaves: Iterable[TensorProxy], enter: Callable[[Any, Source], Any]
+    ) -> list[tuple[TensorProxy, fx.Node, tuple[fx.Node, ...]]]:
+        """For each tensor with hooks: the tensor, their graph, and what that takes besides the gradient."""
+        found = []
+        for entry in self.registered.values():
+            if entry.hooks and entry.tensor.real is None:
+                self.refuse_changed(entry)
+                found.append((entry.tensor, *self.graph_of(entry.tensor, [entry.hooks])))
+        for leaf in leaves:
+            hooks = getattr(leaf.real, "_backward_hooks", None)
+            all_hooks = []
+            if hooks and leaf.source is not None:
+                all_hooks.append(enter(hooks, part(leaf.source, "attr", "_backward_hooks")))
+            if leaf.real is not None and (here := self.registered.get(leaf)) is not None and here.hooks:
+                all_hooks.append(here.hooks)
+            if all_hooks:
+                found.append((leaf, *self.graph_of(leaf, all_hooks)))
+        return found
+
+    def after_accumulation(
+        self, leaves: Iterable[TensorProxy], enter: Callable[[Any, Source], Any]
+    ) -> list[tuple[TensorProxy, fx.Node, tuple[fx.Node, ...]]]:
+        """For each leaf with ``register_post_accumulate_grad_hook``: the leaf, their graph, and what that takes."""
+        found = []
+        for leaf in leaves:
+            hooks = getattr(leaf.real, "_post_accumulate_grad_hooks", None)
+            if hooks and leaf.source is not None:
+                entered = enter(hooks, part(leaf.source, "attr", "_post_accumulate_grad_hooks"))
+                found.append((leaf, *self.graph_after(leaf, entered)))
+        return found
+
+    def graph_after(self, leaf: TensorProxy, hooks: dict[int, Any]) -> tuple[fx.Node, tuple[fx.Node, ...]]:
+        """The leaf's own ``.grad`` may be read and dropped in them; of another's nobody knows whether it is there."""
+        self.tensors.gradients.refuse_sparse()
+        with self.scope() as scope:
+            self.interpreting, self.accumulated = True, leaf
+            try:
+                with self.tensors.gradients.accumulating(leaf):
+                    running = self.domain.calls.substitute(run_after_accumulation)
+                    self.domain.call_function(running, [hooks, leaf], {})
+            finally:
+                self.interpreting, self.accumulated = False, None
+            scope.graph.output(None)
+            module = self.writer.module()
+        return self.body("gradient_hook", module), tuple(self.writer.scope.own(node) for node in scope.lifted)
+
+    def graph_of(self, tensor: TensorProxy, hooks: list[dict[int, Any]]) -> tuple[fx.Node, tuple[fx.Node, ...]]:
+        self.tensors.gradients.refuse_sparse()
+        with self.scope() as scope:
+            gradient = self.gradient("gradient", tensor.fake)
+            self.interpreting = True
+            try:
+                running = self.domain.calls.substitute(run_hooks)
+                result = self.domain.call_function(running, [self.objects.made(hooks), gradient], {})
+            finally:
+                self.interpreting = False
+            if not isinstance(result, TensorProxy):
+                raise Break(REASON, f"it gives a {type(result).__name__}", "the error is raised natively")
+            if result.fake.shape != tensor.fake.shape or result.fake.dtype != tensor.fake.dtype:
+                raise Break(REASON, f"it gives {result.describe()}, and took another", "the error is raised natively")
+            scope.graph.output(self.writer.argument(result))
+            module = self.writer.module()
+        return self.body("gradient_hook", module), tuple(self.writer.scope.own(node) for node in scope.lifted)
+
+    def done(self, kept: bool) -> None:
+        """A backward has run. kept: with its graph retained."""
+        for entry in self.registered.values():
+            entry.waiting &= kept
+
+    def leave(self, emitter: Emitter) -> None:
+        """The end of the segment: the hooks of what lives on."""
+        lives_on = any(isinstance(o, TensorProxy) and o.fake.requires_grad for o in emitter.outputs)
+        for entry in self.registered.values():
+            if entry.hooks and (entry.waiting or lives_on or entry.tensor.real is not None):
+                if entry.changed:
+                    raise CannotRebuild("a gradient hook belongs to what a tensor was before it was changed in place")
+                name = emitter.value(entry.tensor)
+                for hook in entry.hooks.values():
+                    emitter.lines.append(f"{name}.register_hook({emitter.value(hook)})")
+

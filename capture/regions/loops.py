@@ -1,0 +1,608 @@
+"""Loops over a tensor's rows or over experts, recorded as one node.
+
+``for row in tensor`` where the number of rows depends on values (the experts that were hit) is interpreted for one
+symbolic row, and ``for e in range(n)`` over experts for one symbolic e (range_loops.py). The body becomes a graph of
+its own; ``continue`` on a condition on values becomes ``skip_turn``, or where the turn has set something by then, the
+rest of it a branch. A local that a turn reads and replaces is
+*carried*; one that a turn only sets is a leftover that nobody may read afterwards. What such a node cannot express
+(leaving the loop early, changing Python objects) is a graph break. An ``if`` on values is a loop of one turn, which
+that condition skips (branches.py); with ``else`` it is two (two_sides.py).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import fx
+
+from moebius.interpreter import STOP, UNSET, Frame
+from moebius.lowering.experts.stacking import in_set_order
+from moebius.lowering.graph import expert_loop, skip_turn
+from moebius.lowering.values import same_shape
+
+from ..bytecode.liveness import accesses
+from ..python.number_sets import ELEMENTS, LISTED, iterated_as
+from ..tensors.arrays import ArrayNumber
+from ..tensors.counts import INTEGERS
+from ..tensors.folding import is_constant
+from ..tensors.graphs import GraphScope
+from ..torch_facts import torch_private
+from ..values.values import ATOMS, SYMBOLIC, Body, Break, LoopLeftover, TensorProxy
+from .branches import ASKING, BRANCHES, OneTurn, asks_for_jump, branch_at, is_of_row, is_read_from, past_jumps
+from .gathered import maybe_absent
+from .histories import carried_on, found_by_turn, refuse_turns
+from .hit_loops import HitTurns, hit_turns
+from .open_loops import ONE, ROWS, OpenLoop, TensorRows
+from .range_loops import RANGE_ITERATOR, RangeRows, first_loads, goes_over_experts, length_of
+from .two_sides import (
+    EXPRESSION,
+    FirstSide,
+    given,
+    hand_out,
+    leave_first,
+    leave_second,
+    own_condition,
+    placeholders,
+    take_expression,
+)
+
+if TYPE_CHECKING:
+    from ..python.domain import TrackingDomain
+
+
+TURN = Body(
+    "an expert loop changes Python state",
+    "a {} that existed before the turn is changed inside the loop",
+    "collect results in a tensor (index_add_), or iterate over a Python range",
+)
+LEAVES = frozenset({"RETURN_VALUE", "RETURN_CONST", "YIELD_VALUE"})
+
+
+class Loops:
+    """Open loops of one trace, innermost last."""
+
+    def __init__(self, domain: TrackingDomain):
+        self.domain, self.tensors, self.objects = domain, domain.tensors, domain.objects
+        self.open: list[OpenLoop] = []
+        self.decided: dict[tuple[int, int], list[int]] = {}
+        self.unrolled: set[tuple[Any, int]] = set()  # loops, branches: no one node could say them
+        self.fresh: Any = None  # the iterator of the range that a for statement met last
+        self.ranges: set[tuple[Any, int]] = set()  # those that this attempt records as one node
+        self.by_number: set[tuple[Any, int]] = set()  # loops over hits that are taken as a turn for each expert
+        self.not_by_number: set[tuple[Any, int]] = set()  # those that this did not help
+
+    # ------------------------------------------------------------------------------------------------------------------
+    # Called by the domain
+    # ------------------------------------------------------------------------------------------------------------------
+
+    def rows(self, proxy: TensorProxy) -> Any:
+        """``iter(tensor)``."""
+        if proxy.fake.dim() and isinstance(proxy.fake.shape[0], torch.SymInt):
+            return self.objects.made(TensorRows(proxy))
+        return self.objects.made(iter(self.tensors.rows(proxy)))
+
+    def numbers(self, proxy: TensorProxy) -> TensorRows | None:
+        """``for e in tensor.tolist():`` of a vector of integers, how many is not known, or ``for e in set(…)`` of them;
+        None for any other use."""
+        frame = self.domain.machine.frame
+        if frame is None or not self.tensors.whole_step or self.open:
+            return None
+        how = iterated_as(frame)
+        if how is None or proxy.fake.dim() != 1 or proxy.fake.dtype not in INTEGERS:
+            return None
+        if how == LISTED and not isinstance(proxy.fake.shape[0], torch.SymInt):
+            return None
+        # the list stays as it is, whatever the turns write
+        copied = self.tensors.method(proxy, "clone" if how == LISTED else "unique", (), {})
+        if how == ELEMENTS:
+            copied = self.tensors.record("call_function", in_set_order, (proxy,), {}, copied.fake.clone())
+        return self.objects.made(TensorRows(copied, numbers=True))
+
+    def array_rows(self, proxy: TensorProxy) -> TensorRows:
+        """``iter(array)`` of a vector of unknown length. A turn sees what an earlier one wrote into it."""
+        if self.open or self.tensors.writer.scope.parent is not None:
+            raise Break("tensor read as a number", "an array of unknown length", "iterate over the tensor")
+        return self.objects.made(TensorRows(proxy, numbers=True, of_array=True)).begin()
+
+    def number(self, rows: TensorRows | HitTurns, value: Any) -> Any:
+        """A row that is a number: Python's, or numpy's."""
+        return self.domain.arrays.number(value, bounded=type(value) is int) if rows.of_array else value
+
+    def next_row(self, rows: TensorRows | RangeRows | HitTurns) -> Any:
+        """The row of the turn that begins, or STOP after the recorded turn."""
+        if rows.finished:
+            return STOP
+        loop = self.open[-1] if self.open else None
+        if loop is None or loop.rows is not rows or loop.row is None:
+            raise Break(
+                "iterating over a tensor of unknown length", "outside of a for loop", "iterate over it with a for loop"
+            )
+        return loop.row_value
+
+    def settle(self, frame: Frame) -> None:
+        """Close the branches whose sides meet at the frame's instruction, which then begins outside of them."""
+        while self.open and self.open[-1].frame is frame:
+            loop = self.open[-1]
+            if not isinstance(loop.rows, OneTurn) or frame.pc != loop.head:
+                return
+            self.end_turn(loop)
+
+    def observe(self, frame: Frame) -> None:
+        """Before each instruction: open a loop, close it, or leave a turn."""
+        loop = self.open[-1] if self.open else None
+        if loop is not None and self.domain.machine.depth < loop.depth:
+            raise Break("expert loop left early", "an exception inside the loop", "let every turn run to its end")
+        if loop is not None and loop.frame is frame:
+            if frame.pc == loop.head:
+                self.end_turn(loop)
+                return
+            if frame.pc not in loop.inside or frame.program.instructions[frame.pc].opname in LEAVES:
+                raise Break(
+                    "expert loop left early", "break, return or yield inside the loop", "let every turn run to its end"
+                )
+            if self.skip_on_condition(loop):
+                return
+        instruction = frame.program.instructions[frame.pc]
+        opname = instruction.opname
+        if self.open and opname.startswith(("LOAD_FAST", "STORE_FAST_LOAD")):
+            for index in (frame.program.localsplus.index(n) for kind, n in accesses(instruction) if kind == "LOAD"):
+                self.note_read(frame, index, frame.locals[index])
+        if opname in BRANCHES:
+            self.take_branch(frame)
+            return
+        if opname in ASKING:
+            self.look_at_jump(frame, asks_for_jump(frame.program.instructions, frame.pc))
+            return
+        if opname != "FOR_ITER":
+            return
+        kind = type(frame.stack[-1])
+        if kind is RANGE_ITERATOR:
+            self.take_range(frame)
+            kind = type(frame.stack[-1])
+        elif kind is TensorRows:
+            self.take_hits(frame)
+            kind = type(frame.stack[-1])
+        if kind in ROWS and not frame.stack[-1].finished:
+            self.begin(frame, frame.stack[-1], self.decided.get((id(frame.code), frame.pc), []))
+
+    def look_at_jump(self, frame: Frame, count: int) -> None:
+        """The instruction asks for the truth on which the next one jumps (3.13): where the branch is the graph's, the
+        frame goes on behind both; else it stays."""
+        if not count:
+            return
+        place, asked = (list(frame.stack), frame.pc), frame.stack[-count:]
+        if not any(map(on_values, asked)) or not all(on_values(v) or type(v) in ATOMS for v in asked):
+            return
+        condition = asked[0]
+        if count == 2:
+            condition = self.domain.compare(frame.program.instructions[frame.pc].operand, *asked)
+        if not on_values(condition):
+            return
+        number, jump = len(self.open), frame.pc + 1
+        frame.stack[-count:], frame.pc = [condition], jump
+        try:
+            self.observe(frame)
+        finally:
+            if frame.pc == jump:
+                frame.stack[:], frame.pc = place
+        for loop in self.open[number:]:
+            if loop.frame is frame and loop.start == jump:
+                loop.place = place
+
+    def note_range(self, iterator: Any) -> None:
+        """A range's iterator was made. One that a for statement makes is on the frame's stack and nowhere else."""
+        frame = self.domain.machine.frame
+        if frame is not None and frame.program.instructions[frame.pc].opname == "GET_ITER":
+            self.fresh = iterator
+
+    def take_range(self, frame: Frame) -> None:
+        """``for e in range(n)`` over experts goes the way of a loop over rows; any other is left to be unrolled."""
+        key = (frame.code, frame.pc)
+        if self.open or not self.tensors.whole_step or key in self.unrolled:
+            return
+        iterator = frame.stack[-1]
+        if iterator is not self.fresh or any(local is iterator for local in frame.locals):
+            return
+        if (count := length_of(iterator)) and goes_over_experts(frame):
+            frame.stack[-1] = self.objects.made(RangeRows(count, key))
+            self.ranges.add(key)
+
+    def take_hits(self, frame: Frame) -> None:
+        """A loop over the experts that were hit whose turn, recorded once for all of them, broke the graph."""
+        key, rows = (frame.code, frame.pc), frame.stack[-1]
+        if self.open or key not in self.by_number or rows.finished:
+            return
+        turns = hit_turns(rows, key)
+        if turns is not None:
+            rows.finished = True
+            frame.stack[-1] = self.objects.made(turns)
+
+    def open_hits(self) -> set[tuple[Any, int]]:
+        """The loops over rows of tensors that the trace is in, and those over hits by number."""
+        return {(loop.frame.code, loop.start) for loop in self.open if isinstance(loop.rows, TensorRows | HitTurns)}
+
+    # ------------------------------------------------------------------------------------------------------------------
+    # One recorded turn
+    # ------------------------------------------------------------------------------------------------------------------
+
+    def begin(self, frame: Frame, rows: TensorRows | RangeRows | HitTurns | OneTurn, carried: list[int]) -> None:
+        loop = OpenLoop(frame, rows, carried)
+        loop.root_step, loop.depth = self.domain.root_steps - 1, self.domain.machine.depth
+        writer, objects = self.tensors.writer, self.objects
+        loop.where = writer.where()
+        loop.number = writer.count + 1
+        writer.scope = GraphScope(writer.scope)
+        objects.inside.append(TURN)
+        loop.row = writer.scope.placeholder("row")
+        if isinstance(rows, ONE):
+            loop.row.meta.update(val=0, where=loop.where[-1] if loop.where else ("", 0, ""), stack=loop.where)
+        elif isinstance(rows, TensorRows):
+            loop.row_value = self.tensor_row(loop)
+        else:
+            loop.row_value = self.number_row(loop, rows)
+        if isinstance(rows, TensorRows) and rows.numbers:
+            loop.row_value = self.number(rows, self.tensors.method(loop.row_value, "item", (), {}))
+        for index in carried:
+            value = frame.locals[index]
+            node = writer.scope.placeholder(f"carried_{frame.program.localsplus[index]}")
+            loop.carried_nodes.append(node)
+            with self.tensors.world.mode:
+                fake = found_by_turn(value.fake)
+            node.meta.update(val=fake, where=loop.where[-1] if loop.where else ("", 0, ""), stack=loop.where)
+            frame.locals[index] = self.tensors.wrap(fake, node)
+            objects.outcomes[frame.locals[index]] = (value,)
+        loop.begun = list(frame.locals)
+        for index in carried:
+            self.note_read(frame, index, loop.before[index])
+        self.open.append(loop)
+        if isinstance(rows, HitTurns):
+            self.begin_hit(loop, rows)
+
+    def note_read(self, frame: Frame, index: int, value: Any) -> None:
+        """A local of the frame is read: of the loops around it, those that found it so have not set it yet."""
+        for loop in self.open:
+            if loop.frame is frame and loop.before[index] is value:
+                loop.read.add(index)
+
+    def begin_hit(self, loop: OpenLoop, rows: HitTurns) -> None:
+        """The turn of one expert: skipped unless it was hit."""
+        if not rows.unwritten():
+            raise Break("expert loop changes what it runs over", "a turn writes into the list of hits", "copy it first")
+        self.skip(rows.is_hit(self.tensors), False)
+        row = rows.row(self.tensors)
+        loop.row_value = self.number(rows, row) if rows.numbers else row
+
+    def refuse_kept_row(self, loop: OpenLoop) -> None:
+        """The turn's row is a part of the list of hits to the program, and a tensor of its own in the graph."""
+        if not isinstance(loop.row_value, TensorProxy):
+            return
+        row, kept = loop.row_value.fake, {torch_private.storage_of(loop.frame.locals[i].fake) for i in loop.carried}
+        if torch_private.version_of(row) or torch_private.storage_of(row) in kept:
+            detail = "a turn writes into its row, or keeps it"
+            raise Break("expert loop changes what it runs over", detail, "copy it first")
+
+    def tensor_row(self, loop: OpenLoop) -> TensorProxy:
+        tensors = self.tensors
+        assert isinstance(loop.rows, TensorRows) and loop.row is not None
+        with tensors.world.mode:
+            fake = loop.rows.proxy.fake.new_empty(loop.rows.proxy.fake.shape[1:])
+        loop.row.meta.update(where=loop.where[-1] if loop.where else ("", 0, ""), stack=loop.where)
+        return tensors.wrap(fake, loop.row)
+
+    def number_row(self, loop: OpenLoop, rows: RangeRows) -> Any:
+        tensors = self.tensors
+        assert loop.row is not None
+        number = tensors.world.number_below(rows.count)
+        loop.row.meta.update(where=loop.where[-1] if loop.where else ("", 0, ""), stack=loop.where)
+        return tensors.wrap(number, loop.row)
+
+    def skip_on_condition(self, loop: OpenLoop) -> bool:
+        """A branch on values of which one side goes straight to the next turn: that side becomes ``skip_turn``."""
+        frame = loop.frame
+        instruction = frame.program.instructions[frame.pc]
+        jumps_if = BRANCHES.get(instruction.opname)
+        if jumps_if is None or not on_values(frame.stack[-1]):
+            return False
+        assert instruction.target is not None
+        if past_jumps(frame, frame.pc + 1) == loop.head:
+            skip_if, stay = not jumps_if, instruction.target
+        elif past_jumps(frame, instruction.target) == loop.head:
+            skip_if, stay = jumps_if, frame.pc + 1
+        else:
+            return False  # a branch between two bodies
+        if past_jumps(frame, stay) <= frame.pc:
+            return False  # the end of a while loop: its turns are not counted
+        if torch_private.switches() != loop.switches:
+            return False
+        if loop.gathered or any(frame.locals[i] is not loop.begun[i] for i in loop.carried):
+            return False  # what the turn has done so far counts: the rest of it is a branch of its own
+        loop.skips.append(list(frame.locals))
+        self.skip(frame.stack.pop(), skip_if)
+        frame.pc = stay
+        self.observe(frame)
+        return True
+
+    def skip(self, condition: Any, skip_if: bool) -> None:
+        """End the turn here where the truth of the condition is ``skip_if``."""
+        tensors = self.tensors
+        condition = condition.value if type(condition) is ArrayNumber else condition
+        if isinstance(condition, torch.SymInt):
+            condition = condition != 0
+        if not skip_if:
+            if isinstance(condition, TensorProxy):
+                condition = tensors.function(torch.logical_not, (condition,), {})
+            else:
+                condition = torch.sym_not(condition)
+        tensors.writer.node("call_function", skip_turn, (condition,), {}).meta["val"] = None
+
+    def take_branch(self, frame: Frame) -> None:
+        """An ``if`` on values becomes a loop of one turn, or one for each side; others are left to ``truth``."""
+        if not self.tensors.whole_step or not on_values(frame.stack[-1]):
+            return
+        if (frame.code, frame.pc) in self.unrolled:
+            return
+        if any(value is frame.stack[-1] for value in frame.stack[-2:-1]):
+            return  # ``condition and rest`` (3.12): the condition itself is the expression's value
+        rows = branch_at(frame)
+        if rows is not None and rows.other is not None and is_constant(frame.stack[-1]):
+            return  # known while tracing
+        if rows is not None:
+            self.prefer_numbers(frame.stack[-1])
+            again = own_condition(self.domain, frame.stack[-1]) if rows.other is not None else None
+            self.begin(frame, rows, self.decided.get((id(frame.code), frame.pc), []))
+            self.open[-1].again = again
+            self.enter_branch(self.open[-1])
+            self.observe(frame)
+
+    def prefer_numbers(self, condition: Any) -> None:
+        """A turn of a loop over hits that does something else for some experts: as a turn for each expert, where that
+        can be (``trace.traced`` takes it so after this break)."""
+        loop = self.open[-1] if len(self.open) == 1 else None
+        if loop is None or not isinstance(loop.rows, TensorRows) or not is_of_row(condition, loop):
+            return
+        key = (loop.frame.code, loop.start)
+        if key not in self.by_number | self.not_by_number and hit_turns(loop.rows, key) is not None:
+            raise Break("expert loop branches on its number", "in a loop over hits", "it is traced again")
+
+    def open_branches(self) -> set[tuple[Any, int]]:
+        """Those that the trace is in: code and index."""
+        return {(loop.frame.code, loop.rows.here) for loop in self.open if isinstance(loop.rows, OneTurn)}
+
+    def enter_branch(self, loop: OpenLoop) -> None:
+        """From the branch's start into its body."""
+        frame, rows = loop.frame, loop.rows
+        assert isinstance(rows, OneTurn)
+        frame.stack[:], frame.pc = loop.stack, loop.entry
+        self.skip(loop.begun_with[-1], rows.skip_if)
+
+    def end_turn(self, loop: OpenLoop) -> None:
+        """The turn is recorded: write the loop node, and decide what the frame's locals are after the loop."""
+        frame, rows = loop.frame, loop.rows
+        expression = take_expression(loop)
+        if len(frame.stack) != len(loop.stack) or any(a is not b for a, b in zip(frame.stack, loop.stack, strict=True)):
+            raise Break(
+                "expert loop changes the stack",
+                "an expression spans the loop",
+                "assign the loop's result to a variable",
+            )
+        if torch_private.switches() != loop.switches:
+            raise Break("data-dependent branch", "a switch of torch's is thrown in it", "use a with block")
+        changed = [
+            i
+            for i, (a, b) in enumerate(zip(loop.before, frame.locals, strict=True))
+            if (a is not b or any(then[i] is not a for then in loop.skips)) and i not in loop.carried
+        ]
+        if loop.first is not None:
+            changed = [i for i in changed if i not in loop.first.joined and i not in loop.first.left]
+        if isinstance(loop.rows, ONE):
+            carried = [i for i in changed if alike(loop.before[i], frame.locals[i])]
+        else:
+            carried = [i for i in changed if loop.before[i] is not UNSET and self.reads_first(loop, i)]
+        if carried:
+            self.record_again(loop, carried)
+            return
+        side: FirstSide | None = None
+        if isinstance(rows, OneTurn):
+            changed = [i for i in changed if not self.is_same_if_skipped(loop, rows, i)]
+            if rows.other is not None:
+                side, changed = leave_first(loop, changed, expression), []
+            elif loop.first is not None:
+                changed += leave_second(loop, loop.first, expression, alike)
+        if isinstance(rows, ONE):
+            self.refuse_open_locals(loop, changed)
+        if isinstance(loop.rows, HitTurns):
+            self.refuse_kept_row(loop)
+        if not isinstance(loop.rows, ONE):
+            left = [frame.locals[i].fake for i in loop.carried]
+            found = [node.meta["val"] for node in loop.carried_nodes]
+            refuse_turns(self.tensors.writer.scope, zip(found, left, strict=True))
+        body = self.close(loop)
+        outcome = self.emit(loop, body)
+        first_joined, first_gathered = len(loop.carried), len(loop.carried) + len(loop.joined)
+        self.domain.lists.close(loop, outcome[first_gathered:])
+        for index in changed:
+            if loop.before[index] is UNSET or not isinstance(frame.locals[index], LoopLeftover):
+                frame.locals[index] = LoopLeftover(frame.program.localsplus[index])
+        for index, value in zip(loop.carried, outcome, strict=False):
+            frame.locals[index] = value
+        hand_out(loop, outcome[first_joined:first_gathered], side)
+        if side is not None:
+            self.begin_other(loop, side)
+        elif isinstance(loop.rows, HitTurns) and loop.rows.at + 1 < loop.rows.experts:
+            loop.rows.at += 1
+            frame.stack[:] = loop.begun_with
+            self.begin(frame, loop.rows, self.decided.get((id(frame.code), loop.start), []))
+        elif not isinstance(loop.rows, OneTurn):
+            loop.rows.finished = True
+
+    def begin_other(self, loop: OpenLoop, side: FirstSide) -> None:
+        """From the end of the first side into the second."""
+        frame, rows = loop.frame, loop.rows
+        assert isinstance(rows, OneTurn) and rows.other is not None
+        for index in (*side.joined, *side.left):
+            if index != EXPRESSION:
+                frame.locals[index] = loop.before[index]
+        frame.stack[:], frame.pc = [*loop.stack, loop.again], rows.other.entry
+        self.begin(frame, rows.other, self.decided.get((id(frame.code), frame.pc), []))
+        self.open[-1].follow(loop, side)
+        self.enter_branch(self.open[-1])
+
+    def is_same_if_skipped(self, loop: OpenLoop, rows: OneTurn, index: int) -> bool:
+        """Whether a number that the body sets is what it was where the body does not run: ``start += n``, if n."""
+        before, after, condition = loop.before[index], loop.frame.locals[index], loop.begun_with[-1]
+        a, b, asked = (v.value if type(v) is ArrayNumber else v for v in (before, after, condition))
+        numbers = all(type(value) in (int, torch.SymInt) for value in (a, b))
+        if not numbers or not isinstance(asked, torch.SymInt | torch.SymBool):
+            return False
+        if any(then[index] is not after for then in loop.skips):
+            return False  # it is set behind another condition
+        if not torch_private.equal_where(b, a, asked, rows.skip_if):
+            return False
+        if ArrayNumber in (kinds := {type(before), type(after)}):
+            certain = len(kinds) == 1 and before.certain and after.certain
+            loop.frame.locals[index] = self.domain.arrays.number(b, certain)
+        return True
+
+    def refuse_open_locals(self, loop: OpenLoop, changed: list[int]) -> None:
+        """A local that only one side of a branch sets, to something that a graph cannot hand on, must be done with."""
+        frame = loop.frame
+        for name in (frame.program.localsplus[index] for index in changed):
+            if is_read_from(frame, loop.head, name):
+                raise Break(
+                    "data-dependent branch",
+                    f"what {name} is afterwards depends on a condition on values",
+                    "use torch.where, or move the branch out of the captured step",
+                )
+
+    def reads_first(self, loop: OpenLoop, index: int) -> bool:
+        """Whether a turn reads what an earlier one left in the local, or may (read from top to bottom)."""
+        if index in loop.read:
+            return True
+        body = loop.frame.program.instructions[loop.inside.start + 1 : loop.inside.stop]
+        return loop.frame.program.localsplus[index] in first_loads(body)
+
+    def record_again(self, loop: OpenLoop, carried: list[int]) -> None:
+        """Some locals turned out to be carried: drop the recorded turn and record it with placeholders for them."""
+        frame = loop.frame
+        for index in carried:
+            before, after = loop.before[index], frame.locals[index]
+            name = frame.program.localsplus[index]
+            if not isinstance(before, TensorProxy) or not isinstance(after, TensorProxy):
+                raise Break(
+                    "expert loop carries a Python value",
+                    f"{name} changes from turn to turn",
+                    "carry tensors only, or iterate over a Python range",
+                )
+            if has_attributes(before) or has_attributes(after):
+                raise Break("expert loop carries a tensor with attributes", name, "set them after the loop")
+            if before.fake.shape != after.fake.shape or before.fake.dtype != after.fake.dtype:
+                raise Break(
+                    "expert loop carries a tensor that changes shape",
+                    name,
+                    "keep shape and dtype the same in each turn",
+                )
+        self.open.pop()
+        self.objects.inside.pop()
+        parent = self.tensors.writer.scope.parent
+        assert parent is not None
+        self.tensors.writer.scope = parent
+        frame.locals[:] = loop.before
+        all_carried = sorted({*loop.carried, *carried})
+        self.decided[(id(frame.code), loop.start)] = all_carried
+        self.tensors.writer.count = loop.number - 1  # nodes are numbered as if it had been known at once
+        frame.stack[:], frame.pc = loop.begun_with, loop.start
+        self.begin(frame, loop.rows, all_carried)
+        self.open[-1].follow(loop, loop.first)
+        self.open[-1].again = loop.again
+        if isinstance(loop.rows, OneTurn):
+            self.enter_branch(self.open[-1])
+
+    def close(self, loop: OpenLoop) -> fx.GraphModule:
+        """Finish the body graph and go back to the scope around it."""
+        writer = self.tensors.writer
+        scope = writer.scope
+        loop.joined_nodes = placeholders(loop, scope)
+        loop.absent_nodes = [scope.placeholder("absent") for _ in loop.gathered]
+        carried, joined = [loop.frame.locals[i] for i in loop.carried], [one.value for one in loop.joined]
+        results = [*carried, *joined, *(value for _, value in loop.gathered)]
+        scope.graph.output(tuple(map(writer.argument, results)))
+        body = writer.module()
+        assert scope.parent is not None
+        loop.lifted = dict(scope.lifted)
+        writer.scope = scope.parent
+        self.objects.inside.pop()
+        self.open.pop()
+        return body
+
+    def emit(self, loop: OpenLoop, body: fx.GraphModule) -> list[Any]:
+        """The loop node in the outer graph; returns the carried values after the loop, and what it gathered."""
+        writer, tensors = self.tensors.writer, self.tensors
+        name = f"loop_body_{len(writer.submodules)}"
+        writer.submodules[name] = body
+        outer: list[fx.Node] = [writer.scope.own(n) for n in loop.lifted]
+        body.graph.lint()
+        writer.scope.note("carried")
+        get_body = writer.scope.graph.get_attr(name)
+        get_body.meta.update(val=None, where=loop.where[-1] if loop.where else ("", 0, ""), stack=loop.where)
+        before, after = [loop.before[i] for i in loop.carried], [loop.frame.locals[i] for i in loop.carried]
+        rows = loop.rows
+        source = writer.argument(rows.proxy) if isinstance(rows, TensorRows) else rows.count
+        absent = self.domain.lists.absent(loop)
+        node = writer.scope.graph.call_function(
+            expert_loop,
+            (get_body, source, (*map(writer.argument, before), *given(loop, writer.argument), *absent), tuple(outer)),
+        )
+        node.meta.update(where=loop.where[-1] if loop.where else ("", 0, ""), stack=loop.where, number=loop.number)
+        writer.count += 1
+        with tensors.world.mode:
+            fakes = tuple(
+                b.fake.clone() if a is b else carried_on(b.fake, a.fake) for b, a in zip(before, after, strict=True)
+            )
+            fakes += tuple(one.fake() for one in loop.joined)
+        fakes += tuple(maybe_absent(tensors.world, value.fake) for _, value in loop.gathered)
+        node.meta["val"] = fakes
+        reorder_placeholders(body, loop)
+        found = [tensors.wrap(fake, tensors.writer_item(node, i)) for i, fake in enumerate(fakes)]
+        joined = [(one.value if one.initial is None else one.initial, one.value) for one in loop.joined]
+        self.objects.outcomes.update(zip(found, [*zip(before, after, strict=True), *joined], strict=False))
+        return found
+
+
+def on_values(condition: Any) -> bool:
+    """Whether only the running step knows the truth of it."""
+    if issubclass(type(condition), TensorProxy):
+        return condition.fake.numel() == 1
+    condition = condition.value if type(condition) is ArrayNumber else condition
+    return issubclass(type(condition), SYMBOLIC) and torch_private.depends_on_values(condition)
+
+
+def has_attributes(tensor: TensorProxy) -> bool:
+    return bool(tensor.attributes or (isinstance(tensor.real, torch.Tensor) and tensor.real.__dict__))
+
+
+def alike(before: Any, after: Any) -> bool:
+    """Whether the one may stand for the other in everything that is known of a tensor before the step runs."""
+    if not isinstance(before, TensorProxy) or not isinstance(after, TensorProxy):
+        return False
+    if has_attributes(before) or has_attributes(after):
+        return False
+    a, b = before.fake, after.fake
+    if (a.dtype, a.device, a.layout, before.cls) != (b.dtype, b.device, b.layout, after.cls):
+        return False
+    return same_shape(tuple(a.shape), tuple(b.shape)) and same_shape(tuple(a.stride()), tuple(b.stride()))
+
+
+def reorder_placeholders(body: fx.GraphModule, loop: OpenLoop) -> None:
+    """Body placeholders stand in the order (row, carried, captures); lifted ones were added as they were met."""
+    assert loop.row is not None
+    wanted = [loop.row, *loop.carried_nodes, *loop.joined_nodes, *loop.absent_nodes, *loop.lifted.values()]
+    assert [n for n in body.graph.nodes if n.op == "placeholder"] == wanted or len(wanted) == len(
+        [n for n in body.graph.nodes if n.op == "placeholder"]
+    )
+    anchor = None
+    for node in wanted:
+        if anchor is not None:
+            anchor.append(node)
+        anchor = node
+    body.recompile()

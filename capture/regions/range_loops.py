@@ -1,0 +1,68 @@
+"""Which ``for e in range(n)`` loops are recorded as one loop node: those that go over experts.
+
+Every such loop can be unrolled, and is when anything stands against one node: a turn that needs e as a Python number,
+Python objects that turns change, a local of the last turn that is read later. So the test here only has to be cheap: it
+reads the bytecode of the body once, and decides nothing about what the loop computes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from moebius.interpreter import Frame
+
+from ..bytecode.liveness import accesses
+
+RANGE_ITERATOR = type(iter(range(0)))
+# Calls in a body that pick one expert's rows, or add rows to a result.
+PICKS_ROWS = frozenset({"where", "nonzero", "argwhere", "eq"})
+ADDS_ROWS = frozenset({"index_add_", "index_add", "index_put_", "index_put", "scatter_add_", "scatter_add"})
+
+
+class RangeRows:
+    """The iterator of ``range(count)`` in a loop that is recorded for one turn. key: (code, index of FOR_ITER)."""
+
+    def __init__(self, count: int, key: tuple[Any, int]):
+        self.count, self.key = count, key
+        self.finished = False
+
+
+def length_of(iterator: Any) -> int | None:
+    """n where the iterator is that of ``range(n)`` and has not begun."""
+    _, (remaining,), position = iterator.__reduce__()
+    fresh = remaining.start == 0 and remaining.step == 1 and not position  # CPython 3.12 has None for the position
+    return len(remaining) if fresh and len(remaining) > 1 else None
+
+
+def goes_over_experts(frame: Frame) -> bool:
+    """Whether the body of the loop at the frame's FOR_ITER looks like an expert's turn."""
+    instructions, head = frame.program.instructions, frame.pc
+    leave = instructions[head].target
+    body = instructions[head + 1 : leave]
+    first = accesses(body[0]) if body else []
+    if not first or first[0][0] != "STORE" or leave is None:
+        return False
+    row = first[0][1]
+    compared = any(
+        b.opname == "COMPARE_OP" and accesses(a)[-1:] == [("LOAD", row)] for a, b in zip(body, body[1:], strict=False)
+    )
+    nested = any(i.opname == "FOR_ITER" for i in body)
+    called = {i.argval for i in body if isinstance(i.argval, str) and i.opname.startswith("LOAD")}
+    if not (compared or (not nested and called & PICKS_ROWS and called & ADDS_ROWS)):
+        return False
+    return not leftovers(body) & first_loads(instructions[leave:])
+
+
+def leftovers(body: list) -> set[str]:
+    """Locals that a turn sets before it reads them: after the loop they hold what the last turn left."""
+    stored = {name for i in body for kind, name in accesses(i) if kind == "STORE"}
+    return stored - first_loads(body)
+
+
+def first_loads(instructions: list) -> set[str]:
+    """Locals of which the first access, from top to bottom, is a read."""
+    first: dict[str, str] = {}
+    for instruction in instructions:
+        for kind, name in accesses(instruction):
+            first.setdefault(name, kind)
+    return {name for name, kind in first.items() if kind == "LOAD"}

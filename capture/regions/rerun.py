@@ -1,0 +1,137 @@
+"""A checkpointed call once more: whether backward, which runs it again, would find and do what forward did.
+
+Where the call has changed nothing, that is so if what it read is as it was (``Read``). Where it has changed something
+older, as a hook that collects outputs does, it is interpreted again when backward would run it (``Again``): where that
+changes nothing plain Python does the change once, and where it gives the same graph that stands.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import fx
+
+from ..heap.heap import OWN, Event, Heap, same
+from ..heap.records import whole_items
+from ..tensors.graphs import GraphScope
+from ..torch_facts import torch_private
+from ..values.values import Body
+
+if TYPE_CHECKING:
+    from ..python.domain import TrackingDomain
+
+AGAIN = Body("a checkpointed call changes Python state", "a {} is changed in it again by backward", "")
+
+
+class Read:
+    """What one checkpointed call reads of what existed before it, which backward reads again."""
+
+    def __init__(self, heap: Heap):
+        self.heap, self.begin, self.end, self.reads = heap, heap.mark(), 0, list[Event]()
+        self.held: dict[int, tuple[Any, tuple[Any, ...]]] = {}  # containers that the step made, and what was in them
+        heap.listening += 1
+
+    def finish(self) -> None:
+        self.heap.listening -= 1
+        self.end = self.heap.mark()
+        older = [event for event in self.heap.reads(self.begin, self.end) if self.heap.age(event[1]) < self.begin]
+        for kind, owner, _, value in older:
+            self.hold(value)
+            if kind == OWN:
+                self.hold(owner)
+        self.reads = [event for event in older if id(event[1]) not in self.held]
+
+    def hold(self, value: Any) -> None:
+        """Note a list, dict or set that the step made, which C code reads without telling, and what is in it."""
+        if type(value) is tuple:
+            items = value
+        elif isinstance(value, list | dict | set | deque) and self.heap.age(value) >= 0 and id(value) not in self.held:
+            items = whole_items(value)
+            self.held[id(value)] = value, items
+        else:
+            return
+        for item in items:
+            self.hold(item)
+
+    def is_unchanged(self) -> bool:
+        """Whether each read would find now what it found."""
+        held = all(same(whole_items(now), then) for now, then in self.held.values())
+        return held and self.heap.is_unchanged(self.reads, self.end)
+
+
+class Again:
+    """A checkpointed call that backward may run again. nodes: what it was in the graph."""
+
+    def __init__(self, domain: TrackingDomain, run: Callable[[], Any]):
+        self.domain, self.run, self.nodes = domain, run, list[fx.Node]()
+        self.switches = torch_private.switches()
+
+    def is_the_same(self) -> bool:
+        """Whether running it now changes nothing and gives the same nodes."""
+        objects, writer, functions = (
+            self.domain.objects,
+            self.domain.tensors.writer,
+            self.domain.tensors.gradients.functions,
+        )
+        scope, before = GraphScope(writer.scope), torch_private.switches()
+        scope.in_loop = False
+        outer, count, told, recomputed = writer.scope, writer.count, writer.before_node, writer.recomputed
+        modules, calls = dict(writer.submodules), len(functions)
+        writer.scope, writer.before_node, writer.recomputed = scope, lambda *_: None, True
+        objects.inside.append(AGAIN)
+        try:
+            torch_private.throw_switches(self.switches)
+            self.run()
+            found = [node for node in scope.graph.nodes if node.op != "placeholder"]
+            return alike(self.nodes, found, dict(scope.lifted), writer.submodules)
+        except Exception:
+            return False
+        finally:
+            torch_private.throw_switches(before)
+            objects.inside.pop()
+            writer.scope, writer.count, writer.before_node, writer.recomputed = outer, count, told, recomputed
+            writer.submodules.clear()
+            writer.submodules.update(modules)
+            del functions[calls:]
+
+
+def alike(
+    ours: list[fx.Node], theirs: list[fx.Node], same: dict[fx.Node, fx.Node], modules: dict[str, fx.GraphModule]
+) -> bool:
+    """Whether two lists of nodes do the same with the same. same: of each node from outside, what stands for it."""
+    if len(ours) != len(theirs):
+        return False
+    for a, b in zip(ours, theirs, strict=True):
+        if a.op != b.op:
+            return False
+        if a.op == "get_attr":
+            one, other = modules.get(str(a.target)), modules.get(str(b.target))
+            if one is None or other is None:
+                return False
+            if not alike(list(one.graph.nodes), list(other.graph.nodes), {}, modules):
+                return False
+        elif a.op != "placeholder":
+            given = fx.map_arg((a.args, a.kwargs), lambda node: same.get(node, node))
+            if a.target != b.target or given != (b.args, b.kwargs):
+                return False
+        same[a] = b
+    return True
+
+
+def after(begin: fx.Node) -> Iterator[fx.Node]:
+    """The nodes that were written since."""
+    node = begin.next
+    while node.op != "root":
+        yield node
+        node = node.next
+
+
+def fakes_in(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, tuple | list):
+        for item in value:
+            yield from fakes_in(item)

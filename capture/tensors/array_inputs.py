@@ -1,0 +1,122 @@
+"""numpy arrays from outside as inputs of the graph: what indexes a tensor, and what tensors are made from.
+
+The input is the tensor over the array's memory, ``torch.from_numpy(array)``, made anew in each call: its dtype, sizes
+and strides are guarded as a tensor's are, its numbers are read when the graph runs. Only arrays are taken that own
+their memory (or are parts of one that does), and nothing of the step may write into that: no guard tells which other
+tensors lie there.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ..guards.sources import Part
+from ..torch_facts import torch_private
+from ..values.values import TensorProxy
+from .foreign_memory import owns_memory
+
+if TYPE_CHECKING:
+    from ..python.domain import TrackingDomain
+
+INDEX_KINDS = "bi"  # booleans and signed integers, as numpy calls them: an index of unsigned bytes is a mask to torch
+
+
+def numpy() -> Any:
+    """The module, if the program has loaded it."""
+    return sys.modules.get("numpy")
+
+
+def is_array(value: Any) -> bool:
+    """Whether it is a ``numpy.ndarray``, and of no class of its own."""
+    found = numpy()
+    return found is not None and type(value) is found.ndarray
+
+
+def over_memory(array: Any) -> torch.Tensor | None:
+    """A tensor over the array's memory; None where torch has none, or something else may own that."""
+    if not is_array(array) or not array.flags.writeable or not array.ndim:
+        return None
+    owner = array
+    while is_array(owner.base):
+        owner = owner.base
+    if owner.base is not None or not owner.flags.owndata:
+        return None
+    try:
+        return torch.from_numpy(array)
+    except (TypeError, ValueError):  # numbers that torch has not, or strides that go back
+        return None
+
+
+def as_one_number(number: Any) -> torch.Tensor:
+    """A number of numpy's as a tensor, which selects the same row."""
+    return torch.tensor(int(number))
+
+
+class ArrayInputs:
+    """Those of one trace."""
+
+    def __init__(self, domain: TrackingDomain):
+        self.domain, self.objects, self.tensors = domain, domain.objects, domain.tensors
+        self.found: dict[int, TensorProxy] = {}  # by id of the array
+
+    def input(self, array: Any) -> TensorProxy | None:
+        """The graph's input over an array that existed before, None where it is not followed."""
+        if (known := self.found.get(id(array))) is not None:
+            return known
+        record = self.objects.record_of(array)
+        writes = self.tensors.foreign
+        if record is None or writes.written or (real := over_memory(array)) is None:
+            return None
+        self.objects.heap.note("array")
+        source = Part(f"torch.from_numpy({record.source.name})", record.source, "python", over_memory)
+        proxy = self.found[id(array)] = self.tensors.input(real, source)
+        writes.arrays = True
+        return proxy
+
+    def as_index(self, key: Any, alone: bool = False) -> Any:
+        """An index with such inputs in the places of its arrays and ints in those of numpy's numbers. alone: one that
+        reads and is such a number is a tensor of one number."""
+        if type(key) is tuple:
+            return tuple(map(self.as_index, key))
+        if is_array(key) and key.dtype.kind in INDEX_KINDS and (found := self.input(key)) is not None:
+            return found
+        if numpy() is None or not isinstance(key, numpy().integer) or (known := self.objects.record_of(key)) is None:
+            return key
+        source = known.source
+        if alone:
+            place = Part(f"torch.tensor({source.name})", source, "python", as_one_number)
+            return self.tensors.input(as_one_number(key), place)
+        return self.objects.enter(int(key), Part(f"int({source.name})", source, "python", int))
+
+    def made_from(
+        self, function: Callable[..., Any], like: TensorProxy | None, args: list, kwargs: dict[str, Any]
+    ) -> Any:
+        """``function(array, …)`` of torch's functions that make a tensor of one, None where it is not followed. like:
+        the tensor whose ``new_tensor`` it is."""
+        plain = {"dtype": kwargs.get("dtype"), "device": kwargs.get("device")}
+        on_cpu = plain["device"] in (None, "cpu", torch.device("cpu")) and torch.get_default_device().type == "cpu"
+        if len(args) != 1 or not kwargs.keys() <= plain.keys() or not on_cpu:
+            return None
+        if like is not None and like.fake.device.type != "cpu":
+            return None
+        if not isinstance(plain["dtype"], torch.dtype | None) or (found := self.input(args[0])) is None:
+            return None
+        dtype = plain["dtype"] or (found if like is None else like).fake.dtype
+        if function is torch.from_numpy or (function is torch.as_tensor and dtype is found.fake.dtype):
+            return self.tensors.method(found, "detach", (), {})
+        made = found if dtype is found.fake.dtype else self.tensors.method(found, "to", (dtype,), {})
+        if function is torch.as_tensor:
+            return made
+        return self.tensors.method(made, "clone", (), {"memory_format": torch.contiguous_format})
+
+    def guard_memory(self) -> None:
+        """What the step writes into is no memory of an array's, at each call. (What is one now was a graph break.)"""
+        for proxy in self.tensors.inputs if self.tensors.foreign.arrays else ():
+            real, source = proxy.real, proxy.source
+            if isinstance(real, torch.Tensor) and source is not None and not source.static and owns_memory(real):
+                if torch_private.version_of(proxy.fake):
+                    self.objects.guards.holds(source.name, "has memory of its own", owns_memory, source)

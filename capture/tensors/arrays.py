@@ -1,0 +1,321 @@
+"""numpy arrays of integers that are views of tensors: ``counts.cpu().numpy()``, and the numbers in them.
+
+An ``Array`` stands for the array; what is read of it is read from the tensor, at that place in the program, so that
+whatever was written into the tensor before is seen. An ``ArrayNumber`` stands for one of its numbers, a
+``numpy.int64``: it slices tensors, is added and compared as numpy does it. What else a program does with either is a
+graph break.
+"""
+
+from __future__ import annotations
+
+import operator
+import sys
+from collections.abc import Callable
+from types import BuiltinMethodType, NoneType
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import fx
+
+from moebius.interpreter import STOP
+from moebius.lowering.operators import read_call
+from moebius.lowering.step.arrays import MOST, array_numbers
+
+from ..python.number_sets import FEEDS
+from ..regions.branches import BRANCHES
+from ..torch_facts import torch_private
+from ..values.numbers import COMPARISONS
+from ..values.values import Break, CannotRebuild, StandIn, TensorProxy, type_of
+from .counts import FEW, bounds_of, unknown_number
+
+if TYPE_CHECKING:
+    from ..python.domain import TrackingDomain
+
+ITERATOR = type(iter(type("Sequence", (), {"__getitem__": None})()))  # what iter() of an array is
+SUMS: dict[str, Callable[..., Any]] = {"+": operator.add, "-": operator.sub}
+SAME_VIEW = frozenset({"ravel"})
+COPIES = frozenset({"copy", "flatten"})
+METHODS = frozenset({"tolist", "cumsum", "sum", "max", "min"}) | SAME_VIEW | COPIES
+
+
+def numpy() -> Any:
+    """The module, if the program has loaded it."""
+    return sys.modules.get("numpy")
+
+
+class ArrayNumber(StandIn):
+    """A ``numpy.int64`` while tracing. value: the int. certain: whether it is one, whichever way a branch went (else
+    it may be a Python int of the same value). bounded: whether it is far from what 64 bits hold.
+    """
+
+    __slots__ = ("__weakref__", "arrays", "bounded", "certain", "value")
+
+    def __init__(self, arrays: Arrays, value: int | torch.SymInt, certain: bool = True, bounded: bool = True):
+        self.arrays, self.value, self.certain, self.bounded = arrays, value, certain, bounded
+
+    @property
+    def kind(self) -> type:
+        if not self.certain:
+            raise Break("type of a number", "numpy's or Python's, as values decide", "convert it with int()")
+        return numpy().int64
+
+    def truth(self) -> bool:
+        return self.arrays.domain.truth(self.value)
+
+    def binary(self, op: str, left: Any, right: Any) -> Any:
+        if isinstance(left, TensorProxy):
+            return self.arrays.domain.binary(op, left, self.value)
+        function = SUMS.get(op.removesuffix("="))
+        if function is None or not all(map(is_small, (left, right))):
+            self.refuse(f"{op} with a {type_of(right if left is self else left).__name__}")
+        return self.arrays.number(function(*map(plain, (left, right))))
+
+    def compare(self, op: str, left: Any, right: Any) -> Any:
+        """Only where a branch looks at it: the answer is a ``numpy.bool``, as which nobody sees it then."""
+        if isinstance(left, TensorProxy):
+            return self.arrays.domain.compare(op, left, self.value)
+        whole = all(type(value) in (ArrayNumber, int, torch.SymInt) for value in (left, right))
+        if not whole or not self.arrays.decides_a_branch():
+            self.refuse(f"{op} with a {type_of(right if left is self else left).__name__}")
+        return COMPARISONS[op](*map(plain, (left, right)))
+
+    def expression(self, emitter: Any) -> str:
+        if not self.certain:
+            raise CannotRebuild("a number that is numpy's or Python's is alive across a graph break")
+        return f"{emitter.constant(self.kind)}({emitter.value(self.value)})"
+
+
+class Array(StandIn):
+    """A ``numpy.ndarray`` of int64 with one axis or more while tracing, which shares the memory of ``proxy``."""
+
+    __slots__ = ("__weakref__", "arrays", "bins", "numbers", "proxy", "version")
+
+    def __init__(self, arrays: Arrays, proxy: TensorProxy):
+        self.arrays, self.proxy = arrays, proxy
+        self.numbers: list[ArrayNumber] = []  # as they were when the tensor had this version
+        self.version: int | None = None
+        self.bins: int | None = None  # how many numbers, where that depends on the data and is held to this
+
+    @property
+    def kind(self) -> type:
+        return numpy().ndarray
+
+    def attribute(self, name: str) -> Any:
+        fake = self.proxy.fake
+        if name in METHODS:
+            return self.arrays.made(ArrayMethod(self, name))
+        if name == "shape" and all(isinstance(size, int) for size in fake.shape):
+            return self.arrays.made(tuple(fake.shape))
+        if name == "size" and isinstance(size := fake.numel(), int):
+            return size
+        if name == "ndim":
+            return fake.dim()
+        self.refuse(f"attribute {name}")
+
+    def length(self) -> int:
+        size = self.size()
+        return self.refuse("the length") if size is None else size
+
+    def size(self) -> int | None:
+        """How many numbers, None if only the running step knows. Of ``bincount`` without ``minlength`` it is taken that
+        the last expert has a token, under a guard on the data (a branch that may leave the graph)."""
+        size = self.proxy.fake.shape[0]
+        if isinstance(size, int):
+            return size
+        if self.bins is None and (bins := most_bins(self.proxy.node)) is not None and bins <= FEW:
+            self.arrays.lengths.add(torch_private.expression(size))
+            try:
+                self.bins = bins if self.arrays.tensors.symbolic_truth(size == bins) else None
+            except Break:
+                self.refuse("the length")
+        return self.bins
+
+    def elements(self) -> list[ArrayNumber]:
+        """The numbers that it holds now, if these are few and known how many."""
+        tensors, fake = self.arrays.tensors, self.proxy.fake
+        count = self.size() if fake.dim() == 1 else None
+        if count is None or count > FEW:
+            self.refuse("the numbers")
+        version = self.arrays.writes(fake)
+        if self.version != version:
+            if tensors.writer.scope.parent is not None:
+                self.refuse("the numbers, in a loop over experts or behind a branch on values,")
+            unknown = [unknown_number(tensors.world, self.proxy) for _ in range(count)]
+            values = tensors.record("call_function", array_numbers, (self.proxy,), {}, unknown)
+            self.numbers, self.version = [self.arrays.number(value) for value in values], version
+        return self.numbers
+
+    def item(self, key: Any) -> Any:
+        if type(key) is int:
+            found = self.elements()
+            return found[key] if -len(found) <= key < len(found) else self.refuse(f"number {key}")
+        if type(key) is slice and all(type(part) in (int, NoneType) for part in (key.start, key.stop)) and not key.step:
+            return self.arrays.array(self.arrays.tensors.get_item(self.proxy, key))
+        self.refuse("an item")
+
+    def iterate(self) -> Any:
+        if self.proxy.fake.dim() != 1:
+            self.refuse("the rows")
+        if self.size() is None:
+            return self.arrays.domain.loops.array_rows(self.proxy)
+        self.elements()  # before zip() and its like take an item of anything else: see ``asks_alone``
+        return self.arrays.made(ArrayRows(self))
+
+    def expression(self, emitter: Any) -> str:
+        return f"{emitter.value(self.proxy)}.numpy()"
+
+
+class ArrayMethod(StandIn):
+    """``array.name``, not yet called."""
+
+    def __init__(self, array: Array, name: str):
+        self.array, self.name = array, name
+
+    @property
+    def kind(self) -> type:
+        return BuiltinMethodType
+
+    def call(self, args: list, kwargs: dict[str, Any]) -> Any:
+        return self.array.arrays.method(self.array, self.name, args, kwargs)
+
+    def expression(self, emitter: Any) -> str:
+        return f"{emitter.value(self.array)}.{self.name}"
+
+
+class ArrayRows(StandIn):
+    """``iter(array)`` of a known length; at: the position that comes next."""
+
+    def __init__(self, array: Array):
+        self.array, self.at = array, 0
+
+    @property
+    def kind(self) -> type:
+        return ITERATOR
+
+    def iterate(self) -> Any:
+        return self
+
+    def advance(self) -> Any:
+        """The number that the array holds now: the loop may have written into the tensor."""
+        self.array.arrays.domain.objects.touch(self)
+        if self.at >= self.array.length():
+            return STOP
+        self.at += 1
+        return self.array.elements()[self.at - 1]
+
+    def expression(self, emitter: Any) -> str:
+        name = emitter.fresh()
+        emitter.lines.append(f"{name} = iter({emitter.value(self.array)})")
+        emitter.lines.append(f"{name}.__setstate__({self.at})")
+        return name
+
+
+class Arrays:
+    """All numpy arrays of one trace."""
+
+    def __init__(self, domain: TrackingDomain):
+        self.domain, self.tensors = domain, domain.tensors
+        self.lengths: set[Any] = set()  # symbols of how many bins there are: most often as many as experts
+
+    def writes(self, fake: torch.Tensor) -> int:
+        """How often the trace has written into the memory of a tensor, under any name (``.data`` counts by itself)."""
+        memory = torch_private.storage_of(fake)
+        fakes = (proxy.fake for proxy in self.tensors.of_fake.values() if isinstance(proxy.fake, torch.Tensor))
+        shared = [one for one in fakes if torch_private.storage_of(one) == memory]
+        return sum(0 if one.is_inference() else torch_private.version_of(one) for one in shared)
+
+    def is_of_lengths(self, value: Any) -> bool:
+        """Whether a condition asks for nothing but such a length."""
+        symbols = torch_private.free_unbacked_symbols(value) if torch_private.is_symbolic(value) else set()
+        return bool(symbols) and symbols <= self.lengths
+
+    def made(self, value: Any) -> Any:
+        return self.domain.objects.made(value)
+
+    def array(self, proxy: TensorProxy) -> Array:
+        return self.made(Array(self, proxy))
+
+    def number(self, value: Any, certain: bool = True, bounded: bool = True) -> ArrayNumber:
+        return self.made(ArrayNumber(self, value, certain, bounded))
+
+    def of_tensor(self, proxy: TensorProxy, args: list, kwargs: dict[str, Any]) -> Array | None:
+        """``proxy.numpy()``, None where it is not followed."""
+        fake = proxy.fake
+        plain = proxy.cls is torch.Tensor and fake.dtype is torch.int64 and fake.device.type == "cpu" and fake.dim()
+        if args or kwargs or not plain or not self.tensors.whole_step or numpy() is None or fake.is_inference():
+            return None  # (in inference mode nobody counts what is written)
+        return self.array(proxy)
+
+    def decides_a_branch(self) -> bool:
+        """Whether what the running instruction, a comparison, gives is at once asked for its truth."""
+        frame = self.domain.machine.frame
+        assert frame is not None
+        instructions = frame.program.instructions
+        if not instructions[frame.pc].opname.startswith("COMPARE_OP"):
+            return False
+        following = next((i.opname for i in instructions[frame.pc + 1 : frame.pc + 6] if i.opname not in FEEDS), "")
+        return following in BRANCHES or following in ("TO_BOOL", "UNARY_NOT")
+
+    def method(self, array: Array, name: str, args: list, kwargs: dict[str, Any]) -> Any:
+        """``array.name(*args, **kwargs)``, one of METHODS."""
+        proxy = array.proxy
+        if name == "cumsum" and (args, kwargs) in (([], {}), ([0], {}), ([], {"axis": 0})) and proxy.fake.dim() == 1:
+            return self.array(self.tensors.method(proxy, name, (0,), {}))
+        if args or kwargs or (name in SAME_VIEW and not proxy.fake.is_contiguous()):
+            array.refuse(f"{name}() with these arguments")
+        if name == "tolist":
+            return self.made(self.domain.calls.tensor_method(proxy, name, [], {}))
+        if name in ("sum", "max", "min"):
+            return self.array(self.tensors.method(self.tensors.method(proxy, name, (), {}), "view", (1,), {})).item(0)
+        if name in COPIES:
+            proxy = self.tensors.method(proxy, "clone", (), {"memory_format": torch.contiguous_format})
+        return self.array(proxy if name == "copy" else self.tensors.method(proxy, "view", (-1,), {}))
+
+    def function(self, function: Any, args: list, kwargs: dict[str, Any]) -> Array:
+        """A function of numpy's on an array."""
+        array: Array = args[0]
+        found, proxy, alone = numpy(), array.proxy, len(args) == 1 and not kwargs
+        if function is found.unique and alone:
+            return self.array(self.tensors.function(torch.unique, (proxy,), {}))
+        if function is found.cumsum and alone and proxy.fake.dim() == 1:
+            return self.array(self.tensors.function(torch.cumsum, (proxy, 0), {}))
+        least = kwargs.get("minlength", 0)
+        if function is found.bincount and len(args) == 1 and kwargs.keys() <= {"minlength"} and type(least) is int:
+            return self.array(self.tensors.function(torch.bincount, (proxy,), {"minlength": least}))
+        array.refuse(f"numpy.{getattr(function, '__name__', 'a function')}()")
+
+
+def most_bins(node: fx.Node) -> int | None:
+    """How many bins ``bincount`` of a routing index gives at most, through copies and running sums of them."""
+    while node.target in ("cpu", "cumsum", "clone", torch.cumsum) and len(node.all_input_nodes) == 1:
+        (node,) = node.all_input_nodes
+    call = read_call(node)
+    if call is None or call.name != "bincount" or call["weights"] is not None or call["minlength"] != 0:
+        return None
+    index = call["input"]
+    bounds = bounds_of(index) if isinstance(index, fx.Node) else None
+    return bounds[1] if bounds is not None and bounds[0] == 0 else None
+
+
+def is_small(value: Any) -> bool:
+    """Whether numpy's sum with it, in 64 bits, is Python's."""
+    if type(value) is ArrayNumber:
+        return value.bounded
+    return type(value) is torch.SymInt or (type(value) is int and -MOST < value < MOST)
+
+
+def plain(value: Any) -> Any:
+    """A numpy number as the int that it is."""
+    return value.value if type(value) is ArrayNumber else value
+
+
+def without_arrays(value: Any) -> Any:
+    """An operator's argument with ints in the place of numpy's numbers, which torch takes in the same way."""
+    kind = type(value)
+    if kind is ArrayNumber:
+        return value.value
+    if kind in (tuple, list) and any(type(v) in (ArrayNumber, slice, tuple, list) for v in value):
+        return kind(without_arrays(v) for v in value)
+    if kind is slice:
+        return slice(without_arrays(value.start), without_arrays(value.stop), without_arrays(value.step))
+    return value

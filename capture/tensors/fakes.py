@@ -1,0 +1,89 @@
+"""Fake tensors in the place of what is traced, as operators are called with them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from moebius.interpreter.domain.core import special
+
+from ..torch_facts import torch_private
+from ..values.numbers import Number
+from ..values.values import Break, TensorProxy
+from .index_lists import IndexList
+
+# What C code turns objects into numbers or sequences with (torch/csrc/utils/tensor_new.cpp, python_arg_parser.cpp).
+ASKED_BY_OPERATORS = ("__index__", "__int__", "__float__", "__complex__", "__bool__", "__len__", "__getitem__")
+LIBRARIES = frozenset(("moebius", "torch", "enum"))
+
+
+def dropped_out(x: Any, p: Any = 0.5, training: Any = True, inplace: Any = False) -> torch.Tensor | None:
+    """What dropout gives for a fake of unknown size, of which torch would ask whether it is empty; else None."""
+    plain = isinstance(x, TensorProxy) and type(p) in (int, float) and 0 <= p <= 1 and training is True and not inplace
+    if not plain or not torch_private.depends_on_values(x.fake) or not x.fake.dtype.is_floating_point:
+        return None
+    return x.fake * 1.0
+
+
+def some_float(value: Any) -> Any:
+    """A float of a fake's value, which nobody knows, as some number: for an operator that would ask which."""
+    return 0.5 if type(value) is torch.SymFloat and torch_private.depends_on_values(value) else value
+
+
+def fake_of(value: Any) -> Any:
+    """The same structure with fakes in place of proxies."""
+    if isinstance(value, TensorProxy):
+        return value.fake
+    kind = type(value)
+    if isinstance(value, Number):
+        settled = value.settled()
+        return settled.representative if settled is value else settled
+    if kind in (tuple, list):
+        return kind(fake_of(v) for v in value)
+    if isinstance(value, list):
+        return [fake_of(v) for v in value]
+    if isinstance(value, tuple) and kind is not torch.Size:
+        return kind(*(fake_of(v) for v in value)) if hasattr(value, "_fields") else tuple(fake_of(v) for v in value)
+    if isinstance(value, dict):
+        return {k: fake_of(v) for k, v in value.items()}
+    if isinstance(value, slice):
+        return slice(fake_of(value.start), fake_of(value.stop), fake_of(value.step))
+    if kind is IndexList:
+        value.refuse("a use as an argument")
+    return value
+
+
+def refuse_numbers(value: Any) -> None:
+    """A graph break if a number that the graph computes is among the leaves: it would decide a shape."""
+    for leaf in torch_private.tree_leaves(value):
+        if isinstance(leaf, Number):
+            leaf.numbers.constant(leaf)
+
+
+def refuse_answering(value: Any) -> None:
+    """A graph break if C code would call methods of an object's class, written in Python, or empty a capsule: once for
+    the fakes, and once more for the graph."""
+    kind = type(value)
+    if isinstance(value, list | tuple):
+        for item in value:
+            refuse_answering(item)
+    elif isinstance(value, slice):
+        refuse_answering((value.start, value.stop, value.step))
+    elif kind.__name__ == "PyCapsule" or (
+        kind.__module__.partition(".")[0] not in LIBRARIES
+        and any(special(kind, name) is not None for name in ASKED_BY_OPERATORS)
+    ):
+        hint = "make a number, a list or a tensor of it first"
+        raise Break("object read by an operator", f"an operator in C asks a {kind.__name__} for what it holds", hint)
+
+
+def has_tensor(value: Any) -> bool:
+    """Whether tensors are among the leaves."""
+    if isinstance(value, torch.Tensor):
+        return True
+    if isinstance(value, tuple | list):
+        return any(has_tensor(v) for v in value)
+    if isinstance(value, dict):
+        return any(isinstance(leaf, torch.Tensor) for leaf in torch_private.tree_leaves(value))
+    return False

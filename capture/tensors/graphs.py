@@ -1,0 +1,307 @@
+"""The graph under construction: scopes (one for the step, one for each open expert loop), arguments, symbolic sizes."""
+
+from __future__ import annotations
+
+import math
+import types
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import fx
+
+from ..torch_facts import torch_fakes, torch_private, torch_sizes
+from ..values.numbers import Number
+from ..values.values import ATOMS, SYMBOLIC, Break, TensorProxy
+
+Where = tuple[str, int, str]
+# Files of torch's whose code asks for grad mode in order to put it back, or (once_differentiable) for a node to know.
+LETS_BE = frozenset({torch.autograd.grad_mode.__file__, torch.autograd.function.__file__})
+# torch takes Python's types as dtypes (torch/csrc/utils/python_arg_parser.cpp); a graph's source text cannot name them
+DTYPES_OF_TYPES: dict[Any, torch.dtype] = {
+    int: torch.int64,
+    float: torch.float64,
+    bool: torch.bool,
+    complex: torch.complex128,
+}
+
+
+class GraphScope:
+    """One fx graph being written. An inner scope lifts what it uses of the outer one into placeholders of its own."""
+
+    def __init__(self, parent: GraphScope | None = None):
+        self.graph = fx.Graph()
+        self.parent = parent
+        self.in_loop = parent is not None  # (a graph of a function's own: if that is in one)
+        self.lifted: dict[fx.Node, fx.Node] = {}
+        self.symbols: dict[Any, Callable[[], fx.Node]] = {}
+        self.expressions: dict[Any, Any] = {}
+        self.taken: dict[str, int] = {}  # names of placeholders, and how many more were to have each
+        self.anchor: fx.Node | None = None  # placeholders go after it
+        self.noted: set[str] = set()  # what happened in it, or in a graph within: ``histories``
+        self.certain: dict[Any, Any] = {}  # of the root: what is known of each node of autograd's, for ``histories``
+
+    def placeholder(self, name: str) -> fx.Node:
+        """A new input, after those that are there. Its name is its own: it becomes a parameter's."""
+        wanted = name
+        while name in self.taken:
+            self.taken[wanted] += 1
+            name = f"{wanted}_{self.taken[wanted]}"
+        self.taken[name] = 0
+        if self.anchor is None:
+            first = next(iter(self.graph.nodes), None)
+            where = self.graph.inserting_before(first) if first is not None else self.graph.inserting_after()
+        else:
+            where = self.graph.inserting_after(self.anchor)
+        with where:
+            node = self.graph.placeholder(name)
+        self.anchor = node
+        return node
+
+    def note(self, what: str) -> None:
+        self.noted.add(what)
+        if self.parent is not None:
+            self.parent.note(what)
+
+    def root(self) -> GraphScope:
+        return self if self.parent is None else self.parent.root()
+
+    def own(self, node: fx.Node) -> fx.Node:
+        """The node as this scope's graph knows it: itself, or a placeholder that it is lifted into."""
+        if node.graph is self.graph:
+            return node
+        inner = self.lifted.get(node)
+        if inner is None:
+            assert self.parent is not None, f"node {node} belongs to no open graph"
+            self.parent.own(node)
+            inner = self.lifted[node] = self.placeholder(f"{node.name}_outer")
+            inner.meta.update(node.meta)
+        return inner
+
+    def symbol(self, symbol: Any) -> fx.Node:
+        """The node whose value is this size symbol."""
+        scope: GraphScope | None = self
+        while scope is not None:
+            if symbol in scope.symbols:
+                return self.own(scope.symbols[symbol]())
+            scope = scope.parent
+        raise Break(
+            "symbolic size of unknown origin", f"no tensor of this graph has the size {symbol}", "please report this"
+        )
+
+
+class GraphWriter:
+    """Writes nodes into the innermost open scope and turns traced values into node arguments."""
+
+    def __init__(self, world: torch_fakes.FakeWorld, where: Callable[[], tuple[Where, ...]]):
+        self.world, self.where = world, where
+        self.scope = GraphScope()
+        self.submodules: dict[str, fx.GraphModule] = {}
+        self.generators: dict[int, tuple[torch.Generator, fx.Node]] = {}
+        self.holds_generators = True  # whether the backend takes a graph with random generators in it
+        self.count = 0
+        self.stop_number: int | None = None  # where the trace is to end, if it is not to go through
+        self.recomputed = False  # in a checkpointed call, which backward runs once more
+        self.in_backward = False  # in the backward of an autograd.Function
+        self.reentrant = False  # in one that has no gradients the first time
+        self.ran: list[Any] | None = None  # the operators that ran on fakes since the last node, where they are wanted
+        # told of each node before it is made: its number, what it calls, and with what
+        self.before_node: Callable[[int, Any, tuple], None] = lambda number, target, args: None
+
+    def module(self) -> fx.GraphModule:
+        """The innermost scope's graph as a module that holds the bodies of its loops, and what else it names."""
+        owner = torch.nn.Module()
+        for name in dict.fromkeys(str(n.target) for n in self.scope.graph.find_nodes(op="get_attr")):
+            if (body := self.submodules.get(name)) is not None:
+                owner.add_module(name, body)
+        for generator, node in self.generators.values():
+            if node.graph is self.scope.graph:
+                setattr(owner, str(node.target), generator)
+        return torch_private.uncompiled(owner, self.scope.graph)
+
+    def node(self, op: str, target: Any, args: tuple, kwargs: dict[str, Any]) -> fx.Node:
+        """Append one node; args and kwargs are traced values."""
+        if op == "call_function" and not torch_private.found_by_name(target):
+            raise Break(
+                "function of torch that was replaced",
+                f"{target.__name__} is called, and torch has another function under its name, or none",
+                "nothing to do: it runs natively",
+            )
+        if "from" in kwargs:  # of random_ and uniform_: a word that no Python source has as an argument's name
+            if "to" not in kwargs:
+                raise Break("argument named from", f"{target} is given it alone", "give from and to by their places")
+            kwargs = dict(kwargs)
+            args = (*args, kwargs.pop("from"), kwargs.pop("to"))
+        self.before_node(self.count + 1, target, args)
+        self.count += 1
+        node = self.scope.graph.create_node(op, target, self.argument(args), self.argument(kwargs))
+        node.meta["number"] = self.count
+        stack = self.where()
+        node.meta["stack"] = stack
+        node.meta["where"] = stack[-1] if stack else ("", 0, "")
+        if self.ran:
+            node.meta["operators"] = self.ran[:]
+            self.ran.clear()
+        return node
+
+    def before_failure(self, target: Any, args: tuple) -> None:
+        """Numbers for which it fails are no node; where it is the one that failed in the graph, the trace stops."""
+        if self.count + 1 == self.stop_number:
+            self.before_node(self.stop_number, target, args)
+
+    def note_dropout(self, fake: torch.Tensor) -> torch.Tensor:
+        """Dropout has run, and not on the fakes; gives what it gave."""
+        if self.ran is not None:
+            self.ran.append((torch.ops.aten.native_dropout.default, (fake, 0.5, True), {}, (fake, fake)))
+        return fake
+
+    def refuse_question(self, what: str) -> None:
+        """In a checkpointed call that has no gradients the first time, and in a function's backward, which may have
+        some: what depends on that is not to be asked."""
+        if not (self.reentrant or self.in_backward) or self.where()[-1][0] in LETS_BE:
+            return
+        if self.in_backward:
+            detail = f"its backward asks for {what}, which create_graph=True of a caller answers otherwise"
+            raise Break("autograd.Function", detail, "it runs natively; nothing to do")
+        detail = f"with use_reentrant=True, it asks for {what}: backward, which runs it again, has another answer"
+        raise Break("checkpoint", detail, "pass use_reentrant=False to keep it in the graph")
+
+    def argument(self, value: Any) -> Any:
+        """A traced value as an fx argument of the innermost scope."""
+        if isinstance(value, TensorProxy):
+            return self.scope.own(value.node)
+        if isinstance(value, fx.Node):
+            return self.scope.own(value)
+        if isinstance(value, SYMBOLIC):
+            return self.size_argument(value)
+        kind = type(value)
+        if isinstance(value, Number):
+            if value.node is None:
+                return value.numbers.constant(value)
+            return self.scope.own(value.node) if id(value) not in value.numbers.fixed else value.representative
+        if kind is torch.Size or kind is tuple:
+            return tuple(self.argument(v) for v in value)
+        if isinstance(value, tuple):
+            return (
+                kind(*(self.argument(v) for v in value))
+                if hasattr(value, "_fields")
+                else tuple(self.argument(v) for v in value)
+            )
+        if isinstance(value, list):
+            return [self.argument(v) for v in value]
+        if isinstance(value, dict):
+            return {k: self.argument(v) for k, v in value.items()}
+        if isinstance(value, slice):
+            return slice(self.argument(value.start), self.argument(value.stop), self.argument(value.step))
+        if isinstance(value, type) and value in DTYPES_OF_TYPES:  # dtype=int
+            return DTYPES_OF_TYPES[value]
+        if kind is complex and not is_told_by_its_text(value):
+            return self.valueless(complex, (value.real, value.imag))
+        if kind is torch.Generator:
+            return self.generator(value)
+        if kind in ATOMS or isinstance(value, type | types.BuiltinFunctionType | types.FunctionType):
+            return value
+        raise Break(
+            "object passed to a tensor operator",
+            f"an operator got a {kind.__name__}, which a graph cannot hold",
+            "pass tensors and plain numbers to operators",
+        )
+
+    def generator(self, generator: torch.Generator) -> fx.Node:
+        """A generator of random numbers as a constant that the graph's module holds."""
+        if self.scope.parent is not None or not self.holds_generators:
+            raise Break("random generator", "as an operator's argument", "it runs natively; draw before the step")
+        if id(generator) not in self.generators:
+            node = self.scope.graph.create_node("get_attr", f"generator_{len(self.generators)}")
+            node.meta.update(val=None, where=("", 0, ""), stack=())
+            self.generators[id(generator)] = (generator, node)
+        return self.generators[id(generator)][1]
+
+    def with_sizes(self, values: tuple) -> tuple:
+        """Values for a text: a ``torch.Size`` as a node, since fx would take it for a tuple, which prints otherwise."""
+        made = []
+        for value in values:
+            if type(value) is torch.Size:
+                value = self.valueless(torch.Size, (self.argument(value),))
+            made.append(value)
+        return tuple(made)
+
+    def valueless(self, function: Callable[..., Any], args: tuple) -> fx.Node:
+        """A node that makes a constant which fx's code cannot hold."""
+        node = self.scope.graph.call_function(function, args)
+        node.meta.update(val=None, where=("", 0, ""), stack=())
+        return node
+
+    def size_argument(self, value: Any) -> Any:
+        """A symbolic scalar as a node (or as the number that it certainly is)."""
+        constant = torch_private.constant_of(value)
+        if constant is not None:
+            return constant
+        return self.expression_node(torch_private.expression(value), value)
+
+    def expression_node(self, expression: Any, value: Any) -> fx.Node:
+        """The node that computes a sympy expression over size symbols in the innermost scope; made once a scope."""
+        known = self.scope.expressions.get(expression)
+        if known is None:
+            known = torch_sizes.expression_to_node(expression, self.scope.symbol, self.scope.graph)
+            known.meta.setdefault("val", value)
+            known.meta.setdefault("where", ("", 0, ""))
+            known.meta.setdefault("stack", ())
+            self.scope.expressions[expression] = known
+        return known
+
+    def bind_symbols(self, fake: Any, node: fx.Node) -> None:
+        """Remember which node's size a fresh symbol is, so that the symbol can be computed when somebody uses it."""
+        scope = self.scope
+        if isinstance(fake, SYMBOLIC):
+            expression = torch_private.expression(fake)
+            if expression.is_Symbol:
+                scope.symbols.setdefault(expression, lambda: node)
+            return
+        if not isinstance(fake, torch.Tensor):
+            return
+        for axis, size in enumerate(fake.shape):
+            if isinstance(size, torch.SymInt):
+                symbol = torch_private.expression(size)
+                if symbol.is_Symbol and not self.bound(symbol):
+                    scope.symbols[symbol] = self.size_reader(scope, node, "size", axis, size, symbol)
+        if node.op != "placeholder" or not any(isinstance(size, torch.SymInt) for size in fake.shape):
+            return
+        for axis, stride in enumerate(fake.stride()):  # of a part of a tensor: no product of its own sizes
+            if isinstance(stride, torch.SymInt):
+                symbol = torch_private.expression(stride)
+                if symbol.is_Symbol and not self.bound(symbol):
+                    scope.symbols[symbol] = self.size_reader(scope, node, "stride", axis, stride, symbol)
+
+    def bound(self, symbol: Any) -> bool:
+        scope: GraphScope | None = self.scope
+        while scope is not None:
+            if symbol in scope.symbols:
+                return True
+            scope = scope.parent
+        return False
+
+    def size_reader(
+        self, scope: GraphScope, node: fx.Node, method: str, axis: int, size: Any, symbol: Any
+    ) -> Callable[[], fx.Node]:
+        """Emits ``node.size(axis)`` (or stride) right after the node, once, when the symbol is first used."""
+
+        def read() -> fx.Node:
+            if symbol not in scope.expressions:
+                after = scope.anchor if node.op == "placeholder" and scope.anchor is not None else node
+                with scope.graph.inserting_after(after):
+                    reader = scope.graph.call_method(method, (node, axis))
+                reader.meta.update(
+                    val=size, where=node.meta.get("where", ("", 0, "")), stack=node.meta.get("stack", ())
+                )
+                scope.expressions[symbol] = reader
+            return scope.expressions[symbol]
+
+        return read
+
+
+def is_told_by_its_text(value: complex) -> bool:
+    """Whether Python reads the number in what ``repr`` gives, as code of fx does: ``-0j`` is -(0j)."""
+    parts = (value.real, value.imag)
+    plain = all(math.isfinite(part) and (part or math.copysign(1.0, part) > 0) for part in parts)
+    return plain and (bool(value.real) or value.imag >= 0)

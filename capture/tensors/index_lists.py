@@ -1,0 +1,48 @@
+"""``token.tolist()`` that is there to index with: ``x[None, token_list]``, as some libraries write it.
+
+An ``IndexList`` stands for the list. torch takes a list of ints for the tensor of these, so as an index it is the
+tensor, a copy from where ``tolist()`` was called. What else a program does with it is a graph break.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ..values.values import StandIn, TensorProxy
+
+
+class IndexList(StandIn):
+    """A list of ints while tracing, of a vector whose length only the running step knows."""
+
+    __slots__ = ("__weakref__", "proxy")
+
+    def __init__(self, proxy: TensorProxy):
+        self.proxy = proxy
+
+    @property
+    def kind(self) -> type:
+        return list
+
+    def length(self) -> Any:
+        return self.proxy.fake.shape[0]
+
+    def expression(self, emitter: Any) -> str:
+        return f"{emitter.value(self.proxy)}.tolist()"
+
+
+def index_list(proxy: TensorProxy) -> IndexList | None:
+    """What stands for ``proxy.tolist()``, None where it is not such a vector."""
+    if proxy.fake.dim() != 1 or proxy.fake.dtype is not torch.int64 or isinstance(proxy.fake.shape[0], int):
+        return None
+    return IndexList(proxy.operations.method(proxy, "clone", (), {}))
+
+
+def as_indices(key: Any) -> Any:
+    """The key of a tensor's item with tensors in the place of such lists."""
+    if type(key) is IndexList:
+        return key.proxy
+    if type(key) is tuple and any(type(part) is IndexList for part in key):
+        return tuple(part.proxy if type(part) is IndexList else part for part in key)
+    return key

@@ -1,0 +1,38 @@
+"""Where in its storage an input begins: the rows of a batch, each a view of the data, are one capture.
+
+No operator gives another result for it, and the graph runs on the real tensors. What asks for it is guarded, and so are
+operators that fail at some of them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from ..guards.recorder import GuardRecorder
+    from ..values.values import TensorProxy
+
+
+ASK = frozenset(("storage_offset", "view_as_complex"))
+
+
+class Offsets:
+    """Of one trace. asked: whether something was answered or decided that an offset shows in."""
+
+    asked = False
+
+    def look(self, function: Any, args: tuple, kwargs: dict[str, Any]) -> None:
+        """Before an operator runs on fakes."""
+        name = getattr(function, "__name__", "")
+        as_other = name == "view" and any(isinstance(a, torch.dtype) for a in (*args, *kwargs.values()))
+        self.asked = self.asked or as_other or name in ASK
+
+    def guard(self, guards: GuardRecorder, inputs: list[TensorProxy]) -> None:
+        """Each of the inputs begins where it does, if that was asked for."""
+        for proxy in inputs if self.asked else ():
+            real: Any = proxy.real
+            if proxy.source is not None:
+                meta = {"storage_offset": real.storage_offset()}
+                guards.check("tensor", proxy.source, meta, text=f"begins at {real.storage_offset()} of its storage")

@@ -1,0 +1,63 @@
+"""Optimizer state that Python would not have yet, between the calls of a step that was captured with it.
+
+A graph holds the state of each parameter that may get a gradient, made when it was captured. What a batch left without
+a gradient, and never had one, has no state in Python: so between calls it has none here either, and the same tensors
+are put in place again when the next call would be the graph's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from ..bytecode.hidden import hidden
+from ..hook import finish
+from .optimizers import MadeState
+
+
+class Parked:
+    """The state that captures of one callable have made."""
+
+    def __init__(self, made: list[MadeState]):
+        self.made = made
+        self.away: dict[MadeState, Any] = {}  # the state that is out of its place
+
+    def living(self, references: Iterable[MadeState]) -> Iterator[tuple[MadeState, Any, Any]]:
+        """Those whose optimizer and parameter still live, with the two."""
+        for made in references:
+            optimizer, p = made.optimizer(), made.parameter()
+            if optimizer is not None and p is not None:
+                yield made, optimizer, p
+
+    def park(self) -> None:
+        """After a call that left parameters without gradients: what no step has updated since is out of its place."""
+        self.away |= self.taken_out(made for made in self.made if made not in self.away)  # (those: by take_away)
+
+    def taken_out(self, references: Iterable[MadeState]) -> dict[MadeState, Any]:
+        """The state that no step has updated, taken out of their optimizers."""
+        living = self.living(references)
+        return {made: optimizer.state.pop(p) for made, optimizer, p in living if made.is_untouched()}
+
+    def put_back(self) -> bool:
+        """Before a call; whether there was anything to put back. What got another state meanwhile is not ours now."""
+        waiting = self.living(self.away)
+        self.away = {made: self.away[made] for made, optimizer, p in waiting if p not in optimizer.state}
+        for made, optimizer, p in self.living(self.away):
+            optimizer.state[p] = self.away[made]
+        return bool(self.away)
+
+    def take_away(self) -> None:
+        """After that call: what got its first gradient stays."""
+        self.away = self.taken_out(self.away)
+
+    def around(self, run: Callable[..., Any]) -> Callable[..., Any]:
+        """``run`` with the state in place."""
+
+        @hidden
+        def call(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return finish(run(*args, **kwargs))
+            finally:
+                self.take_away()
+
+        return call

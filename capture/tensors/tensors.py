@@ -1,0 +1,604 @@
+"""What happens to tensors: each operator is run on fakes and written down as one node of the graph.
+
+An operator whose result holds no tensor (``x.dim()``, ``x.shape``) is answered from the fake and leaves no node.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import keyword
+import operator
+import re
+import sys
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import fx
+
+from moebius.lowering import is_pure, may_write, returns_nothing
+
+from ..guards.recorder import GuardRecorder, describe_tensor, tensor_meta
+from ..guards.sources import Source, part
+from ..python.telling import TellsInPython, may_warn
+from ..python.texts import Texts
+from ..regions.histories import Writes, refuse_doubt
+from ..regions.hit_loops import number_of
+from ..torch_facts import torch_fakes, torch_private
+from ..values.numbers import SHAPED_BY_FLOATS, Number, Numbers, is_open
+from ..values.unfollowed import UnfollowedTensor
+from ..values.values import ATOMS, SYMBOLIC, Break, TensorMethod, TensorProxy
+from . import tensor_class
+from .counts import BINCOUNTS, INTEGERS, bins, known_few, unknown_number, unknown_numbers
+from .fakes import dropped_out, fake_of, has_tensor, refuse_answering, refuse_numbers, some_float
+from .foreign_memory import ForeignMemory
+from .gradients import Gradients, gives_sparse_gradient
+from .graphs import GraphWriter
+from .layouts import Layouts, refuse_lost_tangent
+from .method_kinds import MADE_OF_BOUNDS, MADE_OF_NUMBERS, OTHER_KIND, OUTSIDE, READS_VALUES, RECORDS, TENSOR_ATTRIBUTES
+from .offsets import Offsets
+
+OPEN_INDICES = (torch.SymInt, Number)
+INDICES = (*OPEN_INDICES, int, slice, type(...))
+
+
+def depends_on_data(function: Any, error: Exception) -> Break:
+    """The graph break where an operator's fake says that it needs real values, or where there is none."""
+    if torch_fakes.lacks_fake(error):
+        hint = "give it one: torch.library.register_fake; it runs natively"
+        return Break("operator without a fake", getattr(function, "__name__", str(function)), hint)
+    return Break(
+        "data-dependent operator",
+        f"{getattr(function, '__name__', str(function))}: {str(error).splitlines()[0][:160]}",
+        "write it without a branch or a size that depends on values",
+    )
+
+
+class TensorOperations:
+    """All tensor operators of one trace."""
+
+    def __init__(
+        self,
+        world: torch_fakes.FakeWorld,
+        writer: GraphWriter,
+        guards: GuardRecorder,
+        dynamic: Callable[[str, torch.Tensor], tuple[int, ...]],
+        whole_step: bool = True,
+    ):
+        self.world, self.writer, self.guards, self.dynamic = world, writer, guards, dynamic
+        self.proxies: dict[int, TensorProxy] = {}  # by id of the real tensor
+        self.of_fake: dict[int, TensorProxy] = {}  # by id of the fake
+        self.inputs: list[TensorProxy] = []
+        self.offsets = Offsets()
+        self.layouts = Layouts()
+        self.foreign = ForeignMemory()
+        self.uncounted: set[int] = set()  # storages of tensors whose .data was read
+        self.required_before: dict[str, bool] = {}  # by source: for a trace that is made after the graph has run a part
+        self.gradients = Gradients(self, whole_step)
+        self.numbers = Numbers(self)
+        self.texts = Texts(self)
+        self.whole_step = whole_step
+        writer.holds_generators = whole_step
+        self.unread: Callable[[Any], bool] = lambda value: False  # a container whose items no guard has seen
+        self.may_tell: types.FunctionType | None = None  # a function of torch's that is interpreted where it warns
+        self.is_handled: Callable[[], bool] = lambda: False  # whether the running code is in a try- or with-block
+        self.speculate: Callable[[Any], bool | None] = lambda value: None  # the way to take at a branch on data
+
+    # ------------------------------------------------------------------------------------------------------------------
+    # Inputs
+    # ------------------------------------------------------------------------------------------------------------------
+
+    def input(self, real: torch.Tensor, source: Source) -> TensorProxy:
+        """The proxy of a tensor that existed before. Two sources that lead to one tensor share one proxy."""
+        if (known := self.proxies.get(id(real))) is not None:
+            self.same(known, source)
+            return known
+        if type(real) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer) and not placed_on_ranks(real):
+            self.guards.check("type", source, type(real), text=f"type is {type(real).__qualname__}")
+            raise UnfollowedTensor(
+                "tensor subclass",
+                f"a {type(real).__name__} is not understood yet",
+                "it runs natively; what works on plain tensors is captured (below FSDP's hooks, modules see those)",
+            )
+        if real.is_nested or real.layout is not torch.strided or real.is_quantized or real.is_conj() or real.is_neg():
+            kept = {"type": type(real), "layout": real.layout, "is_conj": real.is_conj(), "is_neg": real.is_neg()}
+            self.guards.check("tensor", source, kept, text=f"layout {real.layout}, conj or neg")
+            what = f"a tensor with layout {real.layout} (or conj, neg, quantized) is not understood yet"
+            raise UnfollowedTensor("tensor layout", what, "use a plain strided tensor")
+        if torch_fakes.history_is_lost(real):
+            self.guards.check("tensor", source, {"type": type(real)}, text="a view whose base was written since")
+            raise UnfollowedTensor(
+                "view made without gradients",
+                "it was made under torch.no_grad(), and what it is a view of was written since: torch does not say"
+                " how it was computed",
+                "make the view again after the write, or take .detach() of it",
+            )
+        varies = not source.static and torch_fakes.sizes_can_vary(real)
+        open_dims = self.dynamic(source.name, real) if varies else ()
+        meta = tensor_meta(real, frozenset(open_dims), any_offset=self.whole_step and not source.static)
+        if source.static:
+            self.guards.static_tensor(source.name, real, meta)
+        else:
+            self.guards.check("tensor", source, meta, text=describe_tensor(meta))
+        try:
+            fake = self.world.fakify(real, source.name, open_dims, self.required_before.get(source.name))
+        except AssertionError as error:  # a view whose .data is no longer of its base's dtype or size
+            raise Break("tensor that torch cannot describe", str(error), "clone it before the call") from None
+        if real.requires_grad and not isinstance(real, torch.nn.Parameter):
+            place, leaf = part(source, "attr", "is_leaf"), real.is_leaf
+            self.guards.check("equal", place, leaf, text="is a leaf" if leaf else "was computed from others")
+        return self.add_input(real, fake, source)
+
+    def add_input(self, real: Any, fake: Any, source: Source) -> TensorProxy:
+        root = self.root_scope()
+        node, stack = root.placeholder(readable(source.name)), self.writer.where()
+        where = stack[-1:] and stack[-1]
+        node.meta.update(val=fake, source=source.name, static=source.static, where=where, stack=stack)
+        if isinstance(fake, torch.Tensor):
+            node.meta.update(sizes=fake.shape, strides=fake.stride())
+        proxy = TensorProxy(self, fake, node)
+        proxy.source, proxy.real, proxy.required = source, real, getattr(fake, "requires_grad", False)
+        if isinstance(real, torch.nn.Parameter):
+            proxy.cls = type(real)
+        scope, self.writer.scope = self.writer.scope, root
+        self.writer.bind_symbols(fake, node)
+        self.writer.scope = scope
+        self.proxies[id(real)] = self.of_fake[id(fake)] = proxy
+        self.inputs.append(proxy)
+        self.foreign.look(real, fake)
+        return proxy
+
+    def root_scope(self) -> Any:
+        scope = self.writer.scope
+        while scope.parent is not None:
+            scope = scope.parent
+        return scope
+
+    def same(self, known: TensorProxy, source: Source) -> None:
+        assert known.source is not None
+        if source is known.source or (source.static and known.source.static):
+            return
+        key = ("alias", source.name, known.source.name)
+        if key in self.guards.seen:
+            return
+        self.guards.seen.add(key)
+        if known.source.static:
+            self.guards.check("is", source, known.real, text=f"is {known.source.name}")
+        elif source.static:
+            self.guards.check("is", known.source, known.real, text=f"is {source.name}")
+        else:
+            self.guards.same_or_distinct("same", source, known.source)
+
+    def distinct_inputs(self) -> None:
+        """Dynamic inputs that were different tensors stay different tensors."""
+        dynamic = [
+            p for p in self.inputs if isinstance(p.real, torch.Tensor) and p.source is not None and not p.source.static
+        ]
+        static = tuple(p.real for p in self.inputs if p.source is not None and p.source.static)
+        self.offsets.guard(self.guards, dynamic)
+        if len(dynamic) > 1:
+            slots = [self.guards.slot(p.source) for p in dynamic if p.source]
+            names = ", ".join(p.source.name for p in dynamic if p.source)
+            self.guards.add(
+                ("distinct", *slots),
+                dynamic[0].source.name if dynamic[0].source else "",
+                f"{names} are different tensors",
+                None,
+            )
+        if static:
+            for proxy in dynamic:
+                assert proxy.source is not None
+                self.guards.check("none_of", proxy.source, static, text="is none of the static tensors")
+
+    # ------------------------------------------------------------------------------------------------------------------
+    # Operators
+    # ------------------------------------------------------------------------------------------------------------------
+
+    def function(self, function: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Any:
+        """``function(*args, **kwargs)`` as a node."""
+        if function in MADE_OF_BOUNDS:
+            args = tuple(map(self.bound, args))
+        return self.run("call_function", function, function, args, kwargs)
+
+    def method(self, proxy: TensorProxy, name: str, args: tuple, kwargs: dict[str, Any]) -> Any:
+        """``proxy.name(*args, **kwargs)`` as a node, or a graph break where it leaves the graph."""
+        tensor_class.rely_on(self.guards, proxy.cls, name)
+        args, kwargs = self.with_flags(args, kwargs)
+        if name == "backward":
+            return self.gradients.backward([proxy], *args, **kwargs)
+        if name == "register_hook":
+            return self.gradients.hooks.register(proxy, *args, **kwargs)
+        if name == "retain_grad":
+            return self.gradients.retain(proxy)
+        if name in ("item", "__int__", "__index__") and self.whole_step and not args:
+            if (number := self.item(proxy)) is not None:
+                return number
+        if name == "requires_grad_":
+            return self.gradients.switch(proxy, *args, **kwargs)
+        if name == "tolist" and self.whole_step and not args and known_few(proxy.fake):
+            return self.record("call_method", name, (proxy,), {}, unknown_numbers(self.world, proxy))
+        if name in READS_VALUES:
+            raise Break(
+                "tensor read as a number",
+                f"{proxy.describe()}.{name}() gives Python the numbers of a tensor",
+                "keep them in tensors, or read them after the step",
+            )
+        if name == "__reduce_ex__":
+            detail = f"copy.copy() or pickle of {proxy.describe()}"
+            hint = "tensor.detach() has the same memory, tensor.clone() its own"
+            raise Break("tensor copied by copy", detail, hint)
+        if name in OUTSIDE or (name in OTHER_KIND and self.writer.scope.in_loop):
+            raise Break(
+                f"Tensor.{name}",
+                f"{proxy.describe()}.{name}() works on autograd or storage, outside of a graph",
+                "nothing to do: the graph goes on after it",
+            )
+        if name == "type" and args and isinstance(args[0], torch_private.LEGACY_TYPE):
+            args = (f"{args[0].__module__}.{args[0].__name__}", *args[1:])  # which a graph's code can say
+        if name == "new" and len(args) == 1 and isinstance(args[0], torch.Size):
+            name = "new_empty"  # a graph has sizes as tuples, which new takes for values
+        if name == "size" and len(args) == 1 and isinstance(args[0], int):
+            return proxy.fake.size(args[0])
+        return self.run("call_method", name, getattr(torch.Tensor, name), (proxy, *args), kwargs)
+
+    def item(self, proxy: TensorProxy) -> Any:
+        """``proxy.item()`` as a number of the graph, None where it is to be a graph break."""
+        if (known := number_of(proxy)) is not None:
+            return known
+        if self.whole_step and proxy.fake.dtype in INTEGERS and proxy.fake.numel() == 1:
+            return self.record("call_method", "item", (proxy,), {}, unknown_number(self.world, proxy))
+        if proxy.fake.dtype not in (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.bool):
+            return None
+        inner = self.writer.scope.parent is not None and not self.gradients.hooks.interpreting
+        if inner or self.writer.scope.in_loop or proxy.fake.numel() != 1:
+            return None
+        return self.numbers.of_item(proxy)
+
+    def run(self, op: str, target: Any, function: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Any:
+        """Run on fakes; write the node if tensors come out or anything was changed."""
+        self.refuse_records(getattr(function, "__name__", ""))
+        self.offsets.look(function, args, kwargs)
+        self.layouts.refuse_unsure(function, args, kwargs, self.on_fakes)
+        args, kwargs = self.with_flags(args, kwargs)
+        if function in BINCOUNTS and isinstance(args[0], TensorProxy) and (count := bins(*args, **kwargs)) is not None:
+            result: Any = args[0].fake.new_empty(count, dtype=torch.int64)
+        elif function is torch.nn.functional.dropout and (like := dropped_out(*args, **kwargs)) is not None:
+            result = self.writer.note_dropout(like)
+        elif function is torch.nn.functional.batch_norm:  # (momentum=None: one over a count that a buffer holds)
+            result = self.on_fakes(function, tuple(map(some_float, args)), kwargs)
+        else:
+            result = self.on_fakes(function, args, kwargs)
+        refuse_lost_tangent(function, result)
+        if "out" in kwargs or getattr(function, "__name__", "").partition(".")[0] in OTHER_KIND:
+            self.layouts.forget()
+        if not has_tensor(result) and not changes_in_place(target, kwargs):
+            return result
+        recorded = self.record(op, target, args, kwargs, result)
+        name = getattr(function, "__name__", "")
+        in_place = name.startswith("_foreach_") and name.endswith("_") and args
+        return args[0] if in_place else recorded  # (the list that they were given)
+
+    def bound(self, value: Any) -> Any:
+        """The number in a tensor of one integer: how long the result is follows from it."""
+        if not isinstance(value, TensorProxy) or value.fake.dtype not in INTEGERS or value.fake.dim():
+            return value
+        number = self.item(value)
+        return value if number is None else number
+
+    def refuse_records(self, name: str) -> None:
+        if name in RECORDS:
+            raise Break(f"Tensor.{name}", "a tensor's own records are not in the graph", "read it outside of the step")
+
+    def on_fakes(self, function: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Any:
+        """The operator's result on fake tensors. Errors that the operator itself raises are the user's."""
+        if getattr(function, "__name__", "") in SHAPED_BY_FLOATS:
+            refuse_numbers((args, kwargs))
+        self.refuse_unread((args, kwargs))
+        if not isinstance(function, types.FunctionType):
+            refuse_answering((*args, *kwargs.values()))
+        in_numbers = function in MADE_OF_NUMBERS and is_open((args, list(kwargs.values())))
+        fake_args, fake_kwargs = fake_of(self.numbers.examples(args) if in_numbers else args), fake_of(kwargs)
+        torch_private.ON_FAKES.forget()
+        writes = Writes((fake_args, fake_kwargs), self.writer.scope, self.of_fake)
+        versions = self.foreign.versions((args, kwargs))
+        try:
+            result = self.world.call(function, fake_args, fake_kwargs)
+        except torch_private.DATA_DEPENDENT as error:
+            raise depends_on_data(function, error) from None
+        except RuntimeError as error:
+            if torch_fakes.lacks_fake(error) or any(
+                torch_private.depends_on_values(leaf) for leaf in torch_private.tree_leaves((fake_args, fake_kwargs))
+            ):
+                # with sizes that nobody knows yet, a failure says nothing of the real operator
+                raise depends_on_data(function, error) from None
+            self.refuse_handled(function, error)
+            raise
+        except Exception as error:
+            self.refuse_handled(function, error)
+            raise
+        if in_numbers:
+            torch_fakes.forget_constant(result)
+        if function is self.may_tell and torch_private.ON_FAKES.last() is not None:
+            raise TellsInPython
+        writes.note()
+        self.foreign.refuse_writes(versions)
+        return result
+
+    @contextlib.contextmanager
+    def that_may_tell(self, function: types.FunctionType) -> Iterator[None]:
+        """Inside, the function raises TellsInPython where its own Python code warns, and a warning can be a node."""
+        noted = self.whole_step and self.writer.scope.parent is None and not self.writer.recomputed
+        before, self.may_tell = self.may_tell, function if noted and may_warn(function) else None
+        try:
+            yield
+        finally:
+            self.may_tell = before
+
+    def refuse_handled(self, function: Any, error: Exception) -> None:
+        """A graph break if a handler of the user's would see an error of fakes, whose words are not the operator's."""
+        if self.is_handled():
+            raise Break(
+                "operator that raises",
+                f"{getattr(function, '__name__', function)}: {(str(error).splitlines() or [''])[0][:160]}",
+                "it runs natively, and a handler sees its own error",
+            ) from None
+
+    def refuse_unread(self, value: Any) -> None:
+        """A graph break if an operator would look into a container that no guard has seen."""
+        if isinstance(value, list | tuple | dict | set):
+            if self.unread(value):
+                raise Break(
+                    "container read by an operator",
+                    f"a {type(value).__name__} that the step did not make is read in C",
+                    "pass a list or a tuple of plain numbers and tensors",
+                )
+            for item in value.values() if isinstance(value, dict) else value:
+                self.refuse_unread(item)
+
+    def record(self, op: str, target: Any, args: tuple, kwargs: dict[str, Any], result: Any) -> Any:
+        node = self.writer.node(op, target, args, kwargs)
+        return self.wrap(result, node)
+
+    def wrap(self, result: Any, node: fx.Node) -> Any:
+        """The traced value of an operator's result; ``node`` computes it."""
+        node.meta["val"] = result
+        if isinstance(result, torch.Tensor):
+            known = self.of_fake.get(id(result))
+            if known is not None:  # an operator gave its operand back: one that writes, or a cast to what it was
+                if is_pure(node):
+                    node.graph.erase_node(node)
+                return known
+            self.writer.bind_symbols(result, node)
+            self.gradients.sparse = self.gradients.sparse or gives_sparse_gradient(result.grad_fn)
+            proxy = self.of_fake[id(result)] = TensorProxy(self, result, node)
+            return proxy
+        if isinstance(result, SYMBOLIC):
+            self.writer.bind_symbols(result, node)
+            return result
+        if isinstance(result, tuple | list):
+            items = []
+            for i, item in enumerate(result):
+                if isinstance(item, torch.Tensor) or isinstance(item, SYMBOLIC):
+                    items.append(self.wrap(item, self.writer_item(node, i)))
+                elif isinstance(item, tuple | list) and has_tensor(item):
+                    items.append(self.wrap(item, self.writer_item(node, i)))
+                else:
+                    items.append(item)
+            if type(result) in (tuple, list):
+                return type(result)(items)
+            if hasattr(result, "_fields"):
+                return type(result)(*items)
+            return type(result)(items)  # torch.return_types: structseq takes one sequence
+        if result is None or type(result) in ATOMS:
+            return result
+        raise Break("operator result", f"an operator returned a {type(result).__name__}", "please report this operator")
+
+    def writer_item(self, node: fx.Node, index: int) -> fx.Node:
+        item = self.writer.scope.graph.call_function(operator.getitem, (node, index))
+        item.meta.update(where=node.meta["where"], stack=node.meta["stack"])
+        if "number" in node.meta:
+            item.meta["number"] = (node.meta["number"], index)
+        return item
+
+    # ------------------------------------------------------------------------------------------------------------------
+    # Items
+    # ------------------------------------------------------------------------------------------------------------------
+
+    def get_item(self, proxy: TensorProxy, key: Any) -> Any:
+        """``proxy[key]``."""
+        if is_scalar_index(key):
+            # torch would read the index's value to select; shape and strides are those of any row
+            with self.world.mode:
+                if proxy.fake.dim() == 0:
+                    raise IndexError(
+                        "invalid index of a 0-dim tensor. Use `tensor.item()` in Python to convert it to a number"
+                    )
+                result = proxy.fake.select(0, 0)
+            return self.record("call_function", operator.getitem, (proxy, key), {}, result)
+        if holds_unknown_number(key):
+            result = self.on_fakes(operator.getitem, (proxy, any_position(key)), {})
+            return self.record("call_function", operator.getitem, (proxy, key), {}, result)
+        if (steps := selections(key, proxy.fake.dim())) is not None:
+            try:
+                with self.world.mode:
+                    result = selected(proxy.fake, steps)
+                return self.record("call_function", operator.getitem, (proxy, key), {}, result)
+            except IndexError:  # torch's own index has other words for it
+                pass
+        return self.function(operator.getitem, (proxy, key), {})
+
+    def set_item(self, proxy: TensorProxy, key: Any, value: Any) -> None:
+        """``proxy[key] = value``, in place."""
+        if is_scalar_index(key) or (isinstance(key, tuple) and any(is_scalar_index(k) for k in key)):
+            raise Break(
+                "write at an index held in a tensor",
+                f"{proxy.describe()}[tensor] = … with a 0-dim index",
+                "use index_copy_ or index_put_",
+            )
+        anywhere = any_position(key) if selections(key, proxy.fake.dim()) is not None else key
+        self.on_fakes(operator.setitem, (proxy, anywhere, value), {})
+        self.writer.node("call_function", operator.setitem, (proxy, key, value), {}).meta["val"] = None
+
+    def rows(self, proxy: TensorProxy) -> list[Any]:
+        """The rows that iterating over the tensor gives, when their number is known."""
+        if proxy.fake.dim() == 0:
+            raise TypeError("iteration over a 0-d tensor")
+        return list(self.function(torch.unbind, (proxy, 0), {}))
+
+    def rows_for_unpacking(self, proxy: TensorProxy, count: int) -> list[Any]:
+        """``a, b = tensor``."""
+        if proxy.fake.dim() and isinstance(proxy.fake.shape[0], torch.SymInt):
+            return (
+                list(self.function(torch.unbind, (proxy, 0), {}))
+                if self.symbolic_truth(proxy.fake.shape[0] == count)
+                else []
+            )
+        return self.rows(proxy)
+
+    def with_flags(self, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
+        """Arguments of an operator; what compares sizes is decided, as an operator's flags are bools."""
+        if torch.SymBool in map(type, (*args, *kwargs.values())):
+            return tuple(self.flag(a) for a in args), {name: self.flag(a) for name, a in kwargs.items()}
+        return args, kwargs
+
+    def flag(self, value: Any) -> Any:
+        """A value; a comparison of sizes as the bool that it is in this call."""
+        return self.symbolic_truth(value) if type(value) is torch.SymBool else value
+
+    def symbolic_truth(self, value: Any) -> bool:
+        """``bool(size expression)``: a guard on backed sizes, a graph break where it depends on values."""
+        try:
+            return bool(value)
+        except torch_private.DATA_DEPENDENT:
+            if (known := self.speculate(value)) is not None:
+                return known
+            raise Break(
+                "data-dependent branch",
+                f"Python branches on {value}, a size that depends on values",
+                "use torch.where or a mask instead of the branch",
+            ) from None
+
+    # ------------------------------------------------------------------------------------------------------------------
+    # Attributes
+    # ------------------------------------------------------------------------------------------------------------------
+
+    def attribute(self, proxy: TensorProxy, name: str, enter: Callable[[Any, Source], Any]) -> Any:
+        """``proxy.name``."""
+        if name in proxy.attributes:
+            return proxy.attributes[name]
+        if name == "data":  # (writes through it count on their own)
+            self.uncounted.add(torch_private.storage_of(proxy.fake))
+        if name in TENSOR_ATTRIBUTES:
+            return self.function(getattr, (proxy, name), {})
+        if name == "grad":
+            return self.gradients.read(proxy, enter)
+        if name == "__class__":
+            return proxy.cls
+        if name == "grad_fn" and proxy.fake.is_leaf and (proxy.real is None or getattr(proxy.real, "is_leaf", False)):
+            return None
+        self.refuse_records(name)
+        if name in ("__doc__", "__module__", "_python_dispatch"):
+            return getattr(proxy.cls, name)
+        if proxy.real is not None and isinstance(proxy.real, torch.Tensor) and name in proxy.real.__dict__:
+            assert proxy.source is not None
+            return enter(proxy.real.__dict__[name], part(part(proxy.source, "instance_dict"), "dict_item", name))
+        found = getattr(type(proxy.fake), name, None)
+        if isinstance(
+            found,
+            types.MethodDescriptorType | types.FunctionType | types.WrapperDescriptorType | types.BuiltinFunctionType,
+        ):
+            return TensorMethod(proxy, name)
+        if found is None and not hasattr(torch.Tensor, name):
+            if proxy.real is not None and proxy.source is not None:
+                self.guards.holds(
+                    proxy.source.name, f"has no attribute {name!r}", lambda t: not hasattr(t, name), proxy.source
+                )
+            raise AttributeError(f"'{proxy.cls.__name__}' object has no attribute '{name}'")
+        if name in ("requires_grad", "is_leaf"):
+            if proxy.real is None:
+                self.writer.refuse_question(name)
+            refuse_doubt(proxy.fake, name, self.writer.scope)
+        if name == "nbytes":  # (torch's own refuses sizes that are symbols)
+            return proxy.fake.numel() * proxy.fake.element_size()
+        try:
+            value = getattr(proxy.fake, name)
+        except RuntimeError as error:
+            self.refuse_handled(f"attribute {name}", error)
+            raise
+        if isinstance(value, torch.Tensor):
+            return self.function(getattr, (proxy, name), {})
+        if type(value) in ATOMS or isinstance(value, tuple):
+            return value
+        what = f"attribute {name} of a tensor gives a {type(value).__name__}"
+        raise Break(f"Tensor.{name}", what, "read it outside of the step")
+
+
+def changes_in_place(target: Any, kwargs: dict[str, Any]) -> bool:
+    """Whether an operator that returned no tensor still did something: in-place names (foreach too), ``out=``, and
+    operators of torch.ops whose schema says so (custom ones that return nothing are called for what they do)."""
+    written = may_write(target)
+    if written is not None:
+        return written or returns_nothing(target)
+    name = target if isinstance(target, str) else getattr(target, "__name__", "")
+    return (
+        (name.endswith("_") and not name.endswith("__")) or "out" in kwargs or name in ("setitem", "_set_grad_enabled")
+    )
+
+
+def is_scalar_index(key: Any) -> bool:
+    """A 0-dim integer tensor used as an index: torch reads its value and selects."""
+    return (
+        isinstance(key, TensorProxy)
+        and key.fake.dim() == 0
+        and not key.fake.dtype.is_floating_point
+        and key.fake.dtype is not torch.bool
+        and key.fake.dtype is not torch.uint8
+    )
+
+
+def selections(key: Any, dims: int) -> list[tuple[int, Any]] | None:
+    """An index of numbers and slices, with a number that varies, as what is taken of which axis, the last one first:
+    torch's own index would make a constant of the number. None: no such index."""
+    keys = list(key) if isinstance(key, tuple) else [key]
+    if not any(type(k) in OPEN_INDICES for k in keys) or not all(type(k) in INDICES for k in keys):
+        return None
+    if (places := [i for i, k in enumerate(keys) if k is ...]) and len(places) == 1:
+        keys[places[0] : places[0] + 1] = [slice(None)] * (dims - len(keys) + 1)
+    if len(keys) > dims or any(k is ... for k in keys):
+        return None
+    return [(axis, one) for axis, one in enumerate(keys)][::-1]
+
+
+def selected(fake: torch.Tensor, steps: list[tuple[int, Any]]) -> torch.Tensor:
+    """What an index takes."""
+    for axis, one in steps:
+        one = fake_of(one)
+        fake = fake[(*(slice(None),) * axis, one)] if isinstance(one, slice) else fake.select(axis, one)
+    return fake
+
+
+def holds_unknown_number(key: Any) -> bool:
+    """An index with a number in it that only the running loop knows; torch would want to know its sign."""
+    keys = key if isinstance(key, tuple) else (key,)
+    return any(isinstance(k, torch.SymInt) and torch_private.depends_on_values(k) for k in keys)
+
+
+def any_position(key: Any) -> Any:
+    """The index with 0 in such numbers' places: shape and strides are those of any position."""
+    if isinstance(key, tuple):
+        return tuple(any_position(k) for k in key)
+    return 0 if type(key) in OPEN_INDICES else key
+
+
+def placed_on_ranks(tensor: torch.Tensor) -> bool:
+    """Whether lowering moved the tensor, an expert parameter, onto ranks. Whoever reads it sees the whole tensor."""
+    module = sys.modules.get("moebius.lowering.distribution")
+    return module is not None and isinstance(tensor, module.Sharded)
+
+
+def readable(name: str) -> str:
+    """A source's name as a valid identifier for a placeholder."""
+    text = name.removeprefix("L[").replace("'].", "_").replace("._parameters[", "_").replace("_modules[", "")
+    word = re.sub(r"\W", "_", text)[-60:].strip("_")
+    return word if word.isidentifier() and not keyword.iskeyword(word) else f"input_{word}"

@@ -1,0 +1,199 @@
+"""The fake tensors and symbolic sizes of a capture: what this takes of torch's private names, in one place.
+
+Checked on torch 2.13.0 (CPU with Python 3.11, CUDA with 3.12 and 3.13).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import sympy
+import torch
+from torch._dispatch.python import enable_python_dispatcher
+from torch._dynamo.source import LocalSource
+from torch._guards import TracingContext
+from torch._guards import tracing as torch_tracing
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, UnsupportedOperatorException
+from torch.fx.experimental.symbolic_shapes import (
+    DimDynamic,
+    ShapeEnv,
+    StatelessSymbolicContext,
+    free_unbacked_symbols,
+)
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from .torch_private import PASSED_OVER, is_symbolic, owns_storage, tree_leaves
+
+# Operators whose C++ form refuses symbolic sizes ("expected to contain only concrete integers").
+CONCRETE_IN_C = frozenset({"pad", "constant_pad_nd", "lstm", "baddbmm", "_is_all_true", "_is_any_true"})
+NO_CONTEXT = contextlib.nullcontext()
+
+
+class OperatorRecorder(TorchDispatchMode):
+    """Writes down each operator that runs on fakes, with what it took and gave, but for those that selective
+    checkpointing passes over."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ran: list[tuple[Any, tuple, dict[str, Any], Any]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if func not in PASSED_OVER:
+            self.ran.append((func, args, kwargs or {}, out))
+        return out
+
+
+def history_is_lost(tensor: torch.Tensor) -> bool:
+    """Whether torch itself refuses to say how it was computed: a view made without gradients whose base requires them
+    and was written since."""
+    try:
+        tensor.is_leaf  # noqa: B018  (the reading raises)
+    except RuntimeError:
+        return True
+    return False
+
+
+def sizes_can_vary(tensor: torch.Tensor) -> bool:
+    """Whether it can be described with symbolic sizes: a view or a result that holds a gradient cannot."""
+    plain = tensor.is_leaf and tensor._base is None
+    return plain or not (tensor.is_leaf or tensor.retains_grad) or tensor.grad is None
+
+
+class FakeWorld:
+    """The fake tensors and symbolic sizes of one capture: torch's FakeTensorMode over a ShapeEnv of its own."""
+
+    def __init__(self) -> None:
+        # duck_shape off: two sizes that are equal today are still two sizes.
+        self.shape_env = ShapeEnv(
+            allow_scalar_outputs=True, allow_dynamic_output_shape_ops=True, duck_shape=False, specialize_zero_one=True
+        )
+        self.mode = FakeTensorMode(shape_env=self.shape_env, allow_non_fake_inputs=False)
+        self.recorder: OperatorRecorder | None = None
+
+    def fakify(
+        self, tensor: torch.Tensor, name: str, dynamic_dims: Sequence[int] = (), required: bool | None = None
+    ) -> torch.Tensor:
+        """The fake twin of a real tensor: same metadata, no storage; sizes in ``dynamic_dims`` become symbols.
+
+        required: whether it required gradients when the graph began, where that has run in part.
+        """
+        if required is not None and required is not tensor.requires_grad:  # then it was a leaf
+            fake = self.fakify(tensor if tensor.is_leaf else tensor.detach(), name, dynamic_dims)
+            return fake.requires_grad_(required)
+        if tensor.is_leaf and tensor.grad is not None and tensor.grad.dtype is not tensor.dtype:
+            # ``p.data = …`` of another dtype: ``from_tensor`` would set the gradient's fake, which torch refuses
+            fake = self.fakify(tensor.detach(), name, dynamic_dims).requires_grad_(tensor.requires_grad)
+            if isinstance(tensor, torch.nn.Parameter):
+                fake._is_param = True
+            return fake
+        if not dynamic_dims:
+            plain = tensor.is_leaf and tensor._base is None and not tensor.is_inference()
+            if plain and type(tensor) in (torch.Tensor, torch.nn.Parameter) and owns_storage(tensor):
+                return self.twin(tensor)
+            return self.mode.from_tensor(tensor, static_shapes=True)
+        dims = [DimDynamic.DYNAMIC if d in dynamic_dims else DimDynamic.STATIC for d in range(tensor.dim())]
+        base: Any = tensor._base
+        if base is not None:  # no symbols for what it is a view of, nor for that one's gradient
+            base = StatelessSymbolicContext([DimDynamic.STATIC] * base.dim(), constraint_sizes=[None] * base.dim())
+        context: Any = StatelessSymbolicContext(dims, constraint_sizes=[None] * tensor.dim(), view_base_context=base)
+        source = LocalSource(name)
+        if not (tensor.is_leaf or tensor.retains_grad) or tensor.grad is None:
+            return self.mode.from_tensor(tensor, source=source, symbolic_context=context)
+        # the gradient would be described as well, with symbols of its own
+        assert sizes_can_vary(tensor), "a view, or a result, that has a gradient"
+        fake = self.mode.from_tensor(tensor.detach(), source=source, symbolic_context=context)
+        return fake.requires_grad_(tensor.requires_grad)
+
+    def twin(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The fake twin of a leaf that has its storage to itself: what ``from_tensor`` makes, many times faster."""
+        meta = torch.empty_strided(
+            tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta", requires_grad=tensor.requires_grad
+        )
+        fake = FakeTensor(self.mode, meta, tensor.device)
+        if isinstance(tensor, torch.nn.Parameter):
+            fake._is_param = True
+        return fake
+
+    def call(self, function: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Any:
+        """The function on fakes; where the C++ form takes no symbols, torch's Python form of it."""
+        symbols = any(
+            is_symbolic(leaf) or (isinstance(leaf, FakeTensor) and leaf._has_symbolic_sizes_strides)
+            for leaf in tree_leaves((args, kwargs))
+        )
+        concrete = getattr(function, "__name__", "") in CONCRETE_IN_C and symbols
+        if not concrete and not (function is torch.autograd.grad and self.shape_env.var_to_range):  # (any operator's)
+            with self.mode, self.recorder or NO_CONTEXT:
+                return function(*args, **kwargs)
+        with self.mode, self.recorder or NO_CONTEXT, enable_python_dispatcher():
+            return function(*args, **kwargs)
+
+    def symbolic_int(self, value: int, name: str) -> Any:
+        """A SymInt that stands for a Python int which differs from call to call; hinted with today's value."""
+        source = LocalSource(name)
+        symbol = self.shape_env.create_unspecified_symbol(value, source=source, dynamic_dim=DimDynamic.DYNAMIC)
+        return self.shape_env.create_symintnode(symbol, hint=value, source=source)
+
+    def unknown_number(self) -> Any:
+        """A SymInt for an int that nobody knows while tracing."""
+        return self.shape_env.create_unbacked_symint()
+
+    def unknown_count(self) -> Any:
+        """A SymInt for an int that nobody knows while tracing, but for its not being negative."""
+        number = self.shape_env.create_unbacked_symint()
+        torch._check(number >= 0)
+        return number
+
+    def number_below(self, count: int) -> Any:
+        """A SymInt for an int of [0, count) that nobody knows while tracing."""
+        number = self.shape_env.create_unbacked_symint()
+        torch._check(number >= 0)
+        torch._check(number < count)
+        return number
+
+    def guards(self) -> list[sympy.Expr]:
+        """What was assumed about symbolic sizes so far, as sympy relations over backed symbols."""
+        return [g.expr for g in self.shape_env.guards if not free_unbacked_symbols(g.expr)]
+
+    def bounds(self, symbol: sympy.Symbol) -> tuple[int | None, int | None]:
+        """The range that the symbol was assumed to lie in (from 2 for a size that is neither 0 nor 1)."""
+        known = self.shape_env.var_to_range.get(symbol)
+        if known is None:
+            return None, None
+        return (int(known.lower) if known.lower.is_Integer else None), (
+            int(known.upper) if known.upper.is_Integer else None
+        )
+
+    def forget_pending(self) -> None:
+        """Fresh unbacked symbols are bound to our nodes by us; torch need not wait for them."""
+        self.shape_env.pending_fresh_unbacked_symbols.clear()
+
+
+def forget_constant(fake: Any) -> None:
+    """Of a fake that torch has made of a number: another call has another number."""
+    if isinstance(fake, FakeTensor):
+        fake.constant = None
+
+
+def lacks_fake(error: Exception) -> bool:
+    """Whether an operator has no form for fake tensors. Checked on torch 2.13."""
+    without_data = "There was no fake impl registered", "The tensor has a non-zero number of elements, but its data is"
+    return isinstance(error, UnsupportedOperatorException) or str(error).startswith(without_data)
+
+
+def forget_fakes() -> None:
+    """Empty what torch remembers of operators on fake tensors and of symbolic sizes, process-wide: such entries are
+    good for one capture alone, and keep its ShapeEnv alive."""
+    FakeTensorMode.cache_clear()
+    for method in vars(ShapeEnv).values():  # lru caches, whose keys hold the ShapeEnv
+        if callable(clear := getattr(method, "cache_clear", None)):
+            clear()
+
+
+@contextlib.contextmanager
+def tracing(world: FakeWorld) -> Iterator[None]:
+    """Backends find the capture's fake mode (and so its symbolic sizes) in torch's tracing context."""
+    with torch_tracing(TracingContext(world.mode)):
+        yield

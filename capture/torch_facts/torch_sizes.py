@@ -1,0 +1,116 @@
+"""Expressions of symbolic sizes as nodes and as text: what this takes of torch's private names, in one place.
+
+Checked on torch 2.13.0 (CPU with Python 3.11, CUDA with 3.12 and 3.13).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import sympy
+import torch
+from torch.fx.experimental.sym_node import SymNode
+from torch.utils._sympy.functions import Identity
+from torch.utils._sympy.interp import sympy_interp
+from torch.utils._sympy.printers import PythonPrinter
+from torch.utils._sympy.reference import PythonReferenceAnalysis
+
+
+class PythonArithmetic(PythonReferenceAnalysis):
+    """What torch's own leaves to sympy, which cannot be asked of nodes: Python's operators. Checked on torch 2.13."""
+
+    @staticmethod
+    def int_truediv(a: Any, b: Any) -> Any:
+        return a / b
+
+    @staticmethod
+    def identity(x: Any) -> Any:
+        return x
+
+    @staticmethod
+    def floor_to_int(x: Any, dtype: Any) -> Any:
+        return applied(math.floor, x)
+
+    @staticmethod
+    def ceil_to_int(x: Any, dtype: Any) -> Any:
+        return applied(math.ceil, x)
+
+    @staticmethod
+    def trunc_to_int(x: Any, dtype: Any) -> Any:
+        return applied(math.trunc, x)
+
+    @staticmethod
+    def round_to_int(a: Any, dtype: Any) -> Any:
+        return applied(round, a)
+
+    @staticmethod
+    def round_decimal(a: Any, b: Any) -> Any:
+        return applied(round, a, b)
+
+    @staticmethod
+    def floor(x: Any) -> Any:
+        return applied(float, applied(math.floor, x))
+
+    @staticmethod
+    def ceil(x: Any) -> Any:
+        return applied(float, applied(math.ceil, x))
+
+
+def applied(function: Callable[..., Any], x: Any, *rest: Any) -> Any:
+    """``function(x, *rest)``, of a node as a node: fx's proxies have no part in Python's own roundings."""
+    if isinstance(x, torch.fx.Proxy):
+        return x.tracer.create_proxy("call_function", function, (x, *rest), {})
+    return function(x, *rest)
+
+
+def rounded(value: Any) -> Any:
+    """The value; a symbolic float that was computed as one that sympy takes no part of: ``n * 0.1 * 3`` is not
+    ``n * 0.3``, as Python rounds in between."""
+    if type(value) is not torch.SymFloat or not isinstance(value.node.expr, sympy.Add | sympy.Mul | sympy.Pow):
+        return value
+    node = value.node
+    return torch.SymFloat(SymNode(Identity(node.expr), node.shape_env, float, node._hint))
+
+
+def truncated(value: torch.SymFloat) -> Any:
+    """``int(value)``."""
+    return torch.sym_int(rounded(value))
+
+
+def expression_to_node(expression: Any, symbol_node: Callable[[Any], Any], graph: Any) -> Any:
+    """Write a sympy size expression as nodes of ``graph``. ``symbol_node`` gives the node of a symbol."""
+    tracer = torch.fx.proxy.GraphAppendingTracer(graph)
+    symbols = sorted(expression.free_symbols, key=str)  # a set has another order in each process
+    environment = {s: torch.fx.Proxy(symbol_node(s), tracer) for s in symbols}
+    result = sympy_interp(PythonArithmetic, environment, expression)
+    return result.node if isinstance(result, torch.fx.Proxy) else result
+
+
+def expression_text(expression: Any, names: dict[Any, str]) -> str:
+    """A sympy relation as Python text, symbols written as ``names`` says."""
+
+    class Printer(PythonPrinter):
+        def _print_Symbol(self, symbol: Any) -> str:
+            return names[symbol]
+
+        def _print_ToFloat(self, number: Any) -> str:  # (torch's own forms of these are for symbols)
+            return f"float({self._print(number.args[0])})"
+
+        def _print_Identity(self, value: Any) -> str:
+            return f"({self._print(value.args[0])})"
+
+        def _helper_sqrt(self, number: Any) -> str:
+            return f"math.sqrt({self._print(number)})"
+
+    return Printer().doprint(expression)
+
+
+CALLED = {"min": min, "max": max, "abs": abs, "int": int, "float": float, "round": round}  # what a text may call
+IMPORT = {"__import__": __import__}  # where a relation warns (torch.jit.trace asks sizes for their truth)
+
+
+def compiled(text: str, names: Sequence[str]) -> Callable[..., Any]:
+    """The function of these names that a text of ``expression_text`` gives."""
+    return eval(f"lambda {', '.join(names)}: {text}", {"math": math, "__builtins__": CALLED | IMPORT})

@@ -1,0 +1,32 @@
+"""One attempt at capture as its parts see it: what branches on data and operators that may fail ask of it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any, Protocol
+
+from moebius.interpreter import Machine
+
+from ..heap.objects import Objects
+from ..python.domain import TrackingDomain
+from ..tensors.graphs import GraphWriter
+from ..tensors.tensors import TensorOperations
+from .policy import Policy
+from .stopped import Stopped
+
+
+class Attempt(Protocol):
+    """The class itself, which says what each of these is, stands above its parts (``trace.Trace``)."""
+
+    domain: TrackingDomain
+    objects: Objects
+    tensors: TensorOperations
+    writer: GraphWriter
+    policy: Policy
+    request: Any
+    tried: Counter[Any]
+    needs_stacks: bool
+
+    @property
+    def machine(self) -> Machine: ...
+    def frames(self) -> list[Stopped]: ...

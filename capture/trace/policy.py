@@ -1,0 +1,101 @@
+"""What earlier calls and attempts taught a trace: how to take what can be taken in several ways."""
+
+from __future__ import annotations
+
+import types
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from ..options import Options
+from ..regions.gathered import Lists
+
+# Why backward runs between two graphs, and what to do.
+FOREIGN = (
+    "a foreign backend compiles forward graphs; backward runs between two of them",
+    "use backend='moebius' or 'eager' for one graph of the whole step",
+)
+ON_A_MESH = ("with mesh= backward runs between two graphs, where experts are on other ranks", "nothing to do")
+LEFT_OUT = (
+    "a batch left parameters without a gradient, so backward runs between two graphs since then",
+    "ask for gradients with torch's optimizers and clip_grad_norm_ alone, which pass over what has none",
+)
+
+
+@dataclass
+class Policy:
+    """What earlier calls of the same code taught: places and sizes that differ from call to call.
+
+    volatile: names of places that hold another number each call. counters: those that the step itself writes.
+    wholes: how often a container that the step reads as a whole held something else, by its name.
+    texts: names of places that hold another text each call. letters: those where the step looks into the text.
+    whole_step: whether backward and numbers read from tensors may be in the graph (our own backends run them).
+    outside: why they may not, and what to do about it.
+    told_compiling: file and name of the functions to which ``is_compiling()`` answers True.
+    unrolled: loops over ranges, and branches, that cannot be recorded as one node. by_number, not_by_number: loops over
+    hits that are taken as one turn for each expert, and those that this does not help. options: what the callable was
+    captured with.
+    gathered, not_gathered: lists to which branches on values append, and those of them that must be Python's own.
+    casts: the autocast that a backward ran under, beside what is looked at anyway (``functions.backward_graph``).
+    natively: autograd functions and checkpointed calls that are not captured, as the step changes what backward reads.
+    strict: checkpointed calls that may change nothing older, as backward, which runs them again, is not in the trace.
+    inference_breaks: whether inference mode in the step is a graph break, as it could not be left in the graph.
+    each_module: whether modules like one before are interpreted all the same, as a gradient goes through them.
+    keeps_stacks: whether what stands on the frames' stacks is asked for (``fragile``).
+    speculates: whether a branch on data may be in the graph, with a side exit. predictions: the way that each goes
+    (``speculation.SideExit.place``). unpredictable: branches that went both ways too often.
+    """
+
+    volatile: set[str] = field(default_factory=set)
+    dynamic_dims: dict[str, set[int]] = field(default_factory=dict)
+    dynamic: bool | None = None
+    counters: set[str] = field(default_factory=set)
+    wholes: Counter[str] = field(default_factory=Counter)
+    texts: set[str] = field(default_factory=set)
+    letters: set[str] = field(default_factory=set)
+    whole_step: bool = True
+    outside: tuple[str, str] = FOREIGN
+    told_compiling: frozenset[tuple[str, str]] = frozenset()
+    unrolled: set[tuple[types.CodeType, int]] = field(default_factory=set)
+    gathered: set[tuple[types.CodeType, int]] = field(default_factory=set)
+    not_gathered: set[tuple[types.CodeType, int]] = field(default_factory=set)
+    by_number: set[tuple[types.CodeType, int]] = field(default_factory=set)
+    not_by_number: set[tuple[types.CodeType, int]] = field(default_factory=set)
+    options: Options | None = None
+    speculates: bool = False
+    casts: list[Any] = field(default_factory=list)
+    natively: set[str] = field(default_factory=set)
+    strict: set[str] = field(default_factory=set)
+    inference_breaks: bool = False
+    each_module: bool = False
+    keeps_stacks: bool = False
+    predictions: dict[str, bool] = field(default_factory=dict)
+    unpredictable: set[str] = field(default_factory=set)
+    marked: Callable[[torch.Tensor], frozenset[int]] | None = None
+
+    def learn_with(self, other: Policy) -> None:
+        """What the code of the other's was taught is known to this one as well, and the other way round: the rests of a
+        frame that a loop goes on in, turn by turn."""
+        self.volatile, self.dynamic_dims, self.wholes = other.volatile, other.dynamic_dims, other.wholes
+        self.texts, self.letters = other.texts, other.letters
+
+    def learn_lists(self, lists: Lists) -> bool:
+        """Whether a trace that broke has shown a list to be one that branches append to, or not to be one."""
+        before = len(self.gathered), len(self.not_gathered)
+        self.not_gathered |= lists.refused & self.gathered
+        self.gathered |= lists.wanted
+        return before != (len(self.gathered), len(self.not_gathered))
+
+    def dims(self, name: str, tensor: torch.Tensor) -> tuple[int, ...]:
+        """The axes of an input that get a symbolic size. Sizes 0 and 1 are never symbolic: torch treats them apart."""
+        chosen = set(self.dynamic_dims.get(name, ()))
+        if self.dynamic:
+            chosen = set(range(tensor.dim()))
+        if self.marked is not None:
+            chosen |= self.marked(tensor)
+        if self.dynamic is False:
+            chosen = set()
+        return tuple(d for d in sorted(chosen) if d < tensor.dim() and tensor.shape[d] > 1)

@@ -1,0 +1,215 @@
+"""Branches on data inside a graph: the graph holds one way, and a side exit for the other.
+
+Whether Python takes ``if not found_inf:`` is known when the step runs. The trace goes on as if the answer were
+certain; a node in the graph holds the data to it, and raises where it is otherwise. What ran until then has run as
+plain Python would have. The side exit, made when the step was captured, then replays the effects on Python objects
+up to the branch and goes on natively in every open frame, the innermost at its branch. (This is what just-in-time
+compilers call deoptimization: Hölzle, Chambers, Ungar, "Debugging optimized code with dynamic deoptimization", 1992.)
+
+Only a branch that can be gone on from is speculated on; the others break the graph.
+"""
+
+from __future__ import annotations
+
+import threading
+import types
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from moebius.interpreter import NULL, Frame
+from moebius.lowering import apply, only_computes, writes_into
+from moebius.lowering.step import require_branch
+
+from ..codegen.replay import Replay
+from ..codegen.residual import Emitter
+from ..codegen.resume import CannotResume
+from ..tensors.arrays import Array, ArrayNumber
+from ..torch_facts import torch_private
+from ..values.numbers import Number
+from ..values.values import ATOMS, CannotRebuild, StandIn, TensorProxy, is_of_one_number
+from .attempt import Attempt
+from .stopped import Stopped, connected, continuation
+
+MAX_EXITS = 512  # in one graph; each costs a continuation at capture, and a read from the device when it runs
+MAX_PEEKED = 64  # operators that are run ahead to see which way a branch will go
+MAX_FOLLOWED = 16  # times in a row that a branch is taken to go as it went before: `while` would never end
+RANDOM = ("rand", "dropout", "bernoulli", "multinomial", "normal", "poisson", "attention", "backward", "grad")
+# Instructions that ask for the truth of the value on top of the stack and do nothing else before.
+ASK_TOP = frozenset({"UNARY_NOT", "TO_BOOL", "JUMP_IF_TRUE_OR_POP", "JUMP_IF_FALSE_OR_POP"})
+LOOKS = (enumerate, zip, len, iter)  # that ask an array of numpy's for its length, and do nothing before
+EXTREMES = (max, min)  # that compare, and ask what they compared
+ASK_PREFIX = "POP_JUMP_"
+
+
+class Held(threading.local):
+    """The values that a side exit goes on with, in place of a graph that computes them."""
+
+    values: tuple[Any, ...] = ()
+
+    def __call__(self) -> tuple[Any, ...]:
+        values, self.values = self.values, ()
+        return values
+
+
+@dataclass
+class SideExit:
+    """Where a graph is left when a branch goes the other way. place: as the graph's node names it.
+
+    file, line: the user's. expected: the way that the graph holds.
+    """
+
+    place: str
+    file: str
+    line: int
+    expected: bool
+    run: Callable[..., Any]
+    held: Held
+
+    def go_on(self, live: tuple[Any, ...], args: tuple, kwargs: dict[str, Any]) -> Callable[[], Any]:
+        """Replay the effects before the branch; the result goes on from there."""
+        self.held.values = live
+        return self.run(*args, **kwargs)
+
+
+class Speculation:
+    """The branches on data of one trace."""
+
+    def __init__(self, trace: Attempt):
+        self.trace = trace
+        self.exits: dict[str, SideExit] = {}
+        self.met: Counter[tuple[types.CodeType, int]] = Counter()
+        self.went: dict[str, bool] = {}  # by branch: the last way that data told
+        self.followed: Counter[str] = Counter()
+
+    def decide(self, value: Any) -> bool | None:
+        """The way that the trace takes at a branch on ``value``; None: no graph can hold this branch."""
+        trace = self.trace
+        writer = trace.writer
+        if writer.scope.parent is not None or writer.recomputed or trace.domain.loops.open:
+            return None
+        if len(self.exits) >= MAX_EXITS or trace.objects.inside:
+            return None
+        frames = trace.frames()
+        innermost = frames[-1]
+        if not asks_alone(innermost, value) or len(connected(frames)) < len(frames):
+            return None
+        code, line = innermost.frame.code, line_of(innermost.frame, innermost.pc)
+        branch = f"{code.co_filename}:{line} in {code.co_qualname}, instruction {innermost.pc}"
+        if branch in trace.policy.unpredictable:
+            return None
+        self.met[code, innermost.pc] += 1
+        place = f"{branch}, {self.met[code, innermost.pc]}"
+        expected = trace.policy.predictions.get(place)
+        if trace.domain.arrays.is_of_lengths(value):
+            expected = True  # nothing can be followed the other way
+        else:
+            expected = self.way(branch, value, expected)
+        held = Held()
+        try:
+            emitter, run = self.side_exit(frames, held)
+        except (CannotRebuild, CannotResume):
+            return None
+        trace.objects.heap.read("fact", None, "branch", None)
+        writer.node("call_function", require_branch, (value, expected, place, *emitter.outputs), {}).meta["val"] = None
+        self.exits[place] = SideExit(place, code.co_filename, line, expected, run, held)
+        return expected
+
+    def side_exit(self, frames: list[Stopped], held: Held) -> tuple[Emitter, Callable[..., Any]]:
+        request = self.trace.request
+        emitter = Emitter(self.trace.objects, len(request.args), tuple(request.kwargs))
+        native = continuation(emitter, frames, "run", None)
+        Replay(emitter).effects()
+        return emitter, emitter.function(request.function.__name__, held, [], native)
+
+    def live(self) -> tuple[Any, ...]:
+        """What Python goes on with after the call that the innermost frame makes, which gives nothing."""
+        if self.trace.domain.stacks is None:
+            return ()
+        frames, request = self.trace.frames(), self.trace.request
+        if len(connected(frames)) < len(frames):
+            return ()
+        emitter = Emitter(self.trace.objects, len(request.args), tuple(request.kwargs))
+        try:
+            continuation(emitter, frames, "call", gives_nothing)
+            Replay(emitter).effects()
+        except (CannotRebuild, CannotResume):
+            return ()
+        return tuple(emitter.outputs)
+
+    def way(self, branch: str, value: Any, told: bool | None) -> bool:
+        """The way that data told in an earlier call, or will take in this one; else the one that the same branch took
+        before; else that nothing is wrong, as branches on data mostly ask. A wrong guess costs time only."""
+        told = self.peek(value) if told is None else told
+        if told is not None:
+            self.went[branch], self.followed[branch] = told, 0
+        elif branch in self.went and self.followed[branch] < MAX_FOLLOWED:
+            told, self.followed[branch] = self.went[branch], self.followed[branch] + 1
+        else:
+            told = self.trace.domain.lists.is_of_counts(value) or is_of_all(value)
+        return told
+
+    def peek(self, value: Any) -> bool | None:
+        """The way that this call's data will take, where few operators on the call's inputs decide it."""
+        real = {p.node: p.real for p in self.trace.tensors.inputs}
+        done: dict[fx.Node, Any] = {}
+
+        def run(node: fx.Node) -> Any:
+            if node in real:
+                return real[node]
+            if node not in done:
+                random = any(part in str(node.target) for part in RANDOM)
+                written = any(node in writes_into(user) for user in node.users)
+                if len(done) >= MAX_PEEKED or random or written or not only_computes(node):
+                    raise LookupError(node.name)
+                done[node] = None
+                args, kwargs = fx.map_arg(node.args, run), fx.map_arg(node.kwargs, run)
+                done[node] = apply(node, args, kwargs)
+            return done[node]
+
+        try:
+            with torch.no_grad():
+                return bool(fx.map_arg(self.trace.writer.argument(value), run))
+        except Exception:  # whatever it is, the step itself will meet it
+            return None
+
+
+def is_of_all(value: Any) -> bool:
+    """Whether it asks if something holds everywhere, as ``if not valid.all(): raise …``: nothing goes wrong then."""
+    node: Any = value.node if isinstance(value, TensorProxy | Number) else None
+    if node is not None and node.target == "item":
+        node = node.args[0]
+    return isinstance(node, fx.Node) and node.target in ("all", torch.all, torch_private.IS_ALL_TRUE)
+
+
+def gives_nothing() -> None:
+    """In a call's place."""
+
+
+def asks_alone(place: Stopped, value: Any) -> bool:
+    """Whether the frame's instruction does nothing before it asks for the truth of ``value``: it can run once more."""
+    instruction, stack = place.frame.program.instructions[place.pc], place.stack
+    if not stack:
+        return False
+    if instruction.opname in ASK_TOP or instruction.opname.startswith(ASK_PREFIX):
+        return stack[-1] is value or isinstance(stack[-1], StandIn)
+    if instruction.opname == "COMPARE_OP":  # 3.13 asks in the comparison itself
+        plain = (TensorProxy, Number, ArrayNumber, torch.SymInt, torch.SymFloat)
+        return all(isinstance(v, plain) or type(v) in ATOMS for v in stack[-2:])
+    if instruction.opname == "GET_ITER":
+        return isinstance(stack[-1], Array)
+    position = place.callee_position()
+    if position is not None and stack[position] in EXTREMES:
+        operands = [v for v in stack[position + 1 :] if v is not NULL]
+        return len(operands) > 1 and all(map(is_of_one_number, operands))
+    if position is not None and stack[position] in LOOKS and any(isinstance(v, Array) for v in stack[position + 1 :]):
+        return True
+    return position is not None and stack[position] is bool and stack[-1] is value
+
+
+def line_of(frame: Frame, pc: int) -> int:
+    return frame.program.instructions[pc].line or frame.code.co_firstlineno

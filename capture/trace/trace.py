@@ -1,0 +1,549 @@
+"""One cold capture: run the machine over a frame with the tracking domain, and say how far it came.
+
+A trace ends with the frame's return, or with a graph break at one instruction of the frame. A break that is noticed
+deep inside a call belongs to the root frame's instruction that was running: the frame is traced again from its start
+and stopped just before it, so that nothing of the half-done instruction is in the graph. Tracing itself changes nothing
+of the user's; a trace that is given up leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import traceback
+import types
+from collections import Counter
+from dataclasses import dataclass, replace
+from typing import Any
+
+from moebius.interpreter import UNSET, Frame, InterpreterError, Machine, Signal, decode
+
+from ..bytecode.places import handled_places
+from ..errors import CaptureInternalError
+from ..guards.recorder import GuardRecorder
+from ..guards.sources import Arg, Source
+from ..heap.growing import GROWN
+from ..heap.objects import COUNTERS, Objects
+from ..heap.records import Record
+from ..python.domain import OwnError, StopHere, TrackingDomain, refuse_own
+from ..report.records import GraphBreak
+from ..tensors import tensor_class
+from ..tensors.graphs import GraphWriter, Where
+from ..tensors.parked import Parked
+from ..tensors.tensors import TensorOperations
+from ..torch_facts import torch_fakes, torch_private
+from ..values.unfollowed import Unfollowed, UnfollowedTensor, uses_one
+from ..values.values import TRACING, Break
+from .fragile import refuse_lost_handler
+from .policy import Policy
+from .speculation import Speculation
+from .stopped import Stopped
+
+MAX_BRANCHES = 8  # that are tried with a side exit one after another
+DATA_BREAKS = ("data-dependent branch", "tensor read as a number")
+
+
+@dataclass
+class Request:
+    """What to capture: a function and the objects of one call.
+
+    args, kwargs: the call's objects. n_cells: how many of the first ``args`` are the function's closure cells (resume
+    functions get them as arguments). names: what reports call the arguments.
+    """
+
+    function: types.FunctionType
+    args: tuple
+    kwargs: dict[str, Any]
+    n_cells: int = 0
+    names: tuple[str, ...] = ()
+
+
+class TracingMachine(Machine):
+    """Knows whether the program has raised anything."""
+
+    raised = False
+
+    def unwind(self, frame: Frame, exc: BaseException) -> bool:
+        self.raised = self.raised or not isinstance(exc, Signal | InterpreterError)
+        return super().unwind(frame, exc)
+
+
+class Trace:
+    """The state of one attempt, and then its outcome: ``result``, or ``graph_break`` with the stopped ``frame``."""
+
+    def __init__(
+        self, request: Request, policy: Policy, stop_at: int | None = None, stop_number: int | None = None
+    ) -> None:
+        self.request, self.policy = request, policy
+        self.world = torch_fakes.FakeWorld()
+        self.guards = GuardRecorder(self.line)
+        self.writer = GraphWriter(self.world, self.where)
+        self.tensors = TensorOperations(self.world, self.writer, self.guards, policy.dims, policy.whole_step)
+        self.objects = Objects(
+            self.guards,
+            self.tensors.input,
+            self.symbolic,
+            frozenset(policy.volatile | policy.counters | (policy.texts - policy.letters)),
+            self.tensors.proxies,
+        )
+        self.objects.growing = frozenset(name for name, count in policy.wholes.items() if count >= GROWN)
+        self.tensors.unread = self.objects.is_entered
+        self.tensors.gradients.heap, self.tensors.gradients.outside = self.objects.heap, policy.outside
+        self.made = Parked(self.tensors.gradients.made_state)  # out of its place but while this attempt runs
+        self.tensors.is_handled = self.is_handled
+        self.domain = TrackingDomain(self.objects, self.tensors)
+        self.domain.stop_at = stop_at
+        self.domain.calls.inference.allowed = not policy.inference_breaks
+        self.tensors.gradients.casts += policy.casts
+        self.tensors.gradients.natively, self.tensors.gradients.strict = policy.natively, policy.strict
+        if policy.each_module:
+            self.domain.blocks = None
+        self.domain.told_compiling = policy.told_compiling
+        self.domain.options = policy.options
+        self.domain.loops.unrolled = policy.unrolled
+        self.domain.loops.by_number = policy.by_number - policy.not_by_number
+        self.domain.loops.not_by_number = policy.not_by_number
+        self.domain.lists.sites = policy.gathered - policy.not_gathered
+        self.machine = TracingMachine(self.domain)
+        tensor_class.guard(self.guards)
+        self.handled = sys.exception()  # by the caller
+        self.shows_context = False  # whether the caller's is seen on an exception of the program's
+        self.state = torch_private.global_state()
+        self.result: Any = UNSET
+        self.frame: Frame | None = None
+        self.graph_break: GraphBreak | None = None
+        self.whole_natively = ""  # why the frame does not go on after its break, but runs natively as a whole
+        self.root_step = 0
+        self.in_branches: set[tuple[types.CodeType, int]] = set()  # one-turn loops that the break is in
+        self.in_hits: set[tuple[types.CodeType, int]] = set()  # loops over rows that the break is in
+        self.needs_stacks = False
+        self.tried: Counter[tuple[types.CodeType, int]] = Counter()  # where operators are tried that may fail
+        self.stopped: list[Stopped] = []  # outermost first, where ``stop_number`` was reached
+        self.speculation = Speculation(self)
+        self.tensors.gradients.live, self.tensors.gradients.wants_live = self.speculation.live, self.want_stacks
+        if policy.speculates:
+            self.domain.stacks = {}
+            self.tensors.speculate = self.speculation.decide
+        if stop_number is not None:
+            self.domain.stacks, self.domain.switches = {}, {}
+            self.writer.stop_number = stop_number
+            self.writer.before_node = lambda number, *_: self.stop() if number == stop_number else None
+        else:
+            if policy.keeps_stacks:
+                self.domain.stacks = {}
+            self.writer.before_node = lambda number, *call: refuse_lost_handler(self, *call)
+
+    def release(self) -> None:
+        """The end of an attempt, of which only ``graph_break`` stays: the user's objects are let go now.
+
+        The parts refer to one another: without this, the first batch would live until a garbage collection.
+        """
+        self.machine.frame, self.machine.exc_item = None, [None, None]  # generators that die now ask it
+        self.objects.heap.release()
+        for part in (self.domain.blocks, self.domain, self.objects, self.tensors):
+            if part is not None:
+                vars(part).clear()
+        self.guards.let_go()
+        self.made.park()  # but for what a graph holds now
+        self.request, self.made = Request(self.request.function, (), {}), Parked([])
+        self.frame = self.result = None
+        self.stopped = []
+
+    # ------------------------------------------------------------------------------------------------------------------
+    # Where the user's program is
+    # ------------------------------------------------------------------------------------------------------------------
+
+    def where(self) -> tuple[Where, ...]:
+        """The user's stack, outermost first."""
+        places: list[Where] = []
+        frame = getattr(self.machine, "frame", None)
+        while frame is not None:
+            places.append((frame.code.co_filename, frame.line or frame.code.co_firstlineno, frame.code.co_qualname))
+            frame = frame.back
+        return tuple(reversed(places))
+
+    def line(self) -> tuple[str, int]:
+        frame = getattr(self.machine, "frame", None)
+        if frame is None:
+            code = self.request.function.__code__
+            return code.co_filename, code.co_firstlineno
+        return frame.code.co_filename, frame.line or frame.code.co_firstlineno
+
+    def is_handled(self) -> bool:
+        """Whether a handler of the user's would see an error that is raised now."""
+        frame = self.machine.frame
+        while frame is not None:
+            handler = frame.program.handler_at(frame.pc)
+            if handler is not None and frame.program.instructions[handler[0]].opname == "PUSH_EXC_INFO":
+                return True
+            frame = frame.back
+        return False
+
+    # ------------------------------------------------------------------------------------------------------------------
+    # Running
+    # ------------------------------------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Interpret the frame to its end or to a graph break."""
+        outer = getattr(TRACING, "where", None)
+        TRACING.where = self.where
+        try:
+            self.interpret()
+        except OwnError as error:  # from the last resort, which asks whose error it is
+            raise CaptureInternalError(str(error)) from error
+        finally:
+            TRACING.where = outer
+            self.made.park()
+        self.world.forget_pending()
+
+    def interpret(self) -> None:
+        mode = torch_private.user_mode()
+        if mode is not None:
+            detail = f"a {type(mode).__name__} sees each operator"
+            self.not_entered(Break("mode", detail, "it runs natively, so that the mode sees what plain Python does"))
+            return
+        if torch_private.in_function_transform():
+            detail = "it is called inside of torch.func.grad, vmap or the like"
+            self.not_entered(Break("function transform", detail, "it runs natively; capture what calls the transform"))
+            return
+        with torch_private.preserved_state(), contextlib.closing(self.domain.calls.inference):
+            try:
+                frame = self.frame = self.enter_frame()
+            except Break as stop:
+                self.not_entered(stop)
+                return
+            self.domain.root = frame
+            try:
+                self.result = self.machine.run(frame)
+            except OwnError as error:
+                raise CaptureInternalError(str(error)) from error
+            except StopHere:
+                pass  # nothing of the instruction has run
+            except Break as stop:
+                self.broke(stop)
+            except InterpreterError as error:
+                self.broke(Break("interpreter", str(error.reason), "please report this"))
+            except BaseException as error:
+                if not isinstance(error, Exception) and not self.domain.objects.is_known(error):
+                    raise  # a signal handler's: KeyboardInterrupt and the like end the call
+                if os.environ.get("MOEBIUS_DEBUG"):
+                    traceback.print_exception(error)
+                refuse_own(error)
+                self.broke(
+                    Break(
+                        "exception",
+                        f"the step raises {words_of(error)}"[:300],
+                        "the exception is raised natively",
+                    ),
+                    error,
+                )
+
+    def want_stacks(self) -> None:
+        self.needs_stacks |= self.domain.stacks is None
+
+    def stop(self) -> None:
+        """Leave the trace where it is."""
+        self.stopped = self.frames()
+        raise StopHere
+
+    def frames(self) -> list[Stopped]:
+        """The open frames, outermost first, as they were before the instructions that they are in."""
+        stacks, loops = self.domain.stacks, self.domain.loops.open
+        assert stacks is not None
+        frames: list[Frame] = []
+        frame = self.machine.frame
+        while frame is not None:
+            frames.insert(0, frame)
+            frame = frame.back
+        if loops and loops[0].frame in frames:  # half a turn of an expert loop: before the loop
+            del frames[frames.index(loops[0].frame) + 1 :]
+            loops[0].frame.locals[:] = loops[0].put_back
+            stacks[loops[0].frame] = loops[0].place
+        handled = self.machine.exc_item[0]
+        found: list[Stopped] = []
+        for frame in reversed(frames):
+            stack, pc = stacks[frame]
+            found.insert(0, Stopped(frame, stack, pc, handled, self.domain.making.get(frame)))
+            if places := handled_places(frame.code)[pc]:
+                handled = stack[places[0]]
+        return found
+
+    def not_entered(self, stop: Break) -> None:
+        """An argument is not understood: there is no frame to go on from, the call runs natively."""
+        file, line = self.line()
+        name = self.request.function.__code__.co_qualname
+        place = ((file, line, name),)
+        self.clean = True
+        self.graph_break = GraphBreak(stop.reason, stop.detail, stop.hint, file, line, name, "the call", place)
+
+    def broke(self, stop: Break, error: BaseException | None = None) -> None:
+        """Record the break; the frame is put back to the state before the root's running instruction.
+
+        error: what the step raises, if that is why.
+        """
+        domain, frame = self.domain, self.frame
+        assert frame is not None
+        raised = domain.raised.get(id(error))
+        stack = self.where_of_break(stop)
+        self.whole_natively = stop.in_each_turn if len(stack) == 1 else ""
+        if len(stack) == 1 and uses_one(domain.root_stack, frame.program.instructions[domain.root_pc].arg):
+            self.whole_natively = "such a tensor is used in it"
+        self.root_step = domain.root_steps - 1
+        self.in_branches = domain.loops.open_branches()
+        self.in_hits = domain.loops.open_hits()
+        outermost = next(iter(domain.loops.open), None)
+        if outermost is not None and outermost.frame is frame:
+            self.root_step = outermost.root_step  # half a loop is no graph: the whole loop runs natively
+        self.tensors.gradients.left()
+        self.clean = domain.marks == (self.objects.writes, self.writer.count) and not domain.loops.open
+        if raised is not None:  # Python raises it where the step does, for its handlers and its traceback
+            _, step, domain.root_pc = raised
+            if outermost is None or outermost.frame is not frame or step < outermost.root_step:
+                self.root_step = step
+            self.clean = False
+        frame.stack[:] = domain.root_stack
+        frame.pc = domain.root_pc
+        file, line, function = stack[-1] if stack else ("", 0, "")
+        instruction = frame.program.instructions[frame.pc]
+        self.graph_break = GraphBreak(
+            stop.reason,
+            stop.detail,
+            stop.hint,
+            file,
+            line,
+            function,
+            f"{instruction.opname} {instruction.argval!r:.60}",
+            stack,
+        )
+
+    @property
+    def asks_data(self) -> bool:
+        """Whether it was a branch on data that ended the graph."""
+        return self.graph_break is not None and self.graph_break.reason in DATA_BREAKS
+
+    def asker(self) -> tuple[str, str] | None:
+        """The innermost function running at the break that asked ``is_compiling()`` and was told no.
+
+        None where it has come to what torch.compile compiles (or to that itself): its numbers are those of its backend.
+        """
+        if self.graph_break is None:
+            return None
+        stack = [(file, name) for file, _, name in reversed(self.graph_break.stack)]
+        if any(torch_private.compiles(file, name) for file, name in stack):
+            return None
+        waiting = self.domain.asked_compiling - self.domain.told_compiling
+        return next((place for place in stack if place in waiting), None)
+
+    def went_on_from(self, before: Trace) -> bool:
+        """Whether this attempt left behind the graph break that stopped the one before."""
+        if self.graph_break is None:
+            return True
+        return self.graph_break.reason != "exception" and self.domain.instructions > before.domain.instructions
+
+    def where_of_break(self, stop: BaseException) -> tuple[Where, ...]:
+        places = getattr(stop, "places", None)
+        if places is not None:
+            return places
+        frame = self.frame
+        assert frame is not None
+        pc = self.domain.root_pc
+        line = frame.program.instructions[pc].line or frame.code.co_firstlineno
+        return ((frame.code.co_filename, line, frame.code.co_qualname),)
+
+    def enter_frame(self) -> Frame:
+        """The root frame with its arguments entered under guards."""
+        request = self.request
+        function = request.function
+        sources: list[Source] = [Arg(f"L[{name!r}]", i) for i, name in enumerate(request.names)]
+        every = [*request.args, *request.kwargs.values()]
+        cells = tuple(every[: request.n_cells])
+        for cell, source in zip(cells, sources, strict=False):  # a new cell each call: its contents count
+            self.guards.check("type", source, types.CellType, text="is a cell")
+            self.objects.records[id(cell)] = Record(cell, source)
+        rest = zip(every[request.n_cells :], sources[request.n_cells :], strict=True)
+        entered = [self.argument(value, source) for value, source in rest]
+        if cells:
+            function = types.FunctionType(function.__code__, function.__globals__, function.__name__, None, cells)
+        elif id(function) not in self.objects.records:
+            from ..guards.sources import Static
+
+            self.objects.records[id(function)] = Record(function, Static(function.__qualname__, function))
+        count = len(request.args) - request.n_cells
+        if not cells:
+            self.domain.guard_function(function)
+        frame = self.domain.bind(function, entered[:count], dict(zip(request.kwargs, entered[count:], strict=True)))
+        for index in range(frame.program.n_bound):
+            value = frame.locals[index]
+            if type(value) in (tuple, dict):
+                self.objects.made(value)
+        return frame
+
+    def argument(self, value: Any, source: Source) -> Any:
+        """The trace's value for one of the call's objects."""
+        try:
+            return self.objects.enter(value, source)
+        except UnfollowedTensor as why:
+            return self.objects.made(Unfollowed(type(value), source, why))
+
+    def symbolic(self, value: Any, source: Source) -> Any:
+        """A Python number that differs from call to call, as an input of the graph: an int may be a size."""
+        if type(value) is str and self.policy.whole_step:
+            return self.tensors.texts.of_input(value, source)
+        if self.policy.whole_step and (
+            type(value) is float or source.name in self.policy.counters or getattr(source, "operand", None) in COUNTERS
+        ):
+            return self.tensors.numbers.of_input(value, source)
+        # (where a graph has failed, the trace goes the way that was captured: with another value)
+        if type(value) is not int or (value in (0, 1) and self.writer.stop_number is None):
+            self.guards.check("equal", source, value, text=f"== {value!r}")
+            return value
+        self.guards.check("type", source, int, text="type is int")
+        fake = self.world.symbolic_int(value, source.name)
+        self.tensors.add_input(value, fake, source)
+        return fake
+
+
+def words_of(error: BaseException) -> str:
+    """The error's type and text, if it has one that is known while tracing."""
+    try:
+        return f"{type(error).__name__}: {error}"
+    except (Break, Exception):  # a text that the graph makes, or a __str__ of the user's that fails
+        return type(error).__name__
+
+
+def traced(request: Request, policy: Policy) -> Trace:
+    """One attempt, with those loops over experts unrolled that one node cannot say."""
+    while True:
+        attempt = Trace(request, policy)
+        attempt.run()
+        if attempt.needs_stacks:
+            policy.keeps_stacks = True
+            attempt.release()
+            continue
+        if attempt.domain.calls.inference.failed and not policy.inference_breaks:
+            policy.inference_breaks = True
+            attempt.release()
+            continue
+        if attempt.graph_break is not None and policy.learn_lists(attempt.domain.lists):
+            attempt.release()
+            continue
+        if attempt.tensors.gradients.needs_history and not policy.each_module:
+            policy.each_module = True
+            attempt.release()
+            continue
+        gradients = attempt.tensors.gradients
+        if not (gradients.changed <= policy.natively and gradients.unseen() <= policy.strict):
+            policy.natively |= gradients.changed
+            policy.strict |= gradients.unseen()
+            attempt.release()
+            continue
+        if casts := [c for c in attempt.tensors.gradients.unmet_casts if c not in policy.casts]:
+            policy.casts += casts
+            attempt.release()
+            continue
+        if hits := attempt.in_hits - policy.not_by_number:
+            policy.not_by_number |= hits & policy.by_number
+            policy.by_number |= hits
+            attempt.release()
+            continue
+        if attempt.graph_break is None or not attempt.domain.loops.ranges:
+            return attempt
+        policy.unrolled |= attempt.domain.loops.ranges  # what stopped it may be what one node could not say
+        attempt.release()
+
+
+def trace(request: Request, policy: Policy) -> Trace:
+    """Capture as much of the call as one graph can hold."""
+    attempt = traced(request, policy)
+    while (asker := attempt.asker()) is not None:
+        other = traced(request, replace(policy, told_compiling=attempt.policy.told_compiling | {asker}))
+        attempt, better = better_of(attempt, other)
+        if not better:
+            break
+    attempt = speculating(attempt, policy)
+    attempt = reading(counting(attempt))
+    if attempt.graph_break is None or attempt.clean:
+        return attempt
+    again = Trace(request, attempt.policy, stop_at=attempt.root_step)
+    again.run()
+    if again.graph_break is None:
+        again.graph_break = attempt.graph_break
+        again.whole_natively = attempt.whole_natively
+    attempt.release()
+    return again
+
+
+def better_of(attempt: Trace, other: Trace) -> tuple[Trace, bool]:
+    """The one that got further, and whether that is the other one."""
+    better = other.went_on_from(attempt)
+    (attempt if better else other).release()
+    return (other, True) if better else (attempt, False)
+
+
+def speculating(attempt: Trace, policy: Policy) -> Trace:
+    """The attempt once more with side exits for the branches on data that ended it; ``policy`` learns it.
+
+    A branch whose body a node cannot say (it changes a Python object) is one of these.
+    """
+    for _ in range(MAX_BRANCHES):
+        before = attempt.policy
+        if not policy.whole_step or not (attempt.in_branches or (attempt.asks_data and not before.speculates)):
+            break
+        unrolled = before.unrolled | attempt.in_branches
+        other = traced(attempt.request, replace(before, speculates=True, unrolled=unrolled))
+        attempt, better = better_of(attempt, other)
+        if not better:
+            break
+        policy.speculates = True
+        policy.unrolled |= unrolled
+    return attempt
+
+
+def counting(attempt: Trace) -> Trace:
+    """The attempt once more with what the step counts in (``self.steps += 1``) as inputs, so that the next call fits.
+
+    A count that decides a size or an index stays a constant: it may become a symbolic size later.
+    """
+    policy = attempt.policy
+    names = attempt.objects.counted() - policy.counters - policy.volatile
+    if not names or not policy.whole_step or policy.dynamic is False:
+        return attempt
+    other = traced(attempt.request, replace(policy, counters=policy.counters | names))
+    numbers = other.tensors.numbers.fixed.values()
+    decides = any(number.kind is int for number in numbers)
+    if decides or (other.graph_break is not None and not other.went_on_from(attempt)):
+        other.release()
+        return attempt
+    attempt.release()
+    policy.counters.update(names)
+    return other
+
+
+def reading(attempt: Trace) -> Trace:
+    """The attempt once more without those texts as inputs that the step looks into, or that break its graph."""
+    policy = attempt.policy
+    opened = {t.source.name for t in attempt.tensors.texts.inputs if t.source is not None}
+    letters = attempt.tensors.texts.looked_into()
+    if not letters and (attempt.graph_break is None or not opened):
+        return attempt
+    other = traced(attempt.request, replace(policy, letters=policy.letters | (letters or opened)))
+    if not letters and other.graph_break is not None and not other.went_on_from(attempt):
+        other.release()
+        return attempt
+    attempt.release()
+    policy.letters.update(letters or opened)
+    return other
+
+
+def traceable(function: Any) -> str | None:
+    """Why a function's frames cannot be captured at all, or None."""
+    flags = function.__code__.co_flags
+    if flags & 0x20:
+        return "generator function"
+    if flags & 0x200:
+        return "asynchronous generator function"
+    if flags & (0x80 | 0x100):
+        return "coroutine function"
+    decode(function.__code__)
+    return None

@@ -1,0 +1,137 @@
+"""How a number follows from what another call finds: formulas over sources, and the guards on what they give.
+
+A formula is evaluated at each call that asks its guard, each part of it once, without recursion: a schedule may
+compute for thousands of operations before it branches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ..guards.sources import Source
+
+
+@dataclass(frozen=True, eq=False)
+class AtSource:
+    """What is found at a source at another call: a number, or a tensor whose size counts."""
+
+    source: Source
+
+
+@dataclass(frozen=True, eq=False)
+class Formula:
+    """``function(*operands, **named)``. operands: AtSource, Formula, plain values, or lists and tuples of such."""
+
+    function: Callable[..., Any]
+    operands: tuple
+    named: dict[str, Any] = field(default_factory=dict)
+
+
+def parts_of(operand: Any) -> Iterator[AtSource | Formula]:
+    """The formulas in an operand."""
+    if isinstance(operand, AtSource | Formula):
+        yield operand
+    elif type(operand) in (list, tuple):
+        for item in operand:
+            yield from parts_of(item)
+
+
+def in_order(formula: AtSource | Formula) -> list[AtSource | Formula]:
+    """The formula and all that it is made of, each once, operands first."""
+    found: dict[AtSource | Formula, None] = {}
+    pending: list[tuple[AtSource | Formula, bool]] = [(formula, False)]
+    while pending:
+        one, ready = pending.pop()
+        if one in found:
+            continue
+        inner = [] if isinstance(one, AtSource) else [*parts_of(one.operands), *parts_of([*one.named.values()])]
+        if ready or all(part in found for part in inner):
+            found[one] = None
+        else:
+            pending.append((one, True))
+            pending += [(part, False) for part in inner]
+    return list(found)
+
+
+def computed(order: list[AtSource | Formula], values: dict[Source, Any]) -> Any:
+    """What the last formula of ``order`` gives. Raises what its functions raise."""
+    known: dict[Any, Any] = {}
+
+    def given(operand: Any) -> Any:
+        if isinstance(operand, AtSource | Formula):
+            return known[operand]
+        if type(operand) in (list, tuple):
+            return type(operand)(map(given, operand))
+        return operand
+
+    for one in order:
+        if isinstance(one, AtSource):
+            known[one] = values[one.source]
+        else:
+            known[one] = one.function(*map(given, one.operands), **{k: given(v) for k, v in one.named.items()})
+    return known[order[-1]]
+
+
+class Guard:
+    """A guard: what a formula gives for what is found at ``sources`` is as it was."""
+
+    def __init__(self, evaluate: AtSource | Formula, sources: tuple[Source, ...]):
+        self.evaluate, self.sources, self.order = evaluate, sources, in_order(evaluate)
+
+    def now(self, values: tuple) -> Any:
+        return computed(self.order, dict(zip(self.sources, values, strict=True)))
+
+
+class Unchanged(Guard):
+    """The same value of the same type."""
+
+    def __init__(self, evaluate: AtSource | Formula, sources: tuple[Source, ...], expected: Any):
+        super().__init__(evaluate, sources)
+        self.expected = expected
+
+    def __call__(self, *values: Any) -> bool:
+        try:
+            return is_one_value(self.now(values), self.expected)
+        except Exception:  # it gave something then
+            return False
+
+
+class OfType(Guard):
+    """A value of this type."""
+
+    def __init__(self, evaluate: AtSource | Formula, sources: tuple[Source, ...], kind: type):
+        super().__init__(evaluate, sources)
+        self.kind = kind
+
+    def __call__(self, *values: Any) -> bool:
+        try:
+            return type(self.now(values)) is self.kind
+        except Exception:
+            return False
+
+
+class Raises(Guard):
+    """The same error, in the same words."""
+
+    def __init__(self, evaluate: Formula, sources: tuple[Source, ...], error: Exception):
+        super().__init__(evaluate, sources)
+        self.kind, self.words = type(error), str(error)
+
+    def __call__(self, *values: Any) -> bool:
+        try:
+            self.now(values)
+        except Exception as error:
+            return type(error) is self.kind and str(error) == self.words
+        return False
+
+
+def is_one_value(a: Any, b: Any) -> bool:
+    """Whether nothing tells the two apart: types and values; 0.0 and -0.0 are two, a NaN is one."""
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, tuple | list):
+        return len(a) == len(b) and all(map(is_one_value, a, b))
+    return (a == b and (a != 0 or repr(a) == repr(b))) or (a != a and b != b)

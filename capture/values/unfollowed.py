@@ -1,0 +1,39 @@
+"""Tensors among the arguments that tracing does not follow: DTensors, other subclasses, sparse ones; sets of them."""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+from ..guards.sources import Source
+from .values import Break, StandIn
+
+
+class UnfollowedTensor(Break):
+    """A tensor of a kind that tracing does not follow was met, or tensors in something that does not let it."""
+
+
+class Unfollowed(StandIn):
+    """Stands for such a tensor, which the frame may hold and pass on. What is done with it is a graph break; where the
+    root frame does it, each operation would be one more, and the whole frame runs natively."""
+
+    __slots__ = ("of", "source", "why")
+
+    def __init__(self, of: type, source: Source, why: UnfollowedTensor):
+        self.of, self.source, self.why = of, source, why
+
+    @property
+    def kind(self) -> type:
+        return self.of
+
+    def refuse(self, what: str) -> NoReturn:
+        raise Break(self.why.reason, self.why.detail, self.why.hint)
+
+    def expression(self, emitter: Any) -> str:
+        return emitter.load(self.source)
+
+
+def uses_one(stack: list[Any], argument: int | None) -> bool:
+    """Whether one of these is among the operands of an instruction, or in a list or tuple among them."""
+    operands = stack[-3 - (argument or 0) :]
+    inner = [item for operand in operands if type(operand) in (list, tuple) for item in operand]
+    return any(isinstance(value, Unfollowed) for value in (*operands, *inner))

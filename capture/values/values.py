@@ -1,0 +1,301 @@
+"""The values that only exist while tracing: tensors as proxies, their methods, and the signal of a graph break."""
+
+from __future__ import annotations
+
+import enum
+import operator
+import threading
+import types
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import torch
+from torch.nn.attention import SDPBackend
+
+from moebius.interpreter import Signal
+
+from ..regions.hit_loops import number_of
+
+if TYPE_CHECKING:
+    from torch import fx
+
+    from ..guards.sources import Source
+    from ..tensors.tensors import TensorOperations
+
+# Types whose values are what they print as: no identity that a program could rely on, no parts that could change.
+ATOMS = frozenset(
+    {
+        type(None),
+        bool,
+        int,
+        float,
+        complex,
+        str,
+        bytes,
+        type(Ellipsis),
+        type(NotImplemented),
+        range,
+        types.CodeType,
+        torch.dtype,
+        torch.device,
+        torch.layout,
+        torch.memory_format,
+        torch.Size,
+        torch.SymInt,
+        torch.SymFloat,
+        torch.SymBool,
+        torch.Generator,
+        torch.finfo,
+        torch.iinfo,
+        SDPBackend,
+    }
+)
+SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
+# Objects that are guarded by identity wherever they are found: code and types.
+IDENTITIES = (
+    type,
+    types.ModuleType,
+    types.FunctionType,
+    types.BuiltinFunctionType,
+    types.MethodDescriptorType,
+    types.WrapperDescriptorType,
+    types.MethodWrapperType,
+    types.ClassMethodDescriptorType,
+    types.GetSetDescriptorType,
+    types.MemberDescriptorType,
+    property,
+    staticmethod,
+    classmethod,
+    enum.Enum,
+    types.GenericAlias,
+    types.UnionType,
+)
+
+
+# What the running thread is tracing; ``where`` gives the user's stack at the moment.
+TRACING = threading.local()
+
+
+class Break(Signal):
+    """Tracing cannot go on here: the frame is split at this instruction.
+
+    reason: short and stable; detail: what was met; hint: what the user can do. in_each_turn: why the frame runs
+    natively as a whole if it is the one with this instruction: a loop would break the graph in each of its turns.
+    """
+
+    def __init__(self, reason: str, detail: str = "", hint: str = "", in_each_turn: str = ""):
+        super().__init__(f"{reason}: {detail}")
+        self.reason, self.detail, self.hint, self.in_each_turn = reason, detail, hint, in_each_turn
+        locate = getattr(TRACING, "where", None)
+        self.places: tuple | None = locate() if locate is not None else None
+
+
+@dataclass(frozen=True)
+class Body:
+    """The graph break where code that has a graph of its own changes what is older: it runs another number of times
+    than it is traced, or at another time. detail: with a place for the object's type. lenient: what is changed in it is
+    counted (``Objects.let_be``), and looked at later.
+    """
+
+    reason: str
+    detail: str
+    hint: str
+    lenient: bool = False
+
+
+class CannotRebuild(Exception):
+    """What lives on after the segment and residual code has no way to make again."""
+
+
+def refuse_number(self: TensorProxy) -> NoReturn:
+    raise Break(
+        "tensor read as a number",
+        f"the value of a tensor {self.describe()} is needed by Python",
+        "keep the number in a tensor (torch.where, a mask), or read it at the end of the step",
+    )
+
+
+class TensorProxy:
+    """A tensor while tracing: a fake twin (shape, dtype, strides, requires_grad) and the node that computes it.
+
+    source, real: set when it existed before the call. Operators are those of the traced program: Python code that runs
+    natively on our behalf (``sum``, ``functools.reduce``) may add or index proxies.
+    """
+
+    __slots__ = ("__weakref__", "attributes", "cls", "fake", "node", "operations", "real", "required", "source")
+
+    def __init__(self, operations: TensorOperations, fake: torch.Tensor, node: fx.Node):
+        self.operations, self.fake, self.node = operations, fake, node
+        self.cls: type = torch.nn.Parameter if isinstance(fake, torch.nn.Parameter) else torch.Tensor
+        self.source: Source | None = None
+        self.required = False  # whether an input required gradients when the step began
+        self.real: torch.Tensor | None = None
+        self.attributes: dict[str, Any] = {}
+
+    def describe(self) -> str:
+        """``float32[4, 8]``."""
+        sizes = ", ".join(str(s) for s in self.fake.shape)
+        return f"{str(self.fake.dtype).removeprefix('torch.')}[{sizes}]"
+
+    __bool__ = __float__ = __complex__ = __len__ = __iter__ = refuse_number
+    __hash__ = object.__hash__
+
+    def __index__(self) -> int:
+        known = number_of(self)
+        return refuse_number(self) if known is None else known
+
+    __int__ = __index__
+
+    def __getitem__(self, key: Any) -> Any:
+        return self.operations.get_item(self, key)
+
+
+def install_operators() -> None:
+    """Give TensorProxy the arithmetic and comparison operators, each recorded as the same operator on the tensor."""
+
+    def binary(name: str, function: Any, swapped: bool) -> None:
+        def method(self: TensorProxy, other: Any) -> Any:
+            return self.operations.function(function, (other, self) if swapped else (self, other), {})
+
+        setattr(TensorProxy, name, method)
+
+    for name in (
+        "add",
+        "sub",
+        "mul",
+        "truediv",
+        "floordiv",
+        "mod",
+        "pow",
+        "matmul",
+        "and",
+        "or",
+        "xor",
+        "lshift",
+        "rshift",
+    ):
+        function = getattr(operator, f"{name}_" if name in ("and", "or") else name)
+        binary(f"__{name}__", function, swapped=False)
+        binary(f"__r{name}__", function, swapped=True)
+    for name in ("lt", "le", "gt", "ge"):
+        binary(f"__{name}__", getattr(operator, name), swapped=False)
+    for name in ("neg", "pos", "abs", "invert"):
+        function = getattr(operator, name)
+        setattr(TensorProxy, f"__{name}__", lambda self, f=function: self.operations.function(f, (self,), {}))
+
+
+install_operators()
+
+
+class TensorMethod:
+    """``tensor.name``, not yet called."""
+
+    __slots__ = ("name", "proxy")
+
+    def __init__(self, proxy: TensorProxy, name: str):
+        self.proxy, self.name = proxy, name
+
+
+class RuntimeNumber:
+    """A Python number that the graph computes (``numbers.Number``)."""
+
+    __slots__ = ()
+
+    @property
+    def kind(self) -> type:
+        """``type(value)``."""
+        raise NotImplementedError
+
+    @property
+    def known(self) -> bool:
+        """Whether its value of today is known while tracing."""
+        raise NotImplementedError
+
+
+class StandIn:
+    """What stands, while tracing, for an object of another type that only the running step has (a numpy array of a
+    tensor's). What a program does with it is a graph break, where a subclass says nothing else."""
+
+    __slots__ = ()
+
+    @property
+    def kind(self) -> type:
+        """``type(value)``."""
+        raise NotImplementedError
+
+    def refuse(self, what: str) -> NoReturn:
+        raise Break(
+            "tensor read as a number",
+            f"{what} of a {self.kind.__name__} that the graph makes",
+            "use the tensor itself, or .tolist() for plain numbers",
+        )
+
+    def attribute(self, name: str) -> Any:
+        """``value.name``."""
+        self.refuse(f"attribute {name}")
+
+    def call(self, args: list, kwargs: dict[str, Any]) -> Any:
+        """``value(*args, **kwargs)``."""
+        self.refuse("a call")
+
+    def iterate(self) -> Any:
+        """``iter(value)``."""
+        self.refuse("the items")
+
+    def advance(self) -> Any:
+        """``next(value)``; STOP at its end."""
+        self.refuse("the next item")
+
+    def item(self, key: Any) -> Any:
+        """``value[key]``."""
+        self.refuse("an item")
+
+    def length(self) -> Any:
+        """``len(value)``."""
+        self.refuse("the length")
+
+    def truth(self) -> bool:
+        """``bool(value)``."""
+        self.refuse("the truth")
+
+    def binary(self, op: str, left: Any, right: Any) -> Any:
+        """``left op right``, one of which it is."""
+        self.refuse(f"{op}")
+
+    def compare(self, op: str, left: Any, right: Any) -> Any:
+        """The same of a comparison."""
+        self.refuse(f"{op}")
+
+    def expression(self, emitter: Any) -> str:
+        """The text that makes, once the step has run, what it stands for."""
+        raise CannotRebuild(f"a {type(self).__name__} is alive across a graph break")
+
+
+class LoopLeftover:
+    """A local that only an expert loop's last turn would have set. Using it after the loop is a graph break."""
+
+    __slots__ = ("name",)
+
+    def __init__(self, name: str):
+        self.name = name
+
+
+def is_of_one_number(value: Any) -> bool:
+    """Whether it is a plain number, or a tensor that Python can compare as one."""
+    if type(value) is TensorProxy:
+        return value.fake.numel() == 1 and not value.fake.is_complex()
+    return type(value) in (int, float, bool)
+
+
+def type_of(value: Any) -> type:
+    """``type(value)`` as the user's program would see it."""
+    kind = type(value)
+    if issubclass(kind, TensorProxy):
+        return value.cls
+    if issubclass(kind, SYMBOLIC):
+        return int if issubclass(kind, torch.SymInt) else bool if issubclass(kind, torch.SymBool) else float
+    if issubclass(kind, TensorMethod):
+        return types.BuiltinMethodType
+    if issubclass(kind, RuntimeNumber | StandIn):
+        return value.kind
+    return kind

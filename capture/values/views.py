@@ -1,0 +1,44 @@
+"""Views of dicts that are not read: one that existed before, or of a dict that holds something else in each call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from ..heap.growing import IN_EACH_TURN
+from .values import Break, StandIn
+
+
+class View(StandIn):
+    """Stands for a view whose items tracing does not know: to read them is a graph break.
+
+    made_by: gives the expression of residual code for it.
+    """
+
+    __slots__ = ("made_by", "of")
+
+    def __init__(self, of: type, made_by: Callable[[Any], str]):
+        self.of, self.made_by = of, made_by
+
+    @property
+    def kind(self) -> type:
+        return self.of
+
+    def iterate(self) -> NoReturn:
+        self.refuse("the items", IN_EACH_TURN)
+
+    def refuse(self, what: str, in_each_turn: str = "") -> NoReturn:
+        raise Break(
+            "view that is not known",
+            f"{what} of a {self.of.__name__} that existed before, or of a dict that changes from call to call",
+            "read it outside of the step, or make it in the step, from a dict that keeps its keys",
+            in_each_turn,
+        )
+
+    def expression(self, emitter: Any) -> str:
+        return self.made_by(emitter)
+
+
+def view_expression(owner: Any, base: type, name: str, emitter: Any) -> str:
+    """``owner.values()``, by the method of dict's own."""
+    return f"{emitter.constant(getattr(base, name))}({emitter.value(owner)})"

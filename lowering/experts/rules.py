@@ -1,0 +1,16 @@
+"""All rules of the reader: they register themselves as they are imported. What reads a loop takes the Reader from
+here."""
+from __future__ import annotations
+
+from moebius.lowering.experts import (  # noqa: F401
+    rules_after,
+    rules_each_row,
+    rules_elements,
+    rules_gates,
+    rules_routing,
+    rules_rows,
+    rules_weights,
+)
+from moebius.lowering.experts.reader import Reader
+
+__all__ = ["Reader"]

@@ -1,0 +1,205 @@
+"""Tensors and numpy arrays that come from outside: operations, dtypes and contents that change between the calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from moebius import capture, stats
+from moebius.tensors import array_inputs
+
+TABLE = np.arange(24, dtype=np.float64).reshape(6, 4)
+ORDER = np.array([2, 0, 1, 3])
+
+
+def changed_after(x, a):
+    y = x[a]
+    a[0] = 2
+    return y, x[a]
+
+
+INDEXED: dict[str, Callable[..., Any]] = {
+    "rows": lambda x, a: x[a] * 2,
+    "columns": lambda x, a: x[:, a] + 1,
+    "pairs": lambda x, a: x[a, a],
+    "among slices": lambda x, a: x[1:, a],
+    "with None": lambda x, a: x[None, :, a],
+    "global": lambda x, a: x[ORDER][a],
+    "written": lambda x, a: x.clone().index_fill_(0, torch.from_numpy(a).long(), 0.5),
+    "set": lambda x, a: torch.zeros_like(x).index_put((torch.as_tensor(a).long(),), x[a]),
+    "twice": lambda x, a: x[a] + x[a].flip(0),
+    "changed": changed_after,
+}
+MADE: dict[str, Callable[..., Any]] = {
+    "from_numpy": lambda x, a: torch.from_numpy(a) * 2,
+    "looked up": lambda x, a: torch.from_numpy(TABLE)[x.long()[0]],
+    "tensor": lambda x, a: torch.tensor(a) + 1,
+    "tensor of a dtype": lambda x, a: torch.tensor(a, dtype=torch.float32, device="cpu"),
+    "as_tensor": lambda x, a: torch.as_tensor(a).flip(0),
+    "as_tensor of a dtype": lambda x, a: torch.as_tensor(a, dtype=torch.float64),
+    "as_tensor of int64": lambda x, a: torch.as_tensor(a, dtype=torch.int64),
+    "new_tensor": lambda x, a: x.new_tensor(a) + x[0, 0],
+    "new_tensor of a dtype": lambda x, a: x.new_tensor(a, dtype=torch.float16),
+    "requires a gradient": lambda x, a: torch.tensor(a, dtype=torch.float32, requires_grad=True) * 2,
+    "strides": lambda x, a: (
+        torch.tensor(a).stride(),
+        torch.from_numpy(a).stride(),
+        torch.from_numpy(a).is_contiguous(),
+    ),
+}
+INDEX_DTYPES = ("int64", "int32", "int16", "uint8", "bool")
+DTYPES = (*INDEX_DTYPES, "float64", "float32", "float16", "complex64", "uint16", ">i4", "object")
+
+
+def array_of(dtype: str, i: int, form: str) -> np.ndarray:
+    draw = np.random.RandomState(i)
+    if dtype == "bool":
+        found = draw.rand(4) < 0.5
+        found[:2] = True, False
+    else:
+        found = draw.permutation(4).astype(dtype)
+    if form == "part":
+        found = np.stack([found, found], 1)[:, 0]
+    elif form == "backwards":
+        found = found[::-1]
+    elif form == "read only":
+        found.flags.writeable = False
+    return found
+
+
+def outcome(function: Callable[..., Any], x: torch.Tensor, a: np.ndarray) -> Any:
+    try:
+        result = function(x, a)
+    except Exception as error:
+        return type(error)
+    leaves = result if isinstance(result, tuple) else (result,)
+    return [(str(v), v.dtype, v.requires_grad) if isinstance(v, torch.Tensor) else v for v in leaves]
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("form", ["whole", "part", "backwards", "read only"])
+@pytest.mark.parametrize("name", [*INDEXED, *MADE])
+def test_same_as_plain(name: str, form: str) -> None:
+    program = (INDEXED | MADE)[name]
+    for dtype in INDEX_DTYPES if name in INDEXED else DTYPES:
+        captured = capture(program, backend="eager")
+        for i in range(4):
+            x = torch.arange(16.0).reshape(4, 4) + i
+            a, b = array_of(dtype, i, form), array_of(dtype, i, form)
+            assert outcome(captured, x, a) == outcome(program, x, b), (dtype, i)
+            assert a.tolist() == b.tolist()
+
+
+@pytest.mark.parametrize("name", [n for n in (*INDEXED, *MADE) if n not in ("changed", "requires a gradient")])
+def test_one_graph(name: str) -> None:
+    program = (INDEXED | MADE)[name]
+    captured = capture(program, backend="eager", fullgraph=True)
+    for i in range(4):
+        captured(torch.arange(16.0).reshape(4, 4), array_of("int64", i, "whole"))
+    assert (stats(captured).graphs, stats(captured).hits) == (1, 3)
+
+
+def test_contents_in_place() -> None:
+    """One array of a global, whose numbers change between the calls."""
+    held = np.array([0, 1, 2, 3])
+
+    def step(x):
+        return x[held] * torch.from_numpy(held)
+
+    captured = capture(step, backend="eager", fullgraph=True)
+    x = torch.arange(4.0)
+    for i in range(4):
+        held[:] = np.roll(held, i)
+        assert torch.equal(captured(x), step(x))
+    assert stats(captured).hits == 3
+
+
+def test_numbers_of_numpys() -> None:
+    def step(x, i):
+        return x[i] + x[i, :].sum() + x[1:i].sum()
+
+    captured = capture(step, backend="eager")
+    x = torch.arange(16.0).reshape(4, 4)
+    for i in (0, 1, 2, 3, 2, 1):
+        for kind in (np.int64, np.int32):
+            assert torch.equal(captured(x, kind(i)), step(x, kind(i)))
+
+    rows = capture(lambda x, i: x[i] * 2, backend="eager", fullgraph=True)
+    for i in (0, 3, -1, 2):
+        assert torch.equal(rows(x, np.int64(i)), x[i] * 2)
+    assert stats(rows).hits == 3
+    with pytest.raises(IndexError):
+        rows(x, np.int64(9))
+
+
+def test_memory_is_shared_where_torch_shares_it() -> None:
+    def step(x, a):
+        return torch.from_numpy(a), torch.as_tensor(a), torch.tensor(a), x.new_tensor(a)
+
+    captured = capture(step, backend="eager", fullgraph=True)
+    for _ in range(3):
+        a = np.zeros(3, dtype=np.float32)
+        found = captured(torch.ones(2), a)
+        a[:] = 5
+        assert [t.tolist() for t in found] == [[5.0] * 3, [5.0] * 3, [0.0] * 3, [0.0] * 3]
+        assert all(t.is_leaf and not t.requires_grad for t in found)
+
+
+def writes_through(x, a):
+    t = torch.from_numpy(a)
+    t += 1
+    return x[a], t
+
+
+def writes_a_tensor_over_it(x, a, t):
+    y = x[a]
+    t.add_(1)
+    return y, x[a]
+
+
+def writes_before(x, a, t):
+    t.add_(1)
+    return x[a]
+
+
+def test_writes_into_an_arrays_memory() -> None:
+    captured = capture(writes_through, backend="eager")
+    for _ in range(3):
+        a, b, x = np.array([0, 1]), np.array([0, 1]), torch.arange(4.0)
+        assert str(captured(x, a)) == str(writes_through(x, b)) and a.tolist() == b.tolist()
+    assert stats(captured).breaks
+
+
+@pytest.mark.parametrize("program", [writes_a_tensor_over_it, writes_before])
+@pytest.mark.parametrize("order", [(False, True), (True, False)])
+def test_a_tensor_that_lies_in_an_arrays_memory(program: Any, order: tuple[bool, ...]) -> None:
+    for backend in ("eager", "moebius"):
+        captured = capture(program, backend=backend)
+        for over in (*order, *order, *order):
+            x, results = torch.arange(9.0), []
+            for function in (captured, program):
+                a = np.array([0, 1])
+                t = torch.from_numpy(a) if over else torch.tensor([0, 1])
+                results.append((str(function(x, a, t)), a.tolist(), t.tolist()))
+            assert results[0] == results[1]
+
+
+def test_switched_off_it_is_a_break(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(array_inputs, "over_memory", lambda array: None)
+    captured = capture(INDEXED["rows"], backend="eager")
+    captured(torch.arange(16.0).reshape(4, 4), np.array([1, 0]))
+    assert stats(captured).breaks
+
+
+def test_an_arrays_memory_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the guard a tensor over the array is taken for one of its own."""
+    captured = capture(writes_a_tensor_over_it, backend="eager")
+    x = torch.arange(9.0)
+    captured(x, np.array([0, 1]), torch.tensor([0, 1]))
+    a = np.array([0, 1])
+    captured(x, a, torch.from_numpy(a))
+    assert [r.old for r in stats(captured).recompiles] == ["has memory of its own"]

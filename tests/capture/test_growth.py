@@ -1,0 +1,283 @@
+"""The cost of capture grows with the program, not with its square.
+
+Each program is captured at three lengths, n, 4n and 16n, and the lines of ours that run meanwhile are counted, function
+by function. What is linear runs, between the second and the third, four times as many lines more as between the first
+and the second; what walks the whole program for each question, sixteen times as many.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import moebius
+from moebius import capture, stats
+
+OURS = tuple(os.path.dirname(os.path.abspath(m.__file__)) for m in (moebius, moebius.interpreter, moebius.lowering))
+BASE = 4
+MOST = 6.0  # times: four for what is linear, five for what also sorts
+FEW = 400  # lines: what runs fewer at the greatest length is not looked at
+
+
+def lines_of(run: Callable[[], Any]) -> Counter[str]:
+    """How many lines of each function of ours ``run`` runs."""
+    found: Counter[str] = Counter()
+    names: dict[Any, str | None] = {}
+
+    def name_of(code: Any) -> str | None:
+        inside = code.co_filename.startswith(OURS)
+        return f"{code.co_filename.rsplit('/', 1)[-1]} {code.co_qualname}" if inside else None
+
+    def tracer(frame: Any, event: str, _: Any) -> Any:
+        code = frame.f_code
+        if code not in names:
+            names[code] = name_of(code)
+        name = names[code]
+        if name is None:
+            return None
+        found[name] += 1
+
+        def local(frame: Any, event: str, _: Any) -> Any:
+            if event == "line":
+                found[name] += 1
+            return local
+
+        return local
+
+    before = sys.gettrace()
+    sys.settrace(tracer)
+    try:
+        run()
+    finally:
+        sys.settrace(before)
+    return found
+
+
+def asks_for_strides(n: int) -> Any:
+    def step(x, w):
+        for _ in range(n):
+            x = torch.relu(x @ w + x)
+            if not x.transpose(0, 1).is_contiguous():
+                x = (x + 1).contiguous()
+            x = x.view(-1).view(x.shape)
+        return x
+
+    return step, (torch.randn(4, 4), torch.randn(4, 4))
+
+
+def keeps_what_it_made(n: int) -> Any:
+    def step(x):
+        kept = x[:, :1]
+        for _ in range(n):
+            kept = torch.cat([kept, x[:, :1]], 1).contiguous()
+            x = x + kept.sum()
+        return x, kept
+
+    return step, (torch.randn(4, 4),)
+
+
+def writes_in_place(n: int) -> Any:
+    def step(x, w):
+        y = torch.zeros(4, 4)
+        for i in range(n):
+            y.add_(x @ w)
+            y[0] = i
+            y.view(-1).mul_(0.5)
+        return y
+
+    return step, (torch.randn(4, 4), torch.randn(4, 4))
+
+
+def branches_on_data(n: int) -> Any:
+    def step(x):
+        for _ in range(n):
+            if x.sum() > 0:
+                x = x * 2
+            x = x + 1
+        return x
+
+    return step, (torch.randn(4, 4),)
+
+
+def branches_with_gradients(n: int) -> Any:
+    w = nn.Parameter(torch.randn(4, 4))
+
+    def step(x):
+        for _ in range(n):
+            x = x @ w
+            if x.sum() > 0:
+                x = x * 2
+            if x.requires_grad:
+                x = x + 1
+        return x
+
+    return step, (torch.randn(4, 4),)
+
+
+class Counting(nn.Module):
+    def __init__(self, i: int):
+        super().__init__()
+        self.linear, self.i, self.calls, self.seen = nn.Linear(4, 4), i, 0, []
+
+    def forward(self, x):
+        self.calls += 1
+        self.seen.append(self.i)
+        return self.linear(x) * self.i
+
+
+def layers_that_count(n: int) -> Any:
+    model = nn.Sequential(*[Counting(i) for i in range(n)])
+    return (lambda x: model(x).sum()), (torch.randn(4, 4),)
+
+
+def counters_in_an_argument(n: int) -> Any:
+    class State:
+        pass
+
+    states = [State() for _ in range(n)]
+    for state in states:
+        state.n, state.log = 0, []
+
+    def step(x, states):
+        for state in states:
+            state.n += 1
+            state.log.append(state.n)
+            x = x + state.n
+        return x
+
+    return step, (torch.randn(4, 4), states)
+
+
+def trains(n: int) -> Any:
+    model = nn.Sequential(*[nn.Linear(4, 4) for _ in range(n)])
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+
+    def step(x):
+        optimizer.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        return loss.detach()
+
+    return step, (torch.randn(4, 4),)
+
+
+def accumulates(n: int) -> Any:
+    w = nn.Parameter(torch.randn(4, 4))
+
+    def step(x):
+        for _ in range(n):
+            (x @ w).sum().backward()
+            w.grad.mul_(0.5)
+        return w.grad.clone()
+
+    return step, (torch.randn(4, 4),)
+
+
+def reads_and_writes_texts(n: int) -> Any:
+    def step(x):
+        total, lines = 0.0, []
+        for i in range(n):
+            x = x * 0.5
+            total += x.sum().item()
+            lines.append(f"{i}: {total:.3f}")
+        return total, lines
+
+    return step, (torch.randn(4, 4),)
+
+
+def asks_caches(n: int) -> Any:
+    import functools
+
+    @functools.lru_cache
+    def scale(i):
+        return i * 0.5
+
+    class State:
+        total = 0
+
+    states = [State() for _ in range(n)]
+
+    def step(x, states):
+        for i, _ in enumerate(states):
+            x = x * scale(i)
+        return x
+
+    return step, (torch.randn(4, 4), states)
+
+
+def experts_in_layers(n: int) -> Any:
+    layers = nn.ModuleList(nn.ModuleList(nn.Linear(4, 4) for _ in range(2)) for _ in range(n))
+
+    def step(x):
+        for experts in layers:
+            chosen = (x.sum(1) > 0).long()
+            out = torch.zeros_like(x)
+            for e, expert in enumerate(experts):
+                rows = torch.where(chosen == e)[0]
+                out.index_add_(0, rows, expert(x[rows]))
+            x = out.contiguous()
+        return x
+
+    return step, (torch.randn(8, 4),)
+
+
+def checkpoints(n: int) -> Any:
+    layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(n))
+
+    def step(x):
+        for layer in layers:
+            x = torch.utils.checkpoint.checkpoint(layer, x, use_reentrant=False)
+        return x.sum()
+
+    return step, (torch.randn(4, 4, requires_grad=True),)
+
+
+def random_and_modes(n: int) -> Any:
+    def step(x):
+        for _ in range(n):
+            with torch.no_grad():
+                x = F.dropout(x, 0.5)
+            with torch.autocast("cpu"):
+                x = (x @ x).float()
+        return x
+
+    return step, (torch.randn(4, 4),)
+
+
+PROGRAMS = (
+    asks_for_strides, keeps_what_it_made, writes_in_place, branches_on_data, branches_with_gradients, layers_that_count,
+    counters_in_an_argument, trains, accumulates, reads_and_writes_texts, asks_caches,
+    experts_in_layers, checkpoints, random_and_modes,
+)  # fmt: skip
+
+
+def growth(program: Callable[[int], Any], base: int = BASE) -> dict[str, tuple[int, float]]:
+    """Of each function of ours, how many lines of it ran at the greatest length, and how these grew."""
+    counts = []
+    for length in (base, 4 * base, 16 * base):
+        torch.manual_seed(0)
+        step, args = program(length)
+        captured = capture(step, backend="eager")
+        counts.append(lines_of(lambda captured=captured, args=args: captured(*args)))
+        assert stats(captured).graphs == 1 and not stats(captured).breaks
+    short, middle, long = counts
+    names = {name for name, lines in long.items() if lines >= FEW}
+    return {n: (long[n], (long[n] - middle[n]) / max(middle[n] - short[n], FEW // 4)) for n in names}
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda p: p.__name__)
+def test_lines_grow_with_the_program(program):
+    found = growth(program)
+    assert sum(lines for lines, _ in found.values()) > 10_000
+    walking = {name: seen for name, seen in found.items() if seen[1] > MOST}
+    assert not walking, walking

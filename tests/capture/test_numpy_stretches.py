@@ -1,0 +1,137 @@
+"""numpy code in a row, of what the graph made, was given or drew: one break, and the same results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from moebius import capture, stats
+from moebius.codegen import resume
+
+PROGRAMS: dict[str, tuple[Callable[..., Any], int]] = {}  # how many breaks each may have
+
+
+def breaks(count: int) -> Callable[[Any], Any]:
+    def register(program: Any) -> Any:
+        PROGRAMS[program.__name__] = (program, count)
+        return program
+
+    return register
+
+
+@breaks(2)
+def clipped_and_back(x, a):
+    n = x.detach().cpu().numpy()
+    m = n * 2 + 1
+    m = np.clip(m, 0, 1)
+    m = m[::-1].copy()
+    m[0] = 0.5
+    return torch.from_numpy(m) + x
+
+
+@breaks(2)
+def normalised(x, a):
+    mean = a.mean()
+    spread = a.std() + 1e-8
+    b = (a - mean) / spread
+    c = np.sqrt(np.abs(b)) * np.float64(3)
+    return x * torch.from_numpy(c).float()
+
+
+@breaks(3)
+def averaged(x, a):
+    losses = [(x * i).sum().item() for i in range(3)]
+    mean = np.mean(losses)
+    worst = np.max(losses) - mean
+    both = np.array([mean, worst])
+    return x + torch.as_tensor(both).float().sum()
+
+
+@breaks(3)
+def drawn(x, a):
+    order = np.random.permutation(3)
+    order = order[::-1]
+    noise = np.random.randn(3)[order].copy()
+    return x + torch.from_numpy(noise).float()
+
+
+@breaks(2)
+def in_a_handler(x, a):
+    try:
+        b = a * 2
+        c = b.sum()
+        d = b / c
+        e = d.reshape(7, 7)
+    except ValueError as error:
+        return x + len(str(error))
+    return x, e
+
+
+@breaks(3)
+def overwritten(x, a):
+    b = a
+    b = b * 2
+    x = x + 1
+    b = b + 1
+    return x * torch.from_numpy(b).float()
+
+
+def scaled(x, one, two, *rest):
+    return x * float(one) + float(two) + len(rest)
+
+
+@breaks(40)
+def among_arguments(x, a):
+    """Values of the statement's beginning, and the empty place of its call, stand on the stack meanwhile. (Floats of
+    the frame are captured anew while they change.)"""
+    y = scaled(x * 2, (b := a * 2).sum(), np.maximum(a.mean(), b.max()), b[0])
+    return scaled(y, a.sum(), b[1] + b[2], b)
+
+
+@breaks(9)
+def in_a_loop(x, a):
+    advantages, last = np.zeros_like(a), 0.0
+    for t in reversed(range(len(a))):
+        delta = a[t] + 0.9 * last
+        last = delta * 0.5
+        advantages[t] = last
+    return x + torch.from_numpy(advantages).float()
+
+
+def arguments(i: int, dtype: Any) -> tuple[Any, ...]:
+    draw = np.random.RandomState(i)
+    return torch.arange(3.0) + i, (draw.rand(3) * 9 + 1).astype(dtype)
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32, np.int64, np.int32], ids=lambda d: d.__name__)
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_same_as_plain(name: str, dtype: Any) -> None:
+    program, count = PROGRAMS[name]
+    captured = capture(program, backend="eager")
+    for i in range(4):
+        results = []
+        for function in (captured, program):
+            np.random.seed(i)
+            results.append(function(*arguments(i, dtype)))
+        assert str(results[0]) == str(results[1])
+        assert torch.equal(torch.as_tensor(results[0]), torch.as_tensor(results[1]))
+    assert stats(captured).breaks <= count
+    assert stats(captured).hits
+
+
+def test_switched_off_there_are_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    def total() -> int:
+        found = 0
+        for program, _ in PROGRAMS.values():
+            captured = capture(program, backend="eager")
+            captured(*arguments(0, np.float64))
+            found += stats(captured).breaks
+        return found
+
+    together = total()
+    monkeypatch.setattr(resume, "native_end", lambda frame: frame.pc)
+    assert total() > together + 10

@@ -1,0 +1,256 @@
+"""``if … else …`` on values: both sides in the graph, one capture whichever way the data goes, plain Python's bits."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from moebius import capture, stats
+
+
+def set_by_both(x):
+    if x.sum() > 0:
+        y = x * 2
+    else:
+        y = x - 1
+    return y + 1
+
+
+def replaced_by_both(x):
+    y = x
+    if x.sum() > 0:
+        y = y * 2
+    else:
+        y = y - 1
+    return y + 1
+
+
+def in_place(x):
+    if x.sum() > 0:
+        x.add_(1)
+    else:
+        x.mul_(3)
+    return x + 1
+
+
+def expression(x):
+    return (x * 2 if x.sum() > 0 else x - 1) + 1
+
+
+def three_ways(x):
+    s = x.sum()
+    if s > 1:
+        y = x * 2
+    elif s > -1:
+        y = x - 1
+    else:
+        y = x.sin()
+    return y + 1
+
+
+def in_a_loop(x):
+    out = torch.zeros_like(x)
+    for i in range(3):
+        if x[i] > 0:
+            out[i] += x[i] * 2
+        else:
+            out[i] -= x[i]
+    return out
+
+
+def first_side_writes_the_condition(x):
+    s = x.sum() > 0
+    if s:
+        s.zero_()
+        y = x * 2
+    else:
+        y = x * 5
+    return y
+
+
+def one_sets_more(x):
+    if x.sum() > 0:
+        y = x * 2
+        z = y + 1
+        y = z - y
+    else:
+        y = x - 1
+    return y + 1
+
+
+def same_number(x):
+    if x.sum() > 0:
+        k = 2
+        y = x + k
+    else:
+        k = 2
+        y = x - k
+    return y * k
+
+
+def nested(x):
+    y = x.clone()
+    if x.sum() > 0:
+        y = y * 2
+        y = y + 1 if x[0] > 0 else y - 1
+    else:
+        y = y * 3
+    return y
+
+
+def gradients(x):
+    w = torch.ones(6, requires_grad=True)
+    if x.sum() > 0:
+        y = (w * x).sum()
+    else:
+        y = (w * w * x).sum()
+    y.backward()
+    return w.grad
+
+
+def of_a_number(x):
+    n = x.sum().item()
+    if n > 0:
+        y = x * 2
+    else:
+        y = x * n
+    return y
+
+
+def list_of_both(x):
+    parts = [x]
+    for i in range(3):
+        if x[i] > 0:
+            parts.append(x[:2])
+        else:
+            parts.append(x[2:])
+    return torch.cat(parts)
+
+
+ONE_GRAPH = [
+    set_by_both, replaced_by_both, in_place, expression, three_ways, in_a_loop, first_side_writes_the_condition,
+    one_sets_more, same_number, nested, gradients,
+]  # fmt: skip
+
+
+def other_shape(x):
+    if x.sum() > 0:
+        y = x[:2]
+    else:
+        y = x[:3]
+    return y + 1
+
+
+def other_numbers(x):
+    n = 1 if x.sum() > 0 else 2
+    return x * n
+
+
+def other_dtype(x):
+    y = x * 2 if x.sum() > 0 else (x > 0)
+    return y.sum()
+
+
+def set_by_one(x):
+    if x.sum() > 0:
+        y = x * 2
+    else:
+        z = x * 3
+        x = z - 1
+    return y if x[0] > 5 else x
+
+
+def other_history(x):
+    v, w = torch.ones(6, requires_grad=True), torch.ones(6, requires_grad=True)
+    if x.sum() > 0:
+        y = (w * x).sum()
+    else:
+        y = (v * v * x).sum()
+    y.backward()
+    return w.grad if w.grad is not None else v.grad * 7
+
+
+def changes_a_list(x):
+    log = []
+    if x.sum() > 0:
+        log.append(1)
+    else:
+        log.append(2)
+    return x * log[0]
+
+
+def two_conditions(x):
+    if x.sum() > 0 and x[0] > 0:
+        y = x * 2
+    else:
+        y = x - 1
+    return y
+
+
+def goes_on(x):
+    total = x.sum()
+    for i in range(4):
+        if x[i] > 0:
+            t = x[i]
+        elif x[i] > -0.5:
+            t = x[i] * 2
+        else:
+            continue
+        total = total + t
+    return total
+
+
+OTHERS = [other_shape, other_numbers, other_dtype, set_by_one, other_history, changes_a_list, two_conditions, goes_on,
+          list_of_both, of_a_number]  # fmt: skip
+
+
+def outcome(function: Any, x: torch.Tensor) -> tuple[Any, torch.Tensor]:
+    x = x.clone()
+    try:
+        return function(x), x
+    except (UnboundLocalError, RuntimeError) as error:
+        return type(error), x
+
+
+@pytest.mark.parametrize("backend", ["eager", "moebius"])
+@pytest.mark.parametrize("function", ONE_GRAPH + OTHERS, ids=lambda f: f.__name__)
+def test_both_ways(function, backend):
+    captured = capture(function, backend=backend)
+    for seed in range(12):
+        x = torch.randn(6, generator=torch.Generator().manual_seed(seed))
+        (want, after), (got, ours) = outcome(function, x), outcome(captured, x)
+        assert torch.equal(ours, after)
+        assert torch.equal(got, want) and got.dtype == want.dtype if isinstance(want, torch.Tensor) else got is want
+    if function in ONE_GRAPH:
+        counts = stats(captured)
+        assert (counts.graphs, counts.misses, counts.breaks, counts.hits) == (1, 1, 0, 11)
+
+
+class Counting(nn.Module):
+    """The side that changes Python's objects keeps the branch out of the graph, and is run as often as it is taken."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear, self.waited = nn.Linear(6, 6), 0
+
+    def forward(self, x):
+        y = self.linear(x)
+        if y.sum() > 0:
+            y = y * 2
+        else:
+            self.waited += 1
+        return y
+
+
+def test_a_side_that_counts():
+    torch.manual_seed(0)
+    plain = Counting()
+    model = copy.deepcopy(plain)
+    captured = capture(model)
+    for seed in range(8):
+        x = torch.randn(6, generator=torch.Generator().manual_seed(seed))
+        assert torch.equal(captured(x), plain(x)) and model.waited == plain.waited

@@ -1,0 +1,75 @@
+"""Who imports whom in the four packages, read from their source: imports in functions and for type checkers too."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import networkx
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDERS = {"capture": "moebius", "interpreter": "moebius.interpreter", "lowering": "moebius.lowering",
+           "kernels": "moebius.kernels"}  # fmt: skip
+
+
+@cache
+def modules() -> dict[str, Path]:
+    """Dotted name -> file."""
+    found = {}
+    for folder, package in FOLDERS.items():
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            parts = path.relative_to(ROOT / folder).with_suffix("").parts
+            found[".".join((package, *(part for part in parts if part != "__init__")))] = path
+    return found
+
+
+@cache
+def tree(name: str) -> ast.Module:
+    return ast.parse(modules()[name].read_text())
+
+
+def imported(name: str) -> Iterator[str]:
+    """The modules of ours that a module imports, wherever in it. A name that a package's __init__ resolves by itself is
+    not looked through."""
+    package = name if modules()[name].name == "__init__.py" else name.rpartition(".")[0]
+    for node in ast.walk(tree(name)):
+        if isinstance(node, ast.Import):
+            targets = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            above = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
+            base = ".".join([*above, *([node.module] if node.module else [])])
+            targets = [f"{base}.{alias.name}" for alias in node.names]
+        else:
+            continue
+        for target in targets:
+            while target and target not in modules():
+                target = target.rpartition(".")[0]
+            if target and target != name:
+                yield target
+
+
+@cache
+def graph() -> networkx.DiGraph:
+    made = networkx.DiGraph()
+    made.add_nodes_from(modules())
+    made.add_edges_from((name, other) for name in modules() for other in imported(name))
+    return made
+
+
+def circles() -> list[set[str]]:
+    """Sets of modules of which each imports each other, by way of others."""
+    return [found for found in networkx.strongly_connected_components(graph()) if len(found) > 1]
+
+
+def chains() -> int:
+    """How often code reaches through three objects: ``self.a.b.c``."""
+    count = 0
+    for name in modules():
+        for node in ast.walk(tree(name)):
+            depth, inner = 0, node
+            while isinstance(inner, ast.Attribute):
+                inner, depth = inner.value, depth + 1
+            count += depth >= 3 and isinstance(inner, ast.Name) and inner.id == "self"
+    return count

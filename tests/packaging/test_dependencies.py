@@ -1,0 +1,58 @@
+"""What pip installs is what was tested: bounds, extras, and an sdist that holds all that a build and the tests need."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tarfile
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from moebius.versions import BESIDE_TRITON, NEWEST_TORCH, OLDEST_TORCH, TORCHES, dotted, works_on
+
+ROOT = Path(__file__).resolve().parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+
+def test_torch_is_bounded_by_what_was_tested() -> None:
+    """A torch beyond it is added to versions.py and here, when `make torches` says of it what it says of the others."""
+    after = (NEWEST_TORCH[0], NEWEST_TORCH[1] + 1)
+    assert f"torch>={dotted(OLDEST_TORCH)},<{dotted(after)}" in PROJECT["dependencies"]
+    assert f"torch>={dotted(OLDEST_TORCH)},<{dotted(after)}" in works_on()
+    oldest, newest = min(TORCHES.values()), max(TORCHES.values())
+    after = (newest[0], newest[1] + 1)
+    assert PROJECT["optional-dependencies"]["triton"] == [f"triton>={dotted(oldest)},<{dotted(after)}"]
+    assert set(BESIDE_TRITON) <= set(TORCHES.values())
+
+
+@pytest.mark.parametrize("name", ["numpy", "bytecode", "rich", "pygments"])
+def test_what_is_imported_is_a_dependency(name: str) -> None:
+    assert any(re.match(rf"{name}\b", one) for one in PROJECT["dependencies"])
+
+
+def test_the_extras_that_are_named_exist() -> None:
+    """In the Makefile, in messages, in the docs."""
+    named: set[str] = set()
+    files = [ROOT / "Makefile", ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "capture").rglob("*.py")]
+    for path in files:
+        for found in re.findall(r"(?:moebius|\"\.)\[([a-z,]+)\]", path.read_text()):
+            named |= set(found.split(","))
+    assert {"export", "triton", "examples", "dev"} <= named <= set(PROJECT["optional-dependencies"])
+
+
+def test_the_sdist_builds_and_is_tested_by_itself(tmp_path: Path) -> None:
+    (tmp_path / "info").mkdir()
+    command = [sys.executable, "setup.py", "-q", "egg_info", "--egg-base", tmp_path / "info"]
+    run = subprocess.run([*command, "sdist", "--dist-dir", tmp_path], cwd=ROOT, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    (archive,) = tmp_path.glob("*.tar.gz")
+    with tarfile.open(archive) as held:
+        names = {name.partition("/")[2] for name in held.getnames()}
+    tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True).stdout.split()
+    kinds = (".py", ".c", ".h", ".md", ".css", ".js", ".html", ".toml", ".txt", ".json", "Makefile")
+    lacking = [name for name in tracked if name.endswith(kinds) and not name.startswith(".") and name not in names]
+    assert lacking == [] and not any(os.path.splitext(name)[1] in (".so", ".pyc") for name in names)
