@@ -24,6 +24,7 @@ from moebius.lowering.experts.stacking import (
     experts_that_ran,
     in_set_order,
     join_blocks,
+    of_turns_that_ran,
     pick,
     rows_if,
     stack_experts,
@@ -247,6 +248,7 @@ declare(
 declare("bincount", "input, weights=None, minlength=0", [torch.bincount], ["bincount"])
 declare("tolist", "input", [array_numbers], ["tolist"])
 declare("rows_if", "input, skipped", [rows_if], alias=True)
+declare("of_turns_that_ran", "input, index, experts=None", [of_turns_that_ran], alias=True)
 declare("experts_that_ran", "*skipped", [experts_that_ran])
 declare("how_many", "asked", [how_many])
 declare("cat_present", "items, asked", [cat_present])

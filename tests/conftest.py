@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 
 # Before torch is imported anywhere: a thread for each core that a worker of pytest-xdist has, two where there is none.
 os.environ.setdefault("OMP_NUM_THREADS", "1" if "PYTEST_XDIST_WORKER" in os.environ else "2")
@@ -19,6 +20,29 @@ def pytest_configure(config: pytest.Config) -> None:
         config.option.hypothesis_seed = str(seed_of_the_code())
     config.addinivalue_line("markers", "distributed: starts several processes")
     config.addinivalue_line("markers", "slow: takes more than ten seconds")
+    config.addinivalue_line("markers", "share(n): of many cases, n run, other ones for other code; --whole runs all")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--whole", action="store_true", help="all cases of the tests of which a share runs otherwise")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Of a test marked with share(n), n cases. Who names tests, or words of their names, gets all of these."""
+    if config.option.whole or config.option.keyword or any("::" in argument for argument in config.args):
+        return
+    cases: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if item.get_closest_marker("share") is not None:
+            cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    left_out: set[pytest.Item] = set()
+    for name, found in cases.items():
+        marker = found[0].get_closest_marker("share")
+        assert marker is not None
+        chosen = random.Random(f"{seed_of_the_code()} {name}").sample(found, min(marker.args[0], len(found)))
+        left_out |= set(found) - set(chosen)
+    config.hook.pytest_deselected(items=[item for item in items if item in left_out])
+    items[:] = [item for item in items if item not in left_out]
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:

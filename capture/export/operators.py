@@ -24,6 +24,7 @@ from moebius.lowering.experts.stacking import (
     experts_that_ran,
     in_set_order,
     join_blocks,
+    of_turns_that_ran,
     rows_if,
     stack_experts,
 )
@@ -169,6 +170,7 @@ OURS: dict[str, Callable[..., Any]] = {
     "moebius.no_rows": no_rows,
     "moebius.block_experts": block_experts,
     "moebius.experts_that_ran": experts_that_ran,
+    "moebius.of_turns_that_ran": of_turns_that_ran,
     "moebius.rows_if": rows_if,
     "moebius.blocks_apart": blocks_apart,
     "torch.set_grad_enabled": set_grad_enabled,

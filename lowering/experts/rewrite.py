@@ -17,16 +17,18 @@ from moebius.lowering.experts.blocks import Order, RowsOf, build_blocks, expert_
 from moebius.lowering.experts.claims import Claim, Fused, Refused, make_claim
 from moebius.lowering.experts.dense import Chain, NoExperts, Stacked, build_dense, dense_chains, stacked_sums
 from moebius.lowering.experts.dense_raised import Raised, RaisedStack
+from moebius.lowering.experts.facts import Test
 from moebius.lowering.experts.idle import postpone_zeros, sum_of
 from moebius.lowering.experts.openings import Opened, open_branches, settle, skip_unused
 from moebius.lowering.experts.out_of_place import write_out_of_place
 from moebius.lowering.experts.overlooked import Overlooked, overlooked
 from moebius.lowering.experts.proof import prove
+from moebius.lowering.experts.routing import Allowed, proven_within
 from moebius.lowering.experts.rows_written import write_rows
 from moebius.lowering.experts.rules import Reader
-from moebius.lowering.experts.stacking import blocks_apart
+from moebius.lowering.experts.stacking import blocks_apart, of_turns_that_ran
 from moebius.lowering.experts.turns import Differ, Turns, added_rows, build_loop, groups, place_of, remove
-from moebius.lowering.experts.writing import Writer, fill_region, put_in_place, write_operator
+from moebius.lowering.experts.writing import Writer, fill_region, kept, put_in_place, write_operator
 from moebius.lowering.graph import ExpertRegion, LoweringOptions, expert_loop
 from moebius.lowering.operators import loop_body, read_call, target_name
 from moebius.lowering.values import describe_where, shape_of, users_line, where_of
@@ -384,11 +386,25 @@ def replace_loop(
             work.loose += remove(turns, storage)
             if region.saved_bytes is not None and not joining.applies(work.options):
                 region.saved_bytes += turns.stacked_bytes()
+        result = where_turns_ran(work, claim, result, turns)
         work.loose += [*put_in_place(claim, result), *reader.made.values()]
         return True
     while loop.prev is not before:  # what the attempt wrote stands before the loop
         work.gm.graph.erase_node(loop.prev)
     return False
+
+
+def where_turns_ran(work: Work, claim: Claim, result: fx.Node, turns: Turns | None) -> fx.Node:
+    """The result, without history where all turns were skipped: a batch of no rows leaves no gradients behind.
+
+    Not for other backends, which do not know the operator, and whose batches of no rows have graphs of their own."""
+    skips = any(isinstance(s.condition, Test) and s.condition.kind == "empty" for s in claim.reader.evidence.skips)
+    if not (claim.hits is not None or skips or (turns is not None and turns.skipping)) or not takes_blocks(work):
+        return result
+    writer = Writer(claim)
+    index = kept(claim, writer, writer.invariant(claim.selection.index))
+    inside = not claim.selection.keep and proven_within(index, Allowed(0, claim.experts))
+    return writer.call(of_turns_that_ran, result, index, *(() if inside else (claim.experts,)))
 
 
 def prove_and_write(work: Work, reader: Reader, storage: Storage, by_rows: bool) -> tuple[Claim, fx.Node]:

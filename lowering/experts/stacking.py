@@ -44,6 +44,16 @@ def in_set_order(numbers: torch.Tensor) -> torch.Tensor:
     return torch.tensor(list(set(numbers.tolist())), dtype=numbers.dtype, device=numbers.device)
 
 
+def of_turns_that_ran(rows: torch.Tensor, index: torch.Tensor, experts: int | None = None) -> torch.Tensor:
+    """The rows; without history where no slot of ``index`` is there, as no turn has run then: what they are computed of
+    gets no gradient rather than zeros. experts: slots that go to none of so many are not there either."""
+    if type(index) is not torch.Tensor:  # while it is traced
+        return rows
+    slots = index if experts is None else (index >= 0) & (index < experts)
+    ran = slots.numel() > 0 if experts is None else bool(slots.any())
+    return rows if ran else rows.detach()
+
+
 def join_blocks(*rows: torch.Tensor) -> torch.Tensor:
     """[S, D]: blocks of rows, one after another."""
     return torch.cat(rows)

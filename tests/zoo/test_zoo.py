@@ -46,9 +46,13 @@ def test_graphs_and_regions(measured):
 
 
 def test_memory(measured):
-    """At its peak a step holds no more than plain Python's."""
+    """At its peak a step holds no more than plain Python's.
+
+    To a thousandth: where both peaks are the optimizer's they are 32 bytes apart of 2 MB, and one machine's profiler
+    counted 128 bytes less for the same plain step (small blocks from before it began are recorded, or not, by address).
+    """
     _, result = measured
-    assert 0 < result["ours"]["moebius"]["peak_bytes"] <= result["ours"]["plain"]["peak_bytes"]
+    assert 0 < result["ours"]["moebius"]["peak_bytes"] <= result["ours"]["plain"]["peak_bytes"] * 1.001
 
 
 def test_the_page_tells_a_difference():
