@@ -71,8 +71,15 @@ class BuildHook(build_ext):
 
     def run(self) -> None:
         if self.extensions:
+            self.require_linux()
             self.require_compiler()
         super().run()
+
+    def require_linux(self) -> None:
+        """The C code was built and tested nowhere else."""
+        if not sys.platform.startswith("linux"):
+            where = f"not on {sys.platform}: use WSL 2 or a container"
+            raise SystemExit(f"\nerror: moebius runs on Linux only so far, {where}.\n")
 
     def require_compiler(self) -> None:
         command = (os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc").split()[0]

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -22,6 +24,16 @@ def test_a_missing_compiler_says_what_to_install(tmp_path: Path) -> None:
     assert run.returncode != 0
     assert "no 'no-such-compiler' on PATH" in run.stderr
     assert "apt install gcc" in run.stderr
+    assert "Traceback" not in run.stderr
+
+
+@pytest.mark.parametrize("platform", ["darwin", "win32"])
+def test_another_system_is_one_sentence(platform: str, tmp_path: Path) -> None:
+    words = ["setup.py", "-q", "build_ext", "--build-temp", str(tmp_path), "--build-lib", str(tmp_path)]
+    program = f"import runpy, sys, setuptools.command.build_ext; sys.platform = {platform!r}; sys.argv = {words!r}; runpy.run_path('setup.py')"
+    run = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
+    assert run.returncode != 0
+    assert f"Linux only so far, not on {platform}" in run.stderr
     assert "Traceback" not in run.stderr
 
 
