@@ -117,7 +117,7 @@ def training() -> Iterator[Finding]:
         where = "" if device == "cpu" else ", on the GPU"
         try:
             if not importlib.import_module("moebius.hook").is_disabled():
-                yield from trained(importlib.import_module("moebius.selftest").try_moe_step(device), where)
+                yield from trained(importlib.import_module("moebius.trial").try_moe_step(device), where)
         except Exception as error:
             note = f"{type(error).__name__}: {error}"
             yield Finding(f"capture{where}", "fails", "missing", note)

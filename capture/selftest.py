@@ -6,7 +6,6 @@ none of the program's modes are on. That it works is remembered on disk, for the
 
 from __future__ import annotations
 
-import copy
 import os
 import platform
 import sys
@@ -14,7 +13,6 @@ import threading
 import types
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -175,59 +173,3 @@ def remember() -> None:
         place().write_text(versions(), encoding="utf-8")
     except (OSError, RuntimeError):
         pass
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# For the doctor: a step with experts, as users write them
-# ----------------------------------------------------------------------------------------------------------------------
-
-
-@dataclass
-class Outcome:
-    """What became of three MoE training steps on one device."""
-
-    graphs: int
-    breaks: list[str]
-    hits: int  # of the two calls after the first
-    lowered: int
-    regions: int
-    refusals: list[str]
-    kernels: list[str] = field(default_factory=list)
-    losses: float = 0.0  # how far from plain Python: losses, gradients, parameters
-    gradients: float = 0.0
-    parameters: float = 0.0
-
-    @property
-    def equal(self) -> bool:
-        return max(self.losses, self.gradients, self.parameters) <= CLOSE
-
-
-def try_moe_step(device: str = "cpu") -> Outcome:
-    """Three training steps of a small MoE layer, captured, beside the same in plain Python."""
-    from .api import capture, explain, stats
-
-    made = steps()
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        plain = made["Layer"]().to(device)
-        x, y = torch.randn(32, 16).to(device), torch.randn(32, 16).to(device)
-    model = copy.deepcopy(plain)
-    ours, theirs = (torch.optim.AdamW(each.parameters(), lr=0.01) for each in (model, plain))
-    step = capture(made["moe_step"])
-    report = explain(step)(model, ours, x, y)
-    losses = [apart(report.result, made["moe_step"](plain, theirs, x, y))]
-    losses += [apart(step(model, ours, x, y), made["moe_step"](plain, theirs, x, y)) for _ in range(2)]
-    pairs = list(zip(model.parameters(), plain.parameters(), strict=True))
-    regions = report.expert_regions
-    return Outcome(
-        graphs=len(report.graphs),
-        breaks=[f"{each.reason}: {each.detail}" for each in report.breaks],
-        hits=stats(step).hits,
-        lowered=sum(each.lowered for each in regions),
-        regions=len(regions),
-        refusals=[str(each.refusal) for each in regions if not each.lowered],
-        kernels=[str(each.kernel) for each in regions if each.lowered],
-        losses=max(losses),
-        gradients=max(apart(a.grad, b.grad) for a, b in pairs),
-        parameters=max(apart(a, b) for a, b in pairs),
-    )

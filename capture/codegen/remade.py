@@ -12,10 +12,10 @@ from ..values.values import CannotRebuild
 from .resume import generator_code, suspended_state
 
 if TYPE_CHECKING:
-    from .residual import Emitter
+    from .interfaces import Builder
 
 
-def function_value(emitter: Emitter, function: types.FunctionType) -> str:
+def function_value(emitter: Builder, function: types.FunctionType) -> str:
     """A function that the step made: the same code over the same cells."""
     closure = "None"
     if function.__closure__:
@@ -42,7 +42,7 @@ def function_value(emitter: Emitter, function: types.FunctionType) -> str:
     return name
 
 
-def random_value(emitter: Emitter, generator: random.Random) -> str:
+def random_value(emitter: Builder, generator: random.Random) -> str:
     """A generator of random numbers that the step made: it goes on where the step has left it."""
     name = emitter.assign(generator, f"{emitter.constant(random.Random)}.__new__({emitter.constant(random.Random)}, 0)")
     state = emitter.constant((*generator.getstate()[:2], None))
@@ -51,7 +51,7 @@ def random_value(emitter: Emitter, generator: random.Random) -> str:
     return name
 
 
-def generator_value(emitter: Emitter, generator: types.GeneratorType, frame: Frame) -> str:
+def generator_value(emitter: Builder, generator: types.GeneratorType, frame: Frame) -> str:
     """A generator that is suspended (or not started): one from code that begins where this one stands."""
     if generator.gi_running or any(isinstance(v, BaseException) for v in frame.stack):
         raise CannotRebuild("a generator is alive that runs, or handles an exception")

@@ -10,14 +10,14 @@ from ..python.attributes import SET_ON_CLASS
 from ..values.values import ATOMS, CannotRebuild
 
 if TYPE_CHECKING:
-    from .residual import Emitter
+    from .interfaces import Builder
 
 
 class Replay:
     """Writes into an emitter's function. Objects are written to by their base class's methods, so that no code of the
     user's runs once more."""
 
-    def __init__(self, emitter: Emitter):
+    def __init__(self, emitter: Builder):
         self.emitter, self.objects, self.lines = emitter, emitter.objects, emitter.lines
         self.value, self.constant = emitter.value, emitter.constant
 

@@ -20,8 +20,7 @@ from ..values.values import Break, TensorProxy
 from .records import Record, raw_dict
 
 if TYPE_CHECKING:
-    from ..codegen.residual import Emitter
-    from ..python.attributes import Attributes
+    from .interfaces import ClassLookups, Residual
     from .objects import Objects
 
 SET = object.__setattr__
@@ -38,7 +37,7 @@ def namespace(objects: Objects, proxy: TensorProxy, wanted: bool = False) -> Rec
     return objects.records.get(id(held))
 
 
-def read(attributes: Attributes, proxy: TensorProxy, name: str) -> Any:
+def read(attributes: ClassLookups, proxy: TensorProxy, name: str) -> Any:
     """``proxy.name``."""
     heap, objects = attributes.heap, attributes.objects
     record = namespace(objects, proxy, wanted=name == "__dict__")
@@ -63,7 +62,7 @@ def read(attributes: Attributes, proxy: TensorProxy, name: str) -> Any:
     return found
 
 
-def given(attributes: Attributes, proxy: TensorProxy, name: str) -> Any:
+def given(attributes: ClassLookups, proxy: TensorProxy, name: str) -> Any:
     """``getattr(proxy, name, ABSENT)``."""
     try:
         return read(attributes, proxy, name)
@@ -83,7 +82,7 @@ def switched_now(proxy: TensorProxy, name: str, then: Any) -> Any:
     return getattr(proxy.fake, name)
 
 
-def assign(attributes: Attributes, proxy: TensorProxy, name: str, value: Any) -> None:
+def assign(attributes: ClassLookups, proxy: TensorProxy, name: str, value: Any) -> None:
     """``proxy.name = value`` of a name that torch's tensors have not."""
     objects, cls = attributes.objects, proxy.cls
     generic = cls in KNOWN and is_generic(attributes.on_type(cls, "__setattr__"), "__setattr__")
@@ -99,7 +98,7 @@ def assign(attributes: Attributes, proxy: TensorProxy, name: str, value: Any) ->
     proxy.attributes[name] = value
 
 
-def replay(proxy: TensorProxy, emitter: Emitter) -> None:
+def replay(proxy: TensorProxy, emitter: Residual) -> None:
     """Set them on the tensor that the graph has computed, or that came in."""
     tensor = emitter.value(proxy)
     for name, value in proxy.attributes.items():

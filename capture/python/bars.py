@@ -17,7 +17,8 @@ from ..values.values import ATOMS, Break, StandIn
 from .texts import is_stream
 
 if TYPE_CHECKING:
-    from .domain import TrackingDomain
+    from ..heap.objects import Objects
+    from ..tensors.tensors import TensorOperations
 
 HINT = "draw it around the step: for batch in tqdm(loader): step(batch)"
 METHODS = frozenset(
@@ -43,8 +44,8 @@ class Drawn(StandIn):
 class Bars:
     """The progress bars of one trace."""
 
-    def __init__(self, domain: TrackingDomain):
-        self.domain, self.objects, self.tensors = domain, domain.objects, domain.tensors
+    def __init__(self, objects: Objects, tensors: TensorOperations):
+        self.objects, self.tensors = objects, tensors
 
     def call(self, function: types.FunctionType, args: list, kwargs: dict[str, Any]) -> Any:
         """A call of a function of tqdm's that draws; a graph break where it is not one of METHODS on a known bar."""

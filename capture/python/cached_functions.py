@@ -14,7 +14,7 @@ from ..regions.blocks import last_node, nodes_between
 from ..torch_facts import torch_private
 from ..values.values import SYMBOLIC, Break, TensorProxy
 from . import natives
-from .call_parts import CallParts
+from .parts import CallParts
 
 OF_SIZES = frozenset({"einops.einops"})  # modules whose caches keep nothing but what follows from sizes
 

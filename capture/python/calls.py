@@ -10,7 +10,7 @@ import types
 import warnings
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.utils.checkpoint
@@ -40,7 +40,6 @@ from ..values.values import ATOMS, SYMBOLIC, Break, LoopLeftover, StandIn, Tenso
 from . import natives, operator_functions
 from .bars import Bars
 from .cached_functions import CachedFunctions
-from .call_parts import holds_proxy
 from .construction import LAZY, Construction
 from .filters import Filters, warnings_block
 from .messages import Messages
@@ -49,6 +48,7 @@ from .namespaces import Namespaces
 from .originals import CHECKPOINT, DRAW, IS_COMPILING, IS_DYNAMO_COMPILING, IS_TENSOR, LOADS, PRINT, ROUNDINGS, WARN
 from .originals import of_originals as kept
 from .packages import Packages
+from .parts import Parts, holds_proxy
 from .questions import Questions
 from .signatures import Signatures
 from .stand_ins import StandIns
@@ -65,14 +65,11 @@ from .substitutes import (
 from .switches import Switches, throw_state
 from .telling import TellsInPython
 
-if TYPE_CHECKING:
-    from .domain import TrackingDomain
-
 
 class Calls(Methods, Construction, StandIns, CachedFunctions):
     """Dispatches every call of one trace. ``domain`` gives the operations that builtins stand for."""
 
-    def __init__(self, domain: TrackingDomain):
+    def __init__(self, domain: Parts):
         self.domain, self.attributes, self.heap = domain, domain.attributes, domain.objects.heap
         self.objects = domain.objects
         self.tensors = domain.tensors
@@ -142,10 +139,12 @@ class Calls(Methods, Construction, StandIns, CachedFunctions):
             next_number: lambda hooks: self.objects.made(HandleNumber(next_number(hooks))),
         }
         self.functions |= self.messages.functions | self.inference.functions
-        self.functions |= Filters(domain).functions | Signatures(domain).functions | Packages(domain).functions
-        self.functions |= AutogradCalls(domain, self.call).functions
+        self.functions |= Signatures(domain).functions | Packages(domain).functions
+        self.functions |= Filters(self.objects, self.tensors).functions
+        gradients = AutogradCalls(self.objects, self.tensors.gradients, self.call, domain.plain_contents)
+        self.functions |= gradients.functions
         self.builtins |= Namespaces(domain).functions | operator_functions.functions_over(domain)
-        self.builtins, self.functions = kept(self.builtins) | Questions(domain).functions, kept(self.functions)
+        self.builtins, self.functions = kept(self.builtins) | Questions(self.objects).functions, kept(self.functions)
 
     # ------------------------------------------------------------------------------------------------------------------
     # Dispatch
@@ -254,7 +253,7 @@ class Calls(Methods, Construction, StandIns, CachedFunctions):
             hint = "it runs natively; torch.autograd.grad, of sums where there is a batch, stays in the graph"
             raise Break("function transform", f"torch.func's {function.__qualname__}", hint)
         if str(function.__module__).startswith("tqdm.") and self.draws(args):
-            return Bars(self.domain).call(function, args, kwargs)
+            return Bars(self.objects, self.tensors).call(function, args, kwargs)
         if function.__name__ == torch_private.STATE_MAKER and is_state_maker(function, args):
             make_state(args[0], args[1], self.objects, self.tensors.gradients)
         return self.domain.call_function(function, args, kwargs)

@@ -20,12 +20,12 @@ from moebius.interpreter.domain.core import special, type_name
 from moebius.interpreter.forms.frames import implicit
 
 from ..heap.records import CONTAINERS, DICTS
-from ..regions.open_loops import TensorRows
+from ..regions.rows import TensorRows
 from ..torch_facts import torch_private
 from ..values.values import Break, TensorProxy, type_of
 from . import natives
-from .call_parts import CallParts
 from .originals import EMPTY, TENSOR
+from .parts import CallParts
 
 LAZY: Any = torch.distributions.utils.lazy_property.__get__
 SEEDED: Any = random.Random.__new__

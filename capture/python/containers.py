@@ -20,10 +20,11 @@ from ..heap.identities import refuse_order
 from ..heap.records import CONTAINERS, DICTS, LISTS, SETS
 from ..hook import ABSENT
 from ..regions.gathered import Gathered
-from ..regions.hit_loops import number_of
-from ..regions.open_loops import ROWS, TensorRows
+from ..regions.open_loops import ROWS
+from ..regions.rows import TensorRows
 from ..tensors.arrays import without_arrays
 from ..tensors.index_lists import as_indices
+from ..values.expert_numbers import number_of
 from ..values.numbers import Number
 from ..values.values import ATOMS, Break, LoopLeftover, StandIn, TensorMethod, TensorProxy, type_of
 from ..values.views import View
@@ -140,7 +141,7 @@ class Containers(Parts):
             start = None if key.start is None else self.as_index(key.start)
             return slice(start, None if key.stop is None else self.as_index(key.stop), step)
         key = natives.specialised(key)
-        if isinstance(key, TensorProxy) and (known := number_of(key)) is not None:
+        if isinstance(key, TensorProxy) and (known := number_of(key.node)) is not None:
             key = known
         if isinstance(key, TensorProxy):
             raise Break(
@@ -447,7 +448,7 @@ class Containers(Parts):
 
     def format_value(self, value: Any, conversion: str, spec: Any) -> Any:
         if isinstance(value, TensorProxy) and not conversion and not value.fake.dim():
-            known = number_of(value)  # a tensor without axes is formatted as its number is
+            known = number_of(value.node)  # a tensor without axes is formatted as its number is
             value = value if known is None else known
         if self.texts.is_open(value) and type(spec) in ATOMS:
             return self.texts.formatted(value, conversion, spec)

@@ -57,15 +57,20 @@ class TrackingDomain(Operators, Containers):
     keeps_frames = True
     interprets_callbacks = False  # what may call back is decided call by call, in natives and operators
     row_types = ROWS
+    calls: Calls
+    lists: Lists
+    loops: Loops
+    blocks: Blocks | None
 
     def __init__(self, objects: Objects, tensors: TensorOperations):
         super().__init__()
         self.objects, self.tensors = objects, tensors
         self.attributes = Attributes(objects, tensors, self.call)
         self.calls = Calls(self)
-        self.loops = Loops(self)
-        self.arrays, self.lists, self.walks = Arrays(self), Lists(self), Walks(objects)
-        self.array_inputs = ArrayInputs(self)
+        self.lists = Lists(self)
+        self.loops = Loops(self, self.lists)
+        self.arrays, self.walks = Arrays(self), Walks(objects)
+        self.array_inputs = ArrayInputs(objects, tensors)
         self.blocks = Blocks(self) if tensors.whole_step else None  # (a foreign backend takes each size symbol once)
         if self.blocks is not None:
             tensors.gradients.switched = self.blocks.forget

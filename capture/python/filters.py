@@ -19,7 +19,8 @@ from ..values.values import Break, StandIn
 from . import natives
 
 if TYPE_CHECKING:
-    from .domain import TrackingDomain
+    from ..heap.objects import Objects
+    from ..tensors.tensors import TensorOperations
 
 HINT = "it runs natively; put the block around the step for one graph"
 
@@ -76,9 +77,9 @@ class Recorded(StandIn):
 class Filters:
     """Those of one trace. open: blocks that it has entered; left: those that were open before and are left in it."""
 
-    def __init__(self, domain: TrackingDomain):
+    def __init__(self, objects: Objects, tensors: TensorOperations):
         self.open = self.left = 0
-        self.domain, self.objects, self.writer = domain, domain.objects, domain.tensors.writer
+        self.objects, self.tensors, self.writer = objects, tensors, tensors.writer
         self.functions: dict[Any, Callable[..., Any]] = {
             refuse_module: self.refuse,
             enter_block: self.enter,
@@ -94,7 +95,7 @@ class Filters:
 
     def mark(self, function: Callable[..., Any], *args: Any) -> fx.Node:
         free = self.writer.scope.parent is None and not self.writer.recomputed
-        if not self.domain.tensors.whole_step or not free:
+        if not self.tensors.whole_step or not free:
             where = "in a loop over experts, a checkpointed call or for a foreign backend"
             raise Break("warnings.catch_warnings", where, HINT)
         self.objects.heap.note("warning")
@@ -106,7 +107,7 @@ class Filters:
         node = self.mark(enter_block, *([True] if record else []))
         enter_block(record)
         self.open += 1
-        return self.objects.made(Recorded(Number(self.domain.tensors.numbers, 0.5, node))) if record else None
+        return self.objects.made(Recorded(Number(self.tensors.numbers, 0.5, node))) if record else None
 
     def leave(self) -> None:
         if not self.open and len(blocks()) == self.left:

@@ -27,7 +27,7 @@ from ..values.values import ATOMS, Break
 from .texts import is_stream
 
 if TYPE_CHECKING:
-    from .domain import TrackingDomain
+    from .parts import Parts
 
 AFTER = "it runs natively; the graph goes on after it"
 
@@ -35,7 +35,7 @@ AFTER = "it runs natively; the graph goes on after it"
 class Messages:
     """Warnings and log lines of one trace."""
 
-    def __init__(self, domain: TrackingDomain):
+    def __init__(self, domain: Parts):
         self.domain = domain
         self.objects, self.tensors = domain.objects, domain.tensors
         self.recorded = bool(recorders())  # before the step enters any block

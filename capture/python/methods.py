@@ -28,8 +28,8 @@ from ..torch_facts import torch_private
 from ..values.values import ATOMS, SYMBOLIC, Break, RuntimeNumber, TensorProxy, type_of
 from ..values.views import View, view_expression
 from . import arity, natives
-from .call_parts import CallParts, is_alien
 from .enums import plain_member
+from .parts import CallParts, is_alien
 from .texts import Text, texts
 
 OBJECT_METHODS = {

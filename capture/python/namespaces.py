@@ -17,13 +17,13 @@ from moebius.interpreter.frame import Frame
 from ..values.values import Break
 
 if TYPE_CHECKING:
-    from .domain import TrackingDomain
+    from .parts import Parts
 
 
 class Namespaces:
     """Those of one trace. functions: what stands in for each builtin."""
 
-    def __init__(self, domain: TrackingDomain):
+    def __init__(self, domain: Parts):
         self.domain, self.objects = domain, domain.objects
         self.functions: dict[Any, Callable[..., Any]] = {
             builtins.locals: lambda: self.frame().namespace(),

@@ -12,10 +12,10 @@ from moebius.interpreter.domain.operators import COMPARISONS, OPERATIONS, UNARIE
 from ..values.values import Break, TensorProxy, type_of
 
 if TYPE_CHECKING:
-    from .domain import TrackingDomain
+    from .parts import Parts
 
 
-def functions_over(domain: TrackingDomain) -> dict[Any, Callable[..., Any]]:
+def functions_over(domain: Parts) -> dict[Any, Callable[..., Any]]:
     """What stands in for each function while ``domain`` traces."""
     meaning: dict[Any, tuple[int, Callable[..., Any]]] = {
         operator.getitem: (2, domain.get_item),
@@ -39,7 +39,7 @@ def applied(function: Callable[..., Any], count: int, method: Callable[..., Any]
     return method(*args) if len(args) == count and not kwargs else function(*args, **kwargs)
 
 
-def sequences_joined(domain: TrackingDomain, left: Any, right: Any) -> Any:
+def sequences_joined(domain: Parts, left: Any, right: Any) -> Any:
     """``concat``: ``+`` of sequences, which tensors and numbers are not (PySequence_Concat, Objects/abstract.c)."""
     if issubclass(type(left), TensorProxy):
         raise TypeError("'Tensor' object can't be concatenated")

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from .originals import own
 
 if TYPE_CHECKING:
-    from .domain import TrackingDomain
+    from .parts import Parts
 
 FIND = own(importlib.util.find_spec)
 
@@ -28,7 +28,7 @@ def is_missing(name: str) -> bool:
 class Packages:
     """What one trace asks for."""
 
-    def __init__(self, domain: TrackingDomain):
+    def __init__(self, domain: Parts):
         self.domain, self.objects = domain, domain.objects
         self.functions: dict[Any, Callable[..., Any]] = {FIND: self.find}
 

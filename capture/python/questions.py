@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch.distributed
 
 if TYPE_CHECKING:
-    from .domain import TrackingDomain
+    from ..heap.objects import Objects
 
 GETTER = re.compile(r"\w+\(self: [\w.]+\) -> (int|str|bool)\b")  # pybind11's text of a method without arguments
 COUNTS = frozenset({"_get_sequence_number_for_group"})  # of what was sent: another answer each time
@@ -38,8 +38,8 @@ QUESTIONS: frozenset[Any] = frozenset(
 class Questions:
     """Those of one trace."""
 
-    def __init__(self, domain: TrackingDomain):
-        self.objects = domain.objects
+    def __init__(self, objects: Objects):
+        self.objects = objects
         self.functions: dict[Any, Callable[..., Any]] = {
             question: functools.partial(self.ask, question) for question in QUESTIONS
         }

@@ -18,7 +18,7 @@ from ..hook import ABSENT
 from ..values.values import Break, TensorProxy
 
 if TYPE_CHECKING:
-    from .domain import TrackingDomain
+    from .parts import Parts
 
 HINT = "ask for it before the step, and pass the names that it takes"
 
@@ -26,7 +26,7 @@ HINT = "ask for it before the step, and pass the names that it takes"
 class Signatures:
     """Those that one trace asks for."""
 
-    def __init__(self, domain: TrackingDomain):
+    def __init__(self, domain: Parts):
         self.domain, self.objects = domain, domain.objects
         self.functions: dict[Any, Callable[..., Any]] = {inspect.signature: self.signature}
 

@@ -16,7 +16,7 @@ from moebius.interpreter.domain.core import type_name
 
 from ..heap.records import CONTAINERS, HEAP_TYPE
 from ..hook import ABSENT
-from ..regions.open_loops import TensorRows
+from ..regions.rows import TensorRows
 from ..tensors.arrays import ArrayNumber
 from ..tensors.counts import INTEGERS
 from ..torch_facts import torch_private, torch_sizes
@@ -34,8 +34,8 @@ from ..values.values import (
     type_of,
 )
 from . import natives
-from .call_parts import CallParts
 from .enums import plain_member
+from .parts import CallParts
 from .specials import is_replaced
 from .substitutes import largest, smallest
 

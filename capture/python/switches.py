@@ -18,7 +18,7 @@ from ..torch_facts import torch_private
 from ..values.values import Break
 
 if TYPE_CHECKING:
-    from .domain import TrackingDomain
+    from .parts import Parts
 
 HINT = "throw it around the step"
 
@@ -26,7 +26,7 @@ HINT = "throw it around the step"
 class Switches:
     """Those of one trace. thrown: the writers that were called so far."""
 
-    def __init__(self, domain: TrackingDomain):
+    def __init__(self, domain: Parts):
         self.domain, self.objects, self.tensors = domain, domain.objects, domain.tensors
         self.thrown: set[Callable[..., Any]] = set()
         self.objects.heap.now["switch"] = switch_now
@@ -68,7 +68,7 @@ class Switches:
         scope.node("call_function", writer, args, kwargs).meta["val"] = None
 
 
-def throw_state(domain: TrackingDomain, function: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]) -> Any:
+def throw_state(domain: Parts, function: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]) -> Any:
     """One of the switches that guards look at as a whole: thrown now for the fakes, and kept as a node."""
     args = [domain.tensors.flag(a) for a in args]
     clears = function is torch.clear_autocast_cache  # (which holds copies of real weights, where a block is open)

@@ -10,19 +10,20 @@ from __future__ import annotations
 import io
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
 from moebius.lowering.step import texts
 
+from ..tensors.interfaces import TensorOperators
+from ..tensors.numbers import Numbers
 from ..values.formulas import AtSource, Formula
-from ..values.numbers import Number, Numbers
+from ..values.numbers import Number
 from ..values.values import ATOMS, Break, TensorProxy
 
 if TYPE_CHECKING:
     from ..guards.sources import Source
-    from ..tensors.tensors import TensorOperations
 
 # Classes of ``sys.stdout`` whose ``write`` is not the user's own code.
 STREAMS = ("OutStream",)  # Jupyter's; what ``io`` defines is known anyway
@@ -35,10 +36,16 @@ class Text(Number):
     __hash__ = Number.refuse  # else a dict or set of plain texts would not find it
 
 
+class OperatorsWithNumbers(TensorOperators, Protocol):
+    """``tensors.TensorOperations``."""
+
+    numbers: Numbers
+
+
 class Texts:
     """All texts of one trace."""
 
-    def __init__(self, tensors: TensorOperations):
+    def __init__(self, tensors: OperatorsWithNumbers):
         self.tensors = tensors
         self.inputs: list[Text] = []
 

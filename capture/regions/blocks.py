@@ -29,7 +29,7 @@ from ..torch_facts import torch_private
 from ..values.values import ATOMS, SYMBOLIC, TensorProxy
 
 if TYPE_CHECKING:
-    from ..python.domain import TrackingDomain
+    from ..python.parts import Parts
 
 MAX_VARIANTS = 4  # recorded calls that are tried for one class and one kind of arguments
 Step = tuple[str, Any, list[Any], list[Any]]  # kind of read, of what, keys, what was found at each
@@ -89,7 +89,7 @@ class Differs(Exception):
 class Blocks:
     """The modules' calls of one trace."""
 
-    def __init__(self, domain: TrackingDomain):
+    def __init__(self, domain: Parts):
         self.domain = domain
         self.objects, self.tensors, self.writer = domain.objects, domain.tensors, domain.tensors.writer
         self.heap = domain.objects.heap

@@ -13,7 +13,7 @@ from ..tensors.graphs import GraphScope
 from ..values.values import Body, Break
 
 if TYPE_CHECKING:
-    from ..python.domain import TrackingDomain
+    from ..python.parts import Parts
 
 
 class Bodies:
@@ -23,7 +23,7 @@ class Bodies:
     where = "it"
     hint = "it runs natively; nothing to do"
 
-    def __init__(self, domain: TrackingDomain, call: Callable[..., Any]):
+    def __init__(self, domain: Parts, call: Callable[..., Any]):
         self.domain, self.call = domain, call
         self.tensors, self.objects, self.writer = domain.tensors, domain.objects, domain.tensors.writer
 

@@ -7,7 +7,7 @@ only; that the body changes nothing but tensors and the function's locals is see
 from __future__ import annotations
 
 import dis
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import fx
 
@@ -16,9 +16,6 @@ from moebius.interpreter import Frame
 from ..bytecode.liveness import accesses
 from ..torch_facts import torch_private
 from ..values.values import SYMBOLIC, TensorProxy
-
-if TYPE_CHECKING:
-    from .open_loops import OpenLoop
 
 # Branches, and the truth of the condition on which they jump.
 BRANCHES = {
@@ -146,18 +143,17 @@ def is_read_from(frame: Frame, index: int, name: str) -> bool:
     return False
 
 
-def is_of_row(condition: Any, loop: OpenLoop) -> bool:
+def is_of_row(condition: Any, row: fx.Node) -> bool:
     """Whether a condition asks for nothing but the number of this turn's expert."""
     if isinstance(condition, TensorProxy):
-        return of_row(condition.node, loop)
-    assert loop.row is not None
+        return of_row(condition.node, row)
     symbols = set(torch_private.free_unbacked_symbols(condition)) if isinstance(condition, SYMBOLIC) else set()
-    read = [node for node in loop.row.graph.nodes if node.target == "item" and of_row(node, loop)]
+    read = [node for node in row.graph.nodes if node.target == "item" and of_row(node, row)]
     return bool(symbols) and symbols <= {torch_private.expression(node.meta["val"]) for node in read}
 
 
-def of_row(node: fx.Node, loop: OpenLoop) -> bool:
+def of_row(node: fx.Node, row: fx.Node) -> bool:
     """Whether a node is computed of the row alone."""
     while len(node.all_input_nodes) == 1:
         (node,) = node.all_input_nodes
-    return node is loop.row
+    return node is row

@@ -33,7 +33,7 @@ from .rerun import Again, Read, after, fakes_in
 from .selective import Selective
 
 if TYPE_CHECKING:
-    from ..python.domain import TrackingDomain
+    from ..python.parts import Parts
 
 INSTEAD = "pass use_reentrant=False to keep it in the graph"
 FOLLOWED = [("determinism_check", "none"), ("early_stop", False)]
@@ -50,7 +50,7 @@ LENIENT = replace(CALL, lenient=True)
 class Checkpoints:
     """Checkpointed calls in one trace."""
 
-    def __init__(self, domain: TrackingDomain, call: Callable[..., Any]):
+    def __init__(self, domain: Parts, call: Callable[..., Any]):
         self.domain, self.call, self.tensors = domain, call, domain.tensors
         self.writer, self.objects = domain.tensors.writer, domain.objects
         self.strict = any(body is CALL for body in self.objects.inside)

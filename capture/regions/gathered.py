@@ -25,10 +25,10 @@ from ..torch_facts import torch_fakes, torch_private
 from ..values.values import Break, CannotRebuild, StandIn, TensorProxy
 from .branches import OneTurn
 from .histories import carried_on
+from .open_loops import OpenLoop
 
 if TYPE_CHECKING:
-    from ..python.domain import TrackingDomain
-    from .open_loops import OpenLoop
+    from ..python.parts import Parts
 
 Site = tuple[Any, int]  # code, and the index of the instruction that makes the list
 JOINS = frozenset({torch.cat, torch.concat, torch.concatenate})
@@ -162,7 +162,7 @@ class Lists:
     wanted: of those that this trace found to be. refused: of those that were used otherwise.
     """
 
-    def __init__(self, domain: TrackingDomain):
+    def __init__(self, domain: Parts):
         self.domain = domain
         self.sites: set[Site] = set()
         self.wanted: set[Site] = set()

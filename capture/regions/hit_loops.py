@@ -18,17 +18,14 @@ from moebius.lowering.experts.routing import index_bounds
 from moebius.lowering.operators import read_call
 
 from ..tensors.counts import never_written
-from ..torch_facts.torch_private import version_of
+from ..values.expert_numbers import EXPERT, SAME_NUMBERS, WIDE, unwritten
+from ..values.values import TensorProxy
+from .rows import TensorRows
 
 if TYPE_CHECKING:
-    from ..tensors.tensors import TensorOperations
-    from ..values.values import TensorProxy
-    from .open_loops import TensorRows
+    from ..tensors.interfaces import TensorOperators
 
 MOST = 512  # experts
-WIDE = (torch.int64, torch.int32)  # dtypes in which the number of an expert stays what it is
-SAME_NUMBERS = frozenset({"flatten", "reshape", "clone", "contiguous", "squeeze", "unsqueeze", "cast"})
-EXPERT = "expert"  # in a node's meta: the number that its only element is
 
 
 class HitTurns:
@@ -49,14 +46,14 @@ class HitTurns:
     def unwritten(self) -> bool:
         return all(unwritten(node) for node in self.watched)
 
-    def is_hit(self, tensors: TensorOperations) -> Any:
+    def is_hit(self, tensors: TensorOperators) -> Any:
         """The condition on which turn ``at`` runs."""
         flags = tensors.of_fake[id(self.flags.meta["val"])]
         if not self.unique:
             return tensors.get_item(flags, self.at)
         return tensors.function(torch.any, (tensors.function(torch.eq, (flags, self.at), {}),), {})
 
-    def row(self, tensors: TensorOperations) -> TensorProxy | int:
+    def row(self, tensors: TensorOperators) -> TensorProxy | int:
         """The row of turn ``at``."""
         if self.numbers:
             return self.at
@@ -106,29 +103,3 @@ def flags_of(call: Any, source: fx.Node) -> tuple[int, bool] | None:
     if call["sorted"] is False or bounds is None or bounds[0] != 0 or not never_written(source):
         return None
     return bounds[1], True
-
-
-def unwritten(node: fx.Node) -> bool:
-    values = node.meta["val"]
-    try:
-        return not any(version_of(value) for value in (values if isinstance(values, tuple | list) else (values,)))
-    except RuntimeError:  # of inference mode: nobody counts
-        return False
-
-
-def number_of(proxy: TensorProxy) -> int | None:
-    """The number of an expert that a tensor of one element certainly holds."""
-    node: Any = proxy.node
-    while isinstance(node, fx.Node):
-        value = node.meta.get("val")
-        if not isinstance(value, torch.Tensor) or value.dtype not in WIDE or any(size != 1 for size in value.shape):
-            return None
-        if not unwritten(node):
-            return None
-        if EXPERT in node.meta:
-            return int(node.meta[EXPERT])
-        call = read_call(node)
-        if call is None or call.op.inplace or call.name not in SAME_NUMBERS | {"getitem", "select"}:
-            return None
-        node = call["input"]
-    return None

@@ -23,8 +23,8 @@ from ..values.values import Break, CannotRebuild, TensorProxy
 from .bodies import Bodies
 
 if TYPE_CHECKING:
-    from ..codegen.residual import Emitter
-    from ..python.domain import TrackingDomain
+    from ..heap.interfaces import Residual
+    from ..python.parts import Parts
 
 REASON = "gradient hook"
 
@@ -48,11 +48,6 @@ def run_after_accumulation(hooks: dict[int, Callable[[Any], Any]], tensor: Any) 
 
 def gives_something() -> None:
     """Stands where autograd would raise an error."""
-
-
-def has_hooks(leaf: TensorProxy) -> bool:
-    """Whether a tensor from before the step came with gradient hooks of either kind."""
-    return any(getattr(leaf.real, name, None) for name in ("_backward_hooks", "_post_accumulate_grad_hooks"))
 
 
 @natives.replaced(gives_something)
@@ -94,7 +89,7 @@ class GradientHooks(Bodies):
     where = "the hook"
     hint = "backward runs natively between two graphs; what changes no Python object, or reads .grad after it, stays in"
 
-    def __init__(self, domain: TrackingDomain, call: Callable[..., Any]):
+    def __init__(self, domain: Parts, call: Callable[..., Any]):
         super().__init__(domain, call)
         self.registered: dict[TensorProxy, Registered] = {}
         self.interpreting = False
@@ -121,6 +116,10 @@ class GradientHooks(Bodies):
             self.objects.made(value)
         entry.hooks[handle.id] = hook
         return handle
+
+    def are_registered(self) -> bool:
+        """Whether the step has registered hooks that are still there."""
+        return any(entry.hooks for entry in self.registered.values())
 
     def holds(self, hooks: Any) -> bool:
         """Whether it is the dict of a tensor's hooks, to which handles have weak references; autograd keeps it."""
@@ -205,7 +204,7 @@ class GradientHooks(Bodies):
         for entry in self.registered.values():
             entry.waiting &= kept
 
-    def leave(self, emitter: Emitter) -> None:
+    def leave(self, emitter: Residual) -> None:
         """The end of the segment: the hooks of what lives on."""
         lives_on = any(isinstance(o, TensorProxy) and o.fake.requires_grad for o in emitter.outputs)
         for entry in self.registered.values():

@@ -20,7 +20,7 @@ from ..torch_facts.torch_private import InferenceGuard
 from ..values.values import Break
 
 if TYPE_CHECKING:
-    from ..python.domain import TrackingDomain
+    from ..python.parts import Parts
 
 HINT = "use torch.no_grad(), which is a part of the graph, or enter inference mode around the step"
 
@@ -48,7 +48,7 @@ class InferenceModes:
     """Those of one trace. open: the one that is entered. allowed: False where the graph is to break instead. failed:
     the trace ended in one, or one did what the body of a node must not."""
 
-    def __init__(self, domain: TrackingDomain):
+    def __init__(self, domain: Parts):
         self.domain, self.writer = domain, domain.tensors.writer
         self.open: InferenceMode | None = None
         self.allowed, self.failed = True, False

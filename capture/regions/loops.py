@@ -19,7 +19,6 @@ from torch import fx
 from moebius.interpreter import STOP, UNSET, Frame
 from moebius.lowering.experts.stacking import in_set_order
 from moebius.lowering.graph import expert_loop, skip_turn
-from moebius.lowering.values import same_shape
 
 from ..bytecode.liveness import accesses
 from ..python.number_sets import ELEMENTS, LISTED, iterated_as
@@ -30,11 +29,12 @@ from ..tensors.graphs import GraphScope
 from ..torch_facts import torch_private
 from ..values.values import ATOMS, SYMBOLIC, Body, Break, LoopLeftover, TensorProxy
 from .branches import ASKING, BRANCHES, OneTurn, asks_for_jump, branch_at, is_of_row, is_read_from, past_jumps
-from .gathered import maybe_absent
+from .gathered import Lists, maybe_absent
 from .histories import carried_on, found_by_turn, refuse_turns
 from .hit_loops import HitTurns, hit_turns
-from .open_loops import ONE, ROWS, OpenLoop, TensorRows
+from .open_loops import ONE, ROWS, OpenLoop, alike, has_attributes, reorder_placeholders
 from .range_loops import RANGE_ITERATOR, RangeRows, first_loads, goes_over_experts, length_of
+from .rows import TensorRows
 from .two_sides import (
     EXPRESSION,
     FirstSide,
@@ -48,7 +48,7 @@ from .two_sides import (
 )
 
 if TYPE_CHECKING:
-    from ..python.domain import TrackingDomain
+    from ..python.parts import Parts
 
 
 TURN = Body(
@@ -62,8 +62,8 @@ LEAVES = frozenset({"RETURN_VALUE", "RETURN_CONST", "YIELD_VALUE"})
 class Loops:
     """Open loops of one trace, innermost last."""
 
-    def __init__(self, domain: TrackingDomain):
-        self.domain, self.tensors, self.objects = domain, domain.tensors, domain.objects
+    def __init__(self, domain: Parts, lists: Lists):
+        self.domain, self.lists, self.tensors, self.objects = domain, lists, domain.tensors, domain.objects
         self.open: list[OpenLoop] = []
         self.decided: dict[tuple[int, int], list[int]] = {}
         self.unrolled: set[tuple[Any, int]] = set()  # loops, branches: no one node could say them
@@ -349,7 +349,7 @@ class Loops:
             return  # known while tracing
         if rows is not None:
             self.prefer_numbers(frame.stack[-1])
-            again = own_condition(self.domain, frame.stack[-1]) if rows.other is not None else None
+            again = own_condition(self.tensors, frame.stack[-1]) if rows.other is not None else None
             self.begin(frame, rows, self.decided.get((id(frame.code), frame.pc), []))
             self.open[-1].again = again
             self.enter_branch(self.open[-1])
@@ -359,7 +359,9 @@ class Loops:
         """A turn of a loop over hits that does something else for some experts: as a turn for each expert, where that
         can be (``trace.traced`` takes it so after this break)."""
         loop = self.open[-1] if len(self.open) == 1 else None
-        if loop is None or not isinstance(loop.rows, TensorRows) or not is_of_row(condition, loop):
+        if loop is None or not isinstance(loop.rows, TensorRows) or loop.row is None:
+            return
+        if not is_of_row(condition, loop.row):
             return
         key = (loop.frame.code, loop.start)
         if key not in self.by_number | self.not_by_number and hit_turns(loop.rows, key) is not None:
@@ -420,7 +422,7 @@ class Loops:
         body = self.close(loop)
         outcome = self.emit(loop, body)
         first_joined, first_gathered = len(loop.carried), len(loop.carried) + len(loop.joined)
-        self.domain.lists.close(loop, outcome[first_gathered:])
+        self.lists.close(loop, outcome[first_gathered:])
         for index in changed:
             if loop.before[index] is UNSET or not isinstance(frame.locals[index], LoopLeftover):
                 frame.locals[index] = LoopLeftover(frame.program.localsplus[index])
@@ -548,7 +550,7 @@ class Loops:
         before, after = [loop.before[i] for i in loop.carried], [loop.frame.locals[i] for i in loop.carried]
         rows = loop.rows
         source = writer.argument(rows.proxy) if isinstance(rows, TensorRows) else rows.count
-        absent = self.domain.lists.absent(loop)
+        absent = self.lists.absent(loop)
         node = writer.scope.graph.call_function(
             expert_loop,
             (get_body, source, (*map(writer.argument, before), *given(loop, writer.argument), *absent), tuple(outer)),
@@ -575,34 +577,3 @@ def on_values(condition: Any) -> bool:
         return condition.fake.numel() == 1
     condition = condition.value if type(condition) is ArrayNumber else condition
     return issubclass(type(condition), SYMBOLIC) and torch_private.depends_on_values(condition)
-
-
-def has_attributes(tensor: TensorProxy) -> bool:
-    return bool(tensor.attributes or (isinstance(tensor.real, torch.Tensor) and tensor.real.__dict__))
-
-
-def alike(before: Any, after: Any) -> bool:
-    """Whether the one may stand for the other in everything that is known of a tensor before the step runs."""
-    if not isinstance(before, TensorProxy) or not isinstance(after, TensorProxy):
-        return False
-    if has_attributes(before) or has_attributes(after):
-        return False
-    a, b = before.fake, after.fake
-    if (a.dtype, a.device, a.layout, before.cls) != (b.dtype, b.device, b.layout, after.cls):
-        return False
-    return same_shape(tuple(a.shape), tuple(b.shape)) and same_shape(tuple(a.stride()), tuple(b.stride()))
-
-
-def reorder_placeholders(body: fx.GraphModule, loop: OpenLoop) -> None:
-    """Body placeholders stand in the order (row, carried, captures); lifted ones were added as they were met."""
-    assert loop.row is not None
-    wanted = [loop.row, *loop.carried_nodes, *loop.joined_nodes, *loop.absent_nodes, *loop.lifted.values()]
-    assert [n for n in body.graph.nodes if n.op == "placeholder"] == wanted or len(wanted) == len(
-        [n for n in body.graph.nodes if n.op == "placeholder"]
-    )
-    anchor = None
-    for node in wanted:
-        if anchor is not None:
-            anchor.append(node)
-        anchor = node
-    body.recompile()

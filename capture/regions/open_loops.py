@@ -1,45 +1,54 @@
-"""What stands for the rows of a loop while tracing, and the record of a loop whose body is being recorded."""
+"""The record of a loop, or of a branch, whose body is being recorded."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
+import torch
 from torch import fx
 
 from moebius.interpreter import Frame
+from moebius.lowering.values import same_shape
 
 from ..torch_facts import torch_private
-from ..values.values import Break, TensorProxy
+from ..values.values import TensorProxy
 from .branches import OneTurn
+from .histories import carried_on
 from .hit_loops import HitTurns
 from .range_loops import RangeRows
-from .two_sides import FirstSide, Joined
-
-if TYPE_CHECKING:
-    from .gathered import Gathered
-
-
-class TensorRows:
-    """The iterator over the rows of a tensor whose length is not known while tracing.
-
-    numbers: it stands for ``tensor.tolist()`` instead, at once iterated over: rows are Python ints. of_array: they are
-    numpy's, of ``tensor.numpy()``.
-    """
-
-    def __init__(self, proxy: TensorProxy, numbers: bool = False, of_array: bool = False):
-        self.proxy, self.numbers, self.of_array = proxy, numbers, of_array
-        self.finished = self.begun = False
-
-    def begin(self) -> TensorRows:
-        """``iter(self)``. A list may be iterated over again, which this cannot."""
-        if self.begun and self.numbers:
-            raise Break("tensor read as a number", "tolist() of a tensor of unknown length", "iterate over the tensor")
-        self.begun = True
-        return self
-
+from .rows import TensorRows
 
 ROWS = (TensorRows, RangeRows, HitTurns)
 ONE = (OneTurn, HitTurns)  # recorded as loops of one turn
+
+
+@dataclass
+class FirstSide:
+    """What the first side left. joined: tensors, by the index of the local. left: what else it set."""
+
+    joined: dict[int, TensorProxy] = field(default_factory=dict)
+    left: dict[int, Any] = field(default_factory=dict)
+
+
+@dataclass
+class Joined:
+    """A value that a side gives out. initial: what it is where that side does not run; None on the first side."""
+
+    index: int
+    value: TensorProxy
+    initial: TensorProxy | None
+
+    def fake(self) -> torch.Tensor:
+        """Of what it is afterwards."""
+        before = self.value if self.initial is None else self.initial
+        return carried_on(before.fake, self.value.fake)
+
+
+class Appends(Protocol):
+    """A list that branches on values append to (``gathered.Gathered``)."""
+
+    items: list[tuple[Any, Any]]
 
 
 class OpenLoop:
@@ -81,7 +90,7 @@ class OpenLoop:
         self.put_back = self.before  # the frame's locals where native code would go on
         self.begun: list[Any] = []  # its locals at the turn's beginning
         self.read: set[int] = set()  # indices of the locals that the turn found as they were before the loop
-        self.gathered: list[tuple[Gathered | None, TensorProxy]] = []  # what a branch appends, and to which lists
+        self.gathered: list[tuple[Appends | None, TensorProxy]] = []  # what a branch appends, and to which lists
         self.carried_nodes: list[fx.Node] = []
         self.absent_nodes: list[fx.Node] = []  # placeholders of what a branch that is not taken appends
         self.lifted: dict[fx.Node, fx.Node] = {}
@@ -91,3 +100,34 @@ class OpenLoop:
         """Takes the place of the other: where the program came to that, native code would go on for this one, too."""
         self.first, self.root_step, self.place = first, other.root_step, other.place
         self.put_back = other.put_back
+
+
+def has_attributes(tensor: TensorProxy) -> bool:
+    return bool(tensor.attributes or (isinstance(tensor.real, torch.Tensor) and tensor.real.__dict__))
+
+
+def alike(before: Any, after: Any) -> bool:
+    """Whether the one may stand for the other in everything that is known of a tensor before the step runs."""
+    if not isinstance(before, TensorProxy) or not isinstance(after, TensorProxy):
+        return False
+    if has_attributes(before) or has_attributes(after):
+        return False
+    a, b = before.fake, after.fake
+    if (a.dtype, a.device, a.layout, before.cls) != (b.dtype, b.device, b.layout, after.cls):
+        return False
+    return same_shape(tuple(a.shape), tuple(b.shape)) and same_shape(tuple(a.stride()), tuple(b.stride()))
+
+
+def reorder_placeholders(body: fx.GraphModule, loop: OpenLoop) -> None:
+    """Body placeholders stand in the order (row, carried, captures); lifted ones were added as they were met."""
+    assert loop.row is not None
+    wanted = [loop.row, *loop.carried_nodes, *loop.joined_nodes, *loop.absent_nodes, *loop.lifted.values()]
+    assert [n for n in body.graph.nodes if n.op == "placeholder"] == wanted or len(wanted) == len(
+        [n for n in body.graph.nodes if n.op == "placeholder"]
+    )
+    anchor = None
+    for node in wanted:
+        if anchor is not None:
+            anchor.append(node)
+        anchor = node
+    body.recompile()

@@ -21,7 +21,7 @@ from ..torch_facts import torch_private
 from ..values.values import Body
 
 if TYPE_CHECKING:
-    from ..python.domain import TrackingDomain
+    from ..python.parts import Parts
 
 AGAIN = Body("a checkpointed call changes Python state", "a {} is changed in it again by backward", "")
 
@@ -65,7 +65,7 @@ class Read:
 class Again:
     """A checkpointed call that backward may run again. nodes: what it was in the graph."""
 
-    def __init__(self, domain: TrackingDomain, run: Callable[[], Any]):
+    def __init__(self, domain: Parts, run: Callable[[], Any]):
         self.domain, self.run, self.nodes = domain, run, list[fx.Node]()
         self.switches = torch_private.switches()
 

@@ -24,7 +24,7 @@ from ..torch_facts import torch_fakes, torch_private
 from ..values.values import Body, Break, StandIn
 
 if TYPE_CHECKING:
-    from ..python.domain import TrackingDomain
+    from ..python.parts import Parts
 
 HINT = "it runs natively; the graph goes on after it"
 POLICY = Body(
@@ -86,7 +86,7 @@ def refuse_operator() -> None:
 class Selective:
     """One checkpointed call with a ``context_fn`` of the user's."""
 
-    def __init__(self, domain: TrackingDomain, call: Callable[..., Any], context_fn: Any):
+    def __init__(self, domain: Parts, call: Callable[..., Any], context_fn: Any):
         self.domain, self.call = domain, call
         self.objects, self.tensors, self.writer = domain.objects, domain.tensors, domain.tensors.writer
         self.random: list[bool] = []  # of each operator that draws random numbers, whether they are kept

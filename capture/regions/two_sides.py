@@ -7,7 +7,6 @@ it, which nobody sees, as one of the two runs. So it is for the value of ``a if 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,36 +14,13 @@ from torch import fx
 
 from ..values.values import Break, TensorProxy
 from .branches import OneTurn, is_read_from
-from .histories import carried_on
+from .open_loops import FirstSide, Joined, OpenLoop
 
 if TYPE_CHECKING:
-    from ..python.domain import TrackingDomain
-    from .open_loops import OpenLoop
+    from ..tensors.tensors import TensorOperations
 
 EXPRESSION = -1  # in the place of a local's index: the value on the stack
 PLAIN = (int, str, bool, bytes, type(None))
-
-
-@dataclass
-class FirstSide:
-    """What the first side left. joined: tensors, by the index of the local. left: what else it set."""
-
-    joined: dict[int, TensorProxy] = field(default_factory=dict)
-    left: dict[int, Any] = field(default_factory=dict)
-
-
-@dataclass
-class Joined:
-    """A value that a side gives out. initial: what it is where that side does not run; None on the first side."""
-
-    index: int
-    value: TensorProxy
-    initial: TensorProxy | None
-
-    def fake(self) -> torch.Tensor:
-        """Of what it is afterwards."""
-        before = self.value if self.initial is None else self.initial
-        return carried_on(before.fake, self.value.fake)
 
 
 def is_double(loop: OpenLoop) -> bool:
@@ -58,9 +34,9 @@ def take_expression(loop: OpenLoop) -> Any:
     return stack.pop() if is_double(loop) and len(stack) == len(loop.stack) + 1 else None
 
 
-def own_condition(domain: TrackingDomain, condition: Any) -> Any:
+def own_condition(tensors: TensorOperations, condition: Any) -> Any:
     """For the second side, as the first may write into the tensor that was asked."""
-    return domain.tensors.function(torch.clone, (condition,), {}) if isinstance(condition, TensorProxy) else condition
+    return tensors.function(torch.clone, (condition,), {}) if isinstance(condition, TensorProxy) else condition
 
 
 def leave_first(loop: OpenLoop, changed: list[int], expression: Any) -> FirstSide:

@@ -20,7 +20,8 @@ from ..values.values import TensorProxy
 from .foreign_memory import owns_memory
 
 if TYPE_CHECKING:
-    from ..python.domain import TrackingDomain
+    from ..heap.objects import Objects
+    from .tensors import TensorOperations
 
 INDEX_KINDS = "bi"  # booleans and signed integers, as numpy calls them: an index of unsigned bytes is a mask to torch
 
@@ -59,8 +60,8 @@ def as_one_number(number: Any) -> torch.Tensor:
 class ArrayInputs:
     """Those of one trace."""
 
-    def __init__(self, domain: TrackingDomain):
-        self.domain, self.objects, self.tensors = domain, domain.objects, domain.tensors
+    def __init__(self, objects: Objects, tensors: TensorOperations):
+        self.objects, self.tensors = objects, tensors
         self.found: dict[int, TensorProxy] = {}  # by id of the array
 
     def input(self, array: Any) -> TensorProxy | None:

@@ -12,7 +12,7 @@ import operator
 import sys
 from collections.abc import Callable
 from types import BuiltinMethodType, NoneType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import fx
@@ -29,7 +29,10 @@ from ..values.values import Break, CannotRebuild, StandIn, TensorProxy, type_of
 from .counts import FEW, bounds_of, unknown_number
 
 if TYPE_CHECKING:
-    from ..python.domain import TrackingDomain
+    from moebius.interpreter.protocols import Machine
+
+    from ..heap.objects import Objects
+    from .tensors import TensorOperations
 
 ITERATOR = type(iter(type("Sequence", (), {"__getitem__": None})()))  # what iter() of an array is
 SUMS: dict[str, Callable[..., Any]] = {"+": operator.add, "-": operator.sub}
@@ -210,10 +213,38 @@ class ArrayRows(StandIn):
         return name
 
 
+class RowLoops(Protocol):
+    def array_rows(self, proxy: TensorProxy) -> Any: ...
+
+
+class TensorMethods(Protocol):
+    def tensor_method(self, proxy: TensorProxy, name: str, args: list, kwargs: dict[str, Any]) -> Any: ...
+
+
+class ArrayDomain(Protocol):
+    """What is asked of the tracking domain."""
+
+    machine: Machine
+    objects: Objects
+    tensors: TensorOperations
+
+    @property
+    def loops(self) -> RowLoops: ...
+
+    @property
+    def calls(self) -> TensorMethods: ...
+
+    def truth(self, value: Any) -> bool: ...
+
+    def binary(self, op: str, left: Any, right: Any) -> Any: ...
+
+    def compare(self, op: str, left: Any, right: Any) -> Any: ...
+
+
 class Arrays:
     """All numpy arrays of one trace."""
 
-    def __init__(self, domain: TrackingDomain):
+    def __init__(self, domain: ArrayDomain):
         self.domain, self.tensors = domain, domain.tensors
         self.lengths: set[Any] = set()  # symbols of how many bins there are: most often as many as experts
 

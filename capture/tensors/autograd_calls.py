@@ -9,8 +9,8 @@ from ..python.originals import BACKWARD, GRAD
 from ..values.values import Break, TensorProxy
 
 if TYPE_CHECKING:
-    from ..python.domain import TrackingDomain
-
+    from ..heap.objects import Objects
+    from .gradients import Gradients
 
 PACKED = "it runs natively; torch.utils.checkpoint, with a context_fn that says what is kept, stays in the graph"
 ON_EACH = "it runs natively; a hook on each tensor, or reading .grad after backward(), stays in the graph"
@@ -31,8 +31,10 @@ def instead_of(function: Any) -> str:
 class AutogradCalls:
     """What stands in for the two functions in one trace."""
 
-    def __init__(self, domain: TrackingDomain, call: Callable[..., Any]):
-        self.domain, self.call, self.gradients = domain, call, domain.tensors.gradients
+    def __init__(
+        self, objects: Objects, gradients: Gradients, call: Callable[..., Any], contents: Callable[[Any], Any]
+    ):
+        self.objects, self.gradients, self.call, self.contents = objects, gradients, call, contents
         self.functions: dict[Any, Callable[..., Any]] = {
             BACKWARD: self.backward,
             GRAD: self.derive,
@@ -44,7 +46,7 @@ class AutogradCalls:
         known = options.keys() <= {"create_graph", "inputs"}
         if not known or not all(isinstance(output, TensorProxy) for output in outputs):
             raise Break("torch.autograd.backward", "of something that is no tensor", "the error is raised natively")
-        self.gradients.backward(outputs, self.domain.plain_contents(grad_tensors), retain_graph, **options)
+        self.gradients.backward(outputs, self.contents(grad_tensors), retain_graph, **options)
 
     def derive(
         self, outputs: Any, inputs: Any, grad_outputs: Any = None, retain_graph: Any = None,
@@ -56,8 +58,8 @@ class AutogradCalls:
         options |= {"is_grads_batched": is_grads_batched or None, "materialize_grads": materialize_grads or None}
         if only_inputs is not True:
             raise Break("torch.autograd.grad", "with only_inputs=False", "the warning is given natively")
-        tensors, given = self.tensors_of(outputs), self.domain.plain_contents(grad_outputs)
-        return self.domain.objects.made(self.gradients.derive(tensors, self.tensors_of(inputs), given, options))
+        tensors, given = self.tensors_of(outputs), self.contents(grad_outputs)
+        return self.objects.made(self.gradients.derive(tensors, self.tensors_of(inputs), given, options))
 
     def tensors_of(self, value: Any) -> list[Any]:
         """One tensor, or what ``tuple()`` makes of several."""

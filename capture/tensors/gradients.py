@@ -34,12 +34,11 @@ from moebius.lowering.step import (
 from ..guards.sources import Source, part
 from ..heap.heap import Heap
 from ..regions.histories import refuse_doubt
-from ..regions.hooks import GradientHooks, has_hooks
 from ..values.values import Break, TensorProxy
 
 if TYPE_CHECKING:
-    from .optimizers import MadeState
-    from .tensors import TensorOperations
+    from .interfaces import Hooks, TensorOperators
+    from .parked import MadeState
 
 Enter = Callable[[Any, Source], Any]
 UNREAD = object()
@@ -87,10 +86,15 @@ class Accumulated:
         self.before = before
 
 
+def has_hooks(leaf: TensorProxy) -> bool:
+    """Whether a tensor from before the step came with gradient hooks of either kind."""
+    return any(getattr(leaf.real, name, None) for name in ("_backward_hooks", "_post_accumulate_grad_hooks"))
+
+
 class Gradients:
     """Everything that one trace does with ``.grad``. inside: whether backward may be a node (our own backends)."""
 
-    def __init__(self, tensors: TensorOperations, inside: bool):
+    def __init__(self, tensors: TensorOperators, inside: bool):
         self.tensors, self.writer, self.inside = tensors, tensors.writer, inside
         self.outside = ("it runs between two graphs", NATIVELY)  # why, where it may not, and what to do
         self.casts = [autocast_now(), ()]  # the autocast that backward of an autograd.Function may run under
@@ -114,7 +118,7 @@ class Gradients:
         self.live: Callable[[], tuple] = lambda: ()
         self.wants_live: Callable[[], None] = lambda: None
         self.optimizers: list[torch.optim.Optimizer] = []
-        self.hooks: GradientHooks  # these two come with the domain
+        self.hooks: Hooks  # these two come with the domain
         self.enter: Enter
         self.found_before: dict[str, Any] = {}  # the same, for a trace that is made after the graph has run a part
 
@@ -181,7 +185,7 @@ class Gradients:
     ) -> None:  # fmt: skip
         """``backward(create_graph=True)``: what it leaves in ``.grad`` has a history, which autograd on fakes gives."""
         hint = "torch.autograd.grad(..., create_graph=True) stays in the graph"
-        if any(entry.hooks for entry in self.hooks.registered.values()) or any(map(has_hooks, leaves)):
+        if self.hooks.are_registered() or any(map(has_hooks, leaves)):
             raise Break("Tensor.backward", "create_graph=True, and gradient hooks", hint)
         if any(tensor.fake.grad_fn in reached for tensor in self.retained):
             raise Break("Tensor.backward", "create_graph=True, and retain_grad()", hint)

@@ -7,12 +7,49 @@ are put in place again when the next call would be the graph's.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
 from typing import Any
+
+import torch
 
 from ..bytecode.hidden import hidden
 from ..hook import finish
-from .optimizers import MadeState
+from ..torch_facts import torch_private
+
+
+@dataclass(frozen=True, eq=False)
+class MadeState:
+    """The state that was made for one parameter. made: each of its tensors by name, with its version when made.
+
+    None of it keeps anything alive.
+    """
+
+    optimizer: weakref.ref[torch.optim.Optimizer]
+    parameter: weakref.ref[torch.Tensor]
+    made: dict[str, tuple[weakref.ref[Any], int]] = field(default_factory=dict)
+
+    def remember(self) -> None:
+        """The state as it stands now is what was made."""
+        optimizer, p = self.optimizer(), self.parameter()
+        if optimizer is not None and p is not None:
+            state = optimizer.state.get(p, {})
+            tensors = {name: value for name, value in state.items() if torch.is_tensor(value)}
+            self.made.update({n: (weakref.ref(v), torch_private.version_of(v)) for n, v in tensors.items()})
+
+    def is_untouched(self) -> bool:
+        """Whether the parameter has the state that was made, which no step has written to since."""
+        optimizer, p = self.optimizer(), self.parameter()
+        if optimizer is None or p is None:
+            return False
+        state = optimizer.state.get(p)
+        if not state or state.keys() != self.made.keys():
+            return False
+        return all(
+            reference() is state[name] and torch_private.version_of(state[name]) == version
+            for name, (reference, version) in self.made.items()
+        )
 
 
 class Parked:

@@ -18,7 +18,7 @@ from ..values.values import Break, TensorProxy
 
 if TYPE_CHECKING:
     from ..guards.recorder import GuardRecorder
-    from ..python.attributes import Attributes
+    from ..heap.interfaces import ClassLookups
 
 HINT = "it runs natively; give the method another name, or replace it in your own modules"
 CLASSES: tuple[type, ...] = (torch.Tensor, torch.nn.Parameter)
@@ -91,7 +91,7 @@ def rely_on(recorder: GuardRecorder, cls: type, name: str) -> None:
         raise Break("replaced attribute of tensors", f"torch.Tensor.{name} is not torch's", HINT)
 
 
-def read(attributes: Attributes, proxy: TensorProxy, name: str) -> Any:
+def read(attributes: ClassLookups, proxy: TensorProxy, name: str) -> Any:
     """``proxy.name``: what the program has added to the tensor's class, or what torch has."""
     rely_on(attributes.objects.guards, proxy.cls, name)
     base = next((base for base in proxy.cls.__mro__ if name in vars(base)), object)

@@ -24,9 +24,9 @@ from ..guards.sources import Source, part
 from ..python.telling import TellsInPython, may_warn
 from ..python.texts import Texts
 from ..regions.histories import Writes, refuse_doubt
-from ..regions.hit_loops import number_of
 from ..torch_facts import torch_fakes, torch_private
-from ..values.numbers import SHAPED_BY_FLOATS, Number, Numbers, is_open
+from ..values.expert_numbers import number_of
+from ..values.numbers import is_open
 from ..values.unfollowed import UnfollowedTensor
 from ..values.values import ATOMS, SYMBOLIC, Break, TensorMethod, TensorProxy
 from . import tensor_class
@@ -35,12 +35,14 @@ from .fakes import dropped_out, fake_of, has_tensor, refuse_answering, refuse_nu
 from .foreign_memory import ForeignMemory
 from .gradients import Gradients, gives_sparse_gradient
 from .graphs import GraphWriter
+from .indices import any_position, holds_unknown_number, is_scalar_index, selected, selections
 from .layouts import Layouts, refuse_lost_tangent
 from .method_kinds import MADE_OF_BOUNDS, MADE_OF_NUMBERS, OTHER_KIND, OUTSIDE, READS_VALUES, RECORDS, TENSOR_ATTRIBUTES
+from .numbers import Numbers
 from .offsets import Offsets
 
-OPEN_INDICES = (torch.SymInt, Number)
-INDICES = (*OPEN_INDICES, int, slice, type(...))
+# Operators whose result's shape is made of the values of their float arguments.
+SHAPED_BY_FLOATS = frozenset({"arange", "range", "interpolate", "upsample"})
 
 
 def depends_on_data(function: Any, error: Exception) -> Break:
@@ -244,7 +246,7 @@ class TensorOperations:
 
     def item(self, proxy: TensorProxy) -> Any:
         """``proxy.item()`` as a number of the graph, None where it is to be a graph break."""
-        if (known := number_of(proxy)) is not None:
+        if (known := number_of(proxy.node)) is not None:
             return known
         if self.whole_step and proxy.fake.dtype in INTEGERS and proxy.fake.numel() == 1:
             return self.record("call_method", "item", (proxy,), {}, unknown_number(self.world, proxy))
@@ -544,51 +546,6 @@ def changes_in_place(target: Any, kwargs: dict[str, Any]) -> bool:
     return (
         (name.endswith("_") and not name.endswith("__")) or "out" in kwargs or name in ("setitem", "_set_grad_enabled")
     )
-
-
-def is_scalar_index(key: Any) -> bool:
-    """A 0-dim integer tensor used as an index: torch reads its value and selects."""
-    return (
-        isinstance(key, TensorProxy)
-        and key.fake.dim() == 0
-        and not key.fake.dtype.is_floating_point
-        and key.fake.dtype is not torch.bool
-        and key.fake.dtype is not torch.uint8
-    )
-
-
-def selections(key: Any, dims: int) -> list[tuple[int, Any]] | None:
-    """An index of numbers and slices, with a number that varies, as what is taken of which axis, the last one first:
-    torch's own index would make a constant of the number. None: no such index."""
-    keys = list(key) if isinstance(key, tuple) else [key]
-    if not any(type(k) in OPEN_INDICES for k in keys) or not all(type(k) in INDICES for k in keys):
-        return None
-    if (places := [i for i, k in enumerate(keys) if k is ...]) and len(places) == 1:
-        keys[places[0] : places[0] + 1] = [slice(None)] * (dims - len(keys) + 1)
-    if len(keys) > dims or any(k is ... for k in keys):
-        return None
-    return [(axis, one) for axis, one in enumerate(keys)][::-1]
-
-
-def selected(fake: torch.Tensor, steps: list[tuple[int, Any]]) -> torch.Tensor:
-    """What an index takes."""
-    for axis, one in steps:
-        one = fake_of(one)
-        fake = fake[(*(slice(None),) * axis, one)] if isinstance(one, slice) else fake.select(axis, one)
-    return fake
-
-
-def holds_unknown_number(key: Any) -> bool:
-    """An index with a number in it that only the running loop knows; torch would want to know its sign."""
-    keys = key if isinstance(key, tuple) else (key,)
-    return any(isinstance(k, torch.SymInt) and torch_private.depends_on_values(k) for k in keys)
-
-
-def any_position(key: Any) -> Any:
-    """The index with 0 in such numbers' places: shape and strides are those of any position."""
-    if isinstance(key, tuple):
-        return tuple(any_position(k) for k in key)
-    return 0 if type(key) in OPEN_INDICES else key
 
 
 def placed_on_ranks(tensor: torch.Tensor) -> bool:

@@ -29,8 +29,7 @@ from ..codegen.residual import Emitter
 from ..codegen.resume import CannotResume
 from ..hook import call_unhooked
 from ..tensors.graphs import GraphWriter
-from ..tensors.optimizers import MadeState
-from ..tensors.parked import Parked
+from ..tensors.parked import MadeState, Parked
 from ..torch_facts import torch_private
 from ..values.values import CannotRebuild
 from .policy import Policy

@@ -7,7 +7,7 @@ from typing import Any
 
 from moebius.interpreter.domain.core import type_name
 
-from .numbers import Number, Numbers
+from .numbers import Arithmetic, Number
 from .values import StandIn, type_of
 
 METHODS = (types.MethodDescriptorType, types.WrapperDescriptorType)
@@ -19,7 +19,7 @@ class NumberMethod(StandIn):
 
     __slots__ = ("function", "number", "numbers")
 
-    def __init__(self, numbers: Numbers, function: Any, number: Any):
+    def __init__(self, numbers: Arithmetic, function: Any, number: Any):
         self.numbers, self.function, self.number = numbers, function, number
 
     @property
@@ -38,7 +38,7 @@ class NumberMethod(StandIn):
         return self.numbers.apply(self.function, self.number, *args, method=self.function.__name__, **kwargs)
 
 
-def attribute_of(numbers: Numbers, number: Any, name: str) -> Any:
+def attribute_of(numbers: Arithmetic, number: Any, name: str) -> Any:
     """``number.name``. number: symbolic, or the graph's."""
     kind = type_of(number)
     found: Any = next((base.__dict__[name] for base in kind.__mro__ if name in base.__dict__), None)

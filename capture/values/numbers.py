@@ -11,43 +11,40 @@ from a tensor has none, and a branch on it is a graph break.
 
 from __future__ import annotations
 
-import math
 import operator
 import time
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, NoReturn
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 import torch
 from torch import fx
 
 from moebius.lowering.step import draw
 
-from ..torch_facts import torch_private, torch_sizes
-from .formulas import AtSource, Formula, OfType, Raises, Unchanged, computed, in_order
 from .values import Break, RuntimeNumber
 
 if TYPE_CHECKING:
     from ..guards.sources import Source
-    from ..tensors.tensors import TensorOperations
+    from .formulas import AtSource, Formula
 
 PLAIN_NUMBERS = (int, float, bool)
 NUMBERS = (*PLAIN_NUMBERS, complex)
-TYPES: frozenset[Any] = frozenset(NUMBERS)
-# Modules of functions in C whose result's type follows from the types of the operands.
-ONE_TYPE = frozenset({"math", "cmath", "_operator"})
 # Clocks that give seconds.
 CLOCKS = (time.time, time.perf_counter, time.monotonic, time.process_time, time.thread_time)
 READINGS = frozenset((*CLOCKS, draw))  # another answer each time
-# Operators whose result's shape is made of the values of their float arguments.
-SHAPED_BY_FLOATS = frozenset({"arange", "range", "interpolate", "upsample"})
 
+class Arithmetic(Protocol):
+    """What writes down what is done with numbers (``tensors.numbers.Numbers``)."""
 
-# Functions of numbers that answer yes or no.
-QUESTIONS = frozenset(
-    (operator.lt, operator.le, operator.eq, operator.ne, operator.gt, operator.ge)
-    + (math.isnan, math.isinf, math.isfinite)
-)
-LOGIC = frozenset((operator.and_, operator.or_, operator.xor))  # of two yes or no, another one
+    fixed: dict[int, Number]
+
+    def apply(self, function: Callable[..., Any], *operands: Any, method: str = "", **named: Any) -> Any: ...
+
+    def as_size(self, number: Number) -> Any: ...
+
+    def constant(self, number: Number) -> Any: ...
+
+    def open(self, operand: Any) -> Any: ...
 
 
 class Number(RuntimeNumber):
@@ -63,7 +60,7 @@ class Number(RuntimeNumber):
 
     def __init__(
         self,
-        numbers: Numbers,
+        numbers: Arithmetic,
         representative: Any,
         node: fx.Node | None,
         sources: tuple[Source, ...] | None = None,
@@ -101,340 +98,11 @@ class Number(RuntimeNumber):
     __hash__ = object.__hash__
 
 
-class Numbers:
-    """All numbers of one trace."""
-
-    def __init__(self, tensors: TensorOperations):
-        self.tensors, self.writer = tensors, tensors.writer
-        self.fixed: dict[int, Number] = {}
-        self.sizes: dict[Any, Number] = {}  # by symbol: numbers that became sizes
-        self.seen = 0  # inputs that were looked at for symbols
-        self.places: dict[Any, tuple[Source, int | None]] = {}  # by symbol: the input, and the axis of a tensor
-
-    def of_item(self, proxy: Any) -> Number:
-        """``tensor.item()`` of a floating or boolean tensor with one element."""
-        node = self.writer.node("call_method", "item", (proxy,), {})
-        node.meta["val"] = None
-        return Number(self, proxy.fake.dtype is torch.bool or 0.5, node)
-
-    def read(self, name: str, function: Callable[[], float]) -> Number:
-        """What a clock says, or Python's generator of random numbers gives, when the graph comes to it."""
-        writer = self.writer
-        if not self.tensors.whole_step or writer.scope.parent is not None or writer.recomputed:
-            detail = f"{name} in a loop over experts, a checkpointed call or for a foreign backend"
-            raise Break("call into C", detail, "it runs natively; keep it at the step's ends for one graph")
-        node = writer.node("call_function", function, (), {})
-        node.meta["val"] = None
-        return Number(self, 0.5, node)
-
-    def of_input(self, value: int | float, source: Source) -> Number:
-        """A number that differs from call to call, as an input of the graph."""
-        self.tensors.guards.check("type", source, type(value), text=f"type is {type(value).__name__}")
-        node = self.tensors.add_input(value, value, source).node
-        number = Number(self, value, node, (source,), AtSource(source))
-        number.source = source
-        return number
-
-    # ------------------------------------------------------------------------------------------------------------------
-    # Sizes
-    # ------------------------------------------------------------------------------------------------------------------
-
-    def of_size(self, size: torch.SymInt | torch.SymFloat) -> Any:
-        """A symbolic size as a Python number: the graph has it as one, and what it follows from is known."""
-        node = self.writer.argument(size)
-        if not isinstance(node, fx.Node):
-            return node
-        found = self.formula_of_size(size)
-        if found is None:
-            return Number(self, 2 if isinstance(size, torch.SymInt) else 0.5, node)
-        evaluate, sources = found
-        real = {p.source: p.real for p in self.tensors.inputs if p.source in sources}
-        return Number(self, computed(in_order(evaluate), real), node, sources, evaluate)
-
-    def known(self, value: Any) -> Number | None:
-        """The value as a number whose value of today is known, None for any other."""
-        number = self.of_size(value) if type(value) in (torch.SymInt, torch.SymFloat) else value
-        return number if type(number) is Number and number.known else None
-
-    def formula_of_size(self, size: Any) -> tuple[Formula, tuple[Source, ...]] | None:
-        """How a size follows from the inputs; None where it depends on values."""
-        if torch_private.depends_on_values(size):
-            return None
-        expression = torch_private.expression(size)
-        symbols = sorted(expression.free_symbols, key=str)
-        operands: list[AtSource | Formula] = []
-        sources: dict[Source, None] = {}
-        self.look_for_symbols()
-        for symbol in symbols:
-            number = self.sizes.get(symbol)
-            if number is not None and number.evaluate is not None:
-                operands.append(number.evaluate)
-                sources.update(dict.fromkeys(number.sources or ()))
-            elif symbol in self.places:
-                source, axis = self.places[symbol]
-                here = AtSource(source)
-                operands.append(here if axis is None else Formula(size_of, (here, axis)))
-                sources[source] = None
-            else:
-                return None
-        names = [f"n{i}" for i in range(len(symbols))]
-        text = torch_sizes.expression_text(expression, dict(zip(symbols, names, strict=True)))
-        return Formula(torch_sizes.compiled(text, names), tuple(operands)), tuple(sources)
-
-    def look_for_symbols(self) -> None:
-        """In the inputs that came since the last look."""
-        inputs = self.tensors.inputs
-        for proxy in inputs[self.seen :]:
-            is_tensor = isinstance(proxy.fake, torch.Tensor)
-            for axis, size in enumerate(proxy.node.meta["sizes"] if is_tensor else (proxy.fake,)):
-                if torch_private.is_symbolic(size) and (symbol := torch_private.raw_symbol(size)) is not None:
-                    assert proxy.source is not None
-                    self.places.setdefault(symbol, (proxy.source, axis if is_tensor else None))
-        self.seen = len(inputs)
-
-    def as_size(self, number: Number) -> Any:
-        """An int where it may be a size, an index or a bound: a symbol of its own, and a constant only where it is 0 or
-        1, which torch treats apart."""
-        value = number.representative
-        if number.size is not None:
-            return number.size
-        scope = self.scope_of(number)
-        apart = value in (0, 1) and self.writer.stop_number is None  # (else as it was captured)
-        if number.kind is not int or not number.known or scope is None or apart or id(number) in self.fixed:
-            return self.constant(number)
-        number.size = self.tensors.world.symbolic_int(value, f"number_{len(self.sizes)}")
-        node = number.node
-        symbol = torch_private.raw_symbol(number.size)
-        assert node is not None
-        self.sizes[symbol] = number
-        scope.symbols[symbol] = lambda: node
-        return number.size
-
-    def scope_of(self, number: Number) -> Any:
-        """The open scope whose graph computes the number."""
-        scope: Any = self.writer.scope
-        while scope is not None and (number.node is None or scope.graph is not number.node.graph):
-            scope = scope.parent
-        return scope
-
-    # ------------------------------------------------------------------------------------------------------------------
-    # What is computed
-    # ------------------------------------------------------------------------------------------------------------------
-
-    def open(self, operand: Any) -> Any:
-        """An operand with the symbolic sizes in it as numbers; None for what no function of numbers takes."""
-        if isinstance(operand, torch.SymInt | torch.SymFloat):
-            return self.of_size(operand)
-        if type(operand) is torch.SymBool:
-            return self.tensors.symbolic_truth(operand)
-        if type(operand) in (list, tuple):
-            return type(operand)(map(self.open, operand))
-        return operand
-
-    def examples(self, operand: Any) -> Any:
-        """An operand with some number of its type for each that only the running step knows."""
-        return today_of(self.open(operand))
-
-    def apply(self, function: Callable[..., Any], *operands: Any, method: str = "", **named: Any) -> Any:
-        """``function(*operands, **named)``, a function of numbers in C, some of them unknown; or their lists.
-
-        method: its name, where it is one of the first operand's type.
-        """
-        operands, named = self.open(operands), {k: self.open(v) for k, v in named.items()}
-        unknown = [*numbers_in((*operands, *named.values()))]
-        if not unknown:
-            return function(*operands, **named)
-        if not all(is_operand(o) for o in (*operands, *named.values())):
-            raise Break(
-                "arithmetic on a number that the graph computes",
-                f"{name_of(function)} with {', '.join(type(today_of(o)).__name__ for o in operands)}",
-                "use plain numbers with it",
-            )
-        known = all(o.known for o in unknown)
-        try:
-            result = self.sample(function, operands, named, known)
-        except Exception as error:
-            if not known and not isinstance(error, TypeError):
-                detail = f"{type(error).__name__}: {error}"
-                raise Break("arithmetic that may fail", detail, "compute it after the step") from None
-            self.writer.before_failure(function, operands)
-            if known and not isinstance(error, TypeError):  # today's values: the error is the step's own
-                found, formula = self.again(function, operands, named)
-                text = f"what the step computes of it is a {type(error).__name__}"
-                self.tensors.guards.holds(text_of(found), text, Raises(formula, found, error), *found)
-            raise
-        tells = function in QUESTIONS or (function in LOGIC and type(result) is bool)
-        if not known and type(result) not in (float, complex) and not tells:
-            for o in unknown:
-                o.refuse()  # an int or a bool of a value that nobody knows: too little can be said of it
-        evaluate = None
-        sources: tuple[Source, ...] = ()
-        if known:
-            sources, evaluate = self.again(function, operands, named)
-            if not has_one_type(function, operands):
-                text = f"what the step computes of it is a {type(result).__name__}"
-                self.tensors.guards.holds(text_of(sources), text, OfType(evaluate, sources, type(result)), *sources)
-        node = None
-        if all(o.node is not None for o in unknown):
-            op, target = ("call_method", method) if method else ("call_function", function)
-            node = self.writer.node(op, target, operands, named)
-            node.meta["val"] = None
-        return self.given(result, node, sources, evaluate)
-
-    def given(self, result: Any, node: fx.Node | None, sources: tuple[Source, ...], evaluate: Formula | None) -> Any:
-        """What a function of numbers gives as a value of the trace."""
-        kind = type(result)
-        if kind in NUMBERS:
-            return Number(self, result if evaluate else representative_of(result), node, sources or None, evaluate)
-        if kind is str and evaluate is not None and self.tensors.whole_step:
-            return self.tensors.texts.computed(result, node, sources, evaluate)
-        if kind is tuple and evaluate is not None:  # divmod, frexp, as_integer_ratio
-            items = []
-            for i, item in enumerate(result):
-                part = None
-                if node is not None:
-                    part = self.writer.node("call_function", operator.getitem, (node, i), {})
-                    part.meta["val"] = None
-                items.append(self.given(item, part, sources, Formula(operator.getitem, (evaluate, i))))
-            return tuple(items)
-        if evaluate is None or kind not in (bytes, type(None), type(NotImplemented)):
-            raise Break("arithmetic on a number", f"gives a {kind.__name__}", "compute it after the step")
-        self.hold(evaluate, sources, result)
-        return result
-
-    def sample(self, function: Callable[..., Any], operands: tuple, named: dict[str, Any], known: bool) -> Any:
-        """What the function gives today, or for some numbers that it takes, where today's are not known."""
-        failed: Exception | None = None
-        for stand_in in (None,) if known else (None, 2.0, -0.5, 0.25):
-            try:
-                return function(*today_of(operands, stand_in), **{k: today_of(v, stand_in) for k, v in named.items()})
-            except (ArithmeticError, ValueError, LookupError) as error:
-                failed = failed or error
-        assert failed is not None
-        raise failed
-
-    def look_up(self, function: Callable[..., Any], *operands: Any) -> Any:
-        """``function(*operands)`` for any pure function of known numbers and plain values; no node of the graph."""
-        operands = self.open(operands)
-        if not all(o.known for o in numbers_in(operands)):
-            next(o for o in numbers_in(operands) if not o.known).refuse()
-        result = function(*today_of(operands))
-        if type(result) not in PLAIN_NUMBERS:
-            return function(*(self.constant(o) if isinstance(o, Number) else o for o in operands))
-        return Number(self, result, None, *self.again(function, operands))
-
-    def again(
-        self, function: Callable[..., Any], operands: tuple, named: dict[str, Any] | None = None
-    ) -> tuple[tuple[Source, ...], Formula]:
-        """Where the numbers come from, and how the result is computed from what is found there at another call."""
-        named = named or {}
-        every = numbers_in((*operands, *named.values()))
-        sources = tuple({s: None for o in every for s in o.sources or ()})
-        return sources, Formula(function, formulas_in(operands), {k: formulas_in(v) for k, v in named.items()})
-
-    # ------------------------------------------------------------------------------------------------------------------
-    # Guards
-    # ------------------------------------------------------------------------------------------------------------------
-
-    def constant(self, number: Number) -> Any:
-        """The value of a number as a plain constant: a guard that it stays so."""
-        if number.evaluate is None:
-            number.refuse()
-        if id(number) not in self.fixed:
-            self.fixed[id(number)] = number
-            self.hold(number.evaluate, number.sources or (), number.representative)
-        return number.representative
-
-    def truth(self, number: Number) -> bool:
-        """``bool(number)``: a guard on that alone."""
-        if number.evaluate is None:
-            if (known := self.tensors.speculate(number)) is not None:
-                return known
-            number.refuse()
-        found = number if number.kind is bool else self.apply(bool, number)
-        return self.constant(found)
-
-    def hold(self, evaluate: AtSource | Formula, sources: tuple[Source, ...], expected: Any) -> None:
-        text = f"what the step computes of it is {expected!r}"
-        self.tensors.guards.holds(text_of(sources), text, Unchanged(evaluate, sources, expected), *sources)
-
-
-def text_of(sources: tuple[Source, ...]) -> str:
-    return ", ".join(s.name for s in sources)
-
-
-def size_of(tensor: torch.Tensor, axis: int) -> int:
-    """``tensor.shape[axis]``."""
-    return tensor.shape[axis]
-
-
-def name_of(function: Any) -> str:
-    return getattr(function, "__name__", None) or str(function)
-
-
-def numbers_in(operand: Any) -> Iterator[Number]:
-    """The numbers in an operand."""
-    if isinstance(operand, Number):
-        yield operand
-    elif type(operand) in (list, tuple):
-        for item in operand:
-            yield from numbers_in(item)
-
-
-def today_of(operand: Any, stand_in: Any = None) -> Any:
-    """An operand with today's values in it. stand_in: for floats of which nobody knows that."""
-    if isinstance(operand, Number):
-        replaced = stand_in is not None and operand.kind is float and not operand.known
-        return stand_in if replaced else operand.representative
-    if type(operand) in (list, tuple):
-        return type(operand)(today_of(item, stand_in) for item in operand)
-    return operand
-
-
-def formulas_in(operand: Any) -> Any:
-    """An operand with the formulas of its numbers in their place."""
-    if isinstance(operand, Number):
-        return operand.evaluate
-    if type(operand) in (list, tuple):
-        return type(operand)(map(formulas_in, operand))
-    return operand
-
-
 def is_open(operand: Any) -> bool:
     """Whether an operand is a number or size that only the running step knows, or a list with one."""
     if type(operand) in (list, tuple):
         return any(map(is_open, operand))
     return type(operand) is Number or type(operand) in (torch.SymInt, torch.SymFloat)
-
-
-def is_operand(operand: Any) -> bool:
-    """Whether functions of numbers may be given it: a number, a text, or a list or tuple of such."""
-    if type(operand) in (list, tuple):
-        return all(map(is_operand, operand))
-    if type(operand) is dict:
-        return all(is_operand(v) and type(k) in (*NUMBERS, str) for k, v in operand.items())
-    return type(operand) in (*NUMBERS, str, type(None)) or type(operand) is Number
-
-
-def has_one_type(function: Any, operands: tuple) -> bool:
-    """Whether the types of the operands alone say what type the result has."""
-    plain = today_of(operands)
-    if function is operator.getitem:
-        items = plain[0].values() if type(plain[0]) is dict else plain[0]
-        return len({type(item) for item in items}) == 1
-    if function in (max, min):
-        return len({type(o) for o in (plain[0] if len(plain) == 1 else plain)}) == 1
-    if function in (pow, operator.pow) and len(plain) == 2:
-        base, exponent = plain
-        if type(exponent) in (int, bool):  # 2 ** -1 is a float
-            return type(base) in (float, complex) or (not isinstance(operands[1], Number) and exponent >= 0)
-        return complex in (type(base), type(exponent)) or (not isinstance(operands[0], Number) and base > 0)
-    return getattr(function, "__module__", None) in ONE_TYPE or function in TYPES or function in (abs, round, divmod)
-
-
-def representative_of(value: Any) -> Any:
-    """A number of the same type that no arithmetic treats specially."""
-    return 0.5 if isinstance(value, float) and not (math.isfinite(value) and value) else value
 
 
 EXAMPLES: dict[type, Any] = {torch.SymInt: 1, torch.SymFloat: 0.5, torch.SymBool: True}
@@ -468,5 +136,3 @@ OPERATIONS: dict[str, Callable[..., Any]] = COMPARISONS | {
     ">>": operator.rshift,
 }
 UNARY: dict[str, Callable[..., Any]] = {"-": operator.neg, "+": operator.pos, "~": operator.invert}
-
-__all__ = ["OPERATIONS", "UNARY", "Number", "Numbers"]

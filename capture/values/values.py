@@ -7,20 +7,19 @@ import operator
 import threading
 import types
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 import torch
 from torch.nn.attention import SDPBackend
 
 from moebius.interpreter import Signal
 
-from ..regions.hit_loops import number_of
+from .expert_numbers import number_of
 
 if TYPE_CHECKING:
     from torch import fx
 
     from ..guards.sources import Source
-    from ..tensors.tensors import TensorOperations
 
 # Types whose values are what they print as: no identity that a program could rely on, no parts that could change.
 ATOMS = frozenset(
@@ -115,6 +114,14 @@ def refuse_number(self: TensorProxy) -> NoReturn:
     )
 
 
+class Operations(Protocol):
+    """What writes operators down (``tensors.tensors.TensorOperations``)."""
+
+    def function(self, function: Any, args: tuple, kwargs: dict[str, Any]) -> Any: ...
+
+    def get_item(self, tensor: Any, key: Any) -> Any: ...
+
+
 class TensorProxy:
     """A tensor while tracing: a fake twin (shape, dtype, strides, requires_grad) and the node that computes it.
 
@@ -124,7 +131,7 @@ class TensorProxy:
 
     __slots__ = ("__weakref__", "attributes", "cls", "fake", "node", "operations", "real", "required", "source")
 
-    def __init__(self, operations: TensorOperations, fake: torch.Tensor, node: fx.Node):
+    def __init__(self, operations: Operations, fake: torch.Tensor, node: fx.Node):
         self.operations, self.fake, self.node = operations, fake, node
         self.cls: type = torch.nn.Parameter if isinstance(fake, torch.nn.Parameter) else torch.Tensor
         self.source: Source | None = None
@@ -141,7 +148,7 @@ class TensorProxy:
     __hash__ = object.__hash__
 
     def __index__(self) -> int:
-        known = number_of(self)
+        known = number_of(self.node)
         return refuse_number(self) if known is None else known
 
     __int__ = __index__

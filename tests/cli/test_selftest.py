@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from moebius import api, capture, doctor, selftest, stats
+from moebius import capture, doctor, selftest, stats, trial
 from moebius.cache.captured import captured_once
 from moebius.cli import main
 from moebius.python.calls import Calls
@@ -40,7 +40,7 @@ def test_the_doctor_trains_a_layer_and_compares() -> None:
     assert [finding.status for finding in findings.values() if "GPU" not in finding.what] == ["ok"] * 3
     assert findings["capture"].found == "1 graph, 0 graph breaks, 2 of 2 hits"
     assert findings["lowering"].found.startswith("1 of 1 expert region, kernel ")
-    outcome = selftest.try_moe_step()
+    outcome = trial.try_moe_step()
     assert outcome.equal and (outcome.graphs, outcome.breaks, outcome.hits, outcome.lowered) == (1, [], 2, 1)
 
 
@@ -62,7 +62,7 @@ def test_a_graph_break_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_other_values_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(selftest, "copy", type("Copy", (), {"deepcopy": staticmethod(shaken)}))
+    monkeypatch.setattr(trial, "copy", type("Copy", (), {"deepcopy": staticmethod(shaken)}))
     finding = said()["training"]
     assert finding.status == "missing" and finding.found == "not as plain Python"
 
@@ -74,7 +74,7 @@ def shaken(model: torch.nn.Module) -> torch.nn.Module:
 
 
 def test_experts_that_are_not_lowered_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(api, "capture", lambda function: capture(function, backend="eager"))
+    monkeypatch.setattr(trial, "capture", lambda function: capture(function, backend="eager"))
     findings = said()
     assert findings["lowering"].status == "instead" and findings["lowering"].found == "0 of 1 expert region"
     assert findings["capture"].status == findings["training"].status == "ok"

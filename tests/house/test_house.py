@@ -9,11 +9,10 @@ from pathlib import Path
 
 from house_imports import ROOT, chains, circles, graph, modules
 
-IN_CIRCLES = 76  # files of capture/, for type checkers alone all but three; the other packages have none
 LONGEST = 609  # lines of a file; the goal is 600
-CHAINS = 410  # the goal is 100
+CHAINS = 404  # the goal is 100
 HALL = 10  # files in capture/ itself
-UPWARD = 60  # imports between the rooms of capture/ that run up; the goal is 0
+UPWARD = 47  # imports between the rooms of capture/ that run up; the goal is 0
 # The rooms of capture/, the lowest first: each imports those before it; the hall's errors, options, versions all may.
 ROOMS = (
     "hook", "torch_facts", "guards", "bytecode", "values", "heap", "tensors", "python", "regions", "codegen", "trace",
@@ -62,9 +61,8 @@ def test_rooms_import_what_stands_below_them() -> None:
 
 
 def test_no_circles() -> None:
-    found = circles()
-    assert all(package_of(name) == "moebius" for circle in found for name in circle), found
-    assert sum(map(len, found)) <= IN_CIRCLES, found
+    """Imports in functions and for type checkers included."""
+    assert not circles()
 
 
 def test_what_is_not_so_yet_grows_no_more() -> None:

@@ -1,0 +1,27 @@
+"""What the parts of the residual code ask of the function that they write into."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from ..guards.sources import Source
+from ..heap.interfaces import Residual
+from ..heap.objects import Objects
+
+
+class Builder(Residual, Protocol):
+    """``residual.Emitter``."""
+
+    objects: Objects
+
+    def assign(self, value: Any, expression: str) -> str:
+        """The name that a new object has from here on."""
+
+    def fill_namespace(self, name: str, values: dict[str, Any]) -> None:
+        """Put what an object holds into it."""
+
+    def load(self, source: Source) -> str:
+        """The name that holds the object of a source."""
+
+    def fresh(self) -> str:
+        """A name that nothing has yet."""

@@ -1,0 +1,80 @@
+"""What the parts of this room ask of each other, and of the domain above them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
+
+import torch
+from torch import fx
+
+from ..guards.recorder import GuardRecorder
+from ..guards.sources import Source
+from ..torch_facts.torch_fakes import FakeWorld
+from ..values.values import Operations, TensorProxy
+from .graphs import GraphWriter
+
+
+class Texts(Protocol):
+    """``python.texts.Texts``."""
+
+    def computed(self, today: str, node: Any, sources: tuple[Source, ...], evaluate: Any) -> Any: ...
+
+
+Hooked = list[tuple[TensorProxy, fx.Node, tuple[fx.Node, ...]]]  # a tensor, its hooks' graph, and what that takes
+
+
+class Hooks(Protocol):
+    """``regions.hooks.GradientHooks``."""
+
+    hint: str
+    interpreting: bool
+    accumulated: TensorProxy | None
+
+    def register(self, tensor: TensorProxy, hook: Any) -> Any: ...
+
+    def are_registered(self) -> bool: ...
+
+    def holds(self, hooks: Any) -> bool: ...
+
+    def none_waits(self, what: str) -> None: ...
+
+    def in_backward(self, leaves: Iterable[TensorProxy], enter: Callable[[Any, Source], Any]) -> Hooked: ...
+
+    def after_accumulation(self, leaves: Iterable[TensorProxy], enter: Callable[[Any, Source], Any]) -> Hooked: ...
+
+    def done(self, kept: bool) -> None: ...
+
+
+class HookedGradients(Protocol):
+    @property
+    def hooks(self) -> Hooks: ...
+
+
+class TensorOperators(Operations, Protocol):
+    """``tensors.TensorOperations``."""
+
+    world: FakeWorld
+    writer: GraphWriter
+    guards: GuardRecorder
+    whole_step: bool
+    inputs: list[TensorProxy]
+    proxies: dict[int, TensorProxy]
+    of_fake: dict[int, TensorProxy]
+    speculate: Callable[[Any], bool | None]
+
+    @property
+    def texts(self) -> Texts: ...
+
+    @property
+    def gradients(self) -> HookedGradients: ...
+
+    def add_input(self, real: Any, fake: Any, source: Source) -> TensorProxy: ...
+
+    def symbolic_truth(self, value: Any) -> bool: ...
+
+    def record(self, op: str, target: Any, args: tuple, kwargs: dict[str, Any], fake: Any) -> Any: ...
+
+    def on_fakes(self, function: Any, args: tuple, kwargs: dict[str, Any]) -> Any: ...
+
+    def wrap(self, fake: torch.Tensor, node: Any) -> TensorProxy: ...

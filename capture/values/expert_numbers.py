@@ -1,0 +1,41 @@
+"""The number of an expert in a tensor of one element, known from the nodes that made it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import fx
+
+from moebius.lowering.operators import read_call
+
+from ..torch_facts.torch_private import version_of
+
+WIDE = (torch.int64, torch.int32)  # dtypes in which the number of an expert stays what it is
+SAME_NUMBERS = frozenset({"flatten", "reshape", "clone", "contiguous", "squeeze", "unsqueeze", "cast"})
+EXPERT = "expert"  # in a node's meta: the number that its only element is
+
+
+def unwritten(node: fx.Node) -> bool:
+    values = node.meta["val"]
+    try:
+        return not any(version_of(value) for value in (values if isinstance(values, tuple | list) else (values,)))
+    except RuntimeError:  # of inference mode: nobody counts
+        return False
+
+
+def number_of(node: Any) -> int | None:
+    """The number of an expert that a tensor of one element certainly holds."""
+    while isinstance(node, fx.Node):
+        value = node.meta.get("val")
+        if not isinstance(value, torch.Tensor) or value.dtype not in WIDE or any(size != 1 for size in value.shape):
+            return None
+        if not unwritten(node):
+            return None
+        if EXPERT in node.meta:
+            return int(node.meta[EXPERT])
+        call = read_call(node)
+        if call is None or call.op.inplace or call.name not in SAME_NUMBERS | {"getitem", "select"}:
+            return None
+        node = call["input"]
+    return None
