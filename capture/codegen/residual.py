@@ -170,7 +170,9 @@ class Emitter:
             return self.load(record.source)
         if issubclass(kind, tuple):
             met = self.objects.tuples.get(id(value))
-            return self.tuple_value(value) if met is None else self.load(met.places[0])
+            if met is None or met.entered is not value:  # (a constant, which a place holds today: another stands for it)
+                return self.tuple_value(value)
+            return self.load(met.places[0])
         if issubclass(kind, torch.Tensor) and (proxy := self.objects.tensors_met.get(id(value))) is not None:
             return self.graph_value(proxy)  # a tensor as the key of a dict
         if id(value) not in self.objects.new and not issubclass(kind, StandIn):  # (these are of the trace alone)

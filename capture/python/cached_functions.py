@@ -7,10 +7,12 @@ import functools
 import types
 from typing import Any
 
+import torch
+
 from ..guards.recorder import can_die
 from ..guards.sources import Static
-from ..heap.heap import WRITE
-from ..regions.blocks import last_node, nodes_between
+from ..heap.heap import WRITE, Event
+from ..regions.blocks import proxies_in
 from ..torch_facts import torch_private
 from ..values.values import SYMBOLIC, Break, TensorProxy
 from . import natives
@@ -47,28 +49,32 @@ class CachedFunctions(CallParts):
     def refuse_to_look_back(self, inner: Any, args: list, kwargs: dict[str, Any]) -> None:
         """The step has changed something, which a function that runs natively sees as it was: a graph break if a
         cached function looks at that. It is interpreted once to find out."""
-        heap, writer = self.heap, self.tensors.writer
-        begin, last = heap.mark(), last_node(writer.scope.graph)
+        heap = self.heap
+        begin, followed = heap.mark(), True
         heap.listening += 1
         try:
             self.call(self.objects.enter(inner, Static(inner.__qualname__, inner)), args, kwargs)
-        except Break:  # what it reads cannot be told: most often it asks the system, and nothing is changed
-            if any(record.changed for record in self.objects.every_record()):
-                raise
+        except Break:  # what it reads cannot be told: most often it asks the system, and no tensors
+            followed = False
         finally:
             heap.listening -= 1
+        doubtful = not followed and any(
+            what is WRITE and not isinstance(owner, TensorProxy) for what, owner, _, _ in heap.events[:begin]
+        )
         writes = any(event[0] is WRITE and event[3] < begin for event in heap.events[begin:])
         older = [event for event in heap.reads(begin) if heap.age(event[1]) < begin]
         changed = any(heap.age(event[1]) >= 0 or heap.was_written(event, 0, begin) for event in older)
-        if writes or changed or self.reads_written(last):
+        if doubtful or writes or changed or self.meets_written(older):
             detail = f"{inner.__qualname__} depends on what the step changed, or changes something"
             raise Break("cached function", detail, "call it before the step changes that")
 
-    def reads_written(self, last: Any) -> bool:
-        """Whether a node since that one computes with a tensor that the step has written to."""
-        written = {p.node for p in self.tensors.of_fake.values() if torch_private.version_of(p.fake)}
-        graph = self.tensors.writer.scope.graph
-        return any(u in written for node in nodes_between(graph, last, last_node(graph)) for u in node.all_input_nodes)
+    def meets_written(self, reads: list[Event]) -> bool:
+        """Whether a tensor that was read is one that the step has written to, under any name."""
+        fakes = [p.fake for p in self.tensors.of_fake.values() if isinstance(p.fake, torch.Tensor)]
+        written = {torch_private.storage_of(fake) for fake in fakes if torch_private.version_of(fake)}
+        replaced = {owner for what, owner, key, _ in self.heap.events if what is WRITE and key == "data"}
+        met = proxies_in([event[3] for event in reads])
+        return any(p in replaced or torch_private.storage_of(p.fake) in written for p in met)
 
     def from_cache(self, ask: functools.partial, name: str) -> Any:
         value = ask()
@@ -79,10 +85,14 @@ class CachedFunctions(CallParts):
     def dispatched(self, dispatch: types.FunctionType, cls: Any) -> Any:
         """``functools.singledispatch``'s choice of a function for a class: asked natively, as its cache knows classes
         by weak references, and by a guard at each call."""
-        registry: Any = dict(zip(dispatch.__code__.co_freevars, dispatch.__closure__ or (), strict=True))["registry"]
-        record = self.objects.record_of(registry.cell_contents)
+        cell: Any = dict(zip(dispatch.__code__.co_freevars, dispatch.__closure__ or (), strict=True))["registry"]
+        registry = cell.cell_contents
+        if self.objects.is_new(dispatch):
+            raise Break("functools.singledispatch", "made in the step", "make it outside of the step")
+        record = self.objects.record_of(registry)
         if record is not None and record.changed:
             raise Break("functools.singledispatch", "after the step registered a function", "register before the step")
+        self.heap.read("registry", registry, None, None)
         chosen = dispatch(cls)
         name = getattr(chosen, "__qualname__", "function")
         ask = functools.partial(dispatch, cls)

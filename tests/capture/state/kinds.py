@@ -281,8 +281,10 @@ def going(v):
     "logger enabled": Kind("logging.getLogger('mbw').setLevel(10 * $)",
                            THREE.format("logging.getLogger('mbw').isEnabledFor(40)"),
                            "logging.getLogger('mbw').setLevel(10 * $)"),
-    "warning filters": Kind("warnings.simplefilter('ignore')", "len(warnings.filters)",
-                            "warnings.filterwarnings('ignore', message='$' * $)", "KEPT = warnings.filters[:]\n",
+    "warning filters": Kind("warnings.simplefilter('ignore')", "sum(f[1] in PUT for f in warnings.filters)",
+                            "warnings.filterwarnings('ignore', message='$' * $)",
+                            "import re\nKEPT = warnings.filters[:]\n"  # (what is imported late puts filters of its own)
+                            "PUT = [re.compile(str(n) * n, re.I) for n in (2, 3, 5, 7)]\n",
                             "warnings.filters[:] = KEPT"),
     "decimal": Kind("setattr(decimal.getcontext(), 'prec', $)", "decimal.getcontext().prec",
                     "decimal.getcontext().prec = $", "", "decimal.getcontext().prec = 28"),
