@@ -170,7 +170,7 @@ class Emitter:
             return self.load(record.source)
         if issubclass(kind, tuple):
             met = self.objects.tuples.get(id(value))
-            if met is None or met.entered is not value:  # (a constant, which a place holds today: another stands for it)
+            if met is None or met.entered is not value:  # (a constant, which a place holds only today)
                 return self.tuple_value(value)
             return self.load(met.places[0])
         if issubclass(kind, torch.Tensor) and (proxy := self.objects.tensors_met.get(id(value))) is not None:

@@ -13,7 +13,7 @@ from ..guards.recorder import can_die
 from ..guards.sources import Static
 from ..heap.heap import WRITE, Event
 from ..regions.blocks import proxies_in
-from ..torch_facts import torch_private
+from ..torch_facts import random_state, torch_private
 from ..values.values import SYMBOLIC, Break, TensorProxy
 from . import natives
 from .parts import CallParts
@@ -77,7 +77,7 @@ class CachedFunctions(CallParts):
         return any(p in replaced or torch_private.storage_of(p.fake) in written for p in met)
 
     def from_cache(self, ask: functools.partial, name: str) -> Any:
-        value = ask()
+        value = random_state.drawing(ask)
         self.heap.read("answer", ask, None, value)
         self.objects.guards.answers(f"{name}()", "gives what it gave", (ask, value))
         return self.objects.enter(value, Static(f"{name}()", value))

@@ -49,6 +49,8 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter as LoaderIterator
 from moebius.lowering.step.autocast import depth_of_autocast, leave_to_depth
 from moebius.lowering.step.filters import blocks, leave_to
 
+from . import random_state
+
 __all__ = [
     "DATA_DEPENDENT",
     "FakeTensor",
@@ -446,11 +448,11 @@ def without_saved_tensor_hooks() -> Iterator[None]:
 @contextlib.contextmanager
 def preserved_state() -> Iterator[None]:
     """Whatever tracing does to torch's global switches, random state and the warnings' filters is undone at the end."""
-    rng, before, depth = torch.get_rng_state(), switches(), len(blocks())
+    before, depth = switches(), len(blocks())
     inference = torch.is_inference_mode_enabled()
     nesting = depth_of_autocast()
     try:
-        with fakes_without_warning(), fakes_without_log(), without_saved_tensor_hooks():
+        with random_state.preserved(), fakes_without_warning(), fakes_without_log(), without_saved_tensor_hooks():
             yield
     finally:
         throw_switches(before)
@@ -459,7 +461,6 @@ def preserved_state() -> Iterator[None]:
         leave_to_depth(nesting)
         if nesting == 0:
             torch.clear_autocast_cache()  # of copies of fakes
-        torch.set_rng_state(rng)
 
 
 def user_mode() -> Any:

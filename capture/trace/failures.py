@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from moebius.lowering import Lowered, Storage, apply, is_pure, where_raised
+from moebius.lowering import Lowered, Storage, apply, only_computes, where_raised
 from moebius.lowering.step import BranchError, MissingGradientError, leave_autocast
 from moebius.lowering.step.arrays import LargeNumberError
 from moebius.lowering.step.autocast import depth_of_autocast, leave_to_depth
@@ -264,7 +264,7 @@ class Values:
             return self.reached.inputs[node.meta["source"]]
         if self.found.get(node) is not None:
             return self.found[node]
-        if node.op == "placeholder" or not (is_pure(node) or node.target in CONVERSIONS):
+        if node.op == "placeholder" or not (only_computes(node) or node.target in CONVERSIONS):
             raise Unavailable(f"{node.name} is needed")
         if node.target not in CONVERSIONS and self.has_changed(node):
             raise Unavailable(f"{node.name} is needed, and what it was computed from has changed since")

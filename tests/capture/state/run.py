@@ -37,7 +37,7 @@ def run_kind(kind: str, questions: list[str], file: Path, show: bool) -> None:
 def main() -> int:
     import torch
 
-    from state.matrix import KINDS, QUESTIONS, share
+    from state.matrix import KINDS, OPEN, QUESTIONS, share
 
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kind", action="append", help="part of a kind's name; default: all")
@@ -76,13 +76,15 @@ def main() -> int:
             rows += found
             for row in found:
                 if row[3]:
-                    print(f"{row[0]} × {row[1]} ({row[2]}): {row[3]}", flush=True)
+                    note = " (known)" if (row[0], row[1]) in OPEN else ""
+                    print(f"{row[0]} × {row[1]} ({row[2]}){note}: {row[3]}", flush=True)
     if options.json:
         Path(options.json).write_text(json.dumps(rows))
     counts = collections.Counter(row[2] for row in rows)
-    differ = sum(bool(row[3]) for row in rows)
+    known = sum(bool(row[3]) and (row[0], row[1]) in OPEN for row in rows)
+    differ = sum(bool(row[3]) for row in rows) - known
     text = ", ".join(f"{number} {how}" for how, number in counts.most_common())
-    print(f"{len(rows)} programs, {differ} differ; {text}; {time.monotonic() - began:.0f} s")
+    print(f"{len(rows)} programs, {differ} differ, {known} as is known; {text}; {time.monotonic() - began:.0f} s")
     return 1 if differ else 0
 
 
