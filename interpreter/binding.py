@@ -10,6 +10,7 @@ from types import CodeType, FunctionType
 from typing import Any
 
 from .domain.core import PLAIN, is_a
+from .order import LAST_FIRST
 from .program import CO_VARARGS, CO_VARKEYWORDS, Program
 
 
@@ -73,7 +74,8 @@ def bind_arguments(
 def unbound_arguments(code: CodeType, args: list[Any], kwargs: dict[str, Any]) -> list[Any]:
     """Arguments that do not fit, in the order in which they die (Python/ceval.c initialize_locals).
 
-    First the positional ones that are too many, then the keywords from the first wrong one on, then the parameters.
+    First the positional ones that are too many, then the keywords from the first wrong one on, then the parameters as
+    variables do.
     """
     excess = [] if code.co_flags & CO_VARARGS else args[code.co_argcount :]
     taken = args[: code.co_argcount]
@@ -85,4 +87,5 @@ def unbound_arguments(code: CodeType, args: list[Any], kwargs: dict[str, Any]) -
             wrong.append(value)
         else:
             bound[name] = value
-    return [*excess, *wrong, *taken, *(bound[name] for name in names if name in bound)]
+    parameters = [*taken, *(bound[name] for name in names if name in bound)]
+    return [*excess, *wrong, *(parameters[::-1] if LAST_FIRST else parameters)]

@@ -13,7 +13,7 @@ from weakref import ref
 from .natives import call_outside
 from .private_builtins import private_copy
 from .program import Instruction, Program
-from .reading import Read, read_instructions
+from .reading import LOOKS_BACK, Read, read_instructions
 from .registry import HANDLERS
 from .tables import TABLE
 from .tables.caches import ends_within_an_instruction
@@ -21,7 +21,7 @@ from .verify import refuse, verify
 
 READER = private_copy("dis")
 SKIPPED = frozenset({"EXTENDED_ARG"})
-JUMPS = frozenset(dis.hasjrel) | frozenset(dis.hasjabs)
+JUMPS = frozenset(op for op in (*dis.hasjrel, *dis.hasjabs) if dis.opname[op] not in LOOKS_BACK)
 
 
 PROGRAMS: dict[int, Program] = {}  # by the id of a live code object

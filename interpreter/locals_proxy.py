@@ -81,6 +81,13 @@ class FrameLocalsProxy:
             raise type(error)(*error.args)
         del self._extra()[key]
 
+    def pop(self, key: Any, *default: Any) -> Any:
+        if (ended := self._ended()) is not None:
+            return ended.pop(key, *default)
+        if self._index(key) is not None and OF_VARIABLE is not None:
+            raise type(OF_VARIABLE)(*OF_VARIABLE.args)
+        return self._extra().pop(key, *default)
+
     def copy(self) -> dict[Any, Any]:
         if (ended := self._ended()) is not None:
             return dict(ended)
@@ -141,4 +148,6 @@ class FrameLocalsProxy:
             self[key] = other[key]
 
 
+if not hasattr(sys._getframe().f_locals, "pop"):  # 3.13.0
+    del FrameLocalsProxy.pop
 MutableMapping.register(FrameLocalsProxy)

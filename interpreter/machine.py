@@ -19,6 +19,7 @@ from .forms import form_of
 from .frame import Frame
 from .modules import import_interpreted
 from .natives import DICT_GET, Native, call_afresh, call_inside, is_a, is_opaque, write_unraisable
+from .order import LAST_FIRST
 from .program import Program
 from .registry import HANDLERS, OPERANDS
 from .room import ROOM
@@ -227,7 +228,7 @@ class Machine(Shown):
     def throw_now(self, frame: Frame, thrown: list[BaseException], closing: bool) -> Any:
         receiver = self.delegate(frame)
         if closing and receiver is UNSET and closes_unrun(frame):
-            if frame.native is not None:
+            if frame.native is not None and EMPTIES_CLOSED:
                 empty(frame.native, frame)
                 frame.native = None
             self.drop_locals(frame)
@@ -524,6 +525,7 @@ Machine.entry_code = Machine.enter.__code__
 RETURNED = sentinel("RETURNED")
 MAKES_GENERATOR = HANDLERS["RETURN_GENERATOR"]
 RESUME_DEPTH_1 = 4  # RESUME_OPARG_DEPTH1_MASK
+EMPTIES_CLOSED = sys.version_info < (3, 14)  # closed with nothing of it run, it takes its frame object's variables
 POPS_DELEGATE = sys.version_info < (3, 12)
 # 3.11 keeps the traceback of what propagates beside the exception, and stores it there when a handler catches it. What
 # is thrown into a frame that handles an exception (_PyErr_ChainStackItem) goes back to what was stored.
@@ -544,7 +546,9 @@ HANDLER_MODULES = f"{__package__}.opcodes."
 
 
 def drop_operands(frame: Frame, depth: int) -> None:
-    """Those of the instruction that raised die, the deepest first, down to the stack's height `depth`."""
+    """Those of the instruction that raised die, down to the stack's height `depth`, before the rest of the stack."""
+    if LAST_FIRST:
+        return  # it drops them itself
     handler, operand = frame.program.steps[frame.pc]
     counted = OPERANDS.get(handler)
     if counted is not None:

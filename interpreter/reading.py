@@ -1,6 +1,6 @@
 """The instructions of a code object as they stand there: `dis`'s reading without its texts, in less than half the time.
 
-Private names of dis, read on 3.11.7, 3.12.1 and 3.13.0: see tables/caches.py. The tests compare with dis itself.
+Private names of dis, read on 3.11.7 to 3.14.8: see tables/caches.py. The tests compare with dis itself.
 """
 from __future__ import annotations
 
@@ -18,6 +18,11 @@ LARGEST = 1 << 31  # a C int holds an argument: beyond, it is negative
 # by how many bits the index into co_names stands above flags, and cmp_op's above its own
 NAME_SHIFTS = {"LOAD_GLOBAL": 1} | ({"LOAD_ATTR": 1, "LOAD_SUPER_ATTR": 2} if sys.version_info >= (3, 12) else {})
 COMPARE_SHIFT = {(3, 11): 0, (3, 12): 4}.get(sys.version_info[:2], 5)
+
+PAIRS = frozenset({
+    "LOAD_FAST_LOAD_FAST", "LOAD_FAST_BORROW_LOAD_FAST_BORROW", "STORE_FAST_LOAD_FAST", "STORE_FAST_STORE_FAST",
+})  # fmt: skip
+LOOKS_BACK = frozenset({"END_ASYNC_FOR"})  # from 3.14 its argument says where its loop is: it does not jump there
 
 Meaning = Callable[[CodeType, "tuple[str, ...]", int, int], Any]  # code, localsplus, argument, the next offset
 
@@ -49,13 +54,13 @@ def meanings() -> dict[int, Meaning]:
     for op in dis.hascompare:
         found[op] = lambda code, localsplus, arg, following: dis.cmp_op[arg >> COMPARE_SHIFT]
     for op in dis.hasjrel:
-        if "JUMP_BACKWARD" in dis.opname[op]:
+        if "JUMP_BACKWARD" in dis.opname[op] or dis.opname[op] in LOOKS_BACK:
             found[op] = lambda code, localsplus, arg, following: following - 2 * arg
         else:
             found[op] = lambda code, localsplus, arg, following: following + 2 * arg
     for op in dis.hasjabs:
         found[op] = lambda code, localsplus, arg, following: 2 * arg
-    for name in ("LOAD_FAST_LOAD_FAST", "STORE_FAST_LOAD_FAST", "STORE_FAST_STORE_FAST"):
+    for name in PAIRS:
         if name in dis.opmap:
             found[dis.opmap[name]] = lambda code, names, arg, following: (names[arg >> 4], names[arg & 15])
     return found

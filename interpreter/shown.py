@@ -7,9 +7,18 @@ from typing import TYPE_CHECKING, Any
 
 from .frame import FRESH_LOCALS, Frame
 from .locals_proxy import FrameLocalsProxy
+from .order import clear
 from .sentinels import UNSET
 from .shells import frame_of, user_code
 from .tracebacks import caller_of, fill, is_machine_module, note_of, outlive, stub_frame
+
+
+def references_to_a_local() -> int:
+    local = object()
+    return sys.getrefcount(local)
+
+
+OF_A_LOCAL = references_to_a_local()  # from 3.14 the call that asks adds none
 
 
 class Shown:
@@ -23,23 +32,21 @@ class Shown:
         def delegate(self, frame: Frame) -> Any: ...
 
     def drop_locals(self, frame: Frame) -> None:
-        """The variables of a frame that has returned go, the first one first; a list drops its last one first."""
+        """The variables of a frame that has returned go."""
         native = frame.native
         if native is not None:
             frame.native = None
-            if sys.getrefcount(native) > 2:  # that is: with the program
+            if sys.getrefcount(native) > OF_A_LOCAL:  # that is: with the program
                 outlive(native, frame)
                 note = note_of(native)
                 if note is not None:
                     note.line, note.lasti = frame.line, frame.instruction.offset
-        variables = frame.locals
-        variables.reverse()
-        variables.clear()
+        clear(frame.locals)
 
     def show_suspended(self, frame: Frame) -> None:
         """A frame object of a suspended generator's that the program holds has its variables; see `reenter`."""
         native = frame.native
-        if native is not None and sys.getrefcount(native) > 3:
+        if native is not None and sys.getrefcount(native) > OF_A_LOCAL + 1:
             fill(native, frame)
 
     def awaited_by(self, coroutine: Any) -> Any:

@@ -22,7 +22,7 @@ SET_TRACEBACK = BaseException.__dict__["__traceback__"].__set__
 GET_TRACEBACK = BaseException.__dict__["__traceback__"].__get__
 SET_CONTEXT = BaseException.__dict__["__context__"].__set__
 GET_CONTEXT = BaseException.__dict__["__context__"].__get__
-GENERATORS_LINKED = sys.version_info >= (3, 12)
+GENERATORS_LINKED = (3, 12) <= sys.version_info < (3, 14)
 CO_OPTIMIZED, CO_NEWLOCALS, CO_VARARGS, CO_VARKW = 0x01, 0x02, 0x04, 0x08
 MACHINE_PREFIXES: tuple[str, ...] = ("moebius.interpreter",)
 

@@ -89,11 +89,10 @@ for kind in ("TypeVar", "ParamSpec", "TypeVarTuple", "TypeAliasType"):
         making_form(getattr(typing, kind))
 
 
-def lazy(domain: Any, function: Any) -> Callable[[], Any]:
-    def evaluate() -> Any:
-        return domain.call(function, [], {})
-
-    evaluate.__module__ = function.__module__  # an alias takes its own from here
+def lazy(domain: Any, function: Any) -> Any:
+    evaluate = domain.machine.called_back(function)
+    if evaluate is not function:
+        evaluate.__module__ = function.__module__  # an alias takes its own from here
     return evaluate
 
 

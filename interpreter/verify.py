@@ -9,16 +9,20 @@ from __future__ import annotations
 
 import dis
 from collections.abc import Callable
+from types import FunctionType
 from typing import NoReturn
 
 from .errors import InterpreterError
 from .program import Instruction, Program
+from .reading import PAIRS
 
 GENERATOR_FLAGS = 0x20 | 0x80 | 0x200  # CO_GENERATOR, CO_COROUTINE, CO_ASYNC_GENERATOR
 ENDS = frozenset({"RETURN_VALUE", "RETURN_CONST", "RERAISE", "RAISE_VARARGS"})
 ALWAYS_JUMPS = frozenset({"JUMP_FORWARD", "JUMP_BACKWARD", "JUMP_BACKWARD_NO_INTERRUPT"})
 PROLOGUE = frozenset({"COPY_FREE_VARS", "MAKE_CELL", "RETURN_GENERATOR"})
 HAS_PRECALL = "PRECALL" in dis.opmap
+HAS_ANNOTATE = "__annotate__" in FunctionType.__dict__  # PEP 649
+KEYWORDS_BY_ARGUMENT = dis.stack_effect(dis.opmap["CALL_FUNCTION_EX"], 0) > -3  # 3.14 always has room for keywords
 CALL_FLOOR = 3 if "CALL_KW" in dis.opmap else 2  # what stands below a call's dict of keywords: 3.13 has NULL above it
 
 Need = int | Callable[[int], int]
@@ -38,7 +42,7 @@ NEEDS: dict[str, Need] = {
         "YIELD_VALUE", "GET_AWAITABLE", "GET_AITER", "GET_ANEXT", "BEFORE_WITH", "BEFORE_ASYNC_WITH", "PUSH_EXC_INFO",
         "POP_EXCEPT", "JUMP_IF_TRUE_OR_POP", "JUMP_IF_FALSE_OR_POP", "FOR_ITER", "LIST_TO_TUPLE", "FORMAT_SIMPLE",
         "CONVERT_VALUE", "PRINT_EXPR", "ASYNC_GEN_WRAP", "CALL_INTRINSIC_1", "LOAD_FROM_DICT_OR_GLOBALS",
-        "LOAD_FROM_DICT_OR_DEREF", "STORE_FAST_LOAD_FAST", "UNPACK_SEQUENCE", "UNPACK_EX",
+        "LOAD_FROM_DICT_OR_DEREF", "STORE_FAST_LOAD_FAST", "UNPACK_SEQUENCE", "UNPACK_EX", "LOAD_SPECIAL", "POP_ITER",
     ),
     **{name: 1 for name in dis.opmap if name.startswith("POP_JUMP_")},
     **each(
@@ -46,10 +50,11 @@ NEEDS: dict[str, Need] = {
         "BINARY_OP", "BINARY_SUBSCR", "COMPARE_OP", "IS_OP", "CONTAINS_OP", "DELETE_SUBSCR", "STORE_ATTR",
         "IMPORT_NAME", "SEND", "END_SEND", "CHECK_EXC_MATCH", "CHECK_EG_MATCH", "MATCH_KEYS", "END_ASYNC_FOR",
         "FORMAT_WITH_SPEC", "CALL_INTRINSIC_2", "PREP_RERAISE_STAR", "STORE_FAST_STORE_FAST",
-        "SET_FUNCTION_ATTRIBUTE",
+        "SET_FUNCTION_ATTRIBUTE", "BUILD_TEMPLATE",
     ),
     **each(3, "STORE_SUBSCR", "BINARY_SLICE", "MATCH_CLASS", "CLEANUP_THROW", "LOAD_SUPER_ATTR"),
-    **each(4, "STORE_SLICE", "WITH_EXCEPT_START"),
+    **each(4, "STORE_SLICE"),
+    "WITH_EXCEPT_START": 5 if "LOAD_SPECIAL" in dis.opmap else 4,  # an __exit__ may stand there in two parts
     **each(
         lambda n: n,
         "COPY", "SWAP", "BUILD_TUPLE", "BUILD_LIST", "BUILD_SET", "BUILD_STRING", "BUILD_SLICE", "RAISE_VARARGS",
@@ -62,7 +67,8 @@ NEEDS: dict[str, Need] = {
     "BUILD_MAP": lambda n: 2 * n,
     "DICT_MERGE": lambda n: n + 1 + CALL_FLOOR,
     "CALL_KW": lambda n: n + 3,
-    "CALL_FUNCTION_EX": lambda n: 3 + (n & 1),
+    "CALL_FUNCTION_EX": (lambda n: 3 + (n & 1)) if KEYWORDS_BY_ARGUMENT else 4,
+    "BUILD_INTERPOLATION": lambda n: 2 + (n & 1),
     "MAKE_FUNCTION": lambda n: 1 + (n & 15).bit_count(),
     "FORMAT_VALUE": lambda n: 1 + (n >> 2 & 1),
     "END_FOR": lambda n: -dis.stack_effect(dis.opmap["END_FOR"]),
@@ -78,10 +84,14 @@ RANGES = {
     "CONVERT_VALUE": (1, 3),
     "FORMAT_VALUE": (0, 7),
     "CALL_FUNCTION_EX": (0, 1),
+    "LOAD_SMALL_INT": (0, 255),
+    "BUILD_INTERPOLATION": (0, 15),
 }
-ONE_OF = {"SET_FUNCTION_ATTRIBUTE": (1, 2, 4, 8)}
-LOCALS = frozenset({"LOAD_FAST", "LOAD_FAST_CHECK", "STORE_FAST", "DELETE_FAST", "LOAD_FAST_AND_CLEAR", "LOAD_CLOSURE"})
-PAIRS = frozenset({"LOAD_FAST_LOAD_FAST", "STORE_FAST_LOAD_FAST", "STORE_FAST_STORE_FAST"})
+ONE_OF = {"SET_FUNCTION_ATTRIBUTE": (1, 2, 4, 8, *((16,) if HAS_ANNOTATE else ()))}
+LOCALS = frozenset({
+    "LOAD_FAST", "LOAD_FAST_BORROW", "LOAD_FAST_CHECK", "STORE_FAST", "DELETE_FAST", "LOAD_FAST_AND_CLEAR",
+    "LOAD_CLOSURE",
+})  # fmt: skip
 CELLS = frozenset({
     "MAKE_CELL", "LOAD_DEREF", "STORE_DEREF", "DELETE_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_DEREF",
 })  # fmt: skip

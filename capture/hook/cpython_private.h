@@ -1,29 +1,31 @@
 /* Every name of CPython's that is not part of its stable or documented API, and nothing else of ours.
  *
- * name                                    3.11    3.12    3.13    used for
- * --------------------------------------- ------- ------- ------- --------------------------------------------------
- * PyDictObject.ma_version_tag             yes     deprec. deprec. a dict that was not written to since it was checked
- * PyDictObject.ma_values                  yes     yes     yes     3.13.0: instance dicts whose tag misses writes
- * PySetObject.table and its kin           yes     yes     yes     a copy of a set with its hash table, gaps included
- * PyTypeObject.tp_version_tag             yes     yes     yes     a class (and its bases) that was not written to
- * PyUnstable_Type_AssignVersionTag         -       yes     yes     a watcher tells of a class that has one only
- * _PyType_Lookup                          yes     yes     yes     MRO look-up without descriptors; borrowed result
- * _PyDict_MergeEx                         yes     yes     intern. `f(**a, **b)`: no key twice, compared as often as there
- * _PyObject_GetDictPtr                    yes     yes     yes     where an instance keeps its __dict__
- * struct _PyInterpreterFrame              f_func  f_funcobj       the frame that the evaluator is about to run
- *   code                                  f_code  f_code  f_executable
+ * name                                    3.11    3.12    3.13    3.14    used for
+ * --------------------------------------- ------- ------- ------- ------- ------------------------------------------
+ * PyDictObject.ma_version_tag             yes     deprec. deprec. -       a dict that was not written to
+ * PyDictObject.ma_values                  yes     yes     yes     yes     3.13.0: instance dicts whose tag misses writes
+ * PySetObject.table and its kin           yes     yes     yes     yes     a copy of a set with its hash table and gaps
+ * PyTypeObject.tp_version_tag             yes     yes     yes     yes     a class (and its bases) that was not written to
+ * PyUnstable_Type_AssignVersionTag        -       yes     yes     yes     a watcher tells of a class that has one only
+ * _PyType_Lookup                          yes     yes     yes     yes     MRO look-up without descriptors; borrowed
+ * _PyDict_MergeEx                         yes     yes     intern. intern. `f(**a, **b)`: no key twice, compared as there
+ * _PyObject_GetDictPtr                    yes     yes     yes     yes     where an instance keeps its __dict__
+ * struct _PyInterpreterFrame              f_func  f_funcobj      tagged   the frame that the evaluator is about to run
+ *   code                                  f_code  f_code  f_executable, tagged in 3.14
  *   next instruction                      prev_instr + 1  instr_ptr
- *   owner, frame_obj, stacktop, localsplus  yes     yes     yes
- *   f_locals                              yes     yes     yes     the namespace of a module's or class body's frame object
- * PyFrameObject.f_frame                   yes     yes     yes     a frame object's variables
- * PyThreadState recursion counter         recursion_remaining     py_recursion_remaining (3.12, 3.13)
- * PyThreadState counter of C recursion    -       c_recursion_remaining, its limit C_RECURSION_LIMIT or Py_C_…
- * _PyInterpreterState_{Get,Set}EvalFrameFunc  PEP 523, all three  the frame hook
- * _PyEval_EvalFrameDefault                yes     yes     yes     CPython's own evaluator
+ *   owner, frame_obj, localsplus          yes     yes     yes     tagged
+ *   how far its stack goes                stacktop                stackpointer
+ *   f_locals                              yes     yes     yes     yes     the namespace of a module's or class body's frame
+ * _PyStackRef and its inline functions    -       -       -       yes     what is tagged: whether it counts a reference
+ * PyFrameObject.f_frame                   yes     yes     yes     yes     a frame object's variables
+ * PyThreadState recursion counter         recursion_remaining     py_recursion_remaining (3.12 and later)
+ * PyThreadState counter of C recursion    -       c_recursion_remaining   -   its limit C_RECURSION_LIMIT or Py_C_…
+ * _PyInterpreterState_{Get,Set}EvalFrameFunc  PEP 523, all of them        the frame hook
+ * _PyEval_EvalFrameDefault                yes     yes     yes     yes     CPython's own evaluator
  * _PyEval_RequestCodeExtraIndex           yes     PyUnstable_Eval_RequestCodeExtraIndex
  * _PyCode_GetExtra, _PyCode_SetExtra      yes     PyUnstable_Code_GetExtra, _SetExtra: what we know of a code object
  *
- * Read in the headers of 3.11.7, 3.12.1 and 3.13.0 and run on them. The struct layouts come from the headers of the
+ * Read in the headers of 3.11.7, 3.12.1, 3.13.0 and 3.14.8 and run on them. The struct layouts come from the headers of the
  * Python that this is built for, so another patch release needs a rebuild at most.
  */
 #ifndef MOEBIUS_CPYTHON_PRIVATE_H
@@ -31,11 +33,11 @@
 
 #include <Python.h>
 
-#if PY_VERSION_HEX < 0x030B0000 || PY_VERSION_HEX >= 0x030E0000
-#error "moebius supports CPython 3.11, 3.12 and 3.13. Build it with one of those (see README.md)."
+#if PY_VERSION_HEX < 0x030B0000 || PY_VERSION_HEX >= 0x030F0000
+#error "moebius supports CPython 3.11 to 3.14. Build it with one of those (see README.md)."
 #endif
 #ifdef Py_GIL_DISABLED
-#error "moebius does not support the free-threaded build of CPython yet. Build it with the default build of 3.11-3.13."
+#error "moebius does not support the free-threaded build of CPython yet. Build it with the default build of 3.11-3.14."
 #endif
 #if defined(PYPY_VERSION) || defined(GRAALVM_PYTHON)
 #error "moebius needs CPython: its frame hook is PEP 523, which other Pythons lack."
@@ -46,16 +48,53 @@
 #define Py_BUILD_CORE 1
 #endif
 #include <internal/pycore_frame.h>
+#if PY_VERSION_HEX >= 0x030E0000
+#include <internal/pycore_interpframe.h>
+#endif
 #include <opcode.h>
 #undef Py_BUILD_CORE
 
 typedef struct _PyInterpreterFrame mb_Frame;
 
+/* What a frame keeps its code, function and variables in: a plain pointer up to 3.13, a tagged one from 3.14. */
+#if PY_VERSION_HEX >= 0x030E0000
+typedef _PyStackRef mb_Slot;
+
+static inline PyObject *
+mb_slot_object(mb_Slot slot)
+{
+    return PyStackRef_IsNull(slot) ? NULL : PyStackRef_AsPyObjectBorrow(slot);
+}
+
+static inline void
+mb_set_slot(mb_Slot *slot, PyObject *object)
+{
+    mb_Slot old = *slot;
+    *slot = object == NULL ? PyStackRef_NULL : PyStackRef_FromPyObjectNew(object);
+    PyStackRef_XCLOSE(old);
+}
+#else
+typedef PyObject *mb_Slot;
+
+static inline PyObject *
+mb_slot_object(mb_Slot slot)
+{
+    return slot;
+}
+
+static inline void
+mb_set_slot(mb_Slot *slot, PyObject *object)
+{
+    Py_XSETREF(*slot, Py_XNewRef(object));
+}
+#endif
+
 static inline PyCodeObject *
 mb_frame_code(mb_Frame *frame)
 {
 #if PY_VERSION_HEX >= 0x030D0000
-    return PyCode_Check(frame->f_executable) ? (PyCodeObject *)frame->f_executable : NULL;
+    PyObject *executable = mb_slot_object(frame->f_executable);
+    return executable != NULL && PyCode_Check(executable) ? (PyCodeObject *)executable : NULL;
 #else
     return frame->f_code;
 #endif
@@ -65,9 +104,28 @@ static inline PyObject *
 mb_frame_function(mb_Frame *frame)
 {
 #if PY_VERSION_HEX >= 0x030C0000
-    return frame->f_funcobj;
+    return mb_slot_object(frame->f_funcobj);
 #else
     return (PyObject *)frame->f_func;
+#endif
+}
+
+/* Borrowed; NULL where there is none. */
+static inline PyObject *
+mb_frame_argument(mb_Frame *frame, int i)
+{
+    return mb_slot_object(frame->localsplus[i]);
+}
+
+/* All of them, one after the other; NULL where they are tagged. */
+static inline PyObject *const *
+mb_frame_arguments(mb_Frame *frame)
+{
+#if PY_VERSION_HEX >= 0x030E0000
+    (void)frame;
+    return NULL;
+#else
+    return frame->localsplus;
 #endif
 }
 
@@ -75,7 +133,12 @@ mb_frame_function(mb_Frame *frame)
 static inline int
 mb_frame_is_fresh(mb_Frame *frame, PyCodeObject *code)
 {
-    if (frame->owner != FRAME_OWNED_BY_THREAD || frame->frame_obj != NULL || frame->stacktop != code->co_nlocalsplus) {
+#if PY_VERSION_HEX >= 0x030E0000
+    Py_ssize_t height = frame->stackpointer - frame->localsplus;
+#else
+    Py_ssize_t height = frame->stacktop;
+#endif
+    if (frame->owner != FRAME_OWNED_BY_THREAD || frame->frame_obj != NULL || height != code->co_nlocalsplus) {
         return 0;
     }
 #if PY_VERSION_HEX >= 0x030D0000
@@ -90,16 +153,14 @@ mb_frame_is_fresh(mb_Frame *frame, PyCodeObject *code)
 static inline void
 mb_frame_swap_code(mb_Frame *frame, PyCodeObject *code)
 {
+    /* the frame's function holds the old one still */
 #if PY_VERSION_HEX >= 0x030D0000
-    PyObject *old = frame->f_executable;
-    frame->f_executable = Py_NewRef(code);
+    mb_set_slot(&frame->f_executable, (PyObject *)code);
     frame->instr_ptr = _PyCode_CODE(code);
 #else
-    PyObject *old = (PyObject *)frame->f_code;
-    frame->f_code = (PyCodeObject *)Py_NewRef(code);
+    Py_SETREF(frame->f_code, (PyCodeObject *)Py_NewRef(code));
     frame->prev_instr = _PyCode_CODE(code) - 1;
 #endif
-    Py_DECREF(old);    /* the frame's function holds it still */
 }
 #endif
 
@@ -115,11 +176,11 @@ mb_frame_never_started(mb_Frame *frame)
 #endif
 }
 
-/* The variables of a frame that has a frame object. */
-static inline PyObject **
-mb_frame_variables(PyFrameObject *frame)
+/* A variable of a frame that has a frame object becomes `value`, or is unset. */
+static inline void
+mb_set_frame_variable(PyFrameObject *frame, int i, PyObject *value)
 {
-    return frame->f_frame->localsplus;
+    mb_set_slot(&frame->f_frame->localsplus[i], value);
 }
 
 /* The namespace of a frame that has a frame object and whose code is a module's or a class body's. */
@@ -171,12 +232,14 @@ mb_recursion_room(PyThreadState *tstate)
 }
 #endif
 
-#if PY_VERSION_HEX >= 0x030D0000
+#if PY_VERSION_HEX >= 0x030E0000
+/* bounded by the address on the C stack */
+#elif PY_VERSION_HEX >= 0x030D0000
 #define MB_C_RECURSION_LIMIT Py_C_RECURSION_LIMIT
 #elif PY_VERSION_HEX >= 0x030C0000
 #define MB_C_RECURSION_LIMIT C_RECURSION_LIMIT
 #endif
-#if PY_VERSION_HEX >= 0x030C0000
+#ifdef MB_C_RECURSION_LIMIT
 /* Levels of C recursion that may still be nested. */
 static inline int *
 mb_c_recursion_room(PyThreadState *tstate)
@@ -193,11 +256,16 @@ PyAPI_FUNC(int) _PyDict_MergeEx(PyObject *, PyObject *, int);
 
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wdeprecated-declarations"
-/* Globally unique; changes with each write to the dict. */
+/* Globally unique; changes with each write to the dict. From 3.14 it never does: selftest.c sees that, and watchers tell. */
 static inline uint64_t
 mb_dict_tag(PyObject *dict)
 {
+#if PY_VERSION_HEX >= 0x030E0000
+    (void)dict;
+    return 0;
+#else
     return ((PyDictObject *)dict)->ma_version_tag;
+#endif
 }
 #pragma GCC diagnostic pop
 

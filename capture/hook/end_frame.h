@@ -10,13 +10,16 @@
 #if PY_VERSION_HEX >= 0x030C0000
 static PyCodeObject *mb_return_none;
 
-/* `return None` in one instruction that uses no stack, without RESUME: frames that run it are invisible to tracing. */
+/* `return None` without RESUME: frames that run it are invisible to tracing. Up to 3.13 it is one instruction that uses no
+ * stack; from 3.14 two that use one place of it, which each code object has that returns. */
 static inline PyCodeObject *
 mb_make_return_none(void)
 {
-    static const char source[] = "import opcode\n"
-                                 "code = (lambda: None).__code__.replace(co_code=bytes([opcode.opmap['RETURN_CONST'], 0]), "
-                                 "co_consts=(None,), co_name='return_none', co_qualname='return_none')\n";
+    static const char source[] =
+        "from opcode import opmap\n"
+        "ops = ['RETURN_CONST'] if 'RETURN_CONST' in opmap else ['LOAD_CONST', 'RETURN_VALUE']\n"
+        "code = (lambda: None).__code__.replace(co_code=b''.join(bytes([opmap[op], 0]) for op in ops), "
+        "co_consts=(None,), co_name='return_none', co_qualname='return_none')\n";
     PyObject *namespace = PyDict_New(), *code = NULL;
     if (namespace != NULL && PyDict_SetItemString(namespace, "__builtins__", PyEval_GetBuiltins()) == 0) {
         PyObject *done = PyRun_String(source, Py_file_input, namespace, namespace);

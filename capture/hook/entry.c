@@ -167,7 +167,7 @@ call_guarded(Entry *entry, PyObject *const *args, size_t nargsf, PyObject *kwnam
 }
 
 static PyObject *
-call_once(Entry *entry, PyObject *const *args, size_t nargsf, PyObject *kwnames)
+call_entry_once(Entry *entry, PyObject *const *args, size_t nargsf, PyObject *kwnames)
 {
     if (mb_disabled) {
         return PyObject_Vectorcall(entry->function, args, nargsf, kwnames);
@@ -246,7 +246,7 @@ finished(PyObject *result)
         rest->entry = rest->args = NULL;
         Py_DECREF(rest);
         PyObject *const *items = &PyTuple_GET_ITEM(args, 0);
-        result = call_once((Entry *)entry, items, (size_t)PyTuple_GET_SIZE(args), NULL);
+        result = call_entry_once((Entry *)entry, items, (size_t)PyTuple_GET_SIZE(args), NULL);
         Py_DECREF(args);
         Py_DECREF(entry);
     }
@@ -263,7 +263,7 @@ mb_finish(PyObject *module, PyObject *result)
 static PyObject *
 entry_vectorcall(PyObject *self, PyObject *const *args, size_t nargsf, PyObject *kwnames)
 {
-    return finished(call_once((Entry *)self, args, nargsf, kwnames));
+    return finished(call_entry_once((Entry *)self, args, nargsf, kwnames));
 }
 
 /* ---- the type ---- */

@@ -209,10 +209,10 @@ may_take(PyThreadState *tstate, mb_Frame *frame, PyCodeObject *code)
 static PyObject *
 take(PyThreadState *tstate, mb_Frame *frame, PyObject *callable, int pass_function, int n)
 {
-    PyObject *result;
+    PyObject *result, *const *plain = mb_frame_arguments(frame);
     HookScope scope = mb_hook_enter(0);
-    if (!pass_function) {
-        result = PyObject_Vectorcall(callable, frame->localsplus, (size_t)n, NULL);
+    if (!pass_function && plain != NULL) {
+        result = PyObject_Vectorcall(callable, plain, (size_t)n, NULL);
     }
     else {
         PyObject *small[8] = {NULL};
@@ -221,11 +221,12 @@ take(PyThreadState *tstate, mb_Frame *frame, PyObject *callable, int pass_functi
             result = PyErr_NoMemory();
         }
         else {
+            int first = pass_function ? 0 : 1;
             args[0] = mb_frame_function(frame);
             for (int i = 0; i < n; i++) {
-                args[i + 1] = frame->localsplus[i];
+                args[i + 1] = mb_frame_argument(frame, i);
             }
-            result = PyObject_Vectorcall(callable, args, (size_t)n + 1, NULL);
+            result = PyObject_Vectorcall(callable, args + first, (size_t)(n + 1 - first), NULL);
             if (args != small) {
                 PyMem_Free(args);
             }
@@ -291,7 +292,7 @@ hook_eval(PyThreadState *tstate, mb_Frame *frame, int throwing)
     }
     int n = count_arguments(code);
     for (int i = 0; i < n; i++) {
-        if (frame->localsplus[i] == NULL) {
+        if (mb_frame_argument(frame, i) == NULL) {
             return pass_on(tstate, frame, throwing);
         }
     }

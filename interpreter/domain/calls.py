@@ -68,7 +68,11 @@ class Calls(Core):
         args = list(args)
         if all(type(name) is str for name in kwargs):  # of any other names, a copy would call __eq__
             kwargs = dict(kwargs)
-        return self.call(callee, args, kwargs)
+        try:
+            return self.call(callee, args, kwargs)
+        except BaseException:
+            args.clear()  # those that did not fit die before the keywords
+            raise
 
     def require_iterable(self, callee: Any, args: Any) -> None:
         """What follows the star in `callee(*args)` (check_args_iterable, ceval.c)."""
@@ -157,19 +161,29 @@ class Calls(Core):
         return function
 
     def set_function_attribute(self, frame: Any, function: FunctionType, flag: int, value: Any) -> Any:
-        """3.13's SET_FUNCTION_ATTRIBUTE: 1 defaults, 2 keyword defaults, 4 annotations, 8 closure."""
+        """`flag`: 1 defaults, 2 keyword defaults, 4 annotations, 8 closure, 16 the function that makes annotations."""
         if flag == 1:
             function.__defaults__ = value
         elif flag == 2:
             function.__kwdefaults__ = value
         elif flag == 4:
             set_annotations(function, value)
-        else:
-            kwdefaults, annotations = function.__kwdefaults__, dict(function.__annotations__)
-            function = self.make_function(
-                frame, function.__code__, function.__defaults__, kwdefaults, annotations or None, value
-            )
+        elif flag == 16:
+            function.__annotate__ = value  # type: ignore[attr-defined]
+        else:  # the compiler emits it first: there is nothing else to copy but by hand
+            code, defaults, kwdefaults = function.__code__, function.__defaults__, function.__kwdefaults__
+            made = self.make_function(frame, code, defaults, kwdefaults, None, value)
+            copy_annotations(function, made)
+            function = made
         return function
+
+
+def copy_annotations(function: FunctionType, to: FunctionType) -> None:
+    annotate = getattr(function, "__annotate__", None)
+    if annotate is not None:
+        to.__annotate__ = annotate  # type: ignore[attr-defined]
+    elif function.__annotations__:
+        to.__annotations__ = dict(function.__annotations__)
 
 
 def set_annotations(function: FunctionType, annotations: Any) -> None:

@@ -9,6 +9,7 @@ from weakref import CallableProxyType, ProxyType
 
 from ..natives import merge_keywords
 from ..sentinels import STOP
+from ..tables.texts import COUNTS_TOO_MANY
 from .core import MISSING, PLAIN, Core, is_a, is_class, is_heap, is_subtype, lookup, special, type_name
 
 BARE_KEY_ERRORS = sys.version_info < (3, 12)
@@ -102,7 +103,9 @@ class Containers(Core):
                 raise ValueError(f"not enough values to unpack (expected {count}, got {len(items)})")
             items.append(item)
         if self.next_item(iterator) is not STOP:
-            raise ValueError(f"too many values to unpack (expected {count})")
+            known = COUNTS_TOO_MANY and tp in (list, tuple, dict) and len(value) > count
+            got = f", got {len(value)}" if known else ""
+            raise ValueError(f"too many values to unpack (expected {count}{got})")
         return items
 
     def unpack_ex(self, value: Any, before: int, after: int) -> list[Any]:
@@ -191,6 +194,18 @@ class Containers(Core):
 
     def build_string(self, parts: list[str]) -> Any:
         return "".join(parts)
+
+    def build_interpolation(self, value: Any, expression: str, conversion: str | None, spec: Any) -> Any:
+        """What stands in braces in a template string (PEP 750); conversion is None, 's', 'r' or 'a'."""
+        from string.templatelib import Interpolation
+
+        return Interpolation(value, expression, conversion, spec)
+
+    def build_template(self, strings: tuple[str, ...], interpolations: tuple[Any, ...]) -> Any:
+        """A template string; one string more than interpolations."""
+        from string.templatelib import Template
+
+        return Template(strings[0], *(part for pair in zip(interpolations, strings[1:], strict=True) for part in pair))
 
     def convert_value(self, value: Any, conversion: str) -> Any:
         """!s, !r or !a: 's', 'r', 'a'."""

@@ -37,6 +37,7 @@ special: Callable[[type, str], Any] = reentry.special
 flags_of: Callable[[type], int] = reentry.flags_of
 mro_of: Callable[[type], tuple[type, ...]] = reentry.mro_of
 type_name: Callable[[type], str] = reentry.type_name  # as C code's messages have it: with the module of a static type
+full_name: Callable[[type], str] = reentry.full_name  # as newer messages have it: with the module of any type
 is_heap: Callable[[type], bool] = reentry.is_heap  # only such a type can hold Python code
 is_a = reentry.is_a  # isinstance() by real types
 is_subtype: Callable[[type, type], bool] = reentry.is_subtype

@@ -4,12 +4,13 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from ..tracebacks import GET_CONTEXT, GET_TRACEBACK, SET_CONTEXT, SET_TRACEBACK
-from .core import MISSING, Core, is_a, is_class, is_subtype, lookup, type_name
+from ..tracebacks import GET_CONTEXT, GET_TRACEBACK, SET_CONTEXT, SET_TRACEBACK, add_entry
+from .core import MISSING, Core, full_name, is_a, is_class, is_subtype, lookup, type_name
 
 NO_CAUSE = object()
 KEEPS_UNMATCHED = sys.version_info < (3, 12)  # a clause that matches nothing leaves the group itself, later a copy
 GET_CAUSE, SET_CAUSE = BaseException.__dict__["__cause__"].__get__, BaseException.__dict__["__cause__"].__set__
+TRACES_MADE_GROUPS = sys.version_info >= (3, 14)  # the one that `except*` makes of a bare exception
 EXCEPTIONS_OF = BaseExceptionGroup.__dict__["exceptions"].__get__
 
 
@@ -75,6 +76,8 @@ class Exceptions(Core):
             if is_a(exc, BaseExceptionGroup):
                 return None, exc
             group = BaseExceptionGroup("", (exc,))
+            if TRACES_MADE_GROUPS and self.machine.frame is not None:
+                SET_TRACEBACK(group, add_entry(self.machine.frame, None, False))
             return None, group
         if is_a(exc, BaseExceptionGroup):
             pair = self.call(self.get_attr(exc, "split"), [kind], {})
@@ -152,9 +155,34 @@ class Exceptions(Core):
         bound_leave = self.bind_descriptor(leave_raw, manager, tp)
         return bound_leave, self.call(bound_enter, [], {})
 
-    def exit_with(self, leave: Any, triple: tuple[Any, Any, Any]) -> Any:
-        """Call __exit__ with the exception's type, value and traceback."""
+    def load_special(self, manager: Any, name: str) -> Any:
+        """A with-block's bound method, looked up on the type (3.14, Python/ceval.c _PyEval_LoadSpecial)."""
+        tp = type(manager)
+        raw = lookup(tp, name)
+        if raw is MISSING:
+            raise TypeError(missed_method(tp, name))
+        return self.bind_descriptor(raw, manager, tp)
+
+    def exit_with(self, leave: Any, triple: tuple[Any, ...]) -> Any:
+        """Call __exit__ with the exception's type, value and traceback; an unbound one with its object before them."""
         return self.call(leave, list(triple), {})
+
+
+PROTOCOLS = {
+    "__enter__": ("context manager", "asynchronous context manager", "async with"),
+    "__aenter__": ("asynchronous context manager", "context manager", "with"),
+}
+PROTOCOLS |= {"__exit__": PROTOCOLS["__enter__"], "__aexit__": PROTOCOLS["__aenter__"]}
+
+
+def missed_method(tp: type, name: str) -> str:
+    """Why a with-block cannot use an object of this type (3.14, Python/ceval.c _Py_SpecialMethods)."""
+    protocol, other, statement = PROTOCOLS[name]
+    text = f"'{full_name(tp)}' object does not support the {protocol} protocol (missed {name} method)"
+    others = [special for special, words in PROTOCOLS.items() if words[0] == other]
+    if any(lookup(tp, special) is MISSING for special in others):
+        return text
+    return f"{text} but it supports the {other} protocol. Did you mean to use '{statement}'?"
 
 
 def same_metadata(first: BaseException, second: BaseException) -> bool:

@@ -6,6 +6,7 @@ from typing import Any
 
 from ..errors import UNROUTED
 from ..shells import Wrapped, make_shell
+from ..tables.texts import NOT_AWAITABLE
 from .core import MISSING, Core, is_a, lookup, special, type_name
 
 CO_ITERABLE_COROUTINE = 0x100
@@ -77,7 +78,7 @@ class Generators(Core):
                 raise TypeError(
                     f"'async with' received an object from {name} that does not implement __await__: {type_name(tp)}"
                 )
-            raise TypeError(f"object {type_name(tp)} can't be used in 'await' expression")
+            raise TypeError(NOT_AWAITABLE.format(type_name(tp)))
         iterator = self.call(self.bind_descriptor(raw, value, tp), [], {})
         kind = type(iterator)
         if kind is CoroutineType or (kind is GeneratorType and iterator.gi_code.co_flags & CO_ITERABLE_COROUTINE):

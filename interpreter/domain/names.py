@@ -9,6 +9,7 @@ from ..private_builtins import ORIGINAL as builtins
 from ..sentinels import UNSET
 from .core import Core, is_a, type_name
 
+SAYS_UNFINISHED = sys.version_info >= (3, 14)  # of a module without a file as well
 DICT_SET, DICT_DEL = dict.__setitem__, dict.__delitem__  # globals may be of a subclass, whose own methods do not count
 
 
@@ -135,19 +136,13 @@ class Names(Core):
             package = None
         shown = "<unknown module name>" if package is None else package
         path = module.__dict__.get("__file__") if is_a(module, ModuleType) else None  # PyModule_GetFilenameObject
-        if not is_a(path, str):
-            wrong = ImportError(f"cannot import name {name!r} from {shown!r} (unknown location)", name=package)
-            if sys.version_info >= (3, 12):
-                wrong.name_from = name
-            raise wrong
-        if still_importing(module):
-            message = (
-                f"cannot import name {name!r} from partially initialized module {shown!r} "
-                f"(most likely due to a circular import) ({path})"
-            )
+        known = is_a(path, str)
+        if (known or SAYS_UNFINISHED) and still_importing(module):
+            where = f"partially initialized module {shown!r} (most likely due to a circular import)"
         else:
-            message = f"cannot import name {name!r} from {shown!r} ({path})"
-        wrong = ImportError(message, name=package, path=path)
+            where = repr(shown)
+        message = f"cannot import name {name!r} from {where} ({path if known else 'unknown location'})"
+        wrong = ImportError(message, name=package, path=path if known else None)
         if sys.version_info >= (3, 12):
             wrong.name_from = name
         raise wrong

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import operator
+import sys
 from collections.abc import Callable
 from types import FunctionType, WrapperDescriptorType
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 from ..errors import UNROUTED
 from ..natives import is_sequence_slot
 from ..sentinels import STOP
+from ..tables.texts import NOT_A_CONTAINER
 from .core import MISSING, PLAIN, Core, is_a, is_heap, is_subtype, lookup, special, type_name
 
 OPERATIONS: dict[str, Callable[[Any, Any], Any]] = {
@@ -34,6 +36,7 @@ COMPARE_DUNDERS = {
 UNARIES: dict[str, tuple[Callable[[Any], Any], str]] = {
     "-": (operator.neg, "__neg__"), "+": (operator.pos, "__pos__"), "~": (operator.invert, "__invert__"),
 }  # fmt: skip
+CLEARS_ERRORS = sys.version_info < (3, 14)  # Objects/typeobject.c slot_tp_richcompare: those of a method's descriptor
 # Nor do len() and truth of these (a weakref.proxy's do).
 LENGTH_IS_C = PLAIN | {list, tuple, dict, set, frozenset, bytearray, range}
 
@@ -183,8 +186,8 @@ class Operators(Core):
         if raw is not None:
             try:
                 bound = self.bind_descriptor(raw, obj, type(obj))
-            except Exception as error:  # Objects/typeobject.c slot_tp_richcompare clears what a descriptor raises
-                if is_a(error, UNROUTED):
+            except Exception as error:
+                if not CLEARS_ERRORS or is_a(error, UNROUTED):
                     raise
                 self.machine.swallow(error)
                 return NotImplemented
@@ -247,7 +250,7 @@ class Operators(Core):
             return self.get_iter(container)
         except TypeError as error:
             self.machine.swallow(error)
-        raise TypeError(f"argument of type '{type_name(type(container))}' is not iterable")
+        raise TypeError(NOT_A_CONTAINER.format(type_name(type(container))))
 
     def search(self, iterator: Any, item: Any) -> bool:
         while (value := self.next_item(iterator)) is not STOP:

@@ -94,6 +94,17 @@ type_name(PyObject *module, PyObject *type)
     return PyUnicode_FromString(((PyTypeObject *)type)->tp_name);
 }
 
+static PyObject *
+full_name(PyObject *module, PyObject *type)
+{
+#if PY_VERSION_HEX >= 0x030D0000
+    if (PyType_Check(type)) {
+        return PyType_GetFullyQualifiedName((PyTypeObject *)type);
+    }
+#endif
+    return type_name(module, type);
+}
+
 /* Like isinstance() and issubclass(), but for a type's own fields alone: nobody's __class__ or __eq__ is asked. */
 static PyObject *
 is_a(PyObject *module, PyObject *const *args, Py_ssize_t n)
@@ -183,10 +194,9 @@ fill_frame(PyObject *module, PyObject *const *args, Py_ssize_t n)
         PyErr_SetString(PyExc_ValueError, "the frame has another number of variables");
         return NULL;
     }
-    PyObject **variables = mb_frame_variables((PyFrameObject *)args[0]);
-    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(args[1]); i++) {
+    for (int i = 0; i < (int)PyList_GET_SIZE(args[1]); i++) {
         PyObject *value = PyList_GET_ITEM(args[1], i);
-        Py_XSETREF(variables[i], value == args[2] ? NULL : Py_NewRef(value));
+        mb_set_frame_variable((PyFrameObject *)args[0], i, value == args[2] ? NULL : value);
     }
     Py_RETURN_NONE;
 }
@@ -257,6 +267,7 @@ PyMethodDef mb_object_functions[] = {
     {"flags_of", flags_of, METH_O, "flags_of(type) -> int: its tp_flags."},
     {"mro_of", mro_of, METH_O, "mro_of(type) -> tuple: its tp_mro, empty while it is being made."},
     {"type_name", type_name, METH_O, "type_name(type) -> str: its tp_name."},
+    {"full_name", full_name, METH_O, "full_name(type) -> str: PyType_GetFullyQualifiedName; up to 3.12 its tp_name."},
     {"is_a", (PyCFunction)(void (*)(void))is_a, METH_FASTCALL,
      "is_a(object, type or tuple) -> bool: by the object's real type; nothing is asked for its __class__."},
     {"is_subtype", (PyCFunction)(void (*)(void))is_subtype, METH_FASTCALL, "is_subtype(type, type): PyType_IsSubtype."},

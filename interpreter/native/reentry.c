@@ -118,7 +118,7 @@ take(mb_Frame *frame, PyCodeObject *code)
         return NULL;
     }
     for (int i = 0; i < n; i++) {
-        PyList_SET_ITEM(locals, i, Py_NewRef(frame->localsplus[i]));
+        PyList_SET_ITEM(locals, i, Py_NewRef(mb_frame_argument(frame, i)));
     }
     PyObject *names = frame->f_locals == NULL ? Py_None : frame->f_locals;
     PyObject *args[] = {NULL, mb_frame_function(frame), (PyObject *)code, locals, names};

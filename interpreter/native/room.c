@@ -41,7 +41,7 @@ mb_has_room(void)
 
 /* ---- levels of recursion ----
  *
- * From 3.12 CPython bounds the nesting of C code by a count of its own. What bounds the machine is the C stack, by
+ * 3.12 and 3.13 bound the nesting of C code by a count of its own; 3.14 by the address on the C stack, as we do. What bounds the machine is the C stack, by
  * `mb_has_room`: called by C code, it gets as many levels as the stack has bytes for. */
 #define BYTES_A_LEVEL 1024
 
@@ -49,7 +49,7 @@ int
 mb_begin_machine(void)
 {
     int given = 0;
-#if PY_VERSION_HEX >= 0x030C0000
+#ifdef MB_C_RECURSION_LIMIT
     int *room = mb_c_recursion_room(PyThreadState_Get());
     Py_ssize_t wanted = stack_left() / BYTES_A_LEVEL;
     wanted = wanted > MB_C_RECURSION_LIMIT ? MB_C_RECURSION_LIMIT : wanted;
@@ -62,7 +62,7 @@ mb_begin_machine(void)
 void
 mb_end_machine(int given)
 {
-#if PY_VERSION_HEX >= 0x030C0000
+#ifdef MB_C_RECURSION_LIMIT
     *mb_c_recursion_room(PyThreadState_Get()) -= given;
 #else
     (void)given;

@@ -6,6 +6,7 @@ from types import FunctionType
 from typing import Any
 
 from ..binding import unbound_arguments
+from ..order import LAST_FIRST, end_call
 from ..registry import Frame, opcode
 from ..sentinels import NULL
 from .containers import take
@@ -21,24 +22,17 @@ def named(args: list[Any], names: tuple[str, ...]) -> dict[str, Any]:
     return kwargs
 
 
-def drop(args: list[Any]) -> None:
-    """What C code was given dies after its object, the first argument first; a list drops its last one first.
-
-    A function's frame has taken its arguments: then there are none here.
-    """
-    args.reverse()
-    args.clear()
-
-
 def put_back(stack: list[Any], left: list[Any], count: int) -> None:
     """The call raised: what is left of its `count` operands stands on the stack again, to die in this order."""
-    stack[-1:] = left + [NULL] * (count - len(left))
+    nothing = [NULL] * (count - len(left))
+    stack[-1:] = [*nothing, *reversed(left)] if LAST_FIRST else [*left, *nothing]
 
 
 def left_of(callee: Any, args: list[Any], kwargs: dict[str, Any]) -> list[Any]:
     """What a call that raised has left of its operands: a function's frame has taken them, unless they do not fit."""
     if type(callee) is not FunctionType:
-        return [callee, *args, *kwargs.values()]
+        operands = [callee, *args, *kwargs.values()]
+        return operands[::-1] if LAST_FIRST else operands
     return [*unbound_arguments(callee.__code__, args, kwargs), callee] if args or kwargs else [callee]
 
 
@@ -65,13 +59,12 @@ def call_null_first(frame: Frame, stack: list[Any], count: int) -> None:
         frame.kw_names = ()
         kwargs = named(args, names)
     try:
-        stack[-1] = frame.domain.call(callee, args, kwargs)
+        result = frame.domain.call(callee, args, kwargs)
     except BaseException:
         put_back(stack, left_of(callee, args, kwargs), count + 2)
         raise
-    if args:
-        del callee, method  # a bound method of C's holds its object
-        drop(args)
+    del callee, method  # a bound method of C's holds its object
+    end_call(stack, args, result)
 
 
 @opcode("CALL:NULL_AFTER", operands=lambda count: count + 2)
@@ -82,12 +75,11 @@ def call_null_after(frame: Frame, stack: list[Any], count: int) -> None:
     else:
         args.insert(0, stack.pop())
     try:
-        stack[-1] = frame.domain.call(stack[-1], args, {})
+        result = frame.domain.call(stack[-1], args, {})
     except BaseException:
         put_back(stack, left_of(stack[-1], args, {}), count + 2)
         raise
-    if args:
-        drop(args)
+    end_call(stack, args, result)
 
 
 @opcode("CALL_KW", operands=lambda count: count + 3)
@@ -100,16 +92,18 @@ def call_kw(frame: Frame, stack: list[Any], count: int) -> None:
         args.insert(0, stack.pop())
     kwargs = named(args, names)
     try:
-        stack[-1] = frame.domain.call(stack[-1], args, kwargs)
+        result = frame.domain.call(stack[-1], args, kwargs)
     except BaseException:
         put_back(stack, left_of(stack[-1], args, kwargs), count + 3)
         raise
-    if args:
-        drop(args)
+    end_call(stack, args, result)
 
 
-def spread(frame: Frame, stack: list[Any], callee: Any, has_kwargs: bool) -> None:
-    """`callee(*stack[-2], **stack[-1])`: from 3.12 on a function's tuple and dict are the call's, and die in it."""
+def spread(frame: Frame, stack: list[Any], callee: Any, has_kwargs: bool, count: int) -> None:
+    """`callee(*stack[-2], **stack[-1])`: from 3.12 on a function's tuple and dict are the call's, and die in it.
+
+    The instruction has `count` operands.
+    """
     outlive = SPREAD_OUTLIVES_CALL or type(callee) is not FunctionType
     held = [callee, *stack[-1 - has_kwargs :]] if outlive else []
     try:
@@ -118,22 +112,30 @@ def spread(frame: Frame, stack: list[Any], callee: Any, has_kwargs: bool) -> Non
         else:
             result = frame.domain.call_spread(callee, stack.pop(), {})
     except BaseException:
-        put_back(stack, held, 3 + has_kwargs)
+        put_back(stack, held[::-1] if LAST_FIRST else held, count)
         raise
-    stack[-1] = result
     del callee
-    drop(held)
+    end_call(stack, held, result)
 
 
 @opcode("CALL_FUNCTION_EX:NULL_FIRST", operands=lambda has_kwargs: 3 + has_kwargs)
 def call_function_ex_null_first(frame: Frame, stack: list[Any], has_kwargs: bool) -> None:
-    spread(frame, stack, stack.pop(-2 - has_kwargs), has_kwargs)
+    spread(frame, stack, stack.pop(-2 - has_kwargs), has_kwargs, 3 + has_kwargs)
 
 
 @opcode("CALL_FUNCTION_EX:NULL_AFTER", operands=lambda has_kwargs: 3 + has_kwargs)
 def call_function_ex_null_after(frame: Frame, stack: list[Any], has_kwargs: bool) -> None:
     stack.pop(-2 - has_kwargs)
-    spread(frame, stack, stack[-2 - has_kwargs], has_kwargs)
+    spread(frame, stack, stack[-2 - has_kwargs], has_kwargs, 3 + has_kwargs)
+
+
+@opcode("CALL_FUNCTION_EX:KEYWORDS_OR_NULL", operands=4)
+def call_function_ex_keywords_or_null(frame: Frame, stack: list[Any], operand: Any) -> None:
+    has_kwargs = stack[-1] is not NULL
+    if not has_kwargs:
+        stack.pop()
+    stack.pop(-2 - has_kwargs)
+    spread(frame, stack, stack[-2 - has_kwargs], has_kwargs, 4)
 
 
 @opcode("MAKE_FUNCTION")

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ..order import clear, discard, replace
 from ..registry import Frame, opcode
 from ..sentinels import NULL
 
@@ -39,8 +40,7 @@ def build_map(frame: Frame, stack: list[Any], count: int) -> None:
     items = stack[len(stack) - 2 * count :]
     made = frame.domain.build_map(list(zip(items[::2], items[1::2], strict=True)))
     del stack[len(stack) - 2 * count :]
-    items.reverse()  # of equal keys the later ones die here
-    items.clear()
+    clear(items)  # of equal keys the later ones die here
     stack.append(made)
 
 
@@ -69,8 +69,7 @@ def format_value(frame: Frame, stack: list[Any], operand: tuple[str, bool]) -> N
     if not has_spec:
         stack[-1] = frame.domain.format_value(stack[-1], conversion, "")
     else:
-        stack[-2] = frame.domain.format_value(stack[-2], conversion, stack[-1])
-        del stack[-1]
+        replace(stack, 2, frame.domain.format_value(stack[-2], conversion, stack[-1]))
 
 
 @opcode("FORMAT_SIMPLE")
@@ -80,8 +79,20 @@ def format_simple(frame: Frame, stack: list[Any], operand: Any) -> None:
 
 @opcode("FORMAT_WITH_SPEC", operands=2)
 def format_with_spec(frame: Frame, stack: list[Any], operand: Any) -> None:
-    stack[-2] = frame.domain.format_value(stack[-2], "", stack[-1])
-    del stack[-1]
+    replace(stack, 2, frame.domain.format_value(stack[-2], "", stack[-1]))
+
+
+@opcode("BUILD_INTERPOLATION", operands=lambda operand: 2 + operand[1])
+def build_interpolation(frame: Frame, stack: list[Any], operand: tuple[str | None, bool]) -> None:
+    conversion, has_spec = operand
+    parts = take(stack, 2 + has_spec)
+    stack.append(frame.domain.build_interpolation(parts[0], parts[1], conversion, parts[2] if has_spec else ""))
+
+
+@opcode("BUILD_TEMPLATE")
+def build_template(frame: Frame, stack: list[Any], operand: Any) -> None:
+    interpolations = stack.pop()
+    stack[-1] = frame.domain.build_template(stack[-1], interpolations)
 
 
 @opcode("CONVERT_VALUE")
@@ -121,8 +132,7 @@ def set_update(frame: Frame, stack: list[Any], depth: int) -> None:
 @opcode("MAP_ADD", operands=2)
 def map_add(frame: Frame, stack: list[Any], depth: int) -> None:
     frame.domain.map_add(stack[-depth - 2], stack[-2], stack[-1])
-    stack[-2] = None
-    del stack[-2:]
+    discard(stack, 2)
 
 
 @opcode("DICT_UPDATE")

@@ -4,6 +4,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..registry import Frame, opcode
+from ..sentinels import NULL
 
 
 @opcode("RAISE_VARARGS")
@@ -67,7 +68,20 @@ def before_with(frame: Frame, stack: list[Any], operand: Any) -> None:
     stack.append(entered)
 
 
+@opcode("LOAD_SPECIAL")
+def load_special(frame: Frame, stack: list[Any], name: str) -> None:
+    stack[-1] = frame.domain.load_special(stack[-1], name)
+    stack.append(NULL)  # the method is bound already
+
+
 @opcode("WITH_EXCEPT_START")
 def with_except_start(frame: Frame, stack: list[Any], operand: Any) -> None:
     exc = stack[-1]
     stack.append(frame.domain.exit_with(stack[-4], (type(exc), exc, exc.__traceback__)))
+
+
+@opcode("WITH_EXCEPT_START:WITH_SELF")
+def with_except_start_with_self(frame: Frame, stack: list[Any], operand: Any) -> None:
+    exc, owner = stack[-1], stack[-4]
+    given = (type(exc), exc, exc.__traceback__)
+    stack.append(frame.domain.exit_with(stack[-5], given if owner is NULL else (owner, *given)))

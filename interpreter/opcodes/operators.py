@@ -3,6 +3,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ..order import discard, replace
 from ..registry import Frame, opcode
 from ..sentinels import NULL
 
@@ -34,55 +35,46 @@ def to_bool(frame: Frame, stack: list[Any], operand: Any) -> None:
 
 @opcode("BINARY_OP", operands=2)
 def binary_op(frame: Frame, stack: list[Any], op: str) -> None:
-    stack[-2] = frame.domain.binary(op, stack[-2], stack[-1])
-    del stack[-1]  # the right operand dies after the left one
+    replace(stack, 2, frame.domain.binary(op, stack[-2], stack[-1]))
 
 
 @opcode("COMPARE_OP", operands=2)
 def compare_op(frame: Frame, stack: list[Any], op: str) -> None:
-    stack[-2] = frame.domain.compare(op, stack[-2], stack[-1])
-    del stack[-1]
+    replace(stack, 2, frame.domain.compare(op, stack[-2], stack[-1]))
 
 
 @opcode("COMPARE_OP:BOOL", operands=2)
 def compare_op_bool(frame: Frame, stack: list[Any], op: str) -> None:
-    stack[-2] = frame.domain.compare(op, stack[-2], stack[-1])
-    stack[-1] = None
-    stack[-2] = frame.domain.truth(stack[-2])
-    del stack[-1]
+    compare_op(frame, stack, op)
+    stack[-1] = frame.domain.truth(stack[-1])
 
 
 @opcode("IS_OP", operands=2)
 def is_op(frame: Frame, stack: list[Any], negate: bool) -> None:
-    stack[-2] = frame.domain.is_same(stack[-2], stack[-1]) is not negate
-    del stack[-1]
+    replace(stack, 2, frame.domain.is_same(stack[-2], stack[-1]) is not negate)
 
 
 @opcode("CONTAINS_OP", operands=2)
 def contains_op(frame: Frame, stack: list[Any], negate: bool) -> None:
     found = frame.domain.contains(stack[-2], stack[-1])
-    stack[-2] = frame.domain.unary("not", found) if negate else found
-    del stack[-1]
+    replace(stack, 2, frame.domain.unary("not", found) if negate else found)
 
 
 @opcode("BINARY_SUBSCR", operands=2)
 def binary_subscr(frame: Frame, stack: list[Any], operand: Any) -> None:
-    stack[-2] = frame.domain.get_item(stack[-2], stack[-1])
-    del stack[-1]
+    replace(stack, 2, frame.domain.get_item(stack[-2], stack[-1]))
 
 
 @opcode("STORE_SUBSCR", operands=3)
 def store_subscr(frame: Frame, stack: list[Any], operand: Any) -> None:
     frame.domain.set_item(stack[-2], stack[-1], stack[-3])
-    stack[-3] = stack[-2] = None  # the value dies first, then the container
-    del stack[-3:]
+    discard(stack, 3)
 
 
 @opcode("DELETE_SUBSCR", operands=2)
 def delete_subscr(frame: Frame, stack: list[Any], operand: Any) -> None:
     frame.domain.del_item(stack[-2], stack[-1])
-    stack[-2] = None
-    del stack[-2:]
+    discard(stack, 2)
 
 
 @opcode("BINARY_SLICE")
@@ -101,8 +93,15 @@ def store_slice(frame: Frame, stack: list[Any], operand: Any) -> None:
     stack.insert(-2, frame.domain.make_slice(stack.pop(), stop))  # it dies first, then the value
     del stop
     frame.domain.set_item(stack[-1], stack[-3], stack[-2])
-    stack[-3] = stack[-2] = None
-    del stack[-3:]
+    discard(stack, 3)
+
+
+@opcode("STORE_SLICE:TOPMOST", operands=3)
+def store_slice_topmost(frame: Frame, stack: list[Any], operand: Any) -> None:
+    stop = stack.pop()
+    stack[-1] = frame.domain.make_slice(stack[-1], stop)
+    del stop
+    store_subscr(frame, stack, operand)
 
 
 @opcode("LOAD_ATTR")
@@ -113,8 +112,7 @@ def load_attr(frame: Frame, stack: list[Any], name: str) -> None:
 @opcode("STORE_ATTR", operands=2)
 def store_attr(frame: Frame, stack: list[Any], name: str) -> None:
     frame.domain.set_attr(stack[-1], name, stack[-2])
-    stack[-2] = None
-    del stack[-2:]
+    discard(stack, 2)
 
 
 @opcode("DELETE_ATTR")
@@ -142,9 +140,7 @@ def load_method_null_after(frame: Frame, stack: list[Any], name: str) -> None:
 @opcode("LOAD_SUPER_ATTR", operands=3)
 def load_super_attr(frame: Frame, stack: list[Any], operand: tuple[str, bool]) -> None:
     name, with_arguments = operand
-    stack[-3] = frame.domain.load_super_attr(frame, stack[-3], stack[-2], stack[-1], name, with_arguments)
-    stack[-2] = None
-    del stack[-2:]
+    replace(stack, 3, frame.domain.load_super_attr(frame, stack[-3], stack[-2], stack[-1], name, with_arguments))
 
 
 @opcode("LOAD_SUPER_METHOD:NULL_FIRST")

@@ -9,9 +9,11 @@ elif sys.version_info[:2] == (3, 12):
     from .v312 import TABLE
 elif sys.version_info[:2] == (3, 13):
     from .v313 import TABLE
+elif sys.version_info[:2] == (3, 14):
+    from .v314 import TABLE
 else:
     raise ImportError(
-        f"moebius.interpreter reads the bytecode of Python 3.11, 3.12 and 3.13; this is {sys.version.split()[0]}"
+        f"moebius.interpreter reads the bytecode of Python 3.11 to 3.14; this is {sys.version.split()[0]}"
     )
 
 __all__ = ["TABLE"]

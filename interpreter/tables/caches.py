@@ -1,6 +1,6 @@
 """How many cache entries follow an instruction, specialised ones included.
 
-Private names of CPython's dis and opcode modules, read on 3.11.7, 3.12.1 and 3.13.0: `deoptmap`, `_all_opmap`,
+Private names of CPython's dis and opcode modules, read on 3.11.7, 3.12.1, 3.13.0 and 3.14.8: `deoptmap`, `_all_opmap`,
 `_inline_cache_entries` (a list by opcode up to 3.12, a dict by name from 3.13) and code objects' `_co_code_adaptive`.
 """
 from __future__ import annotations

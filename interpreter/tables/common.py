@@ -1,4 +1,4 @@
-"""The opcodes that 3.11, 3.12 and 3.13 share, with the same meaning."""
+"""The opcodes that all versions share, with the same meaning; those that 3.11, 3.12 and 3.13 share."""
 from __future__ import annotations
 
 from . import forms
@@ -13,12 +13,11 @@ def same(form: Form, *names: str) -> dict[str, Entry]:
 COMMON: dict[str, Entry] = {
     **same(
         forms.none,
-        "POP_TOP", "PUSH_NULL", "NOP", "RESUME", "UNARY_NEGATIVE", "UNARY_NOT", "UNARY_INVERT", "BINARY_SUBSCR",
+        "POP_TOP", "PUSH_NULL", "NOP", "RESUME", "UNARY_NEGATIVE", "UNARY_NOT", "UNARY_INVERT",
         "STORE_SUBSCR", "DELETE_SUBSCR", "GET_LEN", "GET_ITER", "GET_YIELD_FROM_ITER", "MATCH_MAPPING",
         "MATCH_SEQUENCE", "MATCH_KEYS", "PUSH_EXC_INFO", "POP_EXCEPT", "CHECK_EXC_MATCH", "CHECK_EG_MATCH",
-        "WITH_EXCEPT_START", "BEFORE_WITH", "BEFORE_ASYNC_WITH", "GET_AITER", "GET_ANEXT", "END_ASYNC_FOR",
-        "LOAD_BUILD_CLASS", "LOAD_ASSERTION_ERROR", "RETURN_GENERATOR", "RETURN_VALUE", "SETUP_ANNOTATIONS",
-        "YIELD_VALUE",
+        "GET_AITER", "GET_ANEXT", "END_ASYNC_FOR", "LOAD_BUILD_CLASS", "RETURN_GENERATOR", "RETURN_VALUE",
+        "SETUP_ANNOTATIONS", "YIELD_VALUE",
     ),
     **same(
         forms.name,
@@ -31,7 +30,6 @@ COMMON: dict[str, Entry] = {
         "DELETE_DEREF", "COPY", "SWAP", "BUILD_TUPLE", "BUILD_LIST", "BUILD_SET", "BUILD_MAP",
         "BUILD_STRING", "BUILD_SLICE", "LIST_APPEND", "LIST_EXTEND", "SET_ADD", "SET_UPDATE", "MAP_ADD", "DICT_UPDATE",
         "DICT_MERGE", "UNPACK_SEQUENCE", "RAISE_VARARGS", "RERAISE", "MATCH_CLASS", "GET_AWAITABLE",
-        "BUILD_CONST_KEY_MAP",
     ),
     **same(forms.jump, "JUMP_FORWARD", "JUMP_BACKWARD", "JUMP_BACKWARD_NO_INTERRUPT", "FOR_ITER", "SEND"),
     **same(forms.flag, "IS_OP", "CONTAINS_OP"),
@@ -39,3 +37,9 @@ COMMON: dict[str, Entry] = {
     "UNPACK_EX": Entry("UNPACK_EX", forms.unpack_counts),
     "BINARY_OP": Entry("BINARY_OP", forms.binary_operator),
 }  # fmt: skip
+
+UP_TO_313: dict[str, Entry] = {
+    **same(forms.none, "BINARY_SUBSCR", "LOAD_ASSERTION_ERROR", "BEFORE_WITH", "BEFORE_ASYNC_WITH"),
+    **same(forms.none, "WITH_EXCEPT_START"),
+    **same(forms.arg, "BUILD_CONST_KEY_MAP"),
+}

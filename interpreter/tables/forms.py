@@ -1,12 +1,12 @@
 """How an instruction's argument becomes the operand its handler gets.
 
 A form is `form(code, instruction, target index) -> operand`; an Entry names the handler and the form, with a second
-handler for instructions whose low argument bit asks for a variant.
+handler for instructions whose argument asks for a variant.
 """
 from __future__ import annotations
 
 import dis
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import CodeType
 from typing import TYPE_CHECKING, Any
@@ -19,18 +19,26 @@ Form = Callable[[CodeType, "Read", "int | None"], Any]
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """`handler` runs the instruction; where `bit` is set in its argument, `variant` does."""
+    """`handler` runs the instruction; where `when(argument)` holds, `variant` does."""
 
     handler: str
     form: Form
-    bit: int = 0
+    when: Callable[[int], bool] | None = None
     variant: str = ""
 
     def handler_for(self, arg: int | None) -> str:
-        return self.variant if self.bit and arg is not None and arg & self.bit else self.handler
+        return self.variant if self.when is not None and self.when(arg or 0) else self.handler
 
     def handlers(self) -> tuple[str, ...]:
-        return (self.handler, self.variant) if self.bit else (self.handler,)
+        return (self.handler,) if self.when is None else (self.handler, self.variant)
+
+
+def bit(mask: int) -> Callable[[int], bool]:
+    return lambda arg: bool(arg & mask)
+
+
+def equal(value: int) -> Callable[[int], bool]:
+    return lambda arg: arg == value
 
 
 def none(code: CodeType, ins: Read, target: int | None) -> Any:
@@ -67,7 +75,7 @@ def flag(code: CodeType, ins: Read, target: int | None) -> Any:
     return bool(ins.arg)
 
 
-# dis has no public table for BINARY_OP; Include/opcode.h, the same from 3.11 to 3.13.
+# dis has no public table for BINARY_OP; Include/opcode.h. 3.14 adds the item of a container, see v314.py.
 BINARY_OPERATORS = (
     "+", "&", "//", "<<", "@", "*", "%", "|", "**", ">>", "-", "/", "^",
     "+=", "&=", "//=", "<<=", "@=", "*=", "%=", "|=", "**=", ">>=", "-=", "/=", "^=",
@@ -99,11 +107,17 @@ def convert_letter(code: CodeType, ins: Read, target: int | None) -> Any:
     return ("", "s", "r", "a")[ins.arg or 0]
 
 
+def interpolation(code: CodeType, ins: Read, target: int | None) -> Any:
+    """(conversion letter or None, whether a format spec stands on the stack)."""
+    value = ins.arg or 0
+    return (None, "s", "r", "a")[value >> 2], bool(value & 1)
+
+
 def unpack_counts(code: CodeType, ins: Read, target: int | None) -> Any:
     return (ins.arg or 0) & 0xFF, (ins.arg or 0) >> 8
 
 
-def chosen(names: dict[int, str]) -> Form:
+def chosen(names: Mapping[int, Any] | Sequence[Any]) -> Form:
     """The operand is the argument's meaning in `names`."""
 
     def read(code: CodeType, ins: Read, target: int | None) -> Any:

@@ -2,11 +2,12 @@
 from __future__ import annotations
 
 from . import forms
-from .common import COMMON, same
+from .common import COMMON, UP_TO_313, same
 from .forms import Entry
 
 TABLE: dict[str, Entry] = {
     **COMMON,
+    **UP_TO_313,
     **same(
         forms.none,
         "UNARY_POSITIVE", "PRINT_EXPR", "LIST_TO_TUPLE", "IMPORT_STAR", "ASYNC_GEN_WRAP", "PREP_RERAISE_STAR",
@@ -23,7 +24,7 @@ TABLE: dict[str, Entry] = {
     "LOAD_CLOSURE": Entry("LOAD_CLOSURE", forms.arg),
     "LOAD_ATTR": Entry("LOAD_ATTR", forms.name),
     "LOAD_METHOD": Entry("LOAD_METHOD:NULL_FIRST", forms.name),
-    "LOAD_GLOBAL": Entry("LOAD_GLOBAL", forms.name_above_1, 1, "LOAD_GLOBAL:NULL_FIRST"),
+    "LOAD_GLOBAL": Entry("LOAD_GLOBAL", forms.name_above_1, forms.bit(1), "LOAD_GLOBAL:NULL_FIRST"),
     "COMPARE_OP": Entry("COMPARE_OP", forms.comparison(0)),
     "FORMAT_VALUE": Entry("FORMAT_VALUE", forms.conversion),
     "PRECALL": Entry("NOP", forms.none),

@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 from . import forms
-from .common import COMMON, same
+from .common import COMMON, UP_TO_313, same
 from .forms import Entry
 
 INTRINSICS_1 = {
@@ -15,6 +15,7 @@ INTRINSICS_2 = {
 
 TABLE: dict[str, Entry] = {
     **COMMON,
+    **UP_TO_313,
     **same(forms.none, "BINARY_SLICE", "STORE_SLICE", "END_FOR", "END_SEND", "CLEANUP_THROW", "LOAD_LOCALS"),
     **same(forms.jump, "POP_JUMP_IF_TRUE", "POP_JUMP_IF_FALSE", "POP_JUMP_IF_NONE", "POP_JUMP_IF_NOT_NONE"),
     **same(forms.arg, "MAKE_FUNCTION", "LOAD_FAST_AND_CLEAR", "LOAD_FROM_DICT_OR_DEREF"),
@@ -23,9 +24,9 @@ TABLE: dict[str, Entry] = {
     "LOAD_FAST_CHECK": Entry("LOAD_FAST", forms.arg),
     "LOAD_FROM_DICT_OR_GLOBALS": Entry("LOAD_FROM_DICT_OR_GLOBALS", forms.name),
     "RETURN_CONST": Entry("RETURN_CONST", forms.const),
-    "LOAD_ATTR": Entry("LOAD_ATTR", forms.name_above_1, 1, "LOAD_METHOD:NULL_FIRST"),
-    "LOAD_SUPER_ATTR": Entry("LOAD_SUPER_ATTR", forms.super_name, 1, "LOAD_SUPER_METHOD:NULL_FIRST"),
-    "LOAD_GLOBAL": Entry("LOAD_GLOBAL", forms.name_above_1, 1, "LOAD_GLOBAL:NULL_FIRST"),
+    "LOAD_ATTR": Entry("LOAD_ATTR", forms.name_above_1, forms.bit(1), "LOAD_METHOD:NULL_FIRST"),
+    "LOAD_SUPER_ATTR": Entry("LOAD_SUPER_ATTR", forms.super_name, forms.bit(1), "LOAD_SUPER_METHOD:NULL_FIRST"),
+    "LOAD_GLOBAL": Entry("LOAD_GLOBAL", forms.name_above_1, forms.bit(1), "LOAD_GLOBAL:NULL_FIRST"),
     "COMPARE_OP": Entry("COMPARE_OP", forms.comparison(4)),
     "FORMAT_VALUE": Entry("FORMAT_VALUE", forms.conversion),
     "KW_NAMES": Entry("KW_NAMES", forms.const),

@@ -2,12 +2,13 @@
 from __future__ import annotations
 
 from . import forms
-from .common import COMMON, same
+from .common import COMMON, UP_TO_313, same
 from .forms import Entry
 from .v312 import INTRINSICS_1, INTRINSICS_2
 
 TABLE: dict[str, Entry] = {
     **COMMON,
+    **UP_TO_313,
     **same(
         forms.none,
         "BINARY_SLICE", "STORE_SLICE", "END_FOR", "END_SEND", "CLEANUP_THROW", "LOAD_LOCALS", "TO_BOOL",
@@ -21,10 +22,10 @@ TABLE: dict[str, Entry] = {
     "LOAD_FAST_CHECK": Entry("LOAD_FAST", forms.arg),
     "LOAD_FROM_DICT_OR_GLOBALS": Entry("LOAD_FROM_DICT_OR_GLOBALS", forms.name),
     "RETURN_CONST": Entry("RETURN_CONST", forms.const),
-    "LOAD_ATTR": Entry("LOAD_ATTR", forms.name_above_1, 1, "LOAD_METHOD:NULL_AFTER"),
-    "LOAD_SUPER_ATTR": Entry("LOAD_SUPER_ATTR", forms.super_name, 1, "LOAD_SUPER_METHOD:NULL_AFTER"),
-    "LOAD_GLOBAL": Entry("LOAD_GLOBAL", forms.name_above_1, 1, "LOAD_GLOBAL:NULL_AFTER"),
-    "COMPARE_OP": Entry("COMPARE_OP", forms.comparison(5), 16, "COMPARE_OP:BOOL"),
+    "LOAD_ATTR": Entry("LOAD_ATTR", forms.name_above_1, forms.bit(1), "LOAD_METHOD:NULL_AFTER"),
+    "LOAD_SUPER_ATTR": Entry("LOAD_SUPER_ATTR", forms.super_name, forms.bit(1), "LOAD_SUPER_METHOD:NULL_AFTER"),
+    "LOAD_GLOBAL": Entry("LOAD_GLOBAL", forms.name_above_1, forms.bit(1), "LOAD_GLOBAL:NULL_AFTER"),
+    "COMPARE_OP": Entry("COMPARE_OP", forms.comparison(5), forms.bit(16), "COMPARE_OP:BOOL"),
     "CALL": Entry("CALL:NULL_AFTER", forms.arg),
     "CALL_KW": Entry("CALL_KW", forms.arg),
     "CALL_FUNCTION_EX": Entry("CALL_FUNCTION_EX:NULL_AFTER", forms.flag),

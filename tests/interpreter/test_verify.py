@@ -71,6 +71,8 @@ def free(cell=1):
     return lambda: cell
 
 
+NO_OPCODE = next(op for op in range(255, 0, -1) if op not in dis._all_opmap.values())  # type: ignore[attr-defined]
+RETURN_VALUE = dis.opmap["RETURN_VALUE"]
 HOSTILE = {
     "jump past the end": (assemble(("RESUME", 0), ("JUMP_FORWARD", 40)), "no instruction begins"),
     "jump into a cache": (
@@ -113,7 +115,7 @@ HOSTILE = {
         "RETURN_GENERATOR",
     ),
     "a number that no instruction has": (
-        assemble(("LOAD_FAST", 0), ("RETURN_VALUE", 0)).replace(co_code=bytes((235, 0, dis.opmap["RETURN_VALUE"], 0))),
+        assemble(("LOAD_FAST", 0), ("RETURN_VALUE", 0)).replace(co_code=bytes((NO_OPCODE, 0, RETURN_VALUE, 0))),
         "knows no such instruction",
     ),
     "a handler beyond the end": (

@@ -7,6 +7,7 @@ of the machine on their classes. Programs are decoded anew under a fault.
 from __future__ import annotations
 
 import contextlib
+import dis
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -312,12 +313,12 @@ def _(right: Any) -> Any:
     return method
 
 
-@domain_fault("with: __enter__ is looked up before __exit__ is known, and twice", "before_with")
+@domain_fault("with: __enter__ is called twice", "load_special" if "LOAD_SPECIAL" in dis.opmap else "before_with")
 def _(right: Any) -> Any:
-    def method(self: Any, manager: Any) -> Any:
+    def method(self: Any, manager: Any, *name: str) -> Any:
         if hasattr(type(manager), "__enter__"):
             type(manager).__enter__(manager)
-        return right(self, manager)
+        return right(self, manager, *name)
 
     return method
 

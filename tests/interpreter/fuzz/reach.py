@@ -28,6 +28,10 @@ UNREACHABLE: dict[tuple[int, int], dict[str, str]] = {
         "CACHE": "room for inline caches, never executed",
         "EXTENDED_ARG": "belongs to the instruction that follows, and is folded into it",
     },
+    (3, 14): {
+        "CACHE": "room for inline caches, never executed",
+        "EXTENDED_ARG": "belongs to the instruction that follows, and is folded into it",
+    },
 }
 
 

@@ -148,6 +148,8 @@ class Expressions(Core):
             suffix = self.pick(("", "!r", "!s", "!a", ":>4", "!r:<8.6", ":{i}", "="))
             pieces.append(self.pick(("", "x", "{{")) + "{ (" + value + ")" + suffix + "}")
         self.in_fstring = False
+        if self.version >= (3, 14) and self.chance(25):
+            return 'str(t"' + "".join(pieces) + '")[:60]'
         return 'f"' + "".join(pieces) + '"[:30]'
 
     # --- containers
