@@ -36,7 +36,8 @@ COMPARE_DUNDERS = {
 UNARIES: dict[str, tuple[Callable[[Any], Any], str]] = {
     "-": (operator.neg, "__neg__"), "+": (operator.pos, "__pos__"), "~": (operator.invert, "__invert__"),
 }  # fmt: skip
-CLEARS_ERRORS = sys.version_info < (3, 14)  # Objects/typeobject.c slot_tp_richcompare: those of a method's descriptor
+# What a comparison method's descriptor may raise (Objects/typeobject.c slot_tp_richcompare): then there is none.
+CLEARED = Exception if sys.version_info < (3, 14) else AttributeError
 # Nor do len() and truth of these (a weakref.proxy's do).
 LENGTH_IS_C = PLAIN | {list, tuple, dict, set, frozenset, bytearray, range}
 
@@ -187,7 +188,7 @@ class Operators(Core):
             try:
                 bound = self.bind_descriptor(raw, obj, type(obj))
             except Exception as error:
-                if not CLEARS_ERRORS or is_a(error, UNROUTED):
+                if not is_a(error, CLEARED) or is_a(error, UNROUTED):
                     raise
                 self.machine.swallow(error)
                 return NotImplemented
