@@ -72,6 +72,7 @@ class BuildHook(build_ext):
     def run(self) -> None:
         if self.extensions:
             self.require_linux()
+            self.require_the_lock()
             self.require_compiler()
         super().run()
 
@@ -80,6 +81,15 @@ class BuildHook(build_ext):
         if not sys.platform.startswith("linux"):
             where = f"not on {sys.platform}: use WSL 2 or a container"
             raise SystemExit(f"\nerror: moebius runs on Linux only so far, {where}.\n")
+
+    def require_the_lock(self) -> None:
+        """The C code holds CPython's global lock where it reads and writes frames, dicts and its own tables."""
+        if sysconfig.get_config_var("Py_GIL_DISABLED"):
+            version = f"{sys.version_info.major}.{sys.version_info.minor}"
+            raise SystemExit(
+                f"\nerror: moebius does not run on the free-threaded build of CPython yet: use python{version} in place of "
+                f"python{version}t.\n"
+            )
 
     def require_compiler(self) -> None:
         command = (os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc").split()[0]

@@ -3,6 +3,8 @@ from __future__ import annotations
 
 import sys
 
+if "t" in sys.abiflags:  # as setup.py and the C code do, for who copied the files
+    raise ImportError("moebius does not run on the free-threaded build of CPython yet: use the default build")
 if sys.version_info[:2] == (3, 11):
     from .v311 import TABLE
 elif sys.version_info[:2] == (3, 12):

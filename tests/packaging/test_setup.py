@@ -37,6 +37,23 @@ def test_another_system_is_one_sentence(platform: str, tmp_path: Path) -> None:
     assert "Traceback" not in run.stderr
 
 
+def test_a_free_threaded_python_is_refused_in_one_sentence(tmp_path: Path) -> None:
+    words = ["setup.py", "-q", "build_ext", "--build-temp", str(tmp_path), "--build-lib", str(tmp_path)]
+    pretend = "import runpy, sys, sysconfig; sysconfig.get_config_vars()['Py_GIL_DISABLED'] = 1"
+    program = f"{pretend}; sys.argv = {words!r}; runpy.run_path('setup.py')"
+    run = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
+    assert run.returncode != 0
+    assert "does not run on the free-threaded build of CPython yet: use python3" in run.stderr
+    assert "Traceback" not in run.stderr
+
+
+def test_a_free_threaded_python_is_refused_at_import() -> None:
+    program = "import sys; sys.abiflags = 't'; import moebius.interpreter"
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert run.returncode != 0
+    assert run.stderr.splitlines()[-1].startswith("ImportError: moebius does not run on the free-threaded build")
+
+
 def test_every_python_file_is_in_a_package(tmp_path: Path) -> None:
     run = setup("build_py", "--build-lib", str(tmp_path))
     assert run.returncode == 0, run.stderr
