@@ -87,8 +87,8 @@ class BuildHook(build_ext):
         if sysconfig.get_config_var("Py_GIL_DISABLED"):
             version = f"{sys.version_info.major}.{sys.version_info.minor}"
             raise SystemExit(
-                f"\nerror: moebius does not run on the free-threaded build of CPython yet: use python{version} in place of "
-                f"python{version}t.\n"
+                f"\nerror: moebius does not run on the free-threaded build of CPython yet: "
+                f"use python{version} in place of python{version}t.\n"
             )
 
     def require_compiler(self) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
 
 # Before torch is imported anywhere: a thread for each core that a worker of pytest-xdist has, two where there is none.
 os.environ.setdefault("OMP_NUM_THREADS", "1" if "PYTEST_XDIST_WORKER" in os.environ else "2")
@@ -11,11 +10,13 @@ os.environ.setdefault("MPLBACKEND", "Agg")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import pytest
-from seeds import seed_of_the_code
+from seeds import seed_of_the_code, some
 
 
 @pytest.hookimpl(tryfirst=True)  # before hypothesis reads its option
 def pytest_configure(config: pytest.Config) -> None:
+    if config.option.whole:
+        os.environ["MOEBIUS_WHOLE"] = "1"  # read by seeds.examples
     if config.getoption("hypothesis_seed", None) is None:
         config.option.hypothesis_seed = str(seed_of_the_code())
     config.addinivalue_line("markers", "distributed: starts several processes")
@@ -39,8 +40,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for name, found in cases.items():
         marker = found[0].get_closest_marker("share")
         assert marker is not None
-        chosen = random.Random(f"{seed_of_the_code()} {name}").sample(found, min(marker.args[0], len(found)))
-        left_out |= set(found) - set(chosen)
+        left_out |= set(found) - set(some(found, marker.args[0], name))
     config.hook.pytest_deselected(items=[item for item in items if item in left_out])
     items[:] = [item for item in items if item not in left_out]
 

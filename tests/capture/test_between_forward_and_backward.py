@@ -263,6 +263,7 @@ def same(ours: list[Any], plain: list[Any], **close: float) -> bool:
                for a, b in zip(ours, plain, strict=True))  # fmt: skip
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("spelling", SPELLINGS)
 @pytest.mark.parametrize("between", HARMLESS + HARMFUL, ids=lambda f: f.__name__)
 def test_between(between: Callable[[Any], None], spelling: str) -> None:

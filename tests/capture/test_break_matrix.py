@@ -37,6 +37,7 @@ def test_a_break_in_one_construct(name):
     assert all(b.hint and b.line for b in breaks)
 
 
+@pytest.mark.share(20)
 @pytest.mark.parametrize("names", PAIRS if os.environ.get("MOEBIUS_MATRIX") else PAIRS[3::19], ids="-".join)
 def test_a_break_in_two_constructs(names):
     check(*names)

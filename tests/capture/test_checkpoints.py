@@ -361,6 +361,7 @@ def run_changing(step, between, after, options):
     return [*losses, *(p.detach() for p in model.parameters())]
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize("reentrant", [False, True])
 @pytest.mark.parametrize(
     ("between", "after", "breaks"),

@@ -152,6 +152,7 @@ def run(function, seed):
     return report_of(captured_of(captured)).expert_regions, faults  # while the layer is there
 
 
+@pytest.mark.share(13)
 @pytest.mark.parametrize("function", LOWERED + EXPERTS_ONLY + LEFT)
 @pytest.mark.parametrize("seed", range(2))
 def test_same_as_plain(function, seed):

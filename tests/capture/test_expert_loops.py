@@ -132,6 +132,7 @@ def outcome(function, x):
     return out.detach(), x.grad, [p.grad for p in model.parameters()]
 
 
+@pytest.mark.share(9)
 @pytest.mark.parametrize("backend", ["moebius", "eager"])
 @pytest.mark.parametrize("function", ONE_GRAPH + BREAKS, ids=lambda f: f.__name__)
 def test_output_and_every_gradient(function, backend):

@@ -63,6 +63,7 @@ def counts(x: torch.Tensor, holder: Holder) -> torch.Tensor:
     return x * holder.steps
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize(
     "step", [whole, broken, broken_below, with_generator, with_experts, data_branch, counts], ids=lambda f: f.__name__
 )

@@ -358,6 +358,7 @@ def test_one_graph(name):
     assert stats(captured).graphs == 1 and not stats(captured).breaks
 
 
+@pytest.mark.share(9)
 @pytest.mark.parametrize("name", {**ONE, **OTHER})
 def test_the_programs_own_answer(name):
     compare({**ONE, **OTHER}[name])

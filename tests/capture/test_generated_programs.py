@@ -19,6 +19,7 @@ KEPT = sorted((Path(fuzz.__file__).parent / "kept").glob("*.txt"))
 FRESH = 10**6 + seed_of_the_code()
 
 
+@pytest.mark.share(1)
 @pytest.mark.parametrize("tensors", [False, True], ids=["plain", "tensors"])
 @pytest.mark.parametrize("first, count", [(0, 25), (FRESH, 25)], ids=["fixed", "fresh"])
 def test_a_program_does_the_same_captured(first: int, count: int, tensors: bool) -> None:

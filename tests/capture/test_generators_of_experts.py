@@ -83,6 +83,7 @@ class Layer(nn.Module):
         return self.taker(pieces(), torch.zeros_like(x))
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize("source", [of_range, of_hits, of_unique, of_numbers], ids=lambda f: f.__name__)
 @pytest.mark.parametrize("turns", [all_turns, used_turns, inner_turns], ids=lambda f: f.__name__)
 @pytest.mark.parametrize("taker", [zipped, listed, iterated], ids=lambda f: f.__name__)

@@ -89,12 +89,14 @@ def second_order(f):
     return recipe
 
 
+@pytest.mark.share(9)
 @pytest.mark.parametrize("name", OPERATORS)
 def test_first_order(name):
     captured = plain_python.compared(first_order(OPERATORS[name]), "eager", ROWS)
     assert not plain_python.graph_breaks(captured)
 
 
+@pytest.mark.share(6)
 @pytest.mark.parametrize("name", sorted(OPERATORS.keys() - ONCE))
 def test_second_order(name):
     captured = plain_python.compared(second_order(OPERATORS[name]), "eager", ROWS)

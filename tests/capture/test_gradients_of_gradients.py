@@ -310,6 +310,7 @@ TABLE = {
 }
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize("recipe", TABLE, ids=lambda r: r.__name__)
 def test_captured_or_a_break(recipe):
     hold(recipe, TABLE[recipe])
@@ -365,6 +366,7 @@ def trained(capturing, how, way):
     return run, [*losses, *m.parameters()]
 
 
+@pytest.mark.share(10)
 @pytest.mark.filterwarnings("error:moebius could not capture")
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
 @pytest.mark.parametrize("how", ["hits", "range", "dense", "product"])
@@ -377,6 +379,7 @@ def test_through_experts(how, way):
     assert stats(captured).breaks == 0
 
 
+@pytest.mark.share(3)
 @pytest.mark.filterwarnings("error:moebius could not capture")
 @pytest.mark.parametrize("asking", ["nothing", "grad", "retain_grad", "inputs"])
 def test_inside_of_dense_experts(asking, monkeypatch):

@@ -111,6 +111,7 @@ WHOLE = (by_module, two_bodies, named, last_column, what_the_last_turn_left)
 BROKEN = (list_that_a_turn_changes, list_that_was_changed, row_that_is_changed, left_early)
 
 
+@pytest.mark.share(7)
 @pytest.mark.parametrize("backend", ["eager", "moebius"])
 @pytest.mark.parametrize("function", WHOLE + BROKEN)
 def test_same_as_plain(function, backend):

@@ -328,6 +328,7 @@ TABLE = {
 }
 
 
+@pytest.mark.share(7)
 @pytest.mark.parametrize("recipe", TABLE, ids=lambda r: r.__name__)
 def test_as_the_table_says(recipe):
     hold(recipe, TABLE[recipe])

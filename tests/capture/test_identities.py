@@ -91,6 +91,7 @@ def told(function, *args):
         return type(error).__name__
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("kind", MAKERS)
 def test_another_object_of_the_kind_is_another_one(kind):
     make = MAKERS[kind]

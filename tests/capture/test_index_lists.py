@@ -57,6 +57,7 @@ def cut_by_it(x, log):
         return str(error)
 
 
+@pytest.mark.share(5)
 @pytest.mark.parametrize("backend", ["moebius", "eager"])
 @pytest.mark.parametrize(
     ("function", "broken"),

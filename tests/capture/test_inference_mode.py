@@ -173,6 +173,7 @@ def outcome(function, x):
     return result, [*MARKS]
 
 
+@pytest.mark.share(14)
 @pytest.mark.parametrize("backend", ["moebius", "eager"])
 @pytest.mark.parametrize("function", EVERY, ids=lambda f: f.__name__)
 def test_it_is_what_python_does(function, backend):

@@ -264,6 +264,7 @@ PROGRAMS = [
 ]  # fmt: skip
 
 
+@pytest.mark.share(5)
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_stands_where_it_does_in_plain_python(program):
     captured = capture(program)

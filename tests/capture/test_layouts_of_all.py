@@ -119,6 +119,7 @@ def answered_wrongly(function: Any) -> tuple[int, list[Any]]:
     return len(different), wrong
 
 
+@pytest.mark.share(17)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", chosen())
 def test_strides_are_the_operators(name: str) -> None:

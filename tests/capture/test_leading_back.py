@@ -134,6 +134,7 @@ def dies_at_a_collection(reference: weakref.ref) -> bool:
     return dies(reference)
 
 
+@pytest.mark.share(1)
 @pytest.mark.parametrize("made", MADE)
 @pytest.mark.parametrize("way", WAYS)
 def test_it_dies_at_a_collection_once_nobody_holds_it(made, way):
@@ -149,6 +150,7 @@ def test_it_dies_at_a_collection_once_nobody_holds_it(made, way):
         assert dies_at_a_collection(reference)
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("made", MADE)
 def test_without_the_look_it_lives(monkeypatch, made):
     monkeypatch.setattr(LeadingBack, "look", lambda *_: None)
@@ -163,6 +165,7 @@ def test_without_the_look_it_lives(monkeypatch, made):
     assert dies_at_a_collection(reference)
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("made", MADE)
 @pytest.mark.parametrize("way", WAYS)
 def test_while_it_is_held_nothing_is_captured_anew(made, way):

@@ -98,6 +98,7 @@ def that_raises(x):
 LOOPS = [over_a_range, over_a_generator, while_something_holds, in_blocks, with_a_cell, that_raises]
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("loop", LOOPS, ids=lambda f: f.__name__)
 def test_ten_thousand_turns(loop):
     captured = capture(loop, backend="eager")

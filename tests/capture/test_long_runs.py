@@ -382,6 +382,7 @@ def difference(plain: dict[str, Any], captured: dict[str, Any]) -> str | None:
     return None
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("name", [*CHANGES, *SCRIPTS])
 def test_each_step_is_that_of_plain_python(name):
     script = once(CHANGES[name]) if name in CHANGES else SCRIPTS[name]

@@ -70,6 +70,7 @@ def of(calls: str) -> list[str]:
     return re.findall(r"\S+?(?:\([^)]*\))(?:\S*)|\S+", calls)
 
 
+@pytest.mark.share(11)
 @pytest.mark.parametrize(("value", "called"), [(v, c) for v, (_, calls) in CALLS.items() for c in of(calls)])
 def test_a_method_called_on_the_class(value, called):
     worlds: list[dict[str, Any]] = []

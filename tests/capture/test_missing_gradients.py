@@ -295,6 +295,7 @@ def compare(step, make, batches=BATCHES, backend="eager", exact=True):
 MORE_GRAPHS = {"ASGD", "RAdam", "Muon"}
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_optimizers_pass_over_what_has_no_gradient(name):
     counts = compare(clipped, OPTIMIZERS[name])
@@ -302,6 +303,7 @@ def test_optimizers_pass_over_what_has_no_gradient(name):
         assert (counts.graphs, counts.breaks, counts.recompiles) == (1, 0, [])
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize("step", [plain, clipped_by_value, averaged, moved], ids=lambda f: f.__name__)
 def test_any_set_of_experts_is_one_graph(step):
     counts = compare(step, OPTIMIZERS["AdamW, foreach"])
@@ -320,11 +322,13 @@ OTHERS = [
 ]  # fmt: skip
 
 
+@pytest.mark.share(1)
 @pytest.mark.parametrize("step", OTHERS, ids=lambda f: f.__name__)
 def test_where_others_ask_for_gradients_the_answer_is_pythons(step):
     compare(step, OPTIMIZERS["AdamW"])
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("step", ASKING_BEFORE, ids=lambda f: f.__name__)
 @pytest.mark.parametrize("name", ["AdamW", "SGD, momentum", "AdamW, two groups"])
 def test_what_the_step_has_asked_before_is_as_it_was(step, name):

@@ -317,6 +317,7 @@ CASES = [
 UNBROKEN = {"dc_frozen_write", "model_output", "kwargs_plumbing"}
 
 
+@pytest.mark.share(9)
 @pytest.mark.parametrize("backend", ["moebius", "eager"])
 @pytest.mark.parametrize("recipe", CASES, ids=lambda r: r.__name__)
 def test_three_calls_are_plain_pythons(recipe, backend):

@@ -341,6 +341,7 @@ CASES = [
 UNBROKEN = {"autocasts", "checks", "log_once"}
 
 
+@pytest.mark.share(10)
 @pytest.mark.parametrize("backend", ["moebius", "eager"])
 @pytest.mark.parametrize("recipe", CASES, ids=lambda r: r.__name__)
 def test_three_calls_are_plain_pythons(recipe, backend):

@@ -420,6 +420,7 @@ UNBROKEN = {  # (in always_call_hook an operator fails, and the handler gets the
 }
 
 
+@pytest.mark.share(4)
 @pytest.mark.parametrize("backend", ["moebius", "eager"])
 @pytest.mark.parametrize("recipe", CASES, ids=lambda r: r.__name__)
 def test_three_calls_are_plain_pythons(recipe, backend):

@@ -436,6 +436,7 @@ CASES = [
 UNBROKEN = {"wraps_", "cells_default", "getattr_chain", "gens", "strs"}
 
 
+@pytest.mark.share(8)
 @pytest.mark.parametrize("backend", ["moebius", "eager"])
 @pytest.mark.parametrize("recipe", CASES, ids=lambda r: r.__name__)
 def test_three_calls_are_plain_pythons(recipe, backend):

@@ -534,6 +534,7 @@ CASES = [
 UNBROKEN = {"collate", "custom_ops", "einops_layers"}
 
 
+@pytest.mark.share(4)
 @pytest.mark.parametrize("backend", ["moebius", "eager"])
 @pytest.mark.parametrize("recipe", CASES, ids=lambda r: r.__name__)
 def test_three_calls_are_plain_pythons(recipe, backend):

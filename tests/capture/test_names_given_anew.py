@@ -186,6 +186,7 @@ def same(ours: Any, plain: Any) -> None:
         assert torch.equal(a, b) if isinstance(b, torch.Tensor) else a == b
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_what_had_the_name_dies_at_once(name):
     case = PROGRAMS[name]
@@ -197,6 +198,7 @@ def test_what_had_the_name_dies_at_once(name):
         same(step(X), plain.step(X))
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("name", LATER)
 def test_what_a_container_held_dies_with_the_next_call(name):
     case = LATER[name]
@@ -209,6 +211,7 @@ def test_what_a_container_held_dies_with_the_next_call(name):
     assert not captured_of(step).given_up
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("name", [n for n in PROGRAMS if n not in ("a tensor",)])
 def test_without_the_way_it_lives(monkeypatch, name):
     for module in (lifetimes, cells):
@@ -220,6 +223,7 @@ def test_without_the_way_it_lives(monkeypatch, name):
     assert not all(map(dies, references))
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("name", LATER)
 def test_without_letting_go_it_lives(monkeypatch, name):
     monkeypatch.setattr("moebius.cache.captured.MAX_SEGMENTS", 0)

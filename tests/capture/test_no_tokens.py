@@ -39,6 +39,7 @@ def step(model, optimizer, x):
     return y.detach()
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("how", ["hits", "range", "any"])
 def test_a_batch_without_tokens(how):
     def run(function):

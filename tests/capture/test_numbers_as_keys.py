@@ -57,6 +57,7 @@ def answer(function, n):
         return repr((error, sorted(map(repr, items)), table))
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("form", [PLAIN, HANDLED], ids=["plain", "handled"])
 @pytest.mark.parametrize("number", NUMBERS)
 def test_as_plain(number, form):

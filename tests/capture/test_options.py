@@ -44,6 +44,7 @@ def own_backend(gm, example_inputs):
     return gm.forward
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("backend", ["moebius", "eager", "aot_eager", "inductor", own_backend],
                          ids=lambda backend: getattr(backend, "__name__", backend))
 def test_backends_train_as_plain_python_does(backend):

@@ -237,6 +237,7 @@ def begun(case: Any) -> tuple[World, Any, World, weakref.ref]:
 # ----------------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("name", CASES)
 def test_it_dies_with_the_next_call(name):
     case = CASES[name]
@@ -251,6 +252,7 @@ def test_it_dies_with_the_next_call(name):
     assert stats(step).entries - stats(step).breaks <= 1 and not captured_of(step).given_up
 
 
+@pytest.mark.share(7)
 @pytest.mark.parametrize("name", CASES)
 def test_without_letting_go_it_lives(monkeypatch, name):
     monkeypatch.setattr(Outlived, "goes", lambda *_: False)
@@ -264,6 +266,7 @@ def test_without_letting_go_it_lives(monkeypatch, name):
     assert not dies(reference)
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("name", AT_ONCE)
 def test_it_dies_at_once(name):
     case = AT_ONCE[name]

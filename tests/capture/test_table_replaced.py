@@ -183,6 +183,7 @@ def flat(value: Any) -> list[Any]:
     return [part for item in value for part in flat(item)] if isinstance(value, tuple | list) else [value]
 
 
+@pytest.mark.share(5)
 @pytest.mark.parametrize("name", STEPS)
 def test_what_is_replaced_in_a_training_step(name):
     plain = trained(name, captured=False)

@@ -472,6 +472,7 @@ TABLE = {
 }
 
 
+@pytest.mark.share(11)
 @pytest.mark.parametrize("recipe", TABLE, ids=lambda r: r.__name__)
 def test_captured_or_a_break_that_says_what_to_do(recipe):
     hold(recipe, TABLE[recipe])

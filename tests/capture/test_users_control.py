@@ -461,6 +461,7 @@ CASES = [
 ]
 
 
+@pytest.mark.share(15)
 @pytest.mark.parametrize("recipe", CASES, ids=lambda r: r.__name__)
 def test_six_calls_are_plain_pythons(recipe):
     plain_python.compare(recipe, sizes=ROWS)

@@ -112,6 +112,7 @@ def same(a, b) -> bool:
     return repr(a) == repr(b)
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize("use", SCHEDULES)
 def test_a_number_that_varies_is_captured_a_few_times(use):
     for place in PLACES:
@@ -156,6 +157,7 @@ def answers(expressions: list[str], kind: str, step_of) -> list:
     return found
 
 
+@pytest.mark.share(18)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("function", [*FUNCTIONS, "methods"])
 def test_every_function_of_numbers(function, kind):

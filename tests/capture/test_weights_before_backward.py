@@ -253,6 +253,7 @@ def regions(captured: Any) -> list[Any]:
     return [region for member in owner.family() for segment in member.segments for region in segment.regions]
 
 
+@pytest.mark.share(6)
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("change", CHANGES, ids=lambda c: c.__name__)
 def test_in_the_step(name: str, change: Callable[..., None]) -> None:
@@ -263,6 +264,7 @@ def test_in_the_step(name: str, change: Callable[..., None]) -> None:
         assert all(region.lowered for region in regions(captured))
 
 
+@pytest.mark.share(14)
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("change", CHANGES, ids=lambda c: c.__name__)
 def test_outside_of_the_captured_forward(name: str, change: Callable[..., None]) -> None:

@@ -146,6 +146,7 @@ def without(name: str, then: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True)
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("name", TAKEN)
 def test_doctor_names_what_was_taken_away(name: str) -> None:
     run = without(name, "from moebius.cli import main; sys.exit(main(['doctor']))")

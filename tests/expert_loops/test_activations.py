@@ -70,6 +70,7 @@ def compare(function, dtype=torch.float64, make=tensors, kernel="cpu"):
     return region.lowered and region.kernel == kernel
 
 
+@pytest.mark.share(30)
 @pytest.mark.parametrize("gated", [True, False])
 @pytest.mark.parametrize("name", [*NAMED, *WRITTEN])
 def test_becomes_part_of_the_operator(name, gated):

@@ -85,6 +85,7 @@ def of_marks(x, moe):
     return summed(torch.cat(outs), order, weight)
 
 
+@pytest.mark.share(7)
 @pytest.mark.parametrize("numbers", NUMBERS)
 @pytest.mark.parametrize("layer", [skips_at_most_none, skips_below_one, runs_above_none])
 def test_counts_are_not_negative(layer, numbers):

@@ -7,6 +7,7 @@ import textwrap
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from seeds import examples
 from test_generated_loops import GATES, SETTINGS, check
 
 OF_SLOTS, OF_EXPERTS = "(y * weight[..., None]).sum(1)", "(y * gates.T[..., None]).sum(0)"
@@ -51,7 +52,7 @@ def layer(x, router, w1, w2, b1, b2):
 """
 
 
-@settings(SETTINGS, max_examples=14)
+@settings(SETTINGS, max_examples=examples(14))
 @given(
     seed=st.integers(0, 99),
     form=st.sampled_from(sorted(FORMS)),
@@ -63,7 +64,7 @@ def test_right_batches(seed, form, gate, line):
     assert check(text, gate != "ungated", seed), text
 
 
-@settings(SETTINGS, max_examples=26)
+@settings(SETTINGS, max_examples=examples(26))
 @given(
     seed=st.integers(0, 99),
     form=st.sampled_from(sorted(FORMS)),

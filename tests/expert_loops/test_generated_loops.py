@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
+from seeds import examples
 
 import moebius
 from moebius import capture
@@ -213,7 +214,7 @@ LOOPS = {
 }
 
 
-@settings(SETTINGS, max_examples=30)
+@settings(SETTINGS, max_examples=examples(30))
 @given(seed=st.integers(0, 99), apart=st.booleans(), **LOOPS)
 def test_right_loops(seed, apart, **form):
     apart = apart and (form["head"] in UNROLLED or form["head"] == "range")
@@ -224,7 +225,7 @@ def test_right_loops(seed, apart, **form):
     assert lowered or not_yet, text
 
 
-@settings(SETTINGS, max_examples=80)
+@settings(SETTINGS, max_examples=examples(80))
 @given(seed=st.integers(0, 99), apart=st.booleans(), mistake=st.sampled_from(sorted(MISTAKES)), **LOOPS)
 def test_subtly_wrong_loops(seed, apart, mistake, **form):
     apart = apart and (form["head"] in UNROLLED or form["head"] == "range")
@@ -260,6 +261,7 @@ def test_turns_of_another_layer(mistake):
     assert check(source(**USUAL, mistake=mistake), True, apart=True)
 
 
+@pytest.mark.share(14)
 @pytest.mark.parametrize("mistake", sorted(set(MISTAKES) - OTHER_LAYERS))
 def test_turns_with_one_mistake(mistake):
     """Equal to eager; where turns depend on one another, not lowered (else the experts may be, with the mistake kept

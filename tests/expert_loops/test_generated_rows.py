@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from seeds import examples
 from test_generated_loops import HEADS, ROWS, SETTINGS, SKIPS, SUMS, UNROLLED, D, E, T, compiled, outcome
 
 import moebius
@@ -171,7 +172,7 @@ def alone(form):
     return form.pop("apart") and form["head"] in (*UNROLLED, "range", "pieces")
 
 
-@settings(SETTINGS, max_examples=40)
+@settings(SETTINGS, max_examples=examples(40))
 @given(**FORMS)
 def test_rows(seed, **form):
     apart = alone(form)
@@ -181,7 +182,7 @@ def test_rows(seed, **form):
     assert regions or not projects or form["head"] == "pieces", text
 
 
-@settings(SETTINGS, max_examples=60)
+@settings(SETTINGS, max_examples=examples(60))
 @given(mistake=st.sampled_from(sorted(MISTAKES)), at=st.integers(0, 5), **FORMS)
 def test_rows_with_one_mistake(seed, mistake, at, **form):
     apart = alone(form)
@@ -189,6 +190,7 @@ def test_rows_with_one_mistake(seed, mistake, at, **form):
     check(text, seed, apart)
 
 
+@pytest.mark.share(5)
 @pytest.mark.parametrize("mistake", sorted(MISTAKES))
 def test_each_mistake(mistake):
     for head, total, apart in (("range", "index_add_", False), ("enumerate", "+=", True)):

@@ -15,6 +15,7 @@ import pytest
 import torch
 from beside_eager import compare
 from hypothesis import HealthCheck, Phase, given, settings
+from seeds import examples
 from spellings import E, K
 from table import SEEDS
 
@@ -136,13 +137,13 @@ LAYERS = {
 }
 
 
-@settings(SETTINGS, max_examples=30)
+@settings(SETTINGS, max_examples=examples(30))
 @given(**LAYERS)
 def test_right_layers(**form):
     check(source(**form, mistake=None))
 
 
-@settings(SETTINGS, max_examples=50)
+@settings(SETTINGS, max_examples=examples(50))
 @given(mistake=st.sampled_from(sorted(MISTAKES)), **LAYERS)
 def test_subtly_wrong_layers(mistake, **form):
     text = source(**form, mistake=mistake)
@@ -151,6 +152,7 @@ def test_subtly_wrong_layers(mistake, **form):
         assert not lowered, text
 
 
+@pytest.mark.share(4)
 @pytest.mark.parametrize("head", HEADS)
 @pytest.mark.parametrize("skip", ["none", "== 0"])
 @pytest.mark.parametrize("collect", ["append", "append, asked"])

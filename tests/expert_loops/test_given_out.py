@@ -161,6 +161,7 @@ def in_phases(x, moe, look):
     return out, kept
 
 
+@pytest.mark.share(17)
 @pytest.mark.parametrize("look", LOOKS)
 @pytest.mark.parametrize("form", [by_slices, by_counts, masked, stacked, gathered, own_gates, in_phases])
 def test_other_front_ends(form, look):

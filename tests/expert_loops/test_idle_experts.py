@@ -195,6 +195,7 @@ def steps(model: nn.Module) -> Any:
     return step
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("kind", LOWERED + OTHERS, ids=lambda kind: kind.__name__)
 @pytest.mark.parametrize("backend", ["eager", "moebius"])
 def test_idle_experts(kind, backend):

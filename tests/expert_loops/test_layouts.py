@@ -36,6 +36,7 @@ class Layer(nn.Module):
         return out
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("how", ["hits", "range", "out of place"])
 def test_a_transposed_batch(how: str) -> None:
     layer = Layer(how).double()

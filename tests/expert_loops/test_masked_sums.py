@@ -204,6 +204,7 @@ WRONG = [of_another_index, of_another_gate, those_that_did_not_choose, in_all_sl
          the_masked_rows_change, the_mean]  # fmt: skip
 
 
+@pytest.mark.share(8)
 @pytest.mark.parametrize("function", RIGHT)
 def test_right(function):
     assert compare(function) == (1, True)

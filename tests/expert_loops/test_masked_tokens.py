@@ -264,6 +264,7 @@ def test_who_vouches_for_the_list(monkeypatch):
         check(beyond_the_tokens)
 
 
+@pytest.mark.share(4)
 @pytest.mark.parametrize("include_self", [True, False])
 @pytest.mark.parametrize("reduce", ["sum", "mean", "prod", "amax"])
 def test_reductions(reduce, include_self):

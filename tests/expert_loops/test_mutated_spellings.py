@@ -93,6 +93,7 @@ def ends(function):
 NAMES = [name for name, spelling in {**SPELLINGS, **MODULES}.items() if ends(spelling.function)]
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("number", range(8))
 def test_as_plain(number):
     rng = random.Random(seed_of_the_code() + number)

@@ -100,6 +100,7 @@ DRAWING = [another_draw_between, experts_backwards, slots_outside, dropouts_of_t
            on_all_tokens, unsorted_hits]  # fmt: skip
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("layer", DRAWING)
 def test_numbers_are_drawn_as_the_program_draws_them(layer):
     """Whatever becomes of the loop."""
@@ -142,6 +143,7 @@ def dropped_beside(h, p, w, moe):
     return (linear(relu(a), p["down"]) + a.sum(-1, keepdim=True)) * w
 
 
+@pytest.mark.share(4)
 @pytest.mark.parametrize("loop", [cut_where_counted, masked_where_any])
 @pytest.mark.parametrize("expert", [dropping, dropping_at_the_end, dropping_three_times, dropped_beside])
 def test_behind_branches(expert, loop):

@@ -313,6 +313,7 @@ def test_experts_on_the_sum_would_be_wrong(monkeypatch):
         compare(WRONG["rows_of_the_sum"])
 
 
+@pytest.mark.share(4)
 @pytest.mark.parametrize("name", RIGHT)
 def test_right(name):
     graphs, lowered = compare(RIGHT[name])
@@ -325,6 +326,7 @@ def test_kept_as_branches(name):
     assert compare(KEPT[name]) == (1, False)
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize("name", WRONG)
 def test_wrong(name):
     assert not compare(WRONG[name])[1]

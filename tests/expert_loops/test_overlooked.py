@@ -244,6 +244,7 @@ REFUSED = [drawing_on_all, two_by_name, one_or_the_other, chosen_by_a_condition,
 RANDOM = {drawing_on_all}
 
 
+@pytest.mark.share(4)
 @pytest.mark.parametrize("function", FOUND)
 def test_projection_by_projection(function):
     """Where their results meet they are found, and are a layer of more or fewer projections than the operator's."""
@@ -252,6 +253,7 @@ def test_projection_by_projection(function):
     assert regions[0].kernel == KERNEL and regions[0].num_experts == E
 
 
+@pytest.mark.share(10)
 @pytest.mark.parametrize("function", REFUSED)
 def test_reason_and_line(function):
     graphs, regions = regions_of(function, layer=More)

@@ -58,11 +58,13 @@ INDICES = {
 }
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize("name", RIGHT)
 def test_right_gates(name):
     assert compare(layer(RIGHT[name])) == (1, True)
 
 
+@pytest.mark.share(6)
 @pytest.mark.parametrize("name", WRONG)
 def test_other_gates(name):
     regions_of(layer(WRONG[name]))

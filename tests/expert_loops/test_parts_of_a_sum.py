@@ -63,6 +63,7 @@ def joined(out, parts):
     return torch.cat([out, *parts], dim=-1)
 
 
+@pytest.mark.share(4)
 @pytest.mark.parametrize("kept", KEPT)
 @pytest.mark.parametrize("turn", TURNS)
 def test_parts_that_are_read_afterwards(turn, kept):
@@ -81,6 +82,7 @@ VIEWS = {
 }
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("kept", KEPT)
 @pytest.mark.parametrize("turn", [by_index_add, by_index_put, single])
 @pytest.mark.parametrize("view", VIEWS)

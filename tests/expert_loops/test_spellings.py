@@ -15,6 +15,7 @@ from moebius import capture, stats
 EVERY = {**SPELLINGS, **MODULES}
 
 
+@pytest.mark.share(10)
 @pytest.mark.parametrize("name", EVERY)
 def test_spelling(name):
     runner = Runner(name)
@@ -25,6 +26,7 @@ def test_spelling(name):
     assert (stats(runner.captured).graphs == 1) == (outcome != BROKEN)
 
 
+@pytest.mark.share(13)
 @pytest.mark.parametrize("name", [name for name, spelling in EVERY.items() if spelling.outcome != BROKEN])
 def test_spelling_as_it_is_written(name):
     """Without lowering the same bits come out."""

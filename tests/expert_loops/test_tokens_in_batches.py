@@ -43,12 +43,14 @@ def layer(add, expert, width, reads=lambda x, out, at: x[at], at_of=lambda at: a
 EXPERTS = {"one projection": (lambda own: own.w1, N), "three": (lambda own: own, D)}
 
 
+@pytest.mark.share(4)
 @pytest.mark.parametrize("expert", EXPERTS)
 @pytest.mark.parametrize("add", ADDING)
 def test_right(add, expert):
     assert compare(layer(ADDING[add], *EXPERTS[expert])) == (1, True)
 
 
+@pytest.mark.share(4)
 @pytest.mark.parametrize("expert", EXPERTS)
 @pytest.mark.parametrize("add", ADDING)
 def test_what_earlier_turns_added_is_read(add, expert):
@@ -58,6 +60,7 @@ def test_what_earlier_turns_added_is_read(add, expert):
     assert not compare(layer(ADDING[add], *EXPERTS[expert], reads))[1]
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize("at_of", [lambda at: (at[0], at[1].flip(0)), lambda at: (1 - at[0], at[1])])
 @pytest.mark.parametrize("add", ADDING)
 def test_added_at_other_tokens(add, at_of):
@@ -84,6 +87,7 @@ def replaced(out, at, rows):
     return out
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize("add", [added_to_others, subtracted, doubled, replaced])
 @pytest.mark.parametrize("expert", EXPERTS)
 def test_added_otherwise(add, expert):

@@ -65,6 +65,7 @@ def one_written(moe):
     return [piece.squeeze(0) for piece in pieces]
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("down", [of_two_rows, turned_round, scaled, one_written])
 def test_other_pieces(down):
     regions_of(layer_of(chunks, down), layer=Experts)

@@ -121,6 +121,7 @@ def compare(function, modules, frozen, text=""):
         del home["under_test"]
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("number", range(12))
 def test_any_line(number):
     rng = random.Random(number)
@@ -175,6 +176,7 @@ def positions_of_one_tensor(x, moe):
     return out
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("frozen", [False, True])
 @pytest.mark.parametrize(
     "function", [behind_a_branch, gates_in_each_turn, weights_after_the_loop, positions_of_one_tensor]

@@ -18,6 +18,7 @@ PROGRAMS = golden.programs() if FIRST == golden.versions() else {}
 QUICK = [name for name in LINES if name.startswith("spelling")]
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize("name", random.Random(seed_of_the_code()).sample(QUICK, SHARE))
 def test_nothing_changed(name: str) -> None:
     if not PROGRAMS:

@@ -29,6 +29,7 @@ def gradients(layer: Layer, fn=step) -> list[torch.Tensor]:
     return list(torch.autograd.grad(fn(*arguments(layer)), wanted))
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("save", ["default", "fp8", "recompute"])
 @pytest.mark.parametrize("gate", ["concat", "interleaved", "none"])
 def test_opcheck(gate: str, save: str) -> None:
@@ -71,6 +72,7 @@ def test_aot_function(layer: Layer) -> None:
     assert all(torch.equal(a, b) for a, b in zip(traced, gradients(layer), strict=True))
 
 
+@pytest.mark.share(1)
 @pytest.mark.parametrize("dynamic", [None, True])
 @pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
 def test_compile(layer: Layer, backend: str, dynamic: bool | None) -> None:

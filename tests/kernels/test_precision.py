@@ -113,6 +113,7 @@ def same_as_by_definition(layer: Layer, chosen: Precision, **options) -> None:
     assert [relative_error(a, b) for a, b in zip(got, want, strict=True) if relative_error(a, b) > 1e-12] == []
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("form", ["reference", "cpu"])
 @pytest.mark.parametrize("name", FORMATS)
 def test_formats_equal_their_definition(form: str, name: str) -> None:

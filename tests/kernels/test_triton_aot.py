@@ -57,6 +57,7 @@ def check_loops(reports: list[aot.CompilerReport]) -> None:
             assert report.loop.spills == 0 and report.loop.matrix == report.matrix_ops
 
 
+@pytest.mark.share(1)
 @pytest.mark.parametrize("shape", ["moe", "few", "rows"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_16_bit_defaults(shape: str, dtype: torch.dtype) -> None:
@@ -65,6 +66,7 @@ def test_16_bit_defaults(shape: str, dtype: torch.dtype) -> None:
     check_loops(reports)
 
 
+@pytest.mark.share(1)
 @pytest.mark.parametrize("gate, activation", [("concat", "gelu"), ("interleaved", "silu"), ("none", "relu2")])
 @pytest.mark.parametrize("shape", ["moe", "few"])
 def test_other_gates_with_biases(shape: str, gate: str, activation: str) -> None:
@@ -73,6 +75,7 @@ def test_other_gates_with_biases(shape: str, gate: str, activation: str) -> None
     check_loops(reports)
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("gate", ["interleaved", "none"])
 @pytest.mark.parametrize("save", ["default", "recompute"])
 def test_up_of_other_gates_without_biases(gate: str, save: str) -> None:
@@ -93,6 +96,7 @@ def allowing_tf32(allowed: bool) -> Iterator[None]:
         torch.backends.cuda.matmul.allow_tf32 = before
 
 
+@pytest.mark.share(1)
 @pytest.mark.parametrize("tf32", [True, False])
 @pytest.mark.parametrize("shape", ["moe", "few"])
 def test_float32_defaults(shape: str, tf32: bool) -> None:
@@ -100,6 +104,7 @@ def test_float32_defaults(shape: str, tf32: bool) -> None:
         check(compile_all(aot.plan(aot.SHAPES[shape], torch.float32)), tensor_cores=tf32)
 
 
+@pytest.mark.share(1)
 @pytest.mark.parametrize("name", ["fp8", "fp8_block", "mxfp8"])
 def test_formats(name: str) -> None:
     """No spills; E4M3 operands are multiplied as such (QGMMA), those of MXFP8 in bfloat16 (HGMMA)."""
@@ -121,6 +126,7 @@ def packed(shape: str, dtype: torch.dtype = torch.bfloat16, bias: bool = False, 
     return found
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("gate, activation, bias", [
     ("concat", "silu", False), ("concat", "gelu", True), ("interleaved", CLAMPED, True), ("none", "relu2", False)])
 @pytest.mark.parametrize("shape", ["moe", "few"])
@@ -130,6 +136,7 @@ def test_packed_h(shape: str, gate: str, activation: str, bias: bool) -> None:
     check_loops(reports)
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("name", ["fp8", "fp8_block", "mxfp8"])
 def test_packed_h_and_formats(name: str) -> None:
     check([aot.compile_launch(each) for each in packed("moe", precision=NAMED[name])])

@@ -76,12 +76,14 @@ def test_equals_the_loop(ask: Callable[..., dict]) -> None:
     check()
 
 
+@pytest.mark.share(17)
 @pytest.mark.parametrize("gate, activation", [(gate, name) for gate in GATES for name in activations(gate)])
 def test_every_activation(ask: Callable[..., dict], activation: str, gate: str) -> None:
     case = dict(layer=layer(9, 24, 40, 3, 2, gate=gate, activation=activation, bias=True))
     assert ask(**case)["error"] < TOLERANCE["float32"]
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("gate", GATES)
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_several_tiles_each_way(ask: Callable[..., dict], dtype: str, gate: str) -> None:
@@ -184,6 +186,7 @@ def test_formats_keep_nan_in_its_row(ask: Callable[..., dict]) -> None:
 WIDTHS = [1, 7, 16, 32, 40, 64, 96, 130, 160]
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("gate", GATES)
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_packed_h(ask: Callable[..., dict], dtype: str, gate: str) -> None:
@@ -197,6 +200,7 @@ def test_packed_h(ask: Callable[..., dict], dtype: str, gate: str) -> None:
         assert answer["bad_blocks"] == 0 and answer["error"] < TOLERANCE[dtype], (case, answer)
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("gate", GATES)
 def test_packed_h_of_several_tiles(ask: Callable[..., dict], gate: str) -> None:
     case = dict(layer=layer(150, 40, 320, 2, 2, gate=gate, activation="gelu"), check="packed")
@@ -204,6 +208,7 @@ def test_packed_h_of_several_tiles(ask: Callable[..., dict], gate: str) -> None:
     assert answer["out"] and answer["packed"] and answer["call"] and answer["error"] < TOLERANCE["float32"], answer
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("gate", GATES)
 def test_packed_h_of_every_magnitude(ask: Callable[..., dict], gate: str) -> None:
     """Every kind of scale: of blocks below float32's normal numbers, of zeros, of numbers that overflow."""
@@ -212,6 +217,7 @@ def test_packed_h_of_every_magnitude(ask: Callable[..., dict], gate: str) -> Non
         assert answer["out"] and answer["packed"] and answer["scales"] > 10, answer
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize("bad", ["nan", "inf"])
 @pytest.mark.parametrize("gate", GATES)
 def test_packed_h_keeps_what_is_not_finite_in_its_row(ask: Callable[..., dict], gate: str, bad: str) -> None:

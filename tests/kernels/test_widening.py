@@ -105,6 +105,7 @@ def assert_wide(call: Call, exact: list[torch.Tensor], dtype: torch.dtype, slow:
     assert all(wide <= 1.1 * narrow for wide, narrow in zip(errors[30.0], errors[1.0], strict=True)), errors
 
 
+@pytest.mark.share(14)
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("dtype", HALVES)
 @pytest.mark.parametrize("form", list(FORMS))

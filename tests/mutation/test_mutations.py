@@ -30,6 +30,7 @@ SPARSE = {  # primes, so that many kinds are among them
 }
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("name", NAMES)
 def test_after_a_change_the_answer_is_that_of_plain_python(name):
     outcomes = list(run([name], SPARSE.get(name, 13)))
@@ -69,6 +70,7 @@ NEEDED = {
 }
 
 
+@pytest.mark.share(9)
 @pytest.mark.parametrize("kind", NEEDED)
 def test_with_a_kind_of_guard_switched_off_the_fuzzer_notices(kind):
     program, changes = NEEDED[kind]

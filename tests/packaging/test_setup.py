@@ -30,7 +30,8 @@ def test_a_missing_compiler_says_what_to_install(tmp_path: Path) -> None:
 @pytest.mark.parametrize("platform", ["darwin", "win32"])
 def test_another_system_is_one_sentence(platform: str, tmp_path: Path) -> None:
     words = ["setup.py", "-q", "build_ext", "--build-temp", str(tmp_path), "--build-lib", str(tmp_path)]
-    program = f"import runpy, sys, setuptools.command.build_ext; sys.platform = {platform!r}; sys.argv = {words!r}; runpy.run_path('setup.py')"
+    program = "import runpy, sys, setuptools.command.build_ext; "  # (these know no other system's paths here)
+    program += f"sys.platform = {platform!r}; sys.argv = {words!r}; runpy.run_path('setup.py')"
     run = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
     assert run.returncode != 0
     assert f"Linux only so far, not on {platform}" in run.stderr

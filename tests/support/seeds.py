@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import os
+import random
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
+from typing import TypeVar
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = ("capture", "interpreter", "lowering", "kernels", "tests")
@@ -29,3 +32,16 @@ def seed_of_the_code() -> int:
                 digest.update(path.relative_to(ROOT).as_posix().encode())
                 digest.update(path.read_bytes())
     return int.from_bytes(digest.digest()[:4], "little") >> 2
+
+
+Case = TypeVar("Case")
+
+
+def some(cases: Sequence[Case], count: int, of: str) -> list[Case]:
+    """A share of the cases of a test named ``of``: other ones for other code, the same ones in each run over it."""
+    return random.Random(f"{seed_of_the_code()} {of}").sample(cases, min(count, len(cases)))
+
+
+def examples(many: int) -> int:
+    """How many generated programs a test tries: so many in a run with --whole, and a quarter otherwise."""
+    return many if "MOEBIUS_WHOLE" in os.environ else max(5, many // 4)

@@ -42,6 +42,7 @@ def test_a_share_of_all() -> None:
     assert graphs > COUNT // 2
 
 
+@pytest.mark.share(23)
 @pytest.mark.parametrize("kind", KINDS)
 def test_each_kind_with_layers_that_are_reused(kind: str) -> None:
     assert outcome(kind, "layers").differs == ""

@@ -20,6 +20,7 @@ FIXED, FRESH = 10, 6
 KEPT = sorted((Path(__file__).parent / "kept").glob("*.txt"))
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("seed", range(FIXED))
 def test_the_same_steps(seed: int) -> None:
     source = generate(SeededChoices(seed))
@@ -28,6 +29,7 @@ def test_the_same_steps(seed: int) -> None:
     assert seen.calls == 5
 
 
+@pytest.mark.share(1)
 @pytest.mark.parametrize("number", range(FRESH))
 def test_fresh_steps(number: int) -> None:
     seed = 10**6 + seed_of_the_code() * FRESH + number
@@ -36,6 +38,7 @@ def test_fresh_steps(number: int) -> None:
     assert not seen.differs, f"seed {seed}: {seen.differs}\n{source}"
 
 
+@pytest.mark.share(9)
 @pytest.mark.parametrize("path", KEPT, ids=lambda path: path.stem)
 @pytest.mark.parametrize("backend", ["eager", "moebius"])
 def test_what_once_differed(path: Path, backend: str) -> None:
@@ -83,6 +86,7 @@ FAULTS = {
 }
 
 
+@pytest.mark.share(1)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_is_noticed(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     off, seed = FAULTS[fault]
