@@ -40,7 +40,7 @@ steps: $(STAMP)  ## 1,000 generated training steps of five calls, plain and capt
 small: $(STAMP)  ## 500 small programs each of breaks in handlers and loops, and of names given anew, and of what values decide; ARGS="--kind breaks"
 	OMP_NUM_THREADS=1 $(BIN)/python tests/capture/small/run.py $(ARGS)
 
-state: $(STAMP)  ## each kind of state with each question about it, plain and captured; ARGS="--kind slot --question layers"
+state: $(STAMP)  ## each kind of state with each question about it, plain and captured; ARGS="--kind slot --question layers", ARGS=--mutate
 	OMP_NUM_THREADS=1 $(BIN)/python tests/capture/state/run.py $(ARGS)
 
 golden: $(STAMP)  ## what some 180 captured programs became, against what is kept; ARGS="--keep", ARGS="--out build/golden"

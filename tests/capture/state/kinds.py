@@ -137,6 +137,7 @@ def fill(v):
     once()
     CALLS[0] = 100
 """
+KEYS = "KEYS = {n: object() for n in (2, 3, 5, 7)}\n"
 THREE = "(2.0 if {} else 3.0)"  # of a place that is on or off
 
 KINDS: dict[str, Kind] = {
@@ -149,6 +150,10 @@ KINDS: dict[str, Kind] = {
     "dict membership": Kind("{$: 1}", THREE.format("3 in @"), "@.clear(); @[$] = 1"),
     "dict get": Kind('{"v": $}', '@.get("v", 1)', '@.pop("v", None); @.setdefault("v", $)'),
     "dict values": Kind('{"v": $}', "sum(@.values())", "@.update(v=$)"),
+    "dict keys": Kind("{$: 1}", "max(set(@))", "@.clear(); @[$] = 1"),
+    "dict entry by object": Kind("{KEYS[2]: $}", "@[KEYS[2]]", "@[KEYS[2]] = $", KEYS),
+    "object in a dict": Kind("{KEYS[$]: 1}", THREE.format("KEYS[3] in @"), "@.clear(); @[KEYS[$]] = 1", KEYS),
+    "object in a set": Kind("{KEYS[$]}", THREE.format("KEYS[3] in @"), "@.clear(); @.add(KEYS[$])", KEYS),
     "nested dict": Kind('{"a": {"b": [$]}}', '@["a"]["b"][0]', '@["a"]["b"][0] = $'),
     "list item": Kind("[$]", "@[0]", "@[0] = $"),
     "list length": Kind("[0] * $", "len(@)", "@[:] = [0] * $"),
@@ -323,6 +328,10 @@ os.umask(UM)
     "cudnn flag": Kind("setattr(torch.backends.cudnn, 'benchmark', False)",
                        THREE.format("torch.backends.cudnn.benchmark"),
                        "torch.backends.cudnn.benchmark = $ == 3", "", "torch.backends.cudnn.benchmark = False"),
+    "attention's switch": Kind("torch.backends.cuda.enable_flash_sdp(True)",
+                               THREE.format("torch.backends.cuda.flash_sdp_enabled()"),
+                               "torch.backends.cuda.enable_flash_sdp($ == 3)", "",
+                               "torch.backends.cuda.enable_flash_sdp(True)"),
     # tensors
     "tensor": Kind("torch.full((), float($))", "@", "@.fill_($)"),
     "tensor replaced": Kind("[torch.full((), float($))]", "@[0]", "@[0] = torch.full((), float($))"),

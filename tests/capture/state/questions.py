@@ -213,6 +213,19 @@ def step(m, x):
     WRITE(m.s, 7)
     return x * cached(1, m)
 """),
+    "cached for each layer": layers("""
+@functools.lru_cache(maxsize=None)
+def cached(layer): return READ(layer.s)
+class Layer(torch.nn.Module):
+    def __init__(self, s):
+        super().__init__()
+        self.w = torch.nn.Parameter(torch.full((3,), 1.5))
+        self.s = s
+    def forward(self, x): return x * self.w * cached(self)
+def step(m, x):
+    for layer in m.layers: x = layer(x)
+    return x
+"""),
     "cached anew": one("""
 @functools.lru_cache
 def cached(n, m): return READ(m.s)

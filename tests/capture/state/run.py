@@ -34,6 +34,18 @@ def run_kind(kind: str, questions: list[str], file: Path, show: bool) -> None:
             out.flush()
 
 
+def mutate(most: int) -> int:
+    """For each kind of read and write: cells that differ where the log is not told of it."""
+    from state.mutation import NOTICED, UNSEEN, is_noticed, those_that_notice
+
+    lost = [mutant for mutant, cell in NOTICED.items() if not is_noticed(mutant, *cell)]
+    for mutant in [*NOTICED, *UNSEEN]:
+        found = list(those_that_notice(mutant, most))
+        print(f"{mutant}: {'; '.join(' × '.join(cell) for cell in found) or 'no cell'}", flush=True)
+    print(f"{len(NOTICED)} kinds are noticed, {len(lost)} no longer by the cell that is named: {', '.join(lost)}")
+    return 1 if lost else 0
+
+
 def main() -> int:
     import torch
 
@@ -46,9 +58,13 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=2, help="processes at a time")
     parser.add_argument("--show", action="store_true", help="print each program")
+    parser.add_argument("--mutate", action="store_true", help="leave kinds of reads and writes out of the log")
+    parser.add_argument("--most", type=int, default=1, help="with --mutate: how many cells to find for each")
     parser.add_argument("--json", help="write each cell's outcome to this file")
     options = parser.parse_args()
     torch.set_num_threads(1)
+    if options.mutate:
+        return mutate(options.most)
     kinds = [k for k in KINDS if not options.kind or any(part in k for part in options.kind)]
     questions = [q for q in QUESTIONS if not options.question or any(part in q for part in options.question)]
     chosen = None if options.count is None else set(share(options.seed, options.count))
