@@ -50,10 +50,11 @@ from .deterministic import deterministic
 from .frames import with_plain_arguments, worth_capturing
 from .leading_back import LeadingBack, paused_collector
 from .meanwhile import MAX_CHANGES, changed, is_a_race, replaced, tell_of_a_race, tell_of_a_replacement
-from .opening import count_whole, met, open_numbers, open_place, other_sizes
+from .opening import met, open_numbers, open_place, other_sizes
 from .outlived import Outlived
 from .placing import Placement
 from .rests import MAX_RESTS, SAME_RESTS, again, later, one_before, rests_of
+from .varying import Varying, tell
 
 MAX_MISSES = 2  # of one branch on data, before it becomes a graph break
 RARE = 20  # a branch on data that leaves its graph once in so many calls is let be
@@ -105,7 +106,7 @@ class Captured:
         self.races = 0  # captures that another thread has spoiled
         self.counted = (0, 0)  # misses and hits when it was last counted
         self.superseded = 0  # captures that went as another object stands in the place of theirs
-        self.outlived = Outlived()
+        self.outlived, self.varying = Outlived(), Varying()
         self.entry = Entry(run_cells_natively(function, n_cells), self.cold)
         self.parked = Parked([])
         self.shadow = Shadow(options.verify) if options.verify and parent is None else None
@@ -116,6 +117,7 @@ class Captured:
         if parent is not None:
             self.policy.natively = parent.policy.natively  # what a step reads, its rest may change
             self.policy.learn_with(self.taught.setdefault(function.__code__, self.policy))
+            self.policy.learn_from(parent.policy, function.__code__)
             parent.children.append(self)
         ALL.add(self)
 
@@ -436,9 +438,12 @@ class Captured:
                 now = met(fact, args, kwargs)
                 hint = hints.hint(fact, now, other_sizes(fact, now))
                 self.recompiles.append(Recompile(record.source, record.check, found, record.file, record.line, hint))
-                count_whole(self.policy, fact, args, kwargs)
             opened = open_place(self.policy, fact, segment.guards, args, kwargs)
-            if (self.outlived.goes(fact, args, kwargs) or opened) and self.may_go(segment):
+            served = self.entry.hits - segment.hits_before >= RARE
+            goes = (self.outlived.goes(fact, args, kwargs) or opened) and self.may_go(segment)
+            if segment is alike[-1] and not (goes and served):
+                tell(self, self.varying.learn(self.policy, fact, hint, served, args, kwargs))
+            if goes:
                 self.forget(segment)
             open_numbers(self.policy, segment.guards, args, kwargs)
         if len(alike) >= MAX_SEGMENTS or len(self.segments) >= MAX_MODULES:
@@ -525,17 +530,10 @@ class Captured:
         for known in (self.segments, self.left, self.children, self.recompiles, self.taught, self.rests):
             known.clear()
         self.parked = Parked([])
-        self.policy.volatile.clear()
-        self.policy.wholes.clear()
-        self.policy.texts.clear()
-        self.policy.letters.clear()
-        self.policy.dynamic_dims.clear()
-        self.policy.predictions.clear()
-        self.policy.unpredictable.clear()
+        self.policy.forget()
         self.misses.clear()
         self.given_up, self.unused, self.races, self.counted, self.superseded = False, 0, 0, (0, 0), 0
-        self.outlived = Outlived()
-        self.cold_seconds = 0.0
+        self.outlived, self.varying, self.cold_seconds = Outlived(), Varying(), 0.0
 
 
 def captures() -> list[tuple[CompiledGuards, Callable[..., Any]]]:
@@ -585,6 +583,8 @@ class FrameCapture:
         flat = with_plain_arguments(function)
         names = function.__code__.co_varnames[: flat.__code__.co_argcount]
         found = Captured(flat, replace(options, fullgraph=False), names=names, parent=owner)
+        if owner is not None:
+            found.policy.learn_from(owner.policy, function.__code__)
         found.below_native.append(found)
         return found.entry
 

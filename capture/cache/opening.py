@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +18,8 @@ if TYPE_CHECKING:
     from ..trace.policy import Policy
 
 
-OPENED = (int, float, str)
+OPENED = (int, float, complex, str)
+NUMBERS = (int, float, complex, torch.Tensor)
 
 
 def open_place(policy: Policy, fact: Fact, guards: CompiledGuards, args: tuple, kwargs: dict[str, Any]) -> bool:
@@ -52,7 +52,7 @@ def open_entry(policy: Policy, fact: Fact) -> bool:
     key = changed_key(the_dict, entries)
     now, then = dict.get(the_dict, key), None if key is None else entries[key]
     name = record_name(fact.record.source, key)
-    numbers = isinstance(then, int | float | torch.Tensor) and isinstance(now, int | float | torch.Tensor)
+    numbers = isinstance(then, NUMBERS) and isinstance(now, NUMBERS)
     texts = type(then) is type(now) is str
     replaced = not texts and type(then) is type(now) and may_be_replaced(now)  # self.logs = []
     if texts:
@@ -134,35 +134,10 @@ def open_class_attribute(policy: Policy, cls: type, entries: dict[str, Any]) -> 
         now = ABSENT if owner is None else owner.__dict__[name]
         if owner is None or now is then or (type(now) is type(then) and isinstance(now, OPENED) and now == then):
             continue
-        if isinstance(now, int | float | torch.Tensor) and isinstance(then, int | float | torch.Tensor):
+        if isinstance(now, NUMBERS) and isinstance(then, NUMBERS):
             policy.volatile.add(f"{owner.__qualname__}.{name}")
         elif type(now) is type(then) is str:
             policy.texts.add(f"{owner.__qualname__}.{name}")
-
-
-def count_whole(policy: Policy, fact: Fact, args: tuple, kwargs: dict[str, Any]) -> None:
-    """A container that is read as a whole and has changed once more."""
-    name = other_whole(fact, args, kwargs)
-    if name is not None and not name.endswith("_hooks"):  # (each module's call asks for those)
-        policy.wholes[name] += 1
-
-
-def other_whole(fact: Fact, args: tuple, kwargs: dict[str, Any]) -> str | None:
-    """The name of a container that was read as a whole and holds another number of items now, or is a deque."""
-    kind, *rest = fact.check
-    if kind == "dict":
-        the_dict, entries, keys = rest
-        name = fact.record.source
-        return name if keys is not None and len(keys) != len(the_dict) and not name.endswith(".__dict__") else None
-    if kind == "equal" and isinstance(fact.source, Part) and fact.source.operation == "list_item":
-        return fact.source.parent.name if type(rest[1]) is bool else None  # which predictions were right
-    if kind not in ("contents", "length", "python") or fact.source is None:
-        return None
-    now = met(fact, args, kwargs)
-    if kind == "python":
-        return fact.source.name if type(now) is collections.deque else None
-    before = len(rest[1]) if kind == "contents" else rest[1]
-    return fact.source.name if type(now) is list and len(now) != before else None
 
 
 def open_sizes(policy: Policy, fact: Fact, args: tuple, kwargs: dict[str, Any]) -> None:

@@ -52,8 +52,11 @@ def guard_sizes(world: torch_fakes.FakeWorld, tensors: TensorOperations, guards:
     for here, step in strides:  # columns first, or rows that lie apart, are another graph: a step may ask for it
         if (text := number_text(step, places)) != here:
             relations.append(f"{here} == {text}")
+    settled: set[str] = set()  # numbers that became constants
     for symbol in places:
         low, high = world.bounds(symbol)
+        if low is not None and low == high:
+            settled.add(places[symbol])
         if low is not None:
             bounds.append(f"{places[symbol]} >= {low}")
         if high is not None:
@@ -63,6 +66,7 @@ def guard_sizes(world: torch_fakes.FakeWorld, tensors: TensorOperations, guards:
     text = " and ".join(f"({r})" for r in dict.fromkeys([*bounds, *relations])) or "True"
     predicate: Any = torch_sizes.compiled(text, [f"t{i}" for i in range(len(sources))])
     predicate.relation = text  # what an exported step writes down
+    predicate.numbers = [(s, f"t{i}" in settled) for i, s in enumerate(sources) if f"t{i}" in places.values()]
     shown = re.sub(r"\bt(\d+)\b", lambda found: sources[int(found[1])].name, text)
     guards.holds(", ".join(s.name for s in sources), shown, predicate, *sources)
 

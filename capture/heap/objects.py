@@ -28,7 +28,6 @@ from ..python.natives import is_bound_builtin
 from ..values.values import ATOMS, IDENTITIES, Body, Break, TensorMethod, TensorProxy, type_of
 from ..values.views import View
 from .cells import Cells
-from .growing import Growing
 from .heap import ANYTHING, OWN, WHOLE, Heap
 from .identities import Identities, MetTuple, is_bare
 from .late_writes import LateWrites
@@ -46,12 +45,13 @@ from .records import (
     same_item,
     whole_items,
 )
+from .varying import VaryingPlaces
 
 if TYPE_CHECKING:
     from ..guards.recorder import GuardRecorder
 
 
-class Objects(Identities, Compounds, Cells, LateWrites, Growing, Lifetimes):
+class Objects(Identities, Compounds, Cells, LateWrites, Lifetimes, VaryingPlaces):
     """All objects of one trace. ``volatile``: names of places whose value differs from call to call."""
 
     def __init__(
@@ -90,6 +90,8 @@ class Objects(Identities, Compounds, Cells, LateWrites, Growing, Lifetimes):
         self.asked_context = False  # whether the step read an exception's ``__context__``
         self.class_dicts: dict[type, Record] = {}  # of classes whose attributes the step sets
         self.schedules: set[int] = set()  # instance dicts of schedulers
+        self.varying: dict[str, tuple[str, str]] = {}
+        self.tell: Callable[[str], None] = lambda name: None
 
     # ------------------------------------------------------------------------------------------------------------------
     # New objects
@@ -137,6 +139,8 @@ class Objects(Identities, Compounds, Cells, LateWrites, Growing, Lifetimes):
         kind = type(value)
         if kind in ATOMS:
             return self.enter_atom(value, source)
+        if self.varying and self.varies(value, source):
+            return self.as_varying(value, source)
         if kind in CONTAINERS:
             if id(value) in self.new:
                 return value
@@ -189,10 +193,12 @@ class Objects(Identities, Compounds, Cells, LateWrites, Growing, Lifetimes):
     def enter_atom(self, value: Any, source: Source) -> Any:
         if source.static:
             return value
-        if type(value) in (int, float, str) and (
+        if type(value) in (int, float, complex, str) and (
             source.name in self.volatile or (type(value) is not str and is_counted(source))
         ):
             return self.symbolic(value, source)
+        if self.varying and self.varies(value, source):
+            return self.as_varying(value, source)
         text = f"== {value!r}" if len(repr(value)) < 60 else f"== {repr(value)[:59]}…"
         self.guards.check("equal", source, value, text=text)
         return value

@@ -31,6 +31,7 @@ from ..tensors.tensors import TensorOperations
 from ..torch_facts import torch_private
 from ..values.number_methods import attribute_of
 from ..values.numbers import Number
+from ..values.unfollowed import Varying
 from ..values.values import ATOMS, SYMBOLIC, Break, LoopLeftover, StandIn, TensorMethod, TensorProxy
 from .questions import QUESTIONS
 from .specials import is_generic
@@ -533,7 +534,7 @@ class Attributes(Slots):
 
 SET_ON_CLASS = vars(type)["__setattr__"]
 TUPLE_FIELD: Any = type(vars(collections.namedtuple("Single", "item"))["item"])  # it tells pickle its index
-NEVER_BOUND = (type, types.BuiltinFunctionType, torch.Tensor, TensorProxy, tuple, Number, Text, *SYMBOLIC)
+NEVER_BOUND = (type, types.BuiltinFunctionType, torch.Tensor, TensorProxy, tuple, Number, Text, Varying, *SYMBOLIC)
 MODULE_GETATTR = torch.nn.Module.__getattr__
 
 

@@ -336,6 +336,7 @@ class Calls(Methods, Construction, StandIns, CachedFunctions):
         kind, record = type(container), self.objects.record_of(container)
         self.heap.read("keys", container, None, None)
         if record is not None and isinstance(container, dict) and record.shadow is None and not record.writes:
+            self.objects.refuse_growing(record)
             self.objects.guard_keys(record)
             items: Any = frozenset(container)
         elif kind in CONTAINERS:

@@ -24,7 +24,7 @@ from ..tensors.folding import constant_truth
 from ..torch_facts import torch_private, torch_sizes
 from ..values import numbers
 from ..values.numbers import COMPARISONS, Number, example
-from ..values.unfollowed import Unfollowed
+from ..values.unfollowed import Unfollowed, Varying
 from ..values.values import (
     ATOMS,
     IDENTITIES,
@@ -392,6 +392,8 @@ class Operators(Parts):
             self.refuse_alien(left if kinds[0] is LoopLeftover else right)
         if all(issubclass(kind, View | Unfollowed) for kind in kinds):
             left.refuse("the identity")
+        if Varying in kinds and type_of(left) is type_of(right):
+            (left if kinds[0] is Varying else right).refuse("the identity")
         if all(issubclass(kind, tuple) for kind in kinds):
             self.objects.guard_tuples(left, right)
         if left is not right and (kinds[0] in OPEN_NUMBERS or kinds[1] in OPEN_NUMBERS):

@@ -39,6 +39,7 @@ class Numbers:
         self.sizes: dict[Any, Number] = {}  # by symbol: numbers that became sizes
         self.seen = 0  # inputs that were looked at for symbols
         self.places: dict[Any, tuple[Source, int | None]] = {}  # by symbol: the input, and the axis of a tensor
+        self.refuse_varying: Callable[[tuple[Source, ...]], None] = lambda sources: None  # set by the trace
 
     def of_item(self, proxy: Any) -> Number:
         """``tensor.item()`` of a floating or boolean tensor with one element."""
@@ -270,6 +271,7 @@ class Numbers:
         if number.evaluate is None:
             number.refuse()
         if id(number) not in self.fixed:
+            self.refuse_varying(number.sources or ())
             self.fixed[id(number)] = number
             self.hold(number.evaluate, number.sources or (), number.representative)
         return number.representative

@@ -84,6 +84,7 @@ class FailureHandler:
             volatile=set(policy.volatile),
             texts=set(policy.texts),
             letters=set(policy.letters),
+            varying=dict(policy.varying),
             counters=set(policy.counters),
             dynamic_dims={k: set(v) for k, v in policy.dynamic_dims.items()},
             # as the graph has them: what decided a branch may have been written by the time of the second trace

@@ -20,7 +20,7 @@ from moebius.interpreter import NULL, Frame
 from moebius.lowering.step.arrays import array_numbers
 
 from ..bytecode.liveness import accesses
-from ..heap.growing import IN_EACH_TURN
+from ..heap.varying import IN_EACH_TURN
 from ..python.substitutes import Range
 from ..regions.branches import is_read_from
 from ..tensors.arrays import Array, ArrayMethod, ArrayNumber, ArrayRows

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import types
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -30,8 +29,9 @@ class Policy:
     """What earlier calls of the same code taught: places and sizes that differ from call to call.
 
     volatile: names of places that hold another number each call. counters: those that the step itself writes.
-    wholes: how often a container that the step reads as a whole held something else, by its name.
     texts: names of places that hold another text each call. letters: those where the step looks into the text.
+    varying: places whose value decides and is another one in each call: what was met there, in words, and a hint.
+    below: the same, of functions that will be captured below, by the names that the places have there.
     whole_step: whether backward and numbers read from tensors may be in the graph (our own backends run them).
     outside: why they may not, and what to do about it.
     told_compiling: file and name of the functions to which ``is_compiling()`` answers True.
@@ -53,9 +53,10 @@ class Policy:
     dynamic_dims: dict[str, set[int]] = field(default_factory=dict)
     dynamic: bool | None = None
     counters: set[str] = field(default_factory=set)
-    wholes: Counter[str] = field(default_factory=Counter)
     texts: set[str] = field(default_factory=set)
     letters: set[str] = field(default_factory=set)
+    varying: dict[str, tuple[str, str]] = field(default_factory=dict)
+    below: dict[types.CodeType, dict[str, tuple[str, str]]] = field(default_factory=dict)
     whole_step: bool = True
     outside: tuple[str, str] = FOREIGN
     told_compiling: frozenset[tuple[str, str]] = frozenset()
@@ -79,8 +80,24 @@ class Policy:
     def learn_with(self, other: Policy) -> None:
         """What the code of the other's was taught is known to this one as well, and the other way round: the rests of a
         frame that a loop goes on in, turn by turn."""
-        self.volatile, self.dynamic_dims, self.wholes = other.volatile, other.dynamic_dims, other.wholes
-        self.texts, self.letters = other.texts, other.letters
+        self.volatile, self.dynamic_dims = other.volatile, other.dynamic_dims
+        self.texts, self.letters, self.varying = other.texts, other.letters, other.varying
+
+    def learn_from(self, above: Policy, code: types.CodeType) -> None:
+        """What is known of places that vary in the function that calls this one, or that this is the rest of."""
+        self.varying |= above.varying | above.below.get(code, {})
+        self.below = above.below
+
+    def open_texts(self) -> set[str]:
+        """Places of texts that are inputs of the graph."""
+        return (self.texts - self.letters) | (self.texts & self.varying.keys())
+
+    def forget(self) -> None:
+        """What earlier calls have taught of places, sizes and branches."""
+        for known in (self.volatile, self.texts, self.letters, self.unpredictable):
+            known.clear()
+        for told in (self.varying, self.below, self.dynamic_dims, self.predictions):
+            told.clear()
 
     def learn_lists(self, lists: Lists) -> bool:
         """Whether a trace that broke has shown a list to be one that branches append to, or not to be one."""

@@ -17,13 +17,14 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
+
 from moebius.interpreter import UNSET, Frame, InterpreterError, Machine, Signal, decode
 
 from ..bytecode.places import handled_places
 from ..errors import CaptureInternalError
 from ..guards.recorder import GuardRecorder
 from ..guards.sources import Arg, Source
-from ..heap.growing import GROWN
 from ..heap.objects import COUNTERS, Objects
 from ..heap.records import Record
 from ..python.domain import OwnError, StopHere, TrackingDomain, refuse_own
@@ -33,6 +34,7 @@ from ..tensors.graphs import GraphWriter, Where
 from ..tensors.parked import Parked
 from ..tensors.tensors import TensorOperations
 from ..torch_facts import torch_fakes, torch_private
+from ..values.numbers import Number
 from ..values.unfollowed import Unfollowed, UnfollowedTensor, uses_one
 from ..values.values import TRACING, Break
 from .fragile import refuse_lost_handler
@@ -84,10 +86,11 @@ class Trace:
             self.guards,
             self.tensors.input,
             self.symbolic,
-            frozenset(policy.volatile | policy.counters | (policy.texts - policy.letters)),
+            frozenset(policy.volatile | policy.counters | policy.open_texts() | policy.varying.keys()),
             self.tensors.proxies,
         )
-        self.objects.growing = frozenset(name for name, count in policy.wholes.items() if count >= GROWN)
+        self.objects.varying, self.objects.tell = policy.varying, self.tell_below
+        self.tensors.numbers.refuse_varying = self.objects.refuse_varying
         self.tensors.unread = self.objects.is_entered
         self.tensors.gradients.heap, self.tensors.gradients.outside = self.objects.heap, policy.outside
         self.made = Parked(self.tensors.gradients.made_state)  # out of its place but while this attempt runs
@@ -242,6 +245,29 @@ class Trace:
     def want_stacks(self) -> None:
         self.needs_stacks |= self.domain.stacks is None
 
+    def tell_below(self, name: str) -> None:
+        """A place that varies is needed now, which is a graph break: the open calls, which will be captured apart, know
+        it by the names that it has there."""
+        frame = self.machine.frame
+        while frame is not None and frame.back is not None:
+            known = self.policy.below.setdefault(frame.code, {})
+            for local, value in zip(frame.program.localsplus, frame.locals, strict=True):
+                place = self.place_of(value)
+                if place == name or (place and name.startswith((f"{place}.", f"{place}["))):
+                    known[f"L[{local!r}]{name[len(place) :]}"] = self.policy.varying[name]
+            frame = frame.back
+
+    def place_of(self, value: Any) -> str:
+        """The name of the place at which a value was found, "" for none."""
+        source: Source | None = None
+        if isinstance(value, Unfollowed | Number):
+            source = value.source
+        elif type(value) is torch.SymInt:
+            source = next((p.source for p in self.tensors.inputs if p.fake is value), None)
+        elif (record := self.objects.record_of(value)) is not None:
+            source = record.source
+        return "" if source is None else source.name
+
     def stop(self) -> None:
         """Leave the trace where it is."""
         self.stopped = self.frames()
@@ -391,11 +417,16 @@ class Trace:
         if type(value) is str and self.policy.whole_step:
             return self.tensors.texts.of_input(value, source)
         if self.policy.whole_step and (
-            type(value) is float or source.name in self.policy.counters or getattr(source, "operand", None) in COUNTERS
+            type(value) in (float, complex)
+            or source.name in self.policy.counters
+            or (source.name in self.policy.varying and type(value) is int)
+            or getattr(source, "operand", None) in COUNTERS
         ):
             return self.tensors.numbers.of_input(value, source)
         # (where a graph has failed, the trace goes the way that was captured: with another value)
         if type(value) is not int or (value in (0, 1) and self.writer.stop_number is None):
+            if type(value) is not int and self.objects.varies(value, source):
+                return self.objects.as_varying(value, source)
             self.guards.check("equal", source, value, text=f"== {value!r}")
             return value
         self.guards.check("type", source, int, text="type is int")
@@ -523,7 +554,7 @@ def counting(attempt: Trace) -> Trace:
 def reading(attempt: Trace) -> Trace:
     """The attempt once more without those texts as inputs that the step looks into, or that break its graph."""
     policy = attempt.policy
-    opened = {t.source.name for t in attempt.tensors.texts.inputs if t.source is not None}
+    opened = {t.source.name for t in attempt.tensors.texts.inputs if t.source is not None} - policy.varying.keys()
     letters = attempt.tensors.texts.looked_into()
     if not letters and (attempt.graph_break is None or not opened):
         return attempt

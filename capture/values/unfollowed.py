@@ -1,8 +1,9 @@
-"""Tensors among the arguments that tracing does not follow: DTensors, other subclasses, sparse ones; sets of them."""
+"""What a frame may only hold and pass on: tensors among the arguments that tracing does not follow (DTensors, other
+subclasses, sparse ones; sets of them), and values that are others in each call."""
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
 from ..guards.sources import Source
 from .values import Break, StandIn
@@ -32,8 +33,26 @@ class Unfollowed(StandIn):
         return emitter.load(self.source)
 
 
+class Refuses(Protocol):
+    """The places that vary (``heap.varying``)."""
+
+    def refuse_one(self, name: str) -> NoReturn: ...
+
+
+class Varying(Unfollowed):
+    """Stands for a value that was another one in each of the last captures, of which only the type is known."""
+
+    __slots__ = ("places",)
+
+    def __init__(self, of: type, source: Source, places: Refuses):
+        self.of, self.source, self.places = of, source, places
+
+    def refuse(self, what: str) -> NoReturn:
+        self.places.refuse_one(self.source.name)
+
+
 def uses_one(stack: list[Any], argument: int | None) -> bool:
     """Whether one of these is among the operands of an instruction, or in a list or tuple among them."""
     operands = stack[-3 - (argument or 0) :]
     inner = [item for operand in operands if type(operand) in (list, tuple) for item in operand]
-    return any(isinstance(value, Unfollowed) for value in (*operands, *inner))
+    return any(isinstance(v, Unfollowed) and not isinstance(v, Varying) for v in (*operands, *inner))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from ..heap.growing import IN_EACH_TURN
+from ..heap.varying import IN_EACH_TURN
 from .values import Break, StandIn
 
 

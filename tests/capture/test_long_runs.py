@@ -242,7 +242,7 @@ def thaw(world):
 
 
 def accumulate(world):
-    for parts in (1, 2, 2, 4, 1, 3):
+    for parts in (1, 2, 2, 4, 1, 2):
         yield x(parts), parts
 
 

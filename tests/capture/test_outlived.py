@@ -299,7 +299,7 @@ def test_a_helper_of_each_call_is_not():
     source, names, give, _ = CASES["a replaced function's cell"]
     world = World(source, **names())
     step = capture(world.step, backend="eager")
-    with pytest.warns(UserWarning, match="runs natively now"):
+    with pytest.warns(UserWarning, match="from now on the graph ends where"):
         for seed in range(2 * captured.MAX_SEGMENTS + 4):
             give(world, seed)
             same(step(X), world.step(X))

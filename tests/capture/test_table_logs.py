@@ -16,9 +16,8 @@ from tables import net
 
 from moebius import capture, stats
 from moebius.api import captured_of
-from moebius.heap import growing
-from moebius.heap.growing import Growing
 from moebius.heap.late_writes import LateWrites
+from moebius.heap.varying import VaryingPlaces
 
 CALLS = (3,) * 15
 
@@ -390,6 +389,5 @@ def test_what_an_entry_is_called_may_not_be_guessed(monkeypatch):
 
 
 def test_without_growing_containers_each_call_is_captured(monkeypatch):
-    monkeypatch.setattr(growing, "GROWN", 1000)
-    monkeypatch.setattr(Growing, "is_growing", lambda self, record: False)
+    monkeypatch.setattr(VaryingPlaces, "is_growing", lambda self, record: False)
     assert stats(plain_python.compared(mean_of_last, "moebius", CALLS)).misses == len(CALLS)

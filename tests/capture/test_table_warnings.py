@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from tables import hold, net
 from torch import nn
 
-from moebius.heap.growing import Growing
+from moebius.heap.varying import VaryingPlaces
 
 
 def cw_ignore():
@@ -621,6 +621,6 @@ def test_captured_or_a_break_that_says_what_to_do(recipe):
 
 def test_a_list_that_records_is_not_what_it_was_when_the_step_began(monkeypatch):
     """(In cw_record_inside the text of a recorded message is a graph break before that.)"""
-    monkeypatch.setattr(Growing, "refuse_recorder", lambda self, record: None)
+    monkeypatch.setattr(VaryingPlaces, "refuse_recorder", lambda self, record: None)
     with pytest.raises(AssertionError, match="call "):
         plain_python.compare(cw_record_around)

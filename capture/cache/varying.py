@@ -1,0 +1,130 @@
+"""What varies where a function is captured again and again: the place, how often, and what was met there."""
+
+from __future__ import annotations
+
+import types
+import warnings
+from collections import Counter, deque
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+
+from ..guards.program import changed_key, describe_object
+from ..guards.recorder import Fact, can_die
+from ..guards.sources import Part, Source, from_arguments
+from ..heap.records import CONTAINERS
+from ..hook import ABSENT
+from ..values.formulas import Guard, Unchanged
+from .opening import met, record_name
+
+if TYPE_CHECKING:
+    from ..trace.policy import Policy
+
+OFTEN = 3  # captures again for one place, after which its value is no longer taken for a constant
+SOME_WAYS = 6  # the same of a text, function or object, which often come in some kinds: modes, tasks, languages
+FEW_WAYS = 12  # the same where there are few values (True and False at one line, in many combinations), or hits between
+STACK = "L['m_stack"  # how the rest of a frame names what stood on its stack
+SHOWN = 3  # values in the message
+FEW = (bool, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
+MANY = (*CONTAINERS, int, float, complex, tuple, frozenset, bytes, range, slice)
+FROM_NOW_ON = "from now on the graph ends where its value is needed"
+Change = tuple[str, Any, bool]  # a place, what it holds now, and whether there are few ways
+
+
+class Captured(Protocol):
+    """What is asked of a captured function (``captured.Captured``)."""
+
+    function: types.FunctionType
+    recompiles: list[Any]
+
+
+class Varying:
+    """Of one captured callable."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[tuple[str, str, int]] = Counter()
+        self.values: dict[str, deque[str]] = {}
+
+    def learn(self, policy: Policy, fact: Fact, hint: str, served: bool, args: tuple, kwargs: dict[str, Any]) -> str:
+        """Note why a capture did not fit. served: whether it had served often before. Returns, in words, which value
+        is no longer taken for a constant; "" for none. (Of a log that grows nobody is told: it reads as a break.)"""
+        record, told = fact.record, ""
+        for place, now, few in changes(fact, args, kwargs):
+            values = self.values.setdefault(place, deque(maxlen=SHOWN))
+            values.append(describe_object(now))
+            key = (place, record.file, record.line)
+            self.counts[key] += 1
+            limit = FEW_WAYS if served or few or isinstance(now, FEW) else OFTEN if type(now) in MANY else SOME_WAYS
+            if self.counts[key] < limit or place in policy.varying:
+                continue
+            found = f"{', '.join(values)} in the last calls"
+            policy.varying[place] = found, hint
+            if type(now) not in CONTAINERS:
+                name = "what a graph break left" if place.startswith(STACK) else place
+                told = told or f"{name} was {found} ({record.file}:{record.line}); {FROM_NOW_ON}; {hint}"
+        return told
+
+
+def tell(captured: Captured, told: str) -> None:
+    """Say which value is no longer taken for a constant."""
+    if told:
+        name, times = captured.function.__qualname__, len(captured.recompiles)
+        text = f"moebius: {name} was captured again {times} times: {told}"
+        warnings.warn(text, stacklevel=6)
+
+
+def changes(fact: Fact, args: tuple, kwargs: dict[str, Any]) -> Iterator[Change]:
+    """The places that a failed guard looks at, where what they hold may be left open."""
+    kind, *rest = fact.check
+    if kind == "dict":
+        the_dict, entries, keys = rest
+        if (key := changed_key(the_dict, entries)) is not None:
+            yield from a_value(record_name(fact.record.source, key), dict.get(the_dict, key, ABSENT))
+        elif keys is not None and not fact.record.source.endswith(("_hooks", ".__dict__")):  # (each call of a module)
+            yield fact.record.source, the_dict, False
+    elif kind == "class":
+        yield from of_class(*rest[:2])
+    elif kind == "python" and (numbers := numbers_of(rest[0])):
+        for source, few in numbers:
+            yield source.name, now_at(source, fact, args, kwargs), few
+    elif fact.source is not None and kind in ("equal", "is", "contents", "length", "keys", "python"):
+        source = outer(fact.source)
+        if kind == "equal" and type(rest[1]) is bool and isinstance(source, Part) and source.operation == "list_item":
+            source = source.parent  # which predictions were right
+        yield from a_value(source.name, now_at(source, fact, args, kwargs))
+
+
+def numbers_of(check: Any) -> list[tuple[Source, bool]]:
+    """The numbers that a relation is about, each with whether it is one of yes and no."""
+    if isinstance(check, Guard):
+        few = not isinstance(check, Unchanged) or type(check.expected) is bool
+        return [(source, few) for source in check.sources]
+    return [(source, not settled) for source, settled in getattr(check, "numbers", ())]
+
+
+def of_class(cls: type, entries: dict[str, Any]) -> Iterator[Change]:
+    """What a class holds that is no method of it."""
+    for name, then in entries.items():
+        owner = next((base for base in cls.__mro__ if name in base.__dict__), None)
+        now = ABSENT if owner is None else owner.__dict__[name]
+        plain = not callable(now) and not hasattr(type(now), "__get__") and not name.startswith("__")
+        if owner is not None and now is not then and plain:
+            yield from a_value(f"{owner.__qualname__}.{name}", now)
+
+
+def a_value(place: str, now: Any) -> Iterator[Change]:
+    """A tensor is an input of the graph, and each module has captures of its own."""
+    if now is not ABSENT and not isinstance(now, torch.Tensor) and not can_die(now):
+        yield place, now, False
+
+
+def now_at(source: Source, fact: Fact, args: tuple, kwargs: dict[str, Any]) -> Any:
+    return met(Fact(fact.check, fact.made, from_arguments(source)), args, kwargs)
+
+
+def outer(source: Source) -> Source:
+    """The object that a part belongs to which only Python itself reads: a function's defaults."""
+    while isinstance(source, Part) and (source.operation == "instance_dict" or str(source.operand).startswith("__")):
+        source = source.parent
+    return source
