@@ -10,7 +10,7 @@ ARGS ?=
 WORKERS ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n > 8 ? 8 : n)))
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
-.PHONY: demo test zoo mutate matrix fuzz steps small state golden suites torches optimizers semantics exports sanitize lint setup clean
+.PHONY: demo test zoo trainers mutate matrix fuzz steps small state golden suites torches optimizers semantics exports sanitize lint setup clean
 .DELETE_ON_ERROR:
 
 demo: $(STAMP)  ## trains a small Mixtral with and without capture; ARGS="--steps 20 --ranks 2" go to the script
@@ -24,6 +24,9 @@ test: $(STAMP)  ## the whole test suite; ARGS="-k report -x" go to pytest
 
 zoo: $(STAMP)  ## trains every MoE family of transformers, tiny, and writes docs/zoo.md; ARGS="--peer --resume mixtral"
 	PYTHONPATH=bench OMP_NUM_THREADS=1 $(BIN)/python -m zoo $(ARGS)
+
+trainers: $(STAMP)  ## trains a gallery of scripts in the structure of public ones, writes docs/trainers.md; ARGS="minimind --backend eager"
+	PYTHONPATH=bench OMP_NUM_THREADS=1 $(BIN)/python -m trainers $(ARGS)
 
 mutate: $(STAMP)  ## changes one thing at a time between two calls, thousands of times; writes docs/guards.md
 	OMP_NUM_THREADS=1 $(BIN)/python tests/mutation/fuzzer.py --docs docs/guards.md $(ARGS)

@@ -180,9 +180,9 @@ def forget_source(name: str) -> None:
     fx_sources.eval_cache.pop(name, None)
 
 
-def version_of(tensor: torch.Tensor) -> int:
+def version_of(value: Any) -> int:
     """How often the tensor's memory was written to in place."""
-    return tensor._version
+    return value._version if isinstance(value, torch.Tensor) else 0
 
 
 def state_maker(optimizer: torch.optim.Optimizer) -> Callable[..., Any]:

@@ -3,6 +3,7 @@ ends where the value is needed. Kinds of values, each at each place that can hol
 
 from __future__ import annotations
 
+import functools
 import os
 import pathlib
 import re
@@ -132,7 +133,7 @@ def calls_that_captured(step: Any, captured: Any, arguments: Callable[[int], tup
 
 def share() -> list[tuple[str, Any]]:
     """Each kind at two places, others in each commit."""
-    if os.environ.get("MOEBIUS_NUMBERS") == "all":
+    if os.environ.get("MOEBIUS_VARYING") == "all":
         return CELLS
     offset = seeds.seed_of_the_code()
     return [cell for i, cell in enumerate(CELLS) if (i + offset) % 4 == 0]
@@ -241,3 +242,19 @@ def test_the_report_says_what_varied() -> None:
     calls_that_captured(step, captured, lambda i: ((1,) * (i + 1),))
     (broken,) = report_of(captured_of(captured)).breaks
     assert broken.reason == "value that varies from call to call" and "L['v'] was a tuple of" in broken.detail
+
+
+@functools.lru_cache
+def asked_once() -> int:
+    return sum(__import__("random").choices([2], k=1))  # C code that asks what nobody can follow
+
+
+def test_a_cached_function_is_asked_beside_a_symbolic_number() -> None:
+    """What is asked of tensors that came in is not asked of numbers that did."""
+
+    def step(x: torch.Tensor, n: int) -> torch.Tensor:
+        return x * n * asked_once()
+
+    captured = capture(step, backend="eager")
+    assert len(calls_that_captured(step, captured, lambda i: (7 + i,))) == 2
+    assert not [b for b in report_of(captured_of(captured)).breaks if b.reason == "exception"]

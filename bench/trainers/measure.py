@@ -1,0 +1,136 @@
+"""One script of the gallery, plain and captured: what differs, what was captured, how long it takes."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import math
+import random
+import statistics
+import time
+import warnings
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from moebius import capture, stats
+from moebius.api import captured_of, report_of
+
+from .script import SCRIPTS, Script
+
+TIMED = 20  # steps at the end, without the last, whose batch is short
+CLOSE = 5e-3  # of parameters after training with the default backend, beside their norm: rounding, step after step
+
+
+@dataclass
+class Row:
+    """What the table shows of a script; times in seconds."""
+
+    name: str
+    family: str
+    backend: str
+    difference: str = ""
+    steps: int = 0
+    graphs: int = 0
+    breaks: list[str] = field(default_factory=list)
+    misses: list[int] = field(default_factory=list)  # numbers of the steps in which something was captured
+    recompiles: list[str] = field(default_factory=list)
+    regions: int = 0
+    lowered: int = 0
+    first: float = 0.0
+    step: float = 0.0
+    plain: float = 0.0
+    warned: list[str] = field(default_factory=list)
+    native: bool = False
+
+    @property
+    def hit_rate(self) -> float:
+        """Of the steps after the third one."""
+        late = self.steps - 3
+        return 1 - sum(number >= 3 for number in self.misses) / late
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self) | {"hit_rate": round(self.hit_rate, 3)}
+
+
+def seed() -> None:
+    torch.manual_seed(0)
+    random.seed(0)
+    np.random.seed(0)
+
+
+def train(script: Script, step: Any, steps: int, row: Row | None = None) -> tuple[list[Any], list[float]]:
+    """What each step gave, and how long it took. The last batch is always among them."""
+    results, times = [], []
+    seed()
+    chosen = [*script.batches[: steps - 1], script.batches[-1]] if steps < len(script.batches) else script.batches
+    for number, batch in enumerate(chosen):
+        before = 0 if row is None else stats(step).misses
+        started = time.perf_counter()
+        results.append(step(*batch))
+        times.append(time.perf_counter() - started)
+        if row is not None and stats(step).misses > before:
+            row.misses.append(number)
+    return results, times
+
+
+def measure(name: str, backend: str = "eager", steps: int = 50) -> Row:
+    """Train plain and captured, from one seed each."""
+    family, build = SCRIPTS[name]
+    row = Row(name, family, backend)
+    with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        seed()
+        plain = build()
+        wanted, plain_times = train(plain, plain.step, steps)
+        warned.clear()
+        seed()
+        script = build()
+        captured = capture(script.step, backend=backend)
+        found, times = train(script, captured, steps, row)
+    row.warned = [str(w.message) for w in warned if "moebius" in str(w.message)]
+    row.native = any("natively" in text for text in row.warned)
+    row.steps = len(times)
+    row.first, row.step, row.plain = times[0], late(times), late(plain_times)
+    counted, known = stats(captured), captured_of(captured)
+    assert known is not None
+    report = report_of(known)
+    row.graphs = counted.graphs
+    row.breaks = [f"{b.reason}: {b.detail} ({b.file.rsplit('/', 1)[-1]}:{b.line})" for b in report.breaks]
+    again = counted.recompiles
+    row.recompiles = [f"{r.guard}: {r.old} → {r.new} ({r.file.rsplit('/', 1)[-1]}:{r.line})" for r in again]
+    row.regions = len(report.expert_regions)
+    row.lowered = sum(region.lowered for region in report.expert_regions)
+    row.difference = difference(wanted, found, backend) or difference(plain.state(), script.state(), backend)
+    return row
+
+
+def late(times: list[float]) -> float:
+    """The median of a step once all is captured."""
+    return statistics.median(times[-TIMED - 1 : -1] or times)
+
+
+def difference(want: Any, got: Any, backend: str) -> str:
+    """"" where the two are equal: to the bit with backend "eager", up to rounding with another."""
+    if isinstance(want, torch.Tensor):
+        if not isinstance(got, torch.Tensor) or want.shape != got.shape or want.dtype != got.dtype:
+            return f"{want} against {got}"
+        if backend == "eager":
+            same = torch.equal(want.isnan(), got.isnan()) and torch.equal(want.nan_to_num(), got.nan_to_num())
+            return "" if same else "bits"
+        far = (want.double() - got.double()).norm() / want.double().norm().clamp(min=1.0)
+        return "" if far < CLOSE else f"off by {far:.1e}"
+    if isinstance(want, list | tuple):
+        if len(want) != len(got):
+            return f"{len(want)} items against {len(got)}"
+        return next((text for a, b in zip(want, got, strict=True) if (text := difference(a, b, backend))), "")
+    if isinstance(want, dict):
+        return difference([*want.items()], [*got.items()], backend)
+    if isinstance(want, float) and type(want) is type(got) and backend != "eager":
+        return "" if math.isclose(want, got, rel_tol=0.05, abs_tol=0.05) else f"{want} against {got}"
+    if isinstance(want, float) and want != want and got != got:
+        return ""
+    same = type(want) is type(got) and want == got
+    return "" if same or (backend != "eager" and isinstance(want, int | str)) else f"{want!r:.60} against {got!r:.60}"

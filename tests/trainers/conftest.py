@@ -1,0 +1,6 @@
+"""Makes bench/trainers importable (pytest runs in importlib mode)."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent / "bench"))
