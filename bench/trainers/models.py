@@ -32,7 +32,7 @@ class MixtralExperts(nn.Module):
 
     def forward(self, hidden):
         b, s, d = hidden.shape
-        x = hidden.view(-1, d)
+        x = hidden.reshape(-1, d)
         weight, chosen = F.softmax(self.gate(x), dim=1, dtype=torch.float).topk(self.top_k, dim=-1)
         weight = (weight / weight.sum(-1, keepdim=True)).to(x.dtype)
         out = torch.zeros_like(x)

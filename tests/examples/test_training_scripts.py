@@ -38,3 +38,12 @@ def test_the_trainer_of_transformers_runs_a_captured_step():
     # The first micro-batch breaks where transformers installs its hooks; from the second on the step is one graph.
     assert said["step"] == {"graphs": 1, "breaks": 0, "hits": 9}, said
     assert said["update"] == {"graphs": 1, "breaks": 0, "hits": 4}, said
+
+
+@pytest.mark.parametrize("options", [[], ["--cache", "static", "--batch", "2", "--sample"]], ids=["dynamic", "static"])
+def test_generation_with_a_captured_forward_gives_the_same_tokens(options):
+    words = [sys.executable, str(EXAMPLES / "generate.py"), "--tokens", "6", *options]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stderr
+    said = json.loads(done.stdout.splitlines()[-1])
+    assert said["equal"] and said["misses"] <= 3 and not said["later_misses"] and not said["breaks"], said
