@@ -5,7 +5,7 @@ from __future__ import annotations
 from .errors import UnsupportedVersionError
 
 __version__ = "0.1.0"  # of moebius
-PYTHONS = ((3, 11), (3, 12), (3, 13))
+PYTHONS = ((3, 11), (3, 12), (3, 13), (3, 14))
 # Tested by `make torches`, each with the Triton that it goes with (other pairs are tested by neither project). A new
 # one is added here, and to pyproject.toml's bound, when that command's table says of it what it says of the others.
 # (docs/versions.md has what was seen. 2.12 was not run: its neighbours on both sides were.)
@@ -51,7 +51,8 @@ def check_versions(python: tuple[int, ...], torch: str, disabled: bool) -> None:
         return
     if tuple(python[:2]) not in PYTHONS:
         raise UnsupportedVersionError(
-            f"moebius runs on Python 3.11, 3.12 and 3.13; this is {'.'.join(map(str, python[:3]))}. Use one of those, "
+            f"moebius runs on Python {dotted(PYTHONS[0])} to {dotted(PYTHONS[-1])}; this is "
+            f"{'.'.join(map(str, python[:3]))}. Use one of those, "
             "or set MOEBIUS_DISABLE=1 to run your functions natively."
         )
     if numbers(torch) < OLDEST_TORCH:

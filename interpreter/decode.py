@@ -79,6 +79,7 @@ def _decode(code: CodeType) -> Program:
             operand = entry.form(code, ins, target)
         except LookupError:
             refuse(program, undecoded(index, ins), "its argument refers to nothing")
+        opname = entry.name_for(opname, arg)
         instructions.append(Instruction(index, opname, ins.opcode, arg, argval, target, ins.offset, ins.line, operand))
         steps.append((HANDLERS[entry.handler_for(arg)], operand))
     handlers: list[tuple[int, int, bool] | None] = [None] * count

@@ -14,7 +14,10 @@ CO_OPTIMIZED, CO_VARARGS, CO_VARKEYWORDS = 0x01, 0x04, 0x08
 
 @dataclass(slots=True, eq=False)
 class Instruction:
-    """One instruction: `argval` is what `arg` refers to, `target` a jump's index, `operand` what the handler gets."""
+    """One instruction: `argval` is what `arg` refers to, `target` a jump's index, `operand` what the handler gets.
+
+    `opname` is the name of the oldest instruction that does this (tables/), which may not be that of `opcode`.
+    """
 
     index: int
     opname: str

@@ -13,6 +13,8 @@ from .liveness import accesses, falls_through
 
 BEFORE_CALL = frozenset({"KW_NAMES", "PRECALL"})
 CALLS = frozenset({"CALL", "CALL_KW", "CALL_FUNCTION_EX"})
+# What a with-block keeps of __exit__ on the stack: from 3.14 on with a NULL above it.
+EXIT_PARTS = 2 if "LOAD_SPECIAL" in dis.opmap else 1
 NULL_FIRST = sys.version_info < (3, 13)  # 3.13 puts a call's NULL above the callable
 
 
@@ -81,9 +83,8 @@ def without_call_prefix(program: Any, index: int) -> int:
     return index
 
 
-def operands_popped(program: Any, index: int) -> int:
+def operands_popped(instruction: Any) -> int:
     """How many values an instruction takes that leaves one result."""
-    instruction = program.instructions[index]
     if instruction.opname == "CALL":
         return instruction.arg + 2
     if instruction.opname == "CALL_KW":
@@ -100,7 +101,7 @@ def callee_position(instruction: Any, stack: list[Any]) -> int | None:
     if instruction.opname == "CALL_KW":
         return depth - (instruction.arg or 0) - 3
     if instruction.opname == "CALL_FUNCTION_EX":
-        return depth - 2 - ((instruction.arg or 0) & 1) - (0 if NULL_FIRST else 1)
+        return depth - operands_popped(instruction) + NULL_FIRST
     return None
 
 

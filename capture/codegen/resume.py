@@ -45,7 +45,8 @@ from .stretches import native_end
 ENTRY_OPCODES = frozenset({"COPY_FREE_VARS", "MAKE_CELL", "RETURN_GENERATOR"})
 # After these (and what they pop) the stack may hold a NULL: the native part goes on to where the expression is done.
 UNCERTAIN = {"LOAD_METHOD": 1, "LOAD_ATTR": 1, "LOAD_GLOBAL": 0, "PUSH_NULL": 0, "LOAD_SUPER_ATTR": 3}
-AFTER_LOOP = 1 if NULL_FIRST else 2  # instructions that clean up where FOR_ITER jumps to
+# Instructions where FOR_ITER jumps to that it has done itself: END_FOR, and on 3.13 the POP_TOP behind it.
+AFTER_LOOP = 2 if not NULL_FIRST and "POP_ITER" not in dis.opmap else 1
 # 3.13 looks for the handler of what a Python function raises at the code unit before the call of it (Python/ceval.c
 # resume_with_error): no region may begin with an instruction that makes a frame.
 BEGINS_REGION = () if NULL_FIRST else ("NOP",)
@@ -165,6 +166,8 @@ class Continuation:
         depth, nulls = len(self.frame.stack), self.state.nulls
         stored: set[str] = set()
         i, last = self.broken, native_end(self.frame)
+        if instructions[i].opname == "LOAD_SPECIAL":  # Python leaves the method bound, or with its object
+            raise CannotResume("a with-block, where its methods are looked up")
         pops = UNCERTAIN.get(instructions[i].opname)
         limit = None if pops is None or last > i else depth - pops + 1
         while True:
@@ -200,7 +203,7 @@ class Continuation:
 
     def behind_loop(self, index: int, depth: int) -> tuple[int, int]:
         """Where the instruction before really goes on: FOR_ITER skips what stands at its target from 3.12 on, END_FOR
-        and 3.13's POP_TOP, and has popped the iterator itself (Python/bytecodes.c)."""
+        and 3.13's POP_TOP, and has popped the iterator itself up to 3.13 (Python/bytecodes.c)."""
         if self.program.instructions[index].opname == "END_FOR":
             for _ in range(AFTER_LOOP):
                 index, depth = index + 1, depth + self.effect(index, False)
@@ -279,6 +282,7 @@ def rebuild(
     straight: no exit hands over once an exception was handled here; the user's code goes on to its end instead.
     """
     source = Bytecode.from_code(code, conserve_exception_block_stackdepth=True)
+    source[:] = [counting(item) for item in source]
     cells = set(code.co_cellvars)
     instructions = [x for x in source if isinstance(x, Instr)]
     assert len(instructions) == len(decode(code).instructions), "bytecode and dis disagree on the instructions"
@@ -537,9 +541,19 @@ def shared_cells(item: Instr, cells: set[str], taken: int) -> Instr:
         first = len(item.arg) - taken
         parts = tuple(shared(part, cells if place >= first else set()) for place, part in enumerate(item.arg))
         return Instr(item.name, parts, location=item.location) if parts != item.arg else item
-    if isinstance(item.arg, CellVar) or item.name == "LOAD_CLOSURE" or (taken and item.name == LOAD_CELL):
+    # (3.14 counts LOAD_DEREF among the local instructions, and the package gives an argument's cell by its name)
+    by_nature = item.name == "LOAD_CLOSURE" or item.name.endswith("_DEREF")
+    if isinstance(item.arg, CellVar) or by_nature or (taken and item.name == LOAD_CELL):
         return Instr(item.name, shared(item.arg, cells), location=item.location)
     return item
+
+
+def counting(item: Any) -> Any:
+    """An instruction that borrows a local (3.14) as one that counts its reference: the compiler borrows where nothing
+    keeps the value or sets the local meanwhile, which an exit may do."""
+    if not isinstance(item, Instr) or "_BORROW" not in item.name:
+        return item
+    return Instr(item.name.replace("_BORROW", ""), item.arg, location=item.location)
 
 
 def one_by_one(item: Instr) -> list[Instr]:

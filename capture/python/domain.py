@@ -338,6 +338,15 @@ class TrackingDomain(Operators, Containers):
         bound_leave = self.attributes.bind(leave, manager, kind)
         return bound_leave, self.call(self.attributes.bind(enter, manager, kind), [], {})
 
+    def load_special(self, manager: Any, name: str) -> Any:
+        """3.14 asks for the two one by one."""
+        kind = type(manager)
+        method = self.attributes.on_type(kind, name)
+        return super().load_special(manager, name) if method is ABSENT else self.attributes.bind(method, manager, kind)
+
+    def build_interpolation(self, value: Any, expression: str, conversion: str | None, spec: Any) -> Any:
+        raise Break("template string", f"{{{expression}}}", "build it outside of the step")
+
 
 class OwnError(Signal):
     """An error of capture's own code, which the user's handlers must not take for one of theirs."""

@@ -20,6 +20,7 @@ from moebius.interpreter import NULL, Frame
 from moebius.lowering.step.arrays import array_numbers
 
 from ..bytecode.liveness import accesses
+from ..bytecode.places import EXIT_PARTS
 from ..heap.varying import IN_EACH_TURN
 from ..python.substitutes import Range
 from ..regions.branches import is_read_from
@@ -139,7 +140,7 @@ def is_in_handler(frame: Frame) -> bool:
         target, depth, _ = handler
         if instructions[target].opname == "PUSH_EXC_INFO":
             leaves_block = instructions[target + 1].opname == "WITH_EXCEPT_START"
-            if not (leaves_nothing(frame.stack[depth - 1]) if leaves_block else passes_on(frame)):
+            if not (leaves_nothing(frame.stack[depth - EXIT_PARTS]) if leaves_block else passes_on(frame)):
                 return True
         handler = frame.program.handler_at(target)
     return False

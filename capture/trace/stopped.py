@@ -162,7 +162,7 @@ def native_frame(emitter: Emitter, place: Stopped, inner: str, what: str) -> str
         instead = ("raise", 0)
     elif what == "call":
         starts.append(place.pc + 1)
-        depth = len(place.stack) - operands_popped(program, place.pc)
+        depth = len(place.stack) - operands_popped(program.instructions[place.pc])
         instead = ("call", place.pc + 1)
     else:
         starts.append(index)

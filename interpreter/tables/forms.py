@@ -19,15 +19,23 @@ Form = Callable[[CodeType, "Read", "int | None"], Any]
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """`handler` runs the instruction; where `when(argument)` holds, `variant` does."""
+    """`handler` runs the instruction; where `when(argument)` holds, `variant` does.
+
+    `older` names the instruction that does the same on an older Python (with `when`: where that holds): a Program shows
+    it by that name, so that its readers know one.
+    """
 
     handler: str
     form: Form
     when: Callable[[int], bool] | None = None
     variant: str = ""
+    older: str = ""
 
     def handler_for(self, arg: int | None) -> str:
         return self.variant if self.when is not None and self.when(arg or 0) else self.handler
+
+    def name_for(self, name: str, arg: int | None) -> str:
+        return self.older if self.older and (self.when is None or self.when(arg or 0)) else name
 
     def handlers(self) -> tuple[str, ...]:
         return (self.handler,) if self.when is None else (self.handler, self.variant)

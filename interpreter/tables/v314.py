@@ -16,16 +16,16 @@ SUBSCRIPT = len(forms.BINARY_OPERATORS)  # BINARY_OP's argument for `a[b]`
 TABLE: dict[str, Entry] = {
     **{name: entry for name, entry in TABLE_313.items() if name in opcode.opmap},
     **same(forms.none, "BUILD_TEMPLATE"),
-    "NOT_TAKEN": Entry("NOP", forms.none),
-    "POP_ITER": Entry("POP_TOP", forms.none),
-    "LOAD_FAST_BORROW": Entry("LOAD_FAST", forms.arg),
-    "LOAD_FAST_BORROW_LOAD_FAST_BORROW": Entry("LOAD_FAST_LOAD_FAST", forms.local_pair),
-    "LOAD_SMALL_INT": Entry("LOAD_CONST", forms.arg),
-    "LOAD_COMMON_CONSTANT": Entry("LOAD_CONST", forms.chosen(COMMON_CONSTANTS)),
+    "NOT_TAKEN": Entry("NOP", forms.none, older="NOP"),
+    "POP_ITER": Entry("POP_TOP", forms.none, older="POP_TOP"),
+    "LOAD_FAST_BORROW": Entry("LOAD_FAST", forms.arg, older="LOAD_FAST"),
+    "LOAD_FAST_BORROW_LOAD_FAST_BORROW": Entry("LOAD_FAST_LOAD_FAST", forms.local_pair, older="LOAD_FAST_LOAD_FAST"),
+    "LOAD_SMALL_INT": Entry("LOAD_CONST", forms.arg, older="LOAD_CONST"),
+    "LOAD_COMMON_CONSTANT": Entry("LOAD_CONST", forms.chosen(COMMON_CONSTANTS), older="LOAD_CONST"),
     "LOAD_SPECIAL": Entry("LOAD_SPECIAL", forms.chosen(SPECIAL_METHODS)),
     "WITH_EXCEPT_START": Entry("WITH_EXCEPT_START:WITH_SELF", forms.none),
     "BINARY_OP": Entry(
-        "BINARY_OP", forms.chosen([*forms.BINARY_OPERATORS, "[]"]), forms.equal(SUBSCRIPT), "BINARY_SUBSCR"
+        "BINARY_OP", forms.chosen([*forms.BINARY_OPERATORS, "[]"]), forms.equal(SUBSCRIPT), *("BINARY_SUBSCR",) * 2
     ),
     "STORE_SLICE": Entry("STORE_SLICE:TOPMOST", forms.none),
     "BUILD_INTERPOLATION": Entry("BUILD_INTERPOLATION", forms.interpolation),

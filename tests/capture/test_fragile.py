@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dis
 
 import pytest
 import torch
@@ -213,7 +214,11 @@ def test_without_generators_that_go_on_the_handler_is_lost(recipe, monkeypatch):
     assert not all(same(ours, plain) for ours, plain in pairs)
 
 
-@pytest.mark.parametrize("recipe", [listed, of_a_property, of_an_item, of_a_context])
+# From 3.14 on a with-block calls __enter__ with an instruction of its own, and the frame goes on in it.
+BY_WITH = [of_a_context] if "BEFORE_WITH" in dis.opmap else []
+
+
+@pytest.mark.parametrize("recipe", [listed, of_a_property, of_an_item, *BY_WITH])
 def test_without_the_break_the_handler_is_lost(recipe, monkeypatch):
     monkeypatch.setattr("moebius.trace.trace.refuse_lost_handler", lambda *given: None)
     pairs = zip(calls(recipe, capture), calls(recipe, lambda step: step), strict=True)

@@ -194,8 +194,9 @@ def main() -> int:
             row |= {"commit": commit, "date": datetime.date.today().isoformat()}
             print(f"torch {torch}: {row} in {time.monotonic() - began:.0f} s", flush=True)
             failed |= row["doctor"] != "all works" or "failed" in row.get("tests", "")
-            rows = read(PAGE.read_text()) if PAGE.exists() else {}
-            PAGE.write_text(HEAD + table(rows | {dotted(numbers(torch)): row}))
+            known, _, below = PAGE.read_text().partition("\n## ") if PAGE.exists() else ("", "", "")
+            after = f"\n## {below}" if below else ""  # what people have written below the table stays
+            PAGE.write_text(HEAD + table(read(known) | {dotted(numbers(torch)): row}) + after)
     return int(failed)
 
 

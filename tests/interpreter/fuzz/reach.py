@@ -31,6 +31,7 @@ UNREACHABLE: dict[tuple[int, int], dict[str, str]] = {
     (3, 14): {
         "CACHE": "room for inline caches, never executed",
         "EXTENDED_ARG": "belongs to the instruction that follows, and is folded into it",
+        "SETUP_ANNOTATIONS": "only in code that imports annotations from __future__",
     },
 }
 
@@ -114,7 +115,7 @@ def recording(reach: Reach) -> Iterator[None]:
     last: dict[int, str] = {}
 
     def observe(self: Any, frame: Any) -> None:
-        name = frame.program.instructions[frame.pc].opname
+        name = dis.opname[frame.program.instructions[frame.pc].opcode]
         opcodes[name] += 1
         key = id(frame)
         if frame.pc:
@@ -136,7 +137,7 @@ def recording(reach: Reach) -> Iterator[None]:
     def unwind(self: Any, frame: Any, exc: BaseException) -> bool:
         region = frame.program.handlers[frame.pc]
         if region is not None:
-            reach.routes[frame.instruction.opname, region[1], region[2]] += 1
+            reach.routes[dis.opname[frame.instruction.opcode], region[1], region[2]] += 1
         return bool(before[2](self, frame, exc))
 
     Domain.observes, Domain.observe, Machine.unwind = True, observe, unwind  # type: ignore[method-assign]

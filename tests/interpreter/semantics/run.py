@@ -28,10 +28,6 @@ HERE = Path(__file__).resolve().parent
 GOAL = 0.995  # of the tests that pass natively
 VERSION = "{}.{}".format(*sys.version_info)
 STACK = 256 << 20  # bytes of C stack of the processes, native and interpreted ones
-NO_314 = """\
-Python 3.14 is not supported: where this is measured there is none to build the tables with and to test them on (pyenv's
-definitions of it download from python.org, which is out of reach; Debian 12 has 3.11; PyPI has no interpreters). There
-`import moebius.interpreter` raises ImportError, and the C extensions do not build; both name the versions that work."""
 OTHERWISE = """\
 Also known to differ: what C code itself warns of (`bool(NotImplemented)`, an unclosed file) has the machine's file and
 line, while `warnings.warn` has the program's; a signal handler's second argument is one of the machine's frames."""
@@ -161,7 +157,7 @@ def document(results: list[dict[str, Any]]) -> str:
         passing = f"{total:,} | {total - wrong:,} | {share_of(total, wrong)}"
         lines.append(f"| {result['python']} | {when} | {commits} | {len(parts)} | {passing} |")
     lines += ["", "Left out:", "", *(f"- {name}: {why}" for name, why in EXCLUDED.items())]
-    lines += ["", NO_314, "", "Python code that runs natively, and is not counted as a difference:", ""]
+    lines += ["", "Python code that runs natively, and is not counted as a difference:", ""]
     lines += [f"- {what}: {why}" for what, why in native_callbacks().items()]
     lines += ["", OTHERWISE]
     lines += ["", "## Modules", "", "Tests that pass interpreted, of those that pass natively.", ""]
