@@ -1,8 +1,8 @@
 """A small Mixtral that generates with a captured forward: the same tokens as plain PyTorch, each new one a hit.
 
-``generate`` of transformers stays as it is; it calls the model, whose ``forward`` is captured. The prompt is one capture,
-the first new token another, and what changes from token to token (the position, the length of the cache) is a symbol or
-a number of the graph from the next one on.
+``generate`` of transformers stays as it is; it calls the model, whose ``forward`` is captured. The prompt is one
+capture, the first new token another, and what changes from token to token (the position, the length of the cache) is a
+symbol or a number of the graph from the next one on.
 
     python examples/generate.py                       # greedy, with the cache that grows
     python examples/generate.py --cache static --batch 4 --sample
