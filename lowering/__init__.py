@@ -130,3 +130,10 @@ def check_options(options: LoweringOptions) -> None:
             f"backend={name_of(options.backend)!r} runs the captured graph as it is, so experts cannot be placed on "
             "a mesh; use backend='moebius' or leave mesh=None"
         )
+    if options.mesh is not None:
+        from moebius.lowering.distribution import DistributionError, resolve_plan  # torch.distributed: only with a mesh
+
+        try:
+            resolve_plan(options.plan, options.mesh)
+        except DistributionError as error:
+            raise LoweringError(str(error)) from None

@@ -112,9 +112,34 @@ def _fingerprint(index_TK: Tensor, num_experts: int) -> Tensor:
     return (mixed ^ (mixed >> 29)).sum() + num_experts
 
 
+BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.int64}  # by bytes of an element
+
+
+@torch.library.custom_op("moebius::checksums", mutates_args=())
+def checksums(inputs_N: list[Tensor]) -> Tensor:
+    """[N], int64, on the first input's device: of each input's bits, their order, and its shape."""
+    return torch.stack([_checksum(t).to(inputs_N[0].device) for t in inputs_N])
+
+
+@checksums.register_fake
+def _(inputs_N: list[Tensor]) -> Tensor:
+    return inputs_N[0].new_empty((len(inputs_N),), dtype=torch.int64)
+
+
+def _checksum(t: Tensor) -> Tensor:
+    bits = t.detach().resolve_conj().resolve_neg().reshape(-1).contiguous().view(BITS[t.element_size()])
+    shape = sum((axis + 1) * 1_000_003 * size for axis, size in enumerate(t.shape))
+    return _fingerprint(bits, shape)
+
+
 @torch.library.custom_op("moebius::route", mutates_args=())
-def route(index_TK: Tensor, num_experts: int, group_name: str) -> tuple[Tensor, Tensor, Tensor]:
+def route(
+    index_TK: Tensor, num_experts: int, group_name: str, inputs_N: Tensor | None = None, names: str = ""
+) -> tuple[Tensor, Tensor, Tensor]:
     """Which rows this rank sends and receives. Collective; raises RanksDisagreeError (on every rank) unless all agree.
+
+    inputs_N: checksums of what else must be equal on all ranks; they travel in the same exchange. names: of these, one
+    a line.
 
     Returns rows_S (positions in T, by destination, then by token), source_U (the rank each received row comes from) and
     splits_2P (on the CPU: rows sent to each rank, rows received from each). An index outside [0, E) goes nowhere.
@@ -131,26 +156,39 @@ def route(index_TK: Tensor, num_experts: int, group_name: str) -> tuple[Tensor, 
     wanted = wanted[:, :ranks]
     rows_S = wanted.t().nonzero()[:, 1] + low
 
-    sent = torch.empty(ranks, 3, dtype=torch.int64, device=mine.device)
+    width = 3 if inputs_N is None else 3 + inputs_N.shape[0]
+    sent = torch.empty(ranks, width, dtype=torch.int64, device=mine.device)
     sent[:, 0], sent[:, 1], sent[:, 2] = wanted.sum(0), tokens, _fingerprint(index_TK, num_experts)
+    if inputs_N is not None:
+        sent[:, 3:] = inputs_N
     received = torch.empty_like(sent)
     group.all_to_all(received, sent, [1] * ranks, [1] * ranks)
-    traffic.add("header", (ranks - 1) * 3 * sent.element_size())
+    traffic.add("header", (ranks - 1) * width * sent.element_size())
     table = torch.stack([sent, received]).cpu()
     if not torch.equal(table[0, :, 1:], table[1, :, 1:]):
-        others = [rank for rank in range(ranks) if not torch.equal(table[0, rank, 1:], table[1, rank, 1:])]
-        raise RanksDisagreeError(
-            f"rank {me} ({tokens} tokens) and ranks {others} ({table[1, others, 1].tolist()} tokens) have different "
-            f"tokens or routings; with mesh=..., pass the same batch on every rank, and seed every rank alike where "
-            f"the model draws random numbers"
-        )
+        raise RanksDisagreeError(disagreement(table, me, tokens, names.splitlines()))
     splits_2P = table[:, :, 0].contiguous()
     source_U = torch.repeat_interleave(torch.arange(ranks), splits_2P[1]).to(mine.device)
     return rows_S, source_U, splits_2P
 
 
+def disagreement(table: Tensor, me: int, tokens: int, names: list[str]) -> str:
+    """Which ranks have something else than this one, and what. table: [2, P, …] as sent and as received."""
+    differs = (table[0, :, 1:] != table[1, :, 1:]).cpu()
+    others = differs.any(1).nonzero()[:, 0].tolist()
+    what = [name for name, column in zip(names, differs.any(0)[2:].tolist(), strict=False) if column]
+    found = f"other values in {', '.join(what)}" if what else "different tokens or routings"
+    return (
+        f"rank {me} ({tokens} tokens) and ranks {others} ({table[1, others, 1].tolist()} tokens) have {found}; "
+        f"with mesh=..., pass the same batch on every rank, and seed every rank alike where the model draws random "
+        f"numbers"
+    )
+
+
 @route.register_fake
-def _(index_TK: Tensor, num_experts: int, group_name: str) -> tuple[Tensor, Tensor, Tensor]:
+def _(
+    index_TK: Tensor, num_experts: int, group_name: str, inputs_N: Tensor | None = None, names: str = ""
+) -> tuple[Tensor, Tensor, Tensor]:
     context = torch.library.get_ctx()
     return (
         index_TK.new_empty((context.new_dynamic_size(),), dtype=torch.int64),

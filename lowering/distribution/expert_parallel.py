@@ -32,15 +32,22 @@ def _(index_UK: Tensor, num_experts: int, group_name: str) -> tuple[Tensor, Tens
     return index_UK.new_empty((rows,), dtype=torch.int64), index_UK.new_empty((rows,), dtype=torch.int64)
 
 
+def checksums(inputs_N: list[Tensor]) -> Tensor:
+    """[N], int64: what :func:`dispatch` compares of the inputs of a step."""
+    return exchange.checksums(inputs_N)
+
+
 def dispatch(
-    x_TD: Tensor, index_TK: Tensor, weight_TK: Tensor | None, num_experts: int, group_name: str
+    x_TD: Tensor, index_TK: Tensor, weight_TK: Tensor | None, num_experts: int, group_name: str,
+    inputs_N: Tensor | None = None, names: str = "",
 ) -> tuple[Tensor, Tensor, Tensor | None, Tensor, Tensor, Tensor, Tensor]:
-    """Send tokens to their experts' ranks. Collective. Every rank passes the same tensors.
+    """Send tokens to their experts' ranks. Collective. Every rank passes the same tensors; inputs_N, names: as in
+    :func:`exchange.route`, which raises where the ranks have others.
 
     Returns x_RD, expert_R1 (this rank's own numbering), weight_R1 (None without weights), and for :func:`combine`:
     token_R (the received row that each slot belongs to), rows_S, source_U, splits_2P.
     """
-    rows_S, source_U, splits_2P = exchange.route(index_TK, num_experts, group_name)
+    rows_S, source_U, splits_2P = exchange.route(index_TK, num_experts, group_name, inputs_N, names)
     x_UD = exchange.send_rows(x_TD, rows_S, source_U, splits_2P, group_name)
     index_UK = exchange.send_rows(index_TK, rows_S, source_U, splits_2P, group_name)
     slot_R, expert_R = own_slots(index_UK, num_experts, group_name)

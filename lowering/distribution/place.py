@@ -10,16 +10,18 @@ from __future__ import annotations
 
 import inspect
 import operator
+import warnings
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import fx
+from torch.distributed.tensor import DTensor
 
 from moebius.kernels import experts
 from moebius.lowering.distribution.exchange import remember_group
-from moebius.lowering.distribution.expert_parallel import combine, dispatch, own_experts
+from moebius.lowering.distribution.expert_parallel import checksums, combine, dispatch, own_experts
 from moebius.lowering.distribution.placement import place_parameters, to_graph_input
 from moebius.lowering.distribution.plan import Plan, RegionShape, chunk_span, resolve_plan
 from moebius.lowering.distribution.sharded import Sharded
@@ -58,8 +60,12 @@ def place(gm: fx.GraphModule, options: LoweringOptions) -> fx.GraphModule:
     # Read before the first rewrite: it changes the fakes of weights that a later region may share.
     experts_of = {node: int(_weights(node)["gate_up_E2ND"].meta["val"].shape[0]) for node in regions}
     here = {item for item in kept if _is_placed(_real(item), mesh, axis)}
+    compared = _compare_inputs(gm, plan)
     for node, num_experts in experts_of.items():
-        _replace(node, num_experts, chains, kept, here, plan.ranks, rank, group_name)
+        _replace(node, num_experts, chains, kept, here, plan.ranks, rank, group_name, compared)
+        compared = ()  # once in a call, before the first exchange
+    if not here:  # not again once they are placed
+        _say_idle_ranks(plan)
     gm.graph.lint()
     gm.recompile()
     return gm
@@ -211,9 +217,37 @@ def _only_experts(regions: list[fx.Node], chains: dict[int, list[fx.Node] | None
 # ----------------------------------------------------------------------------------------------------------------------
 
 
+def _compare_inputs(gm: fx.GraphModule, plan: Plan) -> tuple[fx.Node, str] | tuple[()]:
+    """A node that makes checksums of what comes in with a call: a batch, its labels, a mask. Not of what belongs to the
+    model. With the names of these; nothing where there are none."""
+    inputs = [
+        node for node in gm.graph.nodes
+        if node.op == "placeholder" and not node.meta.get("static") and isinstance(node.meta.get("val"), torch.Tensor)
+        and not isinstance(_real(node), torch.nn.Parameter | DTensor) and node.meta["val"].layout is torch.strided
+    ]
+    if not inputs:
+        return ()
+    plan.compared = [str(node.meta.get("source", node.name)) for node in inputs]
+    first = next(node for node in gm.graph.nodes if node.op != "placeholder")
+    with gm.graph.inserting_before(first):
+        made = gm.graph.call_function(checksums, (inputs,))
+    made.meta = {key: value for key, value in first.meta.items() if key in ("where", "stack")}
+    _propagate(made)
+    return made, "\n".join(plan.compared)
+
+
+def _say_idle_ranks(plan: Plan) -> None:
+    fewest = min((total for total, _ in plan.parameters.values()), default=plan.ranks)
+    if -(-fewest // -(-fewest // plan.ranks)) < plan.ranks:
+        warnings.warn(
+            f"{fewest} experts on {plan.ranks} ranks: the last ranks have none, and compute none; take a number of "
+            f"ranks that divides {fewest}", stacklevel=2,
+        )
+
+
 def _replace(
     node: fx.Node, num_experts: int, chains: dict[int, list[fx.Node] | None], kept: set[fx.Node], here: set[fx.Node],
-    ranks: int, rank: int, group_name: str,
+    ranks: int, rank: int, group_name: str, compared: tuple[Any, ...],
 ) -> None:
     graph = node.graph
     arguments = _arguments(node)
@@ -234,7 +268,7 @@ def _replace(
                 if chain is not None and chain[0] in kept:
                     chain[0].meta["wants_shard"] = True
                 arguments[name] = emit(own_experts, (value, group_name))
-        sent = emit(dispatch, (x, index, weight, num_experts, group_name))
+        sent = emit(dispatch, (x, index, weight, num_experts, group_name, *compared))
         x_RD, expert_R1, weight_R1, *ticket = [emit(operator.getitem, (sent, i)) for i in range(7)]
         arguments |= {"x_TD": x_RD, "index_TK": expert_R1, "weight_TK": None if weight is None else weight_R1}
         bound = inspect.BoundArguments(SIGNATURE, OrderedDict(arguments))

@@ -97,11 +97,13 @@ class Plan:
     axis: the mesh axis, by name or number, over which expert parameters are split by their first axis.
     parameters: the split parameters, as their sources read in the captured graph, with (experts in all, on a rank).
     regions: the shapes of the expert regions, as far as they are known (sizes that vary from call to call are not).
+    compared: inputs of the step that the ranks compare in its first exchange.
     """
 
     axis: str | int = 0
     parameters: dict[str, tuple[int, int]] = field(default_factory=dict)
     regions: list[RegionShape] = field(default_factory=list)
+    compared: list[str] = field(default_factory=list)
     ranks: int = 1  # set from the mesh
 
     def axis_index(self, mesh: Any) -> int:
@@ -117,7 +119,7 @@ class Plan:
 
     def expected(self) -> Bytes:
         """Bytes that a rank is expected to send in one forward and backward, all known regions together."""
-        total = Bytes(0.0, 0.0, 0.0, 0.0)
+        total = Bytes((self.ranks - 1) * 8.0 * len(self.compared) if self.regions else 0.0, 0.0, 0.0, 0.0)
         for shape in self.regions:
             total += expected_bytes(shape, self.ranks)
         return total
@@ -125,7 +127,9 @@ class Plan:
     def __str__(self) -> str:
         lines = [f"expert parallel over {self.ranks} ranks (mesh axis {self.axis!r}); every rank has the same batch"]
         for source, (experts, here) in self.parameters.items():
-            lines.append(f"  {source}: {experts} experts, at most {here} on a rank")
+            idle = self.ranks - -(-experts // here)
+            none = f", none on the last {idle} ranks" if idle else ""
+            lines.append(f"  {source}: {experts} experts, at most {here} on a rank{none}")
         expected = self.expected()
         lines.append(
             f"  {len(self.regions)} expert regions of known size; forward and backward, a rank sends about"
@@ -141,7 +145,20 @@ def resolve_plan(plan: Any, mesh: Any) -> Plan:
         plan = Plan(axis=choose_axis(mesh))
     elif not isinstance(plan, Plan):
         raise DistributionError(f"plan={plan!r} is neither 'auto' nor a moebius.lowering.distribution.Plan")
-    return replace(plan, ranks=mesh.size(plan.axis_index(mesh)), parameters={}, regions=[])
+    axis = plan.axis_index(mesh)
+    refuse_other_axes(mesh, axis)
+    return replace(plan, ranks=mesh.size(axis), parameters={}, regions=[], compared=[])
+
+
+def refuse_other_axes(mesh: Any, axis: int) -> None:
+    """Nothing is reduced over another axis: with batches of their own its ranks would drift apart, unsaid."""
+    names = mesh.mesh_dim_names or tuple(range(mesh.ndim))
+    others = [f"{names[i]!r} ({mesh.size(i)} ranks)" for i in range(mesh.ndim) if i != axis and mesh.size(i) > 1]
+    if others:
+        raise DistributionError(
+            f"the mesh has {', '.join(others)} beside {names[axis]!r}, and nothing is reduced over that: replicas "
+            f"would drift apart. Pass mesh[{names[axis]!r}], and reduce gradients over the rest yourself"
+        )
 
 
 def choose_axis(mesh: Any) -> str | int:

@@ -20,7 +20,7 @@ LocalTensor, LocalTensorMode = local_tensor_types()
 
 OPERATORS = (
     exchange.route, exchange.send_rows, exchange.return_rows, exchange.own_experts, exchange.gather_experts,
-    expert_parallel.own_slots,
+    expert_parallel.own_slots, exchange.checksums,
 )
 
 

@@ -1,13 +1,18 @@
 """A captured training step on two ranks: nothing of the model or the step says so, and it trains as in one process."""
 from __future__ import annotations
 
+import warnings
+
+import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
 from moebius import capture, stats
+from moebius.errors import OptionError
 from moebius.lowering.distribution import Sharded, traffic
+from moebius.lowering.distribution.errors import RanksDisagreeError
 from moebius.lowering.distribution.plan import chunk_span
 
 E, D, N, K = 5, 12, 7, 2
@@ -97,3 +102,86 @@ def test_captured_training_on_ranks(on_ranks):
     results = on_ranks(2, train)
     assert all(result == results[0] for result in results)
     assert results[0][0] >= 1
+
+
+def labelled_step(model, optimizer, batch, labels, scale):
+    optimizer.zero_grad()
+    loss = nn.functional.cross_entropy(model(batch), labels) * scale
+    loss.backward()
+    optimizer.step()
+    return loss.detach()
+
+
+def disagree(which: str):
+    """The error of a call whose input is another one on each rank, after two calls that agree; and whether any weight
+    or state of the optimizer is another one after it."""
+    model, optimizer, _ = build()
+    captured = capture(labelled_step, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
+    generator = torch.Generator().manual_seed(1)
+
+    def inputs():
+        return {
+            "batch": torch.randn(9, D, generator=generator, dtype=torch.float64),
+            "labels": torch.randint(0, D, (9,), generator=generator),
+            "scale": torch.ones((), dtype=torch.float64),
+        }
+
+    for _ in range(2):
+        captured(model, optimizer, **inputs())
+    state = [*model.parameters(), *(v for s in optimizer.state.values() for v in s.values())]
+    before = [(t.full_tensor() if isinstance(t, Sharded) else t).clone() for t in state]
+    given = inputs()
+    if which == "batch":
+        given[which] = given[which] * (1 + dist.get_rank() * 1e-6)  # goes to the same experts
+    elif which == "labels":
+        given[which] = (given[which] + dist.get_rank()) % D
+    elif which == "scale":
+        given[which] = given[which] * (1 + dist.get_rank())
+    try:
+        captured(model, optimizer, **given)
+        error = ""
+    except RanksDisagreeError as raised:
+        error = str(raised)
+    after = [t.full_tensor() if isinstance(t, Sharded) else t for t in state]
+    return error, all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
+
+
+@pytest.mark.parametrize("which", ["batch", "labels", "scale"])
+def test_other_inputs_end_in_one_error_on_all_ranks(on_ranks, which):
+    for rank, (error, unchanged) in enumerate(on_ranks(2, disagree, which)):
+        assert f"rank {rank} " in error and f"ranks [{1 - rank}]" in error
+        assert f"other values in L['{which}']" in error
+        assert unchanged
+
+
+def test_the_same_inputs_are_no_error(on_ranks):
+    assert all(not error and not unchanged for error, unchanged in on_ranks(2, disagree, ""))
+
+
+def two_axes():
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "ep"))
+    try:
+        capture(step, mesh=mesh)
+    except OptionError as error:
+        capture(step, mesh=mesh["ep"])
+        return str(error)
+    return ""
+
+
+def test_an_axis_over_which_nothing_is_reduced_is_refused(on_ranks):
+    for error in on_ranks(4, two_axes):
+        assert "'dp' (2 ranks)" in error and "Pass mesh['ep']" in error
+
+
+def fewer_experts_than_ranks_need():
+    model, optimizer, scheduler = build()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+        capture(step, mesh=mesh)(model, optimizer, scheduler, torch.randn(4, D, dtype=torch.float64))
+    return [str(w.message) for w in caught]
+
+
+def test_ranks_without_experts_are_said(on_ranks):
+    for said in on_ranks(4, fewer_experts_than_ranks_need):  # 5 experts: 2, 2, 1 and none
+        assert sum("5 experts on 4 ranks" in message for message in said) == 1, said

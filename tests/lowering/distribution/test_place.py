@@ -299,8 +299,10 @@ def check_meshes():
         place(gm, LoweringOptions(mesh=unnamed))
     named = init_device_mesh("cpu", (1, ranks), mesh_dim_names=("dp", "ep"))
     assert dispatch in targets(place(captured(plain, [x, *params]), LoweringOptions(mesh=named)))
+    with pytest.raises(DistributionError, match=r"'ep' \(\d ranks\) beside 'dp'"):
+        place(gm, LoweringOptions(mesh=named, plan=Plan(axis="dp")))
     # over an axis of one rank there is nothing to spread
-    alone = LoweringOptions(mesh=named, plan=Plan(axis="dp"))
+    alone = LoweringOptions(mesh=named["dp"])
     assert dispatch not in targets(place(captured(plain, [x, *params]), alone))
 
 
