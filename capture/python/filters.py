@@ -124,5 +124,7 @@ class Filters:
         if not all(natives.is_plain(v, self.objects.is_known) or isinstance(v, type) for v in values):
             raise Break(f"warnings.{function.__name__}", "with arguments that are not plain", HINT)
         self.mark(filter_call(function, *args, **kwargs))
+        if not self.open:  # (what a block changes is over with it)
+            self.objects.heap.write(warnings.filters)
         if self.open and "ignore" in (*args[:1], kwargs.get("action")):
             function(*args, **kwargs)

@@ -39,7 +39,6 @@ UNCOPIED = (
 )  # fmt: skip
 # Known to differ: `make state` reports them as such, the share that runs with the tests leaves them out.
 OPEN = {(kind, "shadow mode") for kind in UNCOPIED}
-OPEN |= {("warning filters", "cached, no arguments")}  # filters are set by a node, and asked for natively before it
 NUMBERS = itertools.count()
 
 
