@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import types
 import warnings
 from collections import Counter, deque
@@ -21,13 +22,13 @@ from .opening import met, record_name
 if TYPE_CHECKING:
     from ..trace.policy import Policy
 
-OFTEN = 3  # captures again for one place, after which its value is no longer taken for a constant
-SOME_WAYS = 6  # the same of a text, function or object, which often come in some kinds: modes, tasks, languages
+# Captures again for one place, after which its value is no longer taken for a constant. With three, a Trainer whose
+# first steps each find something new was cut into pieces for good.
+OFTEN = 6
 FEW_WAYS = 12  # the same where there are few values (True and False at one line, in many combinations), or hits between
 STACK = "L['m_stack"  # how the rest of a frame names what stood on its stack
 SHOWN = 3  # values in the message
 FEW = (bool, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
-MANY = (*CONTAINERS, int, float, complex, tuple, frozenset, bytes, range, slice)
 FROM_NOW_ON = "from now on the graph ends where its value is needed"
 Change = tuple[str, Any, bool]  # a place, what it holds now, and whether there are few ways
 
@@ -51,11 +52,12 @@ class Varying:
         is no longer taken for a constant; "" for none. (Of a log that grows nobody is told: it reads as a break.)"""
         record, told = fact.record, ""
         for place, now, few in changes(fact, args, kwargs):
-            values = self.values.setdefault(place, deque(maxlen=SHOWN))
-            values.append(describe_object(now))
+            values, shown = self.values.setdefault(place, deque(maxlen=SHOWN)), describe_object(now)
+            few = few or (isinstance(now, int | float | str) and shown in values)  # to and fro between some
+            values.append(shown)
             key = (place, record.file, record.line)
             self.counts[key] += 1
-            limit = FEW_WAYS if served or few or isinstance(now, FEW) else OFTEN if type(now) in MANY else SOME_WAYS
+            limit = FEW_WAYS if served or few or isinstance(now, FEW) else OFTEN
             if self.counts[key] < limit or place in policy.varying:
                 continue
             found = f"{', '.join(values)} in the last calls"
@@ -67,11 +69,15 @@ class Varying:
 
 
 def tell(captured: Captured, told: str) -> None:
-    """Say which value is no longer taken for a constant."""
+    """Say which value is no longer taken for a constant. Where warnings are errors it is a line of the log: advice must
+    not end a capture."""
     if told:
         name, times = captured.function.__qualname__, len(captured.recompiles)
         text = f"moebius: {name} was captured again {times} times: {told}"
-        warnings.warn(text, stacklevel=6)
+        try:
+            warnings.warn(text, stacklevel=6)
+        except Warning:
+            logging.getLogger("moebius").warning(text)
 
 
 def changes(fact: Fact, args: tuple, kwargs: dict[str, Any]) -> Iterator[Change]:

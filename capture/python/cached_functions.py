@@ -11,12 +11,13 @@ import torch
 
 from ..guards.recorder import can_die
 from ..guards.sources import Static
-from ..heap.heap import WRITE, Event
+from ..heap.heap import ANYTHING, WRITE, Event
 from ..regions.blocks import proxies_in
 from ..torch_facts import random_state, torch_private
 from ..values.values import SYMBOLIC, Break, TensorProxy
 from . import natives
 from .parts import CallParts
+from .reach import may_look_at
 
 OF_SIZES = frozenset({"einops.einops"})  # modules whose caches keep nothing but what follows from sizes
 
@@ -58,11 +59,15 @@ class CachedFunctions(CallParts):
             followed = False
         finally:
             heap.listening -= 1
-        doubtful = not followed and any(
-            what is WRITE and not isinstance(owner, TensorProxy) for what, owner, _, _ in heap.events[:begin]
-        )
         writes = any(event[0] is WRITE and event[3] < begin for event in heap.events[begin:])
-        older = [event for event in heap.reads(begin) if heap.age(event[1]) < begin]
+        reads = [event for event in heap.reads(begin) if heap.age(event[1]) < begin]
+        older = [event for event in reads if event[1] is not ANYTHING]
+        written = [
+            owner
+            for what, owner, _, born in heap.events[:begin]
+            if what is WRITE and born < 0 and not isinstance(owner, TensorProxy)
+        ]
+        doubtful = (not followed or len(older) < len(reads)) and may_look_at(inner, written)
         changed = any(heap.age(event[1]) >= 0 or heap.was_written(event, 0, begin) for event in older)
         if doubtful or writes or changed or self.meets_written(older):
             detail = f"{inner.__qualname__} depends on what the step changed, or changes something"

@@ -30,7 +30,6 @@ from moebius.lowering.experts.facts import (
 )
 from moebius.lowering.experts.proof import Fault, Step
 from moebius.lowering.experts.reader import Reader
-from moebius.lowering.experts.routing import Allowed, proven_within
 from moebius.lowering.experts.rules_each_row import PRODUCTS
 from moebius.lowering.operators import Call, read_call, target_name
 from moebius.lowering.torch_private import same_size
@@ -64,12 +63,6 @@ class ByRow(Claim):
     @property
     def slices(self) -> list[Slice]:
         return [fact for fact in self.facts if isinstance(fact, Slice)]
-
-    @property
-    def shared(self) -> list[fx.Node]:
-        """What is the same in every turn, tensors alone."""
-        facts = (fact for fact in self.facts if isinstance(fact, Invariant))
-        return [fact.node for fact in facts if tensor_of(fact.node) is not None]
 
     @property
     def dropouts(self) -> list[Call]:
@@ -251,17 +244,6 @@ def reverses(index: Any) -> bool:
     return any(isinstance(key, fx.Node | list) for key in keys)
 
 
-def some_turn_runs(claim: ByRow) -> Fault | None:
-    """A tensor that is the same in all turns has a gradient, if one turn runs; where none may, it has none."""
-    if not any((value := tensor_of(node)) is not None and value.requires_grad for node in claim.shared):
-        return None
-    if proven_within(claim.index, Allowed(0, claim.experts)) and not claim.selection.keep:
-        return None
-    if claim.limit is not None and not claim.reader.evidence.skips:
-        return None
-    return "the turns share a parameter, and perhaps no turn runs", claim.node
-
-
 def vectors_unchanged(claim: ByRow) -> Fault | None:
     """Nothing writes into the experts' own vectors between the loop and the backward through it: a loop keeps the
     vectors, and here each row has a copy of its own. (Of tokens and routing weights a loop keeps copies too.)"""
@@ -278,6 +260,5 @@ STEPS: tuple[Step, ...] = (
     Step("sizes", as_many),
     Step("one dtype", one_dtype),
     Step("drawn in order", drawn_in_order),
-    Step("some turn runs", some_turn_runs),
     Step("vectors unchanged", vectors_unchanged),
 )

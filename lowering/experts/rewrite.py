@@ -28,7 +28,7 @@ from moebius.lowering.experts.rows_written import write_rows
 from moebius.lowering.experts.rules import Reader
 from moebius.lowering.experts.stacking import blocks_apart, of_turns_that_ran
 from moebius.lowering.experts.turns import Differ, Turns, added_rows, build_loop, groups, place_of, remove
-from moebius.lowering.experts.writing import Writer, fill_region, kept, put_in_place, write_operator
+from moebius.lowering.experts.writing import Writer, fill_region, put_in_place, write_operator
 from moebius.lowering.graph import ExpertRegion, LoweringOptions, expert_loop
 from moebius.lowering.operators import loop_body, read_call, target_name
 from moebius.lowering.values import describe_where, shape_of, users_line, where_of
@@ -402,8 +402,8 @@ def where_turns_ran(work: Work, claim: Claim, result: fx.Node, turns: Turns | No
     if not (claim.hits is not None or skips or (turns is not None and turns.skipping)) or not takes_blocks(work):
         return result
     writer = Writer(claim)
-    index = kept(claim, writer, writer.invariant(claim.selection.index))
-    inside = not claim.selection.keep and proven_within(index, Allowed(0, claim.experts))
+    index = writer.invariant(claim.selection.index)  # dropped slots count: the turns ask for those of the index
+    inside = proven_within(index, Allowed(0, claim.experts))
     return writer.call(of_turns_that_ran, result, index, *(() if inside else (claim.experts,)))
 
 

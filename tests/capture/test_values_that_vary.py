@@ -22,6 +22,14 @@ from moebius.cache import varying
 from moebius.heap.varying import VaryingPlaces
 
 CALLS = 14
+
+
+@pytest.fixture(autouse=True)
+def after_three(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is tested here is what happens then, not when."""
+    monkeypatch.setattr(varying, "OFTEN", 3)
+
+
 HELD: Any = None  # the global that holds one
 
 

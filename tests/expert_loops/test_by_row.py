@@ -207,7 +207,6 @@ def numbers_in_the_order_of_a_set(x, moe):
 STEPS = [
     ("vectors unchanged", vectors_written_afterwards),
     ("vectors unchanged", vectors_of_each_written_afterwards),
-    ("some turn runs", all_skipped),
     ("drawn in order", numbers_in_the_order_of_a_set),
 ]
 
@@ -220,6 +219,11 @@ def test_each_step_is_needed(monkeypatch, name, layer):
     monkeypatch.setattr(by_row, "STEPS", tuple(step for step in by_row.STEPS if step.name != name))
     with pytest.raises(AssertionError):
         regions_of(drawing_after(layer), layer=Experts)
+
+
+def test_where_no_turn_runs_what_they_share_has_no_gradient():
+    _, regions = regions_of(all_skipped, layer=Experts)
+    assert all(region.lowered for region in regions)
 
 
 def test_tokens_and_weights_may_change_afterwards():
