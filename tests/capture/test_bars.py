@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import weakref
 from typing import Any
 
 import pytest
@@ -17,6 +18,12 @@ from moebius.python import bars
 tqdm = pytest.importorskip("tqdm").tqdm
 ROWS = (3, 3, 3, 4, 4, 5, 5)
 FORMAT = "{desc}|{n_fmt}/{total_fmt}|{postfix}"  # (nothing of the clock's)
+
+
+@pytest.fixture(autouse=True)
+def no_other_bars(monkeypatch: Any) -> None:
+    """A bar that another test of this process left to the garbage collector moves a new one a line down."""
+    monkeypatch.setattr(tqdm, "_instances", weakref.WeakSet())
 
 
 def bar_of(kind: Any = tqdm, file: Any = None, **options: Any) -> tuple[Any, list[Any]]:
