@@ -6,8 +6,8 @@ STAMP := $(VENV)/installed
 PIP := $(BIN)/pip --disable-pip-version-check
 TYPES := build/types
 ARGS ?=
-# Each worker of the tests takes a core and up to 2 GB. WORKERS=0 runs them in one process, for --pdb.
-WORKERS ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n > 8 ? 8 : n)))
+# Each worker of the tests takes a core and up to 2 GB (nproc gives OMP_NUM_THREADS, where that is set). WORKERS=0 runs them in one process, for --pdb.
+WORKERS ?= $(shell n=$$(env -u OMP_NUM_THREADS nproc 2>/dev/null || echo 2); echo $$((n > 8 ? 8 : n)))
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
 .PHONY: demo test zoo trainers mutate matrix fuzz steps small state golden suites torches optimizers semantics exports sanitize lint setup clean
