@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 # Captures again for one place, after which its value is no longer taken for a constant. With three, a Trainer whose
 # first steps each find something new was cut into pieces for good.
 OFTEN = 6
-GROWING = 3  # the same for a container: a log that is longer in each call
+GROWING = 4  # the same for a container: a log that is longer in each call
 FEW_WAYS = 12  # the same where there are few values (True and False at one line, in many combinations), or hits between
 STACK = "L['m_stack"  # how the rest of a frame names what stood on its stack
 SHOWN = 3  # values in the message

@@ -6,6 +6,7 @@ object costs one comparison. Facts about dynamic sources are a list of checks ov
 
 from __future__ import annotations
 
+import abc
 import functools
 import types
 import weakref
@@ -17,6 +18,7 @@ import torch
 
 from ..hook import ABSENT
 from ..report.records import Guard
+from .abstract import NoSubclasses
 from .sources import Part, Source, Static, from_arguments
 
 Where = tuple[str, int]
@@ -110,6 +112,7 @@ class GuardRecorder:
         self.slot_of: dict[Source, int] = {}
         self.seen: set[tuple] = set()
         self.roots: list[weakref.ref] = []
+        self.abstract: NoSubclasses | None = None
 
     def let_go(self) -> None:
         """Of the user's objects, once the guards are made or the trace was for nothing."""
@@ -201,6 +204,16 @@ class GuardRecorder:
     def answers(self, name: str, text: str, *pairs: tuple[Callable[[], Any], Any]) -> None:
         """Each callable, called without arguments, gives the same constant again."""
         self.add(("answers", pairs), name, text, None)
+
+    def subclass(self, kind: type, base: type) -> bool:
+        """``issubclass``, under a guard where it may become true later."""
+        answer = issubclass(kind, base)
+        if not answer and isinstance(base, abc.ABCMeta):
+            if self.abstract is None:
+                self.abstract = NoSubclasses()
+                self.holds("abstract classes", "have no further subclasses", self.abstract)
+            self.abstract.add(kind, base)
+        return answer
 
     def same_or_distinct(self, kind: str, first: Source, second: Source) -> None:
         """Two sources lead to one object ("same") or to two ("distinct")."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import types
 from collections.abc import Callable
@@ -9,13 +10,16 @@ from typing import Any
 
 import torch
 
-from ..guards.sources import Static, part
+from ..guards.sources import Source, Static, part
 from ..hook import ABSENT
 from ..values.values import ATOMS, Break
 from .heap import OWN, Heap
 from .lifetimes import named
 from .objects import Objects
 from .records import CONTAINERS, HEAP_TYPE, raw_dict
+
+POSITIONS = (types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType)
+FIXED = (str, types.CodeType)  # what does not change in them as they run: their names and code
 
 
 class Slots:
@@ -56,6 +60,9 @@ class Slots:
                 f"{kind.__qualname__}.{name} is read past a __getattribute__ or another descriptor of that name",
                 "read the attribute by its name, without a __getattribute__ of the class's own",
             )
+        if kind is types.FrameType or kind in POSITIONS and type(descriptor.__get__(obj, kind)) not in FIXED:
+            where = f"{kind.__name__}.{name} says where code stands that goes on"
+            raise Break("frame object", where, "it runs natively")
         if "saved" in name and issubclass(kind, torch.autograd.graph.Node):  # to read it may run the user's hooks
             raise Break("autograd node", f"{kind.__name__}.{name} unpacks what was saved", "it runs natively")
         try:
@@ -65,7 +72,19 @@ class Slots:
             self.objects.guards.holds(f"{record.source.name}.{name}", "is not set", empty, record.source)
             self.heap.read("value", obj, name, ABSENT)
             raise
+        if (type(value) in CONTAINERS or type(value) is tuple) and descriptor.__get__(obj, kind) is not value:
+            return self.made_at_each_read(descriptor, obj, record.source, name, value)
         return self.c_value(obj, value, name)
+
+    def made_at_each_read(self, descriptor: Any, obj: Any, source: Source, name: str, value: Any) -> Any:
+        """What C code makes anew whenever it is asked, as the shape of an array: it is guarded by what it holds."""
+        items = value.values() if isinstance(value, dict) else value
+        if not all(type(item) in ATOMS for item in items):
+            raise Break("C attribute", f"{source.name}.{name} is another object at each read", "it runs natively")
+        as_before = functools.partial(is_equal, descriptor, copy.copy(value))
+        self.objects.guards.holds(f"{source.name}.{name}", f"== {value!r}"[:60], as_before, source)
+        self.heap.read("value", obj, name, value)
+        return self.objects.made(value)
 
     def c_value(self, obj: Any, value: Any, name: str) -> Any:
         """A value that C code keeps for an object: guarded by reading it again."""
@@ -100,6 +119,12 @@ class Slots:
         record = self.objects.need(obj)
         self.objects.touch(obj, name)
         record.writes[name] = value
+
+
+def is_equal(descriptor: Any, value: Any, obj: Any) -> bool:
+    """A guard: reading it again gives an equal one."""
+    now = descriptor.__get__(obj, type(obj))
+    return type(now) is type(value) and now == value and repr(now) == repr(value)
 
 
 def is_empty(slot: Any, obj: Any) -> bool:

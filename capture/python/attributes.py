@@ -32,7 +32,7 @@ from ..torch_facts import torch_private
 from ..values.number_methods import attribute_of
 from ..values.numbers import Number
 from ..values.unfollowed import Varying
-from ..values.values import ATOMS, SYMBOLIC, Break, LoopLeftover, StandIn, TensorMethod, TensorProxy
+from ..values.values import ATOMS, IDENTITIES, SYMBOLIC, Break, LoopLeftover, StandIn, TensorMethod, TensorProxy
 from .questions import QUESTIONS
 from .specials import is_generic
 from .texts import Text
@@ -300,6 +300,9 @@ class Attributes(Slots):
             raise AttributeError(f"module {module.__name__!r} has no attribute {name!r}", name=name, obj=module)
         # Lazy modules fill themselves in at first use; that use may as well be now.
         value = getattr(module, name)
+        if name not in vars(module) and not isinstance(value, IDENTITIES):
+            where = f"{module.__name__}.__getattr__ gives {name!r}"
+            raise Break("module with __getattr__", where, "read it before the step, or put it in the module itself")
         return self.objects.enter(value, Static(f"{module.__name__}.{name}", value))
 
     def of_class(self, cls: type, name: str) -> Any:
@@ -494,6 +497,9 @@ class Attributes(Slots):
         record = self.objects.instance_dict(self.objects.need(obj))
         if record is None:
             raise AttributeError(f"{type_name(kind)!r} object has no attribute {name!r}")
+        if kind is types.ModuleType and obj.__name__.partition(".")[0] == "torch" and callable(vars(obj).get(name)):
+            where = f"{obj.__name__}.{name} is set, and a graph finds torch's functions by their names"
+            raise Break("function of torch is replaced", where, "replace it before the step")
         self.objects.dict_set(record, name, value)
 
     def delete(self, obj: Any, name: str) -> None:

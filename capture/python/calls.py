@@ -62,7 +62,7 @@ from .substitutes import (
     is_plain_object,
     next_number,
 )
-from .switches import Switches, throw_state
+from .switches import Switches
 from .telling import TellsInPython
 
 
@@ -410,8 +410,6 @@ class Calls(Methods, Construction, StandIns, CachedFunctions):
 
     def native(self, function: Any, args: list, kwargs: dict[str, Any]) -> Any:
         """A function of C code: from the tables, or a graph break."""
-        if function in torch_private.STATE_WRITERS:
-            return throw_state(self.domain, function, args, kwargs)
         if function in natives.PURE:
             values = [self.domain.plain_contents(a) for a in args]
             if function in natives.READS_LISTS and (items := self.plain_items(args[0])) is not None:

@@ -67,7 +67,6 @@ PURE: frozenset[Any] = frozenset(
         torch.is_grad_enabled,
         torch.is_inference_mode_enabled,
         torch.is_autocast_enabled,
-        torch.get_autocast_dtype,
         torch.is_autocast_cache_enabled,
         torch.are_deterministic_algorithms_enabled,
         *torch_private.STATE_READERS,

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import abc
 import functools
+import inspect
 import json
 import sys
 import types
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import torch
 
@@ -40,6 +41,7 @@ from .specials import is_replaced
 from .substitutes import largest, smallest
 
 TRUSTED_METACLASSES = frozenset({"abc", "typing", "enum", "torch.nn.parameter", "torch", "_py_abc"})
+NO_MEMBERS = frozenset(vars(type("Empty", (Protocol,), {"__annotations__": {}}))) | {"__slots__"}  # of a protocol
 
 
 class StandIns(CallParts):
@@ -77,7 +79,7 @@ class StandIns(CallParts):
         if issubclass(kind, (*SYMBOLIC, Number, StandIn)):
             if isinstance(classes, types.UnionType):
                 return any(self.is_instance(value, c) for c in classes.__args__)
-            return issubclass(type_of(value), classes)
+            return self.is_subclass_of(type_of(value), classes)
         if issubclass(kind, TensorMethod | LoopLeftover):
             return False
         answers = kind not in ATOMS and isinstance(classes, type | types.UnionType) and self.answers_for_class(kind)
@@ -87,7 +89,20 @@ class StandIns(CallParts):
             return self.is_of_type(value, classes) if answers else type.__instancecheck__(classes, value)
         if self.has_own_check(classes, check, trusting=not answers) and kind is not classes:
             return self.domain.truth(self.call(check, [classes, value], {}))
-        return self.is_of_type(value, classes) if answers and kind is not classes else issubclass(type(value), classes)
+        if answers and kind is not classes:
+            return self.is_of_type(value, classes)
+        if getattr(classes, "_is_protocol", False) is True and kind.__dictoffset__:
+            return self.has_members(value, classes)
+        return self.is_subclass_of(type(value), classes)
+
+    def has_members(self, value: Any, protocol: type) -> bool:
+        """``isinstance`` of a protocol, which asks for attributes of the object itself (Lib/typing.py)."""
+        answer = isinstance(value, protocol)  # (a TypeError where it may not be asked)
+        bases = [base for base in protocol.__mro__ if vars(base).get("_is_protocol") and base is not Protocol]
+        names = {name for base in bases for name in (*vars(base), *inspect.get_annotations(base))} - NO_MEMBERS
+        if all([self.attributes.has(value, name) for name in sorted(names)]) is not answer:
+            raise Break("isinstance() of a protocol", protocol.__qualname__, "ask for the attributes themselves")
+        return answer
 
     def answers_for_class(self, kind: type) -> bool:
         """Whether Python code says what ``__class__`` of the type's objects is, as that of proxies and mocks does."""
@@ -103,7 +118,7 @@ class StandIns(CallParts):
             return True
         claimed = self.domain.get_attr(value, "__class__")
         if abstract:
-            return issubclass(claimed, cls) or (type(value) is not claimed and issubclass(type(value), cls))
+            return self.is_subclass_of(claimed, cls) or self.is_subclass_of(type(value), cls)
         return isinstance(claimed, type) and claimed is not type(value) and type.__subclasscheck__(cls, claimed)
 
     def has_own_check(self, cls: Any, check: Any, trusting: bool = True) -> bool:
@@ -114,6 +129,13 @@ class StandIns(CallParts):
     def is_subclass(self, cls: Any, classes: Any) -> bool:
         if isinstance(cls, type):
             self.attributes.on_type(cls, "__class__")  # guards the bases
+        return self.is_subclass_of(cls, classes)
+
+    def is_subclass_of(self, cls: Any, classes: Any) -> bool:
+        if isinstance(classes, tuple):
+            return any(self.is_subclass_of(cls, c) for c in classes)
+        if isinstance(cls, type) and isinstance(classes, type):
+            return self.objects.guards.subclass(cls, classes)
         return issubclass(cls, classes)
 
     def length(self, value: Any) -> Any:

@@ -29,27 +29,39 @@ class Switches:
     def __init__(self, domain: Parts):
         self.domain, self.objects, self.tensors = domain, domain.objects, domain.tensors
         self.thrown: set[Callable[..., Any]] = set()
-        self.objects.heap.now["switch"] = switch_now
+        self.heap, self.guards = domain.objects.heap, domain.objects.guards
+        self.heap.now["switch"] = switch_now
         self.functions: dict[Any, Callable[..., Any]] = {torch.is_grad_enabled: self.grad_mode}
         for writer, readers in torch_private.SWITCHES.items():
             self.functions[writer] = functools.partial(self.throw, writer)
             self.functions |= {reader: functools.partial(self.read, reader, writer) for reader in readers}
         self.functions |= {reader: functools.partial(self.read, reader) for reader in torch_private.ASKED}
+        self.functions |= {w: functools.partial(self.throw_state, w) for w in torch_private.STATE_WRITERS}
+        self.functions[torch.get_autocast_dtype] = self.autocast_dtype
 
     def read(self, reader: Callable[[], Any], writer: Callable[..., Any] | None = None) -> Any:
         """What the switch is: as the call found it, or as the step has thrown it."""
         value = reader()
-        self.objects.heap.read("switch", reader, None, tuple(value) if type(value) is list else value)
+        self.heap.read("switch", reader, None, tuple(value) if type(value) is list else value)
         if writer not in self.thrown:
             answer = tuple(value) if type(value) is list else value
             asked = functools.partial(as_tuple, reader) if type(value) is list else reader
-            self.objects.guards.answers(f"torch's {reader.__name__}()", f"is {answer}", (asked, answer))
+            self.guards.answers(f"torch's {reader.__name__}()", f"is {answer}", (asked, answer))
         return self.objects.made(value)
 
     def grad_mode(self) -> bool:
         """``torch.is_grad_enabled()``, guarded with the rest of torch's state."""
         self.tensors.writer.refuse_question("is_grad_enabled()")
         return torch.is_grad_enabled()
+
+    def autocast_dtype(self, device: str) -> torch.dtype:
+        """``torch.get_autocast_dtype``: torch's own guard looks at it only where autocast is on."""
+        value = torch.get_autocast_dtype(device)
+        ask = functools.partial(torch.get_autocast_dtype, device)
+        self.heap.read("switch", ask, None, value)
+        if torch.set_autocast_dtype not in self.thrown:
+            self.guards.answers(f"torch.get_autocast_dtype({device!r})", f"is {value}", (ask, value))
+        return value
 
     def throw(self, writer: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
         """Thrown now, as fakes are laid out by it, and again by a node; tracing ends with all of them as they were."""
@@ -62,24 +74,25 @@ class Switches:
             tuple(self.tensors.flag(read(a)) for a in args),
             {name: self.tensors.flag(read(a)) for name, a in kwargs.items()},
         )
-        self.objects.heap.write(writer)
+        self.heap.write(writer)
         writer(*args, **kwargs)
         self.thrown.add(writer)
         scope.node("call_function", writer, args, kwargs).meta["val"] = None
 
-
-def throw_state(domain: Parts, function: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]) -> Any:
-    """One of the switches that guards look at as a whole: thrown now for the fakes, and kept as a node."""
-    args = [domain.tensors.flag(a) for a in args]
-    clears = function is torch.clear_autocast_cache  # (which holds copies of real weights, where a block is open)
-    result = None if clears else function(*args, **kwargs)
-    frame = domain.machine.frame
-    if domain.tensors.whole_step:
-        if clears and frame is not None and frame.code is torch_private.AUTOCAST_EXIT:
-            return result  # ``leave_autocast`` does that
-        function = leave_autocast if function is torch.autocast_decrement_nesting else function
-    domain.tensors.writer.node("call_function", function, tuple(args), kwargs).meta["val"] = None
-    return result
+    def throw_state(self, writer: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """One of the switches that guards look at as a whole: thrown now for the fakes, and kept as a node."""
+        args = tuple(self.tensors.flag(a) for a in args)
+        clears = writer is torch.clear_autocast_cache  # (which holds copies of real weights, where a block is open)
+        result = None if clears else writer(*args, **kwargs)
+        self.thrown.add(writer)
+        domain, scope, node = self.domain, self.tensors.writer, writer
+        frame = domain.machine.frame
+        if self.tensors.whole_step:
+            if clears and frame is not None and frame.code is torch_private.AUTOCAST_EXIT:
+                return result  # ``leave_autocast`` does that
+            node = leave_autocast if writer is torch.autocast_decrement_nesting else writer
+        scope.node("call_function", node, args, kwargs).meta["val"] = None
+        return result
 
 
 def switch_now(reader: Callable[[], Any], key: Any, then: Any) -> Any:

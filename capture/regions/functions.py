@@ -234,7 +234,7 @@ class AutogradFunctions(Bodies):
         whose gradients backward sees."""
         given = [self.gradient(f"gradient_{i}", o.fake) if is_tensor(o) else None for i, o in enumerate(outputs)]
         given = [g if any(o is p for p in passed) else None for o, g in zip(outputs, given, strict=True)]
-        self.writer.in_backward = True
+        self.writer.in_backward, switches = True, torch_private.switches()
         try:
             result = self.call(self.method(cls, "backward"), [ctx, *given], {})
         except Exception as error:  # the program meets it elsewhere: where it calls backward
@@ -242,6 +242,8 @@ class AutogradFunctions(Bodies):
             raise Break("autograd.Function", f"its backward raises {type(error).__name__}", HINT) from None
         finally:
             self.writer.in_backward = False
+        if torch_private.switches() != switches:
+            raise Break("autograd.Function", "its backward throws a switch of torch's", HINT)
         gradients = list(result) if isinstance(result, tuple) else [result]
         if len(gradients) < len(args) or any(g is not None for g in gradients[len(args) :]):
             raise Break(

@@ -200,7 +200,8 @@ def test_what_is_captured_below_knows_what_varies() -> None:
         return inner(x, history) + 1
 
     captured = capture(step, backend="eager")
-    assert len(calls_that_captured(step, captured, lambda i: ([1.0] * (i + 1),))) <= 5
+    calls = calls_that_captured(step, captured, lambda i: ([1.0] * (i + 1),))
+    assert len(calls) <= varying.GROWING + 2  # the first, those that find it longer, and the one with the break
 
 
 def test_a_value_that_comes_back_or_serves_long_stays_a_constant() -> None:

@@ -23,13 +23,15 @@ import torch
 
 import moebius
 
-from .kinds import KINDS, Kind
+from . import further, kinds, of_torch
+from .kinds import Kind
 from .questions import QUESTIONS, Question
 
 HEAD = (
     "import array, builtins, collections, contextlib, contextvars, ctypes, dataclasses, decimal, functools, gc, io\n"
     "import itertools, logging, numpy, os, queue, random, sys, threading, types, warnings, weakref\nimport torch\n"
 )
+KINDS = kinds.KINDS | further.KINDS | of_torch.KINDS
 CELLS = list(itertools.product(KINDS, QUESTIONS))
 # Shadow mode runs the step once more, on copies; of what belongs to the process or to a class there is none
 # (docs/soundness.md): kinds that a step cannot write to twice as if it were once.
