@@ -50,7 +50,7 @@ def __getattr__(name: str) -> object:
     if name in EXPORTS:
         try:
             value = getattr(import_module(EXPORTS[name]), name)
-        except (ImportError, AttributeError) as error:
+        except Exception as error:  # (a torch that lacks a name may fail in any way)
             if (text := lacking()) is None:
                 raise
             from .errors import UnsupportedVersionError

@@ -57,7 +57,8 @@ def python() -> Iterator[Finding]:
     if sys.implementation.name != "cpython":
         yield Finding("Python", f"{sys.implementation.name} {found}", "missing", "moebius needs CPython")
     elif sys.version_info[:2] not in PYTHONS:
-        yield Finding("Python", found, "missing", "moebius works on CPython 3.11, 3.12 and 3.13")
+        note = f"moebius works on CPython {dotted(PYTHONS[0])} to {dotted(PYTHONS[-1])}"
+        yield Finding("Python", found, "missing", note)
     elif sys.version_info[:3] == (3, 13, 0):
         note = (
             "3.13.0 misses some attribute stores (gh-125608): guards take the slower, sound path; 3.13.1 has the mend"
@@ -112,6 +113,11 @@ def names() -> Iterator[Finding]:
 def training() -> Iterator[Finding]:
     """Captures, lowers and trains a small MoE layer, and compares it with plain Python: on the CPU, and on the GPU."""
     if installed("torch") is None:
+        return
+    from .torch_facts.torch_names import missing
+
+    if missing():  # torch itself may end the process, where a part of it is not there
+        yield Finding("capture", "not tried", "missing", "torch's parts that it needs are missing")
         return
     for device in ("cpu", "cuda") if has_gpu() else ("cpu",):
         where = "" if device == "cpu" else ", on the GPU"

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from .torch_facts.torch_names import missing
 from .versions import __version__, is_tested, works_on
 
 # Not functions of this file: capture does not look into what is its own.
@@ -133,6 +134,8 @@ def in_a_thread(function: Callable[[], str | None]) -> str | None:
 
 def try_first_step(capture: Capture) -> str | None:
     """One step of one layer with an autograd function, forward, backward, update. None, or what is wrong."""
+    if gone := missing():  # also what this step does not need: another one would fail of it
+        return f"it has no {', '.join(gone)}"
     step = steps()["first_step"]
     x = torch.arange(6.0, device="cpu", dtype=torch.float32).reshape(3, 2) / 4
     kind = {"bias": False, "device": "cpu", "dtype": torch.float32}
