@@ -114,6 +114,7 @@ setup(
     packages=find_packages(),
     package_dir=PACKAGE_DIR,
     package_data={"moebius": ["py.typed"], "moebius.report": ["*.css", "*.js", "*.html"]},
+    exclude_package_data={"": ["*.c", "*.h"]},  # these are the sdist's (MANIFEST.in)
     ext_modules=find_extensions(),
     cmdclass={"build_ext": BuildHook},
 )

@@ -1,12 +1,8 @@
-"""What pip installs is what was tested: bounds, extras, and an sdist that holds all that a build and the tests need."""
+"""What pip installs is what was tested: bounds and extras."""
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
-import tarfile
 import tomllib
 from pathlib import Path
 
@@ -42,17 +38,3 @@ def test_the_extras_that_are_named_exist() -> None:
         for found in re.findall(r"(?:moebius|\"\.)\[([a-z,]+)\]", path.read_text()):
             named |= set(found.split(","))
     assert {"export", "triton", "examples", "dev"} <= named <= set(PROJECT["optional-dependencies"])
-
-
-def test_the_sdist_builds_and_is_tested_by_itself(tmp_path: Path) -> None:
-    (tmp_path / "info").mkdir()
-    command = [sys.executable, "setup.py", "-q", "egg_info", "--egg-base", tmp_path / "info"]
-    run = subprocess.run([*command, "sdist", "--dist-dir", tmp_path], cwd=ROOT, capture_output=True, text=True)
-    assert run.returncode == 0, run.stderr
-    (archive,) = tmp_path.glob("*.tar.gz")
-    with tarfile.open(archive) as held:
-        names = {name.partition("/")[2] for name in held.getnames()}
-    tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True).stdout.split()
-    kinds = (".py", ".c", ".h", ".md", ".css", ".js", ".html", ".toml", ".txt", ".json", "Makefile")
-    lacking = [name for name in tracked if name.endswith(kinds) and not name.startswith(".") and name not in names]
-    assert lacking == [] and not any(os.path.splitext(name)[1] in (".so", ".pyc") for name in names)
