@@ -8,11 +8,13 @@ import sys
 import types
 import weakref
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, Unpack, overload
 
 import torch
 
-from .cache.captured import ALL, MARKED, Captured, install_frame_callback
+from .cache.calls import CallRecord, recorded
+from .cache.captured import ALL, BEFORE_IT_GOES, MARKED, Captured, install_frame_callback
 from .cache.generators import driven, is_driven
 from .errors import NotCapturableError, OptionError
 from .hook import Entry, call_unhooked, is_disabled, mark_skip
@@ -20,6 +22,7 @@ from .options import CaptureOptions, Options, make_options
 from .report import Report
 from .report.records import Stats
 from .torch_facts import torch_fakes, torch_private
+from .trace.segment import Segment
 from .trace.trace import traceable
 from .versions import check_versions
 
@@ -27,6 +30,7 @@ check_versions(sys.version_info[:3], torch.__version__, is_disabled())
 install_frame_callback()
 torch_private.calibrate_tensor_guards()
 ROOTS: weakref.WeakSet[Captured] = weakref.WeakSet()  # what users captured, in no order
+SNAPSHOTS: weakref.WeakKeyDictionary[Captured, Report] = weakref.WeakKeyDictionary()
 KEPT: list[Captured] | None = None  # for the command line: what a script captured in functions that have returned
 
 
@@ -130,6 +134,15 @@ def keep_captured() -> None:
     """From now on what is captured stays alive with the process, for a report at its end."""
     global KEPT
     KEPT = KEPT or []
+    if take_snapshot not in BEFORE_IT_GOES:
+        BEFORE_IT_GOES.append(take_snapshot)
+
+
+def take_snapshot(captured: Captured) -> None:
+    """The report of what is there, before a part of it goes; the fullest one is kept."""
+    report, before = report_of(captured), SNAPSHOTS.get(captured)
+    if before is None or len(report.graphs) + len(report.breaks) >= len(before.graphs) + len(before.breaks):
+        SNAPSHOTS[captured] = report
 
 
 class CapturedModule:
@@ -218,33 +231,61 @@ def explain(target: Any, **options: Any) -> Callable[..., Report]:
     assert captured is not None
 
     def run(*args: Any, **kwargs: Any) -> Report:
-        result = target(*args, **kwargs)
+        with recorded(captured) as record:
+            result = target(*args, **kwargs)
         bound = (target.__self__, *args) if isinstance(target, types.MethodType) else args
         if type(target) is CapturedModule:
             bound = (target.__dict__["__wrapped__"], *args)
-        return report_of(captured, result, bound, kwargs)
+        return report_of_call(captured, record, result, bound, kwargs)
 
     return run
 
 
-def report_of(
-    captured: Captured, result: Any = None, args: tuple | None = None, kwargs: dict[str, Any] | None = None
-) -> Report:
-    """The report of everything that was captured for a callable so far."""
+def new_report(captured: Captured, result: Any = None) -> Report:
     code = captured.function.__code__
-    report = Report(result=result, name=captured.function.__qualname__, file=code.co_filename, line=code.co_firstlineno)
+    return Report(result=result, name=captured.function.__qualname__, file=code.co_filename, line=code.co_firstlineno)
+
+
+def report_of_call(captured: Captured, record: CallRecord, result: Any, args: tuple, kwargs: dict[str, Any]) -> Report:
+    """The report of one call: what ran in it, not what was captured before or since."""
+    report = new_report(captured, result)
+    report.status, report.why = record.status, record.why_native
+    for member, segment, runs in record.runs:
+        if member is captured and segment.guards.hold(args, kwargs):
+            segment.guards.measure(args, kwargs)
+        add_segment(report, segment)
+        if segment.whole:
+            report.count("captured", segment.counts, runs)
+            report.in_loops += segment.counts.in_loops * runs
+        took = record.native.seconds.get(id(segment.native_code))
+        if segment.graph_break is not None:
+            report.breaks.append(replace(segment.graph_break, cost_us=None if took is None else took * 1e6))
+    report.count("opaque", record.native.opaque)
+    report.count("native", record.native.native)
+    report.recompiles = [item for member in captured.family() for item in member.recompiles]
+    return report
+
+
+def add_segment(report: Report, segment: Segment) -> None:
+    if segment.captured is not None:
+        report.graphs.append(segment.captured)
+    report.expert_regions += segment.regions
+    report.guards += segment.guards.records()
+
+
+def report_of(captured: Captured) -> Report:
+    """The report of everything that was captured for a callable so far. An instruction counts once, in the newest
+    capture of each part of it; what ran natively was not looked at."""
+    report = new_report(captured)
+    report.status, report.why = ("native" if captured.given_up else "captured"), captured.given_up
     for member in captured.family():
-        for segment in member.segments or member.left:
-            if segment.captured is not None:
-                report.graphs.append(segment.captured)
+        segments = member.segments or member.left
+        for segment in segments:
+            add_segment(report, segment)
             if segment.graph_break is not None:
                 report.breaks.append(segment.graph_break)
-            report.expert_regions += segment.regions
-            timed = member is captured and args is not None and segment.guards.hold(args, kwargs or {})
-            report.guards += segment.guards.records(args or (), kwargs, 200 if timed else 0)
-            report.coverage["captured" if segment.whole else "native"] += segment.instructions
-            if segment.graph_break is not None:
-                report.coverage["native"] += 1
+        if segments and segments[-1].whole:
+            report.count("captured", segments[-1].counts)
         report.recompiles += member.recompiles
     return report
 
@@ -270,7 +311,8 @@ class Reporter:
 
     def report(self) -> Report:
         """The report of everything captured so far."""
-        return report_of(self.captured)
+        report, before = report_of(self.captured), SNAPSHOTS.get(self.captured)
+        return report if before is None or report.graphs or report.breaks else before
 
 
 def reset() -> None:

@@ -25,7 +25,6 @@ import moebius.kernels
 import moebius.lowering
 from moebius.interpreter import decode
 from moebius.interpreter.binding import bind_arguments
-from moebius.lowering.step import BranchError
 
 from ..bytecode.hidden import apart, hidden
 from ..codegen.native_frames import left_alone, run_cells_natively
@@ -42,22 +41,22 @@ from ..selftest import works
 from ..shadow import Shadow
 from ..tensors.parked import Parked
 from ..torch_facts import torch_private
-from ..trace.policy import FOREIGN, LEFT_OUT, ON_A_MESH, Policy
+from ..trace.policy import FOREIGN, ON_A_MESH, Policy
 from ..trace.segment import Segment, build
 from ..trace.trace import Request, trace
 from ..values.values import TRACING, Break
+from .calls import note, note_looked_at, uncounted
 from .deterministic import deterministic
 from .frames import with_plain_arguments, worth_capturing
 from .leading_back import LeadingBack, paused_collector
 from .meanwhile import MAX_CHANGES, changed, is_a_race, replaced, tell_of_a_race, tell_of_a_replacement
+from .misses import RARE, missed
 from .opening import met, open_numbers, open_place, other_sizes
 from .outlived import Outlived
 from .placing import Placement
 from .rests import MAX_RESTS, SAME_RESTS, again, later, one_before, rests_of
 from .varying import Varying, tell
 
-MAX_MISSES = 2  # of one branch on data, before it becomes a graph break
-RARE = 20  # a branch on data that leaves its graph once in so many calls is let be
 MAX_SEGMENTS = 16  # of the same modules; past it the callable runs natively, and the report names what kept changing
 MAX_MODULES = 512  # as many segments as modules that share a forward method: the layers of a model
 MAX_MADE = 4  # functions of one code with cells of their own; one that each call makes anew runs natively after that
@@ -67,6 +66,7 @@ DEBUG = bool(os.environ.get("MOEBIUS_DEBUG"))
 
 ALL: weakref.WeakSet[Captured] = weakref.WeakSet()
 SERIALS = itertools.count(1)  # a captured function's, and of all that is captured below it: they have its options
+BEFORE_IT_GOES: list[Callable[[Captured], None]] = []  # asked before a capture goes with its model (the command line)
 MARKED = WeakIdKeyDictionary()  # tensor -> dimensions that were marked dynamic
 
 
@@ -96,7 +96,7 @@ class Captured:
         self.recompiles: list[Recompile] = []
         self.misses: dict[str, int] = {}  # of each branch on data, how often it left its graph
         self.cold_seconds = 0.0
-        self.given_up = False
+        self.given_up = ""  # why it is captured no more
         self.root = parent is None
         self.serial: int = next(SERIALS) if parent is None else parent.serial
         self.met: Counter[types.CodeType] = Counter() if parent is None else parent.met
@@ -128,36 +128,26 @@ class Captured:
     @hidden
     def cold(self, entry: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
         """No guards held: capture this call, keep what came of it, and run it."""
-        try:
-            run = apart(self.prepare, entry, args, kwargs)
-        finally:
-            settle()
+        with uncounted():
+            try:
+                run = apart(self.prepare, entry, args, kwargs)
+            finally:
+                settle()
         return run(*args, **kwargs)
 
     @hidden
     def prepare(self, entry: Any, args: tuple, kwargs: dict[str, Any]) -> Callable[..., Any]:
         """What a cold call runs: what was captured for it, or the function as it is."""
         native = self.settled(run_cells_natively(self.function, self.n_cells))
-        if getattr(TRACING, "where", None) is not None or self.given_up:
-            return native
-        if self.root and not works(captured_once):
-            return native
-        if self.unused >= MAX_UNUSED:
-            self.give_up(f"captured {self.unused} times for objects that lived for one call", hints.MADE_ANEW)
-            return native
-        if not self.binds(args, kwargs):
-            return native  # raises the TypeError that says so
-        if torch.jit.is_tracing():  # sizes are tensors then, and whoever asks is told that it traces
-            return native
-        if torch_private.in_checkpoint():  # it compares what it saves twice: in both it must be the program's tensors
-            return native
-        if (name := replaced()) is not None:
-            tell_of_a_replacement(self.function.__qualname__, name)
+        if why := self.why_not(args, kwargs):
+            note(self, None, why, again=False)
             return native
         if self.parked.put_back():
             for segment in self.segments:
                 if segment.guards.hold(args, kwargs):
+                    note(self, segment, "", again=False)
                     return self.parked.around(self.runner(segment))
+        before = bool(self.segments or self.recompiles)
         worth_it = False
         try:
             if (run := one_before(self, args, kwargs)) is not None:
@@ -175,19 +165,43 @@ class Captured:
         except (Exception, Break) as error:
             if is_a_race(error):
                 self.races += 1
-                self.given_up = self.races == MAX_CHANGES
-                tell_of_a_race(self.function.__qualname__, error, self.given_up)
+                self.given_up = "other threads change what it reads" if self.races == MAX_CHANGES else ""
+                tell_of_a_race(self.function.__qualname__, error, bool(self.given_up))
             else:
                 self.report_failure(error)
             worth_it = False
         if not worth_it:  # (outside of the handlers: capture's error is not the context of the program's)
             self.parked.take_away()
+            note(self, None, self.given_up, again=before)
             return native
+        note(self, segment, "", again=before)
         if segment.graph_break is not None and self.options.fullgraph:
             self.parked.take_away()
             self.parked.park()
             raise GraphBreakError(segment.graph_break)
         return self.parked.around(self.runner(segment)) if self.parked.away else self.runner(segment)
+
+    def why_not(self, args: tuple, kwargs: dict[str, Any]) -> str:
+        """Why a call runs natively, before anything of it is captured; "" if it does not."""
+        if getattr(TRACING, "where", None) is not None:
+            return "it is called while another call is captured"
+        if self.given_up:
+            return self.given_up
+        if self.root and not works(captured_once):
+            return "moebius does not work with this torch (it said so when it tried itself)"
+        if self.unused >= MAX_UNUSED:
+            self.give_up(f"captured {self.unused} times for objects that lived for one call", hints.MADE_ANEW)
+            return self.given_up
+        if not self.binds(args, kwargs):
+            return "its arguments do not fit"  # it raises the TypeError that says so
+        if torch.jit.is_tracing():  # sizes are tensors then, and whoever asks is told that it traces
+            return "torch.jit traces it"
+        if torch_private.in_checkpoint():  # it compares what it saves twice: in both it must be the program's tensors
+            return "it runs inside of a checkpoint that runs natively"
+        if (name := replaced()) is not None:
+            tell_of_a_replacement(self.function.__qualname__, name)
+            return f"{name} was replaced"
+        return ""
 
     def request(self, args: tuple, kwargs: dict[str, Any]) -> Request:
         names = self.argument_names(args, kwargs)
@@ -247,7 +261,9 @@ class Captured:
     @hidden
     def look_again(self, segment: Segment, *args: Any, **kwargs: Any) -> Any:
         """The second call of what had a graph break."""
-        if apart(self.breaks_still, segment, args, kwargs):
+        with uncounted():
+            still = apart(self.breaks_still, segment, args, kwargs)
+        if still:
             return self.runner(segment)(*args, **kwargs)
         return self.cold(self.entry, args, kwargs)
 
@@ -260,6 +276,7 @@ class Captured:
         if segment in self.segments:
             self.entry.remove(program)
             self.entry.add(program, self.runner(segment))
+            note_looked_at(segment)
         if getattr(TRACING, "where", None) is not None or self.looks == MAX_LOOKS or segment not in self.segments:
             return True
         self.looks += 1
@@ -317,6 +334,7 @@ class Captured:
                     owner.unused = 0
                 elif calls != owner.counted:  # (all layers that die with their model are one)
                     owner.unused, owner.counted = owner.unused + 1, calls
+                tell_before_it_goes(owner)
                 owner.forget(segment)
 
         segment.watched.append(weakref.ref(obj, gone))
@@ -386,40 +404,9 @@ class Captured:
     # Capturing again
     # ------------------------------------------------------------------------------------------------------------------
 
-    def keep_backward_outside(self, found: str) -> None:
-        """A batch left parameters without gradients that the step was captured with: backward runs between two graphs
-        from now on, and the second has the gradients that are there for inputs."""
-        code = self.function.__code__
-        place = (code.co_filename, code.co_firstlineno)
-        before = "gives every parameter a gradient"
-        self.recompiles.append(Recompile("backward()", before, found, *place, LEFT_OUT[1]))
-        self.policy.whole_step, self.policy.outside = False, LEFT_OUT
-        for segment in self.segments:
-            self.entry.remove(segment.guards.program)
-        self.segments.clear()
-
-    def went_otherwise(self, error: BranchError, program: Any) -> None:
-        """A branch on data left its graph. A rare event changes nothing; else the step is captured again with the
-        branch as it went now, and with a graph break at a branch that keeps changing."""
-        segment = next((s for s in self.segments if s.guards.program is program), None)
-        if segment is None or segment.failures is None:
-            return
-        side_exit = segment.failures.exits[error.place]
-        branch = error.place.rpartition(", ")[0]
-        misses = self.misses[branch] = self.misses.get(branch, 0) + 1
-        if self.entry.hits - segment.hits_before >= RARE * misses:
-            return
-        self.recompiles.append(
-            Recompile(
-                "branch on data", f"goes {not error.taken}", str(error.taken), side_exit.file, side_exit.line,
-                "use torch.where, or keep the branch out of the step",
-            )
-        )  # fmt: skip
-        self.policy.predictions[error.place] = error.taken
-        if misses > MAX_MISSES:
-            self.policy.unpredictable.add(branch)
-        self.forget(segment)
-        self.left = [segment]
+    def tell_recompile(self, guard: str, old: str, new: str, file: str, line: int, hint: str = "") -> None:
+        """For reports: why the next capture is made."""
+        self.recompiles.append(Recompile(guard, old, new, file, line, hint))
 
     def learn(self, args: tuple, kwargs: dict[str, Any]) -> bool:
         """Why the newest segments do not fit this call, and what to leave open next time. False: capture no more."""
@@ -464,13 +451,13 @@ class Captured:
 
     def give_up(self, what: str, hint: str) -> None:
         """Capture no more, and say so."""
-        self.given_up = True
+        self.given_up = f"it was {what}; {hint}"
         warnings.warn(f"moebius: {self.function.__qualname__} was {what} and runs natively now; {hint}", stacklevel=3)
 
     def report_failure(self, error: Exception | Break) -> None:
         """An internal error: say so once, with the place, and let the native call go on."""
         place = traceback.extract_tb(error.__traceback__)[-1]
-        self.given_up = True
+        self.given_up = f"moebius failed while capturing it: {type(error).__name__}: {error}"
         self.segments.clear()  # half of what was captured is worth nothing, and holds on to the user's objects
         self.entry.clear()
         written = failure_file(self.function, error)
@@ -532,8 +519,17 @@ class Captured:
         self.parked = Parked([])
         self.policy.forget()
         self.misses.clear()
-        self.given_up, self.unused, self.races, self.counted, self.superseded = False, 0, 0, (0, 0), 0
+        self.given_up, self.unused, self.races, self.counted, self.superseded = "", 0, 0, (0, 0), 0
         self.outlived, self.varying, self.cold_seconds = Outlived(), Varying(), 0.0
+
+
+def tell_before_it_goes(captured: Captured) -> None:
+    """A capture goes with the model that it is for: whoever writes a report at the process's end looks at it now."""
+    for ask in BEFORE_IT_GOES:
+        one = captured
+        while (parent := one.parent()) is not None:
+            one = parent
+        ask(one)
 
 
 def captures() -> list[tuple[CompiledGuards, Callable[..., Any]]]:
@@ -596,14 +592,3 @@ def install_frame_callback() -> None:
     """Let the frame hook ask us (the hook itself is on only while a native part of a captured frame runs)."""
     set_frame_callback(cast(Any, FRAMES))
     set_settler(torch_private.set_eval_frame)
-
-
-def missed(captured: weakref.ref[Captured], program: Any, error: BaseException) -> None:
-    """The data of a call was not as the segment with these guards holds it to be."""
-    owner = captured()
-    if owner is None:
-        return
-    if isinstance(error, BranchError):
-        owner.went_otherwise(error, program)
-    else:
-        owner.keep_backward_outside(str(error))

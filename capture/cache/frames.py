@@ -3,33 +3,19 @@
 from __future__ import annotations
 
 import os
-import sysconfig
 import types
 from typing import Any
 
 import torch
 
-import moebius.interpreter
-import moebius.kernels
-import moebius.lowering
-
+from ..bytecode.user_code import is_library
 from ..hook import mark_skip
 from ..trace.trace import traceable
 
-STDLIB = sysconfig.get_path("stdlib")
-OWN = (os.path.dirname(str(m.__file__)) for m in (moebius, moebius.interpreter, moebius.lowering, moebius.kernels))
 TORCH = os.path.dirname(torch.__file__)
-SKIPPED = (TORCH, *OWN, "<frozen", "<string>", "<moebius")
 # Of torch's, yet captured: where a checkpoint runs natively (below FSDP's hooks), nothing in it could be.
 WRAPPER = os.path.join(TORCH, "distributed/algorithms/_checkpoint/checkpoint_wrapper.py")
 CHECKPOINTS = (WRAPPER, "CheckpointWrapper.forward")
-
-
-def is_library(filename: str) -> bool:
-    """Files whose frames are never captured as roots: torch's, the standard library's and moebius's own."""
-    if filename.startswith(SKIPPED):
-        return True
-    return filename.startswith(STDLIB) and "site-packages" not in filename
 
 
 def uses_torch(namespace: dict[str, Any]) -> bool:

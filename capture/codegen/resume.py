@@ -21,6 +21,7 @@ from bytecode import Bytecode, CellVar, FreeVar, Instr, Label, TryBegin, TryEnd
 
 from moebius.interpreter import UNSET, Frame, decode
 
+from ..bytecode.counting import marks_of, with_marks
 from ..bytecode.exception_tables import aligned
 from ..bytecode.hidden import hidden
 from ..bytecode.hidden_cells import hidden_later
@@ -300,6 +301,8 @@ def rebuild(
     regions: dict[int, TryBegin] = {}  # by id of the user's TryBegin: the one that is open for it now
     open_region: TryBegin | None = None
     index, began = -1, False
+    users: set[int] = set()  # by id: the instructions that are the user's
+    marks = marks_of(code)  # where it is a continuation itself
     for item in source:
         if isinstance(item, TryBegin):
             open_region = item
@@ -350,7 +353,10 @@ def rebuild(
         if index in may_be_unset:
             body += asked_first(may_be_unset[index], item.location)
         if item.name not in ENTRY_OPCODES or (item.name == "MAKE_CELL" and began):  # (a comprehension's own)
-            body += one_by_one(shared_cells(item, cells, 2 if taken is None else taken.get(index, 0)))
+            own = one_by_one(shared_cells(item, cells, 2 if taken is None else taken.get(index, 0)))
+            if marks[index : index + 1] != "1":
+                users.update(map(id, own))
+            body += own
     prologue: list[Any] = []
     if freevars:
         prologue.append(Instr("COPY_FREE_VARS", len(freevars), location=first_line))
@@ -381,7 +387,8 @@ def rebuild(
     # stack has room for the user's code, and for the calls that hand over or ask for the handled exception.
     most = max((len(e.cells) + len(argument_names(e)) for e, _ in exits), default=0)
     room = max(code.co_stacksize, most, state.depth) + 5
-    return aligned(without_dead_code(out).to_code(stacksize=room, compute_exception_stack_depths=False))
+    ours = [id(item) not in users for item in without_dead_code(out) if isinstance(item, Instr)]
+    return with_marks(aligned(out.to_code(stacksize=room, compute_exception_stack_depths=False)), ours)
 
 
 def suspended_state(frame: Frame) -> State:

@@ -166,10 +166,61 @@ call_guarded(Entry *entry, PyObject *const *args, size_t nargsf, PyObject *kwnam
     return call_cold(entry, args, nargsf, kwnames);
 }
 
+/* Whether a trace function is set in this thread (a debugger with breakpoints, coverage.py): the call runs as Python, so
+   that it sees every line. Not ours, which counts what runs natively for a report. */
+static PyObject *own_tracer;
+
+static inline int
+is_traced(void)
+{
+    PyThreadState *thread = PyThreadState_GET();
+    return thread->c_tracefunc != NULL && thread->c_traceobj != own_tracer;
+}
+
+PyObject *
+mb_set_own_tracer(PyObject *module, PyObject *tracer)
+{
+    (void)module;
+    Py_XSETREF(own_tracer, tracer == Py_None ? NULL : Py_NewRef(tracer));
+    Py_RETURN_NONE;
+}
+
+PyObject *
+mb_is_traced(PyObject *module, PyObject *unused)
+{
+    (void)module, (void)unused;
+    return PyBool_FromLong(is_traced());
+}
+
+/* Once in a process: a line of the log, which the trace function does not see being written. */
+static void
+say_traced(Entry *entry)
+{
+    static int said;
+    if (said) {
+        return;
+    }
+    said = 1;
+    PyThreadState *thread = PyThreadState_GET();
+    PyThreadState_EnterTracing(thread);
+    PyObject *module = PyImport_ImportModule("moebius.cache.calls");
+    PyObject *done = module == NULL ? NULL : PyObject_CallMethod(module, "say_traced", "O", entry->function);
+    PyThreadState_LeaveTracing(thread);
+    if (done == NULL) {
+        PyErr_WriteUnraisable((PyObject *)entry);
+    }
+    Py_XDECREF(done);
+    Py_XDECREF(module);
+}
+
 static PyObject *
 call_entry_once(Entry *entry, PyObject *const *args, size_t nargsf, PyObject *kwnames)
 {
     if (mb_disabled) {
+        return PyObject_Vectorcall(entry->function, args, nargsf, kwnames);
+    }
+    if (is_traced()) {
+        say_traced(entry);
         return PyObject_Vectorcall(entry->function, args, nargsf, kwnames);
     }
     if (mb_hooked_threads == 0) {

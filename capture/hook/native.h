@@ -164,6 +164,8 @@ int mb_watch_one(PyObject *object, int on);             /* a dict or class, for 
 extern PyTypeObject mb_Entry_Type;
 extern PyTypeObject mb_Rest_Type;
 PyObject *mb_finish(PyObject *module, PyObject *result);
+PyObject *mb_set_own_tracer(PyObject *module, PyObject *tracer);
+PyObject *mb_is_traced(PyObject *module, PyObject *unused);
 
 /* frames.c */
 extern int mb_hooked_threads;     /* how many threads have the hook switched on */

@@ -133,6 +133,13 @@ class Entry:
     def misses(self) -> int:
         """Calls that went to `cold`."""
 
+def set_own_tracer(tracer: Callable[..., Any] | None, /) -> None:
+    """The trace function (``sys.settrace``) under which captured calls still run captured. Under any other each
+    ``Entry`` calls its function natively: a debugger or coverage.py is to see every line."""
+
+def is_traced() -> bool:
+    """Whether a trace function other than that one is set in this thread."""
+
 def disable() -> None:
     """Every Entry calls its function natively and the frame hook takes nothing, until `enable`."""
 

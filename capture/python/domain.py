@@ -23,6 +23,7 @@ from moebius.interpreter import UNSET, Frame, Signal
 from moebius.interpreter.domain.core import flags_of
 from moebius.interpreter.domain.matching import TPFLAGS_MAPPING, TPFLAGS_SEQUENCE
 
+from ..bytecode.counting import Counter
 from ..codegen.resume import is_own
 from ..guards.sources import Part, Static
 from ..heap.lifetimes import named
@@ -65,6 +66,7 @@ class TrackingDomain(Operators, Containers):
     def __init__(self, objects: Objects, tensors: TensorOperations):
         super().__init__()
         self.objects, self.tensors = objects, tensors
+        self.counter = Counter()  # of the instructions that a report counts
         self.attributes = Attributes(objects, tensors, self.call)
         self.calls = Calls(self)
         self.lists = Lists(self)
@@ -102,6 +104,7 @@ class TrackingDomain(Operators, Containers):
         if self.loops.open:
             self.loops.settle(frame)
         if frame is self.root:
+            self.counter.keep()
             if self.root_steps == self.stop_at:
                 self.root_handled = self.machine.exc_item[0]
                 raise StopHere
@@ -117,7 +120,8 @@ class TrackingDomain(Operators, Containers):
             self.stacks[frame] = (frame.stack.copy(), frame.pc)
             if self.switches is not None:
                 self.switches[frame] = torch_private.switches()
-        self.loops.observe(frame)
+        self.loops.observe(frame)  # (it may go on elsewhere in the frame)
+        self.counter.step(frame.code, frame.program.instructions[frame.pc].offset, bool(self.loops.open))
 
     # ------------------------------------------------------------------------------------------------------------------
     # Names

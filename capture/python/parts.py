@@ -13,6 +13,7 @@ from ..heap.records import Record
 from ..values.values import SYMBOLIC, LoopLeftover, StandIn, TensorMethod, TensorProxy
 
 if TYPE_CHECKING:
+    from ..bytecode.counting import Counter
     from ..heap.heap import Heap
     from ..heap.walks import Walks
     from ..options import Options
@@ -64,6 +65,7 @@ class Parts(Domain):
     walks: Walks
     options: Options | None
     instructions: int
+    counter: Counter
     root_steps: int
     asked_compiling: set[tuple[str, str]]
     told_compiling: frozenset[tuple[str, str]]

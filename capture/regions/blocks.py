@@ -55,6 +55,7 @@ class Block:
     depth: int
     instructions: int
     versions: list[int]
+    counted: dict[int, int]
     end: int = 0
     after: fx.Node | None = None
     count: int = 0
@@ -92,7 +93,7 @@ class Blocks:
     def __init__(self, domain: Parts):
         self.domain = domain
         self.objects, self.tensors, self.writer = domain.objects, domain.tensors, domain.tensors.writer
-        self.heap = domain.objects.heap
+        self.heap, self.counter = domain.objects.heap, domain.counter
         self.met: dict[Any, list[Block]] = {}
         self.reused = 0
 
@@ -115,11 +116,13 @@ class Blocks:
             len(writer.where()),
             self.domain.instructions,
             [torch_private.version_of(p.fake) for p in proxies_in(arguments)],
+            self.counter.mark(),
         )
         result = run()
         block.end, block.after = self.heap.mark(), last_node(writer.scope.graph)
         block.count = writer.count - block.number
         block.instructions, block.result = self.domain.instructions - block.instructions, result
+        block.counted = self.counter.since(block.counted)
         unchanged = [torch_private.version_of(p.fake) for p in proxies_in(arguments)] == block.versions
         variants = self.met.setdefault(key, [])
         if unchanged and torch_private.switches() == switches and len(variants) < MAX_VARIANTS:
@@ -244,6 +247,7 @@ class Blocks:
         nodes = self.copy_nodes(block, plan, pairs)
         results = self.copy_results(plan, pairs, nodes)
         self.domain.instructions += block.instructions
+        self.counter.repeat(block.counted)
         self.reused += 1
         return self.rebuilt(block.result, pairs, results)
 

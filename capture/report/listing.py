@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import html
 import linecache
-import sysconfig
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,10 +12,8 @@ from pathlib import Path
 from pygments.lexers import PythonLexer
 from pygments.token import Comment, Keyword, Name, Number, Operator, String
 
+from ..bytecode.user_code import is_library
 from .model import Findings, graph_nodes
-
-STDLIB = sysconfig.get_path("stdlib")
-OWN = str(Path(__file__).parents[1])
 
 # runs of unmarked lines longer than this are folded; so many stay visible on each side of the fold
 FOLD_ABOVE = 8
@@ -76,7 +73,7 @@ def listings(report: Findings) -> list[Listing]:
     def rank(item: Listing) -> tuple:
         has_region = any(entry is not None and (item.file, entry[0]) in regions for entry in item.lines)
         item.library = (
-            is_library(item.file) and item.file != report.file and not has_region and not item.counts["break"]
+            is_installed(item.file) and item.file != report.file and not has_region and not item.counts["break"]
         )
         return item.library, item.file != report.file, not has_region, not item.counts["break"], item.file, item.first
 
@@ -84,9 +81,9 @@ def listings(report: Findings) -> list[Listing]:
     return made
 
 
-def is_library(file: str) -> bool:
+def is_installed(file: str) -> bool:
     """Whether a file belongs to an installed package, to Python itself, or to us."""
-    return bool({"site-packages", "dist-packages"} & set(Path(file).parts)) or file.startswith((STDLIB, OWN))
+    return bool({"site-packages", "dist-packages"} & set(Path(file).parts)) or is_library(file)
 
 
 def by_function(text: str, states: dict[int, str]) -> dict[tuple[str, int, int], dict[int, str]]:

@@ -7,32 +7,59 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from .records import Coverage, GraphBreak, Guard, Recompile
+from .words import duration, place, plural
 
 if TYPE_CHECKING:
     from moebius.lowering.graph import CapturedGraph, ExpertRegion
+
+    from ..bytecode.counting import Counts
 
 
 @dataclass
 class Findings:
     """What happened to one call: which graphs it became, where and why they broke, and what they rely on.
 
-    result: what the call returned. coverage: every user bytecode instruction that ran, once, as
-    ``{"captured": n, "opaque": n, "native": n}``. name: what the callable is called; file, line: where it is defined.
+    result: what the call returned. status: "hit" (captured before), "captured", "recaptured" or "native", of this call,
+    and ``why`` if it was native. coverage: how many instructions of the user's this call executed, as
+    ``{"captured": n, "opaque": n, "native": n}``: what ``sys.settrace`` counts on the plain run, in the function and
+    what it calls outside of torch and the standard library. functions: the same for each of them. in_loops: of these,
+    how many stand in a loop or branch over data that a graph says with one node; each was counted once, however often
+    the data makes it run. name: what the callable is called; file, line: where it is defined.
     lines: file -> line -> how it ran, for the source listing; :meth:`source_lines` adds what graphs and breaks know.
     recompiles: why later calls were captured again, if they were.
     """
 
     result: Any = None
+    status: str = "captured"
+    why: str = ""
     graphs: list[CapturedGraph] = field(default_factory=list)
     breaks: list[GraphBreak] = field(default_factory=list)
     guards: list[Guard] = field(default_factory=list)
     expert_regions: list[ExpertRegion] = field(default_factory=list)
     coverage: dict[str, int] = field(default_factory=lambda: Coverage().as_dict())
+    functions: dict[tuple[str, str, int], dict[str, int]] = field(default_factory=dict)
+    in_loops: int = 0
     name: str = "call"
     file: str = ""
     line: int = 0
     lines: dict[str, dict[int, str]] = field(default_factory=dict)
     recompiles: list[Recompile] = field(default_factory=list)
+
+    def count(self, how: str, counts: Counts, times: int = 1) -> None:
+        """Add the user's instructions that ran "captured", "opaque" or "native", so many times."""
+        for function, number in counts.functions.items():
+            known = self.functions.setdefault(function, Coverage().as_dict())
+            known[how] += number * times
+            self.coverage[how] += number * times
+        coverage = Coverage(lines=self.lines)
+        for file, lines in counts.lines.items():
+            for line in lines:
+                coverage.mark(file, line, how)
+
+    @property
+    def verdict(self) -> str:
+        """What became of the call, in one sentence."""
+        return verdict(self)
 
     @property
     def cold_seconds(self) -> float:
@@ -69,7 +96,15 @@ class Findings:
             "file": self.file,
             "line": self.line,
             "cold_seconds": self.cold_seconds,
+            "status": self.status,
+            "why": self.why,
+            "verdict": self.verdict,
             "coverage": dict(self.coverage),
+            "in_loops": self.in_loops,
+            "functions": [
+                {"file": file, "name": name, "line": line, **known}
+                for (file, name, line), known in self.functions.items()
+            ],
             "graphs": [graph_dict(graph) for graph in self.graphs],
             "breaks": [asdict(item) for item in self.breaks],
             "guards": [asdict(guard) for guard in self.guards],
@@ -80,6 +115,29 @@ class Findings:
                 for file, known in self.source_lines().items()
             },
         }
+
+
+def verdict(report: Findings) -> str:
+    """One sentence: whether the call is one graph, what stands in the way, and what changed."""
+    if report.status == "native":
+        return f"NOT captured: {report.why or 'the call ran as plain Python'}"
+    if not report.graphs:
+        said = "Captured, without a tensor operation in it" if report.functions else "NOT captured: nothing was called"
+    elif report.breaks:
+        slowest = max(report.breaks, key=lambda item: item.cost_us or 0.0)
+        said = f"Runs as {plural(len(report.graphs), 'graph')}; "
+        cost = f", {duration(slowest.cost_us * 1e-6)} natively" if slowest.cost_us else ""
+        where = place(slowest.file, slowest.line)
+        said += f"{'slowest break' if len(report.breaks) > 1 else 'break'} {where} ({slowest.reason}{cost})"
+    else:
+        said = "Runs as one graph" if len(report.graphs) == 1 else f"Runs as {len(report.graphs)} graphs"
+    if refused := [region for region in report.expert_regions if not region.lowered]:
+        where = place(refused[0].file, refused[0].line)
+        said += f"; {len(refused)} of {plural(len(report.expert_regions), 'expert loop')} stays a loop ({where})"
+    if report.status == "recaptured" and report.recompiles:
+        last = report.recompiles[-1]
+        said += f"; captured again, since {last.guard} was {last.old}, is {last.new} ({place(last.file, last.line)})"
+    return said
 
 
 def graph_nodes(graph: CapturedGraph) -> Iterator[Any]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from .listing import Listing, listings
 from .model import Findings, inputs, operations
 from .records import GraphBreak, counted
-from .words import UNCOUNTED, byte_size, duration, percent, place, plural, region_row
+from .words import byte_size, counted_once, duration, percent, place, plural, region_row
 
 HOWS = {
     "captured": "in a graph",
@@ -104,8 +104,10 @@ def chapter(report: Findings, index: int) -> str:
         )
         if count
     )
+    mood = "bad" if report.status == "native" or report.breaks else "good"
     return (
         f'<article id="r{index}"><h1>{escape(report.name)} {where}</h1>'
+        f'<p class="verdict {mood}">{escape(report.verdict)}</p>'
         f'<div class="tiles">{tiles(report)}</div>{coverage(report)}{sections}</article>'
     )
 
@@ -124,8 +126,8 @@ def tiles(report: Findings) -> str:
         tile(
             str(len(report.breaks)),
             "graph break" if len(report.breaks) == 1 else "graph breaks",
-            "one graph, nothing in the way" if not report.breaks else "each with its line and a hint below",
-            "good" if not report.breaks else "bad",
+            "each with its line and a hint below" if report.breaks else f"this call: {report.status}",
+            "bad" if report.breaks or report.status == "native" else "good",
         ),
         tile(percent(report.captured_share), "captured", f"of {sum(report.coverage.values())} instructions that ran"),
     ]
@@ -167,8 +169,8 @@ def coverage(report: Findings) -> str:
         f'<li><i class="{how}"></i><b>{report.coverage[how]}</b> {how}<span> {said}</span></li>'
         for how, said in HOWS.items()
     )
-    if report.breaks:
-        legend += f"<li><span>{UNCOUNTED}</span></li>"
+    if report.in_loops:
+        legend += f"<li><span>{counted_once(report.in_loops)}</span></li>"
     label = "instructions by how they ran"
     return f'<div class="coverage" role="img" aria-label="{label}">{bars}</div><ul class="legend">{legend}</ul>'
 

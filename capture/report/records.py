@@ -72,9 +72,9 @@ class Recompile:
 
 @dataclass
 class Coverage:
-    """User bytecode instructions that ran, each counted once, by how they ran.
+    """How many instructions of the user's bytecode ran, by how they ran.
 
-    captured: seen and recorded. opaque: inside a call that the graph keeps whole. native: run by Python itself.
+    captured: a graph stands for them. opaque: Python ran them for a call that the graph makes. native: Python ran them.
     lines: file -> line -> how, for reports that show source; a line that ran in several ways keeps the weakest.
     """
 

@@ -13,9 +13,10 @@ from rich.text import Text
 
 from .model import Findings, inputs, operations
 from .records import GraphBreak, counted
-from .words import UNCOUNTED, duration, percent, place, plural, region_row
+from .words import counted_once, duration, percent, place, plural, region_row
 
 GUARDS_SHOWN = 8
+FUNCTIONS_SHOWN = 5
 HOW_COLORS = {"captured": "green", "opaque": "yellow", "native": "red"}
 
 
@@ -31,7 +32,9 @@ def render(report: Findings, width: int = 110, color: bool = False) -> str:
 
 def body(report: Findings, width: int) -> Group:
     """The report's parts, from the summary down to the guards; empty parts are left out."""
-    parts: list = [headline(report), Text(summary(report)), Text(""), coverage_bar(report, min(width, 72))]
+    bad = report.status == "native" or bool(report.breaks)
+    said = Text(report.verdict, style="bold yellow" if bad else "bold green")
+    parts: list = [headline(report), said, Text(summary(report)), Text(""), coverage_bar(report, min(width, 72))]
     for title, part in (
         ("Graphs", graphs(report)),
         ("Graph breaks", breaks(report)),
@@ -63,6 +66,7 @@ def summary(report: Findings) -> str:
     ]
     if report.expert_regions:
         said.append(f"{report.lowered} of {plural(len(report.expert_regions), 'expert region')} lowered")
+    said.append(f"this call: {report.status}")
     said.append(f"cold {duration(report.cold_seconds)}")
     return " · ".join(said)
 
@@ -79,8 +83,11 @@ def coverage_bar(report: Findings, width: int) -> Text:
         text.append(symbol * cells, style=HOW_COLORS[how])
     text.append(f"\n{percent(report.captured_share)} of {total} instructions captured")
     text.append(f" · {report.coverage['opaque']} opaque · {report.coverage['native']} native", style="dim")
-    if report.breaks:
-        text.append(f"\n{UNCOUNTED}", style="dim")
+    if report.in_loops:
+        text.append(f"\n{counted_once(report.in_loops)}", style="dim")
+    below = [(name, known) for (_, name, _), known in report.functions.items() if known["native"] or known["opaque"]]
+    for name, known in sorted(below, key=lambda item: -item[1]["native"])[:FUNCTIONS_SHOWN]:
+        text.append(f"\n  {name}: " + ", ".join(f"{count} {how}" for how, count in known.items() if count), style="dim")
     return text
 
 

@@ -60,8 +60,9 @@ def percent(share: float | None) -> str:
     return f"{share * 100:.0f}%"
 
 
-# said wherever coverage is shown beside graph breaks: the count knows the instruction that broke, not what ran below it
-UNCOUNTED = "code that ran natively below a graph break is not counted"
+def counted_once(count: int) -> str:
+    """Said where coverage holds instructions whose number of runs only the data knows."""
+    return f"{count} of them stand in loops or branches over data, which one node says: each is counted once"
 
 
 def plural(count: int, noun: str) -> str:

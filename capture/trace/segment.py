@@ -19,6 +19,7 @@ from moebius.lowering import OWN, CapturedGraph, ExpertRegion, Lowered, lower, w
 from moebius.lowering.step import going_on, treats_each_alone
 from moebius.lowering.step.autocast import leaving_blocks
 
+from ..bytecode.counting import Counts
 from ..bytecode.liveness import FRAME_READERS
 from ..bytecode.places import callee_position
 from ..codegen.native_frames import left_alone, run_cells_natively
@@ -56,7 +57,7 @@ class Segment:
     it is for, and the names of the others. hits_before: the entry's count of warm calls when it was captured.
     modules: those among the call's arguments. owners: the graph's inputs that are an optimizer's state -> those that
     are their parameters; None where the graph cannot go on without a gradient. watched: the models and optimizers that
-    it goes with.
+    it goes with. counts: the user's instructions that a run of it stands for. native_code: of the native part after it.
     """
 
     run: Callable[..., Any]
@@ -66,6 +67,8 @@ class Segment:
     regions: list[ExpertRegion] = field(default_factory=list)
     lowered: Lowered | None = None
     instructions: int = 0
+    native_code: types.CodeType | None = None
+    counts: Counts = field(default_factory=Counts)
     whole: bool = True
     seconds: float = 0.0
     failures: FailureHandler | None = None
@@ -133,6 +136,8 @@ def build(
         lowered.regions if lowered else [],
         lowered,
         attempt.domain.instructions,
+        attempt.native_code,
+        attempt.counts(),
         failures=failures,
         call=(n_positional, kwnames),
         owners=owners,
@@ -269,13 +274,14 @@ def run_whole_natively(
     else:
         attempt.graph_break.detail += f" (the whole frame runs natively: {why})"
     function, n_cells = attempt.request.function, attempt.request.n_cells
-    native = run_cells_natively(left_alone(function), n_cells)  # its callees are captured below, not the frame itself
+    alone = left_alone(function)  # its callees are captured below, not the frame itself
     return Segment(
-        below(native),
+        below(run_cells_natively(alone, n_cells)),
         finish_guards(attempt, n_positional, kwnames),
         None,
         attempt.graph_break,
         instructions=attempt.domain.instructions,
+        native_code=alone.__code__,
         whole=False,
     )
 
@@ -381,6 +387,7 @@ def continue_natively(attempt: Trace, emitter: Emitter, make_resume: MakeResume,
         for exit_ in going_on.exits
     ]
     native_code = going_on.native_code(resumes)
+    attempt.native_code = native_code
     mark_skip(native_code)
     torch_private.skip_code(native_code)  # torch.compile cannot read code whose constants are callables
     native = with_cells(native_code, globals_, name, len(going_on.state.cells))

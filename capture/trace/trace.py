@@ -21,7 +21,8 @@ import torch
 
 from moebius.interpreter import UNSET, Frame, InterpreterError, Machine, Signal, decode
 
-from ..bytecode.places import handled_places
+from ..bytecode.counting import Counts
+from ..bytecode.places import handled_places, without_call_prefix
 from ..errors import CaptureInternalError
 from ..guards.recorder import GuardRecorder
 from ..guards.sources import Arg, Source
@@ -117,6 +118,7 @@ class Trace:
         self.frame: Frame | None = None
         self.graph_break: GraphBreak | None = None
         self.whole_natively = ""  # why the frame does not go on after its break, but runs natively as a whole
+        self.native_code: types.CodeType | None = None  # what runs the broken instruction
         self.root_step = 0
         self.in_branches: set[tuple[types.CodeType, int]] = set()  # one-turn loops that the break is in
         self.in_hits: set[tuple[types.CodeType, int]] = set()  # loops over rows that the break is in
@@ -342,6 +344,19 @@ class Trace:
             f"{instruction.opname} {instruction.argval!r:.60}",
             stack,
         )
+
+    def counts(self) -> Counts:
+        """The user's instructions that the graph stands for: up to the break, without what only prepares its call."""
+        counter, frame = self.domain.counter, self.frame
+        if self.graph_break is None:
+            counter.keep()
+        else:
+            counter.drop()
+            if frame is not None:
+                begins = without_call_prefix(frame.program, frame.pc)
+                again = frame.program.instructions[begins : frame.pc]
+                counter.take_back(frame.code, [instruction.offset for instruction in again])
+        return counter.counts()
 
     @property
     def asks_data(self) -> bool:

@@ -50,10 +50,19 @@ def test_colour_changes_no_word(report: Report) -> None:
     assert words == render(report, width=110).split()
 
 
-def test_coverage_says_what_it_does_not_count(report: Report) -> None:
-    assert "below a graph break is not counted" in render(report)
+def test_coverage_says_what_it_counts_once(report: Report) -> None:
+    assert "counted once" not in render(report)
+    report.in_loops = 7
+    assert "7 of them" in render(report) and "counted once" in render(report)
+
+
+def test_the_verdict_comes_first(report: Report) -> None:
+    assert render(report, width=300).splitlines()[1] == report.verdict
+    assert report.verdict.startswith("Runs as 1 graph; break") and "train.py:15" in report.verdict
     report.breaks.clear()
-    assert "not counted" not in render(report)
+    assert report.verdict.startswith("Runs as one graph; 1 of 2 expert loops stays a loop")
+    report.status, report.why = "native", "it was captured 16 times"
+    assert report.verdict == "NOT captured: it was captured 16 times"
 
 
 def test_an_empty_report_still_prints() -> None:

@@ -1,0 +1,32 @@
+"""Whose code a file holds: the user's, or torch's, the standard library's or ours. The one place that answers it."""
+
+from __future__ import annotations
+
+import functools
+import os
+import sysconfig
+from importlib.util import find_spec
+
+STDLIB = sysconfig.get_path("stdlib")
+PACKAGES = ("moebius", "moebius.interpreter", "moebius.lowering", "moebius.kernels")
+
+
+def folder_of(package: str) -> str:
+    """Where a package's files stand; nothing is imported for it."""
+    spec = find_spec(package)
+    assert spec is not None and spec.submodule_search_locations
+    return os.path.join(spec.submodule_search_locations[0], "")
+
+
+@functools.cache
+def skipped() -> tuple[str, ...]:
+    """How the names of files begin that are torch's, ours, or made by generated code."""
+    return folder_of("torch"), *map(folder_of, PACKAGES), "<frozen", "<string>", "<moebius", "<eval_with_key>"
+
+
+@functools.lru_cache(maxsize=4096)
+def is_library(filename: str) -> bool:
+    """Whether a file is torch's, the standard library's or ours: its code is never captured by itself, nor counted."""
+    if filename.startswith(skipped()):
+        return True
+    return filename.startswith(STDLIB) and "site-packages" not in filename

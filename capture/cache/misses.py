@@ -1,0 +1,79 @@
+"""A call whose data was not as its graph holds it to be: what is learnt from that, and when it is captured again."""
+
+from __future__ import annotations
+
+import types
+import weakref
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from moebius.lowering.step import BranchError
+
+from ..hook import Entry
+from ..trace.policy import LEFT_OUT, Policy
+from ..trace.segment import Segment
+
+MAX_MISSES = 2  # of one branch on data, before it becomes a graph break
+RARE = 20  # a branch on data that leaves its graph once in so many calls changes nothing
+
+
+class Captured(Protocol):
+    """What is asked of a captured function (``captured.Captured``)."""
+
+    function: types.FunctionType
+    policy: Policy
+    segments: list[Segment]
+    left: list[Segment]
+    misses: dict[str, int]
+    entry: Entry
+
+    @property
+    def forget(self) -> Callable[[Segment], None]: ...
+
+    def tell_recompile(self, guard: str, old: str, new: str, file: str, line: int, hint: str) -> None: ...
+
+
+def missed(captured: weakref.ref[Any], program: Any, error: BaseException) -> None:
+    """The data of a call was not as the segment with these guards holds it to be."""
+    owner = captured()
+    if owner is None:
+        return
+    if isinstance(error, BranchError):
+        went_otherwise(owner, error, program)
+    else:
+        keep_backward_outside(owner, str(error))
+
+
+def keep_backward_outside(captured: Captured, found: str) -> None:
+    """A batch left parameters without gradients that the step was captured with: backward runs between two graphs
+    from now on, and the second has the gradients that are there for inputs."""
+    code = captured.function.__code__
+    place = (code.co_filename, code.co_firstlineno)
+    before = "gives every parameter a gradient"
+    captured.tell_recompile("backward()", before, found, *place, LEFT_OUT[1])
+    captured.policy.whole_step, captured.policy.outside = False, LEFT_OUT
+    for segment in captured.segments:
+        captured.entry.remove(segment.guards.program)
+    captured.segments.clear()
+
+
+def went_otherwise(captured: Captured, error: BranchError, program: Any) -> None:
+    """A branch on data left its graph. A rare event changes nothing; else the step is captured again with the
+    branch as it went now, and with a graph break at a branch that keeps changing."""
+    segment = next((s for s in captured.segments if s.guards.program is program), None)
+    if segment is None or segment.failures is None:
+        return
+    side_exit = segment.failures.exits[error.place]
+    branch = error.place.rpartition(", ")[0]
+    misses = captured.misses[branch] = captured.misses.get(branch, 0) + 1
+    if captured.entry.hits - segment.hits_before >= RARE * misses:
+        return
+    captured.tell_recompile(
+        "branch on data", f"goes {not error.taken}", str(error.taken), side_exit.file, side_exit.line,
+        "use torch.where, or keep the branch out of the step",
+    )  # fmt: skip
+    captured.policy.predictions[error.place] = error.taken
+    if misses > MAX_MISSES:
+        captured.policy.unpredictable.add(branch)
+    captured.forget(segment)
+    captured.left = [segment]

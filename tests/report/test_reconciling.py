@@ -1,0 +1,174 @@
+"""The report's coverage adds up: what it counts is what ``sys.settrace`` counts on the plain run, for each call."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from fuzz.choices import SeededChoices
+from reconciling import outcome, plain_counts, reported_counts
+from small import breaks, names
+
+from moebius import capture, disable, explain, reset
+from moebius.bytecode import counting
+
+MANY = 12  # programs in one case
+CASES = [(kind, first) for kind, count in (("breaks", 240), ("names", 120)) for first in range(0, count, MANY)]
+
+
+def made_of(kind: str, seed: int) -> tuple[Any, list[tuple]]:
+    """What makes a generated program twice, and the arguments of its calls."""
+    if kind == "names":
+        source = names.generate(SeededChoices(seed))
+        return lambda: (names.World(source).step, names.World(source).step), [
+            (torch.full((2, 3), float(number)),) for number in range(3)
+        ]
+    source = breaks.generate(SeededChoices(seed))
+
+    def one() -> Any:
+        namespace: dict[str, Any] = {"brk": breaks.brk, "bad": breaks.bad, "Context": breaks.Context}
+        exec(compile(source, "<program>", "exec"), namespace)
+        return namespace["step"]
+
+    return lambda: (one(), one()), [(torch.full((2,), float(number)),) for number in range(3)]
+
+
+@pytest.mark.share(4)
+@pytest.mark.parametrize(("kind", "first"), CASES)
+def test_generated_programs(kind: str, first: int) -> None:
+    compared, ran = 0, 0
+    for seed in range(first, first + MANY):
+        reset()
+        found = outcome(*made_of(kind, seed))
+        assert not found.differs, f"seed {seed}: {found.differs}"
+        compared += found.compared
+        ran += len(found.statuses)
+    assert compared or ran < MANY  # (of some programs each call raises)
+
+
+def helper(x: torch.Tensor, n: int) -> torch.Tensor:
+    for i in range(n):
+        x = x * 2 + i
+    return x
+
+
+@disable
+def slow(n: int) -> int:
+    total = 0
+    for i in range(n):
+        total += i
+    return total
+
+
+def one_graph(x: torch.Tensor) -> Any:
+    y = helper(x, 3)
+    parts = [i * y for i in range(3)]
+    with torch.no_grad():
+        total = sum(v for v in (1, 2, 3))
+    try:
+        raise ValueError
+    except ValueError:
+        total += 1
+    return parts[0] + total, (lambda u: u + 1)(y)
+
+
+def two_breaks(x: torch.Tensor) -> torch.Tensor:
+    y = x * slow(300)
+    slow(int(y.sum().item()) % 7)
+    return helper(y, 3)
+
+
+def in_a_loop(x: torch.Tensor) -> torch.Tensor:
+    for i in range(4):
+        slow(i)
+        x = helper(x, i)
+    return x
+
+
+class Block(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return helper(self.linear(x), 2).relu()
+
+
+LAYERS = torch.nn.ModuleList(Block() for _ in range(5))
+
+
+def equal_layers(x: torch.Tensor) -> torch.Tensor:
+    for layer in LAYERS:
+        x = layer(x)
+    return x
+
+
+@pytest.mark.parametrize("step", [one_graph, two_breaks, in_a_loop, equal_layers])
+def test_each_call_of_a_step(step: Any) -> None:
+    """Captured anew and hit, whatever runs below a break, and where equal layers were not interpreted twice."""
+    x = torch.ones(3, 4)
+    expected = plain_counts(step, x)
+    captured = capture(step)
+    statuses = []
+    for _ in range(3):
+        report = explain(captured)(x)
+        assert reported_counts(report) == expected and sum(report.coverage.values()) == sum(expected.values())
+        assert bool(report.coverage["native"]) == bool(report.breaks)
+        statuses.append(report.status)
+    assert (statuses[0], statuses[-1]) == ("captured", "hit")
+
+
+def test_a_tensor_hook_is_opaque() -> None:
+    """Python runs it, for a call that the graph makes."""
+
+    def hook(grad: torch.Tensor) -> torch.Tensor:
+        return grad * 2
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        y = x * 2
+        y.sum().backward()
+        return y
+
+    x = torch.ones(3, requires_grad=True)
+    x.register_hook(hook)
+    report = explain(step)(x)
+    assert sum(report.coverage.values()) == sum(plain_counts(step, x).values())
+
+
+def test_a_second_capture_is_not_summed() -> None:
+    def step(x: torch.Tensor, mode: str) -> torch.Tensor:
+        return x * 2 if mode == "a" else helper(x, 2)
+
+    captured, x = capture(step), torch.ones(3)
+    for mode, status in (("a", "captured"), ("b", "recaptured"), ("a", "hit")):
+        report = explain(captured)(x, mode)
+        assert report.status == status and reported_counts(report) == plain_counts(step, x, mode)
+        assert len(report.graphs) == 1
+
+
+def test_what_gave_up_says_so(recwarn: pytest.WarningsRecorder) -> None:
+    def step(x: torch.Tensor) -> torch.Tensor:
+        return helper(x, 2)
+
+    captured = capture(step, dynamic=False)
+    for size in range(2, 20):
+        captured(torch.ones(size))
+    report, x = explain(captured)(torch.ones(30)), torch.ones(30)
+    assert report.status == "native" and report.verdict.startswith("NOT captured: it was captured 16 times")
+    assert report.coverage["captured"] == 0 and "100%" not in str(report)
+    assert sum(report.coverage.values()) == sum(plain_counts(step, x).values())
+
+
+def test_the_marks_of_continuations_are_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(counting, "marks_of", lambda code: "")
+    x = torch.ones(3, 4)
+    assert reported_counts(explain(capture(two_breaks))(x)) != plain_counts(two_breaks, x)
+
+
+def test_a_settrace_tool_sees_every_line() -> None:
+    """Under a debugger's or coverage.py's trace function the call runs as Python; without it, captured again."""
+    captured, x = capture(one_graph), torch.ones(3, 4)
+    captured(x)
+    assert plain_counts(captured, x) == plain_counts(one_graph, x)
+    assert explain(captured)(x).status == "hit"
