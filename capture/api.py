@@ -16,6 +16,7 @@ import torch
 from .cache.calls import CallRecord, recorded
 from .cache.captured import ALL, BEFORE_IT_GOES, MARKED, Captured, install_frame_callback
 from .cache.generators import driven, is_driven
+from .cache.recompiles import shown
 from .errors import NotCapturableError, OptionError
 from .hook import Entry, call_unhooked, is_disabled, mark_skip
 from .options import CaptureOptions, Options, make_options
@@ -253,7 +254,7 @@ def report_of_call(captured: Captured, record: CallRecord, result: Any, args: tu
     for member, segment, runs in record.runs:
         if member is captured and segment.guards.hold(args, kwargs):
             segment.guards.measure(args, kwargs)
-        add_segment(report, segment)
+        add_segment(report, segment, member.function.__code__)
         if segment.whole:
             report.count("captured", segment.counts, runs)
             report.in_loops += segment.counts.in_loops * runs
@@ -266,11 +267,11 @@ def report_of_call(captured: Captured, record: CallRecord, result: Any, args: tu
     return report
 
 
-def add_segment(report: Report, segment: Segment) -> None:
+def add_segment(report: Report, segment: Segment, code: types.CodeType) -> None:
     if segment.captured is not None:
         report.graphs.append(segment.captured)
     report.expert_regions += segment.regions
-    report.guards += segment.guards.records()
+    report.guards += [shown(guard, code) for guard in segment.guards.records()]
 
 
 def report_of(captured: Captured) -> Report:
@@ -281,7 +282,7 @@ def report_of(captured: Captured) -> Report:
     for member in captured.family():
         segments = member.segments or member.left
         for segment in segments:
-            add_segment(report, segment)
+            add_segment(report, segment, member.function.__code__)
             if segment.graph_break is not None:
                 report.breaks.append(segment.graph_break)
         if segments and segments[-1].whole:

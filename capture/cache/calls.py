@@ -78,6 +78,11 @@ def note(captured: Any, segment: Segment | None, why: str, again: bool) -> None:
             record.parts[id(segment.native_code)] = segment.native_code
 
 
+def is_watched() -> bool:
+    """Whether somebody wants a report of the call that runs now."""
+    return OPEN.record is not None
+
+
 def note_looked_at(segment: Segment) -> None:
     """A capture that was hit is entered anew, with a count of hits that begins again."""
     if OPEN.record is not None:

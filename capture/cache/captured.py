@@ -45,15 +45,16 @@ from ..trace.policy import FOREIGN, ON_A_MESH, Policy
 from ..trace.segment import Segment, build
 from ..trace.trace import Request, trace
 from ..values.values import TRACING, Break
-from .calls import note, note_looked_at, uncounted
+from .calls import is_watched, note, note_looked_at, uncounted
 from .deterministic import deterministic
 from .frames import with_plain_arguments, worth_capturing
 from .leading_back import LeadingBack, paused_collector
 from .meanwhile import MAX_CHANGES, changed, is_a_race, replaced, tell_of_a_race, tell_of_a_replacement
 from .misses import RARE, missed
-from .opening import met, open_numbers, open_place, other_sizes
+from .opening import open_numbers, open_place
 from .outlived import Outlived
 from .placing import Placement
+from .recompiles import failures, hint_of, told
 from .rests import MAX_RESTS, SAME_RESTS, again, later, one_before, rests_of
 from .varying import Varying, tell
 
@@ -245,6 +246,8 @@ class Captured:
             failed, found = segment.guards.failure(args, kwargs)
             if failed is not None:
                 raise changed(failed, found)
+            if is_watched() or BEFORE_IT_GOES:
+                segment.guards.measure(args, kwargs)
             if segment.failures is not None:
                 segment.failures.missed = functools.partial(missed, weakref.ref(self), segment.guards.program)
             segment.hits_before = self.entry.hits
@@ -412,23 +415,18 @@ class Captured:
         """Why the newest segments do not fit this call, and what to leave open next time. False: capture no more."""
         modules = [id(module) for module in called_on(args)]
         alike = [segment for segment in self.segments if [id(module()) for module in segment.modules] == modules]
+        failed = failures(alike, args, kwargs)
+        if failed:
+            self.recompiles.append(Recompile(*told(failed, self.function.__code__, args, kwargs)))
         for segment in reversed(alike):
-            fact, found = segment.guards.failure(args, kwargs)
+            fact = failed[id(segment)].fact if id(segment) in failed else None
             if fact is None:
-                if found and segment is alike[-1]:
-                    code = self.function.__code__
-                    place = (code.co_filename, code.co_firstlineno)
-                    self.recompiles.append(Recompile("arguments", "as before", found, *place, hints.ARGUMENTS))
                 continue
-            record = fact.record
-            if segment is alike[-1]:
-                now = met(fact, args, kwargs)
-                hint = hints.hint(fact, now, other_sizes(fact, now))
-                self.recompiles.append(Recompile(record.source, record.check, found, record.file, record.line, hint))
             opened = open_place(self.policy, fact, segment.guards, args, kwargs)
             served = self.entry.hits - segment.hits_before >= RARE
             goes = (self.outlived.goes(fact, args, kwargs) or opened) and self.may_go(segment)
             if segment is alike[-1] and not (goes and served):
+                hint = hint_of(fact, args, kwargs)
                 tell(self, self.varying.learn(self.policy, fact, hint, served, args, kwargs))
             if goes:
                 self.forget(segment)

@@ -55,10 +55,10 @@ def static_facts(recorder: GuardRecorder) -> list[Fact]:
     facts = []
     for the_dict, watched in recorder.dicts.values():
         check: tuple[Any, ...] = ("dict", the_dict, watched.entries, watched.keys)
-        facts.append(Fact(check, watched))
+        facts.append(Fact(check, watched, places=watched.places))
     for cls, cls_watched in recorder.classes.items():
         check = ("class", cls, dict(cls_watched.entries), cls.__mro__)
-        facts.append(Fact(check, functools.partial(class_record, cls, cls_watched)))
+        facts.append(Fact(check, functools.partial(class_record, cls, cls_watched), places=cls_watched.places))
     for instance in recorder.instances.values():
         check = ("instance", instance.obj, type(instance.obj), instance.namespace)
         facts.append(Fact(check, instance))
@@ -69,6 +69,15 @@ def class_record(cls: type, watched: WatchedClass) -> Guard:
     """What reports show of a watched class."""
     names = ", ".join(sorted(watched.entries)[:6])
     return Guard(f"{cls.__module__}.{cls.__qualname__}", f"class unchanged ({names})", *watched.where)
+
+
+def changed_in_class(cls: type, entries: dict[str, Any]) -> str | None:
+    """The first name that its method resolution order gives another object for, or none."""
+    for name, then in entries.items():
+        now = next((vars(base)[name] for base in cls.__mro__ if name in vars(base)), ABSENT)
+        if now is not then:
+            return name
+    return None
 
 
 def met(fact: Fact, guards: CompiledGuards, args: tuple, kwargs: dict[str, Any]) -> str:

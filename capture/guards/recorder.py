@@ -10,7 +10,7 @@ import abc
 import functools
 import types
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -44,6 +44,7 @@ class Fact:
     check: tuple[Any, ...]
     made: Callable[[], Guard]
     source: Source | None = None
+    places: Mapping[Any, Where] = field(default_factory=dict)  # of the entries of a dict or class: who read them
 
     @functools.cached_property
     def record(self) -> Guard:
@@ -59,6 +60,7 @@ class WatchedDict:
     where: Where
     entries: dict[Any, Any] = field(default_factory=dict)
     keys: tuple | None = None
+    places: dict[Any, Where] = field(default_factory=dict)  # the line that read each entry
 
     def __call__(self) -> Guard:
         """What reports show of it."""
@@ -81,6 +83,7 @@ class WatchedClass:
 
     where: Where
     entries: dict[str, Any] = field(default_factory=dict)
+    places: dict[str, Where] = field(default_factory=dict)
 
 
 @dataclass
@@ -128,6 +131,7 @@ class GuardRecorder:
         watched = self.watched(name, the_dict)
         if key not in watched.entries:
             watched.entries[key] = value
+            watched.places[key] = self.where()
 
     def dict_keys(self, name: str, the_dict: dict) -> None:
         """The dict has exactly these keys, in this order."""
@@ -143,7 +147,9 @@ class GuardRecorder:
 
     def class_entry(self, cls: type, name: str, value: Any) -> None:
         """Looking ``name`` up along the class's MRO gives this very object, or nothing (ABSENT)."""
-        self.class_order(cls).entries.setdefault(name, value)
+        watched = self.class_order(cls)
+        if name not in watched.entries:
+            watched.entries[name], watched.places[name] = value, self.where()
 
     def class_order(self, cls: type) -> WatchedClass:
         """The class has the method resolution order that it has now."""

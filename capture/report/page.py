@@ -262,16 +262,19 @@ def graphs(report: Findings) -> str:
 
 
 def recompiles(report: Findings) -> str:
-    rows = [
-        [
-            text_cell(item.guard, "mono"),
-            text_cell(item.old),
-            text_cell(item.new),
-            text_cell(place(item.file, item.line), "place"),
-            text_cell(item.hint),
-        ]
-        for item in report.recompiles
-    ]
+    rows = []
+    for item in report.recompiles:
+        others = "".join(f"<li>{escape(line)}</li>" for line in item.entries)
+        older = f"<details><summary>each older capture</summary><ol>{others}</ol></details>" if others else ""
+        rows.append(
+            [
+                text_cell(item.guard, "mono"),
+                text_cell(item.old),
+                text_cell(item.new),
+                text_cell(place(item.file, item.line), "place"),
+                (escape(item.hint) + older, item.hint),
+            ]
+        )
     heads = ("guard", "was", "became", "asked at", "hint")
     return table([(head, False) for head in heads], rows)
 

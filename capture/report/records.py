@@ -60,7 +60,12 @@ class Guard:
 
 @dataclass
 class Recompile:
-    """Why a call was captured again: the guard that failed, what it expected, what it met. hint: what one can do."""
+    """Why a call was captured again: the guard that failed, what it expected, what it met; the user's line that read
+    it.
+
+    hint: what one can do. entries: of each older capture, newest first, the first guard that failed. Where there are
+    several, ``guard`` is that of the capture that fitted best.
+    """
 
     guard: str
     old: str
@@ -68,6 +73,7 @@ class Recompile:
     file: str
     line: int
     hint: str = ""
+    entries: tuple[str, ...] = ()
 
 
 @dataclass

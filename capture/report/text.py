@@ -11,11 +11,12 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from .groups import guard_groups
 from .model import Findings, inputs, operations
 from .records import GraphBreak, counted
 from .words import counted_once, duration, percent, place, plural, region_row
 
-GUARDS_SHOWN = 8
+GROUPS_SHOWN = 8
 FUNCTIONS_SHOWN = 5
 HOW_COLORS = {"captured": "green", "opaque": "yellow", "native": "red"}
 
@@ -158,19 +159,21 @@ def regions(report: Findings) -> Group | None:
 def guards(report: Findings) -> Group | None:
     if not report.guards:
         return None
-    timed = [guard for guard in report.guards if guard.cost_ns is not None]
-    slowest = sorted(report.guards, key=lambda guard: -(guard.cost_ns or 0.0))[:GUARDS_SHOWN]
-    made = table("source", "check", "asked at", "cost", right=("cost",))
-    for guard in slowest:
-        cost = None if guard.cost_ns is None else guard.cost_ns * 1e-9
-        source, check = shorten(guard.source), shorten(guard.check)
-        made.add_row(source, check, place(guard.file, guard.line), duration(cost))
-    left = len(report.guards) - len(slowest)
-    said = plural(left, "more guard") if left else ""
-    if timed:
+    groups = guard_groups(report.guards)
+    made = table("what they look at", "guards", "dearest", "asked at", "a call", right=("guards", "a call"))
+    for group in groups[:GROUPS_SHOWN]:
+        first = max(group.guards, key=lambda guard: guard.cost_ns or 0.0)
+        cost = None if group.cost_ns is None else group.cost_ns * 1e-9
+        dearest = shorten(f"{first.source.removeprefix(group.owner)} {first.check}".strip(), 40)
+        made.add_row(
+            shorten(group.owner, 40), str(len(group.guards)), dearest, place(first.file, first.line), duration(cost)
+        )
+    left = groups[GROUPS_SHOWN:]
+    said = [f"{sum(len(group.guards) for group in left)} more guards of {len(left)} others"] if left else []
+    if timed := [guard for guard in report.guards if guard.cost_ns is not None]:
         total = duration(sum(guard.cost_ns or 0.0 for guard in timed) * 1e-9)
-        said = f"{said}{', ' if said else ''}{total} for all {len(timed)} that were timed"
-    return Group(made, Text(said, style="dim")) if said else Group(made)
+        said.append(f"{total} a call for all {len(timed)} that were timed")
+    return Group(made, Text(", ".join(said), style="dim")) if said else Group(made)
 
 
 def shorten(text: str, length: int = 56) -> str:
@@ -178,10 +181,17 @@ def shorten(text: str, length: int = 56) -> str:
     return text if len(text) <= length else text[: length - 1].rstrip() + "…"
 
 
-def recompiles(report: Findings) -> Table | None:
+def recompiles(report: Findings) -> Group | None:
+    """Each time that it was captured again: why, at which line, and what the older captures were made for."""
     if not report.recompiles:
         return None
-    made = table("guard", "was", "became", "asked at", "hint")
-    for item in report.recompiles:
-        made.add_row(item.guard, item.old, item.new, place(item.file, item.line), item.hint)
-    return made
+    lines = []
+    for number, item in enumerate(report.recompiles, 1):
+        text = Text(f"{number}. ", style="dim").append(item.guard, style="bold")
+        text.append(f" was {item.old}, is {item.new}").append(f"  {place(item.file, item.line)}", style="dim")
+        for line in item.entries if len(item.entries) > 1 else ():
+            text.append(f"\n   {line}", style="dim")
+        if item.hint:
+            text.append("\n   hint  ", style="cyan").append(item.hint)
+        lines.append(text)
+    return Group(*lines)

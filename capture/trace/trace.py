@@ -23,6 +23,7 @@ from moebius.interpreter import UNSET, Frame, InterpreterError, Machine, Signal,
 
 from ..bytecode.counting import Counts
 from ..bytecode.places import handled_places, without_call_prefix
+from ..bytecode.user_code import is_library
 from ..errors import CaptureInternalError
 from ..guards.recorder import GuardRecorder
 from ..guards.sources import Arg, Source
@@ -169,7 +170,10 @@ class Trace:
         return tuple(reversed(places))
 
     def line(self) -> tuple[str, int]:
+        """The user's line: not one of torch's, the standard library's or ours that it has called."""
         frame = getattr(self.machine, "frame", None)
+        while frame is not None and is_library(frame.code.co_filename):
+            frame = frame.back
         if frame is None:
             code = self.request.function.__code__
             return code.co_filename, code.co_firstlineno

@@ -96,14 +96,14 @@ def turned(x, n):
 
 ONES = torch.ones(2)
 CASES: dict[str, tuple[Any, str, str]] = {  # case, the guard, what stands in its hint
-    "a text that is asked for": (names, "config.__dict__", "text"),
+    "a text that is asked for": (names, "config.name", "text"),
     "a list that grows": (lists, "config.items", "tensor"),
     "keys of a dict": (tables, "config.table", "keys"),
     "dtypes": (called_with(lambda x: x * 2, (ONES,), (ONES.double(),), (ONES.int(),)), "L['x']", "dtype"),
     "dimensions": (called_with(lambda x: x * 2, (ONES,), (ONES[None],)), "L['x']", "dimensions"),
     "sizes": (called_with(lambda x: x * 2, (ONES,), (torch.ones(3),)), "L['x']", "moebius.mark_dynamic(x, (0,))"),
     "a count of turns": (called_with(turned, *((ONES, n) for n in range(2, 5))), "L['n']", "few ways"),
-    "train and eval": (train_and_eval, "__dict__", "train() or eval()"),
+    "train and eval": (train_and_eval, ".training", "train() or eval()"),
     "a gradient that is there": (gradients, "weight'].grad", "zero them"),
     "deques": (
         called_with(lambda x, q: x * q[0], *((ONES, collections.deque(range(n))) for n in (1, 2, 3))), "L['q']", "keep",

@@ -1,0 +1,104 @@
+"""A capture that is made again names the guard that failed, of each older capture, in the user's names and lines."""
+
+from __future__ import annotations
+
+import linecache
+from typing import Any
+
+import torch
+
+from moebius import capture, explain, stats
+from moebius.cache import recompiles
+from moebius.report.groups import LIBRARIES, guard_groups
+from moebius.report.records import Guard
+
+X = torch.ones(3)
+
+
+def moded(x: torch.Tensor, mode: str, k: int) -> torch.Tensor:
+    if mode == "a":
+        x = x + 1
+    for _ in range(k):
+        x = x * 2
+    return x
+
+
+def line_of(recompile: Any) -> str:
+    return linecache.getline(recompile.file, recompile.line).strip()
+
+
+def test_the_capture_that_fitted_best_is_blamed(monkeypatch: Any) -> None:
+    step = capture(moded)
+    for mode, k in (("a", 1), ("b", 1), ("a", 9)):
+        step(X, mode, k)
+    first, second = stats(step).recompiles
+    assert (first.guard, first.old, first.new, line_of(first)) == ("L['mode']", "'a'", "'b'", 'if mode == "a":')
+    assert (second.guard, second.old, second.new) == ("L['k']", "1", "9") and "range(k)" in line_of(second)
+    assert [entry.partition(":")[0] for entry in second.entries] == ["capture 2", "capture 1"]
+    assert "L['mode']" in second.entries[0] and "L['k']" in second.entries[1]
+
+
+def test_a_place_in_torch_is_told_as_the_users_line() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Dropout(0.5))
+
+    @capture
+    def step(x: torch.Tensor) -> torch.Tensor:
+        return model(x)
+
+    step(X)
+    model.eval()
+    step(X)
+    (found,) = stats(step).recompiles
+    assert found.guard.endswith(".training") and (found.old, found.new) == ("True", "False")
+    assert line_of(found) == "return model(x)"
+    report = explain(step)(X)
+    assert {guard.file for guard in report.guards} == {__file__}
+    assert all(guard.cost_ns is not None for guard in report.guards)
+
+
+class Settings:
+    first, second = 2, 3
+
+
+def test_an_entry_of_a_class_has_its_own_line() -> None:
+    @capture
+    def step(x: torch.Tensor) -> torch.Tensor:
+        x = x * Settings.first
+        return x + Settings.second
+
+    step(X)
+    Settings.second = 4
+    assert step(X).tolist() == [6.0, 6.0, 6.0]
+    (found,) = stats(step).recompiles
+    assert found.guard.endswith("Settings.second") and line_of(found) == "return x + Settings.second"
+
+
+def test_no_name_of_a_continuations_stack_is_shown() -> None:
+    def step(x: torch.Tensor) -> torch.Tensor:
+        class Made:  # a graph break, which leaves another class in each call
+            number = 3
+
+        return x * Made.number
+
+    captured = capture(step)
+    for _ in range(3):
+        captured(X)
+    report = explain(captured)(X)
+    assert report.recompiles and recompiles.LEFT in str(report.to_json())
+    assert "m_stack" not in report.to_json() and "m_stack" not in str(report)
+
+
+def test_guards_are_grouped_by_what_they_look_at() -> None:
+    optimizer = "L['optimizer']"
+    guards = [
+        Guard(f"{optimizer}.state[<Parameter>]['step']", "float32", "a.py", 1, 5.0),
+        Guard(f"{optimizer}.state[<Parameter>]['exp_avg']", "float32", "a.py", 1, 7.0),
+        Guard(f"{optimizer}.defaults", "2 entries", "a.py", 1, 1.0),
+        Guard("G(__main__)['cfg'].k", "== 2", "a.py", 1),
+        Guard("G(moebius.python.substitutes)['torch'].autograd", "the same", "a.py", 1, 2.0),
+        Guard("builtins", "22 entries", "a.py", 1, 2.0),
+    ]
+    groups = guard_groups(guards)
+    assert [(group.owner, len(group.guards), group.cost_ns) for group in groups] == [
+        (f"{optimizer} state", 2, 12.0), (LIBRARIES, 2, 4.0), (optimizer, 1, 1.0), ("G(__main__)['cfg']", 1, None),
+    ]  # fmt: skip
