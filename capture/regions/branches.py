@@ -13,6 +13,7 @@ from torch import fx
 
 from moebius.interpreter import Frame
 
+from ..bytecode.copied_returns import copies, start_of_copy
 from ..bytecode.liveness import accesses
 from ..torch_facts import torch_private
 from ..values.values import SYMBOLIC, TensorProxy
@@ -54,13 +55,16 @@ class OneTurn:
 
 
 def past_jumps(frame: Frame, index: int) -> int:
-    """Where an instruction that does nothing but jump leads to; the index itself for any other."""
-    instructions = frame.program.instructions
+    """Where an instruction that does nothing but jump leads to, or a copy; the index itself for any other."""
+    instructions, known = frame.program.instructions, copies(frame.program)
     for _ in range(len(instructions)):
         instruction = instructions[index]
-        if instruction.opname not in PASSING:
+        if index in known:
+            index = known[index]
+        elif instruction.opname not in PASSING:
             break
-        index = instruction.target if instruction.target is not None else index + 1
+        else:
+            index = instruction.target if instruction.target is not None else index + 1
     return index
 
 
@@ -88,11 +92,15 @@ def branch_at(frame: Frame) -> OneTurn | None:
 
 def with_else(frame: Frame, target: int, jumps_if: bool) -> OneTurn | None:
     """The branch at the frame's instruction, if the side that its jump passes over ends in a jump to where both
-    meet."""
-    instructions, here = frame.program.instructions, frame.pc
-    if target <= here + 1 or instructions[target - 1].opname not in ALWAYS:
+    meet, or in a copy of what stands there."""
+    instructions, here, last = frame.program.instructions, frame.pc, target - 1
+    if last <= here:
         return None
-    end = past_jumps(frame, target - 1)
+    if last in copies(frame.program):
+        last = start_of_copy(frame.program, last)
+    elif instructions[last].opname not in ALWAYS:
+        return None
+    end = past_jumps(frame, last)
     first, second = range(here + 1, target), range(target, end if end > here else loop_end(frame, end))
     if here in second or not second or not all(stays(frame, i, side, end) for side in (first, second) for i in side):
         return None
@@ -110,7 +118,9 @@ def loop_end(frame: Frame, head: int) -> int:
 
 def stays(frame: Frame, index: int, inside: range, end: int) -> bool:
     """Whether the instruction leads on within the body, or to where the sides meet."""
-    instruction = frame.program.instructions[index]
+    instruction, known = frame.program.instructions[index], copies(frame.program)
+    if index in known:  # it runs there
+        return known[index] in inside or past_jumps(frame, start_of_copy(frame.program, index)) == end
     if instruction.opname.startswith(LEAVING):
         return False
     target = instruction.target

@@ -20,6 +20,7 @@ from moebius.interpreter import STOP, UNSET, Frame
 from moebius.lowering.experts.stacking import in_set_order
 from moebius.lowering.graph import expert_loop, skip_turn
 
+from ..bytecode.copied_returns import copies
 from ..bytecode.liveness import accesses
 from ..python.number_sets import ELEMENTS, LISTED, iterated_as
 from ..tensors.arrays import ArrayNumber
@@ -124,7 +125,12 @@ class Loops:
         """Close the branches whose sides meet at the frame's instruction, which then begins outside of them."""
         while self.open and self.open[-1].frame is frame:
             loop = self.open[-1]
-            if not isinstance(loop.rows, OneTurn) or frame.pc != loop.head:
+            if not isinstance(loop.rows, OneTurn):
+                return
+            known = copies(frame.program)
+            while frame.pc != loop.head and frame.pc in known:
+                frame.pc = known[frame.pc]
+            if frame.pc != loop.head:
                 return
             self.end_turn(loop)
 

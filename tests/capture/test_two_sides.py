@@ -102,6 +102,20 @@ def nested(x):
     return y
 
 
+def changed(x):
+    if x.sum() > 0:
+        x.add_(1)
+    else:
+        x.mul_(3)
+
+
+def returns_nothing(x):
+    """What is called ends in each side (the compiler writes its return twice)."""
+    y = x * 2
+    changed(y)
+    return y + 1
+
+
 def gradients(x):
     w = torch.ones(6, requires_grad=True)
     if x.sum() > 0:
@@ -133,7 +147,7 @@ def list_of_both(x):
 
 ONE_GRAPH = [
     set_by_both, replaced_by_both, in_place, expression, three_ways, in_a_loop, first_side_writes_the_condition,
-    one_sets_more, same_number, nested, gradients,
+    one_sets_more, same_number, nested, returns_nothing, gradients,
 ]  # fmt: skip
 
 

@@ -1,0 +1,65 @@
+"""Ends of a function that the compiler wrote more than once.
+
+CPython writes a jump to a short block that returns as a copy of it (Python/flowgraph.c), from 3.12 on more of them than
+before: after ``if … else …`` each side goes on in its own. Where the sides meet is in the last copy. That runs as the
+others do: the same instructions, in the same places of the source, with the same handlers around them.
+"""
+
+from __future__ import annotations
+
+from moebius.interpreter.program import Program
+
+RETURNS = frozenset({"RETURN_VALUE", "RETURN_CONST"})
+
+
+def copies(program: Program) -> dict[int, int]:
+    """The index of each instruction of a copy, and of the same one in a later copy (of which a part may be one)."""
+    if program.copies is None:
+        program.copies = find(program)
+    return program.copies
+
+
+def find(program: Program) -> dict[int, int]:
+    instructions, found = program.instructions, {}
+    ends = [index for index, instruction in enumerate(instructions) if instruction.opname in RETURNS]
+    places = list(program.code.co_positions()) if len(ends) > 1 else []
+
+    def returned(index: int) -> tuple[int, ...] | None:
+        """Which constant an instruction is a part of returning, if that is all that it does. Nothing can fail there:
+        of which line it is does not matter."""
+        first = index - (instructions[index].opname == "RETURN_VALUE")
+        loads = first >= 0 and instructions[first].opname in ("LOAD_CONST", "RETURN_CONST")
+        if not loads or instructions[first + (instructions[first].opname == "LOAD_CONST")].opname not in RETURNS:
+            return None
+        return instructions[first].opcode, instructions[first].arg or 0
+
+    def same(i: int, j: int) -> bool:
+        a, b = instructions[i], instructions[j]
+        if (a.opcode, a.arg) != (b.opcode, b.arg) or a.target is not None or b.target is not None:
+            return False
+        if program.handler_at(i) != program.handler_at(j):
+            return False
+        constant = returned(i)
+        return places[a.offset // 2] == places[b.offset // 2] or (constant is not None and constant == returned(j))
+
+    def length(i: int, j: int) -> int:
+        """How many instructions before the returns i and j, with these, are the same ones."""
+        count = 0
+        while j - count > i >= count and same(i - count, j - count):
+            if count and instructions[i - count].opname in RETURNS:
+                break
+            count += 1
+        return count
+
+    for place, i in enumerate(ends):
+        count, j = max(((length(i, j), j) for j in ends[place + 1 :]), default=(0, 0))
+        found.update({i - back: j - back for back in range(count)})
+    return found
+
+
+def start_of_copy(program: Program, index: int) -> int:
+    """Where the copy begins that ends at an index."""
+    known = copies(program)
+    while known.get(index - 1) == known[index] - 1 and program.instructions[index - 1].opname not in RETURNS:
+        index -= 1
+    return index
