@@ -12,7 +12,7 @@ knows moebius. It trains 50 steps, the last batch short, plain and captured, fro
 each result and all parameters are plain Python's to the bit. The other columns are with the default backend: graphs at
 the end, graph breaks in them, calls that captured anew after the first, hits among the steps after the third, loops
 over experts that were lowered, seconds of the first call, and a step's time beside plain Python's (the median of the
-last twenty).
+last twenty; times are the processor's, of one thread).
 """
 
 

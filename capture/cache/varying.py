@@ -132,7 +132,10 @@ def now_at(source: Source, fact: Fact, args: tuple, kwargs: dict[str, Any]) -> A
 
 
 def outer(source: Source) -> Source:
-    """The object that a part belongs to which only Python itself reads: a function's defaults."""
+    """The object that a part belongs to which only Python itself reads: a function's defaults. (What a method is bound
+    to is the program's own.)"""
     while isinstance(source, Part) and (source.operation == "instance_dict" or str(source.operand).startswith("__")):
+        if source.operand == "__self__":
+            break
         source = source.parent
     return source

@@ -39,7 +39,7 @@ from ..bytecode.places import (
 )
 from ..bytecode.sequences import JUMP_IF_FALSE, LOAD_CELL, call_constant, call_sequence, set_constant
 from ..bytecode.unset_cells import asked_first, unset_reads
-from ..regions.branches import asks_for_jump
+from ..regions.branches import BRANCHES, asks_for_jump
 from ..values.values import LoopLeftover
 from .stretches import native_end
 
@@ -166,7 +166,7 @@ class Continuation:
         instructions = self.program.instructions
         depth, nulls = len(self.frame.stack), self.state.nulls
         stored: set[str] = set()
-        i, last = self.broken, native_end(self.frame)
+        i, (last, untouched) = self.broken, native_end(self.frame)
         if instructions[i].opname == "LOAD_SPECIAL":  # Python leaves the method bound, or with its object
             raise CannotResume("a with-block, where its methods are looked up")
         pops = UNCERTAIN.get(instructions[i].opname)
@@ -181,9 +181,9 @@ class Continuation:
                 ways.append((instruction.target, True))
             after = [self.behind_loop(target, depth + self.effect(i, jump)) for target, jump in ways]
             if last > self.broken:  # a straight line
-                if i == last:
-                    ((index, depth),) = after
-                    return [self.state_at(index, depth, frozenset(n for n in nulls if n < depth), frozenset(stored))]
+                if i >= last and instructions[i + 1].opname not in BRANCHES:
+                    left = frozenset(n for n in nulls if n < untouched)
+                    return [self.state_at(t, d, left, frozenset(stored)) for t, d in after]
                 ((i, depth),) = after
                 continue
             done = limit is None and instruction.opname not in BEFORE_CALL

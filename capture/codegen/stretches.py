@@ -2,8 +2,9 @@
 
 What numpy makes is no tensor, so the next instruction that computes with it would be a break again. The instructions
 behind the broken one are looked at, in a straight line and with what is known of their operands; the native part ends
-behind the last of them that ends a statement and computes with arrays and plain values alone. (It is the user's own
-code, so that running more of it natively changes nothing but where the next graph begins.)
+behind the last of them that computes with arrays and plain values alone and leaves no array on the stack; where a
+branch asks for what it computed, the branch belongs to it. (It is the user's own code, so that running more of it
+natively changes nothing but where the next graph begins.)
 """
 
 from __future__ import annotations
@@ -15,19 +16,63 @@ from typing import Any
 
 from moebius.interpreter import UNSET, Frame
 
+from ..regions.branches import BRANCHES
 from ..tensors.arrays import Array, ArrayNumber
 from ..values.values import ATOMS, SYMBOLIC, TensorMethod, type_of
 
-ARRAY, PLAIN, OTHER = "array", "plain", "other"  # what computes with arrays, or is one; a constant; anything else
+# What computes with arrays, is one or holds some; a number or text; a function that gives a number or text; a function
+# that gives a container of what it is given; any other object.
+ARRAY, PLAIN, FUNCTION, CONTAINER, OTHER = "array", "plain", "function", "container", "other"
 MOVES = frozenset(("NOP", "RESUME", "CACHE", "PRECALL", "KW_NAMES", "EXTENDED_ARG"))
-BUILDS = frozenset(("BUILD_TUPLE", "BUILD_LIST", "BUILD_SLICE"))
-COMPUTES = frozenset(("BINARY_OP", "COMPARE_OP", "BINARY_SUBSCR", "BINARY_SLICE", "UNARY_NEGATIVE", "UNARY_INVERT"))
+BUILDS = frozenset(("BUILD_TUPLE", "BUILD_LIST", "BUILD_SLICE", "BUILD_MAP", "BUILD_CONST_KEY_MAP"))
+TEXTS = frozenset(("FORMAT_VALUE", "FORMAT_SIMPLE", "FORMAT_WITH_SPEC", "CONVERT_VALUE", "BUILD_STRING"))
+COMPUTES = frozenset((
+    "BINARY_OP", "COMPARE_OP", "BINARY_SUBSCR", "BINARY_SLICE", "UNARY_NEGATIVE", "UNARY_INVERT", "UNARY_NOT",
+    "TO_BOOL",
+))  # fmt: skip
 ENDS = frozenset(("STORE_FAST", "POP_TOP", "STORE_SUBSCR", "STORE_SLICE"))
-PLAIN_FUNCTIONS = (int, float, len, bool, range, slice)
+PLAIN_FUNCTIONS = (int, float, len, bool, range, slice, round, str)
+CONTAINERS = (dict, list, tuple)
+
+
+class Held(str):
+    """OTHER, of which the object is known: what its attributes are can be read."""
+
+    value: Any
 
 
 def kind_of(value: Any) -> str:
     """What a value of a frame is to a stretch."""
+    if any(value is function for function in PLAIN_FUNCTIONS):
+        return FUNCTION
+    if any(value is container for container in CONTAINERS):
+        return CONTAINER
+    if (known := kind_alone(value)) is OTHER and type(value).__getattribute__ is object.__getattribute__:
+        held = Held(OTHER)
+        held.value = value
+        return held
+    return known
+
+
+def kind_of_attribute(base: str, name: str) -> str | None:
+    """The kind of ``base.name``, None where it is not known without running anybody's code."""
+    if base == ARRAY or not isinstance(base, Held):
+        return base if base == ARRAY else None
+    lookup = [cls.__dict__ for cls in type(base.value).__mro__]
+    slot = next((names["__dict__"] for names in lookup if "__dict__" in names), None)
+    own = slot.__get__(base.value) if type(slot) is types.GetSetDescriptorType else {}
+    return kind_of(own[name]) if name in own and not any(name in names for names in lookup) else None
+
+
+def kind_in(cell: Any) -> str:
+    """The kind of what a cell holds."""
+    try:
+        return kind_of(cell.cell_contents) if type(cell) is types.CellType else OTHER
+    except ValueError:  # nothing
+        return OTHER
+
+
+def kind_alone(value: Any) -> str:
     kind = type(value)
     if kind in (Array, ArrayNumber) or (kind is TensorMethod and value.name == "numpy"):
         return ARRAY
@@ -58,19 +103,34 @@ class Stretch:
             if value is not UNSET
         }
 
-    def end(self) -> int:
-        """The index of the last instruction that runs natively."""
+    def end(self) -> tuple[int, int]:
+        """The index of the last instruction that runs natively, and how many values at the bottom of the stack it and
+        those before it leave as they are."""
         last = at = self.frame.pc
+        untouched = self.untouched
         handler, computed = self.program.handler_at(at), False
+        asked = False  # whether what was computed is part of the expression that goes on
         while at < len(self.program.instructions) and self.program.handler_at(at) == handler:
             step = self.step(self.program.instructions[at])
             if step is None:
                 break
             computed |= step
-            if self.program.instructions[at].opname in ENDS and len(self.stack) == self.untouched and computed:
-                last, computed = at, False
+            asked = (asked or computed) and self.program.instructions[at].opname not in ENDS
+            if (computed and self.may_end(at)) or (asked and self.is_branched_on(at)):
+                last, computed, untouched = at, False, self.untouched
             at += 1
-        return last
+        return last, untouched
+
+    def may_end(self, at: int) -> bool:
+        """Whether no array is on the stack behind this instruction, but one that is returned at once."""
+        made = self.stack[self.untouched :]
+        if made == [ARRAY]:
+            return self.program.instructions[at + 1].opname == "RETURN_VALUE"
+        return all(kind == PLAIN for kind in made)
+
+    def is_branched_on(self, at: int) -> bool:
+        made = self.stack[self.untouched :]
+        return made in ([ARRAY], [PLAIN]) and self.program.instructions[at + 1].opname in BRANCHES
 
     def step(self, instruction: Any) -> bool | None:
         """Whether the instruction computes with arrays; None where the stretch ends before it."""
@@ -90,8 +150,21 @@ class Stretch:
             self.take(1)
         elif name == "CALL":
             return self.call(instruction.arg)
+        elif name == "CALL_KW":
+            self.take(1)
+            return self.call(instruction.arg)
+        elif name == "UNPACK_SEQUENCE":
+            if self.take(1) != [ARRAY]:
+                return None
+            stack += [ARRAY] * instruction.arg
         elif name in BUILDS:
-            self.replace(instruction.arg)
+            self.replace(1 - dis.stack_effect(instruction.opcode, instruction.arg))
+        elif name in TEXTS:
+            taken = self.take(1 - dis.stack_effect(instruction.opcode, instruction.arg))
+            if not {ARRAY, PLAIN}.issuperset(taken):
+                return None
+            stack.append(PLAIN)
+            return ARRAY in taken
         elif name in COMPUTES:
             return self.replace(1 - dis.stack_effect(instruction.opcode, instruction.arg), alone=True)
         elif name in ("STORE_SUBSCR", "STORE_SLICE"):
@@ -120,11 +193,15 @@ class Stretch:
             found = self.locals.get(instruction.argval, OTHER)
         elif name == "LOAD_GLOBAL":
             value = self.frame.globals.get(instruction.argval, self.frame.builtins.get(instruction.argval))
-            found = PLAIN if any(value is one for one in PLAIN_FUNCTIONS) else kind_of(value)
+            found = kind_of(value)
+        elif name == "LOAD_DEREF":
+            found = kind_in(self.frame.locals[self.program.localsplus.index(instruction.argval)])
         elif name in ("LOAD_ATTR", "LOAD_METHOD"):
-            (found,), grows = self.take(1), grows + 1
-            if found is not ARRAY:
+            (base,), grows = self.take(1), grows + 1
+            of_base = kind_of_attribute(base, instruction.argval)
+            if of_base is None:
                 return None
+            found = of_base
         else:
             return None
         stack += [found] * grows
@@ -135,20 +212,20 @@ class Stretch:
         taken = self.take(count + 2)
         callee, arguments = taken[:2], taken[2:]
         by_array = ARRAY in callee
-        if not by_array and (PLAIN not in callee or ARRAY not in arguments or OTHER in arguments):
+        if not by_array and (not {FUNCTION, CONTAINER} & set(callee) or not {ARRAY, PLAIN}.issuperset(arguments)):
             return None
-        self.stack.append(ARRAY if by_array else PLAIN)
-        return True
+        self.stack.append(PLAIN if FUNCTION in callee else ARRAY)
+        return by_array or ARRAY in arguments
 
     def replace(self, count: int, alone: bool = False) -> bool | None:
         """``count`` values become one. alone: they must be arrays and plain values."""
         taken = self.take(count)
-        if alone and (OTHER in taken or ARRAY not in taken):
+        if alone and not {ARRAY, PLAIN}.issuperset(taken):
             return None
         self.stack.append(ARRAY if ARRAY in taken else PLAIN if OTHER not in taken else OTHER)
         return ARRAY in taken
 
 
-def native_end(frame: Frame) -> int:
-    """The index of the last instruction that runs natively where this one broke."""
-    return Stretch(frame).end() if "numpy" in sys.modules else frame.pc
+def native_end(frame: Frame) -> tuple[int, int]:
+    """``Stretch.end`` of the instruction where the frame broke."""
+    return Stretch(frame).end() if "numpy" in sys.modules else (frame.pc, 0)

@@ -328,8 +328,9 @@ class Calls(Methods, Construction, StandIns, CachedFunctions):
 
     def operands(self, args: list, kwargs: dict[str, Any]) -> tuple[list, dict[str, Any]]:
         """The arguments with every container read, under guards: C code may look into them."""
-        read = self.domain.plain_contents
-        return [without_arrays(read(a)) for a in args], {k: without_arrays(read(v)) for k, v in kwargs.items()}
+        read, number = self.domain.plain_contents, self.domain.array_inputs.as_number
+        found = [without_arrays(read(number(a))) for a in args]
+        return found, {k: without_arrays(read(number(v))) for k, v in kwargs.items()}
 
     def plain_items(self, container: Any) -> Any:
         """The keys or items of a container as an object of our own, None where they are not all plain."""

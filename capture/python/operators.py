@@ -150,6 +150,8 @@ class Operators(Parts):
     def tensor_binary(self, op: str, left: Any, right: Any) -> Any:
         names = [f"__{n}{DUNDERS[op.removesuffix('=')]}__" for n in ("", "r")]
         left, right = (plain_member(v) if not any(special(type(v), n) for n in names) else v for v in (left, right))
+        if issubclass(type(left), TensorProxy):
+            right = self.array_inputs.as_number(right)
         for value in (left, right):
             if (
                 type(value) not in SIMPLE

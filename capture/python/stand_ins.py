@@ -18,7 +18,7 @@ from moebius.interpreter.domain.core import type_name
 from ..heap.records import CONTAINERS, HEAP_TYPE
 from ..hook import ABSENT
 from ..regions.rows import TensorRows
-from ..tensors.arrays import ArrayNumber
+from ..tensors.arrays import Array, ArrayNumber
 from ..tensors.counts import INTEGERS
 from ..torch_facts import torch_private, torch_sizes
 from ..values.numbers import PLAIN_NUMBERS, Number, example
@@ -337,6 +337,8 @@ class StandIns(CallParts):
             args = (example(args[0]), *(natives.specialised(v) for v in args[1:]))
         if args and type(args[0]) is ArrayNumber and len(args) == 1 and not kwargs:
             return args[0].value
+        if args and type(args[0]) is Array and len(args) == 1 and not kwargs:
+            return self.to_int(args[0].number())
         if args and isinstance(args[0], torch.SymInt):
             return args[0]
         if args and type(args[0]) is torch.SymFloat:
@@ -365,6 +367,8 @@ class StandIns(CallParts):
     def to_float(self, *args: Any) -> Any:
         if len(args) != 1:
             return float(*args)  # Python's own answer or error
+        if args and type(args[0]) is Array:
+            return self.to_float(args[0].number())
         if args and type(args[0]) is Number:
             return args[0] if args[0].kind is float else self.tensors.numbers.apply(float, args[0])
         if args and isinstance(args[0], TensorProxy) and (number := self.tensors.item(args[0])) is not None:

@@ -83,6 +83,8 @@ class ArrayInputs:
         reads and is such a number is a tensor of one number."""
         if type(key) is tuple:
             return tuple(map(self.as_index, key))
+        if type(key) is slice:
+            return slice(*map(self.as_index, (key.start, key.stop, key.step)))
         if is_array(key) and key.dtype.kind in INDEX_KINDS and (found := self.input(key)) is not None:
             return found
         if numpy() is None or not isinstance(key, numpy().integer) or (known := self.objects.record_of(key)) is None:
@@ -92,6 +94,18 @@ class ArrayInputs:
             place = Part(f"torch.tensor({source.name})", source, "python", as_one_number)
             return self.tensors.input(as_one_number(key), place)
         return self.objects.enter(int(key), Part(f"int({source.name})", source, "python", int))
+
+    def as_number(self, value: Any) -> Any:
+        """A number of numpy's from outside as Python's, as which a tensor operator takes it; else the value."""
+        found = numpy()
+        if found is None or not isinstance(value, found.generic) or (known := self.objects.record_of(value)) is None:
+            return value
+        integer = isinstance(value, found.signedinteger)
+        if not integer and not isinstance(value, found.float64 | found.float32 | found.float16):
+            return value
+        kind = int if integer else float
+        place = Part(f"{kind.__name__}({known.source.name})", known.source, "python", kind)
+        return self.objects.enter(kind(value), place)
 
     def made_from(
         self, function: Callable[..., Any], like: TensorProxy | None, args: list, kwargs: dict[str, Any]

@@ -1,9 +1,9 @@
-"""numpy arrays of integers that are views of tensors: ``counts.cpu().numpy()``, and the numbers in them.
+"""numpy arrays that are views of tensors: ``counts.cpu().numpy()``, and the numbers in them.
 
 An ``Array`` stands for the array; what is read of it is read from the tensor, at that place in the program, so that
-whatever was written into the tensor before is seen. An ``ArrayNumber`` stands for one of its numbers, a
-``numpy.int64``: it slices tensors, is added and compared as numpy does it. What else a program does with either is a
-graph break.
+whatever was written into the tensor before is seen. One that is only kept or returned is made when the step has run.
+An ``ArrayNumber`` stands for one of its numbers, a ``numpy.int64``: it slices tensors, is added and compared as numpy
+does it. What else a program does with either is a graph break.
 """
 
 from __future__ import annotations
@@ -38,7 +38,12 @@ ITERATOR = type(iter(type("Sequence", (), {"__getitem__": None})()))  # what ite
 SUMS: dict[str, Callable[..., Any]] = {"+": operator.add, "-": operator.sub}
 SAME_VIEW = frozenset({"ravel"})
 COPIES = frozenset({"copy", "flatten"})
-METHODS = frozenset({"tolist", "cumsum", "sum", "max", "min"}) | SAME_VIEW | COPIES
+NUMBERS = frozenset({"item", "tolist"})  # which are the tensor's own
+METHODS = frozenset({"cumsum", "sum", "max", "min"}) | NUMBERS | SAME_VIEW | COPIES
+KINDS = frozenset({  # what tensors and arrays both have
+    torch.float16, torch.float32, torch.float64, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8,
+    torch.bool,
+})  # fmt: skip
 
 
 def numpy() -> Any:
@@ -89,7 +94,8 @@ class ArrayNumber(StandIn):
 
 
 class Array(StandIn):
-    """A ``numpy.ndarray`` of int64 with one axis or more while tracing, which shares the memory of ``proxy``."""
+    """A ``numpy.ndarray`` while tracing, which shares the memory of ``proxy``. Only of int64 its numbers are followed
+    as numpy's; of all it has ``item()`` and the like, which give Python's."""
 
     __slots__ = ("__weakref__", "arrays", "bins", "numbers", "proxy", "version")
 
@@ -105,7 +111,7 @@ class Array(StandIn):
 
     def attribute(self, name: str) -> Any:
         fake = self.proxy.fake
-        if name in METHODS:
+        if name in (METHODS if self.of_integers() else NUMBERS):
             return self.arrays.made(ArrayMethod(self, name))
         if name == "shape" and all(isinstance(size, int) for size in fake.shape):
             return self.arrays.made(tuple(fake.shape))
@@ -115,7 +121,19 @@ class Array(StandIn):
             return fake.dim()
         self.refuse(f"attribute {name}")
 
+    def of_integers(self) -> bool:
+        fake = self.proxy.fake
+        return fake.dtype is torch.int64 and fake.dim() > 0
+
+    def number(self) -> Any:
+        """The number that it is, as Python's, where it has no axis: what ``float(array)`` reads."""
+        if self.proxy.fake.dim():
+            self.refuse("the number")
+        return self.arrays.method(self, "item", [], {})
+
     def length(self) -> int:
+        if not self.proxy.fake.dim():
+            self.refuse("the length")
         size = self.size()
         return self.refuse("the length") if size is None else size
 
@@ -136,7 +154,7 @@ class Array(StandIn):
     def elements(self) -> list[ArrayNumber]:
         """The numbers that it holds now, if these are few and known how many."""
         tensors, fake = self.arrays.tensors, self.proxy.fake
-        count = self.size() if fake.dim() == 1 else None
+        count = self.size() if fake.dim() == 1 and self.of_integers() else None
         if count is None or count > FEW:
             self.refuse("the numbers")
         version = self.arrays.writes(fake)
@@ -152,12 +170,14 @@ class Array(StandIn):
         if type(key) is int:
             found = self.elements()
             return found[key] if -len(found) <= key < len(found) else self.refuse(f"number {key}")
+        if not self.of_integers():
+            self.refuse("an item")
         if type(key) is slice and all(type(part) in (int, NoneType) for part in (key.start, key.stop)) and not key.step:
             return self.arrays.array(self.arrays.tensors.get_item(self.proxy, key))
         self.refuse("an item")
 
     def iterate(self) -> Any:
-        if self.proxy.fake.dim() != 1:
+        if self.proxy.fake.dim() != 1 or not self.of_integers():
             self.refuse("the rows")
         if self.size() is None:
             return self.arrays.domain.loops.array_rows(self.proxy)
@@ -272,7 +292,8 @@ class Arrays:
     def of_tensor(self, proxy: TensorProxy, args: list, kwargs: dict[str, Any]) -> Array | None:
         """``proxy.numpy()``, None where it is not followed."""
         fake = proxy.fake
-        plain = proxy.cls is torch.Tensor and fake.dtype is torch.int64 and fake.device.type == "cpu" and fake.dim()
+        plain = proxy.cls is torch.Tensor and fake.dtype in KINDS and fake.device.type == "cpu"
+        plain = plain and fake.layout is torch.strided and not fake.is_neg() and not fake.requires_grad
         if args or kwargs or not plain or not self.tensors.whole_step or numpy() is None or fake.is_inference():
             return None  # (in inference mode nobody counts what is written)
         return self.array(proxy)
@@ -294,7 +315,7 @@ class Arrays:
             return self.array(self.tensors.method(proxy, name, (0,), {}))
         if args or kwargs or (name in SAME_VIEW and not proxy.fake.is_contiguous()):
             array.refuse(f"{name}() with these arguments")
-        if name == "tolist":
+        if name in NUMBERS:
             return self.made(self.domain.calls.tensor_method(proxy, name, [], {}))
         if name in ("sum", "max", "min"):
             return self.array(self.tensors.method(self.tensors.method(proxy, name, (), {}), "view", (1,), {})).item(0)
@@ -305,6 +326,8 @@ class Arrays:
     def function(self, function: Any, args: list, kwargs: dict[str, Any]) -> Array:
         """A function of numpy's on an array."""
         array: Array = args[0]
+        if not array.of_integers():
+            array.refuse(f"numpy.{getattr(function, '__name__', 'a function')}()")
         found, proxy, alone = numpy(), array.proxy, len(args) == 1 and not kwargs
         if function is found.unique and alone:
             return self.array(self.tensors.function(torch.unique, (proxy,), {}))
@@ -345,7 +368,9 @@ def without_arrays(value: Any) -> Any:
     kind = type(value)
     if kind is ArrayNumber:
         return value.value
-    if kind in (tuple, list) and any(type(v) in (ArrayNumber, slice, tuple, list) for v in value):
+    if kind is Array:
+        value.refuse("a tensor made of it, or its use in an operator,")
+    if kind in (tuple, list) and any(type(v) in (Array, ArrayNumber, slice, tuple, list) for v in value):
         return kind(without_arrays(v) for v in value)
     if kind is slice:
         return slice(without_arrays(value.start), without_arrays(value.stop), without_arrays(value.step))

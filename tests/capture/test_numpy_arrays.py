@@ -228,6 +228,64 @@ def test_an_array_that_is_returned_shares_the_tensors_memory():
     assert a[0] == 7
 
 
+DTYPES = sorted(arrays.KINDS, key=str)
+
+
+def kept(n, box):
+    box.append(n)
+    return n, {"n": n}
+
+
+def as_numbers(n, box):
+    return (n.item(), float(n), int(n)) if n.ndim == 0 else n.shape
+
+
+USES = {
+    "kept": kept,
+    "as_numbers": as_numbers,
+    "listed": lambda n, box: n.tolist(),
+    "computed_with": lambda n, box: (n + 1, (n > 0).sum(), n.dtype),
+    "as_texts": lambda n, box: (str(n), f"{n}"),
+    "a_truth": lambda n, box: bool(n.any()) or 3,
+    "of_one_part": lambda n, box: n[...].copy(),
+}
+
+
+@pytest.mark.share(4)
+@pytest.mark.parametrize("dims", [0, 1, 2])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("use", USES)
+def test_an_array_of_each_dtype(use, dtype, dims):
+    """With what is read of it before, and what the step writes into the tensor behind it."""
+
+    def step(x, box):
+        made = (x * 3).to(dtype)
+        result = USES[use](made.detach().numpy(), box)
+        made.zero_()
+        return made, result
+
+    boxes = [], []
+    captured = capture(step)
+    for i in range(3):
+        torch.manual_seed(i)
+        x = torch.rand((2, 3)[:dims])
+        (a, found), (b, wanted) = captured(x, boxes[0]), step(x, boxes[1])
+        assert torch.equal(a, b) and repr(found) == repr(wanted) and repr(boxes[0]) == repr(boxes[1])
+        if use == "kept":
+            a.fill_(1), b.fill_(1)
+            assert found[0].all() and found[0] is found[1]["n"] is boxes[0][-1]
+    assert stats(captured).graphs == 1 or use not in ("kept", "as_numbers")
+
+
+def test_an_array_of_what_needs_a_gradient_is_the_plain_error():
+    def step(x):
+        return (x * 2).numpy()
+
+    x = torch.ones(2, requires_grad=True)
+    errors = [pytest.raises(RuntimeError, f, x).value for f in (step, capture(step))]
+    assert str(errors[0]) == str(errors[1])
+
+
 def test_its_numbers_are_read_again_once_it_was_written(monkeypatch):
     """With the tensor's version not looked at, a number from before the write would be used."""
     monkeypatch.setattr(arrays.torch_private, "version_of", lambda tensor: 0)

@@ -102,6 +102,66 @@ def in_a_loop(x, a):
     return x + torch.from_numpy(advantages).float()
 
 
+class Buffer:
+    def __init__(self):
+        self.rows, self.at = np.arange(6.0), 1
+
+    def draw(self):
+        return dict(a=self.rows[self.at :].copy(), b=np.clip(self.rows, 1, 2)[:3])
+
+
+BUFFER = Buffer()
+
+
+@breaks(2)
+def of_an_object(x, a):
+    drawn = BUFFER.draw()
+    return x + torch.as_tensor(drawn["b"]).float() + torch.as_tensor(drawn["a"]).sum()
+
+
+@breaks(1)
+def in_the_middle_of_a_call(x, a):
+    losses = []
+    losses.append(float(((x.detach().numpy() > 1) == (a > 2)).mean()))
+    losses.append(x + losses[0])
+    return losses[1]
+
+
+@breaks(2)
+def a_text_of_it(x, a):
+    text = f"{a.mean():.3f} {np.max(a)} {a[0] + 1}"
+    return x + len(text)
+
+
+@breaks(3)
+def branched_on(x, a):
+    if a.mean() > 3:
+        x = x * 2
+    if float(a.sum()) > 1e9 or not np.all(a > 0):
+        x = x - 1
+    return x + 1
+
+
+@breaks(2)
+def taken_apart(x, a):
+    low, middle, high = np.sort(a)
+    rows, spread = a.shape[0], float(high - low)
+    return x * rows + spread
+
+
+@breaks(6)
+def a_number_with_a_tensor(x, a):
+    lam, n = a.mean() * np.float64(0.5), np.int64(1)
+    return (x * lam).add_(lam).clamp(max=lam * 9)[n - 1 : n + 1] - lam
+
+
+@breaks(3)
+def as_bounds_and_index(x, a):
+    order = np.argsort(a)
+    first, last = order[0], order[-1]
+    return x[first:].sum() + x[: last + 1].sum() + x[order]
+
+
 def arguments(i: int, dtype: Any) -> tuple[Any, ...]:
     draw = np.random.RandomState(i)
     return torch.arange(3.0) + i, (draw.rand(3) * 9 + 1).astype(dtype)
@@ -133,5 +193,5 @@ def test_switched_off_there_are_more(monkeypatch: pytest.MonkeyPatch) -> None:
         return found
 
     together = total()
-    monkeypatch.setattr(resume, "native_end", lambda frame: frame.pc)
+    monkeypatch.setattr(resume, "native_end", lambda frame: (frame.pc, 0))
     assert total() > together + 10
