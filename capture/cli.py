@@ -76,6 +76,11 @@ def make_parser() -> argparse.ArgumentParser:
     bench.add_argument("--plot", nargs="?", const="", metavar="FILE", help="also draw the result as a PNG (NAME.png)")
     bench.set_defaults(run=run_bench)
 
+    help_ = commands.add_parser("help", help="what a graph break's code means, and the smallest change that avoids it")
+    help_.add_argument("code", nargs="?", help="the code, for example MB002; without one, all are listed")
+    help_.add_argument("--page", action="store_true", help="print docs/break-codes.md")
+    help_.set_defaults(run=run_help)
+
     commands.add_parser("plan", help="the planner's table for a model and a cluster (not there yet)")
     return parser
 
@@ -175,6 +180,20 @@ def run_doctor(args: argparse.Namespace) -> int:
     findings = examine()
     print(render(findings))
     return int(any(finding.status == "missing" for finding in findings))
+
+
+def run_help(args: argparse.Namespace) -> int:
+    from .report.codes import CODES, by_name, help_text, page
+
+    if args.page:
+        print(page(), end="")
+    elif args.code is None:
+        print("\n".join(f"{code.name}  {code.title}" for code in CODES))
+    elif (code := by_name(args.code)) is not None:
+        print(help_text(code))
+    else:
+        raise UsageError(f"there is no code {args.code}; there are {CODES[0].name} to {CODES[-1].name}")
+    return 0
 
 
 def bench_folder() -> Path:

@@ -31,7 +31,7 @@ class GraphBreakError(MoebiusError):
         self.graph_break = graph_break
         b = graph_break
         super().__init__(
-            f"{b.file}:{b.line} in {b.function}: {b.reason}: {b.detail} [{b.instruction}]\n"
+            f"{b.file}:{b.line} in {b.function}: [{b.code}] {b.reason}: {b.detail} [{b.instruction}]\n"
             f"  hint: {b.hint}\n  fullgraph=True asks for one graph; without it the graph breaks here and goes on."
         )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import collections
 import functools
 import itertools
@@ -227,6 +228,8 @@ class Calls(Methods, Construction, StandIns, CachedFunctions):
                     return self.operator(function, args, kwargs)
             except TellsInPython:  # interpreted: its warning is a node, with the line that it is about
                 return self.domain.call_function(function, args, kwargs)
+        if (function.__module__, function.__name__) == ("pdb", "set_trace"):
+            raise Break(*BREAKPOINT)
         if "moebius_disabled" in function.__dict__:
             raise Break(
                 "disabled function",
@@ -444,6 +447,8 @@ class Calls(Methods, Construction, StandIns, CachedFunctions):
                 "the frame runs natively; look at them in a function outside of the step",
                 "what it gives is looked at in it",
             )
+        if function is builtins.breakpoint:
+            raise Break(*BREAKPOINT)
         name = f"{getattr(function, '__module__', None) or 'builtins'}.{getattr(function, '__qualname__', function)}"
         raise Break(
             "call into C",
@@ -563,6 +568,12 @@ ITEM_ARGUMENTS = frozenset(
 )
 # They keep what they are given; of the others above the first argument is gone through.
 WITHOUT_ITERABLE = frozenset({itertools.repeat, itertools.count})
+BREAKPOINT = (
+    "breakpoint",
+    "the step enters a debugger",
+    "take it out when you are done; the whole call runs as Python, so that all locals are there",
+    "a debugger is to see all locals",
+)
 NEVER_INTERPRETED = frozenset(
     ("torch.autograd", "torch.autograd.graph", "torch._tensor", "torch.serialization", "warnings", "logging",
      "torch._dynamo.decorators")

@@ -106,7 +106,7 @@ class Findings:
                 for (file, name, line), known in self.functions.items()
             ],
             "graphs": [graph_dict(graph) for graph in self.graphs],
-            "breaks": [asdict(item) for item in self.breaks],
+            "breaks": [{"code": item.code, **asdict(item)} for item in self.breaks],
             "guards": [asdict(guard) for guard in self.guards],
             "expert_regions": [asdict(region) for region in self.expert_regions],
             "recompiles": [asdict(item) for item in self.recompiles],

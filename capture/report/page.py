@@ -186,7 +186,8 @@ def break_card(item: GraphBreak, count: int) -> str:
     cost = f'<span class="chip">{duration(item.cost_us * 1e-6)} natively</span>' if item.cost_us is not None else ""
     times = f' <b title="the same break, met {count} times">×{count}</b>' if count > 1 else ""
     return (
-        f'<div class="card break"><div class="cardhead"><b>{escape(item.reason)}</b>{times}'
+        f'<div class="card break"><div class="cardhead"><code class="chip">{item.code}</code>'
+        f'<b>{escape(item.reason)}</b>{times}'
         f'<span class="place">{escape(place(item.file, item.line))}</span> in {escape(item.function)}'
         f'<code class="chip">{escape(item.instruction)}</code>{cost}</div>'
         f'<p>{escape(item.detail)}</p><p class="hint"><b>hint</b> {escape(item.hint)}</p>{folded}</div>'

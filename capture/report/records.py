@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
+from .codes import code_of
+
 # how a line ran, from best to weakest
 WEAKNESS = {"captured": 0, "opaque": 1, "native": 2}
 
@@ -27,6 +29,11 @@ class GraphBreak:
     instruction: str
     stack: tuple[tuple[str, int, str], ...] = ()
     cost_us: float | None = None
+
+    @property
+    def code(self) -> str:
+        """"MB012": the kind of break, for good; ``moebius help MB012`` says what it means and what to change."""
+        return code_of(self.reason).name
 
 
 def counted(breaks: list[GraphBreak]) -> list[tuple[GraphBreak, int]]:

@@ -121,6 +121,7 @@ def breaks(report: Findings) -> Group | None:
 def break_text(item: GraphBreak, count: int) -> Text:
     """A break that there are so many of: where, what, and what to do."""
     text = Text()
+    text.append(f"[{item.code}] ", style="red")
     text.append(f"{place(item.file, item.line)} in {item.function}", style="bold")
     text.append(f"  {item.reason}", style="red")
     text.append(f"  [{item.instruction}]{f' ×{count}' if count > 1 else ''}\n", style="dim")

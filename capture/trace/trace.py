@@ -318,7 +318,8 @@ class Trace:
         assert frame is not None
         raised = domain.raised.get(id(error))
         stack = self.where_of_break(stop)
-        self.whole_natively = stop.in_each_turn if len(stack) == 1 else ""
+        entered = stop.reason == "breakpoint"  # a debugger is to find each frame's locals, and to step through it
+        self.whole_natively = stop.in_each_turn if len(stack) == 1 or entered else ""
         if len(stack) == 1 and uses_one(domain.root_stack, frame.program.instructions[domain.root_pc].arg):
             self.whole_natively = "such a tensor is used in it"
         self.root_step = domain.root_steps - 1

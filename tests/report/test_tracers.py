@@ -44,6 +44,35 @@ def test_a_breakpoint_stops_in_a_warm_step(tmp_path: Path) -> None:
 
 
 
+ENTERED = """\
+import torch
+from moebius import capture
+
+def helper(x):
+    q = x * 3
+    breakpoint()
+    r = q + 1
+    return r
+
+@capture
+def step(x):
+    y = x * 2
+    return helper(y).sum()
+
+step(torch.ones(3))
+step(torch.ones(3))
+"""
+
+
+def test_breakpoint_finds_the_locals_and_steps(tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(ENTERED)
+    commands = "p q.tolist()\nn\np r.tolist()\nn\nw\nc\np x.tolist()\nc\n"
+    done = subprocess.run([sys.executable, str(path)], input=commands, capture_output=True, text=True, timeout=120)
+    assert "[6.0, 6.0, 6.0]" in done.stdout and "[7.0, 7.0, 7.0]" in done.stdout, done.stdout + done.stderr
+    assert "[2.0, 2.0, 2.0]" in done.stdout and "NameError" not in done.stdout
+
+
 def lines_of(function: Any, x: torch.Tensor) -> list[int]:
     seen: list[int] = []
 
