@@ -54,7 +54,8 @@ def holds_unknown_number(key: Any) -> bool:
 
 
 def any_position(key: Any) -> Any:
-    """The index with 0 in such numbers' places: shape and strides are those of any position."""
+    """The index with 0 in the places of such numbers and of those that a tensor holds: shape and strides are those of
+    any position."""
     if isinstance(key, tuple):
         return tuple(any_position(k) for k in key)
-    return 0 if type(key) in OPEN_INDICES else key
+    return 0 if type(key) in OPEN_INDICES or is_scalar_index(key) else key

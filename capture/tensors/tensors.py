@@ -418,7 +418,7 @@ class TensorOperations:
                     )
                 result = proxy.fake.select(0, 0)
             return self.record("call_function", operator.getitem, (proxy, key), {}, result)
-        if holds_unknown_number(key):
+        if holds_unknown_number(key) or (isinstance(key, tuple) and any(map(is_scalar_index, key))):
             result = self.on_fakes(operator.getitem, (proxy, any_position(key)), {})
             return self.record("call_function", operator.getitem, (proxy, key), {}, result)
         if (steps := selections(key, proxy.fake.dim())) is not None:
@@ -432,13 +432,8 @@ class TensorOperations:
 
     def set_item(self, proxy: TensorProxy, key: Any, value: Any) -> None:
         """``proxy[key] = value``, in place."""
-        if is_scalar_index(key) or (isinstance(key, tuple) and any(is_scalar_index(k) for k in key)):
-            raise Break(
-                "write at an index held in a tensor",
-                f"{proxy.describe()}[tensor] = … with a 0-dim index",
-                "use index_copy_ or index_put_",
-            )
-        anywhere = any_position(key) if selections(key, proxy.fake.dim()) is not None else key
+        held = is_scalar_index(key) or (isinstance(key, tuple) and any(map(is_scalar_index, key)))
+        anywhere = any_position(key) if held or selections(key, proxy.fake.dim()) is not None else key
         self.on_fakes(operator.setitem, (proxy, anywhere, value), {})
         self.writer.node("call_function", operator.setitem, (proxy, key, value), {}).meta["val"] = None
 
