@@ -20,7 +20,7 @@ def assign_data(tensors: TensorOperations, tensor: TensorProxy, data: TensorProx
     (VariableHooks::set_data, torch/csrc/autograd/variable.cpp).
     """
     tensors.offsets.asked = True
-    tensors.layouts.forget()
+    tensors.layouts.changed(tensor)
     if tensor is data or is_same_data(tensor, data):
         return
     fake, other, scope = tensor.fake, data.fake, tensors.writer.scope

@@ -21,6 +21,7 @@ WRITE = "write"  # its value: since when the trace has had the owner, -1 for wha
 OWN = "own"  # of an object that the trace made; it is not told of what C code reads there
 WHOLE = object()  # the key of a write to nobody knows which part
 ANYTHING = object()
+LAYOUTS = object()  # the sizes and strides of all tensors; key: the number of the node whose are changed in place
 
 
 class Heap:

@@ -72,14 +72,16 @@ class Slots:
             self.objects.guards.holds(f"{record.source.name}.{name}", "is not set", empty, record.source)
             self.heap.read("value", obj, name, ABSENT)
             raise
-        if (type(value) in CONTAINERS or type(value) is tuple) and descriptor.__get__(obj, kind) is not value:
+        known = type(value) in ATOMS or type(value) is kind or isinstance(value, torch.Tensor)  # (an array's .T)
+        if not known and descriptor.__get__(obj, kind) is not value:
             return self.made_at_each_read(descriptor, obj, record.source, name, value)
         return self.c_value(obj, value, name)
 
     def made_at_each_read(self, descriptor: Any, obj: Any, source: Source, name: str, value: Any) -> Any:
         """What C code makes anew whenever it is asked, as the shape of an array: it is guarded by what it holds."""
         items = value.values() if isinstance(value, dict) else value
-        if not all(type(item) in ATOMS for item in items):
+        held = type(value) in CONTAINERS or type(value) is tuple
+        if not held or not all(type(item) in ATOMS for item in items):
             raise Break("C attribute", f"{source.name}.{name} is another object at each read", "it runs natively")
         as_before = functools.partial(is_equal, descriptor, copy.copy(value))
         self.objects.guards.holds(f"{source.name}.{name}", f"== {value!r}"[:60], as_before, source)

@@ -9,6 +9,7 @@ import random
 import re
 import string
 import types
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -403,7 +404,13 @@ class Methods(CallParts):
             return self.allocate(args[0], bound, args[1:], kwargs)
         if name == "fromkeys" and cls in DICTS:
             return self.objects.made(cls.fromkeys(*map(self.drain, args[:1]), *args[1:], **kwargs))
+        if name == "__subclasses__":
+            ask = functools.partial(subclasses, weakref.ref(cls))
+            self.heap.read("answer", ask, None, found := ask())
+            guards, check = self.objects.guards, functools.partial(is_still, ask, found)
+            guards.holds(f"{cls.__qualname__}.__subclasses__()", "are the same", check)
         if name in ("__subclasses__", "mro", "__prepare__"):
+            self.attributes.on_type(cls, "__class__")  # guards the bases
             return self.objects.made(bound(*args, **kwargs))
         if name == "from_iterable":
             return self.shallow(bound, args, kwargs)
@@ -450,6 +457,16 @@ class Answers:
             return getattr(match, self.name)(*self.args, **self.kwargs) == self.answer
         except (IndexError, TypeError):
             return False
+
+
+def subclasses(cls: weakref.ref[type]) -> tuple[weakref.ref[type], ...] | None:
+    kind = cls()
+    return None if kind is None else tuple(map(weakref.ref, kind.__subclasses__()))
+
+
+def is_still(ask: Callable[[], Any], answer: Any) -> bool:
+    """A guard: a question has this answer."""
+    return ask() == answer
 
 
 def is_object_method(bound: Any, kind: type) -> bool:

@@ -78,7 +78,7 @@ class Checkpoints:
         again = Again(self.domain, functools.partial(self.call, function, list(args), dict(options)))
         outer, let_be = self.writer.recomputed, self.objects.let_be
         self.writer.recomputed, self.writer.reentrant = True, reentrant
-        read = Read(self.objects.heap)
+        read = Read(self.objects.heap, self.writer.count)
         try:
             with nullcontext() if selective is None else selective.written_down():
                 result = self.call(function, list(args), options)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import fx
 
-from ..heap.heap import OWN, Event, Heap, same
+from ..heap.heap import LAYOUTS, OWN, WRITE, Event, Heap, same
 from ..heap.records import whole_items
 from ..tensors.graphs import GraphScope
 from ..torch_facts import torch_private
@@ -29,8 +29,11 @@ AGAIN = Body("a checkpointed call changes Python state", "a {} is changed in it 
 class Read:
     """What one checkpointed call reads of what existed before it, which backward reads again."""
 
-    def __init__(self, heap: Heap):
+    def __init__(self, heap: Heap, nodes: int):
+        """nodes: how many the graph has so far."""
         self.heap, self.begin, self.end, self.reads = heap, heap.mark(), 0, list[Event]()
+        self.first = nodes
+        self.moved = False
         self.held: dict[int, tuple[Any, tuple[Any, ...]]] = {}  # containers that the step made, and what was in them
         heap.listening += 1
 
@@ -43,6 +46,11 @@ class Read:
             if kind == OWN:
                 self.hold(owner)
         self.reads = [event for event in older if id(event[1]) not in self.held]
+        self.reads.append(("layouts", LAYOUTS, None, None))  # (no read of a size is told)
+        self.moved = any(  # of an older tensor: what it does to sizes it would do twice
+            kind is WRITE and owner is LAYOUTS and node <= self.first
+            for kind, owner, node, _ in self.heap.events[self.begin : self.end]
+        )
 
     def hold(self, value: Any) -> None:
         """Note a list, dict or set that the step made, which C code reads without telling, and what is in it."""
@@ -59,7 +67,7 @@ class Read:
     def is_unchanged(self) -> bool:
         """Whether each read would find now what it found."""
         held = all(same(whole_items(now), then) for now, then in self.held.values())
-        return held and self.heap.is_unchanged(self.reads, self.end)
+        return held and not self.moved and self.heap.is_unchanged(self.reads, self.end)
 
 
 class Again:

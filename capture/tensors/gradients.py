@@ -67,7 +67,7 @@ class Applied:
     """A call of an ``autograd.Function``, or a checkpointed one, which backward looks at again. histories: the autograd
     nodes of its results' fakes. casts: the autocast that backward was interpreted for, None for any. is_unchanged:
     whether it would be interpreted as the same graph now. unseen: whether that has to be known, and is not yet. ran:
-    whether a backward of the graph has run it."""
+    whether a backward of the graph has run it, the last that can."""
 
     name: str
     histories: frozenset[Any]
@@ -136,7 +136,8 @@ class Gradients:
     ) -> None:
         """``torch.autograd.backward(outputs, gradients, ...)`` as a node; one gradient or None for each output."""
         self.heap.note("backward")
-        with self.between_graphs():
+        kept = bool(create_graph if retain_graph is None else retain_graph)
+        with self.between_graphs(kept):
             self.require()
             leaves, reached = self.reached(outputs)
         if self.writer.scope.parent is not None:
@@ -147,7 +148,7 @@ class Gradients:
             if not output.fake.requires_grad or (gradient is None and output.fake.numel() != 1):
                 raise Break("Tensor.backward", "backward() of this tensor raises", "the error is raised natively")
         wanted = None if inputs is None else list(inputs) if isinstance(inputs, list | tuple) else [inputs]
-        self.look_again(reached)
+        self.look_again(reached, kept)
         if wanted is not None:
             leaves = [p for p in leaves if p in wanted]
         if create_graph:
@@ -269,16 +270,17 @@ class Gradients:
         is their history. Where a fake has a history in name only (``STAND_INS``), these are not to be had.
         """
         self.heap.note("gradient")
-        with self.between_graphs():
+        create_graph, retain_graph = bool(options.get("create_graph")), options.get("retain_graph")
+        kept = create_graph if retain_graph is None else bool(retain_graph)
+        with self.between_graphs(kept):
             self.require()
-        create_graph = bool(options.get("create_graph"))
         if options.get("is_grads_batched"):
             raise Break("torch.autograd.grad", "batched gradients", "it runs natively")
         if not all(isinstance(p, TensorProxy) for p in (*outputs, *inputs)):
             raise Break("torch.autograd.grad", "of something that is no tensor", "the error is raised natively")
-        with self.between_graphs():
+        with self.between_graphs(kept):
             leaves, functions = self.reached(outputs)
-        self.look_again(functions)
+        self.look_again(functions, kept)
         if any(getattr(p.real, "_backward_hooks", None) for p in inputs):
             raise Break("torch.autograd.grad", "a parameter has gradient hooks", "it runs natively")
         if any(p.fake.grad_fn in functions for p in self.retained):
@@ -321,8 +323,9 @@ class Gradients:
         if live := self.live():
             self.writer.node("call_function", keep, live, {}).meta["val"] = None
 
-    def look_again(self, reached: set[Any]) -> None:
-        """Before a backward: the user's code that it runs is what it was taken for. Else the step is traced again."""
+    def look_again(self, reached: set[Any], kept: bool) -> None:
+        """Before a backward: the user's code that it runs is what it was taken for. Else the step is traced again.
+        kept: whether another backward may run it after this one."""
         now = autocast_now()
         for applied in list(self.functions):
             if applied.histories & reached:
@@ -331,20 +334,20 @@ class Gradients:
                     if not applied.unseen:
                         self.changed.add(applied.name)
                     raise Break("autograd.Function", CHANGED, NATIVELY)
-                applied.unseen, applied.ran = False, True
+                applied.unseen, applied.ran = False, not kept
 
     def waiting(self) -> list[Applied]:
-        """The calls that no backward of this graph has run."""
+        """The calls that a backward after this graph may run."""
         return [applied for applied in self.functions if applied.histories and not applied.ran]
 
     @contextmanager
-    def between_graphs(self) -> Iterator[None]:
+    def between_graphs(self, kept: bool) -> Iterator[None]:
         """Where a backward breaks the graph it runs natively at once, what waits for it as it stands here."""
         try:
             yield
         except Break:
             for applied in self.waiting():
-                applied.ran = applied.is_unchanged()
+                applied.ran = not kept and applied.is_unchanged()
             raise
 
     def left(self) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from ..heap.heap import LAYOUTS, Heap
 from ..torch_facts import torch_private
 from ..values.values import Break, TensorProxy
 
@@ -76,11 +77,15 @@ def refuse_lost_tangent(function: Any, result: Any) -> None:
 class Layouts:
     """What one trace has asked of the strides of its nodes: each question goes on from the answers before it."""
 
-    def __init__(self) -> None:
+    def __init__(self, heap: Heap) -> None:
+        self.heap = heap
         self.sure: dict[bool, set[fx.Node]] = {False: set(), True: set()}  # by ``exactly``: all that they come from is
 
-    def forget(self) -> None:
+    def changed(self, tensor: Any) -> None:
         """A tensor was given other sizes or strides in place."""
+        made = isinstance(tensor, TensorProxy) and tensor.source is None
+        number = tensor.node.meta.get("number", 0) if made else 0
+        self.heap.write(LAYOUTS, number, self.heap.mark() if made else -1)
         for known in self.sure.values():
             known.clear()
 

@@ -21,6 +21,7 @@ from moebius.lowering import is_pure, may_write, returns_nothing
 
 from ..guards.recorder import GuardRecorder, describe_tensor, tensor_meta
 from ..guards.sources import Source, part
+from ..heap.heap import Heap
 from ..python.telling import TellsInPython, may_warn
 from ..python.texts import Texts
 from ..regions.histories import Writes, refuse_doubt
@@ -73,11 +74,11 @@ class TensorOperations:
         self.of_fake: dict[int, TensorProxy] = {}  # by id of the fake
         self.inputs: list[TensorProxy] = []
         self.offsets = Offsets()
-        self.layouts = Layouts()
         self.foreign = ForeignMemory()
         self.uncounted: set[int] = set()  # storages of tensors whose .data was read
         self.required_before: dict[str, bool] = {}  # by source: for a trace that is made after the graph has run a part
         self.gradients = Gradients(self, whole_step)
+        self.layouts = Layouts(self.gradients.heap)
         self.numbers = Numbers(self)
         self.texts = Texts(self)
         self.whole_step = whole_step
@@ -273,13 +274,18 @@ class TensorOperations:
             result = self.on_fakes(function, args, kwargs)
         refuse_lost_tangent(function, result)
         if "out" in kwargs or getattr(function, "__name__", "").partition(".")[0] in OTHER_KIND:
-            self.layouts.forget()
+            self.layouts.changed(kwargs.get("out") if "out" in kwargs else args[0])
         if not has_tensor(result) and not changes_in_place(target, kwargs):
             return result
         recorded = self.record(op, target, args, kwargs, result)
         name = getattr(function, "__name__", "")
         in_place = name.startswith("_foreach_") and name.endswith("_") and args
         return args[0] if in_place else recorded  # (the list that they were given)
+
+    def log_to(self, heap: Heap, outside: Any) -> None:
+        """heap: of the trace that this belongs to; outside: see ``Gradients``."""
+        self.gradients.heap = self.layouts.heap = heap
+        self.gradients.outside = outside
 
     def bound(self, value: Any) -> Any:
         """The number in a tensor of one integer: how long the result is follows from it."""

@@ -94,7 +94,7 @@ class Trace:
         self.objects.varying, self.objects.tell = policy.varying, self.tell_below
         self.tensors.numbers.refuse_varying = self.objects.refuse_varying
         self.tensors.unread = self.objects.is_entered
-        self.tensors.gradients.heap, self.tensors.gradients.outside = self.objects.heap, policy.outside
+        self.tensors.log_to(self.objects.heap, policy.outside)
         self.made = Parked(self.tensors.gradients.made_state)  # out of its place but while this attempt runs
         self.tensors.is_handled = self.is_handled
         self.domain = TrackingDomain(self.objects, self.tensors)

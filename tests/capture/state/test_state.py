@@ -22,6 +22,11 @@ MENDED = (
     ("autocast dtype", "read only"),
     ("generator frame", "straight"),
     ("numpy resize", "layers changed outside"),
+    ("tensor transposed", "checkpoint"),
+    ("tensor strides", "checkpoint that writes"),
+    ("__subclasses__", "read only"),
+    ("attribute", "backward after a break"),
+    ("attribute", "backward after a break, of a checkpoint"),
 )
 
 
