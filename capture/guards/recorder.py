@@ -37,7 +37,7 @@ def describe(value: object, limit: int = 60) -> str:
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
-@dataclass
+@dataclass(eq=False)  # (what is checked may be tensors)
 class Fact:
     """One check of the program. made: called for its record in reports, whose texts nobody may ever read."""
 

@@ -25,6 +25,7 @@ MENDED = (
     ("tensor transposed", "checkpoint"),
     ("tensor strides", "checkpoint that writes"),
     ("__subclasses__", "read only"),
+    ("module's parameter", "looked up"),
     ("attribute", "backward after a break"),
     ("attribute", "backward after a break, of a checkpoint"),
 )
