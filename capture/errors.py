@@ -36,6 +36,10 @@ class GraphBreakError(MoebiusError):
         )
 
 
+class MeshError(MoebiusError):
+    """``mesh=`` was given, and what the function trains cannot be trained by several ranks together."""
+
+
 class ExportError(MoebiusError):
     """This capture cannot be written to a file; the text says what stands against it and what to do."""
 

@@ -20,7 +20,8 @@ class Options:
     graph break is a GraphBreakError. dynamic: None (a size becomes symbolic the second time it changes), True or
     False. deterministic: torch's deterministic algorithms while a captured call runs, so that two runs are equal to
     the bit; an operator that has none raises torch's error, which says so. verify: n > 0 also runs one in n calls as
-    plain Python, on copies, and compares. mesh, plan: experts over a ``torch.distributed.DeviceMesh``. precision,
+    plain Python, on copies, and compares. mesh, plan: ranks of a ``torch.distributed.DeviceMesh``, each with
+    its part of the batch and of the experts. precision,
     save: of the experts that lowering makes, as ``moebius.kernels.experts`` takes them: "fp8", "fp8_block", "mxfp8", a
     Precision or a Budget; "default", "fp8" or "recompute". Both are refused with backend="eager", which lowers
     nothing.
@@ -77,6 +78,8 @@ def make_options(given: dict[str, Any]) -> Options:
         raise OptionError(f"fullgraph={options.fullgraph!r}: use True (a graph break is an error) or False")
     if type(options.verify) is not int or options.verify < 0:
         raise OptionError(f"verify={options.verify!r}: use 0 (off) or n, to compare one in n calls with plain Python")
+    if options.verify and options.mesh is not None:
+        raise OptionError("verify= compares with plain Python in one process, and mesh= has several; leave out one")
     from moebius.lowering import LoweringError
     from moebius.lowering import check_options as check_lowering
 

@@ -4,7 +4,7 @@ The model is ``MixtralForCausalLM`` from transformers, unmodified, its experts t
 reads first. The text is the source code of the Python that runs this file. Nothing is downloaded.
 
     python examples/train_mixtral.py                    # about two minutes on two CPU cores
-    python examples/train_mixtral.py --ranks 2          # the experts live on two processes
+    python examples/train_mixtral.py --ranks 2          # two processes: half of each batch, and of the experts, each
 
 Writes a plot of both loss curves, the report and the figures into ``--out`` (default: out/train_mixtral).
 """
@@ -118,8 +118,19 @@ def count_saved(model: torch.nn.Module, run: Run):
     run.saved_bytes = sum(size for where, size in storages.items() if where not in parameters)
 
 
-def train(steps: dict[str, Callable], seed: int, count: int, quiet: bool = False) -> list[Run]:
-    """Train one model from scratch for each of these step functions; all see the same ``count`` batches.
+def mean_over_ranks(loss: torch.Tensor) -> float:
+    """The loss of the whole batch, of which each rank has an equal part."""
+    if dist.is_initialized():
+        dist.all_reduce(loss)
+        loss /= dist.get_world_size()
+    return loss.item()
+
+
+def train(
+    steps: dict[str, Callable], seed: int, count: int, part: slice = slice(None), quiet: bool = False
+) -> list[Run]:
+    """Train one model from scratch for each of these step functions; all see the same ``count`` batches, or this part
+    of each.
 
     They take turns, batch by batch, so that whatever else the machine does slows all of them alike. The last step is
     watched for what it keeps, and not timed.
@@ -127,6 +138,7 @@ def train(steps: dict[str, Callable], seed: int, count: int, quiet: bool = False
     trainings = [(Run(name), step, *make_training(seed, count)) for name, step in steps.items()]
     bar = tqdm(make_batches(seed, count), desc="training", unit="step", disable=quiet)
     for number, batch in enumerate(bar, 1):
+        batch = batch[part]
         for run, step, model, optimizer, scheduler in trainings:
             if number == count:
                 with count_saved(model, run):
@@ -135,7 +147,7 @@ def train(steps: dict[str, Callable], seed: int, count: int, quiet: bool = False
                 start = time.perf_counter()
                 loss = step(model, optimizer, scheduler, batch)
                 run.seconds.append(time.perf_counter() - start)
-            run.losses.append(loss.item())
+            run.losses.append(mean_over_ranks(loss))
         bar.set_postfix({run.name: f"{run.losses[-1]:.4f}" for run, *_ in trainings}, refresh=False)
     return [run for run, *_ in trainings]
 
@@ -238,13 +250,15 @@ def launch_ranks(args: argparse.Namespace, out: Path) -> int:
 
 
 def one_rank(args: argparse.Namespace, out: Path) -> int:
-    """One of several processes: the same step on the same batches, with the experts spread over a mesh."""
+    """One of several processes: the same step on its own part of each batch, with the experts spread over a mesh."""
     dist.init_process_group("gloo")
+    part = slice(dist.get_rank(), None, dist.get_world_size())
     mesh = dist.init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("ep",))
     first = dist.get_rank() == 0
     spread = capture(step.__wrapped__, mesh=mesh)
-    [run] = train({f"{args.ranks} ranks": spread}, args.seed, args.steps, quiet=not first)
-    report = explain(step.__wrapped__, mesh=mesh)(*make_training(args.seed, args.steps), make_batches(args.seed, 1)[0])
+    [run] = train({f"{args.ranks} ranks": spread}, args.seed, args.steps, part, quiet=not first)
+    batch = make_batches(args.seed, 1)[0][part]
+    report = explain(step.__wrapped__, mesh=mesh)(*make_training(args.seed, args.steps), batch)
     if first:
         print(report)
         report.to_html(out / "report.html")
@@ -258,15 +272,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=120, help="training steps (default: %(default)s)")
     parser.add_argument(
-        "--ranks", type=int, default=1, help="processes that the experts live on (default: %(default)s)"
+        "--ranks", type=int, default=1, help="processes, each with its part of the batch (default: %(default)s)"
     )
     parser.add_argument("--seed", type=int, default=0, help="of the weights and the batches (default: %(default)s)")
     parser.add_argument(
         "--out", type=Path, default=Path("out/train_mixtral"), help="folder for results (default: %(default)s)"
     )
     args = parser.parse_args()
-    if args.steps < 2 or args.ranks < 1:
-        parser.error("--steps is at least 2, --ranks at least 1")
+    if args.steps < 2 or args.ranks < 1 or BATCH % args.ranks:
+        parser.error(f"--steps is at least 2, and --ranks divides the batch of {BATCH}")
     args.out.mkdir(parents=True, exist_ok=True)
     if "RANK" in os.environ:
         return one_rank(args, args.out)

@@ -53,7 +53,7 @@ from .meanwhile import MAX_CHANGES, changed, is_a_race, replaced, tell_of_a_race
 from .misses import RARE, missed
 from .opening import open_numbers, open_place
 from .outlived import Outlived
-from .placing import Placement
+from .placing import Placement, average_what_it_met, average_what_it_reaches
 from .recompiles import failures, hint_of, told
 from .rests import MAX_RESTS, SAME_RESTS, again, later, one_before, rests_of
 from .varying import Varying, tell
@@ -140,6 +140,8 @@ class Captured:
     def prepare(self, entry: Any, args: tuple, kwargs: dict[str, Any]) -> Callable[..., Any]:
         """What a cold call runs: what was captured for it, or the function as it is."""
         native = self.settled(run_cells_natively(self.function, self.n_cells))
+        if self.root and self.options.mesh is not None:
+            average_what_it_reaches(self.function, self.options, args, kwargs)
         if why := self.why_not(args, kwargs):
             note(self, None, why, again=False)
             return native
@@ -230,11 +232,7 @@ class Captured:
         started = time.perf_counter()
         request = self.request(args, kwargs)
         segment = self.attempt(request, started)
-        if (
-            segment.lowered is not None
-            and self.options.mesh is not None
-            and (placing := Placement.wanted(segment, request))
-        ):
+        if placing := Placement.wanted(segment, self.options):
             del segment  # no reference to a parameter may remain while its storage moves
             self.children.clear()
             self.below_native.clear()
@@ -311,7 +309,9 @@ class Captured:
             text = "not in a checkpoint that runs natively"
             found.guards.answers("torch.utils.checkpoint", text, (torch_private.in_checkpoint, False))
         try:
-            return build(found, self.options, self.make_resume, self.below, self.parked, started)
+            made = build(found, self.options, self.make_resume, self.below, self.parked, started)
+            average_what_it_met(found, self.options, self.root)
+            return made
         finally:
             found.release()
 

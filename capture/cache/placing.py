@@ -1,16 +1,21 @@
-"""Experts that live on ranks: what is moved there before a captured graph first runs."""
+"""What a mesh asks of a captured function: experts move to their ranks, and gradients are averaged over the ranks."""
 
 from __future__ import annotations
 
+import types
 import warnings
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from ..errors import MeshError
 from ..options import Options
 from ..trace.segment import Segment
-from ..trace.trace import Request
+from ..trace.trace import Trace
+
+CONTAINERS = (list, tuple, dict)
 
 
 @dataclass
@@ -18,28 +23,90 @@ class Placement:
     """Expert parameters that a plan moves onto the ranks before the graph first runs (``lowering.distribution``)."""
 
     parameters: list[torch.nn.Parameter]
-    others: list[torch.Tensor]
     plan: Any
 
     @classmethod
-    def wanted(cls, segment: Segment, request: Request) -> Placement | None:
+    def wanted(cls, segment: Segment, options: Options) -> Placement | None:
         """What is still to be moved for this segment, or None."""
+        if options.mesh is None or segment.lowered is None:
+            return None
         from moebius.lowering.distribution import parameters_to_place
 
-        assert segment.lowered is not None
         parameters = parameters_to_place(segment.lowered.gm)
-        if not parameters:
-            return None
-        chosen = {id(p) for p in parameters}
-        modules = [a for a in (*request.args, *request.kwargs.values()) if isinstance(a, torch.nn.Module)]
-        others = {id(t): t for m in modules for t in (*m.parameters(), *m.buffers()) if id(t) not in chosen}
-        return cls(parameters, list(others.values()), segment.lowered.gm.meta["plan"])
+        return cls(parameters, segment.lowered.gm.meta["plan"]) if parameters else None
 
     def place(self, options: Options) -> None:
         """Collective. If it cannot be done nothing was moved; the whole parameters give the right result too."""
         from moebius.lowering.distribution import PlacementError, place_parameters
 
         try:
-            place_parameters(self.parameters, self.others, options.mesh, self.plan)
+            place_parameters(self.parameters, [], options.mesh, self.plan)
         except PlacementError as error:
             warnings.warn(f"moebius: experts stay whole on each rank: {error}", stacklevel=6)
+
+
+def average_what_it_reaches(function: types.FunctionType, options: Options, args: tuple, kwargs: dict) -> None:
+    """Before the function runs, captured or natively: gradients of what it is seen to train are averaged."""
+    code = function.__code__
+    cells = [cell.cell_contents for cell in function.__closure__ or () if cell != types.CellType()]
+    names = [function.__globals__[name] for name in code.co_names if name in function.__globals__]
+    average(options, around([*args, *kwargs.values(), *cells, *names]), True)
+
+
+def average_what_it_met(attempt: Trace, options: Options, root: bool) -> None:
+    """The same for all that a trace has met."""
+    records = [record.obj for record in attempt.objects.records.values()]
+    inputs = [proxy.real for proxy in attempt.tensors.inputs if isinstance(proxy.real, torch.Tensor)]
+    average(options, [*records, *inputs], root)
+
+
+def around(values: Iterable[Any], depth: int = 3) -> Iterator[Any]:
+    """Modules, optimizers and tensors among values, in containers, and in attributes of objects that are neither."""
+    for value in values:
+        if isinstance(value, torch.nn.Module | torch.optim.Optimizer | torch.Tensor):
+            yield value
+        elif isinstance(value, CONTAINERS) and depth:
+            yield from around(list(value.values() if isinstance(value, dict) else value), depth - 1)
+        elif isinstance(value, types.MethodType) and depth:
+            yield from around([value.__self__], depth - 1)
+        elif depth and not isinstance(value, type | types.ModuleType | types.FunctionType):
+            yield from around(list(getattr(value, "__dict__", {}).values()), depth - 1)
+
+
+def average(options: Options, values: Iterable[Any], root: bool) -> None:
+    """Average the gradients of all that is trained among values. root: nothing of the call has run yet. Collective."""
+    if options.mesh is None:
+        return
+    from moebius.lowering.distribution import (
+        DistributionError,
+        average_gradients,
+        is_averaged,
+        place_state,
+        resolve_plan,
+    )
+
+    values = list({id(value): value for value in values}.values())
+    modules = [value for value in values if isinstance(value, torch.nn.Module)]
+    optimizers = [value for value in values if isinstance(value, torch.optim.Optimizer)]
+    groups = [p for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]]
+    tensors = [*(value for value in values if isinstance(value, torch.Tensor)), *groups]
+    for tensor in tensors if root else groups:
+        if tensor.is_leaf and tensor.requires_grad and not isinstance(tensor, torch.nn.Parameter):
+            raise MeshError(
+                f"a tensor of shape {tuple(tensor.shape)} requires a gradient and is no torch.nn.Parameter: whether it "
+                f"is data of this rank or is trained on all of them cannot be known. With mesh=..., make what is "
+                f"trained a Parameter, and let data begin to require gradients within the captured function"
+            )
+    trained = [*(p for module in modules for p in module.parameters()), *tensors]
+    late = [] if root else [t for t in trained if isinstance(t, torch.nn.Parameter) and not is_averaged(t)]
+    if any(parameter.grad is not None for parameter in late):
+        raise MeshError(
+            "the step trains parameters that were not seen before its first backward(), so their gradients are of this "
+            "rank alone; pass the model, or the optimizer, to the captured function"
+        )
+    try:
+        average_gradients(modules, tensors, options.mesh, resolve_plan(options.plan, options.mesh))
+    except DistributionError as error:
+        raise MeshError(str(error)) from error
+    for optimizer in optimizers:
+        place_state(optimizer)

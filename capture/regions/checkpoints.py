@@ -157,7 +157,7 @@ class Checkpoints:
             raise Break("checkpoint", detail, "set it before the call, or after backward")
         if not isinstance(reentrant, bool):
             raise Break("checkpoint", "use_reentrant is not given", "pass use_reentrant to keep it in the graph")
-        if not self.domain.tensors.whole_step:
+        if not self.domain.tensors.recomputes:
             raise Break("checkpoint", "this backend takes a graph of operators alone", hint)
         if self.writer.scope.parent is not None or (self.writer.recomputed and (reentrant or self.writer.reentrant)):
             detail = "in an expert loop, or in another checkpointed call, one of them with use_reentrant=True"

@@ -1,4 +1,4 @@
-"""Memory that numpy may own: tensors over it, and what the step writes there."""
+"""Memory that is not an input's own: numpy's, or that of the ranks of a mesh. What the step writes there."""
 
 from __future__ import annotations
 
@@ -17,10 +17,12 @@ def owns_memory(tensor: torch.Tensor) -> bool:
 
 
 class ForeignMemory:
-    """Inputs over memory that numpy may own. written: whether the step wrote into one. arrays: whether it has any."""
+    """Inputs over memory that numpy may own, or that lies on the ranks. written: whether the step wrote into one.
+    arrays: whether it has any. on_ranks: of those that a graph has a gathered copy of, or a part."""
 
     def __init__(self) -> None:
         self.storages: set[int] = set()
+        self.on_ranks: set[int] = set()
         self.written = self.arrays = False
 
     def look(self, real: Any, fake: Any) -> None:
@@ -28,6 +30,11 @@ class ForeignMemory:
         plain = isinstance(real, torch.Tensor) and isinstance(fake, torch.Tensor) and real.layout is torch.strided
         if plain and not owns_memory(real):
             self.storages.add(torch_private.storage_of(fake))
+
+    def lies_on_ranks(self, fake: torch.Tensor) -> None:
+        """At a new input that does."""
+        self.storages.add(torch_private.storage_of(fake))
+        self.on_ranks.add(torch_private.storage_of(fake))
 
     def versions(self, values: Any) -> list[tuple[torch.Tensor, int]]:
         """Of the operands that lie there, before an operator runs on their fakes."""
@@ -38,8 +45,11 @@ class ForeignMemory:
         return [(leaf, torch_private.version_of(leaf)) for leaf in lying if not leaf.is_inference()]
 
     def refuse_writes(self, before: list[tuple[torch.Tensor, int]]) -> None:
-        """After it: a graph break where it wrote into an array's memory."""
-        if any(torch_private.version_of(leaf) != version for leaf, version in before):
+        """After it: a graph break where it wrote into an array's memory, or into what lies on the ranks."""
+        written = [leaf for leaf, version in before if torch_private.version_of(leaf) != version]
+        if any(torch_private.storage_of(leaf) in self.on_ranks for leaf in written):
+            raise Break("write into experts on other ranks", "each rank writes into its own part", "it runs natively")
+        if written:
             self.written = True
             if self.arrays:
                 hint = "clone the tensor before it is written, or the array before the step"

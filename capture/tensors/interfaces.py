@@ -58,6 +58,7 @@ class TensorOperators(Operations, Protocol):
     writer: GraphWriter
     guards: GuardRecorder
     whole_step: bool
+    recomputes: bool
     inputs: list[TensorProxy]
     proxies: dict[int, TensorProxy]
     of_fake: dict[int, TensorProxy]

@@ -81,7 +81,7 @@ class TensorOperations:
         self.layouts = Layouts(self.gradients.heap)
         self.numbers = Numbers(self)
         self.texts = Texts(self)
-        self.whole_step = whole_step
+        self.whole_step = self.recomputes = whole_step
         writer.holds_generators = whole_step
         self.unread: Callable[[Any], bool] = lambda value: False  # a container whose items no guard has seen
         self.may_tell: types.FunctionType | None = None  # a function of torch's that is interpreted where it warns
@@ -150,6 +150,8 @@ class TensorOperations:
         self.proxies[id(real)] = self.of_fake[id(fake)] = proxy
         self.inputs.append(proxy)
         self.foreign.look(real, fake)
+        if placed_on_ranks(real):
+            self.foreign.lies_on_ranks(fake)
         return proxy
 
     def root_scope(self) -> Any:
@@ -550,9 +552,10 @@ def changes_in_place(target: Any, kwargs: dict[str, Any]) -> bool:
 
 
 def placed_on_ranks(tensor: torch.Tensor) -> bool:
-    """Whether lowering moved the tensor, an expert parameter, onto ranks. Whoever reads it sees the whole tensor."""
+    """Whether lowering moved the tensor, an expert parameter, onto ranks. Whoever reads it sees the whole tensor. (Its
+    gradient, or an optimizer's state, is no parameter: what works on these writes into them, natively.)"""
     module = sys.modules.get("moebius.lowering.distribution")
-    return module is not None and isinstance(tensor, module.Sharded)
+    return module is not None and isinstance(tensor, module.Sharded) and isinstance(tensor, torch.nn.Parameter)
 
 
 def readable(name: str) -> str:

@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from moebius.lowering import OWN
+
 from ..options import Options
 from ..regions.gathered import Lists
 
@@ -76,6 +78,12 @@ class Policy:
     predictions: dict[str, bool] = field(default_factory=dict)
     unpredictable: set[str] = field(default_factory=set)
     marked: Callable[[torch.Tensor], frozenset[int]] | None = None
+
+    @property
+    def recomputes(self) -> bool:
+        """Whether checkpointed calls may be in the graph: our own backends run them, on a mesh too."""
+        options = self.options
+        return self.whole_step or (options is not None and options.mesh is not None and options.backend in OWN)
 
     def learn_with(self, other: Policy) -> None:
         """What the code of the other's was taught is known to this one as well, and the other way round: the rests of a

@@ -84,6 +84,7 @@ class Trace:
         self.guards = GuardRecorder(self.line)
         self.writer = GraphWriter(self.world, self.where)
         self.tensors = TensorOperations(self.world, self.writer, self.guards, policy.dims, policy.whole_step)
+        self.tensors.recomputes = policy.recomputes
         self.objects = Objects(
             self.guards,
             self.tensors.input,

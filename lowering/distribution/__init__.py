@@ -1,10 +1,10 @@
 """Where experts live and how tokens reach them. What may live here: plans and their arithmetic, the sharded form of a
 parameter and how parameters move to the ranks, the exchange operators, and the pass that puts them into a graph.
 
-First form: one program on every rank, the same batch on each. Dense compute is replicated; experts are split over one
-mesh axis, and so are their gradients and optimizer state. At an expert region each rank serves its slice of the
-tokens: rows travel by uneven all-to-all to the ranks that own their experts and back, and the output is gathered.
-Backward is the mirror image, so gradients of everything replicated are equal on every rank. No token is dropped.
+One program on every rank, each with its own part of the batch. Dense compute is on that part alone; experts are split
+over one mesh axis, and so are their gradients and optimizer state. At an expert region rows travel by uneven all-to-all
+to the ranks that own their experts, and back. Where a backward pass ends, gradients are averaged (reduce.py): the
+result is that of one process on the mean of the ranks' losses. No token is dropped.
 
 How a caller (capture) uses it:
 
@@ -14,6 +14,7 @@ How a caller (capture) uses it:
 3. before anything of a cold call has run, ``place_graph_parameters(gm, mesh)``: True means that parameters moved to
    their ranks (their class has changed): drop the capture and capture again. (In parts: ``parameters_to_place``,
    ``place_parameters``, ``input_conversions``, ``to_graph_input``.)
+4. ``average_gradients(modules, tensors, mesh, plan)`` before the first call runs, with all that it trains.
 
 Everything here that says "Collective" must be called on every rank of the mesh, in the same order.
 """
@@ -29,11 +30,13 @@ from moebius.lowering.distribution.place import (
 )
 from moebius.lowering.distribution.placement import collect_parameters, place_parameters, place_state, to_graph_input
 from moebius.lowering.distribution.plan import Bytes, Plan, RegionShape, bytes_for, expected_bytes, resolve_plan
+from moebius.lowering.distribution.reduce import average_gradients, is_averaged
 from moebius.lowering.distribution.sharded import Sharded
 
 __all__ = [
     "Bytes", "DistributionError", "PlacementError", "Plan", "RanksDisagreeError", "RegionShape", "Sharded", "Traffic",
-    "bind_inputs", "bytes_for", "collect_parameters", "expected_bytes", "input_conversions", "parameters_to_place",
+    "average_gradients", "bind_inputs", "bytes_for", "collect_parameters", "expected_bytes", "input_conversions",
+    "is_averaged", "parameters_to_place",
     "place", "place_graph_parameters", "place_parameters", "place_state", "plan_for", "resolve_plan",
     "to_graph_input", "traffic",
 ]

@@ -1,8 +1,9 @@
 """What the lowered graph calls around the local experts: ``dispatch`` before them, ``combine`` after them.
 
 Between the two, the ordinary experts operator runs on the rows that arrived, one expert a row, with this rank's
-weights. A row's routing weight travels with it, so the sum over a token's experts of one rank is taken there and one
-row a rank goes back. Both functions are made of the exchange's operators and plain torch: any backend traces them.
+weights. So backward gives those weights the gradient of the sum of all ranks' losses. A row's routing weight travels
+with it, so the sum over a token's experts of one rank is taken there and one row a rank goes back. Both functions are
+made of the exchange's operators and plain torch: any backend traces them.
 
 Letters: T tokens, K slots a token, D model width, E experts, U rows (tokens) received, R their slots that are run here.
 """
@@ -32,22 +33,15 @@ def _(index_UK: Tensor, num_experts: int, group_name: str) -> tuple[Tensor, Tens
     return index_UK.new_empty((rows,), dtype=torch.int64), index_UK.new_empty((rows,), dtype=torch.int64)
 
 
-def checksums(inputs_N: list[Tensor]) -> Tensor:
-    """[N], int64: what :func:`dispatch` compares of the inputs of a step."""
-    return exchange.checksums(inputs_N)
-
-
 def dispatch(
-    x_TD: Tensor, index_TK: Tensor, weight_TK: Tensor | None, num_experts: int, group_name: str,
-    inputs_N: Tensor | None = None, names: str = "",
+    x_TD: Tensor, index_TK: Tensor, weight_TK: Tensor | None, num_experts: int, group_name: str, region: int = 0
 ) -> tuple[Tensor, Tensor, Tensor | None, Tensor, Tensor, Tensor, Tensor]:
-    """Send tokens to their experts' ranks. Collective. Every rank passes the same tensors; inputs_N, names: as in
-    :func:`exchange.route`, which raises where the ranks have others.
+    """Send this rank's tokens to their experts' ranks. Collective. region: as in :func:`exchange.route`.
 
     Returns x_RD, expert_R1 (this rank's own numbering), weight_R1 (None without weights), and for :func:`combine`:
     token_R (the received row that each slot belongs to), rows_S, source_U, splits_2P.
     """
-    rows_S, source_U, splits_2P = exchange.route(index_TK, num_experts, group_name, inputs_N, names)
+    rows_S, source_U, splits_2P = exchange.route(index_TK, num_experts, group_name, region)
     x_UD = exchange.send_rows(x_TD, rows_S, source_U, splits_2P, group_name)
     index_UK = exchange.send_rows(index_TK, rows_S, source_U, splits_2P, group_name)
     slot_R, expert_R = own_slots(index_UK, num_experts, group_name)
@@ -63,13 +57,18 @@ def dispatch(
 def combine(
     y_RD: Tensor, token_R: Tensor, rows_S: Tensor, source_U: Tensor, splits_2P: Tensor, x_TD: Tensor, group_name: str
 ) -> Tensor:
-    """Send results home and add them up: out_TD, equal on all ranks. Collective. x_TD: for the number of tokens."""
+    """Send results home and add them up: out_TD, of this rank's tokens. Collective. x_TD: for their number."""
     wide = torch.float32 if y_RD.dtype in (torch.bfloat16, torch.float16) else y_RD.dtype
     y_UD = torch.zeros((source_U.shape[0], y_RD.shape[1]), dtype=wide, device=y_RD.device)
     y_UD = y_UD.index_add(0, token_R, y_RD.to(wide)).to(y_RD.dtype)
     return exchange.return_rows(y_UD, rows_S, source_U, splits_2P, x_TD.shape[0], group_name)
 
 
+def reached_experts(index: Tensor, num_experts: int, group_name: str) -> Tensor:
+    """The experts that a token of any rank goes to: those whose parameters get a gradient. Collective."""
+    return exchange.reached_experts(index, num_experts, group_name)
+
+
 def own_experts(weight_E: Tensor, group_name: str) -> Tensor:
-    """This rank's experts of a whole weight that every rank holds; its gradient is gathered. Collective in backward."""
+    """This rank's experts of a whole weight that every rank holds; of its gradient, the part that is known here."""
     return exchange.own_experts(weight_E, group_name)

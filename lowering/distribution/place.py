@@ -2,9 +2,9 @@
 needs: a lowered graph, in which expert regions are calls of ``moebius.kernels.experts``; placeholders with
     ``meta["val"]``, and with ``meta["tensor"]`` (a weak reference to the real tensor) and ``meta["source"]`` where they
     are parameters.
-promises: the same results on every rank, with each such call done by the ranks that own the experts. A weight that was
-    placed (:mod:`placement`) goes in as this rank's rows, where nothing else in the graph uses it; any other weight is
-    whole, and this rank's experts are taken from it. Changes the graph in place. Nothing else is touched.
+promises: the same results for this rank's own tokens, each such call done by the ranks that own the experts. A weight
+    that was placed (:mod:`placement`) goes in as this rank's rows, where nothing else in the graph uses it; any other
+    weight is whole, and this rank's experts are taken from it. Changes the graph in place. Nothing else is touched.
 """
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.distributed.tensor import DTensor
 
 from moebius.kernels import experts
 from moebius.lowering.distribution.exchange import remember_group
-from moebius.lowering.distribution.expert_parallel import checksums, combine, dispatch, own_experts
+from moebius.lowering.distribution.expert_parallel import combine, dispatch, own_experts, reached_experts
 from moebius.lowering.distribution.placement import place_parameters, to_graph_input
 from moebius.lowering.distribution.plan import Plan, RegionShape, chunk_span, resolve_plan
 from moebius.lowering.distribution.sharded import Sharded
 from moebius.lowering.distribution.torch_private import tree_leaves
+from moebius.lowering.experts.stacking import stack_experts
 from moebius.lowering.graph import LoweringOptions
 from moebius.lowering.torch_private import FakeTensor
 from moebius.lowering.values import apply
@@ -59,11 +59,12 @@ def place(gm: fx.GraphModule, options: LoweringOptions) -> fx.GraphModule:
     kept = _only_experts(regions, chains)
     # Read before the first rewrite: it changes the fakes of weights that a later region may share.
     experts_of = {node: int(_weights(node)["gate_up_E2ND"].meta["val"].shape[0]) for node in regions}
+    for node in gm.graph.find_nodes(op="call_function", target=stack_experts):
+        _ask_all_ranks(node, group_name)
     here = {item for item in kept if _is_placed(_real(item), mesh, axis)}
-    compared = _compare_inputs(gm, plan)
-    for node, num_experts in experts_of.items():
-        _replace(node, num_experts, chains, kept, here, plan.ranks, rank, group_name, compared)
-        compared = ()  # once in a call, before the first exchange
+    for number, (node, num_experts) in enumerate(experts_of.items()):
+        region = len(experts_of) * 1_000 + number
+        _replace(node, num_experts, chains, kept, here, plan.ranks, rank, group_name, region)
     if not here:  # not again once they are placed
         _say_idle_ranks(plan)
     gm.graph.lint()
@@ -217,23 +218,16 @@ def _only_experts(regions: list[fx.Node], chains: dict[int, list[fx.Node] | None
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-def _compare_inputs(gm: fx.GraphModule, plan: Plan) -> tuple[fx.Node, str] | tuple[()]:
-    """A node that makes checksums of what comes in with a call: a batch, its labels, a mask. Not of what belongs to the
-    model. With the names of these; nothing where there are none."""
-    inputs = [
-        node for node in gm.graph.nodes
-        if node.op == "placeholder" and not node.meta.get("static") and isinstance(node.meta.get("val"), torch.Tensor)
-        and not isinstance(_real(node), torch.nn.Parameter | DTensor) and node.meta["val"].layout is torch.strided
-    ]
-    if not inputs:
-        return ()
-    plan.compared = [str(node.meta.get("source", node.name)) for node in inputs]
-    first = next(node for node in gm.graph.nodes if node.op != "placeholder")
-    with gm.graph.inserting_before(first):
-        made = gm.graph.call_function(checksums, (inputs,))
-    made.meta = {key: value for key, value in first.meta.items() if key in ("where", "stack")}
-    _propagate(made)
-    return made, "\n".join(plan.compared)
+def _ask_all_ranks(stack: fx.Node, group_name: str) -> None:
+    """A parameter for each expert: those get no gradient that no token of any rank has reached."""
+    index, *parameters = stack.args
+    if not isinstance(index, fx.Node):
+        return
+    with stack.graph.inserting_before(stack):
+        reached = stack.graph.call_function(reached_experts, (index, len(parameters), group_name))
+    reached.meta = {key: value for key, value in stack.meta.items() if key in ("where", "stack")}
+    _propagate(reached)
+    stack.args = (reached, *parameters)
 
 
 def _say_idle_ranks(plan: Plan) -> None:
@@ -247,7 +241,7 @@ def _say_idle_ranks(plan: Plan) -> None:
 
 def _replace(
     node: fx.Node, num_experts: int, chains: dict[int, list[fx.Node] | None], kept: set[fx.Node], here: set[fx.Node],
-    ranks: int, rank: int, group_name: str, compared: tuple[Any, ...],
+    ranks: int, rank: int, group_name: str, region: int,
 ) -> None:
     graph = node.graph
     arguments = _arguments(node)
@@ -268,7 +262,7 @@ def _replace(
                 if chain is not None and chain[0] in kept:
                     chain[0].meta["wants_shard"] = True
                 arguments[name] = emit(own_experts, (value, group_name))
-        sent = emit(dispatch, (x, index, weight, num_experts, group_name, *compared))
+        sent = emit(dispatch, (x, index, weight, num_experts, group_name, region))
         x_RD, expert_R1, weight_R1, *ticket = [emit(operator.getitem, (sent, i)) for i in range(7)]
         arguments |= {"x_TD": x_RD, "index_TK": expert_R1, "weight_TK": None if weight is None else weight_R1}
         bound = inspect.BoundArguments(SIGNATURE, OrderedDict(arguments))

@@ -5,14 +5,15 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch.distributed import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
+from moebius.lowering.distribution.agree import agree, copy_from_first_rank
 from moebius.lowering.distribution.errors import PlacementError
 from moebius.lowering.distribution.plan import Plan, chunk_span
+from moebius.lowering.distribution.reduce import release
 from moebius.lowering.distribution.sharded import Sharded, keep_grad_sharded, local_rows, shard_rows
-from moebius.lowering.distribution.torch_private import has_hooks, references, swap
+from moebius.lowering.distribution.torch_private import drop_empty_hooks, has_hooks, references, swap
 
 
 def place_parameters(
@@ -30,15 +31,17 @@ def place_parameters(
     moving = _unique(p for p in experts if not isinstance(p, Sharded))
     if not moving:
         return []
+    for parameter in moving:
+        release(parameter)
     _agree(moving, mesh)
     placements: list[Placement] = [Replicate()] * mesh.ndim
     placements[plan.axis_index(mesh)] = Shard(0)
     with torch.no_grad():
         for tensor in _unique(others):
             if not isinstance(tensor, DTensor | Sharded):
-                _copy_from_first_rank(tensor, mesh)
+                copy_from_first_rank(tensor, mesh)
         for parameter in moving:
-            _copy_from_first_rank(parameter, mesh)
+            copy_from_first_rank(parameter, mesh)
             _take_place(parameter, _split(parameter, mesh, placements))
             if parameter.requires_grad:
                 keep_grad_sharded(parameter)
@@ -103,32 +106,19 @@ def _split(parameter: torch.Tensor, mesh: DeviceMesh, placements: list[Placement
 
 def _take_place(parameter: torch.nn.Parameter, new: torch.nn.Parameter) -> None:
     attributes = {name: value for name, value in vars(parameter).items() if name not in vars(new)}
+    drop_empty_hooks(parameter)
     swap(parameter, new)
     vars(parameter).update(attributes)  # what users hang on a parameter (a mark for weight decay, a name) stays on it
-
-
-def _copy_from_first_rank(tensor: torch.Tensor, mesh: DeviceMesh) -> None:
-    value = tensor.detach()
-    if value.numel() == 0:
-        return
-    buffer = value.contiguous()
-    for axis in range(mesh.ndim):
-        group = mesh.get_group(axis)
-        dist.broadcast(buffer, dist.get_global_rank(group, 0), group=group)
-    if buffer.data_ptr() != value.data_ptr():
-        value.copy_(buffer)
 
 
 def _agree(parameters: list[torch.Tensor], mesh: DeviceMesh) -> None:
     """Raise PlacementError on every rank of the mesh if a parameter cannot move on one of them. Collective."""
     obstacles = [text for text in map(_obstacle, parameters) if text]
-    blocked = torch.tensor(len(obstacles), device=mesh.device_type)
-    for axis in range(mesh.ndim):
-        dist.all_reduce(blocked, group=mesh.get_group(axis))
+    what = f"moving the parameters of shapes {[tuple(parameter.shape) for parameter in parameters]}"
+    if not agree(mesh, what, int(bool(obstacles))):
+        raise PlacementError("; ".join(obstacles) or "an expert parameter cannot move on another rank, which says why")
     if obstacles:
         raise PlacementError("; ".join(obstacles))
-    if int(blocked):
-        raise PlacementError("an expert parameter cannot move on another rank, which says why")
 
 
 def _obstacle(parameter: torch.Tensor) -> str | None:

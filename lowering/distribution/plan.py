@@ -2,13 +2,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from math import comb
+from math import comb, prod
 from typing import Any
 
 from moebius.lowering.distribution.errors import DistributionError
 
 EXPERT_AXES = ("ep", "expert", "experts", "expert_parallel")  # names of a mesh axis that "auto" takes for experts
-HEADER_BYTES = 24  # what a rank tells each other rank before an exchange: rows to come, tokens, routing checksum
+DATA_AXES = ("dp", "data", "data_parallel", "batch", "replicate", "dp_replicate")  # axes with a replica at each place
+HEADER_BYTES = 16  # what a rank tells each other rank before an exchange: rows to come, which region it is at
 
 
 def chunk_span(length: int, ranks: int, rank: int) -> tuple[int, int]:
@@ -31,9 +32,10 @@ def expected_destinations(ranks: int, num_experts: int, top_k: int) -> float:
 
 @dataclass(frozen=True)
 class RegionShape:
-    """One expert region: T tokens, K slots a token, E experts, D model width; bytes of one number of x and of weight.
+    """One expert region: T tokens of one rank, K slots a token, E experts, D model width.
 
-    index_bytes: bytes of one routing index. weighted: whether routing weights travel (an operator may have none).
+    item_bytes, weight_bytes: of one number of x, of one routing weight. index_bytes: of one routing
+    index. weighted: whether routing weights travel (an operator may have none).
     """
 
     tokens: int
@@ -53,24 +55,20 @@ class Bytes:
     header: float
     dispatch: float
     combine: float
-    gather: float
 
     @property
     def total(self) -> float:
-        return self.header + self.dispatch + self.combine + self.gather
+        return self.header + self.dispatch + self.combine
 
     def __add__(self, other: Bytes) -> Bytes:
-        return Bytes(
-            self.header + other.header, self.dispatch + other.dispatch,
-            self.combine + other.combine, self.gather + other.gather,
-        )
+        return Bytes(self.header + other.header, self.dispatch + other.dispatch, self.combine + other.combine)
 
 
-def bytes_for(shape: RegionShape, ranks: int, sent: float, received: float, own_tokens: float) -> Bytes:
-    """What a rank sends that dispatches ``sent`` rows to other ranks, is given ``received``, and owns ``own_tokens``.
+def bytes_for(shape: RegionShape, ranks: int, sent: float, received: float) -> Bytes:
+    """What a rank sends that dispatches ``sent`` rows to other ranks and is given ``received``.
 
-    Forward: x, indices and weights out, results back, the output gathered. Backward, its mirror: the output's gradient
-    out, the gradients of x and of weights back, both gathered.
+    Forward: x, indices and weights out, results back. Backward, its mirror: the output's gradient out, the gradients of
+    x and of weights back.
     """
     row = shape.width * shape.item_bytes
     weights = shape.top_k * shape.weight_bytes if shape.weighted else 0
@@ -78,16 +76,20 @@ def bytes_for(shape: RegionShape, ranks: int, sent: float, received: float, own_
         header=(ranks - 1) * HEADER_BYTES,
         dispatch=sent * (row + weights + shape.top_k * shape.index_bytes) + sent * row,
         combine=received * row + received * (row + weights),
-        gather=(ranks - 1) * own_tokens * (2 * row + weights),
     )
 
 
 def expected_bytes(shape: RegionShape, ranks: int) -> Bytes:
     """:func:`bytes_for` an average rank under uniform routing."""
     if ranks == 1:
-        return Bytes(0.0, 0.0, 0.0, 0.0)
-    remote = shape.tokens / ranks * expected_destinations(ranks, shape.num_experts, shape.top_k) * (ranks - 1) / ranks
-    return bytes_for(shape, ranks, remote, remote, -(-shape.tokens // ranks))
+        return Bytes(0.0, 0.0, 0.0)
+    remote = shape.tokens * expected_destinations(ranks, shape.num_experts, shape.top_k) * (ranks - 1) / ranks
+    return bytes_for(shape, ranks, remote, remote)
+
+
+def reduced_bytes(size: int, ranks: int) -> int:
+    """What a rank sends, in a ring of ranks, to take the sum of ``size`` bytes over all: 2 · size · (P − 1) / P."""
+    return 2 * size * (ranks - 1) // ranks
 
 
 @dataclass
@@ -97,14 +99,14 @@ class Plan:
     axis: the mesh axis, by name or number, over which expert parameters are split by their first axis.
     parameters: the split parameters, as their sources read in the captured graph, with (experts in all, on a rank).
     regions: the shapes of the expert regions, as far as they are known (sizes that vary from call to call are not).
-    compared: inputs of the step that the ranks compare in its first exchange.
+    data_ranks: over so many ranks, beside those that share the experts, gradients of experts are averaged too.
     """
 
     axis: str | int = 0
     parameters: dict[str, tuple[int, int]] = field(default_factory=dict)
     regions: list[RegionShape] = field(default_factory=list)
-    compared: list[str] = field(default_factory=list)
     ranks: int = 1  # set from the mesh
+    data_ranks: int = 1  # likewise
 
     def axis_index(self, mesh: Any) -> int:
         """The number of the plan's axis in this mesh. Raises DistributionError where it has no such axis."""
@@ -118,14 +120,18 @@ class Plan:
         return self.axis
 
     def expected(self) -> Bytes:
-        """Bytes that a rank is expected to send in one forward and backward, all known regions together."""
-        total = Bytes((self.ranks - 1) * 8.0 * len(self.compared) if self.regions else 0.0, 0.0, 0.0, 0.0)
+        """Bytes that a rank is expected to send in one forward and backward, all known regions together; gradients
+        not counted."""
+        total = Bytes(0.0, 0.0, 0.0)
         for shape in self.regions:
             total += expected_bytes(shape, self.ranks)
         return total
 
     def __str__(self) -> str:
-        lines = [f"expert parallel over {self.ranks} ranks (mesh axis {self.axis!r}); every rank has the same batch"]
+        lines = [
+            f"expert parallel over {self.ranks} ranks (mesh axis {self.axis!r}), each with its own part of the batch;"
+            f" gradients are averaged over {self.ranks * self.data_ranks} ranks"
+        ]
         for source, (experts, here) in self.parameters.items():
             idle = self.ranks - -(-experts // here)
             none = f", none on the last {idle} ranks" if idle else ""
@@ -134,7 +140,7 @@ class Plan:
         lines.append(
             f"  {len(self.regions)} expert regions of known size; forward and backward, a rank sends about"
             f" {expected.total / 1e6:.3f} MB under uniform routing: dispatch {expected.dispatch / 1e6:.3f},"
-            f" combine {expected.combine / 1e6:.3f}, gather {expected.gather / 1e6:.3f}"
+            f" combine {expected.combine / 1e6:.3f}"
         )
         return "\n".join(lines)
 
@@ -146,19 +152,23 @@ def resolve_plan(plan: Any, mesh: Any) -> Plan:
     elif not isinstance(plan, Plan):
         raise DistributionError(f"plan={plan!r} is neither 'auto' nor a moebius.lowering.distribution.Plan")
     axis = plan.axis_index(mesh)
-    refuse_other_axes(mesh, axis)
-    return replace(plan, ranks=mesh.size(axis), parameters={}, regions=[], compared=[])
+    others = data_axes(mesh, axis)
+    data_ranks = prod(mesh.size(i) for i in others)
+    return replace(plan, ranks=mesh.size(axis), data_ranks=data_ranks, parameters={}, regions=[])
 
 
-def refuse_other_axes(mesh: Any, axis: int) -> None:
-    """Nothing is reduced over another axis: with batches of their own its ranks would drift apart, unsaid."""
+def data_axes(mesh: Any, axis: int) -> list[int]:
+    """The axes beside the experts' over which ranks differ in their data alone. Raises DistributionError for any other:
+    what its ranks are to do with a parameter or a batch is not known."""
     names = mesh.mesh_dim_names or tuple(range(mesh.ndim))
-    others = [f"{names[i]!r} ({mesh.size(i)} ranks)" for i in range(mesh.ndim) if i != axis and mesh.size(i) > 1]
-    if others:
+    others = [i for i in range(mesh.ndim) if i != axis and mesh.size(i) > 1]
+    unknown = [f"{names[i]!r} ({mesh.size(i)} ranks)" for i in others if names[i] not in DATA_AXES]
+    if unknown:
         raise DistributionError(
-            f"the mesh has {', '.join(others)} beside {names[axis]!r}, and nothing is reduced over that: replicas "
-            f"would drift apart. Pass mesh[{names[axis]!r}], and reduce gradients over the rest yourself"
+            f"the mesh has {', '.join(unknown)} beside {names[axis]!r}; only axes with data of their own are known "
+            f"there, called {', '.join(DATA_AXES)}. Rename it if that is what it is, or pass mesh[{names[axis]!r}]"
         )
+    return others
 
 
 def choose_axis(mesh: Any) -> str | int:

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
+from moebius.lowering.distribution.agree import agree, all_reduce, copy_from_first_rank
 from moebius.lowering.distribution.errors import DistributionError
 from moebius.lowering.distribution.plan import chunk_span
 from moebius.lowering.distribution.torch_private import (
@@ -25,14 +26,18 @@ from moebius.lowering.distribution.torch_private import (
     written,
 )
 
+SAME_ROWS = (torch.ops.aten.detach.default, torch.ops.aten.alias.default)  # views that are the tensor itself
+
 
 class Sharded(torch.Tensor):
     """A tensor whose first axis is split over the ranks of one mesh axis; its meaning is that of the whole tensor.
 
     Shape, strides and dtype are the whole tensor's. A result stays sharded where each of its rows depends on the same
-    rows alone (optimizers, clipping); any other result is an ordinary tensor, equal on every rank, for which whatever
-    it needs was gathered. So uncaptured use is right as well, provided that all ranks do it. Ordinary tensors that take
-    part must be equal on all ranks.
+    rows alone (optimizers, clipping). With other tensors (activations: each rank has its own) the whole is gathered and
+    each rank computes alone. So uncaptured use is right as well, provided that all ranks do it; ranks that do not do
+    the same raise RanksDisagreeError. Ordinary tensors that are written into a sharded one must be equal on all ranks.
+
+    Its gradient is that of the mean of the losses of the ranks that share it.
     """
 
     shards: DTensor
@@ -148,17 +153,24 @@ class Sharded(torch.Tensor):
             return Gathered(value) if isinstance(value, torch.Tensor) and is_view(func) and not guarded else value
 
         def on_whole_tensors() -> Any:
+            agree(mesh, f"{func} of a parameter of shape {tuple(owners_shape(flat))}")
             whole = {id(value): value.shards.full_tensor() for value in flat if isinstance(value, Sharded)}
             inner_args, inner_kwargs = tree_unflatten([whole.get(id(value), value) for value in flat], spec)
             out = func(*inner_args, **inner_kwargs)
             for value in written(func, args, kwargs or {}):
                 if isinstance(value, Sharded):
+                    if torch.Tag.nondeterministic_seeded in func.tags:
+                        copy_from_first_rank(whole[id(value)], mesh)
                     value.shards.to_local().copy_(shard_rows(whole[id(value)], value.shards).local)
             back = {id(whole[key]): value for key, value in ((id(v), v) for v in flat) if key in whole}
             return tree_map(lambda value: back[id(value)] if id(value) in back else seal(value), out)
 
         if torch.Tag.nondeterministic_seeded in func.tags:
-            return on_whole_tensors()  # every rank draws for all rows: the same numbers, and generators stay in step
+            return on_whole_tensors()  # every rank draws for all rows; where they are kept, the first rank's are
+        if _with_own_data(func, flat):
+            return on_whole_tensors()
+        if is_view(func) and func not in SAME_ROWS:
+            agree(mesh, f"{func} of a parameter of shape {tuple(owners_shape(flat))}")
         inner_args, inner_kwargs = tree_unflatten([lower(value) for value in flat], spec)
         try:
             return tree_map(lift, func(*inner_args, **inner_kwargs))
@@ -166,6 +178,19 @@ class Sharded(torch.Tensor):
             if is_mutable(func):
                 raise
             return on_whole_tensors()  # DTensor has no rule for this operator (unbind of the split axis, say)
+
+
+def _with_own_data(func: Any, flat: list[Any]) -> bool:
+    """Whether an operator computes something new of a sharded tensor and of one that each rank may have its own of."""
+    if is_mutable(func) or func.name().startswith("aten::_foreach"):
+        return False
+    plain = [v for v in flat if isinstance(v, torch.Tensor) and not isinstance(v, Sharded | DTensor)]
+    return any(value.dim() > 0 for value in plain)
+
+
+def owners_shape(flat: list[Any]) -> torch.Size:
+    """The shape of the first sharded tensor among arguments."""
+    return next(value.shape for value in flat if isinstance(value, Sharded))
 
 
 def _unscale(grads: list[torch.Tensor], found_inf: torch.Tensor, inverse_scale: torch.Tensor) -> None:
@@ -217,7 +242,7 @@ def _split_by_rows(value: DTensor) -> bool:
 
 def shard_rows(full: torch.Tensor, like: DTensor) -> Sharded:
     """This rank's rows, copied, of an ordinary tensor that is equal on all ranks; laid out as ``like``."""
-    axis = next(i for i, placement in enumerate(like.placements) if placement.is_shard())
+    axis = split_axis(like)
     low, high = chunk_span(full.shape[0], like.device_mesh.size(axis), like.device_mesh.get_local_rank(axis))
     return _sharded(full.detach()[low:high].clone(), full.shape, like)
 
@@ -237,7 +262,7 @@ class _Gather(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> Sharded:
-        return shard_rows(grad, ctx.like)
+        return mean_rows(grad, ctx.like)
 
 
 class _Local(torch.autograd.Function):
@@ -248,15 +273,35 @@ class _Local(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> Sharded:
-        return _sharded(grad.contiguous(), ctx.like.shape, ctx.like)
+        like = ctx.like
+        return _sharded((grad / like.device_mesh.size(split_axis(like))).contiguous(), like.shape, like)
 
 
 def local_rows(tensor: Sharded) -> torch.Tensor:
-    """This rank's rows, connected to autograd: their gradient becomes the (sharded) gradient of ``tensor``."""
+    """This rank's rows, connected to autograd: their gradient, which is of the sum of the losses of the ranks that
+    share the tensor, becomes the (sharded) gradient of ``tensor``, of their mean."""
     return _Local.apply(tensor)
 
 
+def split_axis(like: DTensor) -> int:
+    """The mesh axis whose ranks share the rows."""
+    return next(i for i, placement in enumerate(like.placements) if placement.is_shard())
+
+
+def mean_rows(grad: torch.Tensor, like: DTensor) -> Sharded:
+    """This rank's rows of the mean over the ranks that share a tensor of whole gradients. Collective."""
+    agree(like.device_mesh, f"the gradient of a parameter of shape {tuple(like.shape)}")
+    mean = grad.detach().contiguous() / like.device_mesh.size(split_axis(like))
+    all_reduce(mean, like.device_mesh, [split_axis(like)], "reduce")
+    return shard_rows(mean, like)
+
+
+def zeros_sharded(like: DTensor) -> Sharded:
+    """Zeros in the layout of ``like``."""
+    return _sharded(torch.zeros_like(like.to_local()), like.shape, like)
+
+
 def keep_grad_sharded(leaf: Any) -> None:
-    """From now on ``leaf.grad`` is sharded too: of a whole gradient (uncaptured use), this rank's rows are kept."""
+    """From now on ``leaf.grad`` is sharded too: of whole gradients (uncaptured use), this rank's rows of the mean."""
     like = leaf.shards
-    leaf.leaf_hook = leaf.register_hook(lambda grad: grad if isinstance(grad, Sharded) else shard_rows(grad, like))
+    leaf.leaf_hook = leaf.register_hook(lambda grad: grad if isinstance(grad, Sharded) else mean_rows(grad, like))

@@ -13,14 +13,14 @@ import torch
 from torch import Tensor
 
 from moebius.lowering.distribution import exchange, expert_parallel
-from moebius.lowering.distribution.torch_private import local_tensor_types, tree_map
+from moebius.lowering.distribution.torch_private import local_sizes, local_tensor_types, tree_map
 
 LocalTensor: Any
 LocalTensor, LocalTensorMode = local_tensor_types()
 
 OPERATORS = (
-    exchange.route, exchange.send_rows, exchange.return_rows, exchange.own_experts, exchange.gather_experts,
-    expert_parallel.own_slots, exchange.checksums,
+    exchange.route, exchange.send_rows, exchange.return_rows, exchange.own_experts, exchange.pad_experts,
+    exchange.reached_experts, expert_parallel.own_slots,
 )
 
 
@@ -58,9 +58,12 @@ class SimulatedGroup:
         assert [len(piece) for piece in mine] == back
         torch.cat(mine, out=received)
 
-    def all_gather(self, whole: Tensor, piece: Tensor) -> None:
-        pieces = self.meeting.exchange(self.me, piece)
-        torch.cat([pieces[source] for source in range(self.ranks)], out=whole)
+
+def of_rank(value: Any, rank: int) -> Any:
+    """What one rank has of a value: of a tensor, or of a size that is another one on each."""
+    if isinstance(value, LocalTensor):
+        return value._local_tensors[rank]
+    return local_sizes(value).get(rank, value) if isinstance(value, torch.SymInt) else value
 
 
 def run_ranks(mode: Any, operator: Any, types: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
@@ -73,7 +76,7 @@ def run_ranks(mode: Any, operator: Any, types: Any, args: tuple, kwargs: dict[st
     def run(rank: int) -> None:
         exchange.simulated.group = SimulatedGroup(rank, ranks, meeting)
         try:
-            own = tree_map(lambda v: v._local_tensors[rank] if isinstance(v, LocalTensor) else v, (args, kwargs))
+            own = tree_map(lambda v: of_rank(v, rank), (args, kwargs))
             with torch.no_grad():
                 results[rank] = operator(*own[0], **own[1])
         except BaseException as failure:

@@ -1,13 +1,15 @@
 """Every private torch name that distribution uses, in one place. Checked on torch 2.13.0 (CPU, Python 3.11)."""
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 __all__ = [
-    "has_hooks", "is_mutable", "is_view", "local_tensor_types", "references", "swap", "tree_flatten", "tree_leaves",
+    "accumulates", "at_end_of_backward", "backward_number", "drop_empty_hooks", "has_hooks", "is_mutable",
+    "is_view", "local_sizes", "local_tensor_types", "references", "swap", "tree_flatten", "tree_leaves",
     "tree_map", "tree_unflatten", "wrapper_tensor", "written",
 ]
 
@@ -27,6 +29,11 @@ def local_tensor_types() -> tuple[type, type]:
     from torch.distributed._local_tensor import LocalTensor, LocalTensorMode
 
     return LocalTensor, LocalTensorMode
+
+
+def local_sizes(size: torch.SymInt) -> dict[int, int]:
+    """A size under LocalTensorMode, by rank."""
+    return dict(getattr(size.node, "_local_ints", {}))
 
 
 def is_mutable(operator: Any) -> bool:
@@ -55,6 +62,13 @@ def has_hooks(tensor: torch.Tensor) -> bool:
     return bool(tensor._backward_hooks) or bool(tensor._post_accumulate_grad_hooks)
 
 
+def drop_empty_hooks(tensor: torch.Tensor) -> None:
+    """Let the tensor be as if no backward hook had ever been registered, where all were removed: the dict of hooks
+    belongs to the Python object, and is not looked at once the object is another tensor's (swap)."""
+    if tensor._backward_hooks is not None and not tensor._backward_hooks:
+        tensor._backward_hooks = None
+
+
 def references(tensor: torch.Tensor) -> int:
     """How many owners the C++ tensor has: 1 is the Python object; a gradient accumulator and saved uses add to it."""
     return int(tensor._use_count())  # type: ignore[attr-defined]
@@ -69,3 +83,21 @@ def swap(a: torch.Tensor, b: torch.Tensor) -> None:
     torch._C._swap_tensor_impl(a, b)
     a.__class__, b.__class__ = b.__class__, a.__class__
     a.__dict__, b.__dict__ = b.__dict__, a.__dict__
+
+
+def backward_number() -> int:
+    """Which backward pass runs in this thread: a number of its own for each, nested ones too. -1: none."""
+    return int(torch._C._current_graph_task_id())
+
+
+def at_end_of_backward(function: Callable[[], None]) -> None:
+    """Call a function once the backward pass that runs now is through; what it raises, ``backward()`` raises."""
+    torch.autograd.Variable._execution_engine.queue_callback(function)
+
+
+def accumulates(parameter: torch.Tensor) -> bool:
+    """Whether the backward pass that runs now, and reaches a leaf, writes into its ``.grad``: not so autograd.grad."""
+    try:
+        return bool(torch._C._will_engine_execute_node(torch.autograd.graph.get_gradient_edge(parameter).node))
+    except RuntimeError:  # it says that it cannot be asked of a leaf within autograd.grad
+        return False

@@ -268,8 +268,9 @@ def one_precision(claim: Fused) -> Fault | None:
 
 def with_gradients(claim: Claim) -> Fault | None:
     """Floating point runs in the grad mode that the loop has, so that nothing is cut off from autograd. Without tokens
-    no turn runs, and the result has no gradient."""
-    if claim.hits and any(type(size) is int and size == 0 for size in claim.index.meta["val"].shape):
+    no turn runs, and the result has no gradient; on a mesh, the experts have those of other ranks' tokens."""
+    no_tokens = any(type(size) is int and size == 0 for size in claim.index.meta["val"].shape)
+    if claim.reader.alone and claim.hits and no_tokens:
         return "a batch without tokens hits no expert", claim.index
     if claim.hits and index_root(claim.index).meta.get(DROPPED) == ALL:
         return "the batch may drop every slot, and then no turn runs", claim.hits.index.node

@@ -70,7 +70,10 @@ def rank(function: Rule) -> int:
 
 
 class Reader:
-    """Reads one expert_loop node. ``evidence`` is complete after construction."""
+    """Reads one expert_loop node. ``evidence`` is complete after construction. alone: whether its experts have the
+    tokens of this process only."""
+
+    alone = True
 
     def __init__(self, loop: fx.Node):
         call = read_call(loop)

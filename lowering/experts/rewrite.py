@@ -369,6 +369,7 @@ def replace_loop(
     before = loop.prev
     try:
         reader = Reader(loop)
+        reader.alone = work.options.mesh is None
         for node in reader.made.values():
             storage.add(node)
         claim, result = prove_and_write(work, reader, storage, by_rows)
@@ -397,7 +398,10 @@ def replace_loop(
 def where_turns_ran(work: Work, claim: Claim, result: fx.Node, turns: Turns | None) -> fx.Node:
     """The result, without history where all turns were skipped: a batch of no rows leaves no gradients behind.
 
-    Not for other backends, which do not know the operator, and whose batches of no rows have graphs of their own."""
+    Not for other backends, which do not know the operator, and whose batches of no rows have graphs of their own. Nor
+    on a mesh, where backward brings the gradients of other ranks' tokens."""
+    if work.options.mesh is not None:
+        return result
     skips = any(isinstance(s.condition, Test) and s.condition.kind == "empty" for s in claim.reader.evidence.skips)
     if not (claim.hits is not None or skips or (turns is not None and turns.skipping)) or not takes_blocks(work):
         return result

@@ -18,6 +18,7 @@ from moebius.lowering.distribution import (
     PlacementError,
     Plan,
     Sharded,
+    average_gradients,
     collect_parameters,
     place_parameters,
     place_state,
@@ -63,7 +64,9 @@ def build(num_experts, seed=0):
 def place_layer(layer):
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     wanted = [layer.gate_up, layer.down]
-    return place_parameters(wanted, [*layer.parameters(), *layer.buffers()], mesh, Plan())
+    moved = place_parameters(wanted, [*layer.parameters(), *layer.buffers()], mesh, Plan())
+    average_gradients([layer], [], mesh, Plan())
+    return moved
 
 
 def whole(tensor):

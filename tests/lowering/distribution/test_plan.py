@@ -35,8 +35,8 @@ def test_destinations_of_a_large_layer():
 def test_deduplicated_dispatch_never_sends_more_than_gathering_every_token():
     for ranks in (2, 4, 8):
         shape = RegionShape(tokens=4096, top_k=8, num_experts=64, width=512, item_bytes=2, weight_bytes=4)
-        remote_rows = shape.tokens / ranks * expected_destinations(ranks, 64, 8) * (ranks - 1) / ranks
-        assert remote_rows <= shape.tokens / ranks * (ranks - 1)
+        remote_rows = shape.tokens * expected_destinations(ranks, 64, 8) * (ranks - 1) / ranks
+        assert remote_rows <= shape.tokens * (ranks - 1)
         assert expected_bytes(shape, ranks).combine <= remote_rows * 2 * (512 * 2 + 8 * 4)
 
 
@@ -45,13 +45,12 @@ def test_one_rank_sends_nothing():
 
 
 def test_bytes_of_a_case_by_hand():
-    # 3 rows of 4 floats, 2 float weights and 2 int64 indices leave; 5 rows come; 6 of the tokens are served here
-    found = bytes_for(RegionShape(12, 2, 4, 4, 4, 4), 2, sent=3, received=5, own_tokens=6)
-    assert found.header == 24
+    # 3 rows of 4 floats, 2 float weights and 2 int64 indices leave; 5 rows come
+    found = bytes_for(RegionShape(12, 2, 4, 4, 4, 4), 2, sent=3, received=5)
+    assert found.header == 16
     assert found.dispatch == 3 * (16 + 8 + 16) + 3 * 16
     assert found.combine == 5 * 16 + 5 * (16 + 8)
-    assert found.gather == 6 * (16 + 16 + 8)
-    assert found.total == 24 + 168 + 200 + 240
+    assert found.total == 16 + 168 + 200
 
 
 def test_text_says_what_was_planned():

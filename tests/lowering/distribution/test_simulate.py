@@ -36,7 +36,8 @@ def replicate(tensor, ranks):
 
 def split(tensor, ranks):
     rows = [slice(*chunk_span(tensor.shape[0], ranks, rank)) for rank in range(ranks)]
-    return LocalTensor({rank: tensor.detach()[rows[rank]].clone() for rank in range(ranks)}).requires_grad_()
+    pieces = {rank: tensor.detach()[rows[rank]].clone() for rank in range(ranks)}
+    return LocalTensor(pieces).requires_grad_(tensor.requires_grad)
 
 
 @pytest.mark.parametrize("ranks, tokens, num_experts, top_k", [(4, 11, 8, 2), (5, 9, 7, 3), (16, 70, 32, 4)])
@@ -53,25 +54,22 @@ def test_ranks_in_one_process(simulated_ranks, ranks, tokens, num_experts, top_k
 
     traffic.reset()
     with LocalTensorMode(ranks):
-        mine = replicate(x, ranks), replicate(weight, ranks), split(gate_up, ranks), split(down, ranks)
-        ours = dispatch(mine[0], replicate(index, ranks), mine[1], num_experts, group)
+        whole = x, weight, gate_up, down
+        mine = [split(tensor, ranks) for tensor in whole]
+        ours = dispatch(mine[0], split(index, ranks), mine[1], num_experts, group)
         x_RD, expert_R1, weight_R1, *ticket = ours
         out = combine(experts(x_RD, mine[2], mine[3], expert_R1, weight_R1), *ticket, mine[0], group)
         out.sin().sum().backward()
-        for found, theirs in ((out, expected), (mine[0].grad, x.grad), (mine[1].grad, weight.grad)):
+        for found, theirs in ((out, expected), *((m.grad, w.grad) for m, w in zip(mine, whole, strict=True))):
             for rank in range(ranks):
-                torch.testing.assert_close(found._local_tensors[rank], theirs.detach(), rtol=1e-12, atol=1e-12)
-        for found, theirs in ((mine[2].grad, gate_up.grad), (mine[3].grad, down.grad)):
-            for rank in range(ranks):
-                low, high = chunk_span(num_experts, ranks, rank)
+                low, high = chunk_span(len(theirs), ranks, rank)
                 torch.testing.assert_close(found._local_tensors[rank], theirs[low:high], rtol=1e-12, atol=1e-12)
-    shape = RegionShape(tokens, top_k, num_experts, D, 8, 8)
+    shape = RegionShape(-(-tokens // ranks), top_k, num_experts, D, 8, 8)
     assert traffic.total / ranks == pytest.approx(expected_bytes(shape, ranks).total, rel=0.25)
 
 
 def test_ranks_that_disagree(simulated_ranks):
     group = simulated_ranks(3)
-    with LocalTensorMode(3):
-        index = LocalTensor({rank: torch.tensor([[0, int(rank == 1)]]) for rank in range(3)})
-        with pytest.raises(RanksDisagreeError):
-            dispatch(replicate(torch.ones(1, D), 3), index, None, 4, group)
+    index = {rank: torch.zeros(1, 1 + int(rank == 1), dtype=torch.int64) for rank in range(3)}
+    with LocalTensorMode(3), pytest.raises(RanksDisagreeError):
+        dispatch(replicate(torch.ones(1, D), 3), LocalTensor(index), None, 4, group)

@@ -1,0 +1,217 @@
+"""Gradients of a mesh's ranks, averaged where each backward ends: by DDP's convention, the mean over the ranks.
+
+Where: ``.grad``, after autograd has accumulated into it, whoever used the parameter and in whichever graph, or in none.
+Averaging what is equal already changes nothing, so that several backward passes may accumulate. Whole parameters are
+averaged over all axes of the mesh. Of a sharded one, backward has taken the sum over the ranks that share the experts
+already, and has divided it (sharded.py); what remains are the axes with replicas.
+"""
+from __future__ import annotations
+
+import functools
+import weakref
+import zlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+
+from moebius.lowering.distribution.agree import agree, all_reduce, copy_from_first_rank
+from moebius.lowering.distribution.errors import DistributionError
+from moebius.lowering.distribution.plan import data_axes
+from moebius.lowering.distribution.sharded import Sharded, zeros_sharded
+from moebius.lowering.distribution.torch_private import accumulates, at_end_of_backward, backward_number
+
+BUCKET = 1 << 25  # bytes of gradients that travel together
+
+
+@dataclass
+class Known:
+    """A parameter whose gradient is averaged. hook: the handle of what tells that backward reached it."""
+
+    parameter: weakref.ref[torch.Tensor]
+    hook: Any = None
+
+
+@dataclass
+class Reducer:
+    """All that a mesh averages. known: in the order in which they were met, the same on all ranks; what has died keeps
+    its place. touched: places of those that backward has reached since the last time. running: backward passes whose
+    end this waits for. signature: of all that was ever met."""
+
+    mesh: Any
+    axis: int
+    known: list[Known] = field(default_factory=list)
+    touched: set[int] = field(default_factory=set)
+    running: set[int] = field(default_factory=set)
+    signature: int = 0
+
+    def place_of(self, parameter: torch.Tensor) -> int | None:
+        """Where a parameter stands in ``known``."""
+        place = PLACES.get(id(parameter))
+        if place is None or place[0] is not self or self.known[place[1]].parameter() is not parameter:
+            return None
+        return place[1]
+
+    def watch(self, parameters: Sequence[torch.Tensor], buffers: Sequence[torch.Tensor]) -> None:
+        """From now on these parameters' gradients are averaged. New ones, and buffers, get the first rank's values."""
+        new = [parameter for parameter in parameters if self.place_of(parameter) is None]
+        more = zlib.crc32(repr([(tuple(t.shape), str(t.dtype)) for t in (*new, *buffers)]).encode())
+        if new and not agree(self.mesh, "the first use of parameters", more):
+            raise DistributionError(
+                f"rank {self.mesh.get_rank()} has met {len(new)} new parameters, and other ranks other ones; build the "
+                f"same model on every rank"
+            )
+        for tensor in (*new, *(buffers if new else ())):
+            if not isinstance(tensor, Sharded):
+                copy_from_first_rank(tensor, self.mesh)
+        for parameter in new:
+            PLACES[id(parameter)] = (self, len(self.known))
+            self.known.append(Known(weakref.ref(parameter)))
+        self.signature = (self.signature * 31 + more) % (1 << 62) if new else self.signature
+        for parameter in parameters:
+            place = self.place_of(parameter)
+            assert place is not None
+            if parameter.requires_grad and self.known[place].hook is None:
+                hook = functools.partial(self.reached, place)
+                self.known[place].hook = parameter.register_hook(hook)
+
+    def reached(self, place: int, grad: torch.Tensor) -> None:
+        """Backward is about to accumulate into a parameter."""
+        number = backward_number()
+        if number not in self.running:
+            parameter = self.known[place].parameter()
+            if parameter is not None and not accumulates(parameter):
+                raise DistributionError(
+                    "torch.autograd.grad of a parameter gives the gradient of this rank's loss alone; with mesh=..., "
+                    "call backward(), whose gradients are averaged over the ranks"
+                )
+            self.running.add(number)
+            at_end_of_backward(functools.partial(self.finish, number))
+        self.touched.add(place)
+
+    def finish(self, number: int) -> None:
+        """The end of a backward pass: average what it reached on any rank. Collective."""
+        self.running.discard(number)
+        touched, self.touched = self.touched, set()
+        for place, one in enumerate(self.known):  # what was frozen when it was met, and is no more
+            parameter = one.parameter()
+            if one.hook is None and parameter is not None and parameter.requires_grad and parameter.grad is not None:
+                touched.add(place)
+        with torch.no_grad():
+            mine = zlib.crc32(repr(sorted(touched)).encode())
+            value = (self.signature ^ mine) % (1 << 62)
+            if not agree(self.mesh, "the end of backward()", value, self.trouble(touched)):
+                touched = self.reached_anywhere(touched)
+            whole: dict[torch.dtype, list[torch.Tensor]] = {}
+            shards: dict[torch.dtype, list[torch.Tensor]] = {}
+            for place in sorted(touched):
+                parameter = self.known[place].parameter()
+                if parameter is None:
+                    raise DistributionError("a parameter that other ranks train was deleted on this rank")
+                if parameter.grad is None:
+                    shape = parameter.shards if isinstance(parameter, Sharded) else None
+                    parameter.grad = torch.zeros_like(parameter) if shape is None else zeros_sharded(shape)
+                grad = parameter.grad
+                found = shards if isinstance(grad, Sharded) else whole
+                found.setdefault(grad.dtype, []).append(grad.local if isinstance(grad, Sharded) else grad)
+            for grads in whole.values():
+                self.average(grads, range(self.mesh.ndim))
+            for grads in shards.values():
+                self.average(grads, data_axes(self.mesh, self.axis))
+
+    def trouble(self, touched: set[int]) -> str:
+        """Why gradients that are there cannot be averaged."""
+        for place in touched:
+            parameter = self.known[place].parameter()
+            grad = None if parameter is None else parameter.grad
+            if parameter is None or grad is None:
+                continue
+            what = f"the gradient of a parameter of shape {tuple(parameter.shape)}"
+            if grad.layout is not torch.strided:
+                return f"{what} is sparse, and is not averaged over the ranks of a mesh; use sparse=False"
+            if grad.requires_grad:
+                return f"{what} was asked for with create_graph=True, which does not reach through the mesh's average"
+        return ""
+
+    def reached_anywhere(self, touched: set[int]) -> set[int]:
+        """The places that backward reached on any rank. Collective. All ranks have met the same parameters."""
+        if not agree(self.mesh, "which parameters there are", self.signature):
+            raise DistributionError("the ranks have met different parameters; build the same model on every rank")
+        bits = torch.zeros(len(self.known), dtype=torch.int32, device=self.mesh.device_type)
+        bits[sorted(touched)] = 1
+        all_reduce(bits, self.mesh, range(self.mesh.ndim), "header")
+        return set(bits.nonzero()[:, 0].tolist())
+
+    def average(self, grads: list[torch.Tensor], axes: Iterable[int]) -> None:
+        """Write the mean over the ranks of these axes into gradients of one dtype. Collective."""
+        axes = [axis for axis in axes if self.mesh.size(axis) > 1]
+        ranks = 1
+        for axis in axes:
+            ranks *= self.mesh.size(axis)
+        while axes and grads:
+            size, count = 0, 0
+            while count < len(grads) and (not count or size + grads[count].nbytes <= BUCKET):
+                size += grads[count].nbytes
+                count += 1
+            bucket, grads = grads[:count], grads[count:]
+            flat = torch.cat([grad.reshape(-1) for grad in bucket]).div_(ranks)  # first: a sum may overflow
+            all_reduce(flat, self.mesh, axes, "reduce")
+            for grad, mean in zip(bucket, flat.split([grad.numel() for grad in bucket]), strict=True):
+                grad.copy_(mean.view_as(grad))
+
+
+REDUCERS: dict[tuple[Any, int], Reducer] = {}
+PLACES: dict[int, tuple[Reducer, int]] = {}  # by id of the parameter
+
+
+def average_gradients(modules: Iterable[torch.nn.Module], tensors: Iterable[Any], mesh: Any, plan: Any) -> None:
+    """From now on each backward averages the gradients of these modules' parameters, and of the parameters among
+    ``tensors``, over the mesh; they become equal on all ranks. Calling again is free. Collective where any is new.
+
+    Raises DistributionError for what reduces its gradients itself (DistributedDataParallel, FSDP2, DTensor).
+    """
+    modules = list(modules)
+    axis = plan.axis_index(mesh)
+    for module in (inner for outer in modules for inner in outer.modules()):
+        if isinstance(module, DistributedDataParallel | FSDPModule):
+            raise DistributionError(
+                f"{type(module).__name__} reduces gradients by itself, and mesh=... does so too; leave out one of them"
+            )
+    found = [*(p for module in modules for p in module.parameters()), *tensors]
+    parameters = list({id(p): p for p in found if isinstance(p, torch.nn.Parameter)}.values())
+    if any(isinstance(parameter, DTensor) for parameter in parameters):
+        raise DistributionError("a parameter is a DTensor, and mesh=... takes ordinary ones; leave out one of them")
+    buffers = list({id(b): b for module in modules for b in module.buffers()}.values())
+    reducer = REDUCERS.setdefault((mesh, axis), Reducer(mesh, axis))
+    reducer.mesh = mesh
+    mine = [parameter for parameter in parameters if _belongs_to(parameter, reducer)]
+    reducer.watch(mine, buffers)
+
+
+def _belongs_to(parameter: torch.Tensor, reducer: Reducer) -> bool:
+    """Whether this reducer is to average it. Another mesh of the same ranks does it as well."""
+    other, place = PLACES.get(id(parameter), (reducer, -1))
+    if other is reducer or other.known[place].parameter() is not parameter:
+        return True
+    if set(other.mesh.mesh.flatten().tolist()) == set(reducer.mesh.mesh.flatten().tolist()):
+        return False
+    raise DistributionError("a parameter's gradient is averaged over another mesh, with other ranks; use one mesh")
+
+
+def is_averaged(parameter: torch.Tensor) -> bool:
+    """Whether some mesh averages this parameter's gradient."""
+    reducer, place = PLACES.get(id(parameter), (None, -1))
+    return reducer is not None and reducer.known[place].parameter() is parameter
+
+
+def release(parameter: torch.Tensor) -> None:
+    """Take the hook of :meth:`Reducer.watch` away, until the parameter is met again: it is about to move."""
+    if is_averaged(parameter):
+        reducer, place = PLACES[id(parameter)]
+        if (hook := reducer.known[place].hook) is not None:
+            hook.remove()
+            reducer.known[place].hook = None

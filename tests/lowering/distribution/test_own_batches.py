@@ -1,0 +1,336 @@
+"""Each rank its own batch, in the ways that people train: after some steps, parameters, gradients and the optimizer's
+state are those of one process that trains on the mean of the ranks' losses; or one clear error, on all ranks."""
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.utils.checkpoint import checkpoint
+
+import moebius
+from moebius import capture
+from moebius.errors import MeshError
+from moebius.lowering.distribution import DistributionError, Sharded
+
+E, D, N, K, OUT = 4, 10, 6, 2, 3
+DIVISOR = 20  # of a sum over tokens: a rank may have none
+
+
+class Experts(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.gate_up, self.down = nn.Parameter(torch.randn(E, 2 * N, D) / 3), nn.Parameter(torch.randn(E, D, N) / 3)
+
+    def forward(self, x, index, weights):
+        out = torch.zeros_like(x)
+        mask = nn.functional.one_hot(index, num_classes=E).permute(2, 1, 0)
+        for row in mask.sum(dim=(-1, -2)).nonzero():
+            expert = row[0]
+            slot, token = torch.where(mask[expert])
+            gate, up = nn.functional.linear(x[token], self.gate_up[expert]).chunk(2, dim=-1)
+            current = nn.functional.linear(nn.functional.silu(gate) * up, self.down[expert])
+            out.index_add_(0, token, (current * weights[token, slot, None]).to(out.dtype))
+        return out
+
+
+class Block(nn.Module):
+    def __init__(self, experts=None):
+        super().__init__()
+        self.norm, self.router, self.experts = nn.LayerNorm(D), nn.Linear(D, E), experts or Experts()
+
+    def forward(self, x):
+        h = self.norm(x)
+        weights, index = self.router(h).softmax(-1).topk(K)
+        return x + self.experts(h, index, weights)
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.last, self.way = Block(), nn.Linear(D, OUT), "plain"
+        self.other, self.native = nn.Linear(D, OUT), nn.Linear(D, D)
+
+    def forward(self, x, flag=False):
+        x = self.first(x)
+        return self.other(x) if flag else self.last(x)
+
+
+class Shared(Model):
+    def __init__(self):
+        super().__init__()
+        self.second = Block(self.first.experts)
+        self.other.weight = self.last.weight
+
+    def forward(self, x, flag=False):
+        x = self.second(self.first(x))
+        return self.last(x) + self.other(x.tanh())
+
+
+class ModulesOfExperts(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.each = nn.ModuleList(nn.Sequential(nn.Linear(D, N), nn.SiLU(), nn.Linear(N, D)) for _ in range(E))
+
+    def forward(self, x, index, weights):
+        out = torch.zeros_like(x)
+        for number, expert in enumerate(self.each):
+            token, slot = torch.where(index == number)
+            if token.numel():
+                out = out.index_add(0, token, expert(x[token]) * weights[token, slot, None])
+        return out
+
+
+class OfModules(Model):
+    def __init__(self):
+        super().__init__()
+        self.first = Block(ModulesOfExperts())
+
+
+class BelowABreak(Model):
+    def forward(self, x, flag=False):
+        return self.last(apply_natively(self.native, self.first(x)))
+
+
+@moebius.disable
+def apply_natively(module, x):
+    return module(x).tanh()
+
+
+class AllNative(Model):
+    def forward(self, x, flag=False):
+        return forward_natively(self, x)
+
+
+@moebius.disable
+def forward_natively(model, x):
+    return model.last(model.first(x))
+
+
+class Checkpointed(Model):
+    reentrant = False
+
+    def forward(self, x, flag=False):
+        return self.last(checkpoint(self.first, x.requires_grad_(self.reentrant), use_reentrant=self.reentrant))
+
+
+class Reentrant(Checkpointed):
+    reentrant = True
+
+
+def loss_of(model, part):
+    x, y, flag = part
+    return nn.functional.cross_entropy(model(x, flag), y, reduction="sum") / DIVISOR
+
+
+def mean_of_losses(model, parts):
+    loss = 0
+    for part in parts:
+        loss = loss + loss_of(model, part) / len(parts)
+    return loss
+
+
+def once(model, optimizer, parts):
+    """parts: of one rank, or, in one process, of each."""
+    optimizer.zero_grad()
+    mean_of_losses(model, parts).backward()
+    norm = nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+    optimizer.step()
+    return norm
+
+
+def accumulate(model, optimizer, parts):
+    optimizer.zero_grad()
+    for half in range(2):
+        for x, y, flag in parts:
+            (loss_of(model, (x[half::2], y[half::2], flag)) / len(parts)).backward()
+    norm = nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+    optimizer.step()
+    return norm
+
+
+SCALERS = {}
+
+
+def scaled(model, optimizer, parts):
+    scaler = SCALERS.setdefault(id(model), torch.amp.GradScaler("cpu", init_scale=256.0))
+    optimizer.zero_grad()
+    scaler.scale(mean_of_losses(model, parts)).backward()
+    scaler.unscale_(optimizer)
+    norm = nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+    scaler.step(optimizer)
+    scaler.update()
+    return norm
+
+
+def by_hand(model, optimizer, parts):
+    """A step of the user's own, and weights that are kept in bounds."""
+    optimizer.zero_grad()
+    mean_of_losses(model, parts).backward()
+    norm = nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.grad is not None:
+                parameter.sub_(parameter.grad, alpha=0.1)
+        model.first.experts.down.clamp_(-0.3, 0.3)
+    return norm
+
+
+WAYS = {  # model, step, tokens of each rank
+    "plain": (Model, once, (7, 7)),
+    "no tokens on a rank": (Model, once, (9, 0)),
+    "accumulation": (Model, accumulate, (8, 5)),
+    "scaler": (Model, scaled, (6, 3)),
+    "a step by hand": (Model, by_hand, (6, 3)),
+    "another head on each rank": (Model, once, (5, 8)),
+    "frozen, then not": (Model, once, (5, 8)),
+    "shared": (Shared, once, (5, 8)),
+    "a module for each expert": (OfModules, once, (6, 5)),
+    "experts that no token reaches": (OfModules, once, (1, 0)),
+    "below a break": (BelowABreak, once, (5, 8)),
+    "all native": (AllNative, once, (5, 8)),
+    "experts that cannot move": (Model, once, (5, 8)),
+    "checkpoint": (Checkpointed, once, (5, 8)),
+    "reentrant checkpoint": (Reentrant, once, (5, 8)),
+}
+
+OF_MODULES = ("a module for each expert", "experts that no token reaches")  # parameters of one expert stay whole
+
+
+def build(kind):
+    torch.manual_seed(0)
+    model = kind().double()
+    return model, torch.optim.AdamW(model.parameters(), lr=1e-2, eps=1e-3)
+
+
+def whole(tensor):
+    return tensor.full_tensor() if isinstance(tensor, Sharded) else tensor
+
+
+def same(ours, theirs, what):
+    if theirs is None:
+        assert ours is None, what
+        return
+    torch.testing.assert_close(
+        whole(ours).detach(), theirs.detach(), rtol=1e-10, atol=1e-10, msg=lambda text: f"{what}: {text}"
+    )
+
+
+def parts_of_all(way, tokens, generator):
+    return [
+        (torch.randn(count, D, generator=generator, dtype=torch.float64),
+         torch.randint(OUT, (count,), generator=generator), way == "another head on each rank" and rank == 1)
+        for rank, count in enumerate(tokens)
+    ]
+
+
+def train(way):
+    kind, step, tokens = WAYS[way]
+    rank = dist.get_rank()
+    plain, spread = build(kind), build(kind)
+    run = capture(step, mesh=init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("ep",)))
+    generator = torch.Generator().manual_seed(2)
+    if way == "experts that cannot move":
+        spread[0].first.experts.down.register_hook(lambda grad: grad)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        for number in range(4):
+            if way == "frozen, then not":
+                for model, _ in (plain, spread):
+                    model.first.router.requires_grad_(number > 1)
+                    model.last.requires_grad_(number < 3)
+            parts = parts_of_all(way, tokens, generator)
+            same(run(*spread, [parts[rank]]), step(*plain, parts), f"norm of step {number}")
+    for (name, mine), theirs in zip(spread[0].named_parameters(), plain[0].parameters(), strict=True):
+        same(mine, theirs, name)
+        same(mine.grad, theirs.grad, f"gradient of {name}")
+        for key, value in plain[1].state.get(theirs, {}).items():
+            same(spread[1].state[mine][key], value, f"{key} of {name}")
+    return [isinstance(p, Sharded) for p in spread[0].first.experts.parameters()], [str(w.message) for w in said]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_trains_as_one_process_does(on_ranks, way):
+    for sharded, said in on_ranks(2, train, way):
+        whole_experts = way in ("all native", "experts that cannot move")
+        assert way in OF_MODULES or sharded == [not whole_experts] * 2, said
+        assert any("stay whole" in text for text in said) == (way == "experts that cannot move")
+
+
+def draw_alone(kind):
+    """Dropout draws other numbers on each rank, and batch statistics are each rank's own; parameters stay equal."""
+    torch.manual_seed(10 + dist.get_rank())
+    model = Model().double()
+    before = nn.Dropout(0.5) if kind == "dropout" else nn.BatchNorm1d(D, dtype=torch.float64)
+    model.last = nn.Sequential(before, model.last)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    run = capture(once, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
+    for _ in range(3):
+        run(model, optimizer, [(torch.randn(6, D, dtype=torch.float64), torch.zeros(6, dtype=torch.int64), False)])
+    drawn = nn.functional.dropout(torch.ones(64)).tolist()
+    return [whole(p).tolist() for p in model.parameters()], drawn, [b.tolist() for b in model.buffers()]
+
+
+@pytest.mark.parametrize("kind", ["dropout", "batch norm"])
+def test_ranks_draw_and_count_alone(on_ranks, kind):
+    (first, drawn, buffers), (second, other, others) = on_ranks(2, draw_alone, kind)
+    assert first == second and drawn != other
+    assert (buffers != others) == (kind == "batch norm")
+
+
+def unequal_gradients(x, model):
+    model.zero_grad()
+    return torch.autograd.grad(model(x).sum(), list(model.last.parameters()))
+
+
+def with_plain_tensors(x, weight):
+    (x @ weight).sum().backward()
+
+
+def refuse(what):
+    torch.manual_seed(dist.get_rank() if what == "draws" else 0)
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("ep",))
+    model, x = Model().double(), torch.randn(4, D, dtype=torch.float64)
+    with pytest.raises((MeshError, DistributionError)) as raised:
+        if what == "autograd.grad":
+            capture(unequal_gradients, mesh=mesh)(x, model)
+        elif what == "plain tensor":
+            capture(with_plain_tensors, mesh=mesh)(x, torch.randn(D, 2, dtype=torch.float64, requires_grad=True))
+        elif what == "DistributedDataParallel":
+            capture(once, mesh=mesh)(nn.parallel.DistributedDataParallel(model), None, [])
+        elif what == "another model on each rank":
+            model = nn.Linear(D, 2 + dist.get_rank())
+            capture(with_a_model, mesh=mesh)(model, x)
+        elif what == "sparse":
+            capture(embed, mesh=mesh)(nn.Embedding(5, 3, sparse=True), torch.tensor([1, 2]))
+        elif what == "create_graph":
+            capture(twice, mesh=mesh)(model, x)
+    return str(raised.value)
+
+
+def with_a_model(model, x):
+    return model(x.float()).sum()
+
+
+def embed(model, index):
+    model(index).sum().backward()
+
+
+def twice(model, x):
+    (model(x) ** 2).sum().backward(create_graph=True)
+
+
+REFUSED = {
+    "autograd.grad": "loss alone", "plain tensor": "no torch.nn.Parameter", "DistributedDataParallel": "by itself",
+    "another model on each rank": "same model on every rank", "sparse": "sparse=False",
+    "create_graph": "create_graph=True",
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_one_clear_error_on_all_ranks(on_ranks, what):
+    for text in on_ranks(2, refuse, what):
+        assert REFUSED[what] in text
