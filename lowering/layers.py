@@ -23,7 +23,7 @@ from moebius.kernels.precision import text_of
 from moebius.lowering.aliasing import Storage
 from moebius.lowering.contract import Work
 from moebius.lowering.draft import Draft
-from moebius.lowering.experts.rewrite import find_loops, loops_among
+from moebius.lowering.experts.loops import find_loops, loops_among
 from moebius.lowering.graph import CapturedGraph, ExpertRegion, LayerCall, LoweringOptions
 from moebius.lowering.pipeline import run_passes
 from moebius.lowering.repeats import Layer, Repeats, Written, find_layers, with_calls, worked, write_body

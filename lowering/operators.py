@@ -34,7 +34,7 @@ from moebius.lowering.memo import MEMO
 from moebius.lowering.step.arrays import array_numbers
 from moebius.lowering.step.branches import require_branch
 from moebius.lowering.step.gathered import cat_present, how_many, no_rows
-from moebius.lowering.torch_private import set_grad_enabled
+from moebius.lowering.torch_private import custom_operator_name, set_grad_enabled
 
 
 @dataclass(frozen=True)
@@ -128,6 +128,8 @@ NO_DEFAULT = inspect.Parameter.empty
 FUNCTIONS: dict[Any, Operator] = {}
 METHODS: dict[str, Operator] = {}
 ATTRIBUTES: dict[str, Operator] = {}
+# Operators of other packages, by their names in torch.ops.
+CUSTOM = {"transformers::grouped_mm_fallback.default": Operator("grouped_mm", "input, weight, offs")}
 
 
 def declare(
@@ -246,6 +248,14 @@ declare(
     "unique", "input, *, sorted=False, return_inverse=False, return_counts=False, dim=None", [in_set_order]
 )  # (as torch.unique with sorted=False: in an order of its own)
 declare("bincount", "input, weights=None, minlength=0", [torch.bincount], ["bincount"])
+declare("histc", "input, bins=100, min=0, max=0", [torch.histc], ["histc"])
+declare("cumsum", "input, dim, *, dtype=None", [torch.cumsum], ["cumsum"])
+declare("sort", "input, dim=-1, descending=False, stable=False", [torch.sort], ["sort"])
+declare("argsort", "input, dim=-1, descending=False, stable=False", [torch.argsort], ["argsort"])
+declare(
+    "repeat_interleave", "input, repeats, dim=None, *, output_size=None", [torch.repeat_interleave],
+    ["repeat_interleave"],
+)  # fmt: skip
 declare("tolist", "input", [array_numbers], ["tolist"])
 declare("rows_if", "input, skipped", [rows_if], alias=True)
 declare("of_turns_that_ran", "input, index, experts=None", [of_turns_that_ran], alias=True)
@@ -286,6 +296,10 @@ declare("rms_norm", "input, normalized_shape, weight=None, eps=None", [functiona
 declare("linear", "input, weight, bias=None", [functional.linear])
 declare("matmul", "input, other", [torch.matmul, torch.mm, operator.matmul], ["matmul", "mm", "__matmul__"])
 declare("addmm", "bias, input, other, *, beta=1, alpha=1", [torch.addmm], ["addmm"])
+declare("grouped_mm", "input, mat2, offs=None, bias=None, out_dtype=None", existing(torch, "_grouped_mm"))
+declare(
+    "grouped_mm", "mat_a, mat_b, *, offs=None, bias=None, out_dtype=None", existing(functional, "grouped_mm")
+)
 
 # Element by element, two operands
 declare(
@@ -420,7 +434,7 @@ def read(node: fx.Node) -> Call | None:
         if node.target is getattr:
             op, args = ATTRIBUTES.get(str(args[1])), args[:1]
         else:
-            op = FUNCTIONS.get(node.target)
+            op = FUNCTIONS.get(node.target) or CUSTOM.get(custom_operator_name(node.target) or "")
     elif node.op == "call_method":
         op = METHODS.get(str(node.target))
     if op is None:

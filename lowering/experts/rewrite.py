@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import fx
 
+from moebius.kernels import experts
 from moebius.lowering.aliasing import Storage
 from moebius.lowering.contract import Contract, Work, well_formed
 from moebius.lowering.dead_code import drop_dead_code
-from moebius.lowering.experts import apart, by_row, flat_rows, joining, meeting, proof, rows_written
+from moebius.lowering.experts import apart, by_row, flat_rows, grouped, joining, meeting, proof, rows_written, slots
 from moebius.lowering.experts.batched import Weight, batched_layers
 from moebius.lowering.experts.batched_turns import Batched, refusal_of
 from moebius.lowering.experts.blocks import Order, RowsOf, build_blocks, expert_rows, runs, write_out
@@ -19,6 +20,7 @@ from moebius.lowering.experts.dense import Chain, NoExperts, Stacked, build_dens
 from moebius.lowering.experts.dense_raised import Raised, RaisedStack
 from moebius.lowering.experts.facts import Test
 from moebius.lowering.experts.idle import postpone_zeros, sum_of
+from moebius.lowering.experts.loops import find_loops, loops_are_readable, unlowered_region
 from moebius.lowering.experts.openings import Opened, open_branches, settle, skip_unused
 from moebius.lowering.experts.out_of_place import write_out_of_place
 from moebius.lowering.experts.overlooked import Overlooked, overlooked
@@ -28,36 +30,27 @@ from moebius.lowering.experts.rows_written import write_rows
 from moebius.lowering.experts.rules import Reader
 from moebius.lowering.experts.stacking import blocks_apart, of_turns_that_ran
 from moebius.lowering.experts.turns import Differ, Turns, added_rows, build_loop, groups, place_of, remove
-from moebius.lowering.experts.writing import Writer, fill_region, put_in_place, write_operator
-from moebius.lowering.graph import ExpertRegion, LoweringOptions, expert_loop
-from moebius.lowering.operators import loop_body, read_call, target_name
-from moebius.lowering.values import describe_where, shape_of, users_line, where_of
+from moebius.lowering.experts.writing import Writer, fill_region, kept_bytes, put_in_place, write_operator
+from moebius.lowering.graph import ExpertRegion, LoweringOptions
+from moebius.lowering.operators import read_call, target_name
+from moebius.lowering.values import describe_where, shape_of, tensor_of, users_line, where_of
 
 CONTRACT = Contract(
     name="experts",
     needs="a well-formed graph; each expert_loop node has a body with one placeholder per operand and returns a tuple",
     promises="a well-formed graph of the same meaning; each proven loop is one experts operator, each other loop is as "
     "it was and its region says why",
-    need=(lambda gm: loops_are_readable(gm), well_formed),
-    promise=(lambda gm: loops_are_readable(gm), well_formed),
+    need=(loops_are_readable, well_formed),
+    promise=(loops_are_readable, well_formed),
     run=lambda work: replace_loops(work),
 )
 
 
-PRODUCTS = frozenset({"linear", "matmul", "mm", "bmm", "addmm", "einsum", "expert_loop"})
+PRODUCTS = frozenset({"linear", "matmul", "addmm", "grouped_mm", "expert_loop"})
 # Steps of the proof that are about what is computed of the rows.
 ABOUT_ROWS = frozenset({"expert function", "same input", "whole weights", "sizes", "one precision"})
 DIFFERENT = "turns alike"  # the first step of the proof for turns that stand one after another
 DEFECT = "defect of moebius, please report it"
-
-
-def find_loops(gm: fx.GraphModule) -> list[fx.Node]:
-    """The expert_loop nodes, in order. One of a single turn is a branch, not a loop over experts."""
-    return loops_among(gm.graph.nodes)
-
-
-def loops_among(nodes: Iterable[fx.Node]) -> list[fx.Node]:
-    return [n for n in nodes if n.op == "call_function" and n.target is expert_loop and n.args[1] != 1]
 
 
 def replace_loops(work: Work) -> None:
@@ -107,6 +100,7 @@ def replace_all(work: Work) -> None:
         flat_rows.settle(work, flat)
         settle(work, opened)
         apart.settle(work, pieces)
+    gathered = grouped.gather_weights(work) if takes_blocks(work) else []
     if takes_blocks(work):
         write_out_of_place(work)
     reported: set[fx.Node] = set()
@@ -114,6 +108,16 @@ def replace_all(work: Work) -> None:
         found = replace_batched(work, down, weight, ups)
         work.regions += [found] if found is not None else []
         reported |= {down, *ups} if found is not None and not found.lowered else set()
+        if found is not None and down in {one.result for one in gathered}:
+            found.idiom = grouped.IDIOM
+    grouped.settle(work, gathered)
+    tried = {one.node for one in gathered}
+    for products in grouped.left_over(work.gm.graph):
+        if tried.isdisjoint(products):
+            region = ExpertRegion(*users_line(products[-1]), grouped.IDIOM)
+            why = grouped.UNKNOWN if takes_blocks(work) else foreign(work)
+            region.refusal = f"batched experts: {why} ({describe_where(products[-1])})"
+            work.regions.append(region)
     if takes_rows(work):
         replace_meeting(work)
     report_overlooked(work, reported)
@@ -174,6 +178,10 @@ def takes_blocks(work: Work) -> bool:
     return work.options.backend == "moebius"
 
 
+def foreign(work: Work) -> str:
+    return f"the backend {work.options.backend} has products of its own for them"
+
+
 def replace_blocks(work: Work, failed: list[Failed], opened: list[Opened]) -> None:
     """Experts that stand one after another, each on rows of its own, whatever the rows are. failed: turns whose sums
     could not be replaced: they are done with where their experts are replaced here. opened: branches that some of the
@@ -216,7 +224,10 @@ def order_fault(graph: fx.Graph, downs: list[fx.Node]) -> Differ | None:
 
 
 def replace_piece(
-    work: Work, downs: list[fx.Node], fault: Differ | None = None, opened: Sequence[Opened] = (),
+    work: Work,
+    downs: list[fx.Node],
+    fault: Differ | None = None,
+    opened: Sequence[Opened] = (),
     rows_of: RowsOf = expert_rows,
 ) -> ExpertRegion | None:
     """The down-projections of one layer's experts; None where these are none. fault: why not to replace them. rows_of:
@@ -261,7 +272,7 @@ def replace_batched(work: Work, down: fx.Node, weight: Weight, ups: list[fx.Node
     other = False
     try:
         if not takes_blocks(work):
-            raise Differ(f"the backend {work.options.backend} has products of its own for them", down)
+            raise Differ(foreign(work), down)
         layer = Batched(gm, down, weight.experts, ups, storage)
         loop, result = layer.loop()
     except Differ as difference:
@@ -274,11 +285,26 @@ def replace_batched(work: Work, down: fx.Node, weight: Weight, ups: list[fx.Node
     if region.lowered:
         down.replace_all_uses_with(result)
         work.loose += layer.drop()
+        move_to_tokens(work, region, before)
     else:
         erase_new(gm, before)
         for name in set(gm._modules) - modules:
             delattr(gm, name)
     return None if other else region
+
+
+def move_to_tokens(work: Work, region: ExpertRegion, before: set[fx.Node]) -> None:
+    """The operator on tokens, where its rows are their slots."""
+    for node in [n for n in work.gm.graph.nodes if n.target is experts and n not in before]:
+        moved = slots.at_tokens(work, node)
+        if moved is not None:
+            x, down, index = (tensor_of(moved.args[place]) for place in (0, 2, 3))
+            assert x is not None and down is not None and index is not None
+            (tokens, top_k), sizes = index.shape, (down.shape[0], down.shape[1], down.shape[2])
+            region.top_k = top_k
+            if region.saved_bytes is not None and isinstance(tokens, int):
+                gated = moved.kwargs["gate"] != "none"
+                region.saved_bytes = kept_bytes((tokens, top_k, x.dtype.itemsize), sizes, gated, work.options)
 
 
 def replace_strides(work: Work, downs: list[fx.Node]) -> ExpertRegion | None:
@@ -547,44 +573,3 @@ def erase_new(gm: fx.GraphModule, before: set[fx.Node]) -> None:
     """Take out again what a failed attempt wrote."""
     for node in [node for node in reversed(gm.graph.nodes) if node not in before]:
         gm.graph.erase_node(node)
-
-
-def unlowered_region(loop: fx.Node, reason: str | None) -> ExpertRegion:
-    """The region of a loop that runs as a loop."""
-    file, line, _ = where_of(loop)
-    return ExpertRegion(file, line, idiom_of(loop), refusal=reason)
-
-
-def idiom_of(loop: fx.Node) -> str:
-    """How the loop is written, for people."""
-    source = loop.args[1] if len(loop.args) > 1 else loop.kwargs["source"]
-    if isinstance(source, int):
-        return f"for expert in range({source})"
-    assert isinstance(source, fx.Node)
-    node = source
-    while (call := read_call(node)) is not None and call.name in ("squeeze", "flatten", "reshape", "getitem", "cast"):
-        if not isinstance(call["input"], fx.Node):
-            break
-        node = call["input"]
-    name = node.name if node.op == "placeholder" else target_name(node).removeprefix("Tensor.").removeprefix("torch.")
-    return f"for row in {name}(…)"
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# The pass
-# ----------------------------------------------------------------------------------------------------------------------
-
-
-def loops_are_readable(gm: fx.GraphModule) -> str | None:
-    """Every expert_loop node has a body graph with a placeholder for each operand, and known shapes."""
-    for loop in find_loops(gm):
-        call = read_call(loop)
-        if call is None:
-            return f"{loop.name} has arguments that expert_loop does not take"
-        placeholders = [node for node in loop_body(loop).graph.nodes if node.op == "placeholder"]
-        operands = 1 + len(call["carried"]) + len(call["captures"])
-        if len(placeholders) != operands:
-            return f"the body of {loop.name} has {len(placeholders)} placeholders for {operands} operands"
-        if not isinstance(loop_body(loop).graph.output_node().args[0], tuple | list):
-            return f"the body of {loop.name} does not return a tuple"
-    return None

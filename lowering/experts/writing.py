@@ -39,12 +39,22 @@ def fill_region(region: ExpertRegion, claim: Fused, options: LoweringOptions) ->
     region.kernel = kernel_for(x)
     narrow = len(claim.down.weight.range_of(3 - claim.down.out_axis))
     if isinstance(tokens, int) and isinstance(top_k, int) and claim.after is None:
-        width_h, size = narrow if claim.up is None else 2 * narrow, claim.gate.dtype.itemsize
-        elements = saved_elements(tokens, width, narrow, top_k, save="recompute", num_experts=claim.experts)
-        if claim.up is not None and is_whole(claim.gate, claim.up) is None and not joining.applies(options):
-            elements += claim.experts * 2 * narrow * width  # gate and up are put into one tensor, which is kept
-        h_bytes = tokens * top_k * stored_width(width_h, options.save) * (1 if options.save == "fp8" else size)
-        region.saved_bytes = elements * size + h_bytes
+        joined = claim.up is not None and is_whole(claim.gate, claim.up) is None and not joining.applies(options)
+        rows = (tokens, top_k, claim.gate.dtype.itemsize)
+        region.saved_bytes = kept_bytes(rows, (claim.experts, width, narrow), claim.up is not None, options)
+        if joined:  # gate and up are put into one tensor, which is kept
+            region.saved_bytes += claim.experts * 2 * narrow * width * claim.gate.dtype.itemsize
+
+
+def kept_bytes(
+    rows: tuple[int, int, int], sizes: tuple[int, int, int], gated: bool, options: LoweringOptions
+) -> int:
+    """What the operator keeps for backward. rows: T, K, bytes of a number; sizes: E, D, N."""
+    (tokens, top_k, size), (experts, width, narrow) = rows, sizes
+    elements = saved_elements(tokens, width, narrow, top_k, save="recompute", num_experts=experts)
+    width_h = 2 * narrow if gated else narrow
+    h_bytes = tokens * top_k * stored_width(width_h, options.save) * (1 if options.save == "fp8" else size)
+    return elements * size + h_bytes
 
 
 def kernel_for(x: torch.Tensor) -> str:

@@ -222,6 +222,12 @@ below, with {gathered_sizes}, eager keeps {gathered_eager} KiB for backward besi
 inputs, the operator {gathered_mine} KiB.
 Turns that pass tokens on (zero-computation experts) stay beside the operator of those with weights.
 
+Products of rows that are sorted by expert (`torch._grouped_mm`, `torch.nn.functional.grouped_mm` in bfloat16, and
+transformers' `grouped_mm`, which stock models run unless they are told otherwise) go to the same operator, where the
+offsets are the cumsum of `histc` or `bincount` of what `topk` chose. Where rows are the slots of tokens, sorted or
+repeated, and what the experts give is weighted, put back and added up for each token, the operator runs on the tokens:
+neither the rows nor the results are kept for backward. So it is with transformers' `batched_mm`.
+
 Made by `python tests/expert_loops/table.py --docs docs/expert-loops.md` on {date}, torch {torch}. Each spelling is
 written out in tests/expert_loops (spellings.py and what ends in _spellings.py) and runs with `@capture`
 and plainly, in float64.

@@ -1,0 +1,205 @@
+"""Products of rows that are sorted by expert, ``torch._grouped_mm(rows, w, offs=ends)``, as products with a copy of the
+weights gathered for each row.
+
+Row r is multiplied with the matrix of the expert whose part of the rows it is in. Where the parts end is
+``cumsum(how many slots each expert has)``; so the expert of row r is the r-th of the slots' experts, sorted. Written
+so, the products are those with ``w[index]``, and go their way (batched.py). The copies are never made: what became part
+of no operator is put back as it was.
+"""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from moebius.lowering.aliasing import Storage
+from moebius.lowering.contract import Work
+from moebius.lowering.dead_code import drop_dead_code
+from moebius.lowering.experts.routing import index_bounds, index_root
+from moebius.lowering.operators import Call, read_call
+from moebius.lowering.torch_private import same_size
+from moebius.lowering.values import add_call, computed_of, same_shape, shape_of, tensor_of
+
+IDIOM = "grouped products of sorted rows"
+UNKNOWN = "it is not known which expert each row is of (offsets are a cumsum of histc or bincount of what topk chose)"
+FEW = 2048  # experts up to which a histogram's bins, which are computed in float32, hold one number each
+
+
+@dataclass
+class Gathered:
+    """node: a grouped product. result: the same with weights gathered for each row."""
+
+    node: fx.Node
+    result: fx.Node
+
+
+def gather_weights(work: Work) -> list[Gathered]:
+    """Writes the grouped products so, where it is known which row is of which expert."""
+    graph = work.gm.graph
+    products = [(node, operands) for node in graph.nodes if (operands := grouped(node)) is not None]
+    storage = Storage(graph) if products else None
+    experts_of: dict[fx.Node, fx.Node | None] = {}
+    found = []
+    for node, (rows, weight, ends) in products:
+        assert storage is not None
+        if ends not in experts_of:
+            count, experts = ((shape_of(operand) or (0,))[0] for operand in (rows, weight))
+            experts_of[ends] = expert_of_each_row(ends, count, experts, node, storage)
+        index = experts_of[ends]
+        if index is not None and not changes_before(node, (ends, index), storage):
+            with graph.inserting_before(node):
+                copies = add_call(graph, node, operator.getitem, weight, index)
+                result = add_call(graph, node, torch.einsum, "sd,sdn->sn", rows, copies)
+            node.replace_all_uses_with(result)
+            found.append(Gathered(node, result))
+    return found
+
+
+def left_over(graph: fx.Graph) -> list[list[fx.Node]]:
+    """The grouped products that are still there, those of the same rows together: two or more of them are a layer."""
+    layers: dict[fx.Node, list[fx.Node]] = {}
+    for node in graph.nodes:
+        if (operands := grouped(node)) is not None:
+            layers.setdefault(operands[2], []).append(node)
+    return [products for products in layers.values() if len(products) > 1]
+
+
+def changes_before(product: fx.Node, read: tuple[fx.Node, ...], storage: Storage) -> bool:
+    """Whether a number that the proof was about may have been changed in place since."""
+    nodes = computed_of(read, lambda node: () if node is root_of(node) else node.all_input_nodes)
+    return any(storage.writer_between(node, product) is not None for node in nodes)
+
+
+def settle(work: Work, gathered: list[Gathered]) -> None:
+    """Takes back what became part of no operator."""
+    there = set(work.gm.graph.nodes) if gathered else set()
+    for one in gathered:
+        if one.result in there and one.result.users:
+            one.result.replace_all_uses_with(one.node)
+            work.loose.append(one.result)
+        else:
+            work.loose.append(one.node)
+    if gathered:
+        drop_dead_code(work)
+
+
+def grouped(node: fx.Node) -> tuple[fx.Node, fx.Node, fx.Node] | None:
+    """(rows [S, D], weights [E, D, N], where each expert's rows end [E]) of a grouped product, nothing added."""
+    call = read_call(node)
+    if call is None or call.name != "grouped_mm":
+        return None
+    rows, weight, ends, *options = call.args.values()
+    ranks = [len(shape_of(operand) or ()) if isinstance(operand, fx.Node) else 0 for operand in (rows, weight, ends)]
+    return (rows, weight, ends) if ranks == [2, 3, 1] and not any(o is not None for o in options) else None
+
+
+def expert_of_each_row(ends: fx.Node, rows: Any, experts: Any, at: fx.Node, storage: Storage) -> fx.Node | None:
+    """The experts of the slots, sorted, where ``ends`` is said to be where each expert's rows end."""
+    total = read_call(ends)
+    if total is None or total.name != "cumsum" or total["dim"] not in (0, -1):
+        return None
+    slots = slots_counted(total["input"], experts)
+    if slots is None:
+        return None
+    index: fx.Node | None = None
+    for node in at.graph.nodes:
+        if node is at:
+            break
+        if is_sorted(node) and root_of(node) is root_of(slots):
+            index = node  # the program's own
+    if index is None:
+        with at.graph.inserting_before(at):
+            flat = add_call(at.graph, at, "reshape", slots, -1)
+            made = add_call(at.graph, at, torch.sort, flat)
+            index = add_call(at.graph, at, operator.getitem, made, 0)
+            for one in (flat, made, index):
+                storage.add(one)
+    return index if same_size((shape_of(index) or (0,))[0], rows) else None
+
+
+def slots_counted(counts: Any, experts: Any) -> fx.Node | None:
+    """The tensor of experts' numbers, each in [0, E), of which ``counts`` [E] says how many there are of each."""
+    counts = uncast(counts)
+    call = read_call(counts) if isinstance(counts, fx.Node) else None
+    if call is None or type(experts) is not int or not 1 < experts <= FEW:
+        return None
+    if call.name == "histc":
+        if call["bins"] != experts or call["min"] != 0 or call["max"] not in (experts - 1, experts):
+            return None
+    elif call.name != "bincount" or call["weights"] is not None or call["minlength"] != experts:
+        return None
+    slots = uncast(call["input"])
+    if not isinstance(slots, fx.Node):
+        return None
+    bounds = index_bounds(root_of(slots))
+    return slots if bounds is not None and bounds[0] >= 0 and bounds[1] <= experts else None
+
+
+def uncast(node: Any) -> Any:
+    """The tensor of whole numbers before it was cast to another type; all but the short floats have them."""
+    while isinstance(node, fx.Node) and (call := read_call(node)) is not None and call.name == "cast":
+        value = tensor_of(node)
+        if value is None or value.dtype in (torch.float16, torch.bfloat16, torch.bool):
+            break
+        node = call["input"]
+    return node
+
+
+def root_of(node: fx.Node) -> fx.Node:
+    """The tensor that has the same numbers in whatever order."""
+    while True:
+        node = index_root(uncast(node))
+        call = read_call(node)
+        if is_sorted(node):
+            assert call is not None
+            node = read_call(call["input"])["input"]  # type: ignore[index]
+            continue
+        found = None if call is None else lookup(call)
+        if found is None or not is_order(found[1]) or not same_shape(shape_of(node), shape_of(found[0])):
+            return node
+        node = found[0]
+
+
+def lookup(call: Call) -> tuple[fx.Node, fx.Node] | None:
+    """(table, positions [S]) of ``table[positions]``."""
+    index = call["index"] if call.name == "getitem" or (call.name == "index_select" and call["dim"] == 0) else None
+    index = index[0] if isinstance(index, tuple) and len(index) == 1 else index
+    value = tensor_of(index) if isinstance(index, fx.Node) else None
+    whole = value is not None and value.dim() == 1 and value.dtype in (torch.int64, torch.int32)
+    return (call["input"], index) if whole and isinstance(call["input"], fx.Node) else None  # type: ignore[return-value]
+
+
+def is_sorted(node: fx.Node) -> bool:
+    """``torch.sort(flat)[0]`` of one axis, the smallest first."""
+    return part_of_sort(node, 0)
+
+
+def is_order(node: Any) -> bool:
+    """Where the items of a tensor of one axis are, smallest first: ``torch.sort(flat)[1]``, ``torch.argsort(flat)``."""
+    if not isinstance(node, fx.Node):
+        return False
+    call = read_call(node)
+    if call is not None and call.name == "argsort":
+        return not call["descending"] and len(shape_of(node) or ()) == 1
+    return part_of_sort(node, 1)
+
+
+def sorted_by(order: fx.Node) -> fx.Node:
+    """What ``order`` is the order of."""
+    call = read_call(order)
+    assert call is not None
+    source = call if call.name == "argsort" else read_call(call["input"])
+    assert source is not None
+    return source["input"]
+
+
+def part_of_sort(node: fx.Node, part: int) -> bool:
+    call = read_call(node)
+    if call is None or call.name != "getitem" or call["index"] != part or not isinstance(call["input"], fx.Node):
+        return False
+    made = read_call(call["input"])
+    return made is not None and made.name == "sort" and not made["descending"] and len(shape_of(node) or ()) == 1

@@ -1,0 +1,242 @@
+"""Experts on the slots of all tokens, as the operator on the tokens.
+
+``x.repeat_interleave(K, 0)``, or ``x[order // K]`` where the slots are sorted by expert, gives each of a token's K
+slots a row of its own. What the experts give is then multiplied with the slots' weights, put back into the order of
+slots, and added up for each token: ``(y * w[order, None])[inverse].view(T, K, D).sum(1)``. The operator does all of
+this; it keeps the tokens, not copies of them, and no results for the weights' gradient.
+
+Letters: T tokens, K slots of each, S = T · K rows, D width.
+"""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import fx
+
+from moebius.kernels import experts
+from moebius.lowering.aliasing import Storage
+from moebius.lowering.contract import Work
+from moebius.lowering.experts.grouped import is_order, is_sorted, lookup, root_of, sorted_by, uncast
+from moebius.lowering.experts.layout import FULL, sized_one
+from moebius.lowering.experts.routing import index_bounds, index_root
+from moebius.lowering.experts.turns import has_effect
+from moebius.lowering.operators import read_call
+from moebius.lowering.torch_private import same_size
+from moebius.lowering.values import add_call, infer, same_shape, shape_of, stands_at, tensor_of
+
+
+@dataclass
+class Rows:
+    """x [T, D], of which row r is that of slot ``order[r]``, or of slot r (None). k: slots of each token."""
+
+    x: fx.Node
+    order: fx.Node | None
+    k: int
+
+
+@dataclass
+class Sum:
+    """What is done with the rows' results. chain: the nodes, the last one the sum over each token's slots. weights: of
+    the slots, [S] or [T, K]. inverse: the node that writes at which row each slot is, if one does."""
+
+    chain: list[fx.Node] = field(default_factory=list)
+    weights: fx.Node | None = None
+    inverse: fx.Node | None = None
+
+
+def at_tokens(work: Work, node: fx.Node) -> fx.Node | None:
+    """The operator on tokens in the place of ``node``, one on rows, and of what is done with its result; or None, and
+    the graph is as it was."""
+    x, _, _, index, weight = node.args[:5]
+    rows = slot_rows(x) if isinstance(x, fx.Node) and weight is None else None
+    numbers = None if rows is None else slot_numbers(index, rows.order, node.args[1])
+    storage = Storage(node.graph) if numbers is not None else None
+    end = None if rows is None or storage is None else added_up(node, rows, storage)
+    if rows is None or numbers is None or storage is None or end is None:
+        return None
+    last = end.chain[-1]
+    if not stands_still(node, last, [rows.x, rows.order, numbers, end.weights], storage):
+        return None
+    graph = node.graph
+    with graph.inserting_before(last):
+        index_TK = add_call(graph, node, "reshape", numbers, -1, rows.k)
+        weight_TK = None if end.weights is None else add_call(graph, node, "reshape", end.weights, -1, rows.k)
+        given = (rows.x, *node.args[1:3], index_TK, weight_TK, *node.args[5:])
+        made = stands_at(graph.call_function(experts, given, node.kwargs), node)
+    made.meta["val"] = infer(made)
+    last.replace_all_uses_with(made)
+    for one in (*reversed(end.chain), node):
+        work.loose += one.all_input_nodes
+        graph.erase_node(one)
+    if end.inverse is not None and len(end.inverse.args[0].users) == 1:  # type: ignore[union-attr]
+        work.loose += end.inverse.all_input_nodes
+        graph.erase_node(end.inverse)
+    work.loose = [one for one in work.loose if one not in (*end.chain, node, end.inverse)]
+    return made
+
+
+def slot_rows(x: fx.Node) -> Rows | None:
+    """What the rows [S, D] are made of."""
+    call = read_call(x)
+    if call is None:
+        return None
+    if call.name == "repeat_interleave":
+        repeats = call["repeats"]
+        return Rows(call["input"], None, repeats) if type(repeats) is int and call["dim"] in (0, -2) else None
+    found = lookup(call)
+    if found is None or len(shape_of(found[0]) or ()) != 2:
+        return None
+    table, place = found
+    inner = read_call(table)
+    if is_order(place) and inner is not None and inner.name == "repeat_interleave":
+        before = slot_rows(table)
+        return None if before is None else Rows(before.x, place, before.k)
+    divided = read_call(place)
+    if divided is None or not isinstance(divided.args.get("other"), int) or not is_order(divided["input"]):
+        return None
+    down = divided.name == "floor_divide" or (divided.name == "div" and divided["rounding_mode"] in ("floor", "trunc"))
+    k, order = divided["other"], divided["input"]
+    slots = (shape_of(order) or (0,))[0]
+    whole = down and k > 0 and same_size((shape_of(table) or (0,))[0] * k, slots)
+    return Rows(table, order, k) if whole else None
+
+
+def slot_numbers(index: Any, order: fx.Node | None, weight: Any) -> fx.Node | None:
+    """The experts' numbers [S] of the slots in their own order, where ``index`` [S, 1] has those of the rows."""
+    call = read_call(index) if isinstance(index, fx.Node) else None
+    if call is None or call.name not in ("unsqueeze", "reshape") or not isinstance(call["input"], fx.Node):
+        return None
+    numbers = call["input"]
+    looked = read_call(numbers)
+    if looked is not None and looked.name == "getitem" and isinstance(looked["input"], fx.Node):
+        every = read_call(looked["input"])
+        if every is not None and every.name == "arange":  # (it raises for numbers beyond the experts)
+            bounds, experts_here = index_bounds(root_of(looked["index"])), (shape_of(weight) or (0,))[0]
+            if bounds is None or bounds[0] < 0 or bounds[1] > experts_here or every["bounds"] != (experts_here,):
+                return None
+            numbers = looked["index"]
+    if order is None:
+        return numbers if not is_sorted(numbers) else None
+    slots = uncast(sorted_by(order))
+    value = tensor_of(slots)
+    if value is None or value.dtype.is_floating_point:
+        return None
+    if is_sorted(numbers):
+        return slots if root_of(numbers) is root_of(slots) else None
+    found = read_call(numbers)
+    part = None if found is None else lookup(found)
+    return slots if part is not None and part[1] is order and flat_root(part[0]) is flat_root(slots) else None
+
+
+def flat_root(node: fx.Node) -> fx.Node:
+    """The tensor that has the same numbers in the same order."""
+    return index_root(uncast(node))
+
+
+def added_up(node: fx.Node, rows: Rows, storage: Storage) -> Sum | None:
+    """The sum over each token's slots that the results go into, and into nothing else."""
+    now, found, in_order, apart = node, Sum(), rows.order is None, False
+    shape = shape_of(node) or (0, 0)
+    while len(now.users) == 1:
+        (user,) = now.users
+        call = read_call(user)
+        if call is None or call.op.inplace:
+            return None
+        found.chain.append(user)
+        sizes = shape_of(user) or ()
+        part = lookup(call)
+        if call.name in ("getitem", "squeeze", "unsqueeze") and part is None:  # axes of size 1 come and go
+            if not same_shape(tuple(size for size in sizes if not sized_one(size)), shape):
+                return None
+        elif call.name == "mul" and found.weights is None and len(sizes) == (3 if apart else 2):
+            other = call["other"] if call["input"] is now else call["input"]
+            found.weights = slot_weights(other, None if in_order else rows.order, rows.k if apart else None)
+            if found.weights is None or not same_shape(shape_of(other), (*shape[:-1], 1)):
+                return None
+        elif part is not None and part[0] is now and not in_order and not apart and rows.order is not None:
+            found.inverse = written_by(part[1], user, storage)
+            if not is_inverse(part[1], rows.order, found.inverse, user, storage):
+                return None
+            in_order = True
+        elif call.name == "reshape" and in_order and not apart and len(sizes) == 3:
+            if not same_size(sizes[1], rows.k) or not same_size(sizes[2], shape[1]):
+                return None
+            apart, shape = True, sizes
+        elif call.name == "sum" and apart and call["dim"] in (1, -2, (1,), [1]) and not call["keepdim"]:
+            return found if call["dtype"] is None and of_one_type(found, node) else None
+        else:
+            return None
+        now = user
+    return None
+
+
+def of_one_type(found: Sum, node: fx.Node) -> bool:
+    """Whether the sum has the type of the operator's result, or is cast to it, where wider weights made it wider."""
+    own, total = tensor_of(node), found.chain[-1]
+    value = tensor_of(total)
+    if own is None or value is None or value.dtype == own.dtype:
+        return own is not None and value is not None
+    user = next(iter(total.users)) if len(total.users) == 1 else None
+    call, cast = (None, None) if user is None else (read_call(user), tensor_of(user))
+    if user is None or call is None or call.name != "cast" or cast is None or cast.dtype != own.dtype:
+        return False
+    found.chain.append(user)
+    return True
+
+
+def slot_weights(other: Any, order: fx.Node | None, k: int | None) -> fx.Node | None:
+    """The weights of the slots in their own order: of ``w[order].unsqueeze(-1)`` [S, 1], or [T, K, 1] (k)."""
+    call = read_call(other) if isinstance(other, fx.Node) else None
+    rank = len(shape_of(other) or ()) if isinstance(other, fx.Node) else 0
+    if call is None or rank != (2 if k is None else 3) or not same_size((shape_of(other) or (0,))[-1], 1):
+        return None
+    keys = (FULL, None) if k is None else (FULL, FULL, None)
+    added = call.name == "unsqueeze" and call["dim"] in (-1, rank - 1)
+    added = added or (call.name == "getitem" and call["index"] in (keys, (Ellipsis, None)))
+    if not added:
+        return None
+    weights = call["input"]
+    if k is not None:
+        return weights if same_size((shape_of(weights) or (0, 0))[1], k) else None
+    if order is None:
+        return weights
+    found = read_call(weights)
+    part = None if found is None else lookup(found)
+    return part[0] if part is not None and part[1] is order and len(shape_of(part[0]) or ()) == 1 else None
+
+
+def written_by(place: fx.Node, at: fx.Node, storage: Storage) -> fx.Node | None:
+    """The one node that writes into ``place`` before ``at``."""
+    writers = [w for w, targets in storage.writers.items() if any(storage.share(place, t) for t in targets)]
+    writers = [writer for writer in writers if place < writer < at]
+    return writers[0] if len(writers) == 1 else None
+
+
+def is_inverse(place: fx.Node, order: fx.Node, writer: fx.Node | None, at: fx.Node, storage: Storage) -> bool:
+    """Whether ``place`` says at which row each slot is: ``argsort(order)``, or ``place[order] = arange(S)``."""
+    if writer is None:
+        return is_order(place) and sorted_by(place) is order and storage.writer_between(place, at) is None
+    if writer.target is not operator.setitem or writer.args[0] is not place:
+        return False
+    keys, values = writer.args[1:]
+    keys = keys[0] if isinstance(keys, tuple) and len(keys) == 1 else keys
+    counted = read_call(values) if isinstance(values, fx.Node) else None
+    if keys is not order or counted is None or counted.name != "arange" or len(counted["bounds"]) != 1:
+        return False
+    return same_shape(shape_of(values), shape_of(order)) and same_shape(shape_of(place), shape_of(order))
+
+
+def stands_still(node: fx.Node, last: fx.Node, read: list[fx.Node | None], storage: Storage) -> bool:
+    """Whether all of it may be computed where the sum is: nothing that it reads was written to, and no mode changes."""
+    given = [*node.all_input_nodes, *(one for one in read if one is not None), node]
+    if any(storage.writer_between(one, last) is not None for one in given):
+        return False
+    between = node.next
+    while between is not last:
+        if has_effect(between):
+            return False
+        between = between.next
+    return True

@@ -1,0 +1,229 @@
+"""Experts as grouped products of sorted rows, and what is done with a row for each slot, become the operator on tokens
+where it is known which row is of which expert; what only looks like them stays as it was written, and equal."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import warnings
+
+import pytest
+import torch
+from torch.nn.functional import grouped_mm, silu
+
+import moebius
+from moebius import explain
+from moebius.lowering.experts import grouped, slots
+
+pytest.importorskip("transformers.integrations.moe")  # registers an operator
+
+E, T, K, D, N = 4, 12, 2, 16, 8
+FURTHER = 4.0  # sums are taken in another order: as far off as plain Python's, a few times at most
+
+COUNTS = {
+    "histc": "torch.histc({}.float(), bins=E, min=0, max=E - 1)",
+    "histc to E": "torch.histc({}.float(), bins=E, min=0, max=E)",
+    "histc of ints": "torch.histc({}.to(torch.float64), E, 0, E - 1)",
+    "bincount": "torch.bincount({}, minlength=E)",
+}
+ORDERS = {
+    "sort": "ids, order = torch.sort(index.reshape(-1))",
+    "argsort": "order = torch.argsort(index.reshape(-1)); ids = index.reshape(-1)[order]",
+    "stable": "order = index.view(-1).argsort(stable=True); ids = index.view(-1).index_select(0, order)",
+}
+COUNTED = {"sorted": "ids", "unsorted": "index.reshape(-1)"}
+PRODUCTS = ("fallback(rows, {}, ends)", "grouped_mm(rows, {}, offs=ends)", "torch_grouped_mm(rows, {}, ends)")
+ROWS = ("x[order // K]", "x.index_select(0, torch.div(order, K, rounding_mode='floor'))",
+        "x.repeat_interleave(K, 0)[order]")  # fmt: skip
+INVERSES = (
+    "torch.argsort(order)",
+    "torch.empty_like(order).scatter(0, order, torch.arange(len(order)))",  # (not read: the rows stay rows)
+    "written(order)",
+)
+SUMS = (
+    "(y * weight.reshape(-1)[order].unsqueeze(-1))[back].view(-1, K, D).sum(1)",
+    "(y * weight.reshape(-1)[order][:, None])[back].reshape(len(x), K, D).sum(dim=-2)",
+    "(y[back].view(-1, K, D) * weight.unsqueeze(-1)).sum(1)",
+)
+HEAD = """
+def written(order):
+    back = torch.empty_like(order)
+    back[order] = torch.arange(order.shape[0])
+    return back
+
+def layer(x, logits, up, down):
+    weight, index = logits.softmax(-1).topk(K)
+"""
+Choice = tuple[str, ...]
+
+
+def source_of(counts: str, order: str, counted: str, product: str, rows: str, inverse: str, total: str) -> str:
+    lines = [
+        ORDERS[order],
+        f"ends = torch.cumsum({COUNTS[counts].format(COUNTED[counted])}, 0, dtype=torch.int32)",
+        f"rows = {rows}",
+        f"h = {product.format('up.transpose(1, 2)')}",
+        "gate, rest = h.chunk(2, -1)",
+        "rows = silu(gate) * rest",
+        f"y = {product.format('down.transpose(1, 2)')}",
+        f"back = {inverse}",
+        f"return {total}",
+    ]
+    return HEAD + "".join(f"    {line}\n" for line in lines)
+
+
+def product(rows, weight, offs):
+    """In float64, which torch's own does not take."""
+    return grouped_mm(rows, weight, offs=offs) if rows.dtype == torch.bfloat16 else fallback(rows, weight, offs)
+
+
+def older(rows, weight, offs):
+    return torch._grouped_mm(rows, weight, offs) if rows.dtype == torch.bfloat16 else fallback(rows, weight, offs)
+
+
+def made(source: str):
+    space = dict(torch=torch, grouped_mm=product, silu=silu, E=E, K=K, D=D, fallback=fallback, torch_grouped_mm=older)
+    exec(source, space)
+    return space["layer"]
+
+
+def fallback(rows, weight, ends):
+    return torch.ops.transformers.grouped_mm_fallback(rows, weight, ends)
+
+
+def compared(layer, *, backend="moebius", dtype=torch.float32):
+    """The regions; how far result and gradients are from those in float64, as a multiple of plain Python's distance."""
+    torch.manual_seed(0)
+    given = [torch.randn(shape, dtype=torch.float64) for shape in ((T, D), (T, E), (E, 2 * N, D), (E, D, N))]
+    given = [t.to(dtype).double() for t in given]
+    report = explain(layer, backend=backend)
+    exact, plain, captured = (run(f, given, d) for f, d in ((layer, torch.float64), (layer, dtype), (report, dtype)))
+    moebius.reset()
+    worst = 0.0
+    for e, p, c in zip(exact[1], plain[1], captured[1], strict=True):
+        rounding = torch.finfo(dtype).eps * max(float(e.abs().max()), 1e-9)
+        worst = max(worst, float((c - e).abs().max()) / max(float((p - e).abs().max()), rounding))
+    return captured[0].expert_regions, worst
+
+
+def run(layer, given, dtype):
+    """(what it returned or its report, the result and the gradients)."""
+    inputs = [t.detach().to(dtype, copy=True).requires_grad_() for t in given]
+    found = layer(*inputs)
+    result = getattr(found, "result", found)
+    (result * torch.linspace(0.5, 2.0, D, dtype=dtype)).sum().backward()
+    return found, [result.detach().double(), *(t.grad.double() for t in inputs)]
+
+
+SPELLINGS = list(itertools.product(COUNTS, ORDERS, COUNTED, PRODUCTS, ROWS, INVERSES, SUMS))
+# (transformers' operator compares the number of offsets, which bincount leaves open: a graph break)
+CHOSEN = [s for s in random.Random(7).sample(SPELLINGS, 120) if s[0] != "bincount" or s[3] != PRODUCTS[0]]
+
+
+@pytest.mark.share(12)
+@pytest.mark.parametrize("choice", CHOSEN, ids=str)
+def test_every_spelling_becomes_the_operator(choice: Choice) -> None:
+    dtype = torch.float32 if choice[3] == PRODUCTS[0] else torch.bfloat16  # (torch's own has no fake for others)
+    regions, worse = compared(made(source_of(*choice)), dtype=dtype)
+    assert worse < FURTHER
+    (region,) = regions
+    assert region.lowered, region.refusal
+    assert region.top_k == (1 if "scatter" in choice[5] else K)
+    assert region.num_experts == E
+
+
+USUAL = ("histc", "sort", "sorted", PRODUCTS[0], ROWS[0], INVERSES[2], SUMS[0])
+# What the usual spelling is changed to, and how many slots a row of the operator has then: 0 where it stays as it was.
+CHANGED = {
+    "other offsets": ("min=0, max=E - 1)", "min=0, max=E - 1).flip(0)", 0),
+    "numbers changed after they were counted": ("rows = x[", "ids.copy_(ids.flip(0)); rows = x[", 0),
+    "offsets changed": ("rows = x[", "ends.sub_(1); rows = x[", 0),
+    "largest first": ("torch.sort(index.reshape(-1))", "torch.sort(index.reshape(-1), descending=True)", 0),
+    "numbers that may be anything": ("ids, order", "index = (index + 1) % E; ids, order", 0),
+    "counts of another index": ("{}".join(("torch.histc(", ".float()")).format("ids"),
+                                "torch.histc(index.flip(0)[:1].expand_as(index).reshape(-1).float()", 0),
+    "rows of other tokens": ("x[order // K]", "x[(order + 1) % len(order) // K]", 1),
+    "weights of other rows": ("weight.reshape(-1)[order]", "weight.reshape(-1)[back]", 1),
+    "weights of other slots": ("weight.reshape(-1)[order]", "weight.t().reshape(-1)[order]", K),
+    "never put back": ("[back].view", ".view", 1),
+    "put back twice": ("[back].view", "[back][back].view", 1),
+    "another sum": ("view(-1, K, D).sum(1)", "view(K, -1, D).sum(0)", 1),
+    "one weight for all": ("(y * weight.reshape(-1)[order].unsqueeze(-1))[back].view(-1, K, D)",
+                           "(y[back].view(-1, K, D) * weight[:1].unsqueeze(-1))", 1),
+    "results that are read": (".view(-1, K, D).sum(1)", ".view(-1, K, D).sum(1) + y.mean()", 1),
+    "the order changed": ("h = ", "order.copy_(order.flip(0)); h = ", None),
+    "tokens changed": ("back = written", "x = x * 1; x.mul_(2); back = written", K),
+    "no weights": ("(y * weight.reshape(-1)[order].unsqueeze(-1))[back].view(-1, K, D).sum(1)",
+                   "y[back].view(-1, K, D).sum(1) + 0 * logits.sum()", K),
+    "the inverse of something else": ("back = written(order)", "back = written(order.flip(0))", 1),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CHANGED)
+def test_what_is_not_known_stays(name: str) -> None:
+    old, new, wanted = CHANGED[name]
+    source = source_of(*USUAL)
+    assert old in source
+    regions, worse = compared(made(source.replace(old, new)))
+    assert worse < FURTHER, source
+    (region,) = regions
+    if wanted is not None:
+        assert (region.top_k if region.lowered else 0) == wanted, (region.refusal, region.top_k)
+    assert region.lowered or region.refusal
+
+
+def test_switched_off() -> None:
+    """Without the one, grouped products stay; without the other, rows do."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(grouped, "gather_weights", lambda work: [])
+        (region,) = compared(made(source_of(*USUAL)))[0]
+        assert not region.lowered and "which expert each row is of" in region.refusal
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(slots, "at_tokens", lambda work, node: None)
+        (region,) = compared(made(source_of(*USUAL)))[0]
+        assert region.lowered and region.top_k == 1
+
+
+def test_another_backend_keeps_its_products() -> None:
+    regions, worse = compared(made(source_of(*USUAL)), backend="aot_eager")
+    assert worse < FURTHER
+    (region,) = regions
+    assert not region.lowered and "backend aot_eager" in region.refusal
+
+
+def test_memory_is_that_of_the_tokens() -> None:
+    """x [T, D], H [S, 2N] and the routing: not the rows [S, D], not the results."""
+    (region,) = compared(made(source_of(*USUAL)))[0]
+    rows, routing = 4 * (T * D + T * K * 2 * N), 4 * (T * K + E + 1) + 8 * T * K + 4 * T * K
+    assert rows <= region.saved_bytes <= rows + routing
+
+
+@pytest.mark.parametrize("implementation", ["grouped_mm", "batched_mm"])
+def test_a_stock_model(implementation: str) -> None:
+    """What transformers runs unless it is told otherwise."""
+    transformers = pytest.importorskip("transformers")
+    config = transformers.MixtralConfig(
+        vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=1, num_local_experts=4, num_experts_per_tok=2,
+    )  # fmt: skip
+    config._experts_implementation = implementation
+    seen = []
+    for captured in (False, True):
+        torch.manual_seed(0)
+        model = transformers.MixtralForCausalLM(config)
+        tokens = torch.randint(0, 64, (2, 8))
+
+        def step(model, tokens):
+            loss = model(input_ids=tokens, labels=tokens).loss
+            loss.backward()
+            return loss.detach()
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)
+            report = explain(step)(model, tokens) if captured else None
+        loss = step(model, tokens) if report is None else report.result
+        seen.append([loss, *(p.grad for p in model.parameters())])
+        if report is not None:
+            assert [(region.lowered, region.top_k) for region in report.expert_regions] == [(True, 2)] * 2
+    moebius.reset()
+    assert all(torch.allclose(a, b, atol=1e-6, rtol=1e-4) for a, b in zip(*seen, strict=True))
