@@ -102,3 +102,12 @@ def test_guards_are_grouped_by_what_they_look_at() -> None:
     assert [(group.owner, len(group.guards), group.cost_ns) for group in groups] == [
         (f"{optimizer} state", 2, 12.0), (LIBRARIES, 2, 4.0), (optimizer, 1, 1.0), ("G(__main__)['cfg']", 1, None),
     ]  # fmt: skip
+
+
+def test_a_tensor_among_the_guards_is_told_apart() -> None:
+    layers = torch.nn.Sequential(*(torch.nn.Linear(3, 3) for _ in range(2)))
+    step = capture(lambda x: layers(x).sum())
+    step(X)
+    layers[1].bias.requires_grad_(False)
+    step(X)
+    assert len(stats(step).recompiles) == 1 and not stats(step).breaks

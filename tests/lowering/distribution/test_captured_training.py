@@ -133,6 +133,7 @@ def check_layout(training):
     return [name for name, _ in sharded]
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize(
     "sizes, tokens", [((2,), [9, 30, 1]), ((4,), [5, 8]), ((2, 2), [12]), ((2, 2), [9, 3, 14, 1, 6])]
 )
@@ -186,6 +187,7 @@ def count(sizes):
         ours.get_total_flops() / theirs.get_total_flops())
 
 
+@pytest.mark.share(1)
 @pytest.mark.parametrize("sizes", [(2,), (2, 2)])
 def test_what_a_step_sends_and_computes(on_ranks, sizes):
     ranks = sizes[0] * sizes[-1] if len(sizes) > 1 else sizes[0]

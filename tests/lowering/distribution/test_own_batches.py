@@ -252,6 +252,7 @@ def train(way):
     return [isinstance(p, Sharded) for p in spread[0].first.experts.parameters()], [str(w.message) for w in said]
 
 
+@pytest.mark.share(8)
 @pytest.mark.parametrize("way", WAYS)
 def test_trains_as_one_process_does(on_ranks, way):
     for sharded, said in on_ranks(2, train, way):

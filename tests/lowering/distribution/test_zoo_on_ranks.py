@@ -1,4 +1,4 @@
-"""Models of transformers on a mesh of two axes, each rank its own batch, of another size: 20 steps as one process does."""
+"""Models of transformers on a mesh of two axes, each rank its own batch, of another size: 20 steps, as one process."""
 from __future__ import annotations
 
 import sys
@@ -66,6 +66,7 @@ def train(family, sizes):
     return sum(isinstance(p, Sharded) for p in spread[0].parameters())
 
 
+@pytest.mark.share(1)
 @pytest.mark.parametrize("family", ["mixtral", "qwen3_moe", "deepseek_v3"])
 def test_a_family_on_two_axes(on_ranks, family):
     assert on_ranks(4, train, family, (2, 2)) == [4] * 4
