@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copyreg
 import functools
 import os
 import sys
@@ -82,14 +83,14 @@ def capture_with(options: Options, target: Any) -> Any:
     """``capture`` with options that are checked already."""
     if isinstance(target, torch.nn.Module) and type(target) is not CapturedModule:
         return CapturedModule(target, options)
-    if isinstance(target, types.MethodType):
-        return types.MethodType(capture_function(target.__func__, options), target.__self__)
-    if isinstance(target, types.FunctionType):
-        return capture_function(target, options)
     if captured_of(target) is not None:
         raise NotCapturableError(
             f"{target!r} is captured already; capture the function that it wraps (__wrapped__) with other options"
         )
+    if isinstance(target, types.MethodType) and isinstance(target.__func__, types.FunctionType):
+        return types.MethodType(capture_function(target.__func__, options), target.__self__)
+    if isinstance(target, types.FunctionType):
+        return capture_function(target, options)
     if isinstance(target, type):
         raise NotCapturableError(
             f"capture got the class {target.__name__}; capture an instance of it, or one of its methods"
@@ -123,6 +124,20 @@ def capture_function(function: Any, options: Options) -> Any:
     vars(captured.entry)["export"] = captured.export
     remember(captured)
     return captured.entry
+
+
+def reduced(entry: Entry) -> Any:
+    """For pickle: by its name, as a function is, where that leads to it; else the function and the options."""
+    captured = captured_of(entry)
+    found: Any = sys.modules.get(getattr(entry, "__module__", ""))
+    for name in entry.__qualname__.split("."):
+        found = getattr(found, name, None)
+    if captured is None or found is entry:
+        return entry.__qualname__
+    return capture_with, (captured.options, captured.function)
+
+
+copyreg.pickle(Entry, reduced)
 
 
 def remember(captured: Captured) -> None:

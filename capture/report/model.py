@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from .records import Coverage, GraphBreak, Guard, Recompile
+from .schema import VERSION
 from .words import duration, place, plural
 
 if TYPE_CHECKING:
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from ..bytecode.counting import Counts
 
 
-@dataclass
+@dataclass(repr=False)
 class Findings:
     """What happened to one call: which graphs it became, where and why they broke, and what they rely on.
 
@@ -92,6 +93,7 @@ class Findings:
     def to_dict(self) -> dict[str, Any]:
         """Everything but ``result``, as plain lists, dicts, strings and numbers."""
         return {
+            "schema": VERSION,
             "name": self.name,
             "file": self.file,
             "line": self.line,

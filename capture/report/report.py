@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import shutil
 import sys
+from html import escape
 from pathlib import Path
 
 from .model import Findings
 
 
 class Report(Findings):
+    # (its printed form is the report; ``repr`` is one line)
     __doc__ = Findings.__doc__
 
     def __str__(self) -> str:
@@ -20,6 +22,21 @@ class Report(Findings):
         terminal = bool(getattr(sys.stdout, "isatty", lambda: False)())
         width = shutil.get_terminal_size((110, 40)).columns if terminal else 110
         return render(self, width=width, color=terminal)
+
+    def __repr__(self) -> str:
+        return f"<Report of {self.name}: {self.verdict}>"
+
+    def _repr_html_(self) -> str:
+        """In a notebook: the page, in a frame of its own."""
+        from .page import page
+
+        return f'<iframe srcdoc="{escape(page([self]))}" style="width:100%;height:40rem;border:0"></iframe>'
+
+    def diff(self, other: Report) -> str:
+        """What is other in a later report of the same callable, in lines; "" where nothing is. Times are left out."""
+        from .differences import difference
+
+        return difference(self, other)
 
     def to_json(self, path: str | Path | None = None) -> str:
         """The report as JSON text (``result`` left out), also written to ``path`` when that is given."""

@@ -5,7 +5,13 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+import torch
+from json_schema import faults
+
+from moebius import capture, explain
 from moebius.report import Report
+from moebius.report.schema import SCHEMA
 
 
 def test_round_trip(report: Report, tmp_path: Path) -> None:
@@ -22,3 +28,40 @@ def test_round_trip(report: Report, tmp_path: Path) -> None:
 
 def test_no_result_in_it(report: Report) -> None:
     assert "result" not in json.loads(report.to_json())
+
+
+def test_the_schema_holds(report: Report) -> None:
+    def step(x: torch.Tensor, n: int) -> torch.Tensor:
+        y = x * n
+        return y + (id(y) > 0)
+
+    captured = capture(step)
+    found = [report, Report(), *(explain(captured)(torch.ones(3), n) for n in (2, 3))]
+    assert found[-1].status == "recaptured" and found[-1].breaks
+    for one in found:
+        assert not faults(json.loads(one.to_json()), SCHEMA)
+
+
+@pytest.mark.parametrize(("key", "value"), [("status", "warm"), ("coverage", {}), ("more", 1)])
+def test_the_schema_refuses_another_form(report: Report, key: str, value: object) -> None:
+    data = {**json.loads(report.to_json()), key: value}
+    assert faults(data, SCHEMA)
+
+
+def test_two_reports_of_one_callable_are_compared() -> None:
+    def step(x: torch.Tensor, n: int) -> torch.Tensor:
+        return x * n if n < 3 else (x + 1) * n
+
+    captured, x = capture(step), torch.ones(3)
+    explain(captured)(x, 2)
+    first, again, other = explain(captured)(x, 2), explain(captured)(x, 2), explain(captured)(x, 3)
+    assert first.diff(again) == ""
+    lines = first.diff(other).splitlines()
+    assert "- status: hit" in lines and "+ status: recaptured" in lines
+    assert any(line.startswith("+ captured again: L['n'] was 2, is 3") for line in lines)
+
+
+def test_in_a_notebook_and_at_the_prompt(report: Report) -> None:
+    html = report._repr_html_()
+    assert html.startswith("<iframe") and "<script" not in html
+    assert repr(report).count("\n") == 0 and report.verdict in repr(report) and len(repr(report)) < 300

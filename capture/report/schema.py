@@ -1,0 +1,67 @@
+"""The published form of a report's JSON. A new key is a new minor version, one that changes or goes a major one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+VERSION = "1.0"
+TEXT, NUMBER, WHOLE, YES = {"type": "string"}, {"type": "number"}, {"type": "integer"}, {"type": "boolean"}
+
+
+def record(**properties: Any) -> dict[str, Any]:
+    """An object with exactly these keys."""
+    return {
+        "type": "object",
+        "properties": properties,
+        "required": list(properties),
+        "additionalProperties": False,
+    }
+
+
+def many(items: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "array", "items": items}
+
+
+def maybe(kind: dict[str, Any]) -> dict[str, Any]:
+    return {"anyOf": [kind, {"type": "null"}]}
+
+
+COUNTS = {"captured": WHOLE, "opaque": WHOLE, "native": WHOLE}
+PLACE = {"file": TEXT, "line": WHOLE}
+SCHEMA: dict[str, Any] = {
+    "$schema": "https://json-schema.org/draft/2020-12/schema",
+    "title": "A moebius report",
+    **record(
+        schema={"const": VERSION},
+        name=TEXT,
+        **PLACE,
+        status={"enum": ["hit", "captured", "recaptured", "native"]},
+        why=TEXT,
+        verdict=TEXT,
+        cold_seconds=NUMBER,
+        coverage=record(**COUNTS),
+        in_loops=WHOLE,
+        functions=many(record(**PLACE, name=TEXT, **COUNTS)),
+        graphs=many(
+            record(
+                name=TEXT, **PLACE, cold_seconds=NUMBER, operations=WHOLE, inputs=WHOLE, code=TEXT, fault=maybe(TEXT)
+            )
+        ),
+        breaks=many(
+            record(
+                code={"type": "string", "pattern": "^MB[0-9]{3}$"}, reason=TEXT, detail=TEXT, hint=TEXT, **PLACE,
+                function=TEXT, instruction=TEXT, cost_us=maybe(NUMBER),
+                stack=many({"type": "array", "prefixItems": [TEXT, WHOLE, TEXT], "minItems": 3, "maxItems": 3}),
+            )
+        ),
+        guards=many(record(source=TEXT, check=TEXT, **PLACE, cost_ns=maybe(NUMBER))),
+        expert_regions=many({"type": "object", "required": ["file", "line", "idiom", "lowered", "refusal", "kernel"]}),
+        recompiles=many(record(guard=TEXT, old=TEXT, new=TEXT, **PLACE, hint=TEXT, entries=many(TEXT))),
+        lines={
+            "type": "object",
+            "additionalProperties": {
+                "type": "object", "additionalProperties": {"enum": ["captured", "opaque", "native", "break"]},
+            },
+        },
+    ),
+}  # fmt: skip
