@@ -244,6 +244,11 @@ CODES = (
     Code(
         33, "An instruction that is not understood", ("interpreter",), "That is an error of ours.", "Please report it.",
     ),
+    Code(
+        34, "A write into experts that live on other ranks", ("write into experts on other ranks",),
+        "With `mesh=` this rank has a part of the experts' weights: the step writes into them by itself.",
+        "Write into them outside of the step, or through the optimizer.",
+    ),
 )  # fmt: skip
 
 EXACT = {reason: code for code in CODES for reason in code.reasons if "*" not in reason or reason == "import *"}
