@@ -77,9 +77,10 @@ class CachedFunctions(CallParts):
         """Whether a tensor that was read is one that the step has written to, under any name."""
         fakes = [p.fake for p in self.tensors.of_fake.values() if isinstance(p.fake, torch.Tensor)]
         written = {torch_private.storage_of(fake) for fake in fakes if torch_private.version_of(fake)}
-        replaced = {owner for what, owner, key, _ in self.heap.events if what is WRITE and key == "data"}
+        writes = [event for event in self.heap.events if event[0] is WRITE and isinstance(event[1], TensorProxy)]
+        replaced = {id(owner) for _, owner, key, _ in writes if key == "data"}
         met = proxies_in([event[3] for event in reads])
-        return any(p in replaced or torch_private.storage_of(p.fake) in written for p in met)
+        return any(id(p) in replaced or torch_private.storage_of(p.fake) in written for p in met)
 
     def from_cache(self, ask: functools.partial, name: str) -> Any:
         value = random_state.drawing(ask)

@@ -29,6 +29,10 @@ from .torch_private import PASSED_OVER, is_symbolic, owns_storage, tree_leaves
 # Operators whose C++ form refuses symbolic sizes ("expected to contain only concrete integers").
 CONCRETE_IN_C = frozenset({"pad", "constant_pad_nd", "lstm", "baddbmm", "_is_all_true", "_is_any_true"})
 NO_CONTEXT = contextlib.nullcontext()
+# Their fake form takes bfloat16 alone (torch 2.11 to 2.15); the real one takes these on a CPU, too.
+GROUPED = {getattr(where, name, None) for where, name in ((torch, "_grouped_mm"), (torch.nn.functional, "grouped_mm"))}
+SHORTER = (torch.float32, torch.float16)
+PADDED = 8  # a result whose width is a multiple of it is dense in every type
 
 
 class OperatorRecorder(TorchDispatchMode):
@@ -119,6 +123,10 @@ class FakeWorld:
 
     def call(self, function: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Any:
         """The function on fakes; where the C++ form takes no symbols, torch's Python form of it."""
+        if function in GROUPED and (dtype := taken_for_bfloat16(args)) is not None:
+            with self.mode, self.recorder or NO_CONTEXT:
+                rows, weights, *rest = args
+                return function(rows.bfloat16(), weights.bfloat16(), *rest, **kwargs).to(dtype)
         symbols = any(
             is_symbolic(leaf) or (isinstance(leaf, FakeTensor) and leaf._has_symbolic_sizes_strides)
             for leaf in tree_leaves((args, kwargs))
@@ -169,6 +177,16 @@ class FakeWorld:
     def forget_pending(self) -> None:
         """Fresh unbacked symbols are bound to our nodes by us; torch need not wait for them."""
         self.shape_env.pending_fresh_unbacked_symbols.clear()
+
+
+def taken_for_bfloat16(args: tuple) -> torch.dtype | None:
+    """The type of a grouped product's operands, of which torch has no fake form but for bfloat16."""
+    rows, weights = args[:2] if len(args) > 1 else (None, None)
+    if not isinstance(rows, FakeTensor) or not isinstance(weights, FakeTensor) or rows.device.type != "cpu":
+        return None
+    width = weights.shape[-1]
+    fits = rows.dtype == weights.dtype and rows.dtype in SHORTER and isinstance(width, int) and width % PADDED == 0
+    return rows.dtype if fits else None
 
 
 def forget_constant(fake: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextvars
 import functools
 import importlib.util
@@ -117,3 +118,38 @@ def test_a_cached_function_after_the_step_has_changed_something(looks: bool) -> 
         result = function(torch.ones(2), functools.lru_cache(asked))
         assert result.tolist() == [9.0 if looks else 4.0] * 2
         assert breaks is None or bool(stats(function).breaks) == breaks
+
+
+class Table(collections.UserDict):
+    """Its items are in an attribute named data, and it has no hash."""
+
+
+class Unequal:
+    __hash__ = None  # type: ignore[assignment]
+
+    def __init__(self) -> None:
+        self.data = 0
+
+    def __eq__(self, other: object) -> bool:
+        raise TypeError("not to be compared")
+
+
+@functools.lru_cache
+def doubled(number: int) -> int:
+    return number * 2
+
+
+@pytest.mark.parametrize("kind", [Table, Unequal])
+@pytest.mark.parametrize("made_before", [False, True])
+def test_objects_that_the_step_writes_to_are_told_apart_by_identity(kind: type, made_before: bool) -> None:
+    given = kind()
+
+    @capture(fullgraph=True)
+    def step(x: torch.Tensor, given: object) -> torch.Tensor:
+        table = given if made_before else kind()
+        table.data = {"a": 2}  # type: ignore[attr-defined]
+        return x * doubled(3) * table.data["a"]  # type: ignore[attr-defined]
+
+    for _ in range(2):
+        assert step(torch.ones(2), given).tolist() == [12.0, 12.0]
+    assert stats(step).graphs == 1

@@ -227,3 +227,21 @@ def test_a_stock_model(implementation: str) -> None:
             assert [(region.lowered, region.top_k) for region in report.expert_regions] == [(True, 2)] * 2
     moebius.reset()
     assert all(torch.allclose(a, b, atol=1e-6, rtol=1e-4) for a, b in zip(*seen, strict=True))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_torchs_own_product_in_types_that_only_a_cpu_takes(dtype: torch.dtype) -> None:
+    """torch's fake form of it takes bfloat16 alone; the operator is one graph all the same."""
+    source = source_of("histc", "sort", "sorted", PRODUCTS[1], *USUAL[4:])
+    space = dict(torch=torch, grouped_mm=grouped_mm, silu=silu, E=E, K=K, D=D)
+    exec(source, space)
+    torch.manual_seed(0)
+    inputs = [torch.randn(shape, dtype=dtype) for shape in ((T, D), (T, E))]
+    weights = [torch.randn(shape, dtype=dtype, requires_grad=True) for shape in ((E, 2 * N, D), (E, D, N))]
+    report = explain(space["layer"])(*inputs, *weights)
+    assert (len(report.graphs), report.breaks) == (1, []) and report.expert_regions[0].lowered
+    plain = space["layer"](*inputs, *weights)
+    loose = 1e-5 if dtype == torch.float32 else 5e-2  # (eager rounds to float16 between the products, the operator sums up)
+    assert report.result.dtype == plain.dtype == dtype
+    torch.testing.assert_close(report.result, plain, rtol=loose, atol=loose)
+    moebius.reset()
