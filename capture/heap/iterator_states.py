@@ -49,4 +49,4 @@ def fits(pattern: Any, text: str) -> bool:
     """Whether a filter's pattern, which may be a plain string, fits (``check_matched``)."""
     if pattern is None or isinstance(pattern, str):
         return pattern is None or pattern == text
-    return pattern.match(text) is not None
+    return bool(pattern.match(text))

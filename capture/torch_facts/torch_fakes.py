@@ -24,7 +24,7 @@ from torch.fx.experimental.symbolic_shapes import (
 )
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from .torch_private import PASSED_OVER, is_symbolic, owns_storage, tree_leaves
+from .torch_private import ON_FAKES, PASSED_OVER, is_symbolic, owns_storage, tree_leaves
 
 # Operators whose C++ form refuses symbolic sizes ("expected to contain only concrete integers").
 CONCRETE_IN_C = frozenset({"pad", "constant_pad_nd", "lstm", "baddbmm", "_is_all_true", "_is_any_true"})
@@ -133,9 +133,9 @@ class FakeWorld:
         )
         concrete = getattr(function, "__name__", "") in CONCRETE_IN_C and symbols
         if not concrete and not (function is torch.autograd.grad and self.shape_env.var_to_range):  # (any operator's)
-            with self.mode, self.recorder or NO_CONTEXT:
+            with ON_FAKES, self.mode, self.recorder or NO_CONTEXT:
                 return function(*args, **kwargs)
-        with self.mode, self.recorder or NO_CONTEXT, enable_python_dispatcher():
+        with ON_FAKES, self.mode, self.recorder or NO_CONTEXT, enable_python_dispatcher():
             return function(*args, **kwargs)
 
     def symbolic_int(self, value: int, name: str) -> Any:

@@ -13,7 +13,6 @@ import os
 import sys
 import threading
 import types
-import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -50,6 +49,8 @@ from moebius.lowering.step.autocast import depth_of_autocast, leave_to_depth
 from moebius.lowering.step.filters import blocks, leave_to
 
 from . import random_state
+from .torch_warnings import ON_FAKES as ON_FAKES
+from .torch_warnings import fakes_without_warning as fakes_without_warning
 
 __all__ = [
     "DATA_DEPENDENT",
@@ -361,74 +362,6 @@ def autocast_as(state: Sequence[tuple[str, torch.dtype]]) -> Iterator[None]:
         yield
     finally:
         throw_switches(switches() | {name: before[name] for name in ("autocast", "cache")})
-
-
-class OnFakes:
-    """The text of an entry in ``warnings.filters``: that of each warning given while this thread runs operators on
-    fakes. The real operator gives it when the graph runs. ``FakeTensorMode`` reads ``.grad`` of each tensor that it
-    converts, of non-leaves as well, which warns, too (2.13)."""
-
-    def __init__(self) -> None:
-        self.heard = threading.local()
-
-    def match(self, text: str) -> bool:
-        if torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None:
-            self.heard.text = text
-            return True
-        return text.startswith("The .grad attribute of a Tensor")
-
-    def forget(self) -> None:
-        self.heard.text = None
-
-    def last(self) -> str | None:
-        """What a warning on fakes said since ``forget``."""
-        return getattr(self.heard, "text", None)
-
-
-ON_FAKES = OnFakes()
-
-
-class ToldAlways:
-    """torch's switch that C++ says each time what it says once in a process: on while any thread runs operators on
-    fakes, and then what it was."""
-
-    def __init__(self) -> None:
-        self.lock, self.users, self.before = threading.RLock(), 0, False  # (a signal handler may capture, too)
-
-    def __enter__(self) -> None:
-        with self.lock:
-            if not self.users:
-                self.before = torch.is_warn_always_enabled()
-                torch.set_warn_always(True)
-            self.users += 1
-
-    def __exit__(self, *_: Any) -> None:
-        with self.lock:
-            self.users -= 1
-            if not self.users:
-                torch.set_warn_always(self.before)
-
-
-TOLD_ALWAYS = ToldAlways()
-
-
-@contextlib.contextmanager
-def fakes_without_warning() -> Iterator[None]:
-    """No warnings of operators on fakes; what C++ says once in a process is still to be said by the real operator.
-
-    The filter goes into the list in place: ``warnings.filterwarnings`` would also make every warning that was
-    shown once count as not shown yet.
-    """
-    entry = ("ignore", ON_FAKES, Warning, None, 0)
-    held = warnings.filters
-    held.insert(0, entry)  # type: ignore[attr-defined]
-    try:
-        with TOLD_ALWAYS:
-            yield
-    finally:
-        place = next((i for i, e in enumerate(held) if e is entry), None)
-        if place is not None:
-            del held[place]  # type: ignore[attr-defined]
 
 
 @contextlib.contextmanager

@@ -10,6 +10,7 @@ from answers import broken, same, told
 
 from moebius import capture
 from moebius.heap import iterator_states
+from moebius.torch_facts import torch_private
 
 X = torch.arange(4.0)
 
@@ -55,3 +56,11 @@ def test_filters_that_ignore_it_are_left_alone(monkeypatch, ignored):
         monkeypatch.setattr(iterator_states, "is_ignored", lambda: True)  # switched off: nothing is silenced by us
         iterator_states.state_of(itertools.chain([1]))
     assert bool(seen) != ignored
+
+
+def test_a_filter_for_other_warnings_does_not_ignore_it():
+    """One whose pattern answers with a truth, as that for operators on fakes does."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        with torch_private.fakes_without_warning():
+            assert not iterator_states.is_ignored()

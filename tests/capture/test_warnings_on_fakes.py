@@ -8,9 +8,10 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.utils._python_dispatch import _disable_current_modes
 
 from moebius import capture, explain, stats
-from moebius.torch_facts import torch_private
+from moebius.torch_facts import torch_fakes, torch_private
 
 ROWS = torch.arange(6.0).view(3, 2)
 GIVES: list[Callable[[], torch.Tensor]] = [
@@ -59,6 +60,22 @@ def test_what_is_said_once_in_a_process_is_left_to_the_real_operator():
         torch.set_warn_always(before)
     captured()
     assert torch.is_warn_always_enabled() == before
+
+
+def test_an_operator_that_torch_runs_on_zeros_is_one_on_fakes():
+    """So torch does where one has no form for fakes: with its modes off."""
+
+    def runs_on_zeros():
+        with _disable_current_modes():
+            warnings.warn("on zeros", stacklevel=1)
+
+    with warnings.catch_warnings(record=True) as given:
+        warnings.simplefilter("always")
+        with torch_private.fakes_without_warning():
+            torch_fakes.FakeWorld().call(runs_on_zeros, (), {})
+            assert torch_private.ON_FAKES.last() == "on zeros" and not given
+            runs_on_zeros()
+    assert [str(one.message) for one in given] == ["on zeros"]
 
 
 def test_filters_are_as_before():

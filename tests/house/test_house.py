@@ -9,7 +9,7 @@ from pathlib import Path
 
 from house_imports import ROOT, chains, circles, graph, modules
 
-LONGEST = 609  # lines of a file; the goal is 600
+LONGEST = 605  # lines of a file; the goal is 600
 CHAINS = 402  # the goal is 100
 HALL = 10  # files in capture/ itself
 UPWARD = 47  # imports between the rooms of capture/ that run up; the goal is 0
