@@ -463,6 +463,10 @@ def is_pure(node: fx.Node) -> bool:
     return call.name not in CONTROL
 
 
+# What a person would call nodes of ours; the others by their names.
+OURS = {"require_branch": "a branch on data", "skip_turn": "a `continue` on data", "expert_loop": "a loop over experts"}
+
+
 def target_name(node: fx.Node) -> str:
     """How a person would call the node's operator."""
     if node.op == "get_attr":
@@ -474,6 +478,8 @@ def target_name(node: fx.Node) -> str:
         return f"attribute {node.args[1]}"
     module = getattr(target, "__module__", "") or ""
     name = getattr(target, "__name__", str(target))
+    if module.partition(".")[0] == "moebius":
+        return OURS.get(name, name.replace("_", " "))
     return f"{module}.{name}".removeprefix("_operator.").removeprefix("torch._C._nn.").lstrip(".")
 
 

@@ -13,6 +13,7 @@ from moebius.lowering import OWN
 
 from ..options import Options
 from ..regions.gathered import Lists
+from .blockers import Stop
 
 # Why backward runs between two graphs, and what to do.
 FOREIGN = (
@@ -37,7 +38,8 @@ class Policy:
     whole_step: whether backward and numbers read from tensors may be in the graph (our own backends run them).
     outside: why they may not, and what to do about it.
     told_compiling: file and name of the functions to which ``is_compiling()`` answers True.
-    unrolled: loops over ranges, and branches, that cannot be recorded as one node. by_number, not_by_number: loops over
+    unrolled: loops over ranges, and branches, that cannot be recorded as one node; blockers: the graph break that says
+    why, for those in which it stands. by_number, not_by_number: loops over
     hits that are taken as one turn for each expert, and those that this does not help. options: what the callable was
     captured with.
     gathered, not_gathered: lists to which branches on values append, and those of them that must be Python's own.
@@ -63,6 +65,7 @@ class Policy:
     outside: tuple[str, str] = FOREIGN
     told_compiling: frozenset[tuple[str, str]] = frozenset()
     unrolled: set[tuple[types.CodeType, int]] = field(default_factory=set)
+    blockers: dict[tuple[types.CodeType, int], Stop] = field(default_factory=dict)
     gathered: set[tuple[types.CodeType, int]] = field(default_factory=set)
     not_gathered: set[tuple[types.CodeType, int]] = field(default_factory=set)
     by_number: set[tuple[types.CodeType, int]] = field(default_factory=set)

@@ -39,6 +39,7 @@ from ..tensors.parked import Parked
 from ..torch_facts import torch_fakes, torch_private
 from ..values.numbers import READINGS, Number
 from ..values.values import Break, CannotRebuild, TensorProxy
+from .blockers import name_blockers
 from .failures import FailureHandler
 from .trace import Trace
 
@@ -108,6 +109,7 @@ def build(
         Replay(emitter).effects()
         refuse_abandoned(attempt, emitter)
         captured, lowered = make_graph(attempt, emitter, options, started)
+        name_blockers(lowered.regions if lowered else (), attempt.policy.blockers)
         inputs = graph_inputs(attempt, emitter, lowered, options)
         owners = state_owners(attempt)
         foreign = options.backend not in OWN  # which does not say where it failed: nothing goes on inside its blocks

@@ -39,6 +39,7 @@ from ..torch_facts import torch_fakes, torch_private
 from ..values.numbers import Number
 from ..values.unfollowed import Unfollowed, UnfollowedTensor, uses_one
 from ..values.values import TRACING, Break
+from .blockers import blocked
 from .fragile import refuse_lost_handler
 from .policy import Policy
 from .speculation import Speculation
@@ -501,6 +502,7 @@ def traced(request: Request, policy: Policy) -> Trace:
             continue
         if attempt.graph_break is None or not attempt.domain.loops.ranges:
             return attempt
+        policy.blockers |= blocked(attempt.domain.loops.ranges, attempt.graph_break)
         policy.unrolled |= attempt.domain.loops.ranges  # what stopped it may be what one node could not say
         attempt.release()
 

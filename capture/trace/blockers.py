@@ -1,0 +1,53 @@
+"""What in a loop over experts kept it from being one node: the line that a refusal names.
+
+Such a loop is unrolled, and lowering sees E iterations in a row. What it finds there (a branch between two of them) is
+what unrolling left, not what stands in the way.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Iterable, Mapping
+from typing import Protocol
+
+from moebius.interpreter import decode
+from moebius.lowering import ExpertRegion
+
+Loop = tuple[types.CodeType, int]  # the code, and the index of its FOR_ITER
+
+
+class Stop(Protocol):
+    """What is read of a graph break."""
+
+    reason: str
+    detail: str
+    hint: str
+    file: str
+    line: int
+    stack: tuple[tuple[str, int, str], ...]
+
+
+def lines_of(loop: Loop) -> range:
+    """The lines of the loop, from its ``for`` to the last of its body."""
+    code, index = loop
+    instructions = decode(code).instructions
+    first, end = instructions[index].line or code.co_firstlineno, instructions[index].target or len(instructions)
+    return range(first, max([i.line for i in instructions[index:end] if i.line is not None], default=first) + 1)
+
+
+def blocked(loops: Iterable[Loop], stopped: Stop) -> dict[Loop, Stop]:
+    """Of the loops that are unrolled for a graph break: those that it stands in."""
+    places = {(file, line) for file, line, _ in stopped.stack} | {(stopped.file, stopped.line)}
+    return {loop: stopped for loop in loops if any((loop[0].co_filename, line) in places for line in lines_of(loop))}
+
+
+def name_blockers(regions: Iterable[ExpertRegion], known: Mapping[Loop, Stop]) -> None:
+    """Give each refused region that stands in such a loop the loop's own place, and the line that blocks it."""
+    for region in regions:
+        if region.lowered:
+            continue
+        for loop, stopped in known.items():
+            if region.file == loop[0].co_filename and region.line in lines_of(loop):
+                region.line = lines_of(loop).start
+                where = f"{stopped.file}:{stopped.line}"
+                region.refusal = f"{stopped.reason}: {stopped.detail}; {stopped.hint} ({where})"
