@@ -1,4 +1,7 @@
-"""What type checkers know of captured functions; `make lint` checks it. Each `type: ignore` is an error that is due."""
+"""What type checkers know of captured functions; `make lint` checks it (mypy; pyright 1.1.414 agrees).
+
+Each `type: ignore` is an error that is due.
+"""
 
 from __future__ import annotations
 
