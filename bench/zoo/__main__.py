@@ -4,6 +4,7 @@
     python -m zoo --peer                   # torch.compile too, where no result of it is kept
     python -m zoo mixtral gpt_oss          # these families; the page is written of all results there are
     python -m zoo --resume                 # only the families that have no result yet
+    python -m zoo --experts grouped_mm     # with another implementation of experts, to a page of its own
     python -m zoo --memory                 # the peaks of memory alone, in the results that there are
 
 Results are kept in out/zoo, one JSON file a family, under the versions they were made with.
@@ -30,18 +31,18 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 TIME_LIMIT = 600.0  # seconds a family and contender
 
 
-def child(connection: Any, what: str, family: str, log: Path) -> None:
+def child(connection: Any, what: str, family: str, experts: str, log: Path) -> None:
     with log.open("w") as file:  # what libraries print, from C as well
         os.dup2(file.fileno(), 2)
     transformers.utils.logging.set_verbosity_error()
-    connection.send(getattr(measure, what)(family))
+    connection.send(getattr(measure, what)(family, experts))
 
 
-def in_process(what: str, family: str, folder: Path) -> dict[str, Any]:
-    """The result of ``measure.what(family)``, made in a process of its own; forked, so imports are paid once."""
+def in_process(what: str, family: str, experts: str, folder: Path) -> dict[str, Any]:
+    """The result of ``measure.what(family, experts)``, of a process of its own; forked, so imports are paid once."""
     context = multiprocessing.get_context("fork")
     receive, send = context.Pipe(duplex=False)
-    process = context.Process(target=child, args=(send, what, family, folder / f"{family}.{what}.log"))
+    process = context.Process(target=child, args=(send, what, family, experts, folder / f"{family}.{what}.log"))
     process.start()
     send.close()
     try:
@@ -73,9 +74,12 @@ def main() -> None:
     parser.add_argument("--peer", action="store_true", help="measure torch.compile too, where no result of it is kept")
     parser.add_argument("--resume", action="store_true", help="keep results of moebius that are there")
     parser.add_argument("--memory", action="store_true", help="measure memory alone, in results that are there")
-    parser.add_argument("--results", type=Path, default=ROOT / "out" / "zoo", help="default: out/zoo")
-    parser.add_argument("--page", type=Path, default=ROOT / "docs" / "zoo.md", help="default: docs/zoo.md")
+    parser.add_argument("--experts", default="eager", help="experts_implementation, as grouped_mm, the default there")
+    parser.add_argument("--results", type=Path, help="default: out/zoo, or out/zoo-EXPERTS")
+    parser.add_argument("--page", type=Path, help="default: docs/zoo.md, or docs/zoo-EXPERTS.md")
     args = parser.parse_args()
+    name = "zoo" if args.experts == "eager" else f"zoo-{args.experts}"
+    args.results, args.page = args.results or ROOT / "out" / name, args.page or ROOT / "docs" / f"{name}.md"
     known = tiny.moe_families()
     unknown = set(args.families) - set(known)
     if unknown:
@@ -89,23 +93,23 @@ def main() -> None:
             result = {"versions": versions()}
         start = time.monotonic()
         if args.memory:
-            found = in_process("memory", family, args.results) if whole(result) else {}
+            found = in_process("memory", family, args.experts, args.results) if whole(result) else {}
             for name in found.keys() & {"plain", "moebius"}:
                 result["ours"][name]["peak_bytes"] = found[name]
             file.write_text(json.dumps(result, indent=1))
             print(f"{family:24} {found}", flush=True)
             continue
         if "ours" not in result or not args.resume:
-            result["ours"] = in_process("ours", family, args.results)
+            result["ours"] = in_process("ours", family, args.experts, args.results)
             result["measured"] = datetime.datetime.now(datetime.UTC).date().isoformat()
         if args.peer and "peer" not in result:
-            result["peer"] = in_process("peer", family, args.results)
+            result["peer"] = in_process("peer", family, args.experts, args.results)
         file.write_text(json.dumps(result, indent=1))
         print(f"{page.summary(family, result)}  {time.monotonic() - start:.0f} s", flush=True)
     results = {
         family: json.loads(path.read_text()) for family in known if (path := args.results / f"{family}.json").exists()
     }
-    args.page.write_text(page.write(results, len(known), versions()))
+    args.page.write_text(page.write(results, len(known), versions(), args.experts))
     print(f"{args.page}: {len(results)} of {len(known)} families")
 
 

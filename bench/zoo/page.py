@@ -94,11 +94,14 @@ def paragraph(text: str) -> list[str]:
 
 
 INTRODUCTION = """
-Every MoE family of transformers ({known} modeling files), tiny and with random weights, its experts as the plain loop
-that transformers ships (`experts_implementation="eager"`), trained for {steps} whole steps: `zero_grad`, forward with
-loss, `backward`, `clip_grad_norm_`, `AdamW.step`. `make zoo` measures it and writes this page; each family runs in a
+Every MoE family of transformers ({known} modeling files), tiny and with random weights, its experts
+{experts}, trained for {steps} whole steps: `zero_grad`, forward with
+loss, `backward`, `clip_grad_norm_`, `AdamW.step`. `{command}` measures it and writes this page; each family runs in a
 process of its own, one thread, on a CPU. Made with {versions}{days}.
 """
+
+LOOP = 'as the plain loop that transformers ships (`experts_implementation="eager"`)'
+OTHER = 'with `experts_implementation="{}"` where the family has it, else as transformers ships them'
 
 COLUMNS = """
 *Equal*: with backend "eager" losses, gradients, parameters, buffers and AdamW's state are the same bits after every
@@ -115,7 +118,7 @@ HEADS = [
 ]
 
 
-def write(results: dict[str, Result], known: int, versions: str) -> str:
+def write(results: dict[str, Result], known: int, versions: str, experts: str = "eager") -> str:
     """The page: figures of all families, then what broke and what was refused, with reasons."""
     whole = {f: r for f, r in results.items() if crash(r) is None}
     ours = [(f, r["ours"]["moebius"]) for f, r in whole.items()]
@@ -124,7 +127,10 @@ def write(results: dict[str, Result], known: int, versions: str) -> str:
     lines = ["# The model zoo", ""]
     measured = sorted({r["measured"] for r in results.values() if "measured" in r})
     days = f", on {' and '.join(dict.fromkeys((measured[0], measured[-1])))}" if measured else ""
-    lines += [*paragraph(INTRODUCTION.format(known=known, steps=STEPS, versions=versions, days=days)), ""]
+    written = LOOP if experts == "eager" else OTHER.format(experts)
+    command = "make zoo" if experts == "eager" else f'make zoo ARGS="--experts {experts}"'
+    said = {"experts": written, "command": command, "steps": STEPS, "known": known, "versions": versions, "days": days}
+    lines += [*paragraph(INTRODUCTION.format(**said)), ""]
     lines += [line for text in totals(results, whole) for line in paragraph(f"- {text}")]
     lines += ["", *paragraph(COLUMNS.format(loss=LOSS_TOLERANCE, gradient=GRADIENT_TOLERANCE)), ""]
     lines += ["| " + " | ".join(HEADS) + " |", "|" + "---|" * len(HEADS)]

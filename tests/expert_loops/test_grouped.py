@@ -172,6 +172,24 @@ def test_what_is_not_known_stays(name: str) -> None:
     assert region.lowered or region.refusal
 
 
+CHOICES = {
+    "two maxima": "torch.cat((logits.argmax(-1, keepdim=True), logits.min(-1, keepdim=True)[1]), -1)",
+    "sorted": "torch.sort(logits, dim=-1)[1][:, :K].contiguous()",
+    "stacked": "torch.stack((logits.max(dim=1)[1], logits.argsort(-1)[:, 0]), 1)",
+}
+
+
+@pytest.mark.parametrize("chosen", CHOICES)
+def test_positions_along_the_axis_of_experts_are_their_numbers(chosen: str) -> None:
+    usual = "weight, index = logits.softmax(-1).topk(K)"
+    source = source_of(*USUAL)
+    assert usual in source
+    line = f"index = {CHOICES[chosen]}; weight = logits.softmax(-1).gather(1, index)"
+    regions, worse = compared(made(source.replace(usual, line)))
+    assert worse < FURTHER
+    assert [region.lowered for region in regions] == [True], regions[0].refusal
+
+
 def test_switched_off() -> None:
     """Without the one, grouped products stay; without the other, rows do."""
     with pytest.MonkeyPatch.context() as patch:
