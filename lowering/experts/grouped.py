@@ -26,7 +26,7 @@ from moebius.lowering.values import add_call, computed_of, same_shape, shape_of,
 
 IDIOM = "grouped products of sorted rows"
 UNKNOWN = (
-    "it is not known which expert each row is of (offsets are known that are a cumsum of histc or bincount of positions "
+    "it is not known which expert each row is of (what is known: a cumsum of histc or bincount of positions "
     "in an axis of experts)"
 )
 FEW = 2048  # experts up to which a histogram's bins, which are computed in float32, hold one number each
