@@ -63,10 +63,10 @@ def listings(report: Findings) -> list[Listing]:
         text = linecache.getlines(file)
         if not text:
             continue
-        colored = highlight("".join(text))
         for (name, first, last), marked in by_function("".join(text), states).items():
-            last = min(last, len(text), len(colored))
-            lines = fold([(number, colored[number - 1], marked.get(number)) for number in range(first, last + 1)])
+            last = min(last, len(text))
+            colored = highlight("".join(text[first - 1 : last]))  # (of a large library a few functions are shown)
+            lines = fold([(number, colored[number - first], marked.get(number)) for number in range(first, last + 1)])
             ops = Counter({number: operations[file, number] for number in marked if operations[file, number]})
             made.append(Listing(file, name, first, lines, Counter(marked.values()), ops))
 

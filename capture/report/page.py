@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import platform
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -10,6 +11,7 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.resources import files
 from pathlib import Path
 
+from .groups import guard_groups
 from .listing import Listing, listings
 from .model import Findings, inputs, operations
 from .records import GraphBreak, counted
@@ -17,10 +19,11 @@ from .words import byte_size, counted_once, duration, percent, place, plural, re
 
 HOWS = {
     "captured": "in a graph",
-    "opaque": "inside a call that a graph keeps whole",
+    "opaque": "run by Python for a call that a graph makes",
     "native": "run by Python itself",
 }
 LISTINGS_OPEN = 3
+GROUPS_SHOWN = 12
 NUMBER = ' class="num"'
 
 
@@ -281,20 +284,36 @@ def recompiles(report: Findings) -> str:
 
 
 def guards(report: Findings) -> str:
-    rows = []
+    """What they look at, the dearest first; then each of them, in rows that a script makes of compact data."""
+    groups = guard_groups(report.guards)
+    summary: list[Sequence[tuple[str, str | float | None]]] = [
+        [
+            text_cell(group.owner, "mono"),
+            (str(len(group.guards)), len(group.guards)),
+            (duration(None if group.cost_ns is None else group.cost_ns * 1e-9), group.cost_ns),
+        ]
+        for group in groups[:GROUPS_SHOWN]
+    ]
+    if left := groups[GROUPS_SHOWN:]:
+        count, cost = sum(len(group.guards) for group in left), sum(group.cost_ns or 0.0 for group in left)
+        others = text_cell(f"{len(left)} others")
+        summary.append([others, (str(count), count), (duration(cost * 1e-9), cost)])
+    made = table([("what they look at", False), ("guards", True), ("a call", True)], summary, "sortable")
+    places = {place(guard.file, guard.line): None for guard in report.guards}
+    at = {where: index for index, where in enumerate(places)}
+    same = Counter((g.source, g.check, at[place(g.file, g.line)]) for g in report.guards)
+    costs: dict[tuple[str, str, int], float] = {}
     for guard in report.guards:
-        cost = None if guard.cost_ns is None else guard.cost_ns * 1e-9
-        rows.append(
-            [
-                text_cell(guard.source, "mono"),
-                text_cell(guard.check),
-                text_cell(place(guard.file, guard.line), "place"),
-                (duration(cost), guard.cost_ns),
-            ]
-        )
-    head = [("source", False), ("check", False), ("asked at", False), ("cost of one check", True)]
-    find = '<input class="filter" type="search" placeholder="filter guards" aria-label="filter guards">'
-    return find + table(head, rows, "sortable")
+        key = guard.source, guard.check, at[place(guard.file, guard.line)]
+        costs[key] = costs.get(key, 0.0) + (guard.cost_ns or 0.0)
+    rows = [[*key, count, round(costs[key], 1)] for key, count in same.items()]
+    data = json.dumps({"places": list(places), "rows": rows}, ensure_ascii=False, separators=(",", ":"))
+    find = '<input class="search" type="search" placeholder="search all guards" aria-label="search all guards">'
+    safe = data.replace("<", "\\u003c")
+    return (
+        f'{made}<details class="guards"><summary>each of them</summary>{find}<div class="rows"></div>'
+        f'<template class="data">{escape(safe)}</template></details>'
+    )
 
 
 def source(report: Findings) -> list[tuple[str, int, str]]:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import re
+import time
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 
-from moebius.report import Report
-from moebius.report.listing import by_function, fold
+from moebius.report import Guard, Report
+from moebius.report.listing import by_function, fold, highlight, listings
 from moebius.report.page import page
 
 VOID = {"meta", "br", "input", "link", "img", "hr"}
@@ -124,3 +126,26 @@ def test_long_unmarked_runs_are_folded() -> None:
     folded = fold(lines)
     assert folded.count(None) == 1 and len(folded) == 6
     assert fold(lines[:8]) == lines[:8]
+
+
+def test_thousands_of_guards_stay_small_and_quick(report: Report) -> None:
+    """As of a model of 24 layers. A row is made when somebody looks; the data of each is there, once."""
+    report.guards = [
+        Guard(f"L['model'].layers[{i}].weight", "float32[8, 8] on cpu, requires grad", report.file, i % 9 + 1, 2.0)
+        for i in range(4000)
+    ] * 2
+    report.guards += [Guard(f"G(m{i})['x']", "== 1", report.file, 1) for i in range(40)]
+    began = time.perf_counter()
+    html = page([report])
+    assert time.perf_counter() - began < 5 and len(html) < 1_000_000
+    text = "".join(parse(html).text)
+    data = json.loads(text[text.index('{"places":') : text.rindex("}") + 1])
+    assert len(data["rows"]) == 4040 and [2, 4.0] == data["rows"][0][3:]
+    assert html.count("<tr>") < 100
+
+
+def test_a_function_is_coloured_as_in_its_file(source_file: str, report: Report) -> None:
+    whole = highlight(Path(source_file).read_text())
+    (step,) = [item for item in listings(report) if item.name == "step"]
+    for entry in step.lines:
+        assert entry is None or entry[1] == whole[entry[0] - 1]
