@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import datetime
 import json
+import os
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 from . import SCRIPTS
@@ -13,6 +16,7 @@ from .measure import measure
 from .page import page
 
 ROOT = Path(__file__).resolve().parents[2]
+LONGEST = 300  # seconds that a script may take
 
 
 def main() -> None:
@@ -35,11 +39,24 @@ def main() -> None:
     rows = json.loads(given.kept.read_text()) if given.kept.exists() else {}
     for name in given.names or SCRIPTS:
         print(name, flush=True)
-        rows[name] = in_its_own_process(name, given.steps, backends)
+        rows[name] = rows.get(name, {}) | in_its_own_process(name, given.steps, backends)
         given.kept.parent.mkdir(exist_ok=True)
         given.kept.write_text(json.dumps(rows))
-    given.out.write_text(page({name: rows[name] for name in SCRIPTS if name in rows}))
+    given.out.write_text(page({name: rows[name] for name in SCRIPTS if name in rows}, made(rows)))
     print(f"written: {given.out}")
+
+
+def commit() -> str:
+    """Of the checkout, as git names it."""
+    command = ["git", "describe", "--always", "--dirty=, changed"]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout.strip() or "unknown"
+
+
+def made(rows: dict) -> str:
+    """When the page is made, of which commits, on how many cores."""
+    commits = Counter(found.get("commit", "unknown") for row in rows.values() for found in row.values())
+    counted = "; ".join(f"{count} of {name}" for name, count in commits.most_common())
+    return f"Made on {datetime.date.today()}, on {len(os.sched_getaffinity(0))} cores. Runs of each commit: {counted}."
 
 
 def in_its_own_process(name: str, steps: int, backends: list[str]) -> dict:
@@ -47,10 +64,15 @@ def in_its_own_process(name: str, steps: int, backends: list[str]) -> dict:
     found = {}
     for backend in backends:
         command = [sys.executable, "-m", "trainers", name, "--json", "--backend", backend, "--steps", str(steps)]
-        done = subprocess.run(command, capture_output=True, text=True)
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=LONGEST)
+        except subprocess.TimeoutExpired:
+            found[backend] = {"error": f"not done after {LONGEST} seconds", "commit": commit()}
+            continue
         lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
         last = (done.stderr.strip().splitlines() or ["no output"])[-1]
         found[backend] = json.loads(lines[-1]) if lines else {"error": last[:200]}
+        found[backend]["commit"] = commit()
     return found
 
 

@@ -110,12 +110,14 @@ class Policy:
         for told in (self.varying, self.below, self.dynamic_dims, self.predictions):
             told.clear()
 
-    def learn_lists(self, lists: Lists) -> bool:
-        """Whether a trace that broke has shown a list to be one that branches append to, or not to be one."""
-        before = len(self.gathered), len(self.not_gathered)
+    def learn_of_break(self, lists: Lists, endless: set[str]) -> bool:
+        """Whether a trace that broke has shown a list to be one that branches append to, or not to be one, or a branch
+        of which nobody knows how often it will go one way."""
+        before = len(self.gathered), len(self.not_gathered), len(self.unpredictable)
         self.not_gathered |= lists.refused & self.gathered
         self.gathered |= lists.wanted
-        return before != (len(self.gathered), len(self.not_gathered))
+        self.unpredictable |= endless
+        return before != (len(self.gathered), len(self.not_gathered), len(self.unpredictable))
 
     def dims(self, name: str, tensor: torch.Tensor) -> tuple[int, ...]:
         """The axes of an input that get a symbolic size. Sizes 0 and 1 are never symbolic: torch treats them apart."""

@@ -38,6 +38,7 @@ from .stopped import Stopped, connected, continuation
 MAX_EXITS = 512  # in one graph; each costs a continuation at capture, and a read from the device when it runs
 MAX_PEEKED = 64  # operators that are run ahead to see which way a branch will go
 MAX_FOLLOWED = 16  # times in a row that a branch is taken to go as it went before: `while` would never end
+MAX_UNTOLD = 4  # times that a branch in a ``while`` loop may be met of which data told nothing: see ``endless``
 RANDOM = ("rand", "dropout", "bernoulli", "multinomial", "normal", "poisson", "attention", "backward", "grad")
 # Instructions that ask for the truth of the value on top of the stack and do nothing else before.
 ASK_TOP = frozenset({"UNARY_NOT", "TO_BOOL", "JUMP_IF_TRUE_OR_POP", "JUMP_IF_FALSE_OR_POP"})
@@ -85,6 +86,10 @@ class Speculation:
         self.met: Counter[tuple[types.CodeType, int]] = Counter()
         self.went: dict[str, bool] = {}  # by branch: the last way that data told
         self.followed: Counter[str] = Counter()
+        self.untold: Counter[str] = Counter()
+        # Branches in ``while`` loops of which data told nothing, again and again. Nobody knows how many iterations
+        # there will be (``generate``), so that these are captured one by one.
+        self.endless: set[str] = set()
 
     def decide(self, value: Any) -> bool | None:
         """The way that the trace takes at a branch on ``value``; None: no graph can hold this branch."""
@@ -109,6 +114,9 @@ class Speculation:
             expected = True  # nothing can be followed the other way
         else:
             expected = self.way(branch, value, expected)
+            if self.untold[branch] > MAX_UNTOLD and any(is_in_while(f.frame, f.pc) for f in frames):
+                self.endless.add(branch)
+                return None
         held = Held()
         try:
             emitter, run = self.side_exit(frames, held)
@@ -145,6 +153,7 @@ class Speculation:
         """The way that data told in an earlier call, or will take in this one; else the one that the same branch took
         before; else that nothing is wrong, as branches on data mostly ask. A wrong guess costs time only."""
         told = self.peek(value) if told is None else told
+        self.untold[branch] += told is None
         if told is not None:
             self.went[branch], self.followed[branch] = told, 0
         elif branch in self.went and self.followed[branch] < MAX_FOLLOWED:
@@ -209,6 +218,15 @@ def asks_alone(place: Stopped, value: Any) -> bool:
     if position is not None and stack[position] in LOOKS and any(isinstance(v, Array) for v in stack[position + 1 :]):
         return True
     return position is not None and stack[position] is bool and stack[-1] is value
+
+
+def is_in_while(frame: Frame, pc: int) -> bool:
+    """Whether the instruction is in a loop that no iterator ends."""
+    instructions = frame.program.instructions
+    return any(
+        step.target is not None and step.target <= pc <= index and instructions[step.target].opname != "FOR_ITER"
+        for index, step in enumerate(instructions)
+    )
 
 
 def line_of(frame: Frame, pc: int) -> int:

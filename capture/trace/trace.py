@@ -478,7 +478,8 @@ def traced(request: Request, policy: Policy) -> Trace:
             policy.inference_breaks = True
             attempt.release()
             continue
-        if attempt.graph_break is not None and policy.learn_lists(attempt.domain.lists):
+        broken = attempt.graph_break is not None
+        if broken and policy.learn_of_break(attempt.domain.lists, attempt.speculation.endless):
             attempt.release()
             continue
         if attempt.tensors.gradients.needs_history and not policy.each_module:
