@@ -23,14 +23,14 @@ from .hook import Entry, call_unhooked, is_disabled, mark_skip
 from .options import CaptureOptions, Options, make_options
 from .report import Report
 from .report.records import Stats
-from .torch_facts import torch_fakes, torch_private
+from .torch_facts import torch_fakes, torch_memory
 from .trace.segment import Segment
 from .trace.trace import traceable
 from .versions import check_versions
 
 check_versions(sys.version_info[:3], torch.__version__, is_disabled())
 install_frame_callback()
-torch_private.calibrate_tensor_guards()
+torch_memory.calibrate_tensor_guards()
 ROOTS: weakref.WeakSet[Captured] = weakref.WeakSet()  # what users captured, in no order
 SNAPSHOTS: weakref.WeakKeyDictionary[Captured, Report] = weakref.WeakKeyDictionary()
 KEPT: list[Captured] | None = None  # for the command line: what a script captured in functions that have returned

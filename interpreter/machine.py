@@ -5,7 +5,7 @@ import sys
 from _thread import get_ident
 from collections.abc import Callable, Mapping
 from operator import attrgetter
-from types import AsyncGeneratorType, CellType, CodeType, FunctionType, TracebackType
+from types import CellType, CodeType, FunctionType, TracebackType
 from typing import Any
 
 from . import opcodes  # noqa: F401  (registers the handlers)
@@ -25,8 +25,8 @@ from .registry import HANDLERS, OPERANDS
 from .room import ROOM
 from .sentinels import NULL, UNSET, sentinel
 from .shown import Shown
+from .thrown import closes_unrun, rethrow, runs_async, take_thrown
 from .tracebacks import (
-    GET_CONTEXT,
     GET_TRACEBACK,
     SET_CONTEXT,
     SET_TRACEBACK,
@@ -524,7 +524,6 @@ class Machine(Shown):
 Machine.entry_code = Machine.enter.__code__
 RETURNED = sentinel("RETURNED")
 MAKES_GENERATOR = HANDLERS["RETURN_GENERATOR"]
-RESUME_DEPTH_1 = 4  # RESUME_OPARG_DEPTH1_MASK
 EMPTIES_CLOSED = sys.version_info < (3, 14)  # closed with nothing of it run, it takes its frame object's variables
 POPS_DELEGATE = sys.version_info < (3, 12)
 # 3.11 keeps the traceback of what propagates beside the exception, and stores it there when a handler catches it. What
@@ -555,37 +554,6 @@ def drop_operands(frame: Frame, depth: int) -> None:
         stack = frame.stack
         for index in range(max(depth, len(stack) - counted(operand)), len(stack)):
             stack[index] = NULL
-
-
-def rethrow(thrown: list[BaseException]) -> None:
-    """Raise the one exception in the list, and empty it. Its context stays as it is."""
-    error = thrown.pop()
-    context = GET_CONTEXT(error)
-    try:
-        raise error
-    finally:
-        SET_CONTEXT(error, context)
-        del error, context
-
-
-def closes_unrun(frame: Frame) -> bool:
-    """Whether closing a suspended generator runs nothing of it (3.13 gen_close): its yield is in no try statement."""
-    if sys.version_info < (3, 13) or not frame.suspended:
-        return False
-    following = frame.program.instructions[frame.pc + 1]
-    return following.opname == "RESUME" and bool((following.arg or 0) & RESUME_DEPTH_1)
-
-
-def take_thrown(frame: Frame, thrown: list[BaseException]) -> list[Any]:
-    """throw()'s arguments as the program gave them, else the exception."""
-    given, frame.thrown_args = frame.thrown_args, None
-    return given or [thrown[0]]
-
-
-def runs_async(frame: Frame) -> bool:
-    """Whether asend(), athrow() or aclose() runs the async generator: what leaves it gets to whoever awaits them."""
-    shell = frame.shell() if frame.shell is not None else None
-    return is_a(shell, AsyncGeneratorType) and shell.ag_running
 
 
 def getattr_or_unset(domain: Domain, obj: Any, name: str) -> Any:

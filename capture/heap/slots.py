@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from ..guards.recorder import GuardRecorder
 from ..guards.sources import Source, Static, part
 from ..hook import ABSENT
 from ..values.values import ATOMS, Break
@@ -26,6 +27,7 @@ class Slots:
     """Part of ``Attributes``."""
 
     objects: Objects
+    guards: GuardRecorder
     heap: Heap
     on_type: Callable[[type, str], Any]
     type_guard: Callable[[Any], None]
@@ -69,7 +71,7 @@ class Slots:
             value = descriptor.__get__(obj, kind)
         except AttributeError:  # an empty slot
             empty = functools.partial(is_empty, descriptor)
-            self.objects.guards.holds(f"{record.source.name}.{name}", "is not set", empty, record.source)
+            self.guards.holds(f"{record.source.name}.{name}", "is not set", empty, record.source)
             self.heap.read("value", obj, name, ABSENT)
             raise
         known = type(value) in ATOMS or type(value) is kind or isinstance(value, torch.Tensor)  # (an array's .T)
@@ -84,7 +86,7 @@ class Slots:
         if not held or not all(type(item) in ATOMS for item in items):
             raise Break("C attribute", f"{source.name}.{name} is another object at each read", "it runs natively")
         as_before = functools.partial(is_equal, descriptor, copy.copy(value))
-        self.objects.guards.holds(f"{source.name}.{name}", f"== {value!r}"[:60], as_before, source)
+        self.guards.holds(f"{source.name}.{name}", f"== {value!r}"[:60], as_before, source)
         self.heap.read("value", obj, name, value)
         return self.objects.made(value)
 
@@ -105,9 +107,9 @@ class Slots:
         by_its_way = issubclass(type(value), torch.Tensor) or place.name in self.objects.volatile or named(value)
         if place.parent.static and not by_its_way:
             if type(value) in ATOMS:
-                self.objects.guards.check("equal", place, value, text=f"== {value!r}"[:60])
+                self.guards.check("equal", place, value, text=f"== {value!r}"[:60])
                 return value
-            self.objects.guards.check("is", place, value, text="unchanged")
+            self.guards.check("is", place, value, text="unchanged")
             return self.objects.enter(value, Static(place.name, value))
         return self.objects.enter(value, place)
 

@@ -48,6 +48,7 @@ class Attributes(Slots):
 
     def __init__(self, objects: Objects, tensors: TensorOperations, call: Call):
         self.objects, self.tensors, self.call = objects, tensors, call
+        self.guards, self.gradients = objects.guards, tensors.gradients
         self.looked_up: dict[tuple[type, str], Any] = {}
         self.of_classes, self.heap = ClassAttributes(objects), objects.heap
         self.heap.now |= {"class": self.class_now, "value": self.value_now}
@@ -73,7 +74,7 @@ class Attributes(Slots):
                     found = base.__dict__[name]
                     break
             if not cls.__flags__ & IMMUTABLE_TYPE:
-                self.objects.guards.class_entry(cls, name, found)
+                self.guards.class_entry(cls, name, found)
             self.looked_up[key] = self.enter_class_value(cls, name, found)
         self.heard(name, self.looked_up[key], cls)
         return self.looked_up[key]
@@ -145,7 +146,7 @@ class Attributes(Slots):
         if kind is types.MethodType:
             return self.of_method(obj, name)
         if name in ("state", "__dict__") and issubclass(kind, torch.optim.Optimizer):
-            self.tensors.gradients.others_ask()
+            self.gradients.others_ask()
         return self.of_instance(obj, name)
 
     def of_instance(self, obj: Any, name: str) -> Any:
@@ -367,7 +368,7 @@ class Attributes(Slots):
                     return self.bind(moving, obj, kind)
                 value = base.__dict__[name]
                 if not base.__flags__ & IMMUTABLE_TYPE:
-                    self.objects.guards.class_entry(base, name, value)
+                    self.guards.class_entry(base, name, value)
                 value = self.enter_class_value(base, name, value)
                 if obj is owner and isinstance(obj, type):
                     if isinstance(value, types.FunctionType | staticmethod | classmethod):
@@ -427,10 +428,10 @@ class Attributes(Slots):
         """``obj.name = value``."""
         kind = type(obj)
         if kind is TensorProxy and name == "grad":
-            self.tensors.gradients.write(obj, value)
+            self.gradients.write(obj, value)
             return
         if kind is TensorProxy and name == "requires_grad" and type(value) in (bool, torch.SymBool):
-            self.tensors.gradients.switch(obj, self.tensors.flag(value))
+            self.gradients.switch(obj, self.tensors.flag(value))
             return
         if kind is TensorProxy and name == "data" and issubclass(type(value), TensorProxy):
             assign_data(self.tensors, obj, value)

@@ -74,6 +74,8 @@ class Calls(Methods, Construction, StandIns, CachedFunctions):
         self.domain, self.attributes, self.heap = domain, domain.attributes, domain.objects.heap
         self.objects = domain.objects
         self.tensors = domain.tensors
+        self.numbers, self.texts, self.gradients = self.tensors.numbers, self.tensors.texts, self.tensors.gradients
+        self.guards = domain.objects.guards
         self.messages = Messages(domain)
         self.inference = InferenceModes(domain)
         self.builtins: dict[Any, Callable[..., Any]] = {
@@ -258,7 +260,7 @@ class Calls(Methods, Construction, StandIns, CachedFunctions):
         if str(function.__module__).startswith("tqdm.") and self.draws(args):
             return Bars(self.objects, self.tensors).call(function, args, kwargs)
         if function.__name__ == torch_private.STATE_MAKER and is_state_maker(function, args):
-            make_state(args[0], args[1], self.objects, self.tensors.gradients)
+            make_state(args[0], args[1], self.objects, self.gradients)
         return self.domain.call_function(function, args, kwargs)
 
     def draws(self, args: list) -> bool:
@@ -275,12 +277,12 @@ class Calls(Methods, Construction, StandIns, CachedFunctions):
         record = self.objects.records.get(id(vars(sys)))
         if record is not None and record.changed:
             raise Break("print", "after the step changed the sys module", "it runs natively")
-        self.tensors.texts.print(*values, **options)
+        self.texts.print(*values, **options)
 
     def read_number(self, name: str, function: Callable[[], float]) -> Number:
         """``time.time()``, ``random.random()``."""
         self.heap.read("fact", None, name, None)
-        return self.tensors.numbers.read(name, function)
+        return self.numbers.read(name, function)
 
     def apply_function(self, cls: type, *args: Any) -> Any:
         """``Function.apply``."""
@@ -357,7 +359,7 @@ class Calls(Methods, Construction, StandIns, CachedFunctions):
         proxy = self.tensors.proxies.get(id(found))
         if proxy is not None and proxy.source is not None and proxy.source.static:
             return proxy  # one that is in its place in each call: the reference's own
-        lives_on = self.known(found) or self.tensors.gradients.hooks.holds(found)
+        lives_on = self.known(found) or self.gradients.hooks.holds(found)
         if type(reference) is weakref.ref and found is not None and lives_on:
             return found
         raise Break("weak reference", f"to a {type(found).__name__}", "keep a reference to the object itself")
@@ -420,9 +422,9 @@ class Calls(Methods, Construction, StandIns, CachedFunctions):
                 values[0] = items
             if any(map(is_open, (*values, *kwargs.values()))):
                 if function in natives.OF_NUMBERS:
-                    return self.tensors.numbers.apply(function, *values, **kwargs)
+                    return self.numbers.apply(function, *values, **kwargs)
                 if not kwargs and all(is_open(v) or natives.is_plain(v, self.known) for v in values):
-                    return self.tensors.numbers.look_up(function, *values)
+                    return self.numbers.look_up(function, *values)
             values = [natives.specialised(v, self.known) for v in values]
             if all(natives.is_operand(v, self.known) for v in (*values, *kwargs.values())):
                 try:

@@ -32,7 +32,7 @@ from . import natives
 from .enums import plain_member
 from .parts import Parts
 from .specials import is_replaced
-from .texts import Text, Texts, texts
+from .texts import Text, texts
 
 OPEN_KEYS = (Number, torch.SymInt)
 LARGE_TABLE = 1024  # items that a graph's code is to hold at most
@@ -398,10 +398,6 @@ class Containers(Parts):
 
     def build_string(self, parts: list[str]) -> Any:
         return "".join(parts) if not self.texts.is_open(*parts) else self.texts.make(texts.joined, *parts)
-
-    @property
-    def texts(self) -> Texts:
-        return self.tensors.texts
 
     # The containers that displays and comprehensions fill are new, except after a graph break in the middle of one.
 

@@ -66,6 +66,7 @@ class TrackingDomain(Operators, Containers):
     def __init__(self, objects: Objects, tensors: TensorOperations):
         super().__init__()
         self.objects, self.tensors = objects, tensors
+        self.numbers, self.texts = tensors.numbers, tensors.texts
         self.counter = Counter()  # of the instructions that a report counts
         self.attributes = Attributes(objects, tensors, self.call)
         self.calls = Calls(self)

@@ -94,7 +94,7 @@ class Filters:
         raise Break("warnings.catch_warnings", "of another module", HINT)
 
     def mark(self, function: Callable[..., Any], *args: Any) -> fx.Node:
-        free = self.writer.scope.parent is None and not self.writer.recomputed
+        free = not self.writer.is_inner and not self.writer.recomputed
         if not self.tensors.whole_step or not free:
             where = "in a loop over experts, a checkpointed call or for a foreign backend"
             raise Break("warnings.catch_warnings", where, HINT)

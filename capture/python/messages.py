@@ -38,6 +38,7 @@ class Messages:
     def __init__(self, domain: Parts):
         self.domain = domain
         self.objects, self.tensors = domain.objects, domain.tensors
+        self.heap, self.guards = domain.objects.heap, domain.objects.guards
         self.recorded = bool(recorders())  # before the step enters any block
         methods = {
             "debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR,
@@ -68,7 +69,7 @@ class Messages:
         if not is_logged_plainly(logger):
             raise Break(what, "a handler, filter or formatter is not Python's own", AFTER)
         asked = functools.partial(is_logged_plainly, logger)
-        self.tensors.guards.holds(self.objects.need(logger).source.name, "logs by Python's own handlers", asked)
+        self.guards.holds(self.objects.need(logger).source.name, "logs by Python's own handlers", asked)
         frame = self.domain.machine.frame
         while frame is not None and frame.code.co_filename == logging.info.__code__.co_filename:
             frame = frame.back
@@ -110,11 +111,11 @@ class Messages:
         held += [own for cls, own in self.objects.class_dicts.items() if cls.__module__.startswith("logging")]
         if any(one is not None and one.changed for one in held):
             raise Break("logging.Logger", "is used after the step changed how lines are logged", AFTER)
-        self.objects.heap.note("logging")
+        self.heap.note("logging")
         enabled = logger.isEnabledFor(level)
         asked = functools.partial(logger.isEnabledFor, level)
         name = logging.getLevelName(level)
-        self.objects.guards.answers(record.source.name, f"{name} is {'on' if enabled else 'off'}", (asked, enabled))
+        self.guards.answers(record.source.name, f"{name} is {'on' if enabled else 'off'}", (asked, enabled))
         return enabled
 
     # ------------------------------------------------------------------------------------------------------------------
@@ -137,10 +138,10 @@ class Messages:
                 raise Break("warnings.warn", "after the step changed which warnings are shown", AFTER)
         if not are_shown_plainly():
             raise Break("warnings.warn", "warnings are shown by code that is not known", AFTER)
-        self.tensors.guards.holds("warnings", "are shown by Python's own code", are_shown_plainly)
+        self.guards.holds("warnings", "are shown by Python's own code", are_shown_plainly)
         text = f"are {'' if self.recorded else 'not '}kept in a list"
-        self.tensors.guards.holds("warnings", text, functools.partial(are_recorded, self.recorded))
-        self.objects.heap.note("warning")
+        self.guards.holds("warnings", text, functools.partial(are_recorded, self.recorded))
+        self.heap.note("warning")
         frame = self.frame_of(stacklevel)
         line = frame.line or frame.code.co_firstlineno
         place = texts.warner(category or UserWarning, frame.globals, frame.code.co_filename, line)

@@ -199,7 +199,7 @@ class Methods(CallParts):
         answer = bound(*args, **kwargs)
         if (record := self.objects.record_of(match)) is not None:
             text = f"gives {answer!r}"[:80]
-            self.tensors.guards.holds(record.source.name, text, Answers(name, args, kwargs, answer), record.source)
+            self.guards.holds(record.source.name, text, Answers(name, args, kwargs, answer), record.source)
         return self.objects.made(answer)
 
     def next_of(self, iterator: Any) -> Any:
@@ -218,11 +218,11 @@ class Methods(CallParts):
             raise Break("default device", f"with torch.device({str(owner)!r})", "pass device= to what makes tensors")
         if name == "join" and args and isinstance(owner, str):
             args = [self.fast(args[0])]
-            if self.tensors.texts.is_open(*args[0]) and all(isinstance(v, str | Text) for v in args[0]):
+            if self.texts.is_open(*args[0]) and all(isinstance(v, str | Text) for v in args[0]):
                 between = [v for part in args[0] for v in (owner, part)][1:]
-                return self.tensors.texts.make(texts.joined, *between)
-        if name == "format" and isinstance(owner, str) and self.tensors.texts.is_open(*args, *kwargs.values()):
-            return self.tensors.texts.make(texts.filled, owner, tuple(kwargs), *args, *kwargs.values())
+                return self.texts.make(texts.joined, *between)
+        if name == "format" and isinstance(owner, str) and self.texts.is_open(*args, *kwargs.values()):
+            return self.texts.make(texts.filled, owner, tuple(kwargs), *args, *kwargs.values())
         values = [natives.specialised(self.domain.plain_contents(a), self.known) for a in args]
         if name == "join" and args:
             values = [self.fast(args[0])]

@@ -75,7 +75,7 @@ class Operators(Parts):
             return not self.truth(value)
         kind = type(value)
         if kind is Number and op in numbers.UNARY:
-            return self.tensors.numbers.apply(numbers.UNARY[op], value)
+            return self.numbers.apply(numbers.UNARY[op], value)
         if kind in SIMPLE or kind in SYMBOLIC or kind is TensorProxy:
             if kind is TensorProxy:
                 return self.tensors.function(UNARIES[op], (value,), {})
@@ -103,13 +103,13 @@ class Operators(Parts):
         if left_kind is TensorProxy or right_kind is TensorProxy:
             return self.tensor_binary(op, left, right)
         if (left_kind is Number or right_kind is Number) and op.removesuffix("=") in numbers.OPERATIONS:
-            return self.tensors.numbers.apply(numbers.OPERATIONS[op.removesuffix("=")], left, right)
+            return self.numbers.apply(numbers.OPERATIONS[op.removesuffix("=")], left, right)
         if left_kind in SYMBOLIC or right_kind in SYMBOLIC:
             kinds = {left_kind, right_kind}
             name = op.removesuffix("=")
             if kinds <= WITH_SIZES and name in numbers.OPERATIONS:
                 if complex in kinds or op in NEVER_SYMBOLIC or (op[0] == "%" and kinds & FLOATS):
-                    return self.tensors.numbers.apply(numbers.OPERATIONS[name], left, right)
+                    return self.numbers.apply(numbers.OPERATIONS[name], left, right)
             if torch.SymBool in kinds and not (left_kind is right_kind and op in ("&", "|")):
                 return self.binary(op, *(self.truth(v) if type(v) is torch.SymBool else v for v in (left, right)))
             if all(k.__module__ == "builtins" or k in SYMBOLIC for k in (left_kind, right_kind)):
@@ -143,7 +143,7 @@ class Operators(Parts):
 
     def text_binary(self, op: str, left: Any, right: Any) -> Any:
         if op in ("+", "+=") and all(isinstance(v, Text | str) for v in (left, right)):
-            return self.tensors.texts.make(texts.joined, left, right)
+            return self.texts.make(texts.joined, left, right)
         left, right = (natives.specialised(v, self.calls.known) for v in (left, right))
         return self.binary(op, left, right)
 
@@ -185,8 +185,8 @@ class Operators(Parts):
         parts = values if type(values) is tuple else (values,)
         if isinstance(values, TensorProxy) and "%" not in text:
             return text  # it has items, as a mapping: nothing says that there are too many
-        if self.tensors.texts.is_open(*parts):
-            return self.tensors.texts.make(texts.percent, text, *parts)
+        if self.texts.is_open(*parts):
+            return self.texts.make(texts.percent, text, *parts)
         values = natives.specialised(values, self.calls.known)
         if not natives.is_plain(values, self.calls.known):
             raise Break("text of values that are not plain", "str % ...", "format plain values")
@@ -218,7 +218,7 @@ class Operators(Parts):
         if left_kind is Number or right_kind is Number:
             sizes = (torch.SymInt, torch.SymFloat)
             if all(type(v) is Number or type(v) in (int, float, bool, *sizes) for v in (left, right)):
-                return self.tensors.numbers.apply(numbers.OPERATIONS[op], left, right)
+                return self.numbers.apply(numbers.OPERATIONS[op], left, right)
             if op in ("==", "!=") and all(type(v) is Number or type(v) in ATOMS for v in (left, right)):
                 return op == "!="
         if torch.SymBool in (left_kind, right_kind):
@@ -346,9 +346,9 @@ class Operators(Parts):
         if kind is TensorProxy:
             raise Break("tensor read as a number", "membership in a tensor", "use (t == x).any()")
         self.refuse_alien(container)
-        if (number := self.tensors.numbers.known(item)) is not None:
+        if (number := self.numbers.known(item)) is not None:
             if (keys := self.calls.plain_items(container)) is not None:
-                return self.truth(self.tensors.numbers.look_up(operator.contains, keys, number))
+                return self.truth(self.numbers.look_up(operator.contains, keys, number))
         record = self.objects.record_of(container)
         method = (
             self.attributes.on_type(kind, "__contains__")
@@ -437,7 +437,7 @@ class Operators(Parts):
         if kind in SYMBOLIC:
             return self.tensors.symbolic_truth(value)
         if kind is Number:
-            return self.tensors.numbers.truth(value)
+            return self.numbers.truth(value)
         if issubclass(type(value), StandIn):
             return value.truth()
         if kind is Text:

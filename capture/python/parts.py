@@ -14,14 +14,18 @@ from ..values.values import SYMBOLIC, LoopLeftover, StandIn, TensorMethod, Tenso
 
 if TYPE_CHECKING:
     from ..bytecode.counting import Counter
+    from ..guards.recorder import GuardRecorder
     from ..heap.heap import Heap
     from ..heap.walks import Walks
     from ..options import Options
     from ..regions.open_loops import OpenLoop
     from ..tensors.array_inputs import ArrayInputs
     from ..tensors.arrays import Arrays
+    from ..tensors.gradients import Gradients
+    from ..tensors.numbers import Numbers
     from ..tensors.tensors import TensorOperations
     from .attributes import Attributes
+    from .texts import Texts
 
 
 class RowLoops(Protocol):
@@ -59,6 +63,8 @@ class Parts(Domain):
 
     objects: Objects
     tensors: TensorOperations
+    numbers: Numbers
+    texts: Texts
     array_inputs: ArrayInputs
     arrays: Arrays
     attributes: Attributes
@@ -124,6 +130,10 @@ class CallParts:
     heap: Heap
     objects: Objects
     tensors: TensorOperations
+    numbers: Numbers
+    texts: Texts
+    gradients: Gradients
+    guards: GuardRecorder
     functions: dict[Any, Callable[..., Any]]  # what answers for a function of Python's or torch's
     # what other families define
     init_container: Callable[..., None]

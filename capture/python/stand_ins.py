@@ -135,7 +135,7 @@ class StandIns(CallParts):
         if isinstance(classes, tuple):
             return any(self.is_subclass_of(cls, c) for c in classes)
         if isinstance(cls, type) and isinstance(classes, type):
-            return self.objects.guards.subclass(cls, classes)
+            return self.guards.subclass(cls, classes)
         return issubclass(cls, classes)
 
     def length(self, value: Any) -> Any:
@@ -210,7 +210,7 @@ class StandIns(CallParts):
         if sys.exception() is not None:
             raise Break("sys.exception()", "the step is called while an exception is handled", "it runs natively")
         self.heap.note("handled exception")
-        self.objects.guards.answers("sys.exception()", "no exception is being handled", (sys.exception, None))
+        self.guards.answers("sys.exception()", "no exception is being handled", (sys.exception, None))
         return None
 
     def exception_details(self) -> Any:
@@ -286,7 +286,7 @@ class StandIns(CallParts):
                 return values[0]
             if key is None and any(type(v) in (Number, torch.SymFloat) for v in values) and not kwargs:
                 if all(type(v) in (*PLAIN_NUMBERS, Number) or type(v) in SYMBOLIC for v in values):
-                    return self.tensors.numbers.apply(function, *values)
+                    return self.numbers.apply(function, *values)
             compared = key is None and not kwargs and len(values) > 1 and any(type(v) is TensorProxy for v in values)
             if compared and len(args) > 1 and all(map(is_of_one_number, args)):
                 return self.one_by_one(function, args)
@@ -346,7 +346,7 @@ class StandIns(CallParts):
         if args and type(args[0]) is torch.SymBool:
             return int(self.tensors.symbolic_truth(args[0]))
         if args and type(args[0]) is Number:
-            return args[0] if args[0].kind is int else self.tensors.numbers.apply(int, args[0])
+            return args[0] if args[0].kind is int else self.numbers.apply(int, args[0])
         if args and isinstance(args[0], TensorProxy):
             if len(args) == 1 and not kwargs and args[0].fake.dtype in INTEGERS:
                 if (number := self.tensors.item(args[0])) is not None:
@@ -370,7 +370,7 @@ class StandIns(CallParts):
         if args and type(args[0]) is Array:
             return self.to_float(args[0].number())
         if args and type(args[0]) is Number:
-            return args[0] if args[0].kind is float else self.tensors.numbers.apply(float, args[0])
+            return args[0] if args[0].kind is float else self.numbers.apply(float, args[0])
         if args and isinstance(args[0], TensorProxy) and (number := self.tensors.item(args[0])) is not None:
             return self.to_float(number)
         if args and isinstance(args[0], TensorProxy):

@@ -136,7 +136,7 @@ class Blocks:
     def key_of(self, module: Any, positional: int, names: tuple[str, ...], arguments: tuple[Any, ...]) -> Any:
         """What two calls have in common that may be one block; None for a call that cannot be."""
         record = self.objects.record_of(module)
-        if record is None or not record.source.static or self.objects.inside or self.writer.scope.parent is not None:
+        if record is None or not record.source.static or self.objects.inside or self.writer.is_inner:
             return None
         if torch.is_inference_mode_enabled() or self.domain.loops.open:
             return None

@@ -26,6 +26,7 @@ class Bodies:
     def __init__(self, domain: Parts, call: Callable[..., Any]):
         self.domain, self.call = domain, call
         self.tensors, self.objects, self.writer = domain.tensors, domain.objects, domain.tensors.writer
+        self.gradients, self.attributes = domain.tensors.gradients, domain.attributes
 
     @contextmanager
     def scope(self) -> Iterator[GraphScope]:

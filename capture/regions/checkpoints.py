@@ -52,6 +52,7 @@ class Checkpoints:
 
     def __init__(self, domain: Parts, call: Callable[..., Any]):
         self.domain, self.call, self.tensors = domain, call, domain.tensors
+        self.gradients = domain.tensors.gradients
         self.writer, self.objects = domain.tensors.writer, domain.objects
         self.strict = any(body is CALL for body in self.objects.inside)
 
@@ -73,7 +74,7 @@ class Checkpoints:
         kept = None if selective is None else selective.allow_mutation
         known = chosen["determinism_check"], chosen["early_stop"], kept
         begin = self.mark(begin_checkpoint, preserve, reentrant, *known, *given)
-        strict = selective is not None or reentrant or self.place() in self.tensors.gradients.strict
+        strict = selective is not None or reentrant or self.place() in self.gradients.strict
         self.objects.inside.append(CALL if strict or self.strict else LENIENT)
         again = Again(self.domain, functools.partial(self.call, function, list(args), dict(options)))
         outer, let_be = self.writer.recomputed, self.objects.let_be
@@ -97,14 +98,14 @@ class Checkpoints:
             applied = Applied(name, frozenset(inside), None, read.is_unchanged)
             if self.objects.let_be > let_be:
                 applied.is_unchanged, applied.unseen = again.is_the_same, True
-            self.tensors.gradients.functions.append(applied)
+            self.gradients.functions.append(applied)
             self.mark(end_checkpoint)
             return result
         if [torch_private.version_of(p.fake) for p in given] != versions:
             raise Break("checkpoint", "with use_reentrant=True, an argument is changed in place", INSTEAD)
         result = self.leave(begin, given, result)
         left = {r.fake.grad_fn for r in (result if type(result) is tuple else [result]) if isinstance(r, TensorProxy)}
-        self.tensors.gradients.functions.append(Applied(name, frozenset(left - {None}), None, read.is_unchanged))
+        self.gradients.functions.append(Applied(name, frozenset(left - {None}), None, read.is_unchanged))
         return result
 
     def place(self) -> str:
@@ -133,8 +134,8 @@ class Checkpoints:
     def from_call(self, tensor: TensorProxy, sources: list[torch.Tensor]) -> Any:
         fake = tensor.fake
         histories = sources if fake.dtype.is_floating_point or fake.dtype.is_complex else []
-        made = torch_private.joined(self.domain.tensors.world.mode, fake, histories)
-        return self.domain.tensors.record("call_function", from_checkpoint, (tensor,), {}, made)
+        made = torch_private.joined(self.tensors.world.mode, fake, histories)
+        return self.tensors.record("call_function", from_checkpoint, (tensor,), {}, made)
 
     def used_in(self, begin: fx.Node) -> list[TensorProxy]:
         """The tensors from outside that the nodes after this one use."""
@@ -143,7 +144,7 @@ class Checkpoints:
             inside.add(node)
             used.update(node.all_input_nodes)
         older = {n for n in used if n not in inside or n.op == "placeholder"}
-        return [p for p in self.domain.tensors.of_fake.values() if p.node in older]
+        return [p for p in self.tensors.of_fake.values() if p.node in older]
 
     def mark(self, function: Callable[..., None], *args: Any) -> fx.Node:
         node = self.writer.node("call_function", function, args, {})
@@ -152,14 +153,14 @@ class Checkpoints:
 
     def refuse(self, reentrant: Any, preserve: Any, chosen: dict[str, Any]) -> None:
         hint = "it runs natively; the graph goes on after it"
-        if self.place() in self.tensors.gradients.natively:
+        if self.place() in self.gradients.natively:
             detail = "what it reads is changed before backward, which runs it again"
             raise Break("checkpoint", detail, "set it before the call, or after backward")
         if not isinstance(reentrant, bool):
             raise Break("checkpoint", "use_reentrant is not given", "pass use_reentrant to keep it in the graph")
-        if not self.domain.tensors.recomputes:
+        if not self.tensors.recomputes:
             raise Break("checkpoint", "this backend takes a graph of operators alone", hint)
-        if self.writer.scope.parent is not None or (self.writer.recomputed and (reentrant or self.writer.reentrant)):
+        if self.writer.is_inner or (self.writer.recomputed and (reentrant or self.writer.reentrant)):
             detail = "in an expert loop, or in another checkpointed call, one of them with use_reentrant=True"
             raise Break("checkpoint", detail, hint)
         names = [name for name, default in DEFAULTS.items() if chosen[name] is not default and chosen[name] != default]

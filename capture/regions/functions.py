@@ -130,7 +130,7 @@ class AutogradFunctions(Bodies):
             calling = functools.partial(self.backward_graphs, cls, ctx, given, passed, args, [made[0].state])
             unchanged = functools.partial(self.is_unchanged, forward, made[0], calling)
             histories, casts = frozenset(f.grad_fn for f in fakes if f.grad_fn is not None), [m.state for m in made]
-            self.tensors.gradients.functions.append(Applied(name_of(cls), histories, casts, unchanged))
+            self.gradients.functions.append(Applied(name_of(cls), histories, casts, unchanged))
         wrapped = dict(zip(outputs, self.tensors.wrap(fakes, node), strict=True))
         found = tuple(wrapped[o] if isinstance(o, TensorProxy) else o for o in given)
         return self.objects.made(found) if isinstance(results, tuple) else found[0]
@@ -139,20 +139,20 @@ class AutogradFunctions(Bodies):
         name = cls.__name__
         if not self.tensors.whole_step:
             raise Break("autograd.Function", f"{name}: this backend takes a graph of operators alone", HINT)
-        if self.writer.scope.parent is not None:
+        if self.writer.is_inner:
             raise Break("autograd.Function", f"{name}, in an expert loop or in another function", HINT)
-        if name_of(cls) in self.tensors.gradients.natively:
+        if name_of(cls) in self.gradients.natively:
             raise Break("autograd.Function", f"{name}: {CHANGED}", "set it before the call, or pass it as an argument")
         for method in ("vjp", "jvp"):  # (vmap is for a transform, where everything runs natively)
             if self.has_own(cls, method):
                 raise Break("autograd.Function", f"{name} has its own {method}", HINT)
         # the class whose apply calls backward; torch's metaclass makes one for each function
-        self.domain.attributes.on_type(cls, "_backward_cls")
+        self.attributes.on_type(cls, "_backward_cls")
         if getattr(getattr(cls, "_backward_cls", None), "_forward_cls", None) is not cls:
             raise Break("autograd.Function", f"{name} has another function's _backward_cls", HINT)
 
     def has_own(self, cls: type, method: str) -> bool:
-        self.domain.attributes.on_type(cls, method)
+        self.attributes.on_type(cls, method)
         return getattr(cls, method) is not getattr(torch.autograd.Function, method)
 
     def context(self, needs: tuple[bool, ...]) -> Any:
@@ -160,10 +160,10 @@ class AutogradFunctions(Bodies):
         return self.call(known, [needs], {})
 
     def get(self, ctx: Any, name: str) -> Any:
-        return self.domain.attributes.get(ctx, name)
+        return self.attributes.get(ctx, name)
 
     def method(self, cls: type, name: str) -> Any:
-        return self.domain.attributes.get(cls, name)
+        return self.attributes.get(cls, name)
 
     def forward(self, cls: type, ctx: Any, args: tuple) -> Any:
         """What the user's forward gives. One that has a ``setup_context`` sees no context itself."""
@@ -191,7 +191,7 @@ class AutogradFunctions(Bodies):
         """Backward's graphs. Autocast casts where backward runs, which is not where the function is called: backward is
         interpreted under the one here, under the one that the step began with, and under none."""
         made = []
-        for state in states or dict.fromkeys((autocast_now(), *self.tensors.gradients.casts)):
+        for state in states or dict.fromkeys((autocast_now(), *self.gradients.casts)):
             with self.scope() as scope, torch_private.autocast_as(state):
                 gradients = self.backward(cls, ctx, outputs, passed, args)
                 scope.graph.output(tuple(self.writer.argument(g) for g in gradients))

@@ -47,6 +47,7 @@ class Gathered(StandIn):
 
     def __init__(self, lists: Lists, site: Site):
         self.lists, self.site = lists, site
+        self.domain, self.tensors, self.objects = lists.domain, lists.tensors, lists.objects
         self.items: list[tuple[Any, Presence | None]] = []
 
     @property
@@ -63,11 +64,11 @@ class Gathered(StandIn):
         )
 
     def attribute(self, name: str) -> Any:
-        return self.lists.domain.objects.made(Append(self)) if name == "append" else self.refuse(f"list.{name}")
+        return self.objects.made(Append(self)) if name == "append" else self.refuse(f"list.{name}")
 
     def append(self, value: Any) -> None:
         """``list.append(value)``."""
-        loops, objects = self.lists.domain.loops, self.lists.domain.objects
+        loops, objects = self.domain.loops, self.objects
         objects.writes += 1
         if not loops.open and not objects.inside:
             self.items.append((value, None))
@@ -77,18 +78,18 @@ class Gathered(StandIn):
             self.lists.refused.add(self.site)
             self.refuse("what it holds")
         if not loop.gathered and isinstance(loop.begun_with[-1], TensorProxy):  # which may be overwritten later
-            loop.gathered.append((None, self.lists.domain.tensors.function(torch.ones, ((),), {"dtype": torch.bool})))
+            loop.gathered.append((None, self.tensors.function(torch.ones, ((),), {"dtype": torch.bool})))
         loop.gathered.append((self, value))
 
     def settled(self) -> bool:
         """Whether nothing of it depends on the data."""
-        return not self.lists.domain.loops.open and all(presence is None for _, presence in self.items)
+        return not self.domain.loops.open and all(presence is None for _, presence in self.items)
 
     def length(self) -> Any:
         if self.settled():
             return len(self.items)
         asked = self.asked()
-        tensors = self.lists.domain.tensors
+        tensors = self.tensors
         found = tensors.record("call_function", how_many, (asked,), {}, tensors.world.unknown_number())
         torch._check(found >= 0)
         self.lists.counts.add(torch_private.expression(found))
@@ -97,11 +98,11 @@ class Gathered(StandIn):
     def truth(self) -> bool:
         if any(presence is None for _, presence in self.items) or self.settled():
             return bool(self.items)
-        return self.lists.domain.tensors.symbolic_truth(self.length() > 0)
+        return self.tensors.symbolic_truth(self.length() > 0)
 
     def asked(self) -> list[tuple[Any, bool]]:
         """For each item, what says whether it is there."""
-        if self.lists.domain.loops.open:
+        if self.domain.loops.open:
             self.refuse("what it holds, behind a branch on values,")
         return [(True, True) if p is None else (p.condition, p.taken_if) for _, p in self.items]
 
@@ -109,17 +110,17 @@ class Gathered(StandIn):
         """The list itself, where nothing of it depends on the data."""
         if not self.settled():
             self.refuse("what it holds")
-        return self.lists.domain.objects.made([value for value, _ in self.items])
+        return self.objects.made([value for value, _ in self.items])
 
     def iterate(self) -> Any:
-        return self.lists.domain.get_iter(self.plain())
+        return self.domain.get_iter(self.plain())
 
     def item(self, key: Any) -> Any:
-        return self.lists.domain.get_item(self.plain(), key)
+        return self.domain.get_item(self.plain(), key)
 
     def joined(self, args: list, kwargs: dict[str, Any]) -> TensorProxy:
         """``torch.cat(list, …)`` of rows, which fails as torch does where no item is there."""
-        tensors = self.lists.domain.tensors
+        tensors = self.tensors
         values, asked = [value for value, _ in self.items], self.asked()
         rows = (args, kwargs) in (([], {}), ([0], {}), ([], {"dim": 0}))
         if not rows or not all(isinstance(value, TensorProxy) for value in values):
@@ -130,7 +131,7 @@ class Gathered(StandIn):
         return tensors.record("call_function", cat_present, (values, asked), {}, fake)
 
     def expression(self, emitter: Any) -> str:
-        if self.lists.domain.loops.open:
+        if self.domain.loops.open:
             raise CannotRebuild("a list is alive in the middle of a branch that appends to it")
         values = "".join(f"{emitter.value(value)}, " for value, _ in self.items)
         asked = "".join(f"({emitter.value(condition)}, {taken_if}), " for condition, taken_if in self.asked())
@@ -164,6 +165,7 @@ class Lists:
 
     def __init__(self, domain: Parts):
         self.domain = domain
+        self.tensors, self.objects = domain.tensors, domain.objects
         self.sites: set[Site] = set()
         self.wanted: set[Site] = set()
         self.refused: set[Site] = set()
@@ -178,12 +180,12 @@ class Lists:
     def make(self, items: list) -> Any:
         """A list display."""
         frame = self.domain.machine.frame
-        if items or frame is None or self.domain.loops.open or not self.domain.tensors.whole_step:
-            return self.domain.objects.made(items)
+        if items or frame is None or self.domain.loops.open or not self.tensors.whole_step:
+            return self.objects.made(items)
         site = (frame.code, frame.pc)
         if site in self.sites:
-            return self.domain.objects.made(Gathered(self, site))
-        made = self.domain.objects.made(items)
+            return self.objects.made(Gathered(self, site))
+        made = self.objects.made(items)
         self.made_at[id(made)] = site
         return made
 
@@ -196,14 +198,14 @@ class Lists:
 
     def absent(self, loop: OpenLoop) -> list[fx.Node]:
         """What stands, for each of the items, where the branch is not taken: a tensor without rows (the flag: no)."""
-        writer, made = self.domain.tensors.writer, []
+        writer, made = self.tensors.writer, []
         for target, value in loop.gathered:
             fake = value.fake
             function: Any = torch.zeros if target is None else no_rows
             sizes = tuple(fake.shape[1:])
             kind: dict[str, Any] = {"dtype": fake.dtype, "device": fake.device}
             node = writer.scope.graph.call_function(function, (writer.argument(sizes),), kind)
-            with self.domain.tensors.world.mode:
+            with self.tensors.world.mode:
                 node.meta["val"] = function(sizes, **kind)
             node.meta.update(where=loop.where[-1] if loop.where else ("", 0, ""), stack=loop.where)
             made.append(node)

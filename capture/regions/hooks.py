@@ -102,7 +102,7 @@ class GradientHooks(Bodies):
             raise RuntimeError("cannot register a hook on a tensor that doesn't require gradient")
         if tensor.real is not None and not tensor.real.is_leaf:
             raise Break(REASON, f"on {tensor.describe()}, which lives longer than the step", self.hint)
-        if self.writer.scope.parent is not None or self.writer.recomputed or not self.tensors.whole_step:
+        if self.writer.is_inner or self.writer.recomputed or not self.tensors.whole_step:
             raise Break(REASON, "one is registered in an expert loop or in a checkpointed call", self.hint)
         self.objects.heap.note("gradient hook")
         entry = self.registered.get(tensor)
@@ -168,11 +168,11 @@ class GradientHooks(Bodies):
 
     def graph_after(self, leaf: TensorProxy, hooks: dict[int, Any]) -> tuple[fx.Node, tuple[fx.Node, ...]]:
         """The leaf's own ``.grad`` may be read and dropped in them; of another's nobody knows whether it is there."""
-        self.tensors.gradients.refuse_sparse()
+        self.gradients.refuse_sparse()
         with self.scope() as scope:
             self.interpreting, self.accumulated = True, leaf
             try:
-                with self.tensors.gradients.accumulating(leaf):
+                with self.gradients.accumulating(leaf):
                     running = self.domain.calls.substitute(run_after_accumulation)
                     self.domain.call_function(running, [hooks, leaf], {})
             finally:
@@ -182,7 +182,7 @@ class GradientHooks(Bodies):
         return self.body("gradient_hook", module), tuple(self.writer.scope.own(node) for node in scope.lifted)
 
     def graph_of(self, tensor: TensorProxy, hooks: list[dict[int, Any]]) -> tuple[fx.Node, tuple[fx.Node, ...]]:
-        self.tensors.gradients.refuse_sparse()
+        self.gradients.refuse_sparse()
         with self.scope() as scope:
             gradient = self.gradient("gradient", tensor.fake)
             self.interpreting = True

@@ -50,6 +50,7 @@ class InferenceModes:
 
     def __init__(self, domain: Parts):
         self.domain, self.writer = domain, domain.tensors.writer
+        self.objects, self.tensors = domain.objects, domain.tensors
         self.open: InferenceMode | None = None
         self.allowed, self.failed = True, False
         self.functions: dict[Any, Callable[..., Any]] = {
@@ -60,13 +61,13 @@ class InferenceModes:
 
     def make(self, mode: Any = True) -> Any:
         if mode is False and torch.is_grad_enabled() and not torch.is_inference_mode_enabled():
-            return self.domain.objects.made(contextlib.nullcontext())  # (it would switch gradients on as well)
-        free = self.writer.scope.parent is None and not self.writer.recomputed and self.open is None
+            return self.objects.made(contextlib.nullcontext())  # (it would switch gradients on as well)
+        free = not self.writer.is_inner and not self.writer.recomputed and self.open is None
         if mode is not True or not free or not self.allowed or torch.is_inference_mode_enabled():
             raise Break("object made in C", "torch._C._InferenceMode", HINT)
-        if not self.domain.tensors.whole_step:
+        if not self.tensors.whole_step:
             raise Break("object made in C", "torch._C._InferenceMode, for a foreign backend", HINT)
-        made: InferenceMode = self.domain.objects.made(InferenceMode(mode))
+        made: InferenceMode = self.objects.made(InferenceMode(mode))
         return made
 
     def enter(self, mode: InferenceMode) -> None:
@@ -97,7 +98,7 @@ class InferenceModes:
         self.restore()
 
     def mark(self, function: Callable[[], None]) -> None:
-        self.domain.objects.heap.note("inference mode")  # (a module with it is interpreted each time)
+        self.objects.heap.note("inference mode")  # (a module with it is interpreted each time)
         self.writer.node("call_function", function, (), {}).meta["val"] = None
 
     def refuse_writes(self) -> None:

@@ -65,6 +65,7 @@ class Loops:
 
     def __init__(self, domain: Parts, lists: Lists):
         self.domain, self.lists, self.tensors, self.objects = domain, lists, domain.tensors, domain.objects
+        self.writer = self.tensors.writer
         self.open: list[OpenLoop] = []
         self.decided: dict[tuple[int, int], list[int]] = {}
         self.unrolled: set[tuple[Any, int]] = set()  # loops, branches: no one node could say them
@@ -102,7 +103,7 @@ class Loops:
 
     def array_rows(self, proxy: TensorProxy) -> TensorRows:
         """``iter(array)`` of a vector of unknown length. A turn sees what an earlier one wrote into it."""
-        if self.open or self.tensors.writer.scope.parent is not None:
+        if self.open or self.writer.is_inner:
             raise Break("tensor read as a number", "an array of unknown length", "iterate over the tensor")
         return self.objects.made(TensorRows(proxy, numbers=True, of_array=True)).begin()
 
@@ -424,7 +425,7 @@ class Loops:
         if not isinstance(loop.rows, ONE):
             left = [frame.locals[i].fake for i in loop.carried]
             found = [node.meta["val"] for node in loop.carried_nodes]
-            refuse_turns(self.tensors.writer.scope, zip(found, left, strict=True))
+            refuse_turns(self.writer.scope, zip(found, left, strict=True))
         body = self.close(loop)
         outcome = self.emit(loop, body)
         first_joined, first_gathered = len(loop.carried), len(loop.carried) + len(loop.joined)
@@ -512,13 +513,13 @@ class Loops:
                 )
         self.open.pop()
         self.objects.inside.pop()
-        parent = self.tensors.writer.scope.parent
+        parent = self.writer.scope.parent
         assert parent is not None
-        self.tensors.writer.scope = parent
+        self.writer.scope = parent
         frame.locals[:] = loop.before
         all_carried = sorted({*loop.carried, *carried})
         self.decided[(id(frame.code), loop.start)] = all_carried
-        self.tensors.writer.count = loop.number - 1  # nodes are numbered as if it had been known at once
+        self.writer.count = loop.number - 1  # nodes are numbered as if it had been known at once
         frame.stack[:], frame.pc = loop.begun_with, loop.start
         self.begin(frame, loop.rows, all_carried)
         self.open[-1].follow(loop, loop.first)
@@ -528,7 +529,7 @@ class Loops:
 
     def close(self, loop: OpenLoop) -> fx.GraphModule:
         """Finish the body graph and go back to the scope around it."""
-        writer = self.tensors.writer
+        writer = self.writer
         scope = writer.scope
         loop.joined_nodes = placeholders(loop, scope)
         loop.absent_nodes = [scope.placeholder("absent") for _ in loop.gathered]

@@ -140,7 +140,7 @@ class Gradients:
         with self.between_graphs(kept):
             self.require()
             leaves, reached = self.reached(outputs)
-        if self.writer.scope.parent is not None:
+        if self.writer.is_inner:
             hint = "torch.autograd.grad in its place stays in the graph"
             raise Break("Tensor.backward", "inside an autograd.Function or a gradient hook", hint)
         given = list(gradients) if isinstance(gradients, list | tuple) else [gradients] * len(outputs)
@@ -257,7 +257,7 @@ class Gradients:
             raise RuntimeError("can't retain_grad on Tensor that has requires_grad=False")
         if tensor.fake.is_leaf:
             return
-        if self.writer.scope.parent is not None or self.writer.recomputed or not self.inside:
+        if self.writer.is_inner or self.writer.recomputed or not self.inside:
             raise Break("Tensor.retain_grad", "in an expert loop or in a checkpointed call", "call it outside")
         self.heap.note("gradient")
         self.retained.setdefault(tensor, tensor.fake.grad_fn)
@@ -495,7 +495,7 @@ class Gradients:
         self.heap.write(proxy, "grad")
         if not self.inside:
             raise Break("attribute of a tensor is set", f"{proxy.describe()}.grad = …", "it is set natively")
-        if self.writer.scope.parent is not None and (value is not None or proxy is not self.hooks.accumulated):
+        if self.writer.is_inner and (value is not None or proxy is not self.hooks.accumulated):
             raise Break("Tensor.grad", "a gradient is set inside an expert loop or a hook", "set it after the loop")
         if self.writer.recomputed:
             raise Break("Tensor.grad", "a gradient is set in a checkpointed call", "set it after the call")

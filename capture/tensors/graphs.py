@@ -108,6 +108,11 @@ class GraphWriter:
         # told of each node before it is made: its number, what it calls, and with what
         self.before_node: Callable[[int, Any, tuple], None] = lambda number, target, args: None
 
+    @property
+    def is_inner(self) -> bool:
+        """Whether what is written now is part of a node: the body of a loop, of a function of autograd's, of a hook."""
+        return self.scope.parent is not None
+
     def module(self) -> fx.GraphModule:
         """The innermost scope's graph as a module that holds the bodies of its loops, and what else it names."""
         owner = torch.nn.Module()

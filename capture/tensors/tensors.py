@@ -255,7 +255,7 @@ class TensorOperations:
             return self.record("call_method", "item", (proxy,), {}, unknown_number(self.world, proxy))
         if proxy.fake.dtype not in (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.bool):
             return None
-        inner = self.writer.scope.parent is not None and not self.gradients.hooks.interpreting
+        inner = self.writer.is_inner and not self.gradients.hooks.interpreting
         if inner or self.writer.scope.in_loop or proxy.fake.numel() != 1:
             return None
         return self.numbers.of_item(proxy)
@@ -284,10 +284,11 @@ class TensorOperations:
         in_place = name.startswith("_foreach_") and name.endswith("_") and args
         return args[0] if in_place else recorded  # (the list that they were given)
 
-    def log_to(self, heap: Heap, outside: Any) -> None:
+    def log_to(self, heap: Heap, outside: Any) -> Gradients:
         """heap: of the trace that this belongs to; outside: see ``Gradients``."""
         self.gradients.heap = self.layouts.heap = heap
         self.gradients.outside = outside
+        return self.gradients
 
     def bound(self, value: Any) -> Any:
         """The number in a tensor of one integer: how long the result is follows from it."""
@@ -338,7 +339,7 @@ class TensorOperations:
     @contextlib.contextmanager
     def that_may_tell(self, function: types.FunctionType) -> Iterator[None]:
         """Inside, the function raises TellsInPython where its own Python code warns, and a warning can be a node."""
-        noted = self.whole_step and self.writer.scope.parent is None and not self.writer.recomputed
+        noted = self.whole_step and not self.writer.is_inner and not self.writer.recomputed
         before, self.may_tell = self.may_tell, function if noted and may_warn(function) else None
         try:
             yield

@@ -96,14 +96,14 @@ class Trace:
         self.objects.varying, self.objects.tell = policy.varying, self.tell_below
         self.tensors.numbers.refuse_varying = self.objects.refuse_varying
         self.tensors.unread = self.objects.is_entered
-        self.tensors.log_to(self.objects.heap, policy.outside)
-        self.made = Parked(self.tensors.gradients.made_state)  # out of its place but while this attempt runs
+        gradients = self.gradients = self.tensors.log_to(self.objects.heap, policy.outside)
+        self.made = Parked(gradients.made_state)  # out of its place but while this attempt runs
         self.tensors.is_handled = self.is_handled
         self.domain = TrackingDomain(self.objects, self.tensors)
         self.domain.stop_at = stop_at
         self.domain.calls.inference.allowed = not policy.inference_breaks
-        self.tensors.gradients.casts += policy.casts
-        self.tensors.gradients.natively, self.tensors.gradients.strict = policy.natively, policy.strict
+        gradients.casts += policy.casts
+        gradients.natively, gradients.strict = policy.natively, policy.strict
         if policy.each_module:
             self.domain.blocks = None
         self.domain.told_compiling = policy.told_compiling
@@ -129,7 +129,7 @@ class Trace:
         self.tried: Counter[tuple[types.CodeType, int]] = Counter()  # where operators are tried that may fail
         self.stopped: list[Stopped] = []  # outermost first, where ``stop_number`` was reached
         self.speculation = Speculation(self)
-        self.tensors.gradients.live, self.tensors.gradients.wants_live = self.speculation.live, self.want_stacks
+        gradients.live, gradients.wants_live = self.speculation.live, self.want_stacks
         if policy.speculates:
             self.domain.stacks = {}
             self.tensors.speculate = self.speculation.decide
@@ -330,7 +330,7 @@ class Trace:
         outermost = next(iter(domain.loops.open), None)
         if outermost is not None and outermost.frame is frame:
             self.root_step = outermost.root_step  # half a loop is no graph: the whole loop runs natively
-        self.tensors.gradients.left()
+        self.gradients.left()
         self.clean = domain.marks == (self.objects.writes, self.writer.count) and not domain.loops.open
         if raised is not None:  # Python raises it where the step does, for its handlers and its traceback
             _, step, domain.root_pc = raised
@@ -467,45 +467,40 @@ def words_of(error: BaseException) -> str:
 
 def traced(request: Request, policy: Policy) -> Trace:
     """One attempt, with those loops over experts unrolled that one node cannot say."""
-    while True:
+    attempt = Trace(request, policy)
+    attempt.run()
+    while has_taught(attempt, policy):
+        attempt.release()
         attempt = Trace(request, policy)
         attempt.run()
-        if attempt.needs_stacks:
-            policy.keeps_stacks = True
-            attempt.release()
-            continue
-        if attempt.domain.calls.inference.failed and not policy.inference_breaks:
-            policy.inference_breaks = True
-            attempt.release()
-            continue
-        broken = attempt.graph_break is not None
-        if broken and policy.learn_of_break(attempt.domain.lists, attempt.speculation.endless):
-            attempt.release()
-            continue
-        if attempt.tensors.gradients.needs_history and not policy.each_module:
-            policy.each_module = True
-            attempt.release()
-            continue
-        gradients = attempt.tensors.gradients
-        if not (gradients.changed <= policy.natively and gradients.unseen() <= policy.strict):
-            policy.natively |= gradients.changed
-            policy.strict |= gradients.unseen()
-            attempt.release()
-            continue
-        if casts := [c for c in attempt.tensors.gradients.unmet_casts if c not in policy.casts]:
-            policy.casts += casts
-            attempt.release()
-            continue
-        if hits := attempt.in_hits - policy.not_by_number:
-            policy.not_by_number |= hits & policy.by_number
-            policy.by_number |= hits
-            attempt.release()
-            continue
-        if attempt.graph_break is None or not attempt.domain.loops.ranges:
-            return attempt
+    return attempt
+
+
+def has_taught(attempt: Trace, policy: Policy) -> bool:
+    """Whether an attempt found what the next one is to do in another way, which ``policy`` learns."""
+    gradients, broken = attempt.gradients, attempt.graph_break is not None
+    if attempt.needs_stacks:
+        policy.keeps_stacks = True
+    elif attempt.domain.calls.inference.failed and not policy.inference_breaks:
+        policy.inference_breaks = True
+    elif broken and policy.learn_of_break(attempt.domain.lists, attempt.speculation.endless):
+        pass
+    elif gradients.needs_history and not policy.each_module:
+        policy.each_module = True
+    elif not (gradients.changed <= policy.natively and gradients.unseen() <= policy.strict):
+        policy.natively |= gradients.changed
+        policy.strict |= gradients.unseen()
+    elif casts := [c for c in gradients.unmet_casts if c not in policy.casts]:
+        policy.casts += casts
+    elif hits := attempt.in_hits - policy.not_by_number:
+        policy.not_by_number |= hits & policy.by_number
+        policy.by_number |= hits
+    elif attempt.graph_break is not None and attempt.domain.loops.ranges:
         policy.blockers |= blocked(attempt.domain.loops.ranges, attempt.graph_break)
         policy.unrolled |= attempt.domain.loops.ranges  # what stopped it may be what one node could not say
-        attempt.release()
+    else:
+        return False
+    return True
 
 
 def trace(request: Request, policy: Policy) -> Trace:

@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 
 import moebius  # noqa: E402
 from moebius.hook import GuardProgram, calibrate_tensors, features, read_tensors_by_attributes  # noqa: E402
-from moebius.torch_facts.torch_private import tensor_samples  # noqa: E402
+from moebius.torch_facts.torch_memory import tensor_samples  # noqa: E402
 
 LIBRARY = os.path.join(os.path.dirname(torch.__file__), "lib", "libtorch_cpu.so")
 
