@@ -49,6 +49,7 @@ from .calls import is_watched, note, note_looked_at, uncounted
 from .deterministic import deterministic
 from .frames import with_plain_arguments, worth_capturing
 from .leading_back import LeadingBack, paused_collector
+from .logs import log_capture, log_recompile
 from .meanwhile import MAX_CHANGES, changed, is_a_race, replaced, tell_of_a_race, tell_of_a_replacement
 from .misses import RARE, missed
 from .opening import open_numbers, open_place
@@ -251,6 +252,7 @@ class Captured:
             segment.hits_before = self.entry.hits
             segment.modules = tuple(map(weakref.ref, called_on(args)))
             self.segments.append(segment)
+            log_capture(self.function.__qualname__, segment)
             self.left.clear()
             again = segment.graph_break is not None and self.shadow is None
             run = functools.partial(self.look_again, segment) if again else self.runner(segment)
@@ -417,7 +419,9 @@ class Captured:
         alike = [segment for segment in self.segments if [id(module()) for module in segment.modules] == modules]
         failed = failures(alike, args, kwargs)
         if failed:
-            self.recompiles.append(Recompile(*told(failed, self.function.__code__, args, kwargs)))
+            why = told(failed, self.function.__code__, args, kwargs)
+            log_recompile(self.function.__qualname__, *why[:6])
+            self.recompiles.append(Recompile(*why))
         for segment in reversed(alike):
             fact = failed[id(segment)].fact if id(segment) in failed else None
             if fact is None:

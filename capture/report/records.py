@@ -37,16 +37,16 @@ class GraphBreak:
 
 
 def counted(breaks: list[GraphBreak]) -> list[tuple[GraphBreak, int]]:
-    """Breaks that differ in nothing but their cost (one in each turn of a loop, or at each layer), as one that has the
-    sum of their costs, and how many they are."""
-    alike: dict[str, list[GraphBreak]] = {}
+    """Breaks of one cause (the same thing at the same line: in each iteration of a loop, or at each layer) as one that
+    has the sum of their costs, and how many they are; the dearest first."""
+    alike: dict[tuple[str, str, str, int], list[GraphBreak]] = {}
     for item in breaks:
-        alike.setdefault(repr(replace(item, cost_us=None)), []).append(item)
+        alike.setdefault((item.reason, item.detail, item.file, item.line), []).append(item)
     found = []
     for items in alike.values():
         costs = [item.cost_us for item in items if item.cost_us is not None]
         found.append((replace(items[0], cost_us=sum(costs) if costs else None), len(items)))
-    return found
+    return sorted(found, key=lambda each: -(each[0].cost_us or 0.0))
 
 
 @dataclass

@@ -1,0 +1,61 @@
+"""What capture does, as lines of ``logging``: ``moebius.breaks``, ``guards``, ``recompiles``, ``graphs``, ``experts``.
+
+``MOEBIUS_LOGS=breaks,recompiles`` shows those lines on stderr; without it they go where the program's own logging sends
+lines of level INFO.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import warnings
+
+from ..trace.segment import Segment
+from .recompiles import for_people
+
+NAMES = ("breaks", "guards", "recompiles", "graphs", "experts")
+LOGGERS = {name: logging.getLogger(f"moebius.{name}") for name in NAMES}
+
+
+def switch_on(wanted: str) -> None:
+    """Show the lines of these loggers, named with commas between them; "all" is each of them."""
+    names = [name.strip() for name in wanted.split(",") if name.strip()]
+    names = [*NAMES] if names == ["all"] else names
+    if unknown := [name for name in names if name not in LOGGERS]:
+        known = ", ".join(NAMES)
+        warnings.warn(f"MOEBIUS_LOGS: there is no {', '.join(unknown)}; there are {known}, and all", stacklevel=2)
+    for name in names:
+        if name in LOGGERS:
+            handler = logging.StreamHandler(sys.stderr)
+            handler.setFormatter(logging.Formatter("%(name)s: %(message)s"))
+            LOGGERS[name].addHandler(handler)
+            LOGGERS[name].setLevel(logging.INFO)
+            LOGGERS[name].propagate = False
+
+
+def log_capture(function: str, segment: Segment) -> None:
+    """What a new capture of a function is."""
+    graph, stopped = segment.captured, segment.graph_break
+    if graph is not None and LOGGERS["graphs"].isEnabledFor(logging.INFO):
+        count = sum(node.op.startswith("call_") for node in graph.gm.graph.nodes)
+        LOGGERS["graphs"].info("%s: %d operations from %s:%d, %.3g s", function, count, graph.file, graph.line,
+                               segment.seconds)  # fmt: skip
+    if stopped is not None:
+        LOGGERS["breaks"].info("%s: [%s] %s:%d: %s: %s; %s", function, stopped.code, stopped.file, stopped.line,
+                               stopped.reason, stopped.detail, stopped.hint)  # fmt: skip
+    for region in segment.regions:
+        became = f"one operator ({region.kernel})" if region.lowered else f"a loop: {region.refusal}"
+        LOGGERS["experts"].info("%s: %s:%d: %s", function, region.file, region.line, became)
+    if LOGGERS["guards"].isEnabledFor(logging.INFO):
+        for guard in segment.guards.records():
+            LOGGERS["guards"].info("%s: %s %s (%s:%d)", function, for_people(guard.source), for_people(guard.check),
+                                   guard.file, guard.line)  # fmt: skip
+
+
+def log_recompile(function: str, guard: str, old: str, new: str, file: str, line: int, hint: str) -> None:
+    """Why it is captured again."""
+    LOGGERS["recompiles"].info("%s: %s was %s, is %s (%s:%d); %s", function, guard, old, new, file, line, hint)
+
+
+switch_on(os.environ.get("MOEBIUS_LOGS", ""))
