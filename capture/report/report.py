@@ -45,6 +45,12 @@ class Report(Findings):
             Path(path).write_text(text, encoding="utf-8")
         return text
 
+    def to_trace(self, path: str | Path) -> Path:
+        """Write what capture and the native parts took, for chrome://tracing and ui.perfetto.dev; returns its path."""
+        from .timeline import write
+
+        return write(self, path)
+
     def to_html(self, path: str | Path) -> Path:
         """Write the report as one self-contained HTML file (no network, no other files); returns its path."""
         from .page import write

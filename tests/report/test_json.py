@@ -65,3 +65,11 @@ def test_in_a_notebook_and_at_the_prompt(report: Report) -> None:
     html = report._repr_html_()
     assert html.startswith("<iframe") and "<script" not in html
     assert repr(report).count("\n") == 0 and report.verdict in repr(report) and len(repr(report)) < 300
+
+
+def test_the_trace_has_the_times(report: Report, tmp_path: Path) -> None:
+    data = json.loads(report.to_trace(tmp_path / "trace.json").read_text())
+    spans = {event["name"]: event for event in data["traceEvents"] if event["ph"] == "X"}
+    assert spans["step_0"]["dur"] == pytest.approx(12300) and spans["data-dependent branch"]["dur"] == 12.5
+    assert spans["data-dependent branch"]["args"]["code"] == "MB001"
+    assert all({"ph", "pid", "tid", "name"} <= set(event) for event in data["traceEvents"])
