@@ -25,6 +25,7 @@ from ..python.number_sets import FEEDS
 from ..regions.branches import BRANCHES
 from ..torch_facts import torch_private
 from ..values.numbers import COMPARISONS
+from ..values.unfollowed import Unfollowed
 from ..values.values import Break, CannotRebuild, StandIn, TensorProxy, type_of
 from .counts import FEW, bounds_of, unknown_number
 
@@ -363,14 +364,17 @@ def plain(value: Any) -> Any:
     return value.value if type(value) is ArrayNumber else value
 
 
+HELD = (Array, ArrayNumber, Unfollowed, slice, tuple, list)
+
+
 def without_arrays(value: Any) -> Any:
     """An operator's argument with ints in the place of numpy's numbers, which torch takes in the same way."""
     kind = type(value)
     if kind is ArrayNumber:
         return value.value
-    if kind is Array:
+    if isinstance(value, Array | Unfollowed):
         value.refuse("a tensor made of it, or its use in an operator,")
-    if kind in (tuple, list) and any(type(v) in (Array, ArrayNumber, slice, tuple, list) for v in value):
+    if kind in (tuple, list) and any(isinstance(v, HELD) for v in value):
         return kind(without_arrays(v) for v in value)
     if kind is slice:
         return slice(without_arrays(value.start), without_arrays(value.stop), without_arrays(value.step))

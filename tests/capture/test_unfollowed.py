@@ -187,3 +187,31 @@ def test_a_view_whose_base_was_written_without_gradients():
                 for weight in weights:
                     with torch.no_grad():
                         weight.add_(1)
+
+
+@pytest.mark.parametrize("guarded", [False, True])
+@pytest.mark.parametrize("place", ["first", "second", "in a list", "by name"])
+def test_an_operator_on_one_below_the_root_frame_is_a_break_with_its_reason(place, guarded):
+    uses = {
+        "first": lambda x, y: torch.mm(y, x),
+        "second": lambda x, y: torch.add(x, y),
+        "in a list": lambda x, y: torch.stack([y.to_dense(), x]) + torch.cat([y, y]).to_dense().sum(),
+        "by name": lambda x, y: torch.add(x, other=y),
+    }
+
+    def inner(x, y):
+        if not guarded:
+            return uses[place](x, y)
+        try:
+            return uses[place](x, y)
+        except TypeError:
+            return None
+
+    def step(x, y):
+        return inner(x + 1, y) * 2
+
+    captured = capture(step)
+    x, y = torch.rand(4, 4), torch.eye(4).to_sparse()
+    for _ in range(3):
+        assert torch.equal(captured(x, y), step(x, y))
+    assert {b.reason for b in report_of(captured_of(captured)).breaks} == {"tensor layout"}
