@@ -8,7 +8,7 @@ __version__ = "0.1.0"  # of moebius
 PYTHONS = ((3, 11), (3, 12), (3, 13), (3, 14))
 # Tested by `make torches`, each with the Triton that it goes with (other pairs are tested by neither project). A new
 # one is added here, and to pyproject.toml's bound, when that command's table says of it what it says of the others.
-# (docs/versions.md has what was seen. 2.12 was not run: its neighbours on both sides were.)
+# (docs/versions.md has what was seen.)
 TORCHES = {(2, 11): (3, 6), (2, 12): (3, 7), (2, 13): (3, 7), (2, 14): (3, 8), (2, 15): (3, 9)}
 # What a Triton needs beside it: the interpreter of 3.6 fails with later numpy.
 BESIDE_TRITON = {(3, 6): "numpy<2.4"}
