@@ -54,7 +54,7 @@ from .meanwhile import MAX_CHANGES, changed, is_a_race, replaced, tell_of_a_race
 from .misses import RARE, missed
 from .opening import open_numbers, open_place
 from .outlived import Outlived
-from .placing import Placement, average_what_it_met, average_what_it_reaches
+from .placing import MeshCalls, Placement, average_what_it_met, average_what_it_reaches, in_a_call
 from .recompiles import failures, hint_of, told
 from .rests import MAX_RESTS, SAME_RESTS, again, later, one_before, rests_of
 from .varying import Varying, tell
@@ -111,6 +111,7 @@ class Captured:
         self.outlived, self.varying = Outlived(), Varying()
         self.entry = Entry(run_cells_natively(function, n_cells), self.cold)
         self.parked = Parked([])
+        self.mesh_calls: MeshCalls = MeshCalls(function.__qualname__) if parent is None else parent.mesh_calls
         self.shadow = Shadow(options.verify) if options.verify and parent is None else None
         self.taught: dict[types.CodeType, Policy] = {} if parent is None else parent.taught
         self.below_native: list[Captured] = [] if parent is None else parent.below_native
@@ -227,6 +228,8 @@ class Captured:
 
     def settled(self, run: Callable[..., Any]) -> Callable[..., Any]:
         """With what the options switch on for the time of a call."""
+        if self.options.mesh is not None:
+            run = in_a_call(run, self.mesh_calls, self.options, self.root)
         return deterministic(run) if self.options.deterministic else run
 
     def capture(self, args: tuple, kwargs: dict[str, Any]) -> Segment:

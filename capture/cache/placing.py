@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import types
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from ..bytecode.hidden import hidden
 from ..errors import MeshError
 from ..options import Options
 from ..trace.segment import Segment
@@ -58,6 +59,27 @@ def average_what_it_met(attempt: Trace, options: Options, root: bool) -> None:
     records = [record.obj for record in attempt.objects.records.values()]
     inputs = [proxy.real for proxy in attempt.tensors.inputs if isinstance(proxy.real, torch.Tensor)]
     average(options, [*records, *inputs], root)
+
+
+@dataclass
+class MeshCalls:
+    """The calls of a captured function, and of what goes on after its breaks. number: of the call that runs."""
+
+    name: str
+    number: int = 0
+
+
+def in_a_call(run: Callable[..., Any], calls: MeshCalls, options: Options, begins: bool) -> Callable[..., Any]:
+    """``run`` with its place told: ranks compare the numbers of their calls, and are told what fails in another's."""
+    from moebius.lowering.distribution.meeting import calling
+
+    @hidden
+    def call(*args: Any, **kwargs: Any) -> Any:
+        calls.number += begins
+        with calling(options.mesh, calls.name, calls.number):
+            return run(*args, **kwargs)
+
+    return call
 
 
 def around(values: Iterable[Any], depth: int = 3) -> Iterator[Any]:

@@ -111,6 +111,7 @@ NAMES = {
     "torch.utils._sympy.printers.PythonPrinter._print": "a part of one",
     "torch.utils._sympy.reference.PythonReferenceAnalysis": "expressions of sizes as nodes",
     # many ranks in one process, for simulation
+    "torch.distributed.distributed_c10d._get_default_store": "ranks that have come to different places say where",
     "torch.distributed._local_tensor.LocalTensor": "a tensor of all ranks",
     "torch.distributed._local_tensor.LocalTensorMode": "operators on such",
     # torch.compile

@@ -1,41 +1,36 @@
-"""Whether all ranks have come to the same place: asked before a collective whose order only the program gives.
-
-Every such question is one small collective of one form, so that two different ones that meet are told apart, on every
-rank, and nothing is computed from the other's data.
-"""
+"""Questions to all ranks of a mesh, before collectives whose order the program gives; and collectives over axes."""
 from __future__ import annotations
 
-import zlib
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from moebius.lowering.distribution.errors import DistributionError, RanksDisagreeError
+from moebius.lowering.distribution.errors import DistributionError
 from moebius.lowering.distribution.exchange import traffic
+from moebius.lowering.distribution.meeting import HEADER_BYTES, group_of, headers
 from moebius.lowering.distribution.plan import reduced_bytes
 
 
 def agree(mesh: Any, what: str, value: int = 0, trouble: str = "") -> bool:
-    """Whether ``value`` (of 62 bits) is the same on all ranks of the mesh. Collective.
+    """Whether ``value`` (of 60 bits) is the same on all ranks of the mesh. Collective.
 
     Raises RanksDisagreeError, on every rank, where one is at another place (``what``), and DistributionError where one
     has ``trouble``: that one says which.
     """
-    place = zlib.crc32(what.encode())
-    told = torch.tensor([place, -place, value, -value, int(bool(trouble))], device=mesh.device_type)
-    all_reduce(told, mesh, range(mesh.ndim), "header", dist.ReduceOp.MAX)
-    high, low, most, least, others = told.tolist()
-    if high != -low:
-        raise RanksDisagreeError(
-            f"rank {dist.get_rank()} has come to {what}, and another rank to something else; with mesh=..., every "
-            f"rank has to run the same program, each on its own part of the batch"
-        )
+    differs, others, value = 0, int(bool(trouble)), value % (1 << 60)
+    for axis in range(mesh.ndim):
+        if (ranks := mesh.size(axis)) > 1:
+            told = torch.full((ranks,), value * 4 + others * 2 + differs, device=mesh.device_type)
+            found = headers(group_of(mesh.get_group(axis)), told, what).tolist()
+            traffic.add("header", HEADER_BYTES * (ranks - 1))
+            others = max(number >> 1 & 1 for number in found)
+            differs = int(any(number & 1 or number >> 2 != value for number in found))
     if trouble:
         raise DistributionError(trouble)
     if others:
         raise DistributionError(f"another rank cannot go on with {what}, and says why")
-    return bool(most == -least)
+    return not differs
 
 
 def all_reduce(tensor: torch.Tensor, mesh: Any, axes: Any, purpose: str, how: Any = dist.ReduceOp.SUM) -> None:

@@ -12,42 +12,15 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from moebius.lowering.distribution.errors import DistributionError, RanksDisagreeError
-from moebius.lowering.distribution.plan import HEADER_BYTES, chunk_span
-
-
-class Group(Protocol):
-    """The ranks that share the experts of a layer, seen from one of them."""
-
-    def rank(self) -> int: ...
-
-    def size(self) -> int: ...
-
-    def all_to_all(self, received: Tensor, sent: Tensor, back: list[int], out: list[int]) -> None:
-        """Rows of ``sent`` to each rank, ``out`` of them; into ``received``, ``back`` of them from each."""
-
-
-class ProcessGroup:
-    """A Group over torch.distributed."""
-
-    def __init__(self, group: dist.ProcessGroup):
-        self.group = group
-
-    def rank(self) -> int:
-        return self.group.rank()
-
-    def size(self) -> int:
-        return self.group.size()
-
-    def all_to_all(self, received: Tensor, sent: Tensor, back: list[int], out: list[int]) -> None:
-        dist.all_to_all_single(received, sent, back, out, group=self.group)
-
+from moebius.lowering.distribution.errors import DistributionError
+from moebius.lowering.distribution.meeting import HEADER_BYTES, Group, group_of, headers
+from moebius.lowering.distribution.plan import chunk_span
 
 _GROUPS: dict[str, Group] = {}
 simulated = threading.local()  # .group: the Group of the simulated rank that this thread runs (simulate.py)
@@ -55,7 +28,7 @@ simulated = threading.local()  # .group: the Group of the simulated rank that th
 
 def remember_group(group: dist.ProcessGroup) -> str:
     """The name under which the operators find this process group (operators take no objects)."""
-    _GROUPS[group.group_name] = ProcessGroup(group)
+    _GROUPS[group.group_name] = group_of(group)
     return group.group_name
 
 
@@ -100,17 +73,16 @@ traffic = Traffic()
 
 
 @torch.library.custom_op("moebius::route", mutates_args=())
-def route(index_TK: Tensor, num_experts: int, group_name: str, region: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+def route(index_TK: Tensor, num_experts: int, group_name: str, place: str = "experts") -> tuple[Tensor, Tensor, Tensor]:
     """Which rows this rank sends and receives. Collective.
 
-    region: which experts region of which graph this is. Raises RanksDisagreeError, on every rank, where the ranks have
-    come to different ones.
+    place: which layer this is. Raises RanksDisagreeError, on every rank, where the ranks have come to different ones.
 
     Returns rows_S (positions in T, by destination, then by token), source_U (the rank each received row comes from) and
     splits_2P (on the CPU: rows sent to each rank, rows received from each). An index outside [0, E) goes nowhere.
     """
     group = find_group(group_name)
-    ranks, me = group.size(), group.rank()
+    ranks = group.size()
     tokens, top_k = index_TK.shape
     valid = (index_TK >= 0) & (index_TK < num_experts)
     owner = torch.where(valid, index_TK, 0).long() // -(-num_experts // ranks)
@@ -119,26 +91,16 @@ def route(index_TK: Tensor, num_experts: int, group_name: str, region: int = 0) 
     wanted = wanted[:, :ranks]
     rows_S = wanted.t().nonzero()[:, 1]
 
-    sent = torch.empty(ranks, HEADER_BYTES // 8, dtype=torch.int64, device=index_TK.device)
-    sent[:, 0], sent[:, 1] = wanted.sum(0), (region * 1_000_003 + num_experts) * 1_009 + top_k
-    received = torch.empty_like(sent)
-    group.all_to_all(received, sent, [1] * ranks, [1] * ranks)
+    out_P = wanted.sum(0)
+    back_P = headers(group, out_P, f"{place} ({num_experts} experts, top {top_k})")
     traffic.add("header", (ranks - 1) * HEADER_BYTES)
-    table = torch.stack([sent, received]).cpu()
-    if not torch.equal(table[0, :, 1], table[1, :, 1]):
-        others = (table[0, :, 1] != table[1, :, 1]).nonzero()[:, 0].tolist()
-        raise RanksDisagreeError(
-            f"rank {me} has come to a layer of {num_experts} experts, top {top_k}, and ranks {others} to another one, "
-            f"or to the same in another graph; with mesh=..., every rank has to run the same program, each on its own "
-            f"part of the batch"
-        )
-    splits_2P = table[:, :, 0].contiguous()
+    splits_2P = torch.stack([out_P.cpu(), back_P])
     source_U = torch.repeat_interleave(torch.arange(ranks), splits_2P[1]).to(index_TK.device)
     return rows_S, source_U, splits_2P
 
 
 @route.register_fake
-def _(index_TK: Tensor, num_experts: int, group_name: str, region: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+def _(index_TK: Tensor, num_experts: int, group_name: str, place: str = "experts") -> tuple[Tensor, Tensor, Tensor]:
     context = torch.library.get_ctx()
     return (
         index_TK.new_empty((context.new_dynamic_size(),), dtype=torch.int64),
@@ -167,9 +129,15 @@ def _(index: Tensor, num_experts: int, group_name: str) -> Tensor:
 
 
 @torch.library.custom_op("moebius::send_rows", mutates_args=())
-def send_rows(t_T: Tensor, rows_S: Tensor, source_U: Tensor, splits_2P: Tensor, group_name: str) -> Tensor:
-    """Rows of t_T [T, ...] to the ranks that asked for them: what arrived here, [U, ...]. Collective."""
+def send_rows(
+    t_T: Tensor, rows_S: Tensor, source_U: Tensor, splits_2P: Tensor, group_name: str, place: str = ""
+) -> Tensor:
+    """Rows of t_T [T, ...] to the ranks that asked for them: what arrived here, [U, ...]. Collective. place: where this
+    is, if the ranks are to compare that first."""
     group = find_group(group_name)
+    if place:
+        headers(group, splits_2P[0].to(t_T.device), place)
+        traffic.add("header", (group.size() - 1) * HEADER_BYTES)
     sent = t_T.index_select(0, rows_S)
     out, back = splits_2P.tolist()
     received = t_T.new_empty((source_U.shape[0], *t_T.shape[1:]))
@@ -179,7 +147,9 @@ def send_rows(t_T: Tensor, rows_S: Tensor, source_U: Tensor, splits_2P: Tensor, 
 
 
 @send_rows.register_fake
-def _(t_T: Tensor, rows_S: Tensor, source_U: Tensor, splits_2P: Tensor, group_name: str) -> Tensor:
+def _(
+    t_T: Tensor, rows_S: Tensor, source_U: Tensor, splits_2P: Tensor, group_name: str, place: str = ""
+) -> Tensor:
     return t_T.new_empty((source_U.shape[0], *t_T.shape[1:]))
 
 
@@ -249,13 +219,13 @@ def _row_bytes(tensor: Tensor) -> int:
 
 
 def _save_send(ctx: Any, inputs: tuple, output: Tensor) -> None:
-    t_T, rows_S, source_U, splits_2P, group_name = inputs
+    t_T, rows_S, source_U, splits_2P, group_name, _ = inputs
     ctx.save_for_backward(rows_S, source_U, splits_2P)
     ctx.tokens, ctx.group_name = t_T.shape[0], group_name
 
 
 def _differentiate_send(ctx: Any, grad_U: Tensor) -> tuple:
-    return return_rows(grad_U, *ctx.saved_tensors, ctx.tokens, ctx.group_name), None, None, None, None
+    return return_rows(grad_U, *ctx.saved_tensors, ctx.tokens, ctx.group_name), None, None, None, None, None
 
 
 def _save_return(ctx: Any, inputs: tuple, output: Tensor) -> None:
@@ -265,7 +235,8 @@ def _save_return(ctx: Any, inputs: tuple, output: Tensor) -> None:
 
 
 def _differentiate_return(ctx: Any, grad_T: Tensor) -> tuple:
-    return send_rows(grad_T, *ctx.saved_tensors, ctx.group_name), None, None, None, None, None
+    place = "backward of experts"  # the first exchange of a layer's backward
+    return send_rows(grad_T, *ctx.saved_tensors, ctx.group_name, place), None, None, None, None, None
 
 
 def _save_own(ctx: Any, inputs: tuple, output: Tensor) -> None:

@@ -34,14 +34,14 @@ def _(index_UK: Tensor, num_experts: int, group_name: str) -> tuple[Tensor, Tens
 
 
 def dispatch(
-    x_TD: Tensor, index_TK: Tensor, weight_TK: Tensor | None, num_experts: int, group_name: str, region: int = 0
+    x_TD: Tensor, index_TK: Tensor, weight_TK: Tensor | None, num_experts: int, group_name: str, place: str = "experts"
 ) -> tuple[Tensor, Tensor, Tensor | None, Tensor, Tensor, Tensor, Tensor]:
-    """Send this rank's tokens to their experts' ranks. Collective. region: as in :func:`exchange.route`.
+    """Send this rank's tokens to their experts' ranks. Collective. place: as in :func:`exchange.route`.
 
     Returns x_RD, expert_R1 (this rank's own numbering), weight_R1 (None without weights), and for :func:`combine`:
     token_R (the received row that each slot belongs to), rows_S, source_U, splits_2P.
     """
-    rows_S, source_U, splits_2P = exchange.route(index_TK, num_experts, group_name, region)
+    rows_S, source_U, splits_2P = exchange.route(index_TK, num_experts, group_name, place)
     x_UD = exchange.send_rows(x_TD, rows_S, source_U, splits_2P, group_name)
     index_UK = exchange.send_rows(index_TK, rows_S, source_U, splits_2P, group_name)
     slot_R, expert_R = own_slots(index_UK, num_experts, group_name)

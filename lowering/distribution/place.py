@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import inspect
 import operator
+import os
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable
@@ -63,8 +64,9 @@ def place(gm: fx.GraphModule, options: LoweringOptions) -> fx.GraphModule:
         _ask_all_ranks(node, group_name)
     here = {item for item in kept if _is_placed(_real(item), mesh, axis)}
     for number, (node, num_experts) in enumerate(experts_of.items()):
-        region = len(experts_of) * 1_000 + number
-        _replace(node, num_experts, chains, kept, here, plan.ranks, rank, group_name, region)
+        where = node.meta.get("where") or ("", 0)
+        name = f"experts region {number + 1} of {len(experts_of)}, {os.path.basename(where[0])}:{where[1]}"
+        _replace(node, num_experts, chains, kept, here, plan.ranks, rank, group_name, name)
     if not here:  # not again once they are placed
         _say_idle_ranks(plan)
     gm.graph.lint()
@@ -241,7 +243,7 @@ def _say_idle_ranks(plan: Plan) -> None:
 
 def _replace(
     node: fx.Node, num_experts: int, chains: dict[int, list[fx.Node] | None], kept: set[fx.Node], here: set[fx.Node],
-    ranks: int, rank: int, group_name: str, region: int,
+    ranks: int, rank: int, group_name: str, place: str,
 ) -> None:
     graph = node.graph
     arguments = _arguments(node)
@@ -262,7 +264,7 @@ def _replace(
                 if chain is not None and chain[0] in kept:
                     chain[0].meta["wants_shard"] = True
                 arguments[name] = emit(own_experts, (value, group_name))
-        sent = emit(dispatch, (x, index, weight, num_experts, group_name, region))
+        sent = emit(dispatch, (x, index, weight, num_experts, group_name, place))
         x_RD, expert_R1, weight_R1, *ticket = [emit(operator.getitem, (sent, i)) for i in range(7)]
         arguments |= {"x_TD": x_RD, "index_TK": expert_R1, "weight_TK": None if weight is None else weight_R1}
         bound = inspect.BoundArguments(SIGNATURE, OrderedDict(arguments))

@@ -6,10 +6,10 @@ from math import comb, prod
 from typing import Any
 
 from moebius.lowering.distribution.errors import DistributionError
+from moebius.lowering.distribution.meeting import HEADER_BYTES
 
 EXPERT_AXES = ("ep", "expert", "experts", "expert_parallel")  # names of a mesh axis that "auto" takes for experts
 DATA_AXES = ("dp", "data", "data_parallel", "batch", "replicate", "dp_replicate")  # axes with a replica at each place
-HEADER_BYTES = 16  # what a rank tells each other rank before an exchange: rows to come, which region it is at
 
 
 def chunk_span(length: int, ranks: int, rank: int) -> tuple[int, int]:
@@ -73,7 +73,7 @@ def bytes_for(shape: RegionShape, ranks: int, sent: float, received: float) -> B
     row = shape.width * shape.item_bytes
     weights = shape.top_k * shape.weight_bytes if shape.weighted else 0
     return Bytes(
-        header=(ranks - 1) * HEADER_BYTES,
+        header=2 * (ranks - 1) * HEADER_BYTES,
         dispatch=sent * (row + weights + shape.top_k * shape.index_bytes) + sent * row,
         combine=received * row + received * (row + weights),
     )

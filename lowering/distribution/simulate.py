@@ -58,6 +58,13 @@ class SimulatedGroup:
         assert [len(piece) for piece in mine] == back
         torch.cat(mine, out=received)
 
+    def meet(self, received: Tensor, sent: Tensor, place: str) -> None:
+        self.all_to_all(received, sent, [1] * self.ranks, [1] * self.ranks)
+
+    def tell(self, words: str) -> list[str]:
+        told = self.meeting.exchange(self.me, words)
+        return [told[rank] for rank in range(self.ranks)]
+
 
 def of_rank(value: Any, rank: int) -> Any:
     """What one rank has of a value: of a tensor, or of a size that is another one on each."""

@@ -8,7 +8,8 @@ import torch
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 __all__ = [
-    "accumulates", "at_end_of_backward", "backward_number", "drop_empty_hooks", "has_hooks", "is_mutable",
+    "accumulates", "at_end_of_backward", "backward_number", "default_store", "drop_empty_hooks",
+    "has_hooks", "is_mutable",
     "is_view", "local_sizes", "local_tensor_types", "references", "swap", "tree_flatten", "tree_leaves",
     "tree_map", "tree_unflatten", "wrapper_tensor", "written",
 ]
@@ -93,6 +94,11 @@ def backward_number() -> int:
 def at_end_of_backward(function: Callable[[], None]) -> None:
     """Call a function once the backward pass that runs now is through; what it raises, ``backward()`` raises."""
     torch.autograd.Variable._execution_engine.queue_callback(function)
+
+
+def default_store() -> Any:
+    """The store through which the process groups of this process found one another."""
+    return torch.distributed.distributed_c10d._get_default_store()
 
 
 def accumulates(parameter: torch.Tensor) -> bool:

@@ -76,3 +76,13 @@ def on_ranks(pools):
             pools.pop(ranks).kill()  # ranks may be out of step now
             raise
     return run
+
+
+@pytest.fixture
+def on_new_ranks(pools, on_ranks):
+    """The same; afterwards these processes are gone, as they may be out of step."""
+    def run(ranks: int, function, *args):
+        result = on_ranks(ranks, function, *args)
+        pools.pop(ranks).kill()
+        return result
+    return run

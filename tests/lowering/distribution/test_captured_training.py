@@ -181,7 +181,7 @@ def count(sizes):
     dense = sum(p.nbytes for p in spread[0].parameters() if not isinstance(p, Sharded))
     experts = sum(p.local.nbytes for p in spread[0].parameters() if isinstance(p, Sharded))
     reduced = sum(reduced_bytes(dense, size) for size in sizes) + sum(reduced_bytes(experts, n) for n in sizes[:-1])
-    ends = sum(reduced_bytes(5 * 8, size) for size in sizes)  # the ranks ask one another whether all are at the end
+    ends = sum(16 * (size - 1) for size in sizes)  # the ranks ask one another whether all are at the end
     found = sent.dispatch, sent.combine, sent.reduce, sent.header
     return found, (expected.dispatch, expected.combine, reduced, expected.header + ends), (
         ours.get_total_flops() / theirs.get_total_flops())

@@ -129,7 +129,7 @@ def come_to_different_layers(what):
     index = torch.tensor([[0, 1], [2, 3], [1, 2]])[:, : 2 - rank * (what == "top-k")]
     num_experts = 4 + rank * (what == "experts")
     with pytest.raises(RanksDisagreeError, match="the same program"):
-        dispatch(torch.ones(3, 4), index, None, num_experts, group, rank * (what == "graph"))
+        dispatch(torch.ones(3, 4), index, None, num_experts, group, f"graph {rank * (what == 'graph')}")
 
 
 @pytest.mark.parametrize("what", ["top-k", "experts", "graph"])

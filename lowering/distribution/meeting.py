@@ -1,0 +1,162 @@
+"""Where the ranks of a group meet before they exchange anything: each says where it is, and waits for a bounded time.
+
+All meetings have one form on the wire, two numbers to each other rank, so that two different ones are told apart on
+every rank; the ranks then tell one another, through the group's store, where each of them is. A rank that fails in a
+captured call says so there, and the others, which wait for it, raise what it said.
+"""
+from __future__ import annotations
+
+import contextlib
+import zlib
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from moebius.lowering.distribution.errors import RanksDisagreeError
+from moebius.lowering.distribution.torch_private import default_store
+
+HEADER_BYTES = 16  # what a rank tells each other rank: a number, and where it is
+SLICE = timedelta(seconds=1)  # how often a rank that waits asks whether another one has failed
+TELLING = timedelta(seconds=4)  # how long ranks that do not agree wait for one another's words
+RULE = "with mesh=..., every rank has to run the same program, each on its own part of the batch"
+
+
+class Group(Protocol):
+    """The ranks that share the experts of a layer, seen from one of them."""
+
+    def rank(self) -> int: ...
+
+    def size(self) -> int: ...
+
+    def all_to_all(self, received: Tensor, sent: Tensor, back: list[int], out: list[int]) -> None:
+        """Rows of ``sent`` to each rank, ``out`` of them; into ``received``, ``back`` of them from each."""
+
+    def meet(self, received: Tensor, sent: Tensor, place: str) -> None:
+        """One row to each rank, for which this one waits no longer than it must."""
+
+    def tell(self, words: str) -> list[str]:
+        """What each rank says, this one's words among them."""
+
+
+class Call:
+    """The call of a captured function that runs: its name, and how many there were of it."""
+
+    name, number = "", 0
+
+
+def at(place: str) -> str:
+    """Where this rank is, in words that are the same on all ranks that are there."""
+    return f"{place}, in call {Call.number} of {Call.name}" if Call.name else place
+
+
+def headers(group: Group, numbers_P: Tensor, place: str) -> Tensor:
+    """[P], on the CPU: the number that each rank has for this one; numbers_P: this one's for each. Collective.
+
+    Raises RanksDisagreeError, on every rank, where they have come to different places, or where one has failed.
+    """
+    where = at(place)
+    sent = torch.stack([numbers_P, torch.full_like(numbers_P, zlib.crc32(where.encode()))], 1)
+    received = torch.empty_like(sent)
+    group.meet(received, sent, where)
+    received = received.cpu()
+    if bool((received[:, 1] != zlib.crc32(where.encode())).any()):
+        told = dict(enumerate(group.tell(where)))
+        places = "; ".join(f"rank {rank} is at {words}" for rank, words in told.items())
+        raise RanksDisagreeError(f"the ranks have come to different places: {places}. {RULE}")
+    return received[:, 0]
+
+
+class ProcessGroup:
+    """A Group over torch.distributed. meetings: how many there were, the same on all its ranks."""
+
+    def __init__(self, group: dist.ProcessGroup):
+        self.group, self.meetings, self.announced, self.place = group, 0, False, "the first meeting"
+
+    def rank(self) -> int:
+        return self.group.rank()
+
+    def size(self) -> int:
+        return self.group.size()
+
+    def all_to_all(self, received: Tensor, sent: Tensor, back: list[int], out: list[int]) -> None:
+        if dist.get_backend(self.group) != "gloo":  # its ranks wait on the device
+            dist.all_to_all_single(received, sent, back, out, group=self.group)
+            return
+        work: Any = dist.all_to_all_single(received, sent, back, out, group=self.group, async_op=True)
+        while True:
+            try:
+                work.wait(SLICE)
+                return
+            except RuntimeError as error:
+                if "timed out!" not in str(error):
+                    raise RanksDisagreeError(f"a rank has gone while this one was at {self.place}: {error}") from error
+            if words := self.failed():
+                raise RanksDisagreeError(f"{words}; this rank, {dist.get_rank()}, waited for it at {self.place}")
+
+    def meet(self, received: Tensor, sent: Tensor, place: str) -> None:
+        self.meetings += 1
+        self.place = place
+        self.all_to_all(received, sent, [1] * self.size(), [1] * self.size())
+
+    def tell(self, words: str) -> list[str]:
+        keys = [self.key(f"{self.meetings}/{rank}") for rank in range(self.size())]
+        store = default_store()
+        store.set(keys[self.rank()], words)
+        told = []
+        for key in keys:
+            try:
+                store.wait([key], TELLING)
+                told.append(store.get(key).decode())
+            except RuntimeError:
+                told.append("a place that it does not tell")
+        return told
+
+    def announce(self, words: str) -> None:
+        """Tell the ranks of the group that this one has failed, or, without words, that it goes on all the same."""
+        if words or self.announced:
+            default_store().set(self.key("failed"), f"{self.meetings} {words}")
+        self.announced = bool(words)
+
+    def failed(self) -> str:
+        """What a rank has said that failed, and has not come to a meeting since then."""
+        key = self.key("failed")
+        text = default_store().get(key).decode() if default_store().check([key]) else "-1 "
+        count, _, words = text.partition(" ")
+        return words.strip() if int(count) >= self.meetings - 1 else ""
+
+    def key(self, name: str) -> str:
+        return f"moebius/{self.group.group_name}/{name}"
+
+
+GROUPS: dict[str, ProcessGroup] = {}
+
+
+def group_of(group: dist.ProcessGroup) -> ProcessGroup:
+    """The one ProcessGroup of a group of torch's, which counts its meetings."""
+    known = GROUPS.get(group.group_name)
+    if known is None or known.group is not group:
+        known = GROUPS[group.group_name] = ProcessGroup(group)
+    return known
+
+
+@contextlib.contextmanager
+def calling(mesh: Any, name: str, number: int) -> Iterator[None]:
+    """While a captured function runs, for the number-th time. What fails in it is told to the other ranks."""
+    before = Call.name, Call.number
+    Call.name, Call.number = name, number
+    groups = [group_of(mesh.get_group(axis)) for axis in range(mesh.ndim)]
+    for group in groups:
+        group.announce("")
+    try:
+        yield
+    except BaseException as error:
+        words = f"rank {dist.get_rank()} raised {type(error).__name__}: {str(error)[:300]}, in call {number} of {name}"
+        for group in groups:
+            group.announce(words)
+        raise
+    finally:
+        Call.name, Call.number = before

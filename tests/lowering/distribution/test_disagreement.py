@@ -1,0 +1,118 @@
+"""Ranks that do not do the same: each raises an error that says where each of them is, soon, and nothing is mixed."""
+from __future__ import annotations
+
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+
+import moebius
+from moebius import capture
+from moebius.lowering.distribution import RanksDisagreeError
+
+E, D, N, K, T = 4, 8, 6, 2, 5
+
+
+class Layer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.router = nn.Linear(D, E)
+        self.gate_up, self.down = nn.Parameter(torch.randn(E, 2 * N, D)), nn.Parameter(torch.randn(E, D, N))
+
+    def forward(self, x):
+        weights, index = self.router(x).softmax(-1).topk(K)
+        out = torch.zeros_like(x)
+        mask = nn.functional.one_hot(index, num_classes=E).permute(2, 1, 0)
+        for row in mask.sum(dim=(-1, -2)).nonzero():
+            expert = row[0]
+            slot, token = torch.where(mask[expert])
+            gate, up = nn.functional.linear(x[token], self.gate_up[expert]).chunk(2, dim=-1)
+            current = nn.functional.linear(nn.functional.silu(gate) * up, self.down[expert])
+            out.index_add_(0, token, current * weights[token, slot, None])
+        return x + out
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers, self.head = nn.ModuleList(Layer() for _ in range(2)), nn.Linear(D, 3)
+
+    def forward(self, x, how=""):
+        for layer in (self.layers[:1] if how == "one layer less" else self.layers):
+            x = layer(x)
+        return self.head(x)
+
+
+def step(model, optimizer, x, how=""):
+    optimizer.zero_grad()
+    if how == "error":
+        raise_one()
+    loss = model(x, how).sum()
+    if how == "no backward":
+        return loss
+    loss.backward()
+    if how == "twice":
+        model(x).sum().backward()
+    optimizer.step()
+    return loss
+
+
+@moebius.disable
+def raise_one():
+    raise ValueError("a bad batch")
+
+
+def disagree(what):
+    """The error on this rank, after how long, and whether a weight is another one since the call began."""
+    torch.manual_seed(0)
+    model = Model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+    run = capture(step, mesh=init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("ep",)))
+    x, wrong = torch.randn(T, D), dist.get_rank() == 1
+    for how in ("", "", *(() if what == "error" else (what,))):
+        run(model, optimizer, x, "" if how == "one call more" else how)  # all ways are captured: no rank is slow below
+    if what == "one call more" and wrong:
+        error = call(lambda: model(x))
+        if error is None:
+            error = call(lambda: run(model, optimizer, x))
+    before = [p.clone() for p in (model.head.weight, model.layers[0].router.weight)]
+    started = time.perf_counter()
+    if not (what == "one call more" and wrong):
+        error = call(lambda: run(model, optimizer, x, what if wrong and what != "one call more" else ""))
+    if error is None:  # what comes next tells
+        before = [p.clone() for p in (model.head.weight, model.layers[0].router.weight)]
+        error = call(lambda: run(model, optimizer, x))
+    took = time.perf_counter() - started
+    after = (model.head.weight, model.layers[0].router.weight)
+    return error, took, all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
+
+
+def call(function):
+    try:
+        function()
+    except (RanksDisagreeError, ValueError) as error:
+        return f"{type(error).__name__}: {error}"
+    return None
+
+
+WAYS = {
+    "error": "rank 1 raised ValueError: a bad batch, in call 3 of step",
+    "no backward": "call", "one layer less": "experts region 1 of 1", "twice": "experts region 1 of 2",
+    "one call more": "aten.select",
+}
+
+
+@pytest.mark.share(2)
+@pytest.mark.parametrize("what", WAYS)
+def test_ranks_say_where_they_are(on_new_ranks, what):
+    (error, took, same), (other, late, unchanged) = on_new_ranks(2, disagree, what)
+    assert took < 10 and late < 10
+    assert same and unchanged
+    if what == "error":
+        assert other == "ValueError: a bad batch" and WAYS[what] in error
+    else:
+        for text in (error, other):
+            assert "rank 0 is at" in text and "rank 1 is at" in text and WAYS[what] in text
