@@ -15,7 +15,7 @@ from moebius.lowering.backends import OWN, as_tuple, check_backend, compile_grap
 from moebius.lowering.draft import copy_graph, finish
 from moebius.lowering.errors import ContractError, LoweringError, UnknownBackendError
 from moebius.lowering.experts.loops import find_loops, unlowered_region
-from moebius.lowering.experts.rewrite import DEFECT
+from moebius.lowering.experts.rewrite import DEFECT, DIFFERENT
 from moebius.lowering.graph import (
     CapturedGraph,
     ExpertRegion,
@@ -34,6 +34,7 @@ from moebius.lowering.torch_private import may_write, returns_nothing
 from moebius.lowering.values import apply, copy_node
 
 __all__ = [
+    "DIFFERENT",
     "OWN",
     "CapturedGraph",
     "ContractError",

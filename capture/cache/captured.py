@@ -333,6 +333,7 @@ class Captured:
         if obj is None:
             return
         me, captured_for_it = weakref.ref(self), weakref.ref(segment)  # (others of its models may live on)
+        tell = tell_before_it_goes  # (as the interpreter ends, the names of modules are gone)
 
         def gone(_: Any) -> None:
             owner, segment = me(), captured_for_it()
@@ -342,7 +343,7 @@ class Captured:
                     owner.unused = 0
                 elif calls != owner.counted:  # (all layers that die with their model are one)
                     owner.unused, owner.counted = owner.unused + 1, calls
-                tell_before_it_goes(owner)
+                tell(owner)
                 owner.forget(segment)
 
         segment.watched.append(weakref.ref(obj, gone))
@@ -528,9 +529,9 @@ class Captured:
         self.outlived, self.varying, self.cold_seconds = Outlived(), Varying(), 0.0
 
 
-def tell_before_it_goes(captured: Captured) -> None:
+def tell_before_it_goes(captured: Captured, everybody: list[Callable[[Captured], None]] = BEFORE_IT_GOES) -> None:
     """A capture goes with the model that it is for: whoever writes a report at the process's end looks at it now."""
-    for ask in BEFORE_IT_GOES:
+    for ask in everybody:
         one = captured
         while (parent := one.parent()) is not None:
             one = parent

@@ -1,7 +1,8 @@
 """What capture does, as lines of ``logging``: ``moebius.breaks``, ``guards``, ``recompiles``, ``graphs``, ``experts``.
 
-``MOEBIUS_LOGS=breaks,recompiles`` shows those lines on stderr; without it they go where the program's own logging sends
-lines of level INFO.
+``MOEBIUS_LOGS=breaks,recompiles`` shows those lines on stderr. Without it they are off, so that a program whose own
+logging shows lines of level INFO prints what it printed; ``logging.getLogger("moebius").setLevel("INFO")`` sends them
+there.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from ..trace.segment import Segment
 from .recompiles import for_people
 
 NAMES = ("breaks", "guards", "recompiles", "graphs", "experts")
+OURS = logging.getLogger("moebius")
 LOGGERS = {name: logging.getLogger(f"moebius.{name}") for name in NAMES}
 
 
@@ -58,4 +60,6 @@ def log_recompile(function: str, guard: str, old: str, new: str, file: str, line
     LOGGERS["recompiles"].info("%s: %s was %s, is %s (%s:%d); %s", function, guard, old, new, file, line, hint)
 
 
+if OURS.level == logging.NOTSET:
+    OURS.setLevel(logging.WARNING)
 switch_on(os.environ.get("MOEBIUS_LOGS", ""))

@@ -9,7 +9,7 @@ import json
 import sys
 import types
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, cast
+from typing import Any, Protocol, cast, runtime_checkable
 
 import torch
 
@@ -41,7 +41,8 @@ from .specials import is_replaced
 from .substitutes import largest, smallest
 
 TRUSTED_METACLASSES = frozenset({"abc", "typing", "enum", "torch.nn.parameter", "torch", "_py_abc"})
-NO_MEMBERS = frozenset(vars(type("Empty", (Protocol,), {"__annotations__": {}}))) | {"__slots__"}  # of a protocol
+EMPTY = runtime_checkable(type("Empty", (Protocol,), {"__annotations__": {}}))
+NO_MEMBERS = frozenset(vars(EMPTY)) | {"__slots__"}  # of a protocol
 
 
 class StandIns(CallParts):
@@ -189,7 +190,7 @@ class StandIns(CallParts):
     def advance(self, iterator: Any, *default: Any) -> Any:
         is_traced = isinstance(iterator, TensorProxy | StandIn) and not hasattr(type_of(iterator), "__next__")
         if type(iterator) in (*natives.NO_ITERATORS, Number, *SYMBOLIC) or is_traced:
-            raise TypeError(f"'{type_of(iterator).__name__}' object is not an iterator")
+            raise TypeError(f"{type_name(type_of(iterator))!r} object is not an iterator")
         try:
             value = self.call(self.attributes.get(iterator, "__next__"), [], {})
         except StopIteration:

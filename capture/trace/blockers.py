@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import Protocol
 
 from moebius.interpreter import decode
-from moebius.lowering import ExpertRegion
+from moebius.lowering import DIFFERENT, ExpertRegion
 
 Loop = tuple[types.CodeType, int]  # the code, and the index of its FOR_ITER
 
@@ -42,9 +42,10 @@ def blocked(loops: Iterable[Loop], stopped: Stop) -> dict[Loop, Stop]:
 
 
 def name_blockers(regions: Iterable[ExpertRegion], known: Mapping[Loop, Stop]) -> None:
-    """Give each refused region that stands in such a loop the loop's own place, and the line that blocks it."""
+    """Give each region that is refused for what stands between its iterations the loop's own place, and the line that
+    blocks it. A proof that failed in the iterations says by itself where."""
     for region in regions:
-        if region.lowered:
+        if region.lowered or not (region.refusal or "").startswith(DIFFERENT):
             continue
         for loop, stopped in known.items():
             if region.file == loop[0].co_filename and region.line in lines_of(loop):
