@@ -87,12 +87,16 @@ class Sharded(torch.Tensor):
             self.copy_(value)
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        whole = self.shards.detach().full_tensor()  # type: ignore[attr-defined]
+        whole = gather(self.shards.detach(), [f"writing into a parameter of shape {tuple(self.shape)}"])
         whole[key] = value.detach() if isinstance(value, torch.Tensor) else value
         self.copy_(whole)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        return self.shards.detach().__reduce_ex__(protocol)  # loads as a DTensor, which checkpoint tools know
+        # What is saved is whole, and can be loaded anywhere: a file of one rank's rows would lack the rest.
+        whole: torch.Tensor = gather(self.shards.detach(), [f"saving a parameter of shape {tuple(self.shape)}"])
+        if isinstance(self, torch.nn.Parameter):
+            whole = torch.nn.Parameter(whole, self.requires_grad)
+        return whole.__reduce_ex__(protocol)
 
     # What torch.distributed.checkpoint asks of a tensor that is spread over ranks (of a DTensor too).
 
@@ -145,15 +149,17 @@ class Sharded(torch.Tensor):
                 return value
             if id(value) in owners:  # an operator that works in place gave back its argument
                 return owners[id(value)]
-            return Sharded(value) if _split_by_rows(value) else seal(value.full_tensor())
+            return Sharded(value) if _split_by_rows(value) else seal(gather(value, asked))
 
         def seal(value: Any) -> Any:
             # What torch calls a view is a copy here. Autograd forbids writes into it, but only where it keeps watch.
             guarded = torch.is_grad_enabled() and any(a.requires_grad for a in flat if isinstance(a, Sharded))
             return Gathered(value) if isinstance(value, torch.Tensor) and is_view(func) and not guarded else value
 
+        asked = [told := f"{func} of a parameter of shape {tuple(owners_shape(flat))}"]  # once for each operator
+
         def on_whole_tensors() -> Any:
-            agree(mesh, f"{func} of a parameter of shape {tuple(owners_shape(flat))}")
+            agree(mesh, told)
             whole = {id(value): value.shards.full_tensor() for value in flat if isinstance(value, Sharded)}
             inner_args, inner_kwargs = tree_unflatten([whole.get(id(value), value) for value in flat], spec)
             out = func(*inner_args, **inner_kwargs)
@@ -170,10 +176,12 @@ class Sharded(torch.Tensor):
         if _with_own_data(func, flat):
             return on_whole_tensors()
         if is_view(func) and func not in SAME_ROWS:
-            agree(mesh, f"{func} of a parameter of shape {tuple(owners_shape(flat))}")
+            agree(mesh, asked.pop())
         inner_args, inner_kwargs = tree_unflatten([lower(value) for value in flat], spec)
         try:
             return tree_map(lift, func(*inner_args, **inner_kwargs))
+        except DistributionError:
+            raise
         except (NotImplementedError, RuntimeError):
             if is_mutable(func):
                 raise
@@ -198,6 +206,7 @@ def _unscale(grads: list[torch.Tensor], found_inf: torch.Tensor, inverse_scale: 
     held = [grad.local if isinstance(grad, Sharded) else grad for grad in grads]
     torch.ops.aten._amp_foreach_non_finite_check_and_unscale_.default(held, found_inf, inverse_scale)
     mesh = next(grad for grad in grads if isinstance(grad, Sharded)).shards.device_mesh
+    agree(mesh, "unscaling gradients")
     for axis in range(mesh.ndim):
         dist.all_reduce(found_inf, dist.ReduceOp.MAX, group=mesh.get_group(axis))
 
@@ -254,11 +263,22 @@ def _sharded(local: torch.Tensor, shape: torch.Size, like: DTensor) -> Sharded:
     )
 
 
+def gather(value: Any, asked: list[str]) -> torch.Tensor:
+    """The whole of a value that is spread over ranks, or summed over them. Collective, but for what each rank has.
+
+    asked: what it is for, on which the ranks have to agree before. It is taken out: they agree once.
+    """
+    if asked and not all(placement.is_replicate() for placement in value.placements):
+        agree(value.device_mesh, asked.pop())
+    whole: torch.Tensor = value.full_tensor()
+    return whole
+
+
 class _Gather(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tensor: Sharded) -> torch.Tensor:
         ctx.like = tensor.shards.detach()
-        return tensor.shards.full_tensor()
+        return gather(ctx.like, [f"the whole of a parameter of shape {tuple(tensor.shape)}"])
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> Sharded:

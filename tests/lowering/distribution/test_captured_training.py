@@ -181,7 +181,9 @@ def count(sizes):
     dense = sum(p.nbytes for p in spread[0].parameters() if not isinstance(p, Sharded))
     experts = sum(p.local.nbytes for p in spread[0].parameters() if isinstance(p, Sharded))
     reduced = sum(reduced_bytes(dense, size) for size in sizes) + sum(reduced_bytes(experts, n) for n in sizes[:-1])
-    ends = sum(16 * (size - 1) for size in sizes)  # the ranks ask one another whether all are at the end
+    # the ranks ask one another whether all are at the end of backward, and at the norm of each sharded gradient
+    norms = sum(isinstance(p, Sharded) for p in spread[0].parameters())
+    ends = (1 + norms) * sum(16 * (size - 1) for size in sizes)
     found = sent.dispatch, sent.combine, sent.reduce, sent.header
     return found, (expected.dispatch, expected.combine, reduced, expected.header + ends), (
         ours.get_total_flops() / theirs.get_total_flops())

@@ -1,6 +1,8 @@
 """Ranks that do not do the same: each raises an error that says where each of them is, soon, and nothing is mixed."""
 from __future__ import annotations
 
+import functools
+import io
 import time
 
 import pytest
@@ -116,3 +118,31 @@ def test_ranks_say_where_they_are(on_new_ranks, what):
     else:
         for text in (error, other):
             assert "rank 0 is at" in text and "rank 1 is at" in text and WAYS[what] in text
+
+
+READS = {
+    "norm": lambda p: p.norm(), "mean": lambda p: p.mean(), "nan of the gradient": lambda p: torch.isnan(p.grad).any(),
+    "norm of the gradient": lambda p: p.grad.norm(), "whole": lambda p: p.full_tensor(), "row": lambda p: p[1],
+    "write": lambda p: p.detach().__setitem__(1, 0.0), "save": lambda p: torch.save({"p": p.detach()}, io.BytesIO()),
+}
+
+
+def read_alone():
+    """What each rank raises where the first one alone reads an expert parameter, or saves it, and the other goes on."""
+    torch.manual_seed(0)
+    model, x, errors = Model(), torch.randn(T, D), []
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+    run = capture(step, mesh=init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("ep",)))
+    run(model, optimizer, x)
+    down = model.layers[0].down
+    for read in READS.values():
+        read(down)  # all ranks do it
+        errors.append(call(functools.partial(read, down) if dist.get_rank() == 0 else lambda: model(x)) or "")
+    run(model, optimizer, x)
+    return errors
+
+
+def test_reading_an_expert_parameter_on_one_rank_is_an_error_on_all(on_ranks):
+    for errors in on_ranks(2, read_alone):
+        for name, error in zip(READS, errors, strict=True):
+            assert "different places: rank 0 is at" in error and "rank 1 is at" in error, name

@@ -236,7 +236,15 @@ def save_and_load():
     file = io.BytesIO()
     torch.save(layer.state_dict(), file)
     file.seek(0)
-    assert isinstance(torch.load(file, weights_only=False)["down"], DTensor)
+    kept = torch.load(file)
+    for name, parameter in reference.named_parameters():
+        assert type(kept[name]) is torch.Tensor and torch.equal(kept[name], parameter)
+    file = io.BytesIO()
+    torch.save(layer, file)
+    file.seek(0)
+    loaded = torch.load(file, weights_only=False)
+    assert all(type(p) is torch.nn.Parameter and torch.equal(p, reference.get_parameter(name))
+               for name, p in loaded.named_parameters())
 
     with torch.no_grad():
         for parameter in layer.parameters():
