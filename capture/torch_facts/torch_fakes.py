@@ -69,13 +69,15 @@ def sizes_can_vary(tensor: torch.Tensor) -> bool:
 class FakeWorld:
     """The fake tensors and symbolic sizes of one capture: torch's FakeTensorMode over a ShapeEnv of its own."""
 
-    def __init__(self) -> None:
+    def __init__(self, ours: bool = True) -> None:
+        """ours: whether the graph is run as it is, and no backend looks at its operators on fakes of its own."""
         # duck_shape off: two sizes that are equal today are still two sizes.
         self.shape_env = ShapeEnv(
             allow_scalar_outputs=True, allow_dynamic_output_shape_ops=True, duck_shape=False, specialize_zero_one=True
         )
         self.mode = FakeTensorMode(shape_env=self.shape_env, allow_non_fake_inputs=False)
         self.recorder: OperatorRecorder | None = None
+        self.ours = ours
 
     def fakify(
         self, tensor: torch.Tensor, name: str, dynamic_dims: Sequence[int] = (), required: bool | None = None
@@ -123,7 +125,7 @@ class FakeWorld:
 
     def call(self, function: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Any:
         """The function on fakes; where the C++ form takes no symbols, torch's Python form of it."""
-        if function in GROUPED and (dtype := taken_for_bfloat16(args)) is not None:
+        if self.ours and function in GROUPED and (dtype := taken_for_bfloat16(args)) is not None:
             with self.mode, self.recorder or NO_CONTEXT:
                 rows, weights, *rest = args
                 return function(rows.bfloat16(), weights.bfloat16(), *rest, **kwargs).to(dtype)
@@ -184,8 +186,9 @@ def taken_for_bfloat16(args: tuple) -> torch.dtype | None:
     rows, weights = args[:2] if len(args) > 1 else (None, None)
     if not isinstance(rows, FakeTensor) or not isinstance(weights, FakeTensor) or rows.device.type != "cpu":
         return None
-    width = weights.shape[-1]
-    fits = rows.dtype == weights.dtype and rows.dtype in SHORTER and isinstance(width, int) and width % PADDED == 0
+    widths = [rows.shape[-1], weights.shape[-1]]
+    dense = all(isinstance(width, int) and width % PADDED == 0 for width in widths)
+    fits = rows.dtype == weights.dtype and rows.dtype in SHORTER and dense
     return rows.dtype if fits else None
 
 

@@ -88,6 +88,11 @@ class Policy:
         options = self.options
         return self.whole_step or (options is not None and options.mesh is not None and options.backend in OWN)
 
+    @property
+    def runs_here(self) -> bool:
+        """Whether our own backends run the graph."""
+        return self.options is None or self.options.backend in OWN
+
     def learn_with(self, other: Policy) -> None:
         """What the code of the other's was taught is known to this one as well, and the other way round: the rests of a
         frame that a loop goes on in, turn by turn."""

@@ -81,7 +81,7 @@ class Trace:
         self, request: Request, policy: Policy, stop_at: int | None = None, stop_number: int | None = None
     ) -> None:
         self.request, self.policy = request, policy
-        self.world = torch_fakes.FakeWorld()
+        self.world = torch_fakes.FakeWorld(policy.runs_here)
         self.guards = GuardRecorder(self.line)
         self.writer = GraphWriter(self.world, self.where)
         self.tensors = TensorOperations(self.world, self.writer, self.guards, policy.dims, policy.whole_step)

@@ -40,6 +40,7 @@ from moebius.lowering.experts.layout import (
     origin,
     same_value,
     sized_one,
+    without_grad,
 )
 from moebius.lowering.experts.routing import index_bounds
 from moebius.lowering.experts.turns import Builder, Differ, Place, has_effect, loop_of
@@ -84,6 +85,7 @@ class Batched(Builder):
         super().__init__(gm, [Place(down, down, down)] * experts, storage)
         self.down, self.ups, self.experts = down, set(ups), experts
         self.begin = min(ups)
+        self.under_no_grad = without_grad(gm.graph)
         self.gates = gates  # what says which rows are zero, and run nowhere
         self.some: fx.Node | None = None
         self.written: list[fx.Node] = []
@@ -399,7 +401,7 @@ class Batched(Builder):
 
     def spread(self, node: fx.Node, dims: Dims) -> fx.Node:
         """A tensor of some axes of rows as [S], with features [S, D]; the same along the axes that it lacks."""
-        node, dims = bare(node, dims)
+        node, dims = bare(node, dims, self.under_no_grad)
         key = (same_value(node), dims)
         if key not in self.spread_nodes:
             made = self.flat(node, dims)

@@ -19,16 +19,18 @@ from torch import fx
 from moebius.lowering.aliasing import Storage
 from moebius.lowering.contract import Work
 from moebius.lowering.dead_code import drop_dead_code
-from moebius.lowering.experts.routing import index_bounds, index_root
+from moebius.lowering.experts.positions import computed_since_the_choice, position_bounds
+from moebius.lowering.experts.routing import index_root
 from moebius.lowering.operators import Call, read_call
-from moebius.lowering.torch_private import same_size
-from moebius.lowering.values import add_call, computed_of, same_shape, shape_of, tensor_of
+from moebius.lowering.values import add_call, same_shape, shape_of, tensor_of
 
 IDIOM = "grouped products of sorted rows"
 UNKNOWN = (
     "it is not known which expert each row is of (what is known: a cumsum of histc or bincount of positions "
     "in an axis of experts)"
 )
+EXACT = (torch.int64, torch.int32, torch.float32, torch.float64)
+INDICES = (torch.int64, torch.int32)
 FEW = 2048  # experts up to which a histogram's bins, which are computed in float32, hold one number each
 
 
@@ -44,22 +46,33 @@ def gather_weights(work: Work) -> list[Gathered]:
     """Writes the grouped products so, where it is known which row is of which expert."""
     graph = work.gm.graph
     products = [(node, operands) for node in graph.nodes if (operands := grouped(node)) is not None]
-    storage = Storage(graph) if products else None
+    if not products or is_cast(graph, [node for node, _ in products]):
+        return []
+    storage, found = Storage(graph), []
     experts_of: dict[fx.Node, fx.Node | None] = {}
-    found = []
     for node, (rows, weight, ends) in products:
-        assert storage is not None
         if ends not in experts_of:
-            count, experts = ((shape_of(operand) or (0,))[0] for operand in (rows, weight))
-            experts_of[ends] = expert_of_each_row(ends, count, experts, node, storage)
+            experts_of[ends] = expert_of_each_row(ends, (shape_of(weight) or (0,))[0], node, storage)
         index = experts_of[ends]
-        if index is not None and not changes_before(node, (ends, index), storage):
-            with graph.inserting_before(node):
-                copies = add_call(graph, node, operator.getitem, weight, index)
-                result = add_call(graph, node, torch.einsum, "sd,sdn->sn", rows, copies)
-            node.replace_all_uses_with(result)
-            found.append(Gathered(node, result))
+        if index is None or not same_shape((shape_of(rows) or (0,))[:1], shape_of(index)):
+            continue
+        passed = computed_since_the_choice((ends, index))
+        if any(storage.writer_between(one, node) is not None for one in passed):
+            continue
+        with graph.inserting_before(node):
+            copies = add_call(graph, node, operator.getitem, weight, index)
+            result = add_call(graph, node, torch.einsum, "sd,sdn->sn", rows, copies)
+        node.replace_all_uses_with(result)
+        found.append(Gathered(node, result))
     return found
+
+
+def is_cast(graph: fx.Graph, products: list[fx.Node]) -> bool:
+    """Whether autocast, which leaves grouped products alone, may cast the products that would take their place."""
+    types = [torch.get_autocast_dtype(device) for device in ("cpu", "cuda") if torch.is_autocast_enabled(device)]
+    types += [node.args[1] for node in graph.find_nodes(op="call_function", target=torch.set_autocast_dtype)]
+    values = [tensor_of(node) for node in products]
+    return any(value is None or value.dtype != one for value in values for one in types)
 
 
 def left_over(graph: fx.Graph) -> list[list[fx.Node]]:
@@ -69,12 +82,6 @@ def left_over(graph: fx.Graph) -> list[list[fx.Node]]:
         if (operands := grouped(node)) is not None:
             layers.setdefault(operands[2], []).append(node)
     return [products for products in layers.values() if len(products) > 1]
-
-
-def changes_before(product: fx.Node, read: tuple[fx.Node, ...], storage: Storage) -> bool:
-    """Whether a number that the proof was about may have been changed in place since."""
-    nodes = computed_of(read, lambda node: () if node is root_of(node) else node.all_input_nodes)
-    return any(storage.writer_between(node, product) is not None for node in nodes)
 
 
 def settle(work: Work, gathered: list[Gathered]) -> None:
@@ -100,7 +107,7 @@ def grouped(node: fx.Node) -> tuple[fx.Node, fx.Node, fx.Node] | None:
     return (rows, weight, ends) if ranks == [2, 3, 1] and not any(o is not None for o in options) else None
 
 
-def expert_of_each_row(ends: fx.Node, rows: Any, experts: Any, at: fx.Node, storage: Storage) -> fx.Node | None:
+def expert_of_each_row(ends: fx.Node, experts: Any, at: fx.Node, storage: Storage) -> fx.Node | None:
     """The experts of the slots, sorted, where ``ends`` is said to be where each expert's rows end."""
     total = read_call(ends)
     if total is None or total.name != "cumsum" or total["dim"] not in (0, -1):
@@ -108,20 +115,20 @@ def expert_of_each_row(ends: fx.Node, rows: Any, experts: Any, at: fx.Node, stor
     slots = slots_counted(total["input"], experts)
     if slots is None:
         return None
-    index: fx.Node | None = None
-    for node in at.graph.nodes:
+    for node in at.graph.nodes:  # the program's own
         if node is at:
             break
-        if is_sorted(node) and root_of(node) is root_of(slots):
-            index = node  # the program's own
-    if index is None:
-        with at.graph.inserting_before(at):
-            flat = add_call(at.graph, at, "reshape", slots, -1)
-            made = add_call(at.graph, at, torch.sort, flat)
-            index = add_call(at.graph, at, operator.getitem, made, 0)
-            for one in (flat, made, index):
-                storage.add(one)
-    return index if same_size((shape_of(index) or (0,))[0], rows) else None
+        value = tensor_of(node)
+        if is_sorted(node) and root_of(node) is root_of(slots) and value is not None and value.dtype in INDICES:
+            return node
+    with at.graph.inserting_before(at):
+        flat = add_call(at.graph, at, "reshape", slots, -1)
+        whole = add_call(at.graph, at, "to", flat, torch.int64)
+        made = add_call(at.graph, at, torch.sort, whole)
+        index = add_call(at.graph, at, operator.getitem, made, 0)
+    for one in (flat, whole, made, index):
+        storage.add(one)
+    return index
 
 
 def slots_counted(counts: Any, experts: Any) -> fx.Node | None:
@@ -138,15 +145,15 @@ def slots_counted(counts: Any, experts: Any) -> fx.Node | None:
     slots = uncast(call["input"])
     if not isinstance(slots, fx.Node):
         return None
-    bounds = index_bounds(root_of(slots))
+    bounds = position_bounds(root_of(slots))
     return slots if bounds is not None and bounds[0] >= 0 and bounds[1] <= experts else None
 
 
 def uncast(node: Any) -> Any:
-    """The tensor of whole numbers before it was cast to another type; all but the short floats have them."""
+    """The tensor of whole numbers before it was cast to another type that has them all."""
     while isinstance(node, fx.Node) and (call := read_call(node)) is not None and call.name == "cast":
         value = tensor_of(node)
-        if value is None or value.dtype in (torch.float16, torch.bfloat16, torch.bool):
+        if value is None or value.dtype not in EXACT:
             break
         node = call["input"]
     return node
@@ -172,7 +179,7 @@ def lookup(call: Call) -> tuple[fx.Node, fx.Node] | None:
     index = call["index"] if call.name == "getitem" or (call.name == "index_select" and call["dim"] == 0) else None
     index = index[0] if isinstance(index, tuple) and len(index) == 1 else index
     value = tensor_of(index) if isinstance(index, fx.Node) else None
-    whole = value is not None and value.dim() == 1 and value.dtype in (torch.int64, torch.int32)
+    whole = value is not None and value.dim() == 1 and value.dtype in INDICES
     return (call["input"], index) if whole and isinstance(call["input"], fx.Node) else None  # type: ignore[return-value]
 
 

@@ -4,12 +4,14 @@ one function of each row as soon as every axis is known to be the same one where
 from __future__ import annotations
 
 import string
+from collections.abc import Container
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import fx
 
+from moebius.lowering.dead_code import is_switch
 from moebius.lowering.experts.dense import NoExperts
 from moebius.lowering.experts.turns import Differ
 from moebius.lowering.operators import Call, read_call, target_name
@@ -129,12 +131,24 @@ def same_value(node: Any) -> Any:
     return call.name, tuple((name, same_value(value)) for name, value in call.args.items())
 
 
-def bare(node: fx.Node, dims: tuple) -> tuple[fx.Node, tuple]:
-    """(a tensor, its axes) that a tensor is made of by rearranging axes and by repeating along new ones."""
+def without_grad(graph: fx.Graph) -> set[fx.Node]:
+    """The nodes that the graph itself runs under no_grad. (The values of views made there do not say so.)"""
+    found, on = set[fx.Node](), True
+    for node in graph.nodes:
+        if is_switch(node):
+            on = bool(node.args[0])
+        elif not on:
+            found.add(node)
+    return found
+
+
+def bare(node: fx.Node, dims: tuple, under_no_grad: Container[fx.Node] = ()) -> tuple[fx.Node, tuple]:
+    """(a tensor, its axes) that a tensor is made of by rearranging axes and by repeating along new ones, with history
+    if that has one."""
     while (call := read_call(node)) is not None and isinstance(call.args.get("input"), fx.Node):
         source: fx.Node = call["input"]
         shape = shape_of(source)
-        if not shape:
+        if not shape or (node in under_no_grad and source not in under_no_grad):
             break
         places = moved(call, tuple(range(len(shape))))
         if call.name == "expand" and shape_of(node) is not None:

@@ -10,6 +10,7 @@ from torch import fx
 
 from moebius.lowering.aliasing import Storage
 from moebius.lowering.contract import Work
+from moebius.lowering.dead_code import is_switch
 from moebius.lowering.experts.batched import weight_of
 from moebius.lowering.operators import read_call
 from moebius.lowering.values import add_call, same_shape, shape_of, tensor_of
@@ -34,7 +35,8 @@ def write_out_of_place(work: Work) -> None:
             continue
         with graph.inserting_before(node):
             new = add_call(graph, node, FORMS[call.name], *node.args, **node.kwargs)
-        if not alike(new, target):  # h += wider would be an error, and h += numbers of another dtype a cast
+        # (h += wider would be an error, and h += numbers of another dtype a cast)
+        if not alike(new, target) or is_without_grad(target, node):
             graph.erase_node(new)
             continue
         for user in list(target.users):
@@ -44,6 +46,14 @@ def write_out_of_place(work: Work) -> None:
         graph.erase_node(node)
         made.add(new)
         storage = None
+
+
+def is_without_grad(target: fx.Node, write: fx.Node) -> bool:
+    """Whether a switch of the grad mode stands between: a sum that is made there may have no history."""
+    node = target.next
+    while node is not write and not is_switch(node):
+        node = node.next
+    return node is not write
 
 
 def is_alone(target: fx.Node, write: fx.Node, storage: Storage) -> bool:

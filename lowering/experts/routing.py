@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import fx
 
 from moebius.lowering.experts.evidence import Skip
@@ -17,8 +16,6 @@ from moebius.lowering.values import same_shape, shape_of
 # In a node's meta: an index that the proof made, -1 for slots that go to no expert. Its value says how many these are,
 # if the batch has tokens.
 DROPPED = "slots dropped"
-JOINS = frozenset({torch.cat, torch.concat, torch.concatenate, torch.stack})
-EXTREMES = frozenset({torch.max, torch.min, "max", "min"})
 ALL, SOME = "perhaps all", "some"
 
 
@@ -31,46 +28,18 @@ class Allowed:
 
 
 def index_bounds(node: fx.Node) -> tuple[int, int] | None:
-    """[low, high) that an integer tensor's values certainly lie in: positions along an axis, and those put together."""
-    node = whole_of(node)
-    if node.target in JOINS:
-        parts = node.args[0] if node.args else node.kwargs.get("tensors")
-        joined = [index_bounds(part) if isinstance(part, fx.Node) else None for part in parts or (None,)]  # type: ignore[union-attr]
-        known = [bounds for bounds in joined if bounds is not None]
-        return (min(low for low, _ in known), max(high for _, high in known)) if len(known) == len(joined) else None
+    """[low, high) that an integer tensor's values certainly lie in: positions that topk or argmax returned."""
+    node = index_root(node)
     call = read_call(node)
     if call is not None and call.name == "getitem" and call["index"] == 1 and isinstance(call["input"], fx.Node):
-        searched, dim = along_axis(call["input"])
-    elif call is not None and call.name in ("argmax", "argsort"):
-        searched, dim = call["input"], call["dim"]
-    else:
+        call = read_call(call["input"])
+        if call is None or call.name != "topk":
+            return None
+    elif call is None or call.name != "argmax" or call["dim"] is None:
         return None
-    shape = shape_of(searched)
-    size = shape[dim] if shape and isinstance(dim, int) else None
+    shape = shape_of(call["input"])
+    size = shape[call["dim"]] if shape else None
     return (0, size) if isinstance(size, int) else None
-
-
-def whole_of(node: fx.Node) -> fx.Node:
-    """The tensor that has these numbers, and perhaps others, before views and parts of it are taken."""
-    while True:
-        node = index_root(node)
-        call = read_call(node)
-        if call is None or call.name != "getitem" or shape_of(call["input"]) is None:
-            return node
-        keys = call["index"] if isinstance(call["index"], tuple) else (call["index"],)
-        if not all(isinstance(key, slice | int) or key is None or key is Ellipsis for key in keys):
-            return node
-        node = call["input"]
-
-
-def along_axis(node: fx.Node) -> tuple[Any, Any]:
-    """(a tensor, an axis) of which an operator gives values and positions: ``topk``, ``sort``, ``max(x, dim)``."""
-    call = read_call(node)
-    if call is not None:
-        return (call["input"], call["dim"]) if call.name in ("topk", "sort") else (None, None)
-    if node.target in EXTREMES and node.args:
-        return node.args[0], node.kwargs.get("dim", node.args[1] if len(node.args) > 1 else None)
-    return None, None
 
 
 def turns_limit(source: Any, fact: Fact | None) -> int | None:

@@ -20,12 +20,14 @@ from moebius.kernels import experts
 from moebius.lowering.aliasing import Storage
 from moebius.lowering.contract import Work
 from moebius.lowering.experts.grouped import is_order, is_sorted, lookup, root_of, sorted_by, uncast
-from moebius.lowering.experts.layout import FULL, sized_one
-from moebius.lowering.experts.routing import index_bounds, index_root
+from moebius.lowering.experts.kept import writer_before_backward
+from moebius.lowering.experts.layout import FULL, sized_one, without_grad
+from moebius.lowering.experts.positions import computed_since_the_choice, position_bounds
+from moebius.lowering.experts.routing import index_root
 from moebius.lowering.experts.turns import has_effect
 from moebius.lowering.operators import read_call
 from moebius.lowering.torch_private import same_size
-from moebius.lowering.values import add_call, infer, same_shape, shape_of, stands_at, tensor_of
+from moebius.lowering.values import add_call, computed_of, infer, same_shape, shape_of, stands_at, tensor_of
 
 
 @dataclass
@@ -40,10 +42,13 @@ class Rows:
 @dataclass
 class Sum:
     """What is done with the rows' results. chain: the nodes, the last one the sum over each token's slots. weights: of
-    the slots, [S] or [T, K]. inverse: the node that writes at which row each slot is, if one does."""
+    the slots, [S] or [T, K]; column: what the results are multiplied with. place: at which row each slot is; inverse:
+    the node that writes it, if one does."""
 
     chain: list[fx.Node] = field(default_factory=list)
     weights: fx.Node | None = None
+    column: fx.Node | None = None
+    place: fx.Node | None = None
     inverse: fx.Node | None = None
 
 
@@ -58,7 +63,7 @@ def at_tokens(work: Work, node: fx.Node) -> fx.Node | None:
     if rows is None or numbers is None or storage is None or end is None:
         return None
     last = end.chain[-1]
-    if not stands_still(node, last, [rows.x, rows.order, numbers, end.weights], storage):
+    if not stands_still(node, rows, numbers, end, storage):
         return None
     graph = node.graph
     with graph.inserting_before(last):
@@ -71,7 +76,7 @@ def at_tokens(work: Work, node: fx.Node) -> fx.Node | None:
     for one in (*reversed(end.chain), node):
         work.loose += one.all_input_nodes
         graph.erase_node(one)
-    if end.inverse is not None and len(end.inverse.args[0].users) == 1:  # type: ignore[union-attr]
+    if end.inverse is not None and is_unseen(end.inverse, storage):
         work.loose += end.inverse.all_input_nodes
         graph.erase_node(end.inverse)
     work.loose = [one for one in work.loose if one not in (*end.chain, node, end.inverse)]
@@ -93,7 +98,8 @@ def slot_rows(x: fx.Node) -> Rows | None:
     inner = read_call(table)
     if is_order(place) and inner is not None and inner.name == "repeat_interleave":
         before = slot_rows(table)
-        return None if before is None else Rows(before.x, place, before.k)
+        whole = same_shape((shape_of(table) or (0,))[:1], shape_of(place))
+        return Rows(before.x, place, before.k) if before is not None and whole else None
     divided = read_call(place)
     if divided is None or not isinstance(divided.args.get("other"), int) or not is_order(divided["input"]):
         return None
@@ -114,7 +120,7 @@ def slot_numbers(index: Any, order: fx.Node | None, weight: Any) -> fx.Node | No
     if looked is not None and looked.name == "getitem" and isinstance(looked["input"], fx.Node):
         every = read_call(looked["input"])
         if every is not None and every.name == "arange":  # (it raises for numbers beyond the experts)
-            bounds, experts_here = index_bounds(root_of(looked["index"])), (shape_of(weight) or (0,))[0]
+            bounds, experts_here = position_bounds(root_of(looked["index"])), (shape_of(weight) or (0,))[0]
             if bounds is None or bounds[0] < 0 or bounds[1] > experts_here or every["bounds"] != (experts_here,):
                 return None
             numbers = looked["index"]
@@ -149,28 +155,39 @@ def added_up(node: fx.Node, rows: Rows, storage: Storage) -> Sum | None:
         sizes = shape_of(user) or ()
         part = lookup(call)
         if call.name in ("getitem", "squeeze", "unsqueeze") and part is None:  # axes of size 1 come and go
-            if not same_shape(tuple(size for size in sizes if not sized_one(size)), shape):
+            keys = call.args.get("index", ())
+            plain = all(map(keeps_order, keys if isinstance(keys, tuple) else (keys,)))
+            if not plain or not same_shape(tuple(size for size in sizes if not sized_one(size)), shape):
                 return None
         elif call.name == "mul" and found.weights is None and len(sizes) == (3 if apart else 2):
             other = call["other"] if call["input"] is now else call["input"]
             found.weights = slot_weights(other, None if in_order else rows.order, rows.k if apart else None)
-            if found.weights is None or not same_shape(shape_of(other), (*shape[:-1], 1)):
+            value, found.column = tensor_of(other), other
+            if found.weights is None or value is None or not value.dtype.is_floating_point:
+                return None
+            if not same_shape(shape_of(other), (*shape[:-1], 1)):
                 return None
         elif part is not None and part[0] is now and not in_order and not apart and rows.order is not None:
             found.inverse = written_by(part[1], user, storage)
             if not is_inverse(part[1], rows.order, found.inverse, user, storage):
                 return None
-            in_order = True
+            in_order, found.place = True, part[1]
         elif call.name == "reshape" and in_order and not apart and len(sizes) == 3:
             if not same_size(sizes[1], rows.k) or not same_size(sizes[2], shape[1]):
                 return None
             apart, shape = True, sizes
-        elif call.name == "sum" and apart and call["dim"] in (1, -2, (1,), [1]) and not call["keepdim"]:
-            return found if call["dtype"] is None and of_one_type(found, node) else None
+        elif call.name == "sum" and apart and len(shape_of(now) or ()) == 3 and not call["keepdim"]:
+            along = call["dim"] in (1, -2, (1,), [1]) and call["dtype"] is None
+            return found if along and of_one_type(found, node) else None
         else:
             return None
         now = user
     return None
+
+
+def keeps_order(key: Any) -> bool:
+    """Whether a key of ``y[…]`` keeps what it keeps in its order."""
+    return key is None or key is Ellipsis or type(key) is int or (isinstance(key, slice) and key == FULL)
 
 
 def of_one_type(found: Sum, node: fx.Node) -> bool:
@@ -229,10 +246,29 @@ def is_inverse(place: fx.Node, order: fx.Node, writer: fx.Node | None, at: fx.No
     return same_shape(shape_of(values), shape_of(order)) and same_shape(shape_of(place), shape_of(order))
 
 
-def stands_still(node: fx.Node, last: fx.Node, read: list[fx.Node | None], storage: Storage) -> bool:
-    """Whether all of it may be computed where the sum is: nothing that it reads was written to, and no mode changes."""
-    given = [*node.all_input_nodes, *(one for one in read if one is not None), node]
-    if any(storage.writer_between(one, last) is not None for one in given):
+def is_unseen(writer: fx.Node, storage: Storage) -> bool:
+    """Whether what a node writes into is read by nobody else, under any name."""
+    target = writer.args[0]
+    assert isinstance(target, fx.Node)
+    return storage.is_fresh(target) and storage.family(target) == {target} and set(target.users) == {writer}
+
+
+def stands_still(node: fx.Node, rows: Rows, numbers: fx.Node, end: Sum, storage: Storage) -> bool:
+    """Whether all of it may be computed where the sum is: nothing that the proof went through was written to by then,
+    or is before backward; history was dropped nowhere, and no mode changes."""
+    last = end.chain[-1]
+    values = None if end.inverse is None else end.inverse.args[2]
+    made = [one for one in (node.args[0], node.args[3], end.column, values) if isinstance(one, fx.Node)]
+    ends = {one for one in (rows.x, rows.order, numbers, end.weights, end.place) if one is not None}
+    passed = computed_of(made, lambda one: () if one in ends or one.op == "placeholder" else one.all_input_nodes)
+    passed |= {*node.all_input_nodes, node, *end.chain[:-1], *ends} | computed_since_the_choice([numbers])
+    passed -= {end.place} if end.inverse is not None and end.place is not None else set()
+    if any(storage.writer_between(one, last) is not None for one in passed):
+        return False
+    kept = [one for one in (rows.x, end.weights) if one is not None]
+    if writer_before_backward(storage, last, kept, kept, last) is not None:
+        return False
+    if not without_grad(node.graph).isdisjoint(passed - computed_since_the_choice([numbers]) - ends):
         return False
     between = node.next
     while between is not last:

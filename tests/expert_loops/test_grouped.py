@@ -159,6 +159,100 @@ CHANGED = {
 }  # fmt: skip
 
 
+# The same, after the reader of lines like these has said what breaks a proof that looks at its ends alone: each thing
+# that the proof goes through is written to, or made without history. None: it may be lowered, and is equal.
+STEPS = """
+    weight, index = logits.softmax(-1).topk(K)
+    flat = index.reshape(-1)
+    ids, order = torch.sort(flat)
+    counts = torch.histc(ids.float(), bins=E, min=0, max=E - 1)
+    ends = torch.cumsum(counts, 0, dtype=torch.int32)
+    tok = order // K
+    rows = x[tok]
+    h = fallback(rows, up.transpose(1, 2), ends)
+    gate, rest = h.chunk(2, -1)
+    mid = silu(gate) * rest
+    y = fallback(mid, down.transpose(1, 2), ends)
+    back = torch.empty_like(order)
+    back[order] = torch.arange(order.shape[0])
+    w = weight.reshape(-1)[order]
+    z = y * w.unsqueeze(-1)
+    return z[back].view(-1, K, D).sum(1)
+"""
+AFTER = "    {0}\n    {1}\n"
+COUNTED_SO = "counts = torch.histc(ids.float(), bins=E, min=0, max=E - 1)"
+BROKEN = {
+    "weights doubled": ("w = weight.reshape(-1)[order]", "w.mul_(2)"),
+    "weights dropped": ("w = weight.reshape(-1)[order]", "w.masked_fill_(w < 0.4, 0)"),
+    "weights detached": ("w = weight.reshape(-1)[order]", "w.detach_()"),
+    "tokens turned": ("tok = order // K", "tok.copy_(tok.flip(0))"),
+    "counts turned": (COUNTED_SO, "counts.copy_(counts.flip(0))"),
+    "counts moved": (COUNTED_SO, "counts[1] += counts[0]; counts[0] = 0"),
+    "numbers turned": ("flat = index.reshape(-1)", "flat = flat.clone(); flat.add_(1).remainder_(E)"),
+    "rows by another order": ("z = y * w.unsqueeze(-1)", "p = torch.arange(len(z)).flip(0); z = z[p, :]"),
+    "rows by a list": ("z = y * w.unsqueeze(-1)", "z = z[list(range(len(z)))[::-1]]"),
+    "rows by two axes": ("z = y * w.unsqueeze(-1)", "z = z[torch.arange(len(z)).flip(0)[:, None]].squeeze(1)"),
+    "small numbers": ("ids, order = torch.sort(flat)", "ids, order = torch.sort(flat.to(torch.int8))"),
+    "history of rows": ("tok = order // K", "with torch.no_grad(): rows = x[tok]"),
+    "a longer middle": ("mid = silu(gate) * rest", "mid = torch.nn.functional.pad(mid, (0, 0, 0, 4))[: len(mid)]"),
+    "weights as a mask": ("w = weight.reshape(-1)[order]", "w = (weight > 0.3).reshape(-1)[order]"),
+}
+REPLACED = {
+    "turned inverse": ("back[order] = torch.arange(order.shape[0])",
+                       "r = torch.arange(order.shape[0]); r.copy_(r.flip(0)); back[order] = r"),
+    "an axis before the sum": (".view(-1, K, D).sum(1)", ".view(-1, K, D).unsqueeze(1).sum(1)"),
+    "slots turned": (".view(-1, K, D).sum(1)", ".view(-1, K, D)[:, :, torch.arange(D).flip(0)].sum(1)"),
+    "a big table": ("rows = x[tok]", "big = x.repeat_interleave(K, 0); big[0] = 0; rows = big[order]"),
+    "a residual": ("return z[back].view(-1, K, D).sum(1)",
+                   "x = x * 1; out = x[tok] * 0 + z; x += out[back].view(-1, K, D).sum(1); return x"),
+    "the inverse is given out": ("return z[back].view(-1, K, D).sum(1)",
+                                 "return z[back].view(-1, K, D).sum(1) + 0 * logits.sum() + back.sum() * 0"),
+    "no history of weights": ("w = weight.reshape(-1)[order]", "with torch.no_grad(): w = weight.reshape(-1)[order]"),
+    "a part of what was chosen": ("weight, index = logits.softmax(-1).topk(K)",
+                                  "weight, full = logits.softmax(-1).topk(K + 1); full = full.clone(); full[:3] = 0; "
+                                  "weight = weight[:, :K]; index = full[:, :K]"),
+}  # fmt: skip
+
+
+def steps_of(name: str) -> str:
+    if name in BROKEN:
+        line, more = BROKEN[name]
+        assert line in STEPS
+        changed = STEPS.replace(f"    {line}\n", AFTER.format(line, more))
+        return changed.replace("    rows = x[tok]\n", "") if name == "history of rows" else changed
+    old, new = REPLACED[name]
+    assert old in STEPS
+    return STEPS.replace(old, new)
+
+
+@pytest.mark.parametrize("name", [*BROKEN, *REPLACED])
+def test_each_step_that_the_proof_goes_through(name: str) -> None:
+    layer = made(HEAD.partition("    weight, index")[0] + steps_of(name).lstrip("\n"))
+    torch.manual_seed(0)
+    given = [torch.randn(shape) for shape in ((T, D), (T, E), (E, 2 * N, D), (E, D, N))]
+    seen = []
+    for call in (layer, moebius.capture(layer)):
+        inputs = [t.clone().requires_grad_() for t in given]
+        result = call(*inputs)
+        result.double().square().sum().backward()
+        seen.append([result.detach(), *(t.grad for t in inputs)])
+    moebius.reset()
+    for plain, captured in zip(*seen, strict=True):
+        assert (plain is None) == (captured is None)
+        if plain is not None:
+            torch.testing.assert_close(captured, plain, rtol=1e-3, atol=1e-3)
+
+
+def test_autocast_leaves_grouped_products_alone() -> None:
+    layer = made(HEAD.partition("    weight, index")[0] + STEPS.lstrip("\n"))
+    torch.manual_seed(0)
+    given = [torch.randn(shape) for shape in ((T, D), (T, E), (E, 2 * N, D), (E, D, N))]
+    with torch.autocast("cpu", torch.bfloat16):
+        plain, captured = layer(*given), moebius.capture(layer)(*given)
+    moebius.reset()
+    torch.testing.assert_close(captured, plain, rtol=1e-3, atol=1e-3)
+
+
 @pytest.mark.parametrize("name", CHANGED)
 def test_what_is_not_known_stays(name: str) -> None:
     old, new, wanted = CHANGED[name]
