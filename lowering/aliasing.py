@@ -344,6 +344,8 @@ def makes_new(node: fx.Node) -> bool:
         return False
     if isinstance(node.target, LayerCall):
         return node.target.fresh
+    if node.target is torch.einsum:  # (of one operand it may be a view)
+        return len(node.args) == 3 and isinstance(node.args[2], fx.Node)
     name = getattr(node.target, "__name__", "")
     module = (getattr(node.target, "__module__", "") or "").split(".")[0]
     return name in NEW_TENSORS and module in ("torch", "moebius")
