@@ -127,7 +127,7 @@ def average(options: Options, values: Iterable[Any], root: bool) -> None:
             "rank alone; pass the model, or the optimizer, to the captured function"
         )
     try:
-        average_gradients(modules, tensors, options.mesh, resolve_plan(options.plan, options.mesh))
+        average_gradients(modules, tensors, options.mesh, resolve_plan(options.plan, options.mesh), optimizers)
     except DistributionError as error:
         raise MeshError(str(error)) from error
     for optimizer in optimizers:

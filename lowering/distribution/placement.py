@@ -11,7 +11,7 @@ from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 from moebius.lowering.distribution.agree import agree, copy_from_first_rank
 from moebius.lowering.distribution.errors import PlacementError
 from moebius.lowering.distribution.plan import Plan, chunk_span
-from moebius.lowering.distribution.reduce import release
+from moebius.lowering.distribution.reduce import release, watch_again
 from moebius.lowering.distribution.sharded import Sharded, keep_grad_sharded, local_rows, shard_rows
 from moebius.lowering.distribution.torch_private import drop_empty_hooks, has_hooks, references, swap
 
@@ -57,6 +57,7 @@ def collect_parameters(parameters: Iterable[torch.Tensor]) -> list[torch.Tensor]
     if moving:
         _agree(moving, moving[0].shards.device_mesh)
     for parameter in moving:
+        release(parameter)
         if parameter.leaf_hook is not None:
             parameter.leaf_hook.remove()
         whole = torch.nn.Parameter(parameter.shards.detach().full_tensor(), parameter.requires_grad)
@@ -64,6 +65,7 @@ def collect_parameters(parameters: Iterable[torch.Tensor]) -> list[torch.Tensor]
             whole.grad = parameter.grad.shards.full_tensor()
         _take_place(parameter, whole)
         del parameter.shards, parameter.leaf_hook
+        watch_again(parameter)
     return moving
 
 

@@ -23,7 +23,7 @@ from moebius.lowering.distribution.agree import agree, all_reduce, copy_from_fir
 from moebius.lowering.distribution.errors import DistributionError
 from moebius.lowering.distribution.plan import data_axes
 from moebius.lowering.distribution.sharded import Sharded, zeros_sharded
-from moebius.lowering.distribution.torch_private import accumulates, at_end_of_backward, backward_number
+from moebius.lowering.distribution.torch_private import accumulates, at_end_of_backward, backward_number, tree_leaves
 
 BUCKET = 1 << 25  # bytes of gradients that travel together
 
@@ -56,8 +56,9 @@ class Reducer:
             return None
         return place[1]
 
-    def watch(self, parameters: Sequence[torch.Tensor], buffers: Sequence[torch.Tensor]) -> None:
-        """From now on these parameters' gradients are averaged. New ones, and buffers, get the first rank's values."""
+    def watch(self, parameters: Sequence[torch.Tensor], buffers: Sequence[torch.Tensor]) -> bool:
+        """From now on these parameters' gradients are averaged. New ones, and buffers, get the first rank's values.
+        Whether there are new ones."""
         new = [parameter for parameter in parameters if self.place_of(parameter) is None]
         more = zlib.crc32(repr([(tuple(t.shape), str(t.dtype)) for t in (*new, *buffers)]).encode())
         if new and not agree(self.mesh, "the first use of parameters", more):
@@ -75,9 +76,13 @@ class Reducer:
         for parameter in parameters:
             place = self.place_of(parameter)
             assert place is not None
-            if parameter.requires_grad and self.known[place].hook is None:
-                hook = functools.partial(self.reached, place)
-                self.known[place].hook = parameter.register_hook(hook)
+            self.hook(place, parameter)
+        return bool(new)
+
+    def hook(self, place: int, parameter: torch.Tensor) -> None:
+        """Let backward tell that it reaches the parameter."""
+        if parameter.requires_grad and self.known[place].hook is None:
+            self.known[place].hook = parameter.register_hook(functools.partial(self.reached, place))
 
     def reached(self, place: int, grad: torch.Tensor) -> None:
         """Backward is about to accumulate into a parameter."""
@@ -168,9 +173,13 @@ REDUCERS: dict[tuple[Any, int], Reducer] = {}
 PLACES: dict[int, tuple[Reducer, int]] = {}  # by id of the parameter
 
 
-def average_gradients(modules: Iterable[torch.nn.Module], tensors: Iterable[Any], mesh: Any, plan: Any) -> None:
+def average_gradients(
+    modules: Iterable[torch.nn.Module], tensors: Iterable[Any], mesh: Any, plan: Any,
+    optimizers: Iterable[torch.optim.Optimizer] = (),
+) -> None:
     """From now on each backward averages the gradients of these modules' parameters, and of the parameters among
-    ``tensors``, over the mesh; they become equal on all ranks. Calling again is free. Collective where any is new.
+    ``tensors``, over the mesh; they become equal on all ranks, and so does what these optimizers hold for them. Calling
+    again is free. Collective where any is new.
 
     Raises DistributionError for what reduces its gradients itself (DistributedDataParallel, FSDP2, DTensor).
     """
@@ -189,7 +198,31 @@ def average_gradients(modules: Iterable[torch.nn.Module], tensors: Iterable[Any]
     reducer = REDUCERS.setdefault((mesh, axis), Reducer(mesh, axis))
     reducer.mesh = mesh
     mine = [parameter for parameter in parameters if _belongs_to(parameter, reducer)]
-    reducer.watch(mine, buffers)
+    if reducer.watch(mine, buffers):
+        share_state(optimizers, mesh)
+
+
+def share_state(optimizers: Iterable[torch.optim.Optimizer], mesh: Any) -> None:
+    """Give all ranks what the first one's optimizers hold from steps that were taken before. Collective."""
+    held: list[Any] = []
+    for optimizer in optimizers:
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        for place, parameter in enumerate(parameters):
+            state = optimizer.state.get(parameter, {})
+            held += [place, *tree_leaves([(str(name), state[name]) for name in sorted(state, key=str)])]
+    tensors = [value for value in held if isinstance(value, torch.Tensor) and not isinstance(value, Sharded)]
+    plain = (int, float, str, type(None))
+    form = [(v.shape, v.dtype) if isinstance(v, torch.Tensor) else v if isinstance(v, plain) else type(v) for v in held]
+    if not agree(mesh, "the state of optimizers", zlib.crc32(repr(form).encode())):
+        raise DistributionError(
+            "the optimizer holds state of other steps on another rank; load the checkpoint on every rank, or on none"
+        )
+    with torch.no_grad():
+        for tensor in tensors:
+            there = tensor.to(mesh.device_type)  # a count of steps may be on the CPU
+            copy_from_first_rank(there, mesh)
+            if there is not tensor:
+                tensor.copy_(there)
 
 
 def _belongs_to(parameter: torch.Tensor, reducer: Reducer) -> bool:
@@ -215,3 +248,10 @@ def release(parameter: torch.Tensor) -> None:
         if (hook := reducer.known[place].hook) is not None:
             hook.remove()
             reducer.known[place].hook = None
+
+
+def watch_again(parameter: torch.Tensor) -> None:
+    """Average the gradient of a parameter that was released, and has moved."""
+    if is_averaged(parameter):
+        reducer, place = PLACES[id(parameter)]
+        reducer.hook(place, parameter)

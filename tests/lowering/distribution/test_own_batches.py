@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 import moebius
 from moebius import capture
 from moebius.errors import MeshError
-from moebius.lowering.distribution import DistributionError, Sharded
+from moebius.lowering.distribution import DistributionError, Sharded, collect_parameters
 
 E, D, N, K, OUT = 4, 10, 6, 2, 3
 DIVISOR = 20  # of a sum over tokens: a rank may have none
@@ -335,3 +335,36 @@ REFUSED = {
 def test_one_clear_error_on_all_ranks(on_ranks, what):
     for text in on_ranks(2, refuse, what):
         assert REFUSED[what] in text
+
+
+def warm_up(model, optimizer, x):
+    optimizer.zero_grad()
+    (model(x) ** 2).mean().backward()
+    optimizer.step()
+
+
+def begin_late(what):
+    """Whole values after steps that each rank took alone before the first captured call, or after experts came back."""
+    model, optimizer = build(Model)
+    generator = torch.Generator().manual_seed(dist.get_rank())
+    run = capture(warm_up, mesh=init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("ep",)))
+    steps = {"state from before": [warm_up, warm_up, run, run], "experts come back": [run, collect, warm_up, warm_up],
+             "state on one rank": [warm_up if dist.get_rank() == 0 else collect, run]}
+    try:
+        for take in steps[what]:
+            take(model, optimizer, torch.randn(5, D, generator=generator, dtype=torch.float64))
+    except MeshError as error:
+        return str(error)
+    return [whole(p).tolist() for p in model.parameters()]
+
+
+def collect(model, optimizer, x):
+    collect_parameters(model.parameters())
+    optimizer.state.clear()
+
+
+@pytest.mark.parametrize("what", ["state from before", "experts come back", "state on one rank"])
+def test_ranks_stay_equal(on_ranks, what):
+    first, second = on_ranks(2, begin_late, what)
+    assert first == second
+    assert ("load the checkpoint on every rank" in first) == (what == "state on one rank")
