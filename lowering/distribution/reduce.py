@@ -23,7 +23,13 @@ from moebius.lowering.distribution.agree import agree, all_reduce, copy_from_fir
 from moebius.lowering.distribution.errors import DistributionError
 from moebius.lowering.distribution.plan import data_axes
 from moebius.lowering.distribution.sharded import Sharded, zeros_sharded
-from moebius.lowering.distribution.torch_private import accumulates, at_end_of_backward, backward_number, tree_leaves
+from moebius.lowering.distribution.torch_private import (
+    accumulates,
+    at_end_of_backward,
+    backward_number,
+    tree_leaves,
+    writes,
+)
 
 BUCKET = 1 << 25  # bytes of gradients that travel together
 
@@ -39,13 +45,15 @@ class Known:
 @dataclass
 class Reducer:
     """All that a mesh averages. known: in the order in which they were met, the same on all ranks; what has died keeps
-    its place. touched: places of those that backward has reached since the last time. running: backward passes whose
-    end this waits for. signature: of all that was ever met."""
+    its place. touched: places of those that backward has reached since the last time. written: how often each of those
+    had been written in place when it was reached. running: backward passes whose end this waits for. signature: of all
+    that was ever met."""
 
     mesh: Any
     axis: int
     known: list[Known] = field(default_factory=list)
     touched: set[int] = field(default_factory=set)
+    written: dict[int, int] = field(default_factory=dict)
     running: set[int] = field(default_factory=set)
     signature: int = 0
 
@@ -97,11 +105,14 @@ class Reducer:
             self.running.add(number)
             at_end_of_backward(functools.partial(self.finish, number))
         self.touched.add(place)
+        if (leaf := self.known[place].parameter()) is not None:
+            self.written.setdefault(place, writes(leaf))
 
     def finish(self, number: int) -> None:
         """The end of a backward pass: average what it reached on any rank. Collective."""
         self.running.discard(number)
         touched, self.touched = self.touched, set()
+        written, self.written = self.written, {}
         for place, one in enumerate(self.known):  # what was frozen when it was met, and is no more
             parameter = one.parameter()
             if one.hook is None and parameter is not None and parameter.requires_grad and parameter.grad is not None:
@@ -109,7 +120,7 @@ class Reducer:
         with torch.no_grad():
             mine = zlib.crc32(repr(sorted(touched)).encode())
             value = (self.signature ^ mine) % (1 << 62)
-            if not agree(self.mesh, "the end of backward()", value, self.trouble(touched)):
+            if not agree(self.mesh, "the end of backward()", value, self.trouble(touched, written)):
                 touched = self.reached_anywhere(touched)
             whole: dict[torch.dtype, list[torch.Tensor]] = {}
             shards: dict[torch.dtype, list[torch.Tensor]] = {}
@@ -128,10 +139,15 @@ class Reducer:
             for grads in shards.values():
                 self.average(grads, data_axes(self.mesh, self.axis))
 
-    def trouble(self, touched: set[int]) -> str:
+    def trouble(self, touched: set[int], written: dict[int, int]) -> str:
         """Why gradients that are there cannot be averaged."""
         for place in touched:
             parameter = self.known[place].parameter()
+            if parameter is not None and writes(parameter) != written.get(place, writes(parameter)):
+                return (
+                    f"a parameter of shape {tuple(parameter.shape)} was written while backward() ran (by an optimizer "
+                    f"that steps within it?), before its gradient was averaged; step after backward()"
+                )
             grad = None if parameter is None else parameter.grad
             if parameter is None or grad is None:
                 continue

@@ -11,7 +11,7 @@ __all__ = [
     "accumulates", "at_end_of_backward", "backward_number", "default_store", "drop_empty_hooks",
     "has_hooks", "is_mutable",
     "is_view", "local_sizes", "local_tensor_types", "references", "swap", "tree_flatten", "tree_leaves",
-    "tree_map", "tree_unflatten", "wrapper_tensor", "written",
+    "tree_map", "tree_unflatten", "wrapper_tensor", "writes", "written",
 ]
 
 T = TypeVar("T", bound=torch.Tensor)
@@ -68,6 +68,11 @@ def drop_empty_hooks(tensor: torch.Tensor) -> None:
     belongs to the Python object, and is not looked at once the object is another tensor's (swap)."""
     if tensor._backward_hooks is not None and not tensor._backward_hooks:
         tensor._backward_hooks = None
+
+
+def writes(tensor: torch.Tensor) -> int:
+    """How often a tensor was written in place."""
+    return int(tensor._version)
 
 
 def references(tensor: torch.Tensor) -> int:

@@ -309,6 +309,10 @@ def refuse(what):
             capture(embed, mesh=mesh)(nn.Embedding(5, 3, sparse=True), torch.tensor([1, 2]))
         elif what == "create_graph":
             capture(twice, mesh=mesh)(model, x)
+        elif what == "optimizer in backward":
+            optimizer = torch.optim.SGD(model.last.parameters(), lr=0.1)
+            model.last.weight.register_post_accumulate_grad_hook(lambda parameter: optimizer.step())
+            capture(warm_up, mesh=mesh)(model, torch.optim.SGD(model.parameters(), lr=0.1), x)
     return str(raised.value)
 
 
@@ -327,7 +331,7 @@ def twice(model, x):
 REFUSED = {
     "autograd.grad": "loss alone", "plain tensor": "no torch.nn.Parameter", "DistributedDataParallel": "by itself",
     "another model on each rank": "same model on every rank", "sparse": "sparse=False",
-    "create_graph": "create_graph=True",
+    "create_graph": "create_graph=True", "optimizer in backward": "step after backward()",
 }
 
 
