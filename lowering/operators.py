@@ -42,13 +42,15 @@ class Operator:
     """A canonical operator.
 
     parameters: names in order, as in a ``def`` line ("input, dim=0, *dims"); a starred one collects the rest.
-    inplace: it writes into its first argument. alias: its result may share storage with an argument.
+    inplace: it writes into its first argument. alias: its result may share storage with an argument. positions: it
+    gives positions along its ``dim``, as its result or as the second of two.
     """
 
     name: str
     parameters: str
     inplace: bool = False
     alias: bool = False
+    positions: bool = False
 
     def bind(self, args: tuple, kwargs: dict[str, Any]) -> dict[str, Any] | None:
         """The arguments by name with defaults filled in, or None where they do not fit."""
@@ -139,6 +141,7 @@ def declare(
     methods: Iterable[str] = (),
     *,
     alias: bool = False,
+    positions: bool = False,
     inplace: Iterable[Any] = (),
 ) -> None:
     """Put one operator into the tables.
@@ -146,7 +149,7 @@ def declare(
     spellings: functions; methods: method names; inplace: functions and method names that compute it into the first
     argument.
     """
-    plain = Operator(name, parameters, alias=alias)
+    plain = Operator(name, parameters, alias=alias, positions=positions)
     writing = Operator(name, parameters, inplace=True, alias=True)
     for function in spellings:
         FUNCTIONS[function] = plain
@@ -250,8 +253,8 @@ declare(
 declare("bincount", "input, weights=None, minlength=0", [torch.bincount], ["bincount"])
 declare("histc", "input, bins=100, min=0, max=0", [torch.histc], ["histc"])
 declare("cumsum", "input, dim, *, dtype=None", [torch.cumsum], ["cumsum"])
-declare("sort", "input, dim=-1, descending=False, stable=False", [torch.sort], ["sort"])
-declare("argsort", "input, dim=-1, descending=False, stable=False", [torch.argsort], ["argsort"])
+declare("sort", "input, dim=-1, descending=False, stable=False", [torch.sort], ["sort"], positions=True)
+declare("argsort", "input, dim=-1, descending=False, stable=False", [torch.argsort], ["argsort"], positions=True)
 declare(
     "repeat_interleave", "input, repeats, dim=None, *, output_size=None", [torch.repeat_interleave],
     ["repeat_interleave"],
@@ -265,8 +268,11 @@ declare("cat_present", "items, asked", [cat_present])
 declare("no_rows", "sizes, dtype, device", [no_rows])
 declare("masked_fill", "input, mask, value", [torch.masked_fill], ["masked_fill"], inplace=["masked_fill_"])
 declare("and", "input, other", [torch.logical_and, operator.and_], ["logical_and"])
-declare("topk", "input, k, dim=-1, largest=True, sorted=True", [torch.topk], ["topk"])
-declare("argmax", "input, dim=None, keepdim=False", [torch.argmax], ["argmax"])
+declare("topk", "input, k, dim=-1, largest=True, sorted=True", [torch.topk], ["topk"], positions=True)
+for _name in ("argmax", "argmin"):
+    declare(_name, "input, dim=None, keepdim=False", [getattr(torch, _name)], [_name], positions=True)
+for _name in ("max", "min"):
+    declare(_name, "input, dim=None, keepdim=False", [getattr(torch, _name)], [_name], positions=True)
 declare("gather", "input, dim, index", [torch.gather], ["gather"])
 declare("index_select", "input, dim, index", [torch.index_select], ["index_select"])
 for _name, _functions, _methods in (
@@ -379,6 +385,7 @@ declare(
     inplace=["index_put_", torch.index_put_],
 )
 declare("stack", "tensors, dim=0", [torch.stack])
+declare("cat", "tensors, dim=0", [torch.cat, torch.concat, torch.concatenate])
 declare("scatter", "input, dim, index, src", [torch.scatter], ["scatter"], inplace=["scatter_"])
 declare("scatter_add", "input, dim, index, src", [torch.scatter_add], ["scatter_add"], inplace=["scatter_add_"])
 declare(

@@ -6,7 +6,6 @@ written, the experts may become an operator (blocks.py); where they do not, they
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,7 +13,7 @@ from torch import fx
 
 from moebius.lowering.aliasing import Storage
 from moebius.lowering.contract import Work
-from moebius.lowering.dead_code import drop_dead_code
+from moebius.lowering.experts.provisional import Provisional
 from moebius.lowering.operators import ELEMENTWISE, Call, read_call
 from moebius.lowering.values import add_call, infer, shape_of, stands_at
 
@@ -22,23 +21,14 @@ PRODUCTS = frozenset({"linear", "matmul"})
 FAR = 64
 
 
-@dataclass
-class Flat:
-    """node: a down-projection of rows with several axes. down: that of the matrix; whole: the same in node's shape."""
-
-    node: fx.Node
-    down: fx.Node
-    whole: fx.Node
-
-
-def flatten_rows(work: Work) -> list[Flat]:
+def flatten_rows(work: Work) -> list[Provisional]:
     """Writes the experts of one line so, two or more of them."""
     lines: dict[Any, list[fx.Node]] = {}
     for node in work.gm.graph.nodes:
         call = read_call(node)
         if call is not None and call.name in PRODUCTS and not call.op.inplace and len(shape_of(node) or ()) > 2:
             lines.setdefault((node.meta.get("where"), node.target), []).append(node)
-    found: list[Flat] = []
+    found: list[Provisional] = []
     lines = {line: nodes for line, nodes in lines.items() if len(nodes) > 1}
     storage = Storage(work.gm.graph) if lines else None
     for nodes in lines.values():
@@ -47,18 +37,6 @@ def flatten_rows(work: Work) -> list[Flat]:
         if len({rows for _, rows, _ in between}) == len(between) > 1:  # (all on the same rows: nobody routes these)
             found += [flat for one in between if (flat := written(*one)) is not None]
     return found
-
-
-def settle(work: Work, flats: list[Flat]) -> None:
-    """Takes back what became part of no operator."""
-    for flat in flats:
-        if flat.down.users:
-            flat.whole.replace_all_uses_with(flat.node)
-            work.loose.append(flat.whole)
-        else:
-            work.loose.append(flat.node)
-    if flats:
-        drop_dead_code(work)
 
 
 def inside(down: fx.Node) -> tuple[fx.Node, list[fx.Node]] | None:
@@ -117,7 +95,7 @@ def is_part(call: Call) -> bool:
     return call.name in ("chunk", "split") and call["dim"] == -1
 
 
-def written(down: fx.Node, rows: fx.Node, nodes: list[fx.Node]) -> Flat | None:
+def written(down: fx.Node, rows: fx.Node, nodes: list[fx.Node]) -> Provisional | None:
     """The same computation on a matrix, before each node its own."""
     graph, sizes = down.graph, shape_of(rows) or ()
     if type(sizes[-1]) is not int:
@@ -142,4 +120,4 @@ def written(down: fx.Node, rows: fx.Node, nodes: list[fx.Node]) -> Flat | None:
         given = [n if type(n) is int else add_call(graph, down, "size", rows, i) for i, n in enumerate(sizes[:-1])]
         whole = add_call(graph, down, torch.reshape, same[down], (*given, (shape_of(down) or ())[-1]))
     down.replace_all_uses_with(whole)
-    return Flat(down, same[down], whole)
+    return Provisional(down, whole, same[down])

@@ -10,7 +10,6 @@ of no operator is put back as it was.
 from __future__ import annotations
 
 import operator
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,8 +17,8 @@ from torch import fx
 
 from moebius.lowering.aliasing import Storage
 from moebius.lowering.contract import Work
-from moebius.lowering.dead_code import drop_dead_code
 from moebius.lowering.experts.positions import computed_since_the_choice, position_bounds
+from moebius.lowering.experts.provisional import Provisional
 from moebius.lowering.experts.routing import index_root
 from moebius.lowering.operators import Call, read_call
 from moebius.lowering.values import add_call, same_shape, shape_of, tensor_of
@@ -34,15 +33,7 @@ INDICES = (torch.int64, torch.int32)
 FEW = 2048  # experts up to which a histogram's bins, which are computed in float32, hold one number each
 
 
-@dataclass
-class Gathered:
-    """node: a grouped product. result: the same with weights gathered for each row."""
-
-    node: fx.Node
-    result: fx.Node
-
-
-def gather_weights(work: Work) -> list[Gathered]:
+def gather_weights(work: Work) -> list[Provisional]:
     """Writes the grouped products so, where it is known which row is of which expert."""
     graph = work.gm.graph
     products = [(node, operands) for node in graph.nodes if (operands := grouped(node)) is not None]
@@ -63,7 +54,7 @@ def gather_weights(work: Work) -> list[Gathered]:
             copies = add_call(graph, node, operator.getitem, weight, index)
             result = add_call(graph, node, torch.einsum, "sd,sdn->sn", rows, copies)
         node.replace_all_uses_with(result)
-        found.append(Gathered(node, result))
+        found.append(Provisional(node, result, result))
     return found
 
 
@@ -82,19 +73,6 @@ def left_over(graph: fx.Graph) -> list[list[fx.Node]]:
         if (operands := grouped(node)) is not None:
             layers.setdefault(operands[2], []).append(node)
     return [products for products in layers.values() if len(products) > 1]
-
-
-def settle(work: Work, gathered: list[Gathered]) -> None:
-    """Takes back what became part of no operator."""
-    there = set(work.gm.graph.nodes) if gathered else set()
-    for one in gathered:
-        if one.result in there and one.result.users:
-            one.result.replace_all_uses_with(one.node)
-            work.loose.append(one.result)
-        else:
-            work.loose.append(one.node)
-    if gathered:
-        drop_dead_code(work)
 
 
 def grouped(node: fx.Node) -> tuple[fx.Node, fx.Node, fx.Node] | None:

@@ -3,37 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
-import torch
 from torch import fx
 
 from moebius.lowering.experts.routing import index_root
 from moebius.lowering.operators import read_call
 from moebius.lowering.values import computed_of, shape_of, tensor_of
 
-JOINS = frozenset({torch.cat, torch.concat, torch.concatenate, torch.stack})
-EXTREMES = frozenset({torch.max, torch.min, "max", "min"})
-CHOICES = frozenset({"topk", "argmax"})
-
 
 def position_bounds(node: fx.Node) -> tuple[int, int] | None:
     """[low, high) that an integer tensor's values certainly lie in: positions along an axis, and those put together."""
     node = whole_of(node)
-    if node.target in JOINS:
-        parts = node.args[0] if node.args else node.kwargs.get("tensors")
-        joined = [position_bounds(part) if isinstance(part, fx.Node) else None for part in parts or (None,)]  # type: ignore[union-attr]
-        known = [bounds for bounds in joined if bounds is not None]
-        return (min(low for low, _ in known), max(high for _, high in known)) if len(known) == len(joined) else None
     call = read_call(node)
-    if call is not None and call.name == "getitem" and call["index"] == 1 and isinstance(call["input"], fx.Node):
-        searched, dim = along_axis(call["input"])
-    elif call is not None and call.name in ("argmax", "argsort"):
-        searched, dim = call["input"], call["dim"]
-    else:
+    if call is not None and call.name in ("cat", "stack"):
+        parts = call["tensors"] if isinstance(call["tensors"], tuple | list) else (None,)
+        joined = [position_bounds(part) if isinstance(part, fx.Node) else None for part in parts]
+        known = [bounds for bounds in joined if bounds is not None]
+        return (min(low for low, _ in known), max(high for _, high in known)) if len(known) == len(joined) > 0 else None
+    if call is not None and call.name == "getitem" and call["index"] == 1:
+        call = read_call(call["input"])
+    if call is None or not call.op.positions or type(call["dim"]) is not int:
         return None
-    shape = shape_of(searched)
-    size = shape[dim] if shape and isinstance(dim, int) else None
+    shape = shape_of(call["input"])
+    size = shape[call["dim"]] if shape else None
     return (0, size) if isinstance(size, int) else None
 
 
@@ -50,22 +42,15 @@ def whole_of(node: fx.Node) -> fx.Node:
         node = call["input"]
 
 
-def along_axis(node: fx.Node) -> tuple[Any, Any]:
-    """(a tensor, an axis) of which an operator gives values and positions: ``topk``, ``sort``, ``max(x, dim)``."""
-    call = read_call(node)
-    if call is not None:
-        return (call["input"], call["dim"]) if call.name in ("topk", "sort") else (None, None)
-    if node.target in EXTREMES and node.args:
-        return node.args[0], node.kwargs.get("dim", node.args[1] if len(node.args) > 1 else None)
-    return None, None
-
-
 def computed_since_the_choice(nodes: Iterable[fx.Node]) -> set[fx.Node]:
     """All that these were computed of, down to where the experts were chosen: what a proof about them goes through."""
     return computed_of(nodes, lambda node: () if is_choice(node) else node.all_input_nodes)
 
 
 def is_choice(node: fx.Node) -> bool:
+    """Whether it is given, has gradients, or says where along an axis numbers of floating point are largest."""
     value, call = tensor_of(node), read_call(node)
-    chosen = node.target in EXTREMES or (call is not None and call.name in CHOICES)
-    return node.op == "placeholder" or chosen or (value is not None and value.requires_grad)
+    if node.op == "placeholder" or (value is not None and value.requires_grad):
+        return True
+    searched = tensor_of(call["input"]) if call is not None and call.op.positions else None
+    return searched is not None and searched.is_floating_point()

@@ -11,7 +11,18 @@ from moebius.kernels import experts
 from moebius.lowering.aliasing import Storage
 from moebius.lowering.contract import Contract, Work, well_formed
 from moebius.lowering.dead_code import drop_dead_code
-from moebius.lowering.experts import apart, by_row, flat_rows, grouped, joining, meeting, proof, rows_written, slots
+from moebius.lowering.experts import (
+    apart,
+    by_row,
+    flat_rows,
+    grouped,
+    joining,
+    meeting,
+    proof,
+    provisional,
+    rows_written,
+    slots,
+)
 from moebius.lowering.experts.batched import Weight, batched_layers
 from moebius.lowering.experts.batched_turns import Batched, refusal_of
 from moebius.lowering.experts.blocks import Order, RowsOf, build_blocks, expert_rows, runs, write_out
@@ -97,7 +108,7 @@ def replace_all(work: Work) -> None:
         pieces = apart.take_apart(work)
         flat = flat_rows.flatten_rows(work)
         replace_blocks(work, failed, opened)
-        flat_rows.settle(work, flat)
+        provisional.settle(work, flat)
         settle(work, opened)
         apart.settle(work, pieces)
     gathered = grouped.gather_weights(work) if takes_blocks(work) else []
@@ -110,7 +121,7 @@ def replace_all(work: Work) -> None:
         reported |= {down, *ups} if found is not None and not found.lowered else set()
         if found is not None and down in {one.result for one in gathered}:
             found.idiom = grouped.IDIOM
-    grouped.settle(work, gathered)
+    provisional.settle(work, gathered)
     tried = {one.node for one in gathered}
     for products in grouped.left_over(work.gm.graph):
         if tried.isdisjoint(products):

@@ -1,0 +1,33 @@
+"""A computation written in another way, so that a front end can read it: taken back where no operator came of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import fx
+
+from moebius.lowering.contract import Work
+from moebius.lowering.dead_code import drop_dead_code
+
+
+@dataclass
+class Provisional:
+    """node: as it was written. result: the same value, computed in another way. core: the node of that computation that
+    an operator takes the place of."""
+
+    node: fx.Node
+    result: fx.Node
+    core: fx.Node
+
+
+def settle(work: Work, rewritten: Sequence[Provisional]) -> None:
+    """What became part of no operator is as it was written; of the rest that goes."""
+    for one in rewritten:
+        if one.core.users:  # (a node that is gone has none)
+            one.result.replace_all_uses_with(one.node)
+            work.loose.append(one.result)
+        else:
+            work.loose.append(one.node)
+    if rewritten:
+        drop_dead_code(work)
