@@ -13,9 +13,9 @@ from moebius.kernels.precision import parse
 from moebius.lowering.aliasing import Storage, only_computes, writes_into
 from moebius.lowering.backends import OWN, as_tuple, check_backend, compile_graph, name_of, run_as_is
 from moebius.lowering.draft import copy_graph, finish
-from moebius.lowering.errors import ContractError, LoweringError, UnknownBackendError
+from moebius.lowering.errors import DEFECT, ContractError, LoweringError, UnknownBackendError
 from moebius.lowering.experts.loops import find_loops, unlowered_region
-from moebius.lowering.experts.rewrite import DEFECT, DIFFERENT
+from moebius.lowering.experts.rewrite import DIFFERENT
 from moebius.lowering.graph import (
     CapturedGraph,
     ExpertRegion,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+DEFECT = "defect of moebius, please report it"
+
 
 class LoweringError(RuntimeError):
     """A graph cannot be made ready to run as asked. The text says what was asked for and what to do."""

@@ -6,7 +6,7 @@ from moebius.lowering import dead_code, placement
 from moebius.lowering.contract import Contract, Work
 from moebius.lowering.draft import copy_graph
 from moebius.lowering.experts import joining, rewrite
-from moebius.lowering.graph import CapturedGraph, LoweringOptions
+from moebius.lowering.graph import CapturedGraph, ExpertRegion, LoweringOptions
 from moebius.lowering.memo import remembering
 from moebius.lowering.step import asks_of_each, checkpoint, inference, observed
 from moebius.lowering.step.given_out import GIVEN, Ways, is_lost, ways_out
@@ -34,11 +34,24 @@ def run_passes(captured: CapturedGraph, options: LoweringOptions, passes: tuple[
     why = ASKED if asks_of_each(captured.gm) else None
     work, taken = attempt(captured, options, passes, why, seen, ways)
     if taken is not None and why is None:
-        work, taken = attempt(captured, options, passes, taken, seen, ways)
+        why, tried = taken, work.regions
+        work, taken = attempt(captured, options, passes, why, seen, ways)
+        work.regions += as_written(tried, work.regions, why)
     if taken is not None:  # no pass is known to: what the graph means is then the captured graph's to say
         only = tuple(contract for contract in passes if contract in OUTLINES)
         work, _ = attempt(captured, options, only, taken, {}, {})
     return work
+
+
+def as_written(tried: list[ExpertRegion], known: list[ExpertRegion], why: str) -> list[ExpertRegion]:
+    """The experts that were found and have to stay as they are, of those that are not known to be loops. tried: what
+    became of them where they did not have to."""
+    places = {(region.file, region.line) for region in known}
+    left = [one for one in tried if (one.file, one.line) not in places]
+    return [
+        ExpertRegion(r.file, r.line, r.idiom, r.num_experts, r.top_k, refusal=why if r.lowered else r.refusal)
+        for r in left
+    ]
 
 
 def attempt(

@@ -55,9 +55,9 @@ def weight_of(node: fx.Node) -> Weight | None:
     return None
 
 
-def parameter_of(node: fx.Node) -> Weight | None:
-    """The parameter [E, a, b] that a tensor of three axes or more is a view of, or rows of."""
-    gathered = False
+def parameter_of(node: fx.Node, gathered: bool = False) -> Weight | None:
+    """The parameter [E, a, b] that a tensor of three axes or more is a view of, or rows of. One that rows are gathered
+    of (or ``gathered``) may be frozen: of what is given, no other is multiplied so."""
     while node.op != "placeholder":
         call = read_call(node)
         if call is None:
@@ -70,7 +70,7 @@ def parameter_of(node: fx.Node) -> Weight | None:
             return None
         node = call["input"]
     value, shape = tensor_of(node), shape_of(node)
-    if value is None or shape is None or len(shape) != 3 or not value.requires_grad:
+    if value is None or shape is None or len(shape) != 3 or not (value.requires_grad or gathered):
         return None
     if not all(type(size) is int and size > 1 for size in shape):
         return None

@@ -290,7 +290,7 @@ class Batched(Builder):
         if call is not None and isinstance(source, fx.Node):
             index = gathered_with(node)
             if index is not None:
-                whole = len(shape_of(source) or ()) == 3 and parameter_of(source) is not None
+                whole = len(shape_of(source) or ()) == 3 and parameter_of(source, gathered=True) is not None
                 return (*axes_of(index), ROWS, COLUMNS) if whole else None
             if call.name in VIEWS | {"getitem"} and (len(shape or ()) != 3 or is_gathered(source)):
                 inner = self.weight_dims(source)

@@ -10,6 +10,7 @@ of no operator is put back as it was.
 from __future__ import annotations
 
 import operator
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -17,10 +18,11 @@ from torch import fx
 
 from moebius.lowering.aliasing import Storage
 from moebius.lowering.contract import Work
+from moebius.lowering.errors import DEFECT
 from moebius.lowering.experts.positions import computed_since_the_choice, position_bounds
 from moebius.lowering.experts.provisional import Provisional
 from moebius.lowering.experts.routing import index_root
-from moebius.lowering.operators import Call, read_call
+from moebius.lowering.operators import Call, read_call, target_name
 from moebius.lowering.values import add_call, same_shape, shape_of, tensor_of
 
 IDIOM = "grouped products of sorted rows"
@@ -28,34 +30,56 @@ UNKNOWN = (
     "it is not known which expert each row is of (what is known: a cumsum of histc or bincount of positions "
     "in an axis of experts)"
 )
+CAST = "autocast leaves grouped products alone, and would cast the operator's"
+NO_LAYER = "they are not two or three projections, one after another, with the weights of as many experts"
+Operands = tuple[fx.Node, fx.Node, fx.Node]  # rows [S, D], weights [E, D, N], where each expert's rows end [E]
 EXACT = (torch.int64, torch.int32, torch.float32, torch.float64)
 INDICES = (torch.int64, torch.int32)
 FEW = 2048  # experts up to which a histogram's bins, which are computed in float32, hold one number each
 
 
-def gather_weights(work: Work) -> list[Provisional]:
+@dataclass
+class Gathered:
+    """found: the grouped products written so. why: what keeps the others as they are."""
+
+    found: list[Provisional] = field(default_factory=list)
+    why: dict[fx.Node, str] = field(default_factory=dict)
+
+
+def gather_weights(work: Work) -> Gathered:
     """Writes the grouped products so, where it is known which row is of which expert."""
-    graph = work.gm.graph
+    graph, result = work.gm.graph, Gathered()
     products = [(node, operands) for node in graph.nodes if (operands := grouped(node)) is not None]
-    if not products or is_cast(graph, [node for node, _ in products]):
-        return []
-    storage, found = Storage(graph), []
+    if products and is_cast(graph, [node for node, _ in products]):
+        result.why = dict.fromkeys((node for node, _ in products), CAST)
+    elif products:
+        try:
+            write_gathered(graph, products, result)
+        except Exception as error:  # they stay, whatever went wrong
+            result.why = {node: f"{DEFECT}: {type(error).__name__}: {error}" for node, _ in products}
+    return result
+
+
+def write_gathered(graph: fx.Graph, products: list[tuple[fx.Node, Operands]], gathered: Gathered) -> None:
+    storage = Storage(graph)
     experts_of: dict[fx.Node, fx.Node | None] = {}
     for node, (rows, weight, ends) in products:
         if ends not in experts_of:
             experts_of[ends] = expert_of_each_row(ends, (shape_of(weight) or (0,))[0], node, storage)
         index = experts_of[ends]
         if index is None or not same_shape((shape_of(rows) or (0,))[:1], shape_of(index)):
+            gathered.why[node] = UNKNOWN
             continue
         passed = computed_since_the_choice((ends, index))
-        if any(storage.writer_between(one, node) is not None for one in passed):
+        writer = next(filter(None, (storage.writer_between(one, node) for one in passed)), None)
+        if writer is not None:
+            gathered.why[node] = f"{target_name(writer)} changes what says which expert each row is of"
             continue
         with graph.inserting_before(node):
             copies = add_call(graph, node, operator.getitem, weight, index)
             result = add_call(graph, node, torch.einsum, "sd,sdn->sn", rows, copies)
         node.replace_all_uses_with(result)
-        found.append(Provisional(node, result, result))
-    return found
+        gathered.found.append(Provisional(node, result, result))
 
 
 def is_cast(graph: fx.Graph, products: list[fx.Node]) -> bool:
@@ -75,8 +99,8 @@ def left_over(graph: fx.Graph) -> list[list[fx.Node]]:
     return [products for products in layers.values() if len(products) > 1]
 
 
-def grouped(node: fx.Node) -> tuple[fx.Node, fx.Node, fx.Node] | None:
-    """(rows [S, D], weights [E, D, N], where each expert's rows end [E]) of a grouped product, nothing added."""
+def grouped(node: fx.Node) -> Operands | None:
+    """The operands of a grouped product, nothing added."""
     call = read_call(node)
     if call is None or call.name != "grouped_mm":
         return None

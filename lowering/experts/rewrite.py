@@ -11,6 +11,7 @@ from moebius.kernels import experts
 from moebius.lowering.aliasing import Storage
 from moebius.lowering.contract import Contract, Work, well_formed
 from moebius.lowering.dead_code import drop_dead_code
+from moebius.lowering.errors import DEFECT
 from moebius.lowering.experts import (
     apart,
     by_row,
@@ -61,7 +62,6 @@ PRODUCTS = frozenset({"linear", "matmul", "addmm", "grouped_mm", "expert_loop"})
 # Steps of the proof that are about what is computed of the rows.
 ABOUT_ROWS = frozenset({"expert function", "same input", "whole weights", "sizes", "one precision"})
 DIFFERENT = "turns alike"  # the first step of the proof for turns that stand one after another
-DEFECT = "defect of moebius, please report it"
 
 
 def replace_loops(work: Work) -> None:
@@ -111,7 +111,7 @@ def replace_all(work: Work) -> None:
         provisional.settle(work, flat)
         settle(work, opened)
         apart.settle(work, pieces)
-    gathered = grouped.gather_weights(work) if takes_blocks(work) else []
+    gathered = grouped.gather_weights(work) if takes_blocks(work) else grouped.Gathered()
     if takes_blocks(work):
         write_out_of_place(work)
     reported: set[fx.Node] = set()
@@ -119,19 +119,25 @@ def replace_all(work: Work) -> None:
         found = replace_batched(work, down, weight, ups)
         work.regions += [found] if found is not None else []
         reported |= {down, *ups} if found is not None and not found.lowered else set()
-        if found is not None and down in {one.result for one in gathered}:
+        if found is not None and down in {one.result for one in gathered.found}:
             found.idiom = grouped.IDIOM
-    provisional.settle(work, gathered)
-    tried = {one.node for one in gathered}
-    for products in grouped.left_over(work.gm.graph):
-        if tried.isdisjoint(products):
-            region = ExpertRegion(*users_line(products[-1]), grouped.IDIOM)
-            why = grouped.UNKNOWN if takes_blocks(work) else foreign(work)
-            region.refusal = f"batched experts: {why} ({describe_where(products[-1])})"
-            work.regions.append(region)
+    provisional.settle(work, gathered.found)
+    report_grouped(work, gathered)
     if takes_rows(work):
         replace_meeting(work)
     report_overlooked(work, reported)
+
+
+def report_grouped(work: Work, gathered: grouped.Gathered) -> None:
+    """A region for each layer of grouped products that is still as it was written and has none."""
+    known = {(region.file, region.line) for region in work.regions}
+    for products in grouped.left_over(work.gm.graph):
+        if known.isdisjoint(map(users_line, products)):
+            reasons = [gathered.why[one] for one in products if one in gathered.why]
+            why = foreign(work) if not takes_blocks(work) else reasons[0] if reasons else grouped.NO_LAYER
+            region = ExpertRegion(*users_line(products[-1]), grouped.IDIOM)
+            region.refusal = f"batched experts: {why} ({describe_where(products[-1])})"
+            work.regions.append(region)
 
 
 def replace_meeting(work: Work) -> None:
@@ -307,7 +313,13 @@ def replace_batched(work: Work, down: fx.Node, weight: Weight, ups: list[fx.Node
 def move_to_tokens(work: Work, region: ExpertRegion, before: set[fx.Node]) -> None:
     """The operator on tokens, where its rows are their slots."""
     for node in [n for n in work.gm.graph.nodes if n.target is experts and n not in before]:
-        moved = slots.at_tokens(work, node)
+        there = set(work.gm.graph.nodes)
+        try:
+            moved = slots.at_tokens(work, node)
+        except Exception as error:  # it stays the operator on rows, and what this wrote is read by nobody
+            region.refusal = f"{DEFECT}: {type(error).__name__}: {error} ({describe_where(node)})"
+            erase_new(work.gm, there)
+            continue
         if moved is not None:
             x, down, index = (tensor_of(moved.args[place]) for place in (0, 2, 3))
             assert x is not None and down is not None and index is not None

@@ -243,14 +243,76 @@ def test_each_step_that_the_proof_goes_through(name: str) -> None:
             torch.testing.assert_close(captured, plain, rtol=1e-3, atol=1e-3)
 
 
-def test_autocast_leaves_grouped_products_alone() -> None:
-    layer = made(HEAD.partition("    weight, index")[0] + STEPS.lstrip("\n"))
+AS_WRITTEN = HEAD.partition("    weight, index")[0] + STEPS.lstrip("\n")
+
+
+def inputs_of(frozen: tuple[int, ...] = ()) -> list[torch.Tensor]:
     torch.manual_seed(0)
     given = [torch.randn(shape) for shape in ((T, D), (T, E), (E, 2 * N, D), (E, D, N))]
+    return [t.requires_grad_(i not in frozen) for i, t in enumerate(given)]
+
+
+def test_autocast_leaves_grouped_products_alone() -> None:
+    layer = made(AS_WRITTEN)
+    given = inputs_of()
     with torch.autocast("cpu", torch.bfloat16):
-        plain, captured = layer(*given), moebius.capture(layer)(*given)
+        plain, report = layer(*given), explain(layer)(*given)
     moebius.reset()
-    torch.testing.assert_close(captured, plain, rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(report.result, plain, rtol=1e-3, atol=1e-3)
+    (region,) = report.expert_regions
+    assert not region.lowered and "autocast" in region.refusal
+
+
+@pytest.mark.parametrize("frozen", [(3,), (2, 3), (0, 2, 3), (0, 1, 2, 3)], ids=str)
+def test_frozen_weights_are_experts_too(frozen: tuple[int, ...]) -> None:
+    layer, seen = made(AS_WRITTEN), []
+    for call in (layer, explain(layer)):
+        given = inputs_of(frozen)
+        found = call(*given)
+        result = getattr(found, "result", found)
+        if result.requires_grad:
+            result.square().sum().backward()
+        seen.append([result.detach(), *(t.grad for t in given)])
+    moebius.reset()
+    assert [region.top_k for region in found.expert_regions if region.lowered] == [K]
+    for plain, captured in zip(*seen, strict=True):
+        assert (plain is None) == (captured is None)
+        if plain is not None:
+            torch.testing.assert_close(captured, plain, rtol=1e-3, atol=1e-3)
+
+
+REASONS = {
+    "a value is given out": ("return z[back].view(-1, K, D).sum(1)", "return z[back].view(-1, K, D).sum(1), h",
+                             "a value that the loop's turns compute is given out"),
+    "numbers written to": ("tok = order // K", "tok = order // K; counts.copy_(counts.flip(0))", "copy_ changes"),
+    "nothing counted": ("ends = torch.cumsum(counts, 0, dtype=torch.int32)",
+                        "ends = torch.arange(6, 25, 6, dtype=torch.int32)", "which expert each row"),
+    "rows by their features": ("mid = silu(gate) * rest", "mid = h.sort(-1)[0][:, : D // 2]", "between the products"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REASONS)
+def test_the_report_has_the_reason(name: str) -> None:
+    old, new, wanted = REASONS[name]
+    assert old in AS_WRITTEN
+    report = explain(made(AS_WRITTEN.replace(old, new)))(*inputs_of())
+    moebius.reset()
+    assert [region.lowered for region in report.expert_regions] == [False]
+    assert wanted in report.expert_regions[0].refusal
+
+
+@pytest.mark.parametrize("where", [(grouped, "expert_of_each_row"), (slots, "stands_still")], ids=["weights", "tokens"])
+def test_an_error_in_the_proof_costs_nobody_the_graph(where, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*args: object) -> None:
+        raise RuntimeError("of the test")
+
+    monkeypatch.setattr(*where, fails)
+    layer = made(AS_WRITTEN)
+    report = explain(layer)(*inputs_of())
+    moebius.reset()
+    torch.testing.assert_close(report.result, layer(*inputs_of()), rtol=1e-4, atol=1e-4)
+    (region,) = report.expert_regions
+    assert region.lowered == (where[0] is slots) and "defect" in region.refusal and "of the test" in region.refusal
 
 
 @pytest.mark.parametrize("name", CHANGED)
@@ -287,9 +349,9 @@ def test_positions_along_the_axis_of_experts_are_their_numbers(chosen: str) -> N
 def test_switched_off() -> None:
     """Without the one, grouped products stay; without the other, rows do."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(grouped, "gather_weights", lambda work: [])
+        patch.setattr(grouped, "gather_weights", lambda work: grouped.Gathered())
         (region,) = compared(made(source_of(*USUAL)))[0]
-        assert not region.lowered and "which expert each row is of" in region.refusal
+        assert not region.lowered and grouped.NO_LAYER in region.refusal
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(slots, "at_tokens", lambda work, node: None)
         (region,) = compared(made(source_of(*USUAL)))[0]
