@@ -22,7 +22,7 @@ from .errors import NotCapturableError, OptionError
 from .hook import Entry, call_unhooked, is_disabled, mark_skip
 from .options import CaptureOptions, Options, make_options
 from .report import Report
-from .report.records import Stats
+from .report.records import GraphBreak, Stats
 from .torch_facts import torch_fakes, torch_memory
 from .trace.segment import Segment
 from .trace.trace import traceable
@@ -273,13 +273,18 @@ def report_of_call(captured: Captured, record: CallRecord, result: Any, args: tu
         if segment.whole:
             report.count("captured", segment.counts, runs)
             report.in_loops += segment.counts.in_loops * runs
-        took = record.native.seconds.get(id(segment.native_code))
+        took = record.native.seconds.get(id(segment.native))
         if segment.graph_break is not None:
-            report.breaks.append(replace(segment.graph_break, cost_us=None if took is None else took * 1e6))
+            report.breaks.append(with_cost(segment.graph_break, took))
+    report.counting_stopped = record.native.stopped
     report.count("opaque", record.native.opaque)
     report.count("native", record.native.native)
     report.recompiles = [item for member in captured.family() for item in member.recompiles]
     return report
+
+
+def with_cost(item: GraphBreak, seconds: float | None) -> GraphBreak:
+    return replace(item, cost_us=None if seconds is None else seconds * 1e6)
 
 
 def add_segment(report: Report, segment: Segment, code: types.CodeType) -> None:
@@ -299,7 +304,8 @@ def report_of(captured: Captured) -> Report:
         for segment in segments:
             add_segment(report, segment, member.function.__code__)
             if segment.graph_break is not None:
-                report.breaks.append(segment.graph_break)
+                took = None if segment.native is None else segment.native.seconds
+                report.breaks.append(with_cost(segment.graph_break, took))
         if segments and segments[-1].whole:
             report.count("captured", segments[-1].counts)
         report.recompiles += member.recompiles

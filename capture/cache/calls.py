@@ -6,11 +6,12 @@ import contextlib
 import logging
 import sys
 import threading
-import types
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from time import perf_counter
 from typing import Any, Protocol
 
+from ..codegen.native_parts import NativePart
 from ..hook import Entry, GuardProgram, is_disabled, is_traced
 from ..trace.segment import Segment
 from .native_counts import NativeCounts, NativeTracer
@@ -46,7 +47,8 @@ class CallRecord:
     runs: list[tuple[Any, Segment, int]] = field(default_factory=list)
     native: NativeCounts = field(default_factory=NativeCounts)
     why_native: str = ""
-    parts: dict[int, types.CodeType] = field(default_factory=dict)  # native parts after graph breaks, by id
+    parts: dict[int, NativePart] = field(default_factory=dict)  # after graph breaks, by the id of their code
+    tracer: NativeTracer | None = None
     before: dict[int, int] = field(default_factory=dict)  # by the id of a guard program: its hits when the call began
 
     @property
@@ -74,8 +76,8 @@ def note(captured: Any, segment: Segment | None, why: str, again: bool) -> None:
     record = OPEN.record
     if record is not None:
         record.cold.append(Cold(captured, segment, why, again))
-        if segment is not None and segment.native_code is not None:
-            record.parts[id(segment.native_code)] = segment.native_code
+        if segment is not None and segment.native is not None:
+            record.parts[id(segment.native.code)] = segment.native
 
 
 def is_watched() -> bool:
@@ -91,16 +93,21 @@ def note_looked_at(segment: Segment) -> None:
 
 @contextlib.contextmanager
 def uncounted() -> Iterator[None]:
-    """While capture itself works, no trace function of ours looks at what runs."""
-    tracer = sys.gettrace()
-    if type(tracer) is not NativeTracer:
+    """While capture itself works, no trace function of ours looks at what runs, and its time is no native part's."""
+    tracer = None if OPEN.record is None else OPEN.record.tracer
+    if tracer is None:
         yield
         return
-    sys.settrace(None)
+    began, traces = perf_counter(), sys.gettrace() is tracer
+    if traces:
+        sys.settrace(None)
     try:
         yield
     finally:
-        sys.settrace(tracer)
+        tracer.added += perf_counter() - began
+        if traces:
+            tracer.left = perf_counter()
+            sys.settrace(tracer)
 
 
 @contextlib.contextmanager
@@ -108,16 +115,18 @@ def recorded(root: Captured) -> Iterator[CallRecord]:
     """For the call of a captured function in its body: the record of it, complete once the body has ended."""
     record, outer = CallRecord(), OPEN.record
     record.before = {id(program): hits for one in root.family() for program, _, hits in one.entry.targets}
-    parts = [segment.native_code for one in root.family() for segment in one.segments]
-    record.parts = {id(code): code for code in parts if code is not None}
+    parts = [segment.native for one in root.family() for segment in one.segments]
+    record.parts = {id(part.code): part for part in parts if part is not None}
     foreign = sys.gettrace() is not None
     tracer = NativeTracer(record.parts)
+    record.tracer = None if foreign else tracer
     OPEN.record = record
     try:
         with contextlib.nullcontext() if foreign else tracer:
             yield record
     finally:
         OPEN.record = outer
+        record.tracer = None
         record.native = tracer.found()
         record.runs = list(runs_of(root, record))
         record.why_native = why_native(root, record)

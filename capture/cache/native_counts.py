@@ -1,62 +1,98 @@
-"""What of the user's code runs as Python while a reported call runs: counted by a trace function, which also times the
-native parts after graph breaks."""
+"""What of the user's code runs as Python while a reported call runs: counted by a trace function.
+
+A trace function makes Python slower by some hundred times, so what a native part costs is taken from calls without one
+(``codegen.native_parts``). Of a part that has not run in such a call, the beginning is counted, and an estimate of what
+that added is taken off; behind it nothing is counted, so that the clock tells the truth. A later report counts all.
+"""
 
 from __future__ import annotations
 
 import functools
 import sys
-import time
+import threading
 import types
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from time import perf_counter
 from typing import Any
 
 from ..bytecode.counting import Counted, Counts
+from ..codegen.native_parts import LISTENERS, NativePart
 from ..hook import set_own_tracer
 
 RESIDUAL = "<moebius residual"  # how the file names of residual code begin
+BUDGET = 50_000  # events in a native part whose time is not known yet
 PROBE = "def probe():\n    total = 0\n    for i in range(1000):\n        total += i * 2\n    return total\n"
 
 
 @dataclass
 class NativeCounts:
     """native: the user's instructions that Python itself ran. opaque: those that it ran inside of a graph (a hook that
-    the graph calls). seconds: by the id of a code object, how long its frames ran, without what counting adds."""
+    the graph calls). seconds: of each native part that ran, by its id, what it took in this call. stopped: whether
+    there were more than were counted."""
 
     native: Counts = field(default_factory=Counts)
     opaque: Counts = field(default_factory=Counts)
     seconds: dict[int, float] = field(default_factory=dict)
+    stopped: bool = False
+
+
+@dataclass
+class Open:
+    """A native part that runs. events, added: the tracer's, as it began."""
+
+    part: NativePart
+    events: int
+    added: float
 
 
 class NativeTracer:
-    """A trace function (``sys.settrace``) for one thread and one call. timed: code objects to be timed, by id."""
+    """A trace function (``sys.settrace``) for one thread and one call. parts: by the id of their code; more may come
+    while it runs. measures: whether a native part runs whose time is to be found out; only then it looks at the clock.
+    events: how many it got. added: seconds that it has added to the run so far, and capture has."""
 
-    def __init__(self, timed: Mapping[int, types.CodeType]):
-        self.timed = timed
+    def __init__(self, parts: Mapping[int, NativePart]):
+        self.parts = parts
         self.known: dict[int, Counted] = {}
         self.inside: dict[int, Counted] = {}  # the same for what runs inside of a graph
         self.seconds: dict[int, float] = {}
-        self.events = 0
         self.locals = {False: functools.partial(self.step, self.known), True: functools.partial(self.step, self.inside)}
+        self.events, self.added, self.left = 0, 0.0, perf_counter()
+        self.in_library = self.measures = True
+        self.open: list[Open] = []
+        self.stopped: Open | None = None  # the part in which it counts no more
+        self.was_stopped = False
+        self.thread = threading.get_ident()
+        self.event_seconds, self.instruction_seconds = 0.0, 0.0
 
     def __enter__(self) -> NativeTracer:
-        event_seconds()
+        self.event_seconds, self.instruction_seconds = speeds()
         set_own_tracer(self)
+        LISTENERS.append(self.ended)
+        self.left = perf_counter()
         sys.settrace(self)
         return self
 
     def __exit__(self, *_: object) -> None:
         sys.settrace(None)
         set_own_tracer(None)
+        LISTENERS.remove(self.ended)
 
     def __call__(self, frame: types.FrameType, event: str, arg: Any) -> Any:
         """A frame begins (or goes on, a generator's)."""
-        self.events += 1
+        now = self.arrive()
         code = frame.f_code
-        if not self.entry(self.known, code).users:
-            return None
-        frame.f_trace_opcodes, frame.f_trace_lines = True, False
-        return self.timing(frame) if id(code) in self.timed else self.locals[self.is_inside(frame)]
+        part = self.parts.get(id(code))
+        if part is not None:
+            self.open.append(Open(part, self.events, self.added))
+            self.measures = any(one.part.seconds is None for one in self.open)
+        self.in_library = not self.entry(self.known, code).users
+        found = None
+        if not self.in_library:
+            frame.f_trace_opcodes, frame.f_trace_lines = True, False
+            found = self.locals[part is None and self.is_inside(frame)]
+        self.leave(now)
+        return found
 
     def entry(self, known: dict[int, Counted], code: types.CodeType) -> Counted:
         found = known.get(id(code))
@@ -65,26 +101,52 @@ class NativeTracer:
         return found
 
     def step(self, known: dict[int, Counted], frame: types.FrameType, event: str, arg: Any) -> Any:
-        self.events += 1
+        now = self.arrive() if self.measures else 0.0
         if event == "opcode":
-            found = self.entry(known, frame.f_code)
+            found = known.get(id(frame.f_code)) or self.entry(known, frame.f_code)
             if found.flags[frame.f_lasti >> 1]:
                 found.kept += 1
                 found.offsets.add(frame.f_lasti)
+        if self.measures:
+            self.in_library = False
+            if self.open and self.events - self.open[-1].events > BUDGET:
+                self.stopped, self.was_stopped = self.open[-1], True
+                sys.settrace(None)
+            self.leave(now)
         return self.locals[known is self.inside]
 
-    def timing(self, frame: types.FrameType) -> Callable[..., Any]:
-        """The trace function of one native part."""
-        began, before, key = time.perf_counter(), self.events, id(frame.f_code)
+    def arrive(self) -> float:
+        """An event: what lies between it and the last one is the program's, but for what Python does to tell us."""
+        now = perf_counter()
+        self.events += 1
+        gap = now - self.left
+        if self.in_library or gap > 3 * self.event_seconds:
+            self.added += min(gap, self.event_seconds)
+        else:  # an instruction that only computes
+            self.added += max(gap - self.instruction_seconds, 0.0)
+        return now
 
-        def step(frame: types.FrameType, event: str, arg: Any) -> Any:
-            if event == "return":
-                took = time.perf_counter() - began - (self.events - before) * event_seconds()
-                self.seconds[key] = self.seconds.get(key, 0.0) + max(took, 0.0)
-            self.step(self.known, frame, event, arg)
-            return step
+    def leave(self, arrived: float) -> None:
+        self.left = perf_counter()
+        self.added += self.left - arrived
 
-        return step
+    def ended(self, part: NativePart) -> None:
+        """A native part has ended, in any thread."""
+        if threading.get_ident() != self.thread:
+            return
+        took = part.take_back()
+        index = next((i for i in reversed(range(len(self.open))) if self.open[i].part is part), None)
+        if index is not None:  # (else it began where nothing is counted)
+            one = self.open[index]
+            del self.open[index:]
+            self.measures = any(one.part.seconds is None for one in self.open)
+            took = max(took - (self.added - one.added), 0.0)
+            if self.stopped is one:
+                self.stopped = None
+                self.left = perf_counter()
+                sys.settrace(self)
+        known = part.seconds
+        self.seconds[id(part)] = self.seconds.get(id(part), 0.0) + (took if known is None else known)
 
     def is_inside(self, frame: types.FrameType) -> bool:
         """Whether a graph calls it: residual code stands nearer on the stack than code of the user's that is Python."""
@@ -99,7 +161,7 @@ class NativeTracer:
 
     def found(self) -> NativeCounts:
         """What was counted."""
-        return NativeCounts(counts_of(self.known), counts_of(self.inside), self.seconds)
+        return NativeCounts(counts_of(self.known), counts_of(self.inside), self.seconds, self.was_stopped)
 
 
 def counts_of(known: dict[int, Counted]) -> Counts:
@@ -112,21 +174,24 @@ def counts_of(known: dict[int, Counted]) -> Counts:
 
 
 @functools.lru_cache(maxsize=1)
-def event_seconds() -> float:
-    """What one event of the trace function adds to a run: a loop with and without it, measured once."""
+def speeds() -> tuple[float, float]:
+    """Seconds from one event to the next where an instruction only computes, without the tracer's own time; and what
+    such an instruction takes without a tracer. Measured once, by a small loop."""
     namespace: dict[str, Any] = {}
     exec(compile(PROBE, "<probe>", "exec"), namespace)
     probe = namespace["probe"]
-    plain, traced, tracer = [], [], NativeTracer({})
+    plain, gaps = [], []
     for _ in range(3):
         plain.append(seconds_of(probe))
+        tracer = NativeTracer({})
         sys.settrace(tracer)
-        traced.append(seconds_of(probe))
+        took = seconds_of(probe)
         sys.settrace(None)
-    return max(min(traced) - min(plain), 0.0) / (tracer.events / 3)
+        gaps.append((took - tracer.added) / tracer.events)
+    return min(gaps), min(plain) / tracer.events
 
 
 def seconds_of(function: Callable[[], Any]) -> float:
-    began = time.perf_counter()
+    began = perf_counter()
     function()
-    return time.perf_counter() - began
+    return perf_counter() - began

@@ -436,10 +436,11 @@ class Emitter:
         return texts
 
     def function(
-        self, name: str, graph: Any, inputs: list[str], result: str, on_failure: Any = None
+        self, name: str, graph: Any, inputs: list[str], ending: list[str], on_failure: Any = None
     ) -> types.FunctionType:
         """Assemble: loads, the graph call, objects and effects, the result.
 
+        ending: the lines that return the result, or what is run in its place.
         on_failure: called with a list of what the graph raised, which it empties, and the call's and the graph's
         arguments; gives a list of one callable, which goes on from there.
         """
@@ -459,11 +460,11 @@ class Emitter:
             handler = f"{self.constant(on_failure)}(m_failed, {given}, {named}, ({''.join(f'{i}, ' for i in inputs)}))"
             call = body.pop()
             body += ["try:", f"    {call}", "except m_any_error as m_error:", "    m_failed = [m_error]", "else:"]
-            body += [f"    {line}" for line in [*self.lines, *self.states, f"return {result}"]]
+            body += [f"    {line}" for line in [*self.lines, *self.states, *ending]]
             # Outside the handler: the exception is for the user's frames, and must not be the context of theirs.
             body.append(f"return {handler}.pop()()")
         else:
-            body += [*self.lines, *self.states, f"return {result}"]
+            body += [*self.lines, *self.states, *ending]
         if not name.isidentifier() or keyword.iskeyword(name):  # "<lambda>", "<genexpr>", what a __name__ was set to
             name = "segment"
         source = f"def {name}({header}):\n" + "".join(f"    {line}\n" for line in body)

@@ -23,9 +23,10 @@ class Findings:
     result: what the call returned. status: "hit" (captured before), "captured", "recaptured" or "native", of this call,
     and ``why`` if it was native. coverage: how many instructions of the user's this call executed, as
     ``{"captured": n, "opaque": n, "native": n}``: what ``sys.settrace`` counts on the plain run, in the function and
-    what it calls outside of torch and the standard library. functions: the same for each of them. in_loops: of these,
-    how many stand in a loop or branch over data that a graph says with one node; each was counted once, however often
-    the data makes it run. name: what the callable is called; file, line: where it is defined.
+    what it calls outside of torch and the standard library. functions: the same for each of them. counting_stopped:
+    whether more ran natively than was counted. in_loops: of these, how many stand in a loop or branch over data that a
+    graph says with one node; each was counted once, however often the data makes it run. name: what the callable is
+    called; file, line: where it is defined.
     lines: file -> line -> how it ran, for the source listing; :meth:`source_lines` adds what graphs and breaks know.
     recompiles: why later calls were captured again, if they were.
     """
@@ -39,6 +40,7 @@ class Findings:
     expert_regions: list[ExpertRegion] = field(default_factory=list)
     coverage: dict[str, int] = field(default_factory=lambda: Coverage().as_dict())
     functions: dict[tuple[str, str, int], dict[str, int]] = field(default_factory=dict)
+    counting_stopped: bool = False
     in_loops: int = 0
     name: str = "call"
     file: str = ""
@@ -102,6 +104,7 @@ class Findings:
             "why": self.why,
             "verdict": self.verdict,
             "coverage": dict(self.coverage),
+            "counting_stopped": self.counting_stopped,
             "in_loops": self.in_loops,
             "functions": [
                 {"file": file, "name": name, "line": line, **known}

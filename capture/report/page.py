@@ -15,7 +15,7 @@ from .groups import guard_groups
 from .listing import Listing, listings
 from .model import Findings, inputs, operations
 from .records import GraphBreak, counted
-from .words import byte_size, counted_once, duration, percent, place, plural, region_row
+from .words import COUNTING_STOPPED, byte_size, counted_once, duration, percent, place, plural, region_row
 
 HOWS = {
     "captured": "in a graph",
@@ -174,6 +174,8 @@ def coverage(report: Findings) -> str:
     )
     if report.in_loops:
         legend += f"<li><span>{counted_once(report.in_loops)}</span></li>"
+    if report.counting_stopped:
+        legend += f"<li><span>{COUNTING_STOPPED}</span></li>"
     label = "instructions by how they ran"
     return f'<div class="coverage" role="img" aria-label="{label}">{bars}</div><ul class="legend">{legend}</ul>'
 

@@ -16,8 +16,9 @@ class GraphBreak:
 
     reason: short, stable name of the kind of break. detail: what exactly was met there. hint: what the user can do.
     file, line, function: the user's innermost line. instruction: opcode name and argument.
-    stack: the user's call stack, outermost first, as (file, line, function). cost_us: measured time of the native part
-    of the last call in microseconds, None before it ran.
+    stack: the user's call stack, outermost first, as (file, line, function). cost_us: what the native part takes in a
+    call, in microseconds: the median of its newest runs without a report. Where there were none, what it took in the
+    call that is reported; None before it ran.
     """
 
     reason: str

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-VERSION = "1.0"
+VERSION = "1.1"
 TEXT, NUMBER, WHOLE, YES = {"type": "string"}, {"type": "number"}, {"type": "integer"}, {"type": "boolean"}
 
 
@@ -40,6 +40,7 @@ SCHEMA: dict[str, Any] = {
         verdict=TEXT,
         cold_seconds=NUMBER,
         coverage=record(**COUNTS),
+        counting_stopped=YES,
         in_loops=WHOLE,
         functions=many(record(**PLACE, name=TEXT, **COUNTS)),
         graphs=many(

@@ -14,7 +14,7 @@ from rich.text import Text
 from .groups import guard_groups
 from .model import Findings, inputs, operations
 from .records import GraphBreak, counted
-from .words import counted_once, duration, percent, place, plural, region_row
+from .words import COUNTING_STOPPED, counted_once, duration, percent, place, plural, region_row
 
 GROUPS_SHOWN = 8
 FUNCTIONS_SHOWN = 5
@@ -86,6 +86,8 @@ def coverage_bar(report: Findings, width: int) -> Text:
     text.append(f" · {report.coverage['opaque']} opaque · {report.coverage['native']} native", style="dim")
     if report.in_loops:
         text.append(f"\n{counted_once(report.in_loops)}", style="dim")
+    if report.counting_stopped:
+        text.append(f"\n{COUNTING_STOPPED}", style="dim")
     below = [(name, known) for (_, name, _), known in report.functions.items() if known["native"] or known["opaque"]]
     for name, known in sorted(below, key=lambda item: -item[1]["native"])[:FUNCTIONS_SHOWN]:
         text.append(f"\n  {name}: " + ", ".join(f"{count} {how}" for how, count in known.items() if count), style="dim")
@@ -130,7 +132,7 @@ def break_text(item: GraphBreak, count: int) -> Text:
     for file, line, function in item.stack[:-1]:
         text.append(f"\n  from  {place(file, line)} in {function}", style="dim")
     if item.cost_us is not None:
-        text.append(f"\n  cost  {duration(item.cost_us * 1e-6)} natively in the last call", style="dim")
+        text.append(f"\n  cost  {duration(item.cost_us * 1e-6)} of Python a call", style="dim")
     return text
 
 

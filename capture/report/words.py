@@ -65,6 +65,12 @@ def counted_once(count: int) -> str:
     return f"{count} of them stand in loops or branches over data, which one node says: each is counted once"
 
 
+COUNTING_STOPPED = (
+    "more ran natively: counting stopped in a long native part, so that its time could be measured; explain a later"
+    " call to count all"
+)
+
+
 def plural(count: int, noun: str) -> str:
     """``1 graph``, ``2 graphs``."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

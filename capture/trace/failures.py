@@ -191,7 +191,7 @@ class FailureHandler:
         """The residual code without its graph: the effects so far, and then what the native code gives."""
         found = {proxy.node: proxy.real for proxy in trace.tensors.inputs}
         values = tuple(Values(reached, trace.writer, found).of(output) for output in emitter.outputs)
-        return emitter.function(self.function.__name__, lambda: values, [], native)
+        return emitter.function(self.function.__name__, lambda: values, [], [f"return {native}"])
 
 
 def raise_again(error: BaseException) -> Any:

@@ -23,6 +23,7 @@ from ..bytecode.counting import Counts
 from ..bytecode.liveness import FRAME_READERS
 from ..bytecode.places import callee_position
 from ..codegen.native_frames import left_alone, run_cells_natively
+from ..codegen.native_parts import NativePart, timed, timed_return
 from ..codegen.replay import Replay
 from ..codegen.residual import Emitter
 from ..codegen.resume import CannotResume, Continuation, argument_names, with_cells
@@ -58,7 +59,7 @@ class Segment:
     it is for, and the names of the others. hits_before: the entry's count of warm calls when it was captured.
     modules: those among the call's arguments. owners: the graph's inputs that are an optimizer's state -> those that
     are their parameters; None where the graph cannot go on without a gradient. watched: the models and optimizers that
-    it goes with. counts: the user's instructions that a run of it stands for. native_code: of the native part after it.
+    it goes with. counts: the user's instructions that a run of it stands for. native: what runs after it, at a break.
     """
 
     run: Callable[..., Any]
@@ -68,7 +69,7 @@ class Segment:
     regions: list[ExpertRegion] = field(default_factory=list)
     lowered: Lowered | None = None
     instructions: int = 0
-    native_code: types.CodeType | None = None
+    native: NativePart | None = None
     counts: Counts = field(default_factory=Counts)
     whole: bool = True
     seconds: float = 0.0
@@ -103,9 +104,9 @@ def build(
         if attempt.whole_natively:
             raise CannotRebuild(attempt.whole_natively)
         if attempt.graph_break is None:
-            result = emitter.value(attempt.result)
+            ending = [f"return {emitter.value(attempt.result)}"]
         else:
-            result = continue_natively(attempt, emitter, make_resume, below)
+            ending = continue_natively(attempt, emitter, make_resume, below)
         Replay(emitter).effects()
         refuse_abandoned(attempt, emitter)
         captured, lowered = make_graph(attempt, emitter, options, started)
@@ -115,7 +116,7 @@ def build(
         foreign = options.backend not in OWN  # which does not say where it failed: nothing goes on inside its blocks
         graph = None if lowered is None else with_missing_gradients(lowered, owners, parked, foreign)
         failures = on_failure(attempt, lowered, parked)
-        run = emitter.function(name, graph, inputs, result, failures)
+        run = emitter.function(name, graph, inputs, ending, failures)
         attempt.shows_context = attempt.machine.raised and (attempt.objects.asked_context or emitter.has_exceptions())
         if attempt.shows_context and attempt.handled is not None:
             raise CannotRebuild("what its caller handles is the context of an exception that it raises")
@@ -138,7 +139,7 @@ def build(
         lowered.regions if lowered else [],
         lowered,
         attempt.domain.instructions,
-        attempt.native_code,
+        attempt.native,
         attempt.counts(),
         failures=failures,
         call=(n_positional, kwnames),
@@ -277,13 +278,14 @@ def run_whole_natively(
         attempt.graph_break.detail += f" (the whole frame runs natively: {why})"
     function, n_cells = attempt.request.function, attempt.request.n_cells
     alone = left_alone(function)  # its callees are captured below, not the frame itself
+    native = NativePart(alone.__code__)
     return Segment(
-        below(run_cells_natively(alone, n_cells)),
+        timed(below(run_cells_natively(alone, n_cells)), native),
         finish_guards(attempt, n_positional, kwnames),
         None,
         attempt.graph_break,
         instructions=attempt.domain.instructions,
-        native_code=alone.__code__,
+        native=native,
         whole=False,
     )
 
@@ -368,8 +370,10 @@ def attempt_root(gm: fx.GraphModule, code: types.CodeType) -> tuple[str, int, st
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-def continue_natively(attempt: Trace, emitter: Emitter, make_resume: MakeResume, below: Callable[[Any], Any]) -> str:
-    """The expression that runs the broken instruction natively and goes on in the captured rest of the frame."""
+def continue_natively(
+    attempt: Trace, emitter: Emitter, make_resume: MakeResume, below: Callable[[Any], Any]
+) -> list[str]:
+    """The lines that run the broken instruction natively and go on in the captured rest of the frame."""
     frame = attempt.frame
     if frame is None:
         raise CannotResume("it was not entered")
@@ -389,7 +393,7 @@ def continue_natively(attempt: Trace, emitter: Emitter, make_resume: MakeResume,
         for exit_ in going_on.exits
     ]
     native_code = going_on.native_code(resumes)
-    attempt.native_code = native_code
+    attempt.native = NativePart(native_code)
     mark_skip(native_code)
     torch_private.skip_code(native_code)  # torch.compile cannot read code whose constants are callables
     native = with_cells(native_code, globals_, name, len(going_on.state.cells))
@@ -406,7 +410,7 @@ def continue_natively(attempt: Trace, emitter: Emitter, make_resume: MakeResume,
     run = emitter.constant(native)
     if callee is None and any(may_run_code(v) for v in frame.stack[-3:]):
         run = f"{emitter.constant(below)}({run})"  # a property, an operator or a context of the user's
-    return f"{run}({', '.join(parts)})"
+    return timed_return(emitter, f"{run}({', '.join(parts)})", attempt.native)
 
 
 def passing(frame: Any, objects: Objects) -> set[str]:

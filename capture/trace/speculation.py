@@ -132,7 +132,7 @@ class Speculation:
         emitter = Emitter(self.trace.objects, len(request.args), tuple(request.kwargs))
         native = continuation(emitter, frames, "run", None)
         Replay(emitter).effects()
-        return emitter, emitter.function(request.function.__name__, held, [], native)
+        return emitter, emitter.function(request.function.__name__, held, [], [f"return {native}"])
 
     def live(self) -> tuple[Any, ...]:
         """What Python goes on with after the call that the innermost frame makes, which gives nothing."""

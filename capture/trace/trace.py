@@ -24,6 +24,7 @@ from moebius.interpreter import UNSET, Frame, InterpreterError, Machine, Signal,
 from ..bytecode.counting import Counts
 from ..bytecode.places import handled_places, without_call_prefix
 from ..bytecode.user_code import is_library
+from ..codegen.native_parts import NativePart
 from ..errors import CaptureInternalError
 from ..guards.recorder import GuardRecorder
 from ..guards.sources import Arg, Source
@@ -121,7 +122,7 @@ class Trace:
         self.frame: Frame | None = None
         self.graph_break: GraphBreak | None = None
         self.whole_natively = ""  # why the frame does not go on after its break, but runs natively as a whole
-        self.native_code: types.CodeType | None = None  # what runs the broken instruction
+        self.native: NativePart | None = None  # what runs the broken instruction
         self.root_step = 0
         self.in_branches: set[tuple[types.CodeType, int]] = set()  # one-turn loops that the break is in
         self.in_hits: set[tuple[types.CodeType, int]] = set()  # loops over rows that the break is in

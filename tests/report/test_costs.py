@@ -1,0 +1,173 @@
+"""What a graph break costs is measured without a trace function: Python code is not dearer than what C does in that
+time."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Iterator
+
+import pytest
+import torch
+from reconciling import plain_counts, reported_counts
+
+from moebius import capture, disable, explain, stats
+from moebius.cache import native_counts
+from moebius.codegen import native_parts
+
+SLEEP = 0.02
+TOOK: dict[str, list[float]] = {"sleeps": [], "loops": []}
+
+
+@disable
+def sleeps() -> None:
+    began = time.perf_counter()
+    time.sleep(SLEEP)
+    TOOK["sleeps"].append(time.perf_counter() - began)
+
+
+@disable
+def loops(count: int) -> int:
+    began, total = time.perf_counter(), 0
+    for i in range(count):
+        if i % 3:
+            total += i * 2
+    TOOK["loops"].append(time.perf_counter() - began)
+    return total
+
+
+def seconds_of_loop(count: int) -> float:
+    began = native_parts.perf_counter()
+    loops(count)
+    return native_parts.perf_counter() - began
+
+
+def count_for(seconds: float) -> int:
+    """How many iterations take so long, about."""
+    return int(seconds / min(seconds_of_loop(20_000) for _ in range(3)) * 20_000)
+
+
+def step(x: torch.Tensor, count: int) -> torch.Tensor:
+    y = x * 2
+    sleeps()
+    y = y + 1
+    loops(count)
+    return y - 1
+
+
+@pytest.fixture
+def cpu_time(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Clocks that stand while another process runs."""
+    monkeypatch.setattr(native_parts, "perf_counter", time.thread_time)
+    monkeypatch.setattr(native_counts, "perf_counter", time.thread_time)
+    native_counts.speeds.cache_clear()
+    yield
+    native_counts.speeds.cache_clear()
+
+
+def test_costs_of_later_calls_are_those_of_the_calls_before() -> None:
+    """Both breaks against what their own functions have measured in the same calls."""
+    captured, x, count = capture(step), torch.ones(3), count_for(SLEEP)
+    captured(x, count)
+    for times in TOOK.values():
+        times.clear()
+    for _ in range(3):
+        captured(x, count)
+    true = {name: statistics.median(times) * 1e6 for name, times in TOOK.items()}
+    report = explain(captured)(x, count)
+    slept, looped = report.breaks
+    assert slept.cost_us == pytest.approx(true["sleeps"], rel=0.1)
+    assert looped.cost_us == pytest.approx(true["loops"], rel=0.1)
+
+
+@pytest.mark.usefixtures("cpu_time")
+def test_cost_of_python_in_a_first_call() -> None:
+    """Noise makes single measurements greater; what counting adds would make all of them greater."""
+    ratios = []
+    for _ in range(5):
+        count = count_for(SLEEP)
+        report = explain(capture(step))(torch.ones(3), count)
+        slept, looped = report.breaks
+        assert looped.cost_us is not None and slept.cost_us is not None and slept.cost_us < looped.cost_us
+        ratios.append(looped.cost_us / 1e6 / seconds_of_loop(count))
+        assert report.counting_stopped and "counting stopped" in str(report)
+    assert min(ratios) < 1.3 and max(ratios) > 0.7
+
+
+@pytest.mark.usefixtures("cpu_time")
+def test_what_counting_adds_has_to_be_taken_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native_counts.NativeTracer, "leave", lambda self, arrived: None)
+    count = count_for(SLEEP)
+    report = explain(capture(step))(torch.ones(3), count)
+    assert (report.breaks[1].cost_us or 0.0) / 1e6 > 1.3 * seconds_of_loop(count)
+
+
+def test_a_later_report_counts_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native_counts, "BUDGET", 500)
+    captured, x = capture(step), torch.ones(3)
+    expected = plain_counts(step, x, 200)
+    first = explain(captured)(x, 200)
+    assert first.counting_stopped and sum(first.coverage.values()) < sum(expected.values())
+    captured(x, 200)
+    costs = []
+    for _ in range(2):
+        report = explain(captured)(x, 200)
+        assert not report.counting_stopped and reported_counts(report) == expected
+        costs.append([item.cost_us for item in report.breaks])
+    assert costs[0] == costs[1]  # a report's own call is none of those that count
+
+
+def test_a_break_in_a_loop_costs_the_sum() -> None:
+    @disable
+    def nap() -> None:
+        time.sleep(0.002)
+
+    def in_a_loop(x: torch.Tensor) -> torch.Tensor:
+        for _ in range(4):
+            nap()
+            x = x + 1
+        return x
+
+    captured = capture(in_a_loop)
+    for _ in range(3):
+        captured(torch.ones(3))
+    report = explain(captured)(torch.ones(3))
+    assert sum(item.cost_us or 0.0 for item in report.breaks) >= 8_000
+
+
+def test_what_raises_is_timed_too() -> None:
+    @disable
+    def fails() -> None:
+        time.sleep(0.002)
+        raise KeyError("gone")
+
+    def tries(x: torch.Tensor) -> torch.Tensor:
+        try:
+            fails()
+        except KeyError:
+            x = x + 1
+        return x * 2
+
+    captured = capture(tries)
+    for _ in range(3):
+        assert captured(torch.ones(3)).tolist() == [4.0] * 3
+    report = explain(captured)(torch.ones(3))
+    assert report.breaks[0].cost_us is not None and report.breaks[0].cost_us >= 2_000
+    assert not native_parts.LISTENERS
+
+
+def test_a_script_s_report_has_costs() -> None:
+    """Which is of all calls so far, none of them explained."""
+    from moebius.api import captured_of, report_of
+
+    def naps(x: torch.Tensor) -> torch.Tensor:
+        x = x * 2
+        sleeps()
+        return x + 1
+
+    captured = capture(naps)
+    for _ in range(3):
+        captured(torch.ones(3))
+    found = captured_of(captured)
+    assert found is not None and stats(captured).breaks
+    assert (report_of(found).breaks[0].cost_us or 0.0) >= SLEEP * 1e6
