@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextvars
+import types
 from typing import TYPE_CHECKING, Any
 
 from ..heap.records import CONTAINERS, DICTS, UNREAD, Record
@@ -22,41 +24,39 @@ class Replay:
         self.value, self.constant = emitter.value, emitter.constant
 
     def effects(self) -> None:
-        """Replay what tracing changed: every changed container, cell and context variable."""
+        """Replay what tracing changed."""
         plan = [(record, self.emitter.load(record.source)) for record in self.objects.changed_records()]
-        cells = [(record, self.emitter.load(record.source)) for record in self.objects.changed_cells()]
         for begin in self.objects.at_the_start:
             begin(self.emitter)
         for record, name in plan:
             self.replay(record, name)
-        for record, name in cells:
-            contents = record.writes["value"]
-            self.lines.append(
-                f"del {name}.cell_contents" if contents is ABSENT else f"{name}.cell_contents = {self.value(contents)}"
-            )
-        for variable, now in self.objects.changed_context():
-            if now is ABSENT:
-                raise CannotRebuild(f"context variable {variable.name} is unset again")
-            self.lines.append(f"{self.constant(variable)}.set({self.value(now)})")
         for leave in self.objects.at_the_end:
             leave(self.emitter)
 
     def replay(self, record: Record, name: str) -> None:
         kind = type(record.obj)
-        if (cls := self.objects.class_of(record)) is not None:
-            for name, item in record.writes.items():
-                if record.reads.get(name, UNREAD) is not item:
-                    set_on_class = self.constant(SET_ON_CLASS)
-                    self.lines.append(f"{set_on_class}({self.constant(cls)}, {name!r}, {self.value(item)})")
-            return
-        if kind not in CONTAINERS and not issubclass(kind, tuple(CONTAINERS)):  # slots
-            for slot, item in record.writes.items():
-                self.lines.append(f"{self.constant(slot_of(kind, slot))}.__set__({name}, {self.value(item)})")
+        cls = self.objects.class_of(record)
+        if cls is not None or not issubclass(kind, tuple(CONTAINERS)):
+            for key, item in record.writes.items():
+                if record.reads.get(key, UNREAD) is not item:
+                    self.lines.append(self.write_part(record.obj if cls is None else cls, name, key, item))
             return
         base = self.constant(next((b for b in kind.__mro__ if b in CONTAINERS), kind))
         self.replay_known(record, name, base)
         for key, item in record.late or ():
             self.write_item(base, name, key, item)
+
+    def write_part(self, owner: Any, name: str, key: Any, item: Any) -> str:
+        """Sets what is no entry of a container: an attribute of a class, a cell, a context variable, a slot."""
+        if isinstance(owner, type):
+            return f"{self.constant(SET_ON_CLASS)}({self.constant(owner)}, {key!r}, {self.value(item)})"
+        if type(owner) is types.CellType:
+            return f"del {name}.cell_contents" if item is ABSENT else f"{name}.cell_contents = {self.value(item)}"
+        if type(owner) is not contextvars.ContextVar:
+            return f"{self.constant(slot_of(type(owner), key))}.__set__({name}, {self.value(item)})"
+        if item is ABSENT:
+            raise CannotRebuild(f"context variable {owner.name} is unset again")
+        return f"{name}.set({self.value(item)})"
 
     def replay_known(self, record: Record, name: str, base: str) -> None:
         """What was done to a container under keys and at places that tracing knows."""

@@ -1,9 +1,12 @@
-"""Closure cells and context variables that existed before the call: what they hold, and what is put into them."""
+"""Closure cells and context variables that existed before the call: what they hold, and what is put into them.
+
+Their ``Record`` has one entry, at the key None."""
 
 from __future__ import annotations
 
 import contextvars
 import types
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -27,8 +30,8 @@ class Cells:
     new: dict[int, Any]
     heap: Heap
     volatile: frozenset[str]
-    cells: dict[int, Record]
-    context: dict[contextvars.ContextVar, tuple[Any, Any]]
+    entry_now: Callable[[Record, Any], Any]
+    found: Callable[[Any, Source | str], Record]
 
     def enter(self, value: Any, source: Source) -> Any:
         raise NotImplementedError
@@ -38,29 +41,18 @@ class Cells:
 
     def cell_get(self, cell: types.CellType, name: str) -> Any:
         """Contents of a cell, ABSENT if it is empty."""
-        if id(cell) in self.new:
-            self.heap.read("cell", cell, None, contents_of(cell))
-            return contents_of(cell)
-        record = self.cells.get(id(cell))
-        if record is None:
-            record = self.cells[id(cell)] = Record(
-                cell, self.records[id(cell)].source if id(cell) in self.records else Static(f"closure {name}", cell)
-            )
-        if "value" not in record.writes and "value" not in record.reads:
-            record.reads["value"] = self.read_cell(record, cell)
-        value = record.writes["value"] if "value" in record.writes else record.reads["value"]
+        if id(cell) not in self.new:
+            self.found(cell, f"closure {name}")
+        value = self.cell_now(cell)
         self.heap.read("cell", cell, None, value)
         return value
 
-    def cell_now(self, cell: types.CellType, key: Any, then: Any) -> Any:
+    def cell_now(self, cell: types.CellType, key: Any = None, then: Any = None) -> Any:
         """What a cell that was read holds by now."""
-        record = self.cells.get(id(cell))
-        if record is None:
-            return contents_of(cell)
-        return record.writes["value"] if "value" in record.writes else record.reads["value"]
+        return contents_of(cell) if id(cell) in self.new else self.entry_now(self.records[id(cell)], None)
 
-    def read_cell(self, record: Record, cell: types.CellType) -> Any:
-        value = contents_of(cell)
+    def read_cell(self, record: Record) -> Any:
+        value = contents_of(record.obj)
         place = part(record.source, "cell")
         if value is ABSENT:
             self.guards.holds(place.name, "is unset", lambda c: contents_of(c) is ABSENT, record.source)
@@ -81,18 +73,13 @@ class Cells:
                 cell.cell_contents = value
             return
         self.cell_get(cell, name)
-        self.cells[id(cell)].writes["value"] = value
+        self.records[id(cell)].writes[None] = value
 
     def context_get(self, variable: contextvars.ContextVar) -> Any:
         """Current value of a context variable, ABSENT if it has none."""
-        if variable not in self.context:
-            entered = self.read_context(variable)
-            self.context[variable] = (entered, entered)
-        self.heap.read("context", variable, None, self.context[variable][1])
-        return self.context[variable][1]
-
-    def context_now(self, variable: contextvars.ContextVar, key: Any, then: Any) -> Any:
-        return self.context[variable][1]
+        value = self.entry_now(self.found(variable, f"ContextVar({variable.name!r})"), None)
+        self.heap.read("context", variable, None, value)
+        return value
 
     def read_context(self, variable: contextvars.ContextVar) -> Any:
         value, name = variable.get(ABSENT), f"ContextVar({variable.name!r})"
@@ -110,14 +97,8 @@ class Cells:
         """Set it; returns the value before, for the token."""
         before = self.context_get(variable)
         self.touch(variable)
-        self.context[variable] = (self.context[variable][0], value)
+        self.records[id(variable)].writes[None] = value
         return before
-
-    def changed_cells(self) -> list[Record]:
-        return [r for r in self.cells.values() if "value" in r.writes]
-
-    def changed_context(self) -> list[tuple[contextvars.ContextVar, Any]]:
-        return [(v, now) for v, (before, now) in self.context.items() if now is not before]
 
 
 def value_of(variable: contextvars.ContextVar) -> Any:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import gc
 from typing import TYPE_CHECKING, Any
 
-from ..guards.sources import Static
 from ..values.values import Break, type_of
 from .records import HEAP_TYPE, UNREAD, Record
 
@@ -39,11 +38,7 @@ class ClassAttributes:
         record = self.objects.class_dicts.get(cls)
         if record is None:
             (namespace,) = gc.get_referents(cls.__dict__)  # (a proxy, of which nothing else gives it)
-            record = self.objects.records.get(id(namespace))
-            if record is None:
-                record = Record(namespace, Static(f"{cls.__qualname__}.__dict__", namespace))
-                self.objects.records[id(namespace)] = record
-            self.objects.class_dicts[cls] = record
+            record = self.objects.class_dicts[cls] = self.objects.found(namespace, f"{cls.__qualname__}.__dict__")
         return record
 
     def find(self, cls: type, name: str) -> Any:

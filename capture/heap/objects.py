@@ -79,11 +79,9 @@ class Objects(Identities, Compounds, Cells, LateWrites, Lifetimes, VaryingPlaces
         self.hanging: set[int] = set()
         self.namespaces: set[int] = set()
         self.behind: dict[int, dict] = {}  # by id of a mapping proxy: what it shows
-        self.cells: dict[int, Record] = {}
-        self.context: dict[contextvars.ContextVar, tuple[Any, Any]] = {}
         self.writes = 0
         heap.now |= {"entry": self.current, "whole": self.whole_now, "cell": self.cell_now}
-        heap.now |= {"context": self.context_now, "defaults": self.is_changed}
+        heap.now |= {"context": self.current, "defaults": self.is_changed}
         self.owners: dict[int, Record] = {}  # by id of an instance dict's record
         self.drawn: dict[int, TensorProxy] = {}  # progress bars, by id of the instance dict's record
         self.told: dict[int, Callable[[], None]] = {}  # by id of a dict: who is told that it is read
@@ -206,6 +204,14 @@ class Objects(Identities, Compounds, Cells, LateWrites, Lifetimes, VaryingPlaces
     def record_of(self, obj: Any) -> Record | None:
         return self.records.get(id(obj))
 
+    def found(self, obj: Any, source: Source | str) -> Record:
+        """The record of an object; made, if nobody has met it yet. source: a name, for one that is always the same."""
+        record = self.records.get(id(obj))
+        if record is None:
+            place = Static(source, obj) if isinstance(source, str) else source
+            record = self.records[id(obj)] = Record(obj, place)
+        return record
+
     def need(self, obj: Any) -> Record:
         """The record of an object that existed before; a graph break if nobody knows where it came from."""
         record = self.records.get(id(obj))
@@ -318,6 +324,10 @@ class Objects(Identities, Compounds, Cells, LateWrites, Lifetimes, VaryingPlaces
         return whole_items(record.shadow)
 
     def read_entry(self, record: Record, key: Any) -> Any:
+        if type(record.obj) is types.CellType:
+            return self.read_cell(record)
+        if type(record.obj) is contextvars.ContextVar:
+            return self.read_context(record.obj)
         value = dict.get(record.obj, key, ABSENT)
         source = record.source
         if source.static:
@@ -346,6 +356,8 @@ class Objects(Identities, Compounds, Cells, LateWrites, Lifetimes, VaryingPlaces
         """Names of the places whose int the step read and wrote another over: what a step counts in."""
         found = set()
         for record in self.every_record():
+            if not isinstance(record.obj, dict):
+                continue
             whole = record.shadow is not None and type(record.obj) in DICTS
             before_of = record.original if whole else record.reads
             for key, value in (record.shadow if whole else record.writes).items():

@@ -32,8 +32,8 @@ def namespace(objects: Objects, proxy: TensorProxy, wanted: bool = False) -> Rec
     if not isinstance(proxy.real, torch.Tensor) or proxy.source is None or proxy.cls not in KNOWN:
         return None
     held = raw_dict(proxy.real)
-    if held is not None and wanted and id(held) not in objects.records:
-        objects.records[id(held)] = Record(held, part(proxy.source, "instance_dict"))
+    if held is not None and wanted:
+        objects.found(held, part(proxy.source, "instance_dict"))
     return objects.records.get(id(held))
 
 

@@ -24,7 +24,7 @@ from ..heap.class_attributes import ClassAttributes
 from ..heap.data import assign_data
 from ..heap.heap import OWN
 from ..heap.objects import Objects
-from ..heap.records import UNREAD, Record, raw_dict
+from ..heap.records import UNREAD, raw_dict
 from ..heap.slots import Slots
 from ..hook import ABSENT, own_attributes
 from ..tensors.tensors import TensorOperations
@@ -282,9 +282,7 @@ class Attributes(Slots):
             raise Break(
                 "module with its own __getattribute__", module.__name__, "import the name once, outside of the step"
             )
-        record = self.objects.records.get(id(module))
-        if record is None:
-            record = self.objects.records[id(module)] = Record(module, Static(module.__name__, module))
+        self.objects.found(module, module.__name__)
         found = self.from_instance(module, name)
         if found is not ABSENT:
             return found

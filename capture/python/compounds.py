@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import types
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -26,6 +27,8 @@ class Compounds:
     records: dict[int, Record]
     slices: dict[int, slice]
     tuples: dict[int, MetTuple]
+    found: Callable[[Any, Source | str], Record]
+    alias: Callable[[Source, Source, Any], None]
 
     def enter(self, value: Any, source: Source) -> Any:
         raise NotImplementedError
@@ -49,8 +52,9 @@ class Compounds:
                 self.guards.check(kind, part(place, "dict_item", name), value, text=f"is {describe(value)}")
         cells = part(source, "attr", "__closure__")
         for i, cell in enumerate(function.__closure__ or ()):
-            if id(cell) not in self.records:
-                self.records[id(cell)] = Record(cell, part(cells, "tuple_item", i))
+            place = part(cells, "tuple_item", i)
+            if (record := self.found(cell, place)).source is not place:  # another function's, too
+                self.alias(place, record.source, cell)
 
     def enter_method(self, method: types.MethodType, source: Source) -> None:
         """A bound method is its function and its object."""

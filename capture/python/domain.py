@@ -138,12 +138,10 @@ class TrackingDomain(Operators, Containers):
         return value
 
     def globals_record(self, namespace: Any, name: str = "") -> Record:
-        record = self.objects.records.get(id(namespace))
-        if record is None:
-            label = name or f"G({namespace.get('__name__', '?')})"
-            record = self.objects.records[id(namespace)] = Record(namespace, Static(label, namespace))
-            self.objects.namespaces.add(id(namespace))
-        return record
+        if (record := self.objects.record_of(namespace)) is not None:
+            return record
+        self.objects.namespaces.add(id(namespace))
+        return self.objects.found(namespace, name or f"G({namespace.get('__name__', '?')})")
 
     def store_global(self, frame: Frame, name: str, value: Any) -> None:
         self.objects.dict_set(self.globals_record(frame.globals), name, value)
@@ -307,8 +305,8 @@ class TrackingDomain(Operators, Containers):
             self.objects.guards.function(name, function)
         if function.__closure__:
             for cell, free in zip(function.__closure__, function.__code__.co_freevars, strict=True):
-                if id(cell) not in self.objects.records and not self.objects.is_new(cell):
-                    self.objects.records[id(cell)] = Record(cell, Static(f"closure {name}.{free}", cell))
+                if not self.objects.is_new(cell):
+                    self.objects.found(cell, f"closure {name}.{free}")
         for label, value in (*enumerate(defaults or ()), *items):
             place = Part(f"{name}.default[{label!r}]", source, "python", functools.partial(default_of, label))
             if issubclass(type(value), torch.Tensor):

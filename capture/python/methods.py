@@ -431,12 +431,10 @@ class Methods(CallParts):
                 return value
             if args:
                 return args[0]
-            default = variable.get(ABSENT) if ABSENT is not ABSENT else ABSENT
-            if default is ABSENT:
-                try:
-                    default = contextvars.Context().run(variable.get)
-                except LookupError:
-                    raise LookupError(variable) from None
+            try:
+                default = contextvars.Context().run(variable.get)
+            except LookupError:
+                raise LookupError(variable) from None
             return self.objects.enter(default, Static(f"ContextVar({variable.name!r}) default", default))
         if name == "set":
             return self.objects.made(ContextToken(variable, self.objects.context_set(variable, args[0])))

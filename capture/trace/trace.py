@@ -414,10 +414,8 @@ class Trace:
         entered = [self.argument(value, source) for value, source in rest]
         if cells:
             function = types.FunctionType(function.__code__, function.__globals__, function.__name__, None, cells)
-        elif id(function) not in self.objects.records:
-            from ..guards.sources import Static
-
-            self.objects.records[id(function)] = Record(function, Static(function.__qualname__, function))
+        else:
+            self.objects.found(function, function.__qualname__)
         count = len(request.args) - request.n_cells
         if not cells:
             self.domain.guard_function(function)

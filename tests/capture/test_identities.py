@@ -159,3 +159,61 @@ def test_what_was_compared_is_not_kept_alive():
     alive = [call() for _ in range(3)]
     gc.collect()
     assert [r() for r in alive] == [None] * 3
+
+
+class Slotted:
+    __slots__ = ("k",)
+
+
+def of_a_cell():
+    k = 1
+
+    def put(value):
+        nonlocal k
+        k = value
+
+    return put, lambda: k
+
+
+def with_attributes(cls):
+    made = cls()
+    made.k = 1
+    return made
+
+
+def put_attribute(owner, value):
+    owner.k = value
+
+
+def put_item(owner, value):
+    owner[0] = value
+
+
+# what makes one piece of state, and what puts a number into it and reads it
+SHARED: dict[str, tuple[Any, Any, Any]] = {
+    "cell": (of_a_cell, lambda both, value: both[0](value), lambda both: both[1]()),
+    "slot": (lambda: with_attributes(Slotted), put_attribute, lambda o: o.k),
+    "attribute": (lambda: with_attributes(Box), put_attribute, lambda o: o.k),
+    "attribute of a tensor": (lambda: with_attributes(lambda: torch.ones(1)), put_attribute, lambda o: o.k),
+    "list": (lambda: [1], put_item, lambda o: o[0]),
+    "list's length": (lambda: [1], list.append, len),
+    "dict": (lambda: {0: 1}, put_item, lambda o: o[0]),
+    "order of a dict": (lambda: {7: 1, 5: 2}, lambda o, value: o.__setitem__(7, o.pop(7)), lambda o: next(iter(o))),
+    "set": (lambda: {1}, set.add, len),
+}
+
+
+@pytest.mark.parametrize("kind", SHARED)
+def test_what_is_written_by_one_name_is_read_by_another_where_they_are_one(kind):
+    make, put, get = SHARED[kind]
+
+    def step(writer, reader, x):
+        put(writer, 5)
+        return x * get(reader)
+
+    def run(function):
+        one = make()
+        pairs = [(make(), make()), (one, one), (make(), make()), (one, make())]
+        return [function(*pair, torch.ones(1)).item() for pair in pairs]
+
+    assert run(capture(step)) == run(step)
