@@ -14,8 +14,9 @@ from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, Unpack, overl
 
 import torch
 
+from .cache.below_native import install_frame_callback
 from .cache.calls import CallRecord, recorded
-from .cache.captured import ALL, BEFORE_IT_GOES, MARKED, Captured, install_frame_callback
+from .cache.captured import ALL, BEFORE_IT_GOES, MARKED, Captured
 from .cache.generators import driven, is_driven
 from .cache.recompiles import shown
 from .errors import NotCapturableError, OptionError

@@ -6,7 +6,6 @@ import functools
 import itertools
 import os
 import sys
-import threading
 import time
 import traceback
 import types
@@ -14,8 +13,7 @@ import warnings
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
@@ -33,7 +31,8 @@ from ..export.write import export
 from ..guards import hints
 from ..guards.program import CompiledGuards
 from ..heap.identities import is_bare
-from ..hook import Entry, call_hooked_for, call_unhooked, set_frame_callback, set_settler, settle
+from ..hook import Entry, call_hooked_for, call_unhooked, settle
+from ..hook.signals import SignalArrived, signals_wait
 from ..options import Options
 from ..report.failure import failure_file
 from ..report.records import Recompile, Stats
@@ -47,7 +46,7 @@ from ..trace.trace import Request, trace
 from ..values.values import TRACING, Break
 from .calls import is_watched, note, note_looked_at, uncounted
 from .deterministic import deterministic
-from .frames import with_plain_arguments, worth_capturing
+from .frames import OWNER
 from .leading_back import LeadingBack, paused_collector
 from .logs import log_capture, log_recompile
 from .meanwhile import MAX_CHANGES, changed, is_a_race, replaced, tell_of_a_race, tell_of_a_replacement
@@ -61,7 +60,6 @@ from .varying import Varying, tell
 
 MAX_SEGMENTS = 16  # of the same modules; past it the callable runs natively, and the report names what kept changing
 MAX_MODULES = 512  # as many segments as modules that share a forward method: the layers of a model
-MAX_MADE = 4  # functions of one code with cells of their own; one that each call makes anew runs natively after that
 MAX_UNUSED = 16  # captures in a row whose model or optimizer dies before a second call
 MAX_LOOKS = 3  # how often what broke is traced once more, in the second call, to see whether it still does
 DEBUG = bool(os.environ.get("MOEBIUS_DEBUG"))
@@ -131,7 +129,7 @@ class Captured:
     @hidden
     def cold(self, entry: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
         """No guards held: capture this call, keep what came of it, and run it."""
-        with uncounted():
+        with signals_wait(), uncounted():
             try:
                 run = apart(self.prepare, entry, args, kwargs)
             finally:
@@ -153,7 +151,7 @@ class Captured:
                     note(self, segment, "", again=False)
                     return self.parked.around(self.runner(segment))
         before = bool(self.segments or self.recompiles)
-        worth_it = False
+        worth_it, why = False, ""
         try:
             if (run := one_before(self, args, kwargs)) is not None:
                 return run
@@ -167,6 +165,8 @@ class Captured:
         except MoebiusError:
             self.parked.take_away()
             raise
+        except SignalArrived:
+            worth_it, why = False, "a signal came while it was captured"
         except (Exception, Break) as error:
             if is_a_race(error):
                 self.races += 1
@@ -177,7 +177,7 @@ class Captured:
             worth_it = False
         if not worth_it:  # (outside of the handlers: capture's error is not the context of the program's)
             self.parked.take_away()
-            note(self, None, self.given_up, again=before)
+            note(self, None, self.given_up or why, again=before)
             return native
         note(self, segment, "", again=before)
         if segment.graph_break is not None and self.options.fullgraph:
@@ -267,7 +267,7 @@ class Captured:
     @hidden
     def look_again(self, segment: Segment, *args: Any, **kwargs: Any) -> Any:
         """The second call of what had a graph break."""
-        with uncounted():
+        with signals_wait(), uncounted():
             still = apart(self.breaks_still, segment, args, kwargs)
         if still:
             return self.runner(segment)(*args, **kwargs)
@@ -291,7 +291,7 @@ class Captured:
         try:
             with paused_collector():
                 found = call_unhooked(trace, request, self.policy)
-        except Exception:  # the first capture stands
+        except (Exception, SignalArrived):  # the first capture stands
             return True
         finally:
             self.cold_seconds += time.perf_counter() - started
@@ -398,12 +398,12 @@ class Captured:
 
         @hidden
         def run(*args: Any, **kwargs: Any) -> Any:
-            outer = getattr(FRAMES.local, "owner", None)
-            FRAMES.local.owner = self
+            outer = getattr(OWNER, "captured", None)
+            OWNER.captured = self
             try:
                 return call_hooked_for(self.serial, callee, *args, **kwargs)
             finally:
-                FRAMES.local.owner = outer
+                OWNER.captured = outer
 
         if isinstance(callee, types.FunctionType | types.MethodType):  # errors of the call name what the user called
             functools.update_wrapper(run, callee, ("__module__", "__name__", "__qualname__"), ())
@@ -555,46 +555,3 @@ def called_on(args: tuple) -> tuple[torch.nn.Module, ...]:
     """The modules among the arguments: the layers of a model share the code of a method, and of the rest of a loop over
     them, and each has captures of its own."""
     return tuple(a for a in args if issubclass(type(a), torch.nn.Module) and not is_bare(a))
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# Functions met below native calls
-# ----------------------------------------------------------------------------------------------------------------------
-
-
-class FrameCapture:
-    """Asked by the frame hook once for each code object that a captured function meets below a native call."""
-
-    def __init__(self) -> None:
-        self.local = threading.local()
-
-    @hidden
-    def __call__(self, function: types.FunctionType) -> Any:
-        return apart(self.captured, function)
-
-    def captured(self, function: types.FunctionType) -> Any:
-        """The entry of a function that is met now, None where it runs as it is."""
-        if not worth_capturing(function):
-            return None
-        owner: Captured | None = getattr(self.local, "owner", None)
-        if owner is not None:
-            owner.met[function.__code__] += 1
-            if owner.met[function.__code__] > MAX_MADE:
-                return None
-        options = owner.options if owner is not None else Options()
-        flat = with_plain_arguments(function)
-        names = function.__code__.co_varnames[: flat.__code__.co_argcount]
-        found = Captured(flat, replace(options, fullgraph=False), names=names, parent=owner)
-        if owner is not None:
-            found.policy.learn_from(owner.policy, function.__code__)
-        found.below_native.append(found)
-        return found.entry
-
-
-FRAMES = FrameCapture()
-
-
-def install_frame_callback() -> None:
-    """Let the frame hook ask us (the hook itself is on only while a native part of a captured frame runs)."""
-    set_frame_callback(cast(Any, FRAMES))
-    set_settler(torch_private.set_eval_frame)

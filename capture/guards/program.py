@@ -11,7 +11,7 @@ import torch
 from ..hook import ABSENT, GuardProgram
 from ..report.records import Guard
 from ..torch_facts import torch_private
-from .recorder import Fact, GuardRecorder, WatchedClass, describe
+from .recorder import Fact, GuardRecorder, WatchedClass, describe, same_entry
 from .sources import Source
 
 
@@ -109,10 +109,7 @@ def other_keys(the_dict: dict, keys: tuple) -> str:
 def changed_key(the_dict: dict, entries: dict[Any, Any]) -> Any:
     """The first key whose entry is not what was expected."""
     for key, expected in entries.items():
-        now = dict.get(the_dict, key, ABSENT)
-        if now is not expected and not (
-            type(now) is type(expected) and isinstance(now, int | str | float) and now == expected
-        ):
+        if not same_entry(dict.get(the_dict, key, ABSENT), expected):
             return key
     return None
 

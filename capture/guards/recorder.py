@@ -128,6 +128,9 @@ class GuardRecorder:
 
     def dict_entry(self, name: str, the_dict: dict, key: Any, value: Any) -> None:
         """``the_dict[key]`` is this very object (or an equal constant); ABSENT when the key is missing."""
+        if can_die(key):  # the program must not keep it alive
+            self.holds(name, "the same entry", functools.partial(has_entry, the_dict, weakref.ref(key), value))
+            return
         watched = self.watched(name, the_dict)
         if key not in watched.entries:
             watched.entries[key] = value
@@ -254,9 +257,27 @@ class GuardRecorder:
         self.roots.append(weakref.ref(obj))
 
 
+MORTAL: tuple[type, ...] = (torch.nn.Module, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler)
+if torch.distributed.is_available():  # a group's threads end with it: where it outlives the interpreter, they abort
+    MORTAL += (torch.distributed.ProcessGroup,)
+
+
 def can_die(obj: Any) -> bool:
-    """Objects of the user's that a guard may not keep alive."""
-    return issubclass(type(obj), torch.nn.Module | torch.optim.Optimizer | torch.optim.lr_scheduler.LRScheduler)
+    """Objects of the user's that a guard may not keep alive: models, and what does something as it goes."""
+    kind = type(obj)
+    return issubclass(kind, MORTAL) or (hasattr(kind, "__del__") and kind.__weakrefoffset__ > 0)
+
+
+def has_entry(the_dict: dict, key: weakref.ref, value: Any) -> bool:
+    """Whether the dict still has this object under the key."""
+    return (obj := key()) is not None and same_entry(dict.get(the_dict, obj, ABSENT), value)
+
+
+def same_entry(now: Any, expected: Any) -> bool:
+    """Whether an entry is this very object, or an equal constant."""
+    return now is expected or (
+        type(now) is type(expected) and isinstance(now, int | str | float) and now == expected
+    )
 
 
 def tensor_meta(

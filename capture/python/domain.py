@@ -31,6 +31,7 @@ from ..heap.objects import Objects
 from ..heap.records import Record
 from ..heap.walks import Walks
 from ..hook import ABSENT
+from ..hook.signals import WAITING, stop_for_signals
 from ..options import Options
 from ..regions.blocks import Blocks
 from ..regions.gathered import Lists
@@ -102,6 +103,8 @@ class TrackingDomain(Operators, Containers):
 
     def observe(self, frame: Frame) -> None:
         self.instructions += 1
+        if WAITING.arrived:
+            stop_for_signals()
         if self.loops.open:
             self.loops.settle(frame)
         if frame is self.root:

@@ -28,6 +28,7 @@ from ..codegen.replay import Replay
 from ..codegen.residual import Emitter
 from ..codegen.resume import CannotResume
 from ..hook import call_unhooked
+from ..hook.signals import signals_wait
 from ..tensors.graphs import GraphWriter
 from ..tensors.parked import MadeState, Parked
 from ..torch_facts import torch_private
@@ -111,7 +112,8 @@ class FailureHandler:
             )
             return [partial(self.raise_again, error)]
         try:
-            return [call_unhooked(self.go_on, error, reached, args, kwargs)]
+            with signals_wait(stops=False):
+                return [call_unhooked(self.go_on, error, reached, args, kwargs)]
         except (CannotRebuild, CannotResume, Unavailable) as reason:
             error.add_note(f"moebius: what the step had done to Python objects before this line is not done: {reason}")
         except Exception as fault:  # a defect of ours must not hide the user's error

@@ -16,7 +16,8 @@ from torch import nn
 
 from moebius import GraphBreakError, NotCapturableError, capture, explain, stats
 from moebius.api import captured_of, report_of
-from moebius.cache.captured import MAX_MADE, MAX_SEGMENTS
+from moebius.cache.below_native import MAX_MADE
+from moebius.cache.captured import MAX_SEGMENTS
 
 
 def linear():

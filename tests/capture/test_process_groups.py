@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import socket
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -118,6 +120,19 @@ def test_groups_that_come_and_go(name: str) -> None:
         leave()
     assert outcome(captured) == outcome(step)
     assert stats(captured).hits >= 2
+
+
+@pytest.mark.parametrize("name", QUESTIONS)
+def test_a_group_goes_when_it_is_destroyed(name: str) -> None:
+    """What was captured does not keep it: its threads would still run when the interpreter has gone."""
+    world, step = World(), step_of(QUESTIONS[name])
+    captured = capture(step, backend="eager")
+    captured(torch.ones(3), world)
+    groups = [weakref.ref(world.group), weakref.ref(default()), weakref.ref(world.mesh)]
+    leave()
+    del world
+    gc.collect()
+    assert [group() for group in groups] == [None] * 3
 
 
 def test_a_question_that_nobody_knows_is_a_break(world: World) -> None:

@@ -18,6 +18,8 @@ from torch.nn import functional as F
 
 import moebius
 from moebius import capture
+from moebius.hook.signals import WAITING
+from moebius.tensors.tensors import TensorOperations
 
 CUTS = 8
 
@@ -94,3 +96,102 @@ def test_the_step_after_an_interrupt_is_plain_pythons(alarm, longest):
             for mine, theirs in zip(tensors_of(training), tensors_of(other), strict=True):
                 assert torch.equal(mine, theirs)
     assert cuts == CUTS
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# While capture works, handlers wait
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+class Sent:
+    """Signals that arrive as capture works on its first operator, and what their handlers met."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *numbers: int) -> None:
+        self.handled: list[tuple[int, bool]] = []
+        self.left = list(numbers)
+        on_fakes = TensorOperations.on_fakes
+
+        def sends(*args, **kwargs):
+            self.inside = True
+            try:
+                while self.left:
+                    signal.raise_signal(self.left.pop(0))
+                return on_fakes(*args, **kwargs)
+            finally:
+                self.inside = False
+
+        self.inside = False
+        monkeypatch.setattr(TensorOperations, "on_fakes", sends)
+
+    def notes(self, number, frame) -> None:
+        self.handled.append((number, self.inside))
+
+    def raises(self, number, frame) -> None:
+        self.notes(number, frame)
+        raise Interrupted(number)
+
+
+@pytest.fixture
+def handlers():
+    """Sets handlers of signals for the time of a test."""
+    before = {}
+
+    def sets(number, handler):
+        before.setdefault(number, signal.signal(number, handler))
+
+    yield sets
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def double(x):
+    return x * 2 + 1
+
+
+def test_a_handler_that_returns_waits_and_the_call_goes_on(monkeypatch, handlers):
+    sent = Sent(monkeypatch, signal.SIGUSR1)
+    handlers(signal.SIGUSR1, sent.notes)
+    captured = capture(double, backend="eager")
+    assert torch.equal(captured(torch.ones(2)), torch.full((2,), 3.0))
+    assert sent.handled == [(signal.SIGUSR1, False)]
+    assert signal.getsignal(signal.SIGUSR1) == sent.notes
+    assert moebius.stats(captured).graphs == 0
+    for _ in range(2):
+        captured(torch.ones(2))
+    assert (moebius.stats(captured).graphs, moebius.stats(captured).hits) == (1, 1)
+
+
+def test_a_handler_that_raises_ends_the_call(monkeypatch, handlers):
+    sent = Sent(monkeypatch, signal.SIGUSR1, signal.SIGUSR2)
+    handlers(signal.SIGUSR1, sent.raises)
+    handlers(signal.SIGUSR2, sent.notes)
+    captured = capture(double, backend="eager")
+    with pytest.raises(Interrupted):
+        captured(torch.ones(2))
+    assert sent.handled == [(signal.SIGUSR1, False), (signal.SIGUSR2, False)]
+    assert torch.equal(captured(torch.ones(2)), torch.full((2,), 3.0))
+
+
+def test_the_second_of_a_kind_does_not_wait(monkeypatch, handlers):
+    sent = Sent(monkeypatch, signal.SIGUSR1, signal.SIGUSR1)
+    handlers(signal.SIGUSR1, sent.raises)
+    with pytest.raises(Interrupted):
+        capture(double, backend="eager")(torch.ones(2))
+    assert sent.handled == [(signal.SIGUSR1, True), (signal.SIGUSR1, False)]
+
+
+def test_switched_off_a_handler_runs_where_capture_works(monkeypatch, handlers):
+    sent = Sent(monkeypatch, signal.SIGUSR1)
+    handlers(signal.SIGUSR1, sent.notes)
+    monkeypatch.setattr(WAITING, "begin", lambda stops: None)
+    capture(double, backend="eager")(torch.ones(2))
+    assert sent.handled == [(signal.SIGUSR1, True)]
+
+
+def test_what_c_handles_and_what_is_ignored_stays(monkeypatch, handlers):
+    handlers(signal.SIGUSR1, signal.SIG_IGN)
+    Sent(monkeypatch, signal.SIGUSR1)
+    captured = capture(double, backend="eager")
+    assert torch.equal(captured(torch.ones(2)), torch.full((2,), 3.0))
+    assert moebius.stats(captured).graphs == 1
+    assert signal.getsignal(signal.SIGUSR1) is signal.SIG_IGN
