@@ -18,6 +18,7 @@ from .records import same_item
 
 Event = tuple[str, Any, Any, Any]
 WRITE = "write"  # its value: since when the trace has had the owner, -1 for what existed before
+MARK = ("mark", None, None, None)
 OWN = "own"  # of an object that the trace made; it is not told of what C code reads there
 WHOLE = object()  # the key of a write to nobody knows which part
 ANYTHING = object()
@@ -40,6 +41,8 @@ class Heap:
         self.listening = 0  # who wants to know of reads on classes, which are many
 
     def mark(self) -> int:
+        """A place in the log. What was made before it is older than it, even if nothing was read in between."""
+        self.events.append(MARK)
         return len(self.events)
 
     def made(self, obj: Any) -> None:
@@ -47,7 +50,7 @@ class Heap:
 
     def age(self, owner: Any) -> int:
         """When the trace made an object, -1 for what existed before."""
-        return self.born.get(id(owner), -1)
+        return self.born.get(id(self.part_of.get(id(owner), owner)), -1)
 
     def read(self, kind: str, owner: Any, key: Any, value: Any) -> None:
         self.events.append((kind, owner, key, value))
@@ -65,7 +68,7 @@ class Heap:
 
     def reads(self, begin: int, end: int | None = None) -> list[Event]:
         """What was read between two marks."""
-        return [event for event in self.events[begin:end] if event[0] is not WRITE]
+        return [event for event in self.events[begin:end] if event[0] is not WRITE and event is not MARK]
 
     def was_written(self, event: Event, begin: int = 0, end: int | None = None) -> bool:
         """Whether the place that was read was written to between two marks."""

@@ -15,7 +15,8 @@ import inspect
 import logging
 import types
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -67,10 +68,9 @@ class Objects(Identities, Compounds, Cells, LateWrites, Lifetimes, VaryingPlaces
         self.guards, self.tensor_input, self.symbolic, self.volatile = guards, tensor_input, symbolic, volatile
         self.records: dict[int, Record] = {}
         self.new: dict[int, Any] = {}
-        self.age: dict[int, int] = {}
         self.at_the_start: list[Callable[[Any], None]] = []  # called with the emitter, before the effects on objects
         self.at_the_end: list[Callable[[Any], None]] = []  # the same after them
-        self.inside: list[Body] = []  # the open ones: what is older than the innermost must not be changed in it
+        self.inside: list[tuple[Body, int]] = []  # the open ones, and since when: ``within``
         self.outcomes: dict[Any, tuple[Any, ...]] = {}  # tensors that the data decides: which ones each may be
         self.let_be = 0  # how often something older was changed in a body that lets it be
         self.slices: dict[int, slice] = {}  # by id of the slice that was found: what stands for it
@@ -99,7 +99,6 @@ class Objects(Identities, Compounds, Cells, LateWrites, Lifetimes, VaryingPlaces
         """Register an object that tracing created. It lives as long as the trace, so that its id stays its own."""
         if type(obj) not in ATOMS and id(obj) not in self.records and id(obj) not in self.new:
             self.new[id(obj)] = obj
-            self.age[id(obj)] = len(self.inside)
             self.heap.made(obj)
         return obj
 
@@ -117,16 +116,26 @@ class Objects(Identities, Compounds, Cells, LateWrites, Lifetimes, VaryingPlaces
         """Before anything is changed: inside a body only what was made in it may change."""
         self.writes += 1
         record = self.records.get(id(obj))
-        if record is None:
-            self.heap.write(obj, key, self.heap.age(obj))
-        else:
-            self.heap.write(record.obj, key)
-        if self.inside and self.age.get(id(obj), 0) < len(self.inside):
-            body = self.inside[-1]
+        born = -1 if record is not None else self.heap.age(obj)
+        self.heap.write(obj if record is None else record.obj, key, born)
+        if self.inside and born < self.inside[-1][1]:
+            body = self.inside[-1][0]
             if body.lenient:
                 self.let_be += 1
                 return
             raise Break(body.reason, body.detail.format(type(obj).__name__), body.hint)
+
+    def open_body(self, body: Body, since: int | None = None) -> None:
+        """From here on, what is older must not be changed. since: than this mark, if not than now."""
+        self.inside.append((body, self.heap.mark() if since is None else since))
+
+    @contextmanager
+    def within(self, body: Body, since: int | None = None) -> Iterator[None]:
+        self.open_body(body, since)
+        try:
+            yield
+        finally:
+            self.inside.pop()
 
     # ------------------------------------------------------------------------------------------------------------------
     # Entering: a value found at a guarded place becomes a value of the trace
@@ -454,7 +463,6 @@ class Objects(Identities, Compounds, Cells, LateWrites, Lifetimes, VaryingPlaces
             if record.appends:
                 shadow.extend(record.appends)
             record.shadow = self.made(shadow)
-            self.age[id(shadow)] = 0
             self.records[id(shadow)] = record  # met again as an object (``list(d) is``...), it is the original
         return record.shadow
 

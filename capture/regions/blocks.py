@@ -189,7 +189,7 @@ class Blocks:
         read_tensors: list[TensorProxy] = []
         for event in self.heap.events[block.begin : block.end]:
             kind, owner, key, value = event
-            if self.heap.age(owner) >= block.begin or kind == "meta":  # (metadata is compared throughout)
+            if self.heap.age(owner) >= block.begin or kind in ("meta", "mark"):  # (metadata is compared throughout)
                 continue
             if kind not in AGAIN and kind not in SHARED:
                 raise Differs  # it wrote to what is older, or read what nobody can read again

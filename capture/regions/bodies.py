@@ -35,14 +35,12 @@ class Bodies:
         self.writer.scope = inner = GraphScope(outer)
         inner.in_loop = outer.in_loop
         changes = f"{self.what} changes Python state", f"a {{}} that existed before is changed in {self.where}"
-        self.objects.inside.append(Body(*changes, self.hint))
         try:
-            with torch.no_grad():
+            with self.objects.within(Body(*changes, self.hint)), torch.no_grad():
                 yield inner
             if torch.is_grad_enabled() is not enabled:
                 raise Break(self.what, "it changes grad mode and does not change it back", self.hint)
         finally:
-            self.objects.inside.pop()
             self.writer.scope = outer
 
     def gradient(self, name: str, of: torch.Tensor) -> Any:

@@ -54,7 +54,7 @@ class Checkpoints:
         self.domain, self.call, self.tensors = domain, call, domain.tensors
         self.gradients = domain.tensors.gradients
         self.writer, self.objects = domain.tensors.writer, domain.objects
-        self.strict = any(body is CALL for body in self.objects.inside)
+        self.strict = any(body is CALL for body, _ in self.objects.inside)
 
     def run(self, function: Any, args: tuple, options: dict[str, Any]) -> Any:
         """``checkpoint(function, *args, **options)``: a mark, the call, a mark."""
@@ -75,17 +75,16 @@ class Checkpoints:
         known = chosen["determinism_check"], chosen["early_stop"], kept
         begin = self.mark(begin_checkpoint, preserve, reentrant, *known, *given)
         strict = selective is not None or reentrant or self.place() in self.gradients.strict
-        self.objects.inside.append(CALL if strict or self.strict else LENIENT)
+        body = CALL if strict or self.strict else LENIENT
         again = Again(self.domain, functools.partial(self.call, function, list(args), dict(options)))
         outer, let_be = self.writer.recomputed, self.objects.let_be
         self.writer.recomputed, self.writer.reentrant = True, reentrant
         read = Read(self.objects.heap, self.writer.count)
         try:
-            with nullcontext() if selective is None else selective.written_down():
+            with nullcontext() if selective is None else selective.written_down(), self.objects.within(body):
                 result = self.call(function, list(args), options)
         finally:
             read.finish()
-            self.objects.inside.pop()
             self.writer.recomputed, self.writer.reentrant = outer, False
         if not torch.is_grad_enabled():
             raise Break("checkpoint", "the function changes grad mode and does not change it back", "use a with block")

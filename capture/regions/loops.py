@@ -240,7 +240,7 @@ class Loops:
         loop.where = writer.where()
         loop.number = writer.count + 1
         writer.scope = GraphScope(writer.scope)
-        objects.inside.append(TURN)
+        objects.open_body(TURN)
         loop.row = writer.scope.placeholder("row")
         if isinstance(rows, ONE):
             loop.row.meta.update(val=0, where=loop.where[-1] if loop.where else ("", 0, ""), stack=loop.where)

@@ -89,17 +89,16 @@ class Again:
         outer, count, told, recomputed = writer.scope, writer.count, writer.before_node, writer.recomputed
         modules, calls = dict(writer.submodules), len(functions)
         writer.scope, writer.before_node, writer.recomputed = scope, lambda *_: None, True
-        objects.inside.append(AGAIN)
         try:
             torch_private.throw_switches(self.switches)
-            self.run()
+            with objects.within(AGAIN):
+                self.run()
             found = [node for node in scope.graph.nodes if node.op != "placeholder"]
             return alike(self.nodes, found, dict(scope.lifted), writer.submodules)
         except Exception:
             return False
         finally:
             torch_private.throw_switches(before)
-            objects.inside.pop()
             writer.scope, writer.count, writer.before_node, writer.recomputed = outer, count, told, recomputed
             writer.submodules.clear()
             writer.submodules.update(modules)

@@ -90,6 +90,7 @@ class Selective:
         self.domain, self.call = domain, call
         self.objects, self.tensors, self.writer = domain.objects, domain.tensors, domain.tensors.writer
         self.random: list[bool] = []  # of each operator that draws random numbers, whether they are kept
+        self.begin = domain.objects.heap.mark()  # what the policy counts in is made with it, and is its own
         self.policy, self.allow_mutation = self.contexts(context_fn)
 
     def contexts(self, context_fn: Any) -> tuple[Any, bool]:
@@ -102,7 +103,7 @@ class Selective:
         )
         functions[context_of] = lambda policy, allow: self.objects.made(SelectiveContext(policy, allow))
         try:
-            with self.no_changes():
+            with self.objects.within(POLICY, self.begin):
                 made = self.call(context_fn, [], {})
         finally:
             for function, stand_in in before.items():
@@ -117,14 +118,6 @@ class Selective:
             detail = "with a context_fn that gives other contexts than create_selective_checkpoint_contexts"
             raise Break("checkpoint", detail, HINT)
         return first.policy, second.allow_mutation
-
-    @contextmanager
-    def no_changes(self) -> Iterator[None]:
-        self.objects.inside.append(POLICY)
-        try:
-            yield
-        finally:
-            self.objects.inside.pop()
 
     @contextmanager
     def written_down(self) -> Iterator[None]:
@@ -147,7 +140,7 @@ class Selective:
         self.writer.scope = GraphScope(outer)  # what it does to the tensors that it is shown is in no graph
         self.writer.recomputed = True
         try:
-            with self.no_changes(), torch.no_grad():
+            with self.objects.within(POLICY, self.begin), torch.no_grad():
                 node = begin.next
                 while node.op != "root":
                     self.ask_of(node)

@@ -85,7 +85,7 @@ class Layouts:
         """A tensor was given other sizes or strides in place."""
         made = isinstance(tensor, TensorProxy) and tensor.source is None
         number = tensor.node.meta.get("number", 0) if made else 0
-        self.heap.write(LAYOUTS, number, self.heap.mark() if made else -1)
+        self.heap.write(LAYOUTS, number, len(self.heap.events) if made else -1)
         for known in self.sure.values():
             known.clear()
 

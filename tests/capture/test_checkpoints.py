@@ -466,3 +466,54 @@ def test_a_buffer_that_the_call_adds_to(backend):
         captured(ours, x)
     assert torch.equal(plain.load, ours.load) and plain.load.any()
     assert torch.equal(plain.lin.weight.grad, ours.lin.weight.grad)
+
+
+def appends(x, items):
+    items.append(1)
+    return (x * len(items)).sin()
+
+
+def changed_in_the_next(w):
+    """What one checkpointed call has made, the next one changes, and once more in backward."""
+
+    def first(w):
+        made = []
+        made.append(0)
+        return w.sin(), made
+
+    y, made = checkpoint(first, w, use_reentrant=False)
+    checkpoint(appends, y, made, use_reentrant=False).sum().backward()
+    return len(made), w.grad
+
+
+def made_for_the_call(w):
+    """Nothing is read between the making of the list and the call."""
+    y = checkpoint(lambda w, items: (w * len(items)).sin(), w, items := [1], use_reentrant=False)
+    items.append(2)
+    y.sum().backward()
+    return len(items), w.grad
+
+
+class Box:
+    n = 0
+
+
+def made_before_a_dict_of_its_own(w):
+    """The ``__dict__`` of an object is as old as the object, whenever it is asked for."""
+    box = Box()
+    box.n = 1
+
+    def call(w):
+        box.__dict__["n"] += 1
+        return (w * box.n).sin()
+
+    checkpoint(call, w, use_reentrant=False).sum().backward()
+    return box.n, w.grad
+
+
+@pytest.mark.parametrize("step", [changed_in_the_next, made_for_the_call, made_before_a_dict_of_its_own])
+def test_what_the_step_made_before_the_call_is_older_than_it(step):
+    captured = capture(step)
+    for _ in range(2):
+        expected, found = (f(torch.ones(2, requires_grad=True)) for f in (step, captured))
+        torch.testing.assert_close(found, expected, rtol=0, atol=0)
