@@ -48,6 +48,9 @@ class Placement:
 
 def average_what_it_reaches(function: types.FunctionType, options: Options, args: tuple, kwargs: dict) -> None:
     """Before the function runs, captured or natively: gradients of what it is seen to train are averaged."""
+    from moebius.lowering.distribution import look_at_optimizers
+
+    look_at_optimizers()
     code = function.__code__
     cells = [cell.cell_contents for cell in function.__closure__ or () if cell != types.CellType()]
     names = [function.__globals__[name] for name in code.co_names if name in function.__globals__]
@@ -71,12 +74,13 @@ class MeshCalls:
 
 def in_a_call(run: Callable[..., Any], calls: MeshCalls, options: Options, begins: bool) -> Callable[..., Any]:
     """``run`` with its place told: ranks compare the numbers of their calls, and are told what fails in another's."""
+    from moebius.lowering.distribution import nothing_unseen
     from moebius.lowering.distribution.meeting import calling
 
     @hidden
     def call(*args: Any, **kwargs: Any) -> Any:
         calls.number += begins
-        with calling(options.mesh, calls.name, calls.number):
+        with calling(options.mesh, calls.name, calls.number), nothing_unseen():
             return run(*args, **kwargs)
 
     return call

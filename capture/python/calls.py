@@ -19,6 +19,7 @@ import torch.utils.checkpoint
 from moebius.interpreter import UNSET
 from moebius.interpreter.domain.core import type_name
 from moebius.lowering.step import draw
+from moebius.lowering.step.optimizer_steps import before_step
 
 from ..bytecode import unset_cells
 from ..bytecode.c_callables import definition_of, is_c_callable, maker_of, owner_of
@@ -34,7 +35,7 @@ from ..regions.inference import InferenceModes
 from ..tensors.array_inputs import is_array
 from ..tensors.arrays import Array, without_arrays
 from ..tensors.autograd_calls import AutogradCalls, instead_of
-from ..tensors.optimizers import is_state_maker, make_state
+from ..tensors.optimizers import count_the_step, is_state_maker, make_state
 from ..torch_facts import torch_private
 from ..values.numbers import CLOCKS, Number, is_open
 from ..values.values import ATOMS, SYMBOLIC, Break, LoopLeftover, StandIn, TensorMethod, TensorProxy, type_of
@@ -137,6 +138,7 @@ class Calls(Methods, Construction, StandIns, CachedFunctions):
             definition_of(torch.autograd.Function.apply): self.apply_function,  # (in C since torch 2.14)
             CHECKPOINT: self.checkpoint,
             LOADS: self.parse_json,
+            before_step: self.before_step,
             copied_tensor: self.copy_tensor,
             unset_cells.is_unset: lambda cell: self.domain.load_cell(cell) is UNSET,
             next_number: lambda hooks: self.objects.made(HandleNumber(next_number(hooks))),
@@ -291,6 +293,11 @@ class Calls(Methods, Construction, StandIns, CachedFunctions):
     def checkpoint(self, function: Any, *args: Any, **options: Any) -> Any:
         """``torch.utils.checkpoint.checkpoint``."""
         return Checkpoints(self.domain, self.call).run(function, args, options)
+
+    def before_step(self, optimizer: Any, *_: Any) -> None:
+        """What a mesh has torch call before a step of any optimizer."""
+        options = self.domain.options
+        count_the_step(optimizer, self.gradients, options is not None and options.mesh is not None)
 
     def is_plain_object(self, cls: type) -> bool:
         for name in COPY_PROTOCOL:

@@ -13,11 +13,13 @@ from typing import Any
 
 import torch
 
+from moebius.lowering.step.optimizer_steps import count_step, counted_by
+
 from ..heap.objects import Objects
 from ..hook import ABSENT
 from ..torch_facts import torch_private
-from ..values.values import TensorProxy
-from .gradients import Gradients
+from ..values.values import Break, TensorProxy
+from .gradients import NATIVELY, Gradients
 from .parked import MadeState
 
 
@@ -94,3 +96,14 @@ def make_momentum(optimizer: torch.optim.SGD, group: dict[str, Any], missing: li
         return
     for p in missing:
         optimizer.state[p]["momentum_buffer"] = torch.full_like(p, -0.0, memory_format=torch.preserve_format)
+
+
+def count_the_step(optimizer: Any, gradients: Gradients, on_a_mesh: bool) -> None:
+    """The hook of a mesh on all optimizers: a node that counts the step, where ranks train what it steps on."""
+    tensors = gradients.tensors
+    parameters = [getattr(p, "real", p) for group in optimizer.param_groups for p in group["params"]]
+    groups = counted_by([p for p in parameters if isinstance(p, torch.Tensor)])
+    if on_a_mesh and not groups or groups and not tensors.recomputes:  # (it looks at gradients, or has no node)
+        raise Break("function outside of the graph", "the hook of a mesh on optimizers", NATIVELY)
+    if groups:
+        tensors.writer.node("call_function", count_step, groups, {}).meta["val"] = None

@@ -32,11 +32,12 @@ from moebius.lowering.distribution.placement import collect_parameters, place_pa
 from moebius.lowering.distribution.plan import Bytes, Plan, RegionShape, bytes_for, expected_bytes, resolve_plan
 from moebius.lowering.distribution.reduce import average_gradients, is_averaged
 from moebius.lowering.distribution.sharded import Sharded
+from moebius.lowering.distribution.steps import look_at_optimizers, nothing_unseen
 
 __all__ = [
     "Bytes", "DistributionError", "PlacementError", "Plan", "RanksDisagreeError", "RegionShape", "Sharded", "Traffic",
     "average_gradients", "bind_inputs", "bytes_for", "collect_parameters", "expected_bytes", "input_conversions",
-    "is_averaged", "parameters_to_place",
+    "is_averaged", "look_at_optimizers", "nothing_unseen", "parameters_to_place",
     "place", "place_graph_parameters", "place_parameters", "place_state", "plan_for", "resolve_plan",
     "to_graph_input", "traffic",
 ]

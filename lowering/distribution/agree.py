@@ -12,20 +12,22 @@ from moebius.lowering.distribution.meeting import HEADER_BYTES, group_of, header
 from moebius.lowering.distribution.plan import reduced_bytes
 
 
-def agree(mesh: Any, what: str, value: int = 0, trouble: str = "") -> bool:
-    """Whether ``value`` (of 60 bits) is the same on all ranks of the mesh. Collective.
+def agree(mesh: Any, what: str, value: int | dict[int, int] = 0, trouble: str = "") -> bool:
+    """Whether ``value`` (of 60 bits) is the same on all ranks of the mesh. Collective. A dict: by axis of the mesh, in
+    the order to ask in; axes along which fewer things are alike come last.
 
     Raises RanksDisagreeError, on every rank, where one is at another place (``what``), and DistributionError where one
     has ``trouble``: that one says which.
     """
-    differs, others, value = 0, int(bool(trouble)), value % (1 << 60)
-    for axis in range(mesh.ndim):
+    differs, others = 0, int(bool(trouble))
+    for axis, mine in value.items() if isinstance(value, dict) else ((axis, value) for axis in range(mesh.ndim)):
+        mine %= 1 << 60
         if (ranks := mesh.size(axis)) > 1:
-            told = torch.full((ranks,), value * 4 + others * 2 + differs, device=mesh.device_type)
+            told = torch.full((ranks,), mine * 4 + others * 2 + differs, device=mesh.device_type)
             found = headers(group_of(mesh.get_group(axis)), told, what).tolist()
             traffic.add("header", HEADER_BYTES * (ranks - 1))
             others = max(number >> 1 & 1 for number in found)
-            differs = int(any(number & 1 or number >> 2 != value for number in found))
+            differs = int(any(number & 1 or number >> 2 != mine for number in found))
     if trouble:
         raise DistributionError(trouble)
     if others:

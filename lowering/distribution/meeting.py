@@ -18,6 +18,7 @@ from torch import Tensor
 
 from moebius.lowering.distribution.errors import RanksDisagreeError
 from moebius.lowering.distribution.torch_private import default_store
+from moebius.lowering.step.optimizer_steps import TAKEN
 
 HEADER_BYTES = 16  # what a rank tells each other rank: a number, and where it is
 SLICE = timedelta(seconds=1)  # how often a rank that waits asks whether another one has failed
@@ -26,7 +27,9 @@ RULE = "with mesh=..., every rank has to run the same program, each on its own p
 
 
 class Group(Protocol):
-    """The ranks that share the experts of a layer, seen from one of them."""
+    """The ranks that share the experts of a layer, seen from one of them. name: the same on all of them."""
+
+    name: str
 
     def rank(self) -> int: ...
 
@@ -48,9 +51,10 @@ class Call:
     name, number = "", 0
 
 
-def at(place: str) -> str:
-    """Where this rank is, in words that are the same on all ranks that are there."""
-    return f"{place}, in call {Call.number} of {Call.name}" if Call.name else place
+def at(place: str, steps: int) -> str:
+    """Where this rank is, in words that are the same on all ranks that are there. steps: of optimizers, before."""
+    call = f", in call {Call.number} of {Call.name}" if Call.name else ""
+    return f"{place}{call}" + (f", after {steps} optimizer step{'s' if steps > 1 else ''}" if steps else "")
 
 
 def headers(group: Group, numbers_P: Tensor, place: str) -> Tensor:
@@ -58,7 +62,7 @@ def headers(group: Group, numbers_P: Tensor, place: str) -> Tensor:
 
     Raises RanksDisagreeError, on every rank, where they have come to different places, or where one has failed.
     """
-    where = at(place)
+    where = at(place, TAKEN[group.name])
     sent = torch.stack([numbers_P, torch.full_like(numbers_P, zlib.crc32(where.encode()))], 1)
     received = torch.empty_like(sent)
     group.meet(received, sent, where)
@@ -75,6 +79,7 @@ class ProcessGroup:
 
     def __init__(self, group: dist.ProcessGroup):
         self.group, self.meetings, self.announced, self.place = group, 0, False, "the first meeting"
+        self.name = str(group.group_name)
 
     def rank(self) -> int:
         return self.group.rank()

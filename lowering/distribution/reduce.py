@@ -30,6 +30,7 @@ from moebius.lowering.distribution.torch_private import (
     tree_leaves,
     writes,
 )
+from moebius.lowering.distribution.weights import Weights, digest, window
 
 BUCKET = 1 << 25  # bytes of gradients that travel together
 
@@ -47,7 +48,7 @@ class Reducer:
     """All that a mesh averages. known: in the order in which they were met, the same on all ranks; what has died keeps
     its place. touched: places of those that backward has reached since the last time. written: how often each of those
     had been written in place when it was reached. running: backward passes whose end this waits for. signature: of all
-    that was ever met."""
+    that was ever met. turn: how many backward passes have ended."""
 
     mesh: Any
     axis: int
@@ -56,6 +57,7 @@ class Reducer:
     written: dict[int, int] = field(default_factory=dict)
     running: set[int] = field(default_factory=set)
     signature: int = 0
+    turn: int = 0
 
     def place_of(self, parameter: torch.Tensor) -> int | None:
         """Where a parameter stands in ``known``."""
@@ -118,10 +120,13 @@ class Reducer:
             if one.hook is None and parameter is not None and parameter.requires_grad and parameter.grad is not None:
                 touched.add(place)
         with torch.no_grad():
-            mine = zlib.crc32(repr(sorted(touched)).encode())
-            value = (self.signature ^ mine) % (1 << 62)
-            if not agree(self.mesh, "the end of backward()", value, self.trouble(touched, written)):
-                touched = self.reached_anywhere(touched)
+            mine, weights = zlib.crc32(repr(sorted(touched)).encode()), self.sampled()
+            axes = [*data_axes(self.mesh, self.axis), self.axis]
+            alike = {axis: self.signature ^ digest(weights, axis) for axis in axes}
+            values = {axis: value ^ mine for axis, value in alike.items()}
+            if not agree(self.mesh, "the end of backward()", values, self.trouble(touched, written)):
+                touched = self.reached_anywhere(touched, alike, weights)
+            self.turn += 1
             whole: dict[torch.dtype, list[torch.Tensor]] = {}
             shards: dict[torch.dtype, list[torch.Tensor]] = {}
             for place in sorted(touched):
@@ -158,10 +163,23 @@ class Reducer:
                 return f"{what} was asked for with create_graph=True, which does not reach through the mesh's average"
         return ""
 
-    def reached_anywhere(self, touched: set[int]) -> set[int]:
-        """The places that backward reached on any rank. Collective. All ranks have met the same parameters."""
-        if not agree(self.mesh, "which parameters there are", self.signature):
-            raise DistributionError("the ranks have met different parameters; build the same model on every rank")
+    def sampled(self) -> list[Weights]:
+        """Weights that this turn looks at: those that all ranks have alike, and those that replicas have."""
+        places = window(len(self.known), self.turn)
+        turn = self.turn * len(places) // max(len(self.known), 1)
+        found = [self.known[place].parameter() for place in places]
+        whole = [None if isinstance(weight, Sharded) else weight for weight in found]
+        local = [weight if isinstance(weight, Sharded) else None for weight in found]
+        return [Weights(whole, turn, [*range(self.mesh.ndim)]), Weights(local, turn, data_axes(self.mesh, self.axis))]
+
+    def reached_anywhere(self, touched: set[int], alike: dict[int, int], weights: list[Weights]) -> set[int]:
+        """The places that backward reached on any rank. Collective. All ranks have met the same parameters, and have
+        the same weights (alike: by axis of the mesh)."""
+        if not agree(self.mesh, "which parameters there are", alike):
+            if not agree(self.mesh, "which parameters there are, and no more", self.signature):
+                raise DistributionError("the ranks have met different parameters; build the same model on every rank")
+            for held in weights:
+                held.compare(self.mesh)
         bits = torch.zeros(len(self.known), dtype=torch.int32, device=self.mesh.device_type)
         bits[sorted(touched)] = 1
         all_reduce(bits, self.mesh, range(self.mesh.ndim), "header")
@@ -251,10 +269,15 @@ def _belongs_to(parameter: torch.Tensor, reducer: Reducer) -> bool:
     raise DistributionError("a parameter's gradient is averaged over another mesh, with other ranks; use one mesh")
 
 
+def reducer_of(parameter: torch.Tensor) -> Reducer | None:
+    """What averages this parameter's gradient, if anything does."""
+    reducer, place = PLACES.get(id(parameter), (None, -1))
+    return reducer if reducer is not None and reducer.known[place].parameter() is parameter else None
+
+
 def is_averaged(parameter: torch.Tensor) -> bool:
     """Whether some mesh averages this parameter's gradient."""
-    reducer, place = PLACES.get(id(parameter), (None, -1))
-    return reducer is not None and reducer.known[place].parameter() is parameter
+    return reducer_of(parameter) is not None
 
 
 def release(parameter: torch.Tensor) -> None:

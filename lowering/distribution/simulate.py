@@ -43,6 +43,8 @@ class Meeting:
 class SimulatedGroup:
     """An exchange.Group among threads."""
 
+    name = "simulated ranks"
+
     def __init__(self, rank: int, ranks: int, meeting: Meeting):
         self.me, self.ranks, self.meeting = rank, ranks, meeting
 

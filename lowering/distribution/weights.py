@@ -1,0 +1,85 @@
+"""Whether weights that shall be equal on ranks are: a sample of them after each backward, another one each time.
+
+The sample's bits go into the header that ends a backward anyway. Where they differ the ranks compare the numbers
+themselves: rounding (other kernels on one rank) may drift apart, a weight that was written on one rank alone may not.
+"""
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from moebius.lowering.distribution.agree import all_reduce
+from moebius.lowering.distribution.errors import DistributionError
+from moebius.lowering.distribution.sharded import Sharded
+
+WEIGHTS = 32  # that are looked at after one backward
+NUMBERS = 128  # of each of those
+APART = 1e-3  # what rounding may add up to, of the sample's largest number; of coarse types 16 steps
+
+
+def window(count: int, turn: int) -> list[int]:
+    """The places, of so many weights, that this turn looks at."""
+    return [(turn * WEIGHTS + number) % count for number in range(min(count, WEIGHTS))]
+
+
+class Weights:
+    """A sample of weights that are equal on the ranks of these axes of a mesh. tensors: None for what is not there."""
+
+    def __init__(self, tensors: Sequence[torch.Tensor | None], turn: int, axes: Sequence[int]):
+        self.tensors, self.axes = tensors, axes
+        self.numbers = [None if tensor is None else some(tensor, turn) for tensor in tensors]
+
+    def digest(self) -> int:
+        """A number that differs where the numbers' bits do."""
+        value = 0
+        for numbers in self.numbers:
+            if numbers is not None and numbers.numel():
+                value = zlib.crc32(numbers.contiguous().view(torch.uint8).cpu().numpy().tobytes(), value)
+        return value
+
+    def compare(self, mesh: Any) -> None:
+        """Raise DistributionError, on all ranks of the mesh, where the numbers are apart. Collective."""
+        nothing = -torch.finfo(torch.float64).max
+        bounds = torch.full((2, len(self.numbers), NUMBERS), nothing, dtype=torch.float64)  # of numbers, of negatives
+        for row, numbers in enumerate(self.numbers):
+            if numbers is not None:
+                there = numbers.double().cpu().nan_to_num(posinf=1e300, neginf=-1e300)
+                bounds[0, row, : len(there)], bounds[1, row, : len(there)] = there, -there
+        bounds = bounds.to(mesh.device_type)
+        all_reduce(bounds, mesh, self.axes, "header", dist.ReduceOp.MAX)
+        high, low = torch.where(bounds == nothing, 0.0, bounds) * torch.tensor([1, -1]).to(bounds)[:, None, None]
+        apart = (high - low).amax(-1)
+        coarse = [APART if t is None else max(APART, 16 * torch.finfo(t.dtype).eps) for t in self.tensors]
+        apart[apart <= torch.maximum(high.abs(), low.abs()).amax(-1) * torch.tensor(coarse).to(apart)] = 0
+        all_reduce(apart, mesh, range(mesh.ndim), "header", dist.ReduceOp.MAX)
+        found = [(t, float(by)) for t, by in zip(self.tensors, apart.cpu(), strict=True) if by]
+        if found:
+            shape = next((f" of shape {tuple(tensor.shape)}" for tensor, _ in found if tensor is not None), "")
+            raise DistributionError(
+                f"a parameter{shape} has other values on another rank, up to {found[0][1]:.3g} apart: it was written "
+                f"on one rank alone, or the ranks took other steps; do the same on all ranks"
+            )
+
+
+def digest(weights: Sequence[Weights], axis: int) -> int:
+    """Of all samples that are equal along an axis of the mesh."""
+    value = 0
+    for held in weights:
+        value = value * 3 ^ (held.digest() if axis in held.axes else 0)
+    return value
+
+
+def some(tensor: torch.Tensor, turn: int) -> torch.Tensor:
+    """Up to NUMBERS numbers that lie together, of this rank's rows; the next ones in the next turn."""
+    tensor = tensor.local if isinstance(tensor, Sharded) else tensor.detach()
+    tensor = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+    while tensor.dim() > 1 and tensor.numel() > NUMBERS:
+        turn, row = divmod(turn, tensor.shape[0])
+        tensor = tensor.select(0, row)
+    flat = tensor.reshape(-1)
+    start = turn % -(-flat.numel() // NUMBERS) * NUMBERS if flat.numel() else 0
+    return flat[start : start + NUMBERS]
