@@ -165,7 +165,7 @@ class Emitter:
             return self.constant(value)
         if id(value) in self.built:
             return self.built[id(value)]
-        record = self.objects.records.get(id(value))
+        record = self.objects.record_of(value)
         if record is not None:
             return self.load(record.source)
         if issubclass(kind, tuple):

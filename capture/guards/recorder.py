@@ -226,6 +226,9 @@ class GuardRecorder:
 
     def same_or_distinct(self, kind: str, first: Source, second: Source) -> None:
         """Two sources lead to one object ("same") or to two ("distinct")."""
+        if (kind, first, second) in self.seen:
+            return
+        self.seen.add((kind, first, second))
         text = "is" if kind == "same" else "is not"
         self.add((kind, self.slot(first), self.slot(second)), first.name, f"{text} {second.name}", first)
 

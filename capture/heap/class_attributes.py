@@ -27,7 +27,7 @@ class ClassAttributes:
     """
 
     def __init__(self, objects: Objects):
-        self.objects = objects
+        self.objects, self.guards = objects, objects.guards
         self.moving = {place.rpartition(".")[2] for place in objects.volatile}
         self.written: set[str] = set()
         self.shown: set[type] = set()
@@ -50,7 +50,7 @@ class ClassAttributes:
             return UNREAD
         if name not in self.written and f"{owner.__qualname__}.{name}" not in self.objects.volatile:
             return UNREAD
-        self.objects.guards.class_order(cls)
+        self.guards.class_order(cls)
         for base in cls.__mro__[: cls.__mro__.index(owner)]:
             self.objects.dict_get(self.record_of(base), name)  # not there: a guard
         return self.objects.dict_get(self.record_of(owner), name)

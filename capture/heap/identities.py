@@ -64,8 +64,7 @@ class Identities:
         if left is right and len(places) > 1:
             first, *others = sorted(places, key=lambda place: place.static)
             for other in others:
-                if not first.static and ("same", first, other) not in self.guards.seen:
-                    self.guards.seen.add(("same", first, other))
+                if not first.static:
                     self.guards.same_or_distinct("same", first, other)
 
     def places_of(self, value: tuple) -> list[Source]:
@@ -77,8 +76,7 @@ class Identities:
         """The object was met before under another source: that they are one object is a fact too."""
         if known.static:
             self.guards.check("is", source, value, text=f"is {known.name}")
-        elif (source, known) not in self.guards.seen:
-            self.guards.seen.add((source, known))
+        else:
             self.guards.same_or_distinct("same", source, known)
 
     def pin(self, record: Record, text: str) -> None:
@@ -100,9 +98,7 @@ class Identities:
         first, second = self.source_of(left), self.source_of(right)
         if first is None or second is None or (first.static and second.static):
             return
-        if ("distinct", first, second) not in self.guards.seen:
-            self.guards.seen.add(("distinct", first, second))
-            self.guards.same_or_distinct("distinct", first, second)
+        self.guards.same_or_distinct("distinct", first, second)
 
     def source_of(self, value: Any) -> Source | None:
         if isinstance(value, TensorProxy):

@@ -64,6 +64,7 @@ class Objects(Identities, Compounds, Cells, LateWrites, Lifetimes, VaryingPlaces
         tensors_met: dict[int, TensorProxy] | None = None,
     ):
         self.heap = heap = Heap()
+        self.note = heap.note
         self.tensors_met = {} if tensors_met is None else tensors_met  # by id of the real tensor
         self.guards, self.tensor_input, self.symbolic, self.volatile = guards, tensor_input, symbolic, volatile
         self.records: dict[int, Record] = {}

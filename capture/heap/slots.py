@@ -48,7 +48,7 @@ class Slots:
         if name == "__doc__" or self.objects.is_new(obj):
             self.heap.read(OWN, obj, name, None)
             value = descriptor.__get__(obj, kind)
-            return value if self.objects.records.get(id(value)) else self.objects.made(value)
+            return value if self.objects.record_of(value) else self.objects.made(value)
         if isinstance(obj, types.FunctionType | types.MethodType | functools.partial):
             return self.c_value(obj, descriptor.__get__(obj, kind), name)
         record = self.objects.need(obj)

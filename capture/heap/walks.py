@@ -84,7 +84,7 @@ class Walks:
     """Those of one trace."""
 
     def __init__(self, objects: Objects):
-        self.objects = objects
+        self.objects, self.guards = objects, objects.guards
         self.open: dict[int, Walk] = {}
 
     def can_be_told(self, iterator: Any) -> bool:
@@ -108,7 +108,7 @@ class Walks:
         if item is STOP:
             if not walk.ended:
                 text = f"gives {number} items and no more"
-                self.objects.guards.check("length", walk.place, number, text=text)
+                self.guards.check("length", walk.place, number, text=text)
             walk.ended = True
             return STOP
         place = Part(f"{walk.place.name}[{number}]", walk.place, "tuple_item", number)
@@ -123,7 +123,7 @@ class Walks:
         source = self.objects.need(iterator).source
         ahead = Ahead()
         place = Part(f"next({source.name})", source, "python", ahead)
-        self.objects.guards.check("type", place, tuple, text="is as far as it was")
+        self.guards.check("type", place, tuple, text="is as far as it was")
         walk = self.open[id(iterator)] = Walk(iterator, place, ahead, rest)
         self.objects.at_the_start.append(walk.advance)
         return walk
@@ -147,7 +147,7 @@ class Walks:
             sources = [source for obj, source in others if are_apart(walk.iterator, obj)]
             if sources:
                 name, text = walk.place.parent.name, "goes through nothing that the step changes"
-                self.objects.guards.holds(name, text, are_apart, walk.place.parent, *sources)
+                self.guards.holds(name, text, are_apart, walk.place.parent, *sources)
 
     def varies(self, item: Any, name: str) -> bool:
         """Whether another object was met here in another call: one that is known by its identity (a layer)."""

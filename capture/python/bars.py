@@ -45,7 +45,7 @@ class Bars:
     """The progress bars of one trace."""
 
     def __init__(self, objects: Objects, tensors: TensorOperations):
-        self.objects, self.tensors = objects, tensors
+        self.objects, self.tensors, self.guards = objects, tensors, objects.guards
 
     def call(self, function: types.FunctionType, args: list, kwargs: dict[str, Any]) -> Any:
         """A call of a function of tqdm's that draws; a graph break where it is not one of METHODS on a known bar."""
@@ -69,8 +69,8 @@ class Bars:
         values = (*args[1:], *kwargs.values())
         if not all(type(v) in ATOMS or isinstance(v, Number) or self.is_text(v) for v in values):
             raise Break("progress bar", f"{what} of values that are not plain", "give it numbers and strings")
-        self.objects.guards.holds(record.source.name, "is drawn by tqdm's own code", is_drawn_plainly, record.source)
-        self.objects.heap.note("progress bar")
+        self.guards.holds(record.source.name, "is drawn by tqdm's own code", is_drawn_plainly, record.source)
+        self.objects.note("progress bar")
         if id(inner) not in self.objects.drawn:
             name = f"progress bar {len(self.objects.drawn)}"  # (stands for it in the graph, which must not hold it)
             self.objects.drawn[id(inner)] = self.tensors.add_input(bar, name, record.source)

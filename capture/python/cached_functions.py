@@ -88,7 +88,7 @@ class CachedFunctions(CallParts):
     def from_cache(self, ask: functools.partial, name: str) -> Any:
         value = random_state.drawing(ask)
         self.heap.read("answer", ask, None, value)
-        self.objects.guards.answers(f"{name}()", "gives what it gave", (ask, value))
+        self.guards.answers(f"{name}()", "gives what it gave", (ask, value))
         return self.objects.enter(value, Static(f"{name}()", value))
 
     def dispatched(self, dispatch: types.FunctionType, cls: Any) -> Any:
@@ -106,5 +106,5 @@ class CachedFunctions(CallParts):
         name = getattr(chosen, "__qualname__", "function")
         ask = functools.partial(dispatch, cls)
         self.heap.read("answer", ask, None, chosen)
-        self.objects.guards.answers(name, f"is chosen for {cls.__qualname__}", (ask, chosen))
+        self.guards.answers(name, f"is chosen for {cls.__qualname__}", (ask, chosen))
         return self.objects.enter(chosen, Static(name, chosen))

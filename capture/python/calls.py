@@ -126,8 +126,8 @@ class Calls(Methods, Construction, StandIns, CachedFunctions):
             **{clock: functools.partial(self.read_number, f"time.{clock.__name__}", clock) for clock in CLOCKS},
             DRAW: functools.partial(self.read_number, "random.random", draw),
         }
-        self.tensors.gradients.hooks = GradientHooks(self.domain, self.call)
-        self.tensors.gradients.enter = self.objects.enter
+        self.gradients.hooks = GradientHooks(self.domain, self.call)
+        self.gradients.enter = self.objects.enter
         self.substitutes = SUBSTITUTES if self.tensors.whole_step else ANYWHERE
         self.substitutes = self.substitutes | {warnings.catch_warnings: warnings_block}
         self.functions: dict[Any, Callable[..., Any]] = {
@@ -208,7 +208,7 @@ class Calls(Methods, Construction, StandIns, CachedFunctions):
         A library asks it where control flow over tensor values has a twin that a graph holds: then the answer is True,
         for that function alone. What would choose other arithmetic by it, as optimizers do, always gets eager's.
         """
-        frame = self.domain.machine.frame
+        frame = self.domain.frame
         if frame is None or frame.globals.get("__name__", "").startswith(EAGER_ARITHMETIC):
             return False
         asking: list[tuple[str, str]] = []
@@ -267,7 +267,7 @@ class Calls(Methods, Construction, StandIns, CachedFunctions):
 
     def draws(self, args: list) -> bool:
         """Whether a function of tqdm's draws a bar: one that others call, but on a bar that is switched off."""
-        frame = self.domain.machine.frame
+        frame = self.domain.frame
         if frame is not None and str(frame.globals.get("__name__")).startswith("tqdm."):
             return False
         bar = args[0] if args and not isinstance(args[0], type) else None
@@ -276,7 +276,7 @@ class Calls(Methods, Construction, StandIns, CachedFunctions):
 
     def print(self, *values: Any, **options: Any) -> None:
         """``print``: to the stream that ``sys.stdout`` is when the graph runs."""
-        record = self.objects.records.get(id(vars(sys)))
+        record = self.objects.record_of(vars(sys))
         if record is not None and record.changed:
             raise Break("print", "after the step changed the sys module", "it runs natively")
         self.texts.print(*values, **options)

@@ -75,7 +75,7 @@ class Construction(CallParts):
             self.objects.behind[id(shown)] = args[0]
             return shown
         if cls is weakref.ref and len(args) == 1 and (self.known(args[0]) or self.objects.is_new(args[0])):
-            if (record := self.objects.records.get(id(args[0]))) is not None:  # (it is hashed by that)
+            if (record := self.objects.record_of(args[0])) is not None:  # (it is hashed by that)
                 self.objects.pin(record, "the same referent")
             return self.objects.made(weakref.ref(args[0]))
         if issubclass(cls, torch.Tensor):
@@ -120,7 +120,7 @@ class Construction(CallParts):
 
     def type_call(self, cls: type, args: list, kwargs: dict[str, Any]) -> Any:
         """``type.__call__(cls, ...)``: ``__new__``, then ``__init__`` if an instance of the class came back."""
-        caller = self.domain.machine.frame
+        caller = self.domain.frame
         if caller in self.domain.making:  # one class made while another one's call goes through its arguments
             return self.make_instance(cls, args, kwargs, None)
         self.domain.making[caller] = None

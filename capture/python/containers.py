@@ -128,8 +128,8 @@ class Containers(Parts):
         if record is not None and (record.late or self.objects.is_growing(record)):
             return ABSENT
         items = table if type(table) is tuple else self.objects.contents(table)
-        number = self.tensors.numbers.known(key) if is_table(items) else None
-        return ABSENT if number is None else self.tensors.numbers.apply(operator.getitem, items, number)
+        number = self.numbers.known(key) if is_table(items) else None
+        return ABSENT if number is None else self.numbers.apply(operator.getitem, items, number)
 
     def as_index(self, key: Any) -> Any:
         """What a sequence is indexed with, a number or a slice of numbers; ``__index__`` of the user's is interpreted.

@@ -66,7 +66,7 @@ class TrackingDomain(Operators, Containers):
 
     def __init__(self, objects: Objects, tensors: TensorOperations):
         super().__init__()
-        self.objects, self.tensors = objects, tensors
+        self.objects, self.tensors, self.writer = objects, tensors, tensors.writer
         self.numbers, self.texts = tensors.numbers, tensors.texts
         self.counter = Counter()  # of the instructions that a report counts
         self.attributes = Attributes(objects, tensors, self.call)
@@ -119,7 +119,7 @@ class TrackingDomain(Operators, Containers):
             self.root_stack = frame.stack.copy()
             self.root_pc = frame.pc
             self.root_handled = self.machine.exc_item[0]
-            self.marks = (self.objects.writes, self.tensors.writer.count)
+            self.marks = (self.objects.writes, self.writer.count)
         if self.stacks is not None:
             self.stacks[frame] = (frame.stack.copy(), frame.pc)
             if self.switches is not None:
@@ -292,7 +292,7 @@ class TrackingDomain(Operators, Containers):
         if self.objects.is_new(function):
             return
         defaults, keyword_defaults = function.__defaults__, function.__kwdefaults__
-        held = self.objects.records.get(id(keyword_defaults)) if keyword_defaults else None
+        held = self.objects.record_of(keyword_defaults) if keyword_defaults else None
         if keyword_defaults:
             self.objects.heap.read("defaults", keyword_defaults, None, False)
         if held is not None and held.changed:
@@ -300,7 +300,7 @@ class TrackingDomain(Operators, Containers):
         if function in self.guarded_functions:
             return
         self.guarded_functions.add(function)
-        record = self.objects.records.get(id(function))
+        record = self.objects.record_of(function)
         source = Static(function.__qualname__, function) if record is None else record.source
         name = source.name
         items = tuple((keyword_defaults or {}).items())

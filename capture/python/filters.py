@@ -98,7 +98,7 @@ class Filters:
         if not self.tensors.whole_step or not free:
             where = "in a loop over experts, a checkpointed call or for a foreign backend"
             raise Break("warnings.catch_warnings", where, HINT)
-        self.objects.heap.note("warning")
+        self.objects.note("warning")
         node = self.writer.node("call_function", function, args, {})
         node.meta["val"] = None
         return node

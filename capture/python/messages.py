@@ -37,7 +37,7 @@ class Messages:
 
     def __init__(self, domain: Parts):
         self.domain = domain
-        self.objects, self.tensors = domain.objects, domain.tensors
+        self.objects, self.tensors, self.writer = domain.objects, domain.tensors, domain.tensors.writer
         self.heap, self.guards = domain.objects.heap, domain.objects.guards
         self.recorded = bool(recorders())  # before the step enters any block
         methods = {
@@ -70,7 +70,7 @@ class Messages:
             raise Break(what, "a handler, filter or formatter is not Python's own", AFTER)
         asked = functools.partial(is_logged_plainly, logger)
         self.guards.holds(self.objects.need(logger).source.name, "logs by Python's own handlers", asked)
-        frame = self.domain.machine.frame
+        frame = self.domain.frame
         while frame is not None and frame.code.co_filename == logging.info.__code__.co_filename:
             frame = frame.back
         if frame is None or passed_over(frame.code.co_filename):
@@ -107,7 +107,7 @@ class Messages:
             raise Break("function outside of the graph", "logging.Logger.isEnabledFor", AFTER)
         if type(logger).isEnabledFor is not logging.Logger.isEnabledFor:
             raise Break("function outside of the graph", f"{type(logger).__name__}.isEnabledFor", AFTER)
-        held = [self.objects.records.get(id(part)) for part in (vars(sys), *read_by_logging(logger))]
+        held = [self.objects.record_of(part) for part in (vars(sys), *read_by_logging(logger))]
         held += [own for cls, own in self.objects.class_dicts.items() if cls.__module__.startswith("logging")]
         if any(one is not None and one.changed for one in held):
             raise Break("logging.Logger", "is used after the step changed how lines are logged", AFTER)
@@ -133,7 +133,7 @@ class Messages:
         if category is not None and not issubclass(category, Warning):
             raise Break("warnings.warn", "of a category that is none", AFTER)
         for known in (vars(warnings), warnings.filters):
-            record = self.objects.records.get(id(known))
+            record = self.objects.record_of(known)
             if record is not None and record.changed:
                 raise Break("warnings.warn", "after the step changed which warnings are shown", AFTER)
         if not are_shown_plainly():
@@ -145,12 +145,12 @@ class Messages:
         frame = self.frame_of(stacklevel)
         line = frame.line or frame.code.co_firstlineno
         place = texts.warner(category or UserWarning, frame.globals, frame.code.co_filename, line)
-        node = self.tensors.writer.node("call_function", place, (message,), {})
+        node = self.writer.node("call_function", place, (message,), {})
         node.meta["val"] = None
 
     def frame_of(self, stacklevel: int) -> Any:
         """The frame that a warning is said to come from (``setup_context`` in Python/_warnings.c)."""
-        frame = self.domain.machine.frame
+        frame = self.domain.frame
         for _ in range(stacklevel - 1):
             frame = None if frame is None else frame.back
         if frame is None or stacklevel < 1 or passed_over(frame.code.co_filename):

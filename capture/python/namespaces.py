@@ -35,7 +35,7 @@ class Namespaces:
         }
 
     def frame(self) -> Frame:
-        frame = self.domain.machine.frame
+        frame = self.domain.frame
         assert frame is not None
         return frame
 

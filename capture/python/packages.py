@@ -29,7 +29,7 @@ class Packages:
     """What one trace asks for."""
 
     def __init__(self, domain: Parts):
-        self.domain, self.objects = domain, domain.objects
+        self.domain, self.objects, self.guards = domain, domain.objects, domain.objects.guards
         self.functions: dict[Any, Callable[..., Any]] = {FIND: self.find}
 
     def find(self, *args: Any, **kwargs: Any) -> Any:
@@ -37,9 +37,9 @@ class Packages:
         if not kwargs and len(args) == 1 and type(args[0]) is str and "." not in args[0] and self.as_found():
             (name,) = args
             if is_missing(name):
-                self.objects.heap.note("package")
+                self.objects.note("package")
                 text = f"importlib.util.find_spec({name!r})"
-                self.objects.guards.answers(text, "finds nothing", (functools.partial(is_missing, name), True))
+                self.guards.answers(text, "finds nothing", (functools.partial(is_missing, name), True))
                 return None
         assert isinstance(FIND, types.FunctionType)
         return self.domain.call_function(FIND, [*args], kwargs)
@@ -47,5 +47,5 @@ class Packages:
     def as_found(self) -> bool:
         """Whether the step has left alone what decides where packages are found."""
         deciding = (sys.modules, sys.path, sys.meta_path, sys.path_hooks, vars(sys))
-        records = (self.objects.records.get(id(place)) for place in deciding)
+        records = (self.objects.record_of(place) for place in deciding)
         return not any(record is not None and record.changed for record in records)

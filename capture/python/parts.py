@@ -81,6 +81,16 @@ class Parts(Domain):
     loops: RowLoops
     blocks: ModuleCalls | None
 
+    @property
+    def frame(self) -> Frame | None:
+        """The one that runs."""
+        return self.machine.frame
+
+    @property
+    def open_loops(self) -> list[OpenLoop]:
+        """The loops and branches that the running code is in and that are written down as one node."""
+        return self.loops.open
+
     def native_iter(self, value: Any, in_loop: bool = False) -> Any:
         """An iterator over `value` that C code may be given. in_loop: which makes another of it, as enumerate does."""
         raise NotImplementedError

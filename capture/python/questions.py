@@ -39,7 +39,7 @@ class Questions:
     """Those of one trace."""
 
     def __init__(self, objects: Objects):
-        self.objects = objects
+        self.objects, self.guards = objects, objects.guards
         self.functions: dict[Any, Callable[..., Any]] = {
             question: functools.partial(self.ask, question) for question in QUESTIONS
         }
@@ -47,9 +47,9 @@ class Questions:
     def ask(self, question: types.BuiltinFunctionType, obj: Any) -> Any:
         """``question(obj)``."""
         answer = question(obj)
-        self.objects.heap.note("process group")
+        self.objects.note("process group")
         source = self.objects.need(obj).source
-        self.objects.guards.holds(source.name, f"answers {answer!r}"[:80], Answer(question, answer), source)
+        self.guards.holds(source.name, f"answers {answer!r}"[:80], Answer(question, answer), source)
         return answer
 
 

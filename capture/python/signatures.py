@@ -27,7 +27,7 @@ class Signatures:
     """Those that one trace asks for."""
 
     def __init__(self, domain: Parts):
-        self.domain, self.objects = domain, domain.objects
+        self.domain, self.objects, self.attributes = domain, domain.objects, domain.attributes
         self.functions: dict[Any, Callable[..., Any]] = {inspect.signature: self.signature}
 
     def signature(self, obj: Any, **options: Any) -> Any:
@@ -39,14 +39,14 @@ class Signatures:
             if type(function) is not types.FunctionType:
                 raise Break("inspect.signature", f"of a {type(function).__name__}", HINT)
             self.domain.guard_function(function)
-            self.objects.heap.note("signature")
+            self.objects.note("signature")
             defaults = (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
             of_tensors = any(issubclass(type(v), TensorProxy | torch.Tensor) for v in defaults)
             if self.has(function, "__signature__") or of_tensors:
                 raise Break("inspect.signature", f"of {function.__qualname__}, which has one of its own", HINT)
             if not self.has(function, "__wrapped__"):
                 break
-            function = self.domain.attributes.get(function, "__wrapped__")
+            function = self.attributes.get(function, "__wrapped__")
         made = inspect.signature(obj)
         name = f"signature of {function.__qualname__}"
         parameters = dict(made.parameters)
@@ -60,7 +60,7 @@ class Signatures:
             return obj
         if type(obj) is types.MethodType:
             return obj.__func__
-        look_up = self.domain.attributes.on_type
+        look_up = self.attributes.on_type
         if isinstance(obj, type):
             ways = look_up(type(obj), "__call__"), look_up(obj, "__new__"), look_up(obj, "__signature__")
             if ways != (type.__call__, object.__new__, ABSENT):
@@ -71,4 +71,4 @@ class Signatures:
         return look_up(type(obj), "__call__")
 
     def has(self, obj: Any, name: str) -> bool:
-        return self.domain.attributes.has(obj, name)
+        return self.attributes.has(obj, name)

@@ -46,7 +46,7 @@ class Texts:
     """All texts of one trace."""
 
     def __init__(self, tensors: OperatorsWithNumbers):
-        self.tensors = tensors
+        self.tensors, self.writer, self.guards = tensors, tensors.writer, tensors.guards
         self.inputs: list[Text] = []
 
     @property
@@ -71,14 +71,14 @@ class Texts:
 
     def is_repeated(self) -> bool:
         """Whether this is a graph within the step's, other than a gradient hook's, which runs where the hook would."""
-        scope = self.tensors.writer.scope
+        scope = self.writer.scope
         return scope.parent is not None and (scope.in_loop or not self.tensors.gradients.hooks.interpreting)
 
     def make(self, function: Callable[..., str], *operands: Any) -> Text:
         """``function(*operands)``, one of ``lowering.step.texts``, as a node."""
         if self.is_repeated():
             raise Break("text in an expert loop", "of what its turns compute", "make it after the loop")
-        writer, operands = self.tensors.writer, tuple(map(self.numbers.open, operands))
+        writer, operands = self.writer, tuple(map(self.numbers.open, operands))
         node = writer.node("call_function", function, writer.with_sizes(operands), {})
         node.meta["val"] = None
         if any(isinstance(o, TensorProxy) or (isinstance(o, Number) and not o.known) for o in operands):
@@ -92,7 +92,7 @@ class Texts:
 
     def of_input(self, value: str, source: Source) -> Text:
         """A text that differs from call to call, as an input of the graph."""
-        self.tensors.guards.check("type", source, str, text="type is str")
+        self.guards.check("type", source, str, text="type is str")
         node = self.tensors.add_input(value, value, source).node
         text = Text(self.numbers, value, node, (source,), AtSource(source))
         text.source = source
@@ -109,7 +109,7 @@ class Texts:
 
     def print(self, *values: Any, sep: Any = None, end: Any = None, file: Any = None, flush: Any = False) -> None:
         """``print`` of texts, plain values and tensors, as a node: the line stays between the operators around it."""
-        if self.tensors.writer.recomputed:
+        if self.writer.recomputed:
             raise Break("print in a checkpointed call", "backward would print it once more", "print after the call")
         if self.is_repeated():
             raise Break("print in an expert loop", "the order of its turns would show", "print after the loop")
@@ -123,8 +123,8 @@ class Texts:
             raise Break(
                 "print", f"sys.stdout is a {type(sys.stdout).__name__}, whose write is not known", "it runs natively"
             )
-        self.tensors.guards.holds("sys.stdout", "is a plain stream", lambda: is_stream(sys.stdout))
-        writer = self.tensors.writer
+        self.guards.holds("sys.stdout", "is a plain stream", lambda: is_stream(sys.stdout))
+        writer = self.writer
         node = writer.node("call_function", texts.say, (sep, end, bool(flush), *writer.with_sizes(values)), {})
         node.meta["val"] = None
 

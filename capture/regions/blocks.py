@@ -138,7 +138,7 @@ class Blocks:
         record = self.objects.record_of(module)
         if record is None or not record.source.static or self.objects.inside or self.writer.is_inner:
             return None
-        if torch.is_inference_mode_enabled() or self.domain.loops.open:
+        if torch.is_inference_mode_enabled() or self.domain.open_loops:
             return None
         described = [self.describe(a) for a in arguments]
         if any(d is None for d in described):
@@ -196,7 +196,7 @@ class Blocks:
             if (kind, id(owner), key) not in reads:
                 reads[kind, id(owner), key] = event
                 read_tensors += proxies_in((value,))
-        nodes = nodes_between(self.writer.scope.graph, block.before, block.after)
+        nodes = nodes_between(self.writer.graph, block.before, block.after)
         inside = set(nodes)
         outside = {p.node for p in (*proxies_in(block.arguments), *read_tensors)}
         if any(torch_private.version_of(p.fake) for p in read_tensors):
@@ -314,7 +314,7 @@ class Blocks:
         second = dict(pairs.tensors)
         found = {}
         for result, sources in zip(plan.results, plan.joined, strict=True):
-            fake = torch_private.joined(self.tensors.world.mode, result.fake, [second[p].fake for p in sources])
+            fake = torch_private.joined(self.tensors.mode, result.fake, [second[p].fake for p in sources])
             proxy = TensorProxy(self.tensors, fake, nodes[result.node])
             proxy.node.meta["val"] = fake
             self.tensors.of_fake[id(fake)] = proxy
@@ -344,7 +344,7 @@ class Pairs:
 
     def add(self, first: Any, second: Any, argument: bool = False) -> None:
         """The second value stands for the first; Differs if it cannot."""
-        kind = type(first)
+        kind, objects = type(first), self.blocks.objects
         if kind is not type(second):
             raise Differs
         if kind in COMPARED_BY_TEXT:
@@ -360,16 +360,16 @@ class Pairs:
         if kind is TensorProxy:
             self.add_tensor(first, second, argument)
         elif first is second:
-            if self.blocks.objects.is_new(first) and self.blocks.objects.record_of(first) is None:
+            if objects.is_new(first) and objects.record_of(first) is None:
                 raise Differs  # made by the step: what is in it is not logged
             self.bind(first, second)
         elif kind in CONTAINERS or isinstance(first, torch.nn.Module):
-            record = self.blocks.objects.record_of(second)
-            if record is None or not record.source.static or self.blocks.objects.record_of(first) is None:
+            record = objects.record_of(second)
+            if record is None or not record.source.static or objects.record_of(first) is None:
                 raise Differs
             self.bind(first, second)
             if isinstance(first, torch.nn.Module):
-                self.blocks.objects.instance_dict(record)  # its type is a fact
+                objects.instance_dict(record)  # its type is a fact
         else:
             raise Differs
 

@@ -47,13 +47,13 @@ class Bodies:
         """A placeholder of the open graph: the gradient of a tensor like ``of``."""
         node = self.writer.scope.placeholder(name)
         node.meta.update(where=self.writer.where()[-1], stack=self.writer.where())
-        with self.tensors.world.mode:
+        with self.tensors.mode:
             return self.tensors.wrap(torch.empty_like(of).requires_grad_(False), node)
 
     def body(self, name: str, module: fx.GraphModule) -> fx.Node:
         """The graph's node for a finished inner graph."""
         name = f"{name}_{len(self.writer.submodules)}"
         self.writer.submodules[name] = module
-        node = self.writer.scope.graph.get_attr(name)
+        node = self.writer.graph.get_attr(name)
         node.meta.update(val=None, where=self.writer.where()[-1], stack=self.writer.where())
         return node

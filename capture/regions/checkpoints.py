@@ -133,7 +133,7 @@ class Checkpoints:
     def from_call(self, tensor: TensorProxy, sources: list[torch.Tensor]) -> Any:
         fake = tensor.fake
         histories = sources if fake.dtype.is_floating_point or fake.dtype.is_complex else []
-        made = torch_private.joined(self.tensors.world.mode, fake, histories)
+        made = torch_private.joined(self.tensors.mode, fake, histories)
         return self.tensors.record("call_function", from_checkpoint, (tensor,), {}, made)
 
     def used_in(self, begin: fx.Node) -> list[TensorProxy]:

@@ -267,7 +267,7 @@ class AutogradFunctions(Bodies):
         return tensors
 
     def fake(self, template: torch.Tensor, constant: bool, recorded: bool, inputs: list[torch.Tensor]) -> torch.Tensor:
-        with self.tensors.world.mode, torch.set_grad_enabled(recorded):
+        with self.tensors.mode, torch.set_grad_enabled(recorded):
             return cast(torch.Tensor, FunctionHistory.apply([template], constant, *inputs))
 
 

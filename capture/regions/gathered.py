@@ -83,7 +83,7 @@ class Gathered(StandIn):
 
     def settled(self) -> bool:
         """Whether nothing of it depends on the data."""
-        return not self.domain.loops.open and all(presence is None for _, presence in self.items)
+        return not self.domain.open_loops and all(presence is None for _, presence in self.items)
 
     def length(self) -> Any:
         if self.settled():
@@ -102,7 +102,7 @@ class Gathered(StandIn):
 
     def asked(self) -> list[tuple[Any, bool]]:
         """For each item, what says whether it is there."""
-        if self.domain.loops.open:
+        if self.domain.open_loops:
             self.refuse("what it holds, behind a branch on values,")
         return [(True, True) if p is None else (p.condition, p.taken_if) for _, p in self.items]
 
@@ -131,7 +131,7 @@ class Gathered(StandIn):
         return tensors.record("call_function", cat_present, (values, asked), {}, fake)
 
     def expression(self, emitter: Any) -> str:
-        if self.domain.loops.open:
+        if self.domain.open_loops:
             raise CannotRebuild("a list is alive in the middle of a branch that appends to it")
         values = "".join(f"{emitter.value(value)}, " for value, _ in self.items)
         asked = "".join(f"({emitter.value(condition)}, {taken_if}), " for condition, taken_if in self.asked())
@@ -179,8 +179,8 @@ class Lists:
 
     def make(self, items: list) -> Any:
         """A list display."""
-        frame = self.domain.machine.frame
-        if items or frame is None or self.domain.loops.open or not self.tensors.whole_step:
+        frame = self.domain.frame
+        if items or frame is None or self.domain.open_loops or not self.tensors.whole_step:
             return self.objects.made(items)
         site = (frame.code, frame.pc)
         if site in self.sites:
@@ -191,7 +191,7 @@ class Lists:
 
     def appends(self, owner: Any) -> None:
         """``owner.append`` runs: note it where the trace is about to break because a branch may leave it out."""
-        loops = self.domain.loops.open
+        loops = self.domain.open_loops
         site = self.made_at.get(id(owner))
         if site is not None and len(loops) == 1 and isinstance(loops[0].rows, OneTurn):
             self.wanted.add(site)
@@ -205,7 +205,7 @@ class Lists:
             sizes = tuple(fake.shape[1:])
             kind: dict[str, Any] = {"dtype": fake.dtype, "device": fake.device}
             node = writer.scope.graph.call_function(function, (writer.argument(sizes),), kind)
-            with self.tensors.world.mode:
+            with self.tensors.mode:
                 node.meta["val"] = function(sizes, **kind)
             node.meta.update(where=loop.where[-1] if loop.where else ("", 0, ""), stack=loop.where)
             made.append(node)

@@ -104,7 +104,7 @@ class GradientHooks(Bodies):
             raise Break(REASON, f"on {tensor.describe()}, which lives longer than the step", self.hint)
         if self.writer.is_inner or self.writer.recomputed or not self.tensors.whole_step:
             raise Break(REASON, "one is registered in an expert loop or in a checkpointed call", self.hint)
-        self.objects.heap.note("gradient hook")
+        self.objects.note("gradient hook")
         entry = self.registered.get(tensor)
         if entry is None:
             hooks = self.objects.made(OrderedDict())

@@ -98,13 +98,13 @@ class InferenceModes:
         self.restore()
 
     def mark(self, function: Callable[[], None]) -> None:
-        self.objects.heap.note("inference mode")  # (a module with it is interpreted each time)
+        self.objects.note("inference mode")  # (a module with it is interpreted each time)
         self.writer.node("call_function", function, (), {}).meta["val"] = None
 
     def refuse_writes(self) -> None:
         """If an operator in it fails, all of it runs again as Python: it may only write into what it made."""
         made: set[Any] = set()
-        for node in reversed(list(self.writer.scope.graph.nodes)):
+        for node in reversed(list(self.writer.graph.nodes)):
             if node.target is begin_inference:
                 break
             made.add(node)

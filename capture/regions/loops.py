@@ -87,7 +87,7 @@ class Loops:
     def numbers(self, proxy: TensorProxy) -> TensorRows | None:
         """``for e in tensor.tolist():`` of a vector of integers, how many is not known, or ``for e in set(…)`` of them;
         None for any other use."""
-        frame = self.domain.machine.frame
+        frame = self.domain.frame
         if frame is None or not self.tensors.whole_step or self.open:
             return None
         how = iterated_as(frame)
@@ -199,7 +199,7 @@ class Loops:
 
     def note_range(self, iterator: Any) -> None:
         """A range's iterator was made. One that a for statement makes is on the frame's stack and nowhere else."""
-        frame = self.domain.machine.frame
+        frame = self.domain.frame
         if frame is not None and frame.program.instructions[frame.pc].opname == "GET_ITER":
             self.fresh = iterator
 
@@ -254,7 +254,7 @@ class Loops:
             value = frame.locals[index]
             node = writer.scope.placeholder(f"carried_{frame.program.localsplus[index]}")
             loop.carried_nodes.append(node)
-            with self.tensors.world.mode:
+            with self.tensors.mode:
                 fake = found_by_turn(value.fake)
             node.meta.update(val=fake, where=loop.where[-1] if loop.where else ("", 0, ""), stack=loop.where)
             frame.locals[index] = self.tensors.wrap(fake, node)

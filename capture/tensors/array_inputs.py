@@ -61,7 +61,7 @@ class ArrayInputs:
     """Those of one trace."""
 
     def __init__(self, objects: Objects, tensors: TensorOperations):
-        self.objects, self.tensors = objects, tensors
+        self.objects, self.tensors, self.guards = objects, tensors, objects.guards
         self.found: dict[int, TensorProxy] = {}  # by id of the array
 
     def input(self, array: Any) -> TensorProxy | None:
@@ -72,7 +72,7 @@ class ArrayInputs:
         writes = self.tensors.foreign
         if record is None or writes.written or (real := over_memory(array)) is None:
             return None
-        self.objects.heap.note("array")
+        self.objects.note("array")
         source = Part(f"torch.from_numpy({record.source.name})", record.source, "python", over_memory)
         proxy = self.found[id(array)] = self.tensors.input(real, source)
         writes.arrays = True
@@ -134,4 +134,4 @@ class ArrayInputs:
             real, source = proxy.real, proxy.source
             if isinstance(real, torch.Tensor) and source is not None and not source.static and owns_memory(real):
                 if torch_private.version_of(proxy.fake):
-                    self.objects.guards.holds(source.name, "has memory of its own", owns_memory, source)
+                    self.guards.holds(source.name, "has memory of its own", owns_memory, source)

@@ -205,7 +205,7 @@ class Gradients:
         self.check.meta["val"] = None
         for leaf, gradient in zip(leaves, found, strict=True):
             self.heap.write(leaf, "grad")
-            with self.tensors.world.mode, torch.enable_grad():  # (``clone_obey_contract``: the strides are the leaf's)
+            with self.tensors.mode, torch.enable_grad():  # (``clone_obey_contract``: the strides are the leaf's)
                 fake = torch.empty_like(leaf.fake).requires_grad_(False).copy_(gradient)
             self.check.args = (*self.check.args, leaf.node)
             self.of[leaf] = self.tensors.record("call_function", gradient_of, (leaf,), {}, fake)
@@ -242,11 +242,11 @@ class Gradients:
         refuse_doubt(tensor.fake, "requires_grad_", self.writer.scope)
         if tensor.fake.requires_grad == requires_grad:
             return tensor  # nothing changes
-        if self.writer.scope.in_loop or self.writer.recomputed or not self.inside:
+        if self.writer.in_loop or self.writer.recomputed or not self.inside:
             raise Break("Tensor.requires_grad_", "in an expert loop or in a checkpointed call", "call it outside")
         self.heap.write(tensor, "requires_grad")
         self.switched()
-        with self.tensors.world.mode:
+        with self.tensors.mode:
             tensor.fake.requires_grad_(requires_grad)
         self.writer.node("call_method", "requires_grad_", (tensor, requires_grad), {}).meta["val"] = None
         return tensor
@@ -361,7 +361,7 @@ class Gradients:
     def require(self) -> None:
         if not self.inside:
             raise Break("Tensor.backward", *self.outside)
-        if self.writer.scope.in_loop:
+        if self.writer.in_loop:
             raise Break("Tensor.backward", "inside an expert loop", "call backward after the loop")
         if self.writer.recomputed:
             raise Break("Tensor.backward", "inside a checkpointed call", "call backward after it")
@@ -457,7 +457,7 @@ class Gradients:
         return enter(gradient, source)
 
     def made_by_backward(self, proxy: TensorProxy) -> TensorProxy:
-        if self.writer.scope.in_loop:
+        if self.writer.in_loop:
             raise Break("Tensor.grad", "read in a branch on values, or in an expert loop", "read it before that")
         fake = self.fake_gradient(proxy)
         if self.check is not None and proxy.node not in self.check.args:
@@ -487,7 +487,7 @@ class Gradients:
     def fake_gradient(self, proxy: TensorProxy) -> torch.Tensor:
         """Autograd gives a gradient the strides of a dense leaf (``GradLayoutContract``, torch/csrc/autograd)."""
         self.refuse_sparse()
-        with self.tensors.world.mode, torch.no_grad():
+        with self.tensors.mode, torch.no_grad():
             return torch.empty_like(proxy.fake).requires_grad_(False)
 
     def write(self, proxy: TensorProxy, value: Any) -> None:

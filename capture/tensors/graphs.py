@@ -113,16 +113,24 @@ class GraphWriter:
         """Whether what is written now is part of a node: the body of a loop, of a function of autograd's, of a hook."""
         return self.scope.parent is not None
 
+    @property
+    def graph(self) -> fx.Graph:
+        return self.scope.graph
+
+    @property
+    def in_loop(self) -> bool:
+        return self.scope.in_loop
+
     def module(self) -> fx.GraphModule:
         """The innermost scope's graph as a module that holds the bodies of its loops, and what else it names."""
         owner = torch.nn.Module()
-        for name in dict.fromkeys(str(n.target) for n in self.scope.graph.find_nodes(op="get_attr")):
+        for name in dict.fromkeys(str(n.target) for n in self.graph.find_nodes(op="get_attr")):
             if (body := self.submodules.get(name)) is not None:
                 owner.add_module(name, body)
         for generator, node in self.generators.values():
-            if node.graph is self.scope.graph:
+            if node.graph is self.graph:
                 setattr(owner, str(node.target), generator)
-        return torch_private.uncompiled(owner, self.scope.graph)
+        return torch_private.uncompiled(owner, self.graph)
 
     def node(self, op: str, target: Any, args: tuple, kwargs: dict[str, Any]) -> fx.Node:
         """Append one node; args and kwargs are traced values."""
@@ -139,7 +147,7 @@ class GraphWriter:
             args = (*args, kwargs.pop("from"), kwargs.pop("to"))
         self.before_node(self.count + 1, target, args)
         self.count += 1
-        node = self.scope.graph.create_node(op, target, self.argument(args), self.argument(kwargs))
+        node = self.graph.create_node(op, target, self.argument(args), self.argument(kwargs))
         node.meta["number"] = self.count
         stack = self.where()
         node.meta["stack"] = stack
@@ -217,7 +225,7 @@ class GraphWriter:
         if self.scope.parent is not None or not self.holds_generators:
             raise Break("random generator", "as an operator's argument", "it runs natively; draw before the step")
         if id(generator) not in self.generators:
-            node = self.scope.graph.create_node("get_attr", f"generator_{len(self.generators)}")
+            node = self.graph.create_node("get_attr", f"generator_{len(self.generators)}")
             node.meta.update(val=None, where=("", 0, ""), stack=())
             self.generators[id(generator)] = (generator, node)
         return self.generators[id(generator)][1]
@@ -233,7 +241,7 @@ class GraphWriter:
 
     def valueless(self, function: Callable[..., Any], args: tuple) -> fx.Node:
         """A node that makes a constant which fx's code cannot hold."""
-        node = self.scope.graph.call_function(function, args)
+        node = self.graph.call_function(function, args)
         node.meta.update(val=None, where=("", 0, ""), stack=())
         return node
 
@@ -248,7 +256,7 @@ class GraphWriter:
         """The node that computes a sympy expression over size symbols in the innermost scope; made once a scope."""
         known = self.scope.expressions.get(expression)
         if known is None:
-            known = torch_sizes.expression_to_node(expression, self.scope.symbol, self.scope.graph)
+            known = torch_sizes.expression_to_node(expression, self.scope.symbol, self.graph)
             known.meta.setdefault("val", value)
             known.meta.setdefault("where", ("", 0, ""))
             known.meta.setdefault("stack", ())

@@ -55,6 +55,7 @@ class TensorOperators(Operations, Protocol):
     """``tensors.TensorOperations``."""
 
     world: FakeWorld
+    mode: Any
     writer: GraphWriter
     guards: GuardRecorder
     whole_step: bool

@@ -34,7 +34,7 @@ class Numbers:
     """All numbers of one trace."""
 
     def __init__(self, tensors: TensorOperators):
-        self.tensors, self.writer = tensors, tensors.writer
+        self.tensors, self.writer, self.guards = tensors, tensors.writer, tensors.guards
         self.fixed: dict[int, Number] = {}
         self.sizes: dict[Any, Number] = {}  # by symbol: numbers that became sizes
         self.seen = 0  # inputs that were looked at for symbols
@@ -59,7 +59,7 @@ class Numbers:
 
     def of_input(self, value: int | float, source: Source) -> Number:
         """A number that differs from call to call, as an input of the graph."""
-        self.tensors.guards.check("type", source, type(value), text=f"type is {type(value).__name__}")
+        self.guards.check("type", source, type(value), text=f"type is {type(value).__name__}")
         node = self.tensors.add_input(value, value, source).node
         number = Number(self, value, node, (source,), AtSource(source))
         number.source = source
@@ -191,7 +191,7 @@ class Numbers:
             if known and not isinstance(error, TypeError):  # today's values: the error is the step's own
                 found, formula = self.again(function, operands, named)
                 text = f"what the step computes of it is a {type(error).__name__}"
-                self.tensors.guards.holds(text_of(found), text, Raises(formula, found, error), *found)
+                self.guards.holds(text_of(found), text, Raises(formula, found, error), *found)
             raise
         tells = function in QUESTIONS or (function in LOGIC and type(result) is bool)
         if not known and type(result) not in (float, complex) and not tells:
@@ -203,7 +203,7 @@ class Numbers:
             sources, evaluate = self.again(function, operands, named)
             if not has_one_type(function, operands):
                 text = f"what the step computes of it is a {type(result).__name__}"
-                self.tensors.guards.holds(text_of(sources), text, OfType(evaluate, sources, type(result)), *sources)
+                self.guards.holds(text_of(sources), text, OfType(evaluate, sources, type(result)), *sources)
         node = None
         if all(o.node is not None for o in unknown):
             op, target = ("call_method", method) if method else ("call_function", function)
@@ -287,7 +287,7 @@ class Numbers:
 
     def hold(self, evaluate: AtSource | Formula, sources: tuple[Source, ...], expected: Any) -> None:
         text = f"what the step computes of it is {expected!r}"
-        self.tensors.guards.holds(text_of(sources), text, Unchanged(evaluate, sources, expected), *sources)
+        self.guards.holds(text_of(sources), text, Unchanged(evaluate, sources, expected), *sources)
 
 
 def text_of(sources: tuple[Source, ...]) -> str:

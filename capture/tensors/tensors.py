@@ -70,6 +70,7 @@ class TensorOperations:
         whole_step: bool = True,
     ):
         self.world, self.writer, self.guards, self.dynamic = world, writer, guards, dynamic
+        self.mode = world.mode  # under which operators run on fakes
         self.proxies: dict[int, TensorProxy] = {}  # by id of the real tensor
         self.of_fake: dict[int, TensorProxy] = {}  # by id of the fake
         self.inputs: list[TensorProxy] = []
@@ -164,10 +165,6 @@ class TensorOperations:
         assert known.source is not None
         if source is known.source or (source.static and known.source.static):
             return
-        key = ("alias", source.name, known.source.name)
-        if key in self.guards.seen:
-            return
-        self.guards.seen.add(key)
         if known.source.static:
             self.guards.check("is", source, known.real, text=f"is {known.source.name}")
         elif source.static:
@@ -233,7 +230,7 @@ class TensorOperations:
             detail = f"copy.copy() or pickle of {proxy.describe()}"
             hint = "tensor.detach() has the same memory, tensor.clone() its own"
             raise Break("tensor copied by copy", detail, hint)
-        if name in OUTSIDE or (name in OTHER_KIND and self.writer.scope.in_loop):
+        if name in OUTSIDE or (name in OTHER_KIND and self.writer.in_loop):
             raise Break(
                 f"Tensor.{name}",
                 f"{proxy.describe()}.{name}() works on autograd or storage, outside of a graph",
@@ -256,7 +253,7 @@ class TensorOperations:
         if proxy.fake.dtype not in (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.bool):
             return None
         inner = self.writer.is_inner and not self.gradients.hooks.interpreting
-        if inner or self.writer.scope.in_loop or proxy.fake.numel() != 1:
+        if inner or self.writer.in_loop or proxy.fake.numel() != 1:
             return None
         return self.numbers.of_item(proxy)
 
@@ -406,7 +403,7 @@ class TensorOperations:
         raise Break("operator result", f"an operator returned a {type(result).__name__}", "please report this operator")
 
     def writer_item(self, node: fx.Node, index: int) -> fx.Node:
-        item = self.writer.scope.graph.call_function(operator.getitem, (node, index))
+        item = self.writer.graph.call_function(operator.getitem, (node, index))
         item.meta.update(where=node.meta["where"], stack=node.meta["stack"])
         if "number" in node.meta:
             item.meta["number"] = (node.meta["number"], index)

@@ -102,16 +102,17 @@ class Trace:
         self.tensors.is_handled = self.is_handled
         self.domain = TrackingDomain(self.objects, self.tensors)
         self.domain.stop_at = stop_at
-        self.domain.calls.inference.allowed = not policy.inference_breaks
+        loops, self.inference = self.domain.loops, self.domain.calls.inference
+        self.inference.allowed = not policy.inference_breaks
         gradients.casts += policy.casts
         gradients.natively, gradients.strict = policy.natively, policy.strict
         if policy.each_module:
             self.domain.blocks = None
         self.domain.told_compiling = policy.told_compiling
         self.domain.options = policy.options
-        self.domain.loops.unrolled = policy.unrolled
-        self.domain.loops.by_number = policy.by_number - policy.not_by_number
-        self.domain.loops.not_by_number = policy.not_by_number
+        loops.unrolled = policy.unrolled
+        loops.by_number = policy.by_number - policy.not_by_number
+        loops.not_by_number = policy.not_by_number
         self.domain.lists.sites = policy.gathered - policy.not_gathered
         self.machine = TracingMachine(self.domain)
         tensor_class.guard(self.guards)
@@ -219,7 +220,7 @@ class Trace:
             detail = "it is called inside of torch.func.grad, vmap or the like"
             self.not_entered(Break("function transform", detail, "it runs natively; capture what calls the transform"))
             return
-        with torch_private.preserved_state(), contextlib.closing(self.domain.calls.inference):
+        with torch_private.preserved_state(), contextlib.closing(self.inference):
             try:
                 frame = self.frame = self.enter_frame()
             except Break as stop:
@@ -237,7 +238,7 @@ class Trace:
             except InterpreterError as error:
                 self.broke(Break("interpreter", str(error.reason), "please report this"))
             except BaseException as error:
-                if not isinstance(error, Exception) and not self.domain.objects.is_known(error):
+                if not isinstance(error, Exception) and not self.objects.is_known(error):
                     raise  # a signal handler's: KeyboardInterrupt and the like end the call
                 if os.environ.get("MOEBIUS_DEBUG"):
                     traceback.print_exception(error)
@@ -284,7 +285,7 @@ class Trace:
 
     def frames(self) -> list[Stopped]:
         """The open frames, outermost first, as they were before the instructions that they are in."""
-        stacks, loops = self.domain.stacks, self.domain.loops.open
+        stacks, loops = self.domain.stacks, self.domain.open_loops
         assert stacks is not None
         frames: list[Frame] = []
         frame = self.machine.frame
