@@ -285,7 +285,7 @@ def test_a_new_bar_for_each_epoch() -> None:
         for n in range(5):
             step(torch.ones(2))
             assert state["bar"].n == n + 1
-    assert stats(step).misses == 2  # the second time for any bar
+    assert stats(step).misses == 1  # for any bar: it has a __del__, so it is walked to and held weakly
 
 
 def test_a_bar_cannot_be_in_a_file(tmp_path: Any) -> None:
