@@ -54,7 +54,7 @@ from .misses import RARE, missed
 from .opening import open_numbers, open_place
 from .outlived import Outlived
 from .placing import MeshCalls, Placement, average_what_it_met, average_what_it_reaches, in_a_call
-from .recompiles import failures, hint_of, told
+from .recompiles import failures, hint_of, latest_reason, told
 from .rests import MAX_RESTS, SAME_RESTS, again, later, one_before, rests_of
 from .varying import Varying, tell
 
@@ -440,11 +440,13 @@ class Captured:
                 self.forget(segment)
             open_numbers(self.policy, segment.guards, args, kwargs)
         if len(alike) >= MAX_SEGMENTS or len(self.segments) >= MAX_MODULES:
-            last = self.recompiles[-1] if self.recompiles else None
-            hint = last.hint if last else "keep what changes out of the step"
-            if last is not None:
-                hint = f"{last.guard} keeps changing ({last.old} → {last.new}, {last.file}:{last.line}); {hint}"
-            self.give_up(f"captured {len(self.segments)} times", hint)
+            hint, latest = latest_reason(self.recompiles)
+            if found := self.varying.leave_open(self.policy, hint):
+                tell(self, found)
+                for segment in alike:
+                    self.forget(segment)
+                return True
+            self.give_up(f"captured {len(self.segments)} times", latest)
             return False
         return True
 

@@ -11,6 +11,7 @@ from ..guards.program import CompiledGuards, changed_key, fetch
 from ..guards.recorder import Fact
 from ..guards.sources import Part, Source
 from ..heap.objects import may_be_replaced
+from ..heap.varying import length_of
 from ..hook import ABSENT
 from ..values.values import ATOMS
 
@@ -41,6 +42,8 @@ def open_place(policy: Policy, fact: Fact, guards: CompiledGuards, args: tuple, 
         (policy.texts if texts else policy.volatile).add(fact.source.name)
         if isinstance(fact.source, Part) and fact.source.operation == "list_item":
             open_floats(policy, fact.source.parent, args, kwargs)
+    elif kind == "length" and fact.source is not None:
+        policy.volatile.add(length_of(fact.source).name)
     elif kind == "class":
         open_class_attribute(policy, *rest[:2])
     return False
@@ -67,7 +70,11 @@ def open_entry(policy: Policy, fact: Fact) -> bool:
 def open_items(policy: Policy, fact: Fact, args: tuple, kwargs: dict[str, Any]) -> bool:
     """``open_place`` of the items of a list that are others than they were."""
     then, now = fact.check[2], met(fact, args, kwargs)
-    if type(now) is not list or len(now) != len(then):
+    if type(now) is not list:
+        return False
+    if len(now) != len(then):
+        assert fact.source is not None
+        policy.volatile.add(length_of(fact.source).name)
         return False
     places = [i for i, (a, b) in enumerate(zip(then, now, strict=True)) if a is not b]  # count[0] += 1
     assert fact.source is not None

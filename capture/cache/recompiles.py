@@ -33,6 +33,14 @@ class Failed:
     number: int  # of the capture, from 1, the oldest
 
 
+def latest_reason(recompiles: list[Any]) -> tuple[str, str]:
+    """What to do about the latest one; and the same with what kept changing."""
+    if not recompiles:
+        return ("keep what changes out of the step",) * 2
+    last = recompiles[-1]
+    return last.hint, f"{last.guard} keeps changing ({last.old} → {last.new}, {last.file}:{last.line}); {last.hint}"
+
+
 def failures(segments: list[Segment], args: tuple, kwargs: dict[str, Any]) -> dict[int, Failed]:
     """By the id of a segment."""
     made = {}

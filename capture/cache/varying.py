@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import types
 import warnings
 from collections import Counter, deque
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 OFTEN = 6
 GROWING = 4  # the same for a container: a log that is longer in each call
 FEW_WAYS = 12  # the same where there are few values (True and False at one line, in many combinations), or hits between
+FAMILIAR = 3  # the same, of all items of a list together, where the function would run natively otherwise
+INDEX = re.compile(r"\[\d+\]")
 STACK = "L['m_stack"  # how the rest of a frame names what stood on its stack
 SHOWN = 3  # values in the message
 FEW = (bool, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
@@ -47,6 +50,22 @@ class Varying:
     def __init__(self) -> None:
         self.counts: Counter[tuple[str, str, int]] = Counter()
         self.values: dict[str, deque[str]] = {}
+
+    def leave_open(self, policy: Policy, hint: str) -> str:
+        """All places that have varied a few times, items of lists counted as one, are no longer taken for constants:
+        the function was captured again so often that it would run natively. Returns what ``learn`` does."""
+        families: Counter[str] = Counter()
+        for (place, _, _), count in self.counts.items():
+            families[family(place)] += count
+        told = []
+        for place, values in self.values.items():
+            if families[family(place)] >= FAMILIAR and place not in policy.varying:
+                policy.varying[place] = f"{', '.join(values)} in the last calls", hint
+                told.append("what a graph break left" if place.startswith(STACK) else place)
+        if not told:
+            return ""
+        more = f" and {len(told) - SHOWN} more" if len(told) > SHOWN else ""
+        return f"{', '.join(told[:SHOWN])}{more} changed again and again; {FROM_NOW_ON}; {hint}"
 
     def learn(self, policy: Policy, fact: Fact, hint: str, served: bool, args: tuple, kwargs: dict[str, Any]) -> str:
         """Note why a capture did not fit. served: whether it had served often before. Returns, in words, which value
@@ -80,6 +99,11 @@ def tell(captured: Captured, told: str) -> None:
             warnings.warn(text, stacklevel=6)
         except Warning:
             logging.getLogger("moebius").warning(text)
+
+
+def family(place: str) -> str:
+    """The place, all items of a list being one."""
+    return INDEX.sub("[]", place)
 
 
 def changes(fact: Fact, args: tuple, kwargs: dict[str, Any]) -> Iterator[Change]:

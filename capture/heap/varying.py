@@ -11,6 +11,9 @@ one runs natively as a whole.
 
 from __future__ import annotations
 
+import collections
+import operator
+import sys
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -18,16 +21,25 @@ import torch
 
 from moebius.lowering.step.filters import recorders
 
-from ..guards.sources import Source
+from ..guards.sources import Part, Source
+from ..hook import ABSENT
 from ..values.unfollowed import Varying
 from ..values.values import Break
+from .heap import Heap
 from .records import CONTAINERS, Record
 
 if TYPE_CHECKING:
     from ..guards.recorder import GuardRecorder
 
 REASON = "value that varies from call to call"
+RINGS = (list, collections.deque)
+MAXLEN = operator.attrgetter("maxlen")
 IN_EACH_TURN = "each turn of the loop would be a graph break"
+
+
+def length_of(source: Source) -> Part:
+    """Where the length of a list is read."""
+    return Part(f"len({source.name})", source, "python", len)
 
 
 class VaryingPlaces:
@@ -40,6 +52,10 @@ class VaryingPlaces:
     new: dict[int, Any]
     varying: dict[str, tuple[str, str]]
     tell: Callable[[str], None]
+    records: dict[int, Record]
+    volatile: frozenset[str]
+    heap: Heap
+    enter: Callable[[Any, Source], Any]
 
     def made(self, obj: Any) -> Any:
         raise NotImplementedError
@@ -64,7 +80,8 @@ class VaryingPlaces:
     def refuse_one(self, name: str) -> NoReturn:
         self.tell(name)
         met, hint = self.varying[name]
-        raise Break(REASON, f"{name} was {met}, and the step needs its value here", hint)
+        in_each_turn = "" if torch.is_grad_enabled() else IN_EACH_TURN  # (an optimizer's loop)
+        raise Break(REASON, f"{name} was {met}, and the step needs its value here", hint, in_each_turn)
 
     def is_growing(self, record: Record) -> bool:
         """Whether it is one of these, and this call has not read it as a whole."""
@@ -75,6 +92,51 @@ class VaryingPlaces:
         if type(record.obj) is list and any(one is record.obj for one in recorders()):
             detail = f"{record.source.name} is read, and the block that records in it is open or was left just now"
             raise Break("warnings that were recorded", detail, "read it after the step")
+
+    def growing_length(self, value: Any) -> tuple[Any, int] | None:
+        """Of a list that is longer in each call: its length before the step, and how many items the step has added.
+        Its items are not guarded for it."""
+        record = self.growing_list(value)
+        if record is None or not self.has_open_length(record):
+            return None
+        place = length_of(record.source)
+        return self.enter(len(record.obj), place), len(record.appends or ())
+
+    def item_from_end(self, value: Any, key: Any) -> Any:
+        """``log[-1]``: what the step has added to a list is known without a look at what was there before. What was
+        the last item then, of a list that grows, is found from its end. ABSENT: its items have to be known."""
+        record = self.growing_list(value, RINGS) if type(key) is int and key < 0 else None
+        if record is None:
+            return ABSENT
+        added = record.appends or ()
+        if -key <= min(len(added), self.kept_by(record)):
+            self.heap.read("last", record.obj, None, None)
+            return added[key]
+        before = key + len(added)
+        if type(value) is not list or not self.has_open_length(record) or -before > len(record.obj):
+            return ABSENT
+        self.heap.read("last", record.obj, None, None)
+        place = Part(f"{record.source.name}[{before}]", record.source, "python", operator.itemgetter(before))
+        return self.enter(record.obj[before], place)
+
+    def kept_by(self, record: Record) -> int:
+        """How many items at most it holds."""
+        if type(record.obj) is list:
+            return sys.maxsize
+        source = record.source
+        most = self.enter(record.obj.maxlen, Part(f"{source.name}.maxlen", source, "python", MAXLEN))
+        return sys.maxsize if most is None else most if type(most) is int else 0
+
+    def growing_list(self, value: Any, kinds: tuple[type, ...] = (list,)) -> Record | None:
+        """Its record, if it is a list from before of which nothing was read so far but what stands at its end."""
+        record = self.records.get(id(value))
+        if type(value) not in kinds or record is None or record.obj is not value or record.shadow is not None:
+            return None
+        self.refuse_recorder(record)
+        return None if record.late else record
+
+    def has_open_length(self, record: Record) -> bool:
+        return self.is_growing(record) or length_of(record.source).name in self.volatile
 
     def refuse_growing(self, record: Record) -> None:
         """A graph break where one of these is to be read as a whole."""

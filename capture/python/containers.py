@@ -101,6 +101,8 @@ class Containers(Parts):
             return found
         if base in DICTS:
             return self.dict_item(obj, kind, key)
+        if base in LISTS and (found := self.objects.item_from_end(obj, key)) is not ABSENT:
+            return found
         if base in LISTS or base is tuple:
             return self.sequence_item(self.objects.contents(obj) if base in LISTS else obj, key)
         if method is ABSENT:

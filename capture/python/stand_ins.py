@@ -160,6 +160,8 @@ class StandIns(CallParts):
         base: Any = next((b for b in kind.__mro__ if b in natives.CONTAINER_METHODS), None)
         if base is None:
             raise Break("len() in C", kind.__name__, "it runs natively")
+        if (grown := self.objects.growing_length(value)) is not None:
+            return self.domain.binary("+", *grown) if grown[1] else grown[0]
         if (known := self.objects.length_alone(value)) is not None:
             return known
         return base.__len__(self.objects.contents(value))

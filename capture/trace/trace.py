@@ -43,7 +43,7 @@ from ..values.values import TRACING, Break
 from .blockers import blocked
 from .fragile import refuse_lost_handler
 from .policy import Policy
-from .speculation import Speculation
+from .speculation import Speculation, why_whole
 from .stopped import Stopped
 
 MAX_BRANCHES = 8  # that are tried with a side exit one after another
@@ -323,7 +323,7 @@ class Trace:
         raised = domain.raised.get(id(error))
         stack = self.where_of_break(stop)
         entered = stop.reason == "breakpoint"  # a debugger is to find each frame's locals, and to step through it
-        self.whole_natively = stop.in_each_turn if len(stack) == 1 or entered else ""
+        self.whole_natively = why_whole(stop, frame, domain.root_pc) if len(stack) == 1 or entered else ""
         if len(stack) == 1 and uses_one(domain.root_stack, frame.program.instructions[domain.root_pc].arg):
             self.whole_natively = "such a tensor is used in it"
         self.root_step = domain.root_steps - 1

@@ -267,3 +267,52 @@ def test_a_cached_function_is_asked_beside_a_symbolic_number() -> None:
     captured = capture(step, backend="eager")
     assert len(calls_that_captured(step, captured, lambda i: (7 + i,))) == 2
     assert not [b for b in report_of(captured_of(captured)).breaks if b.reason == "exception"]
+
+
+def rectified(x: torch.Tensor, table: list[list], n: int) -> torch.Tensor:
+    """As RAdam keeps its step sizes: of each tenth call."""
+    row = table[n % 10]
+    if row[0] != n:
+        row[0], row[1] = n, 1.0 + n
+    return x * row[1]
+
+
+@pytest.mark.parametrize("general", [True, False])
+def test_what_would_run_natively_is_taken_in_the_general_way(general: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(varying, "OFTEN", 60)
+    monkeypatch.setattr(varying, "GROWING", 60)
+    if not general:
+        monkeypatch.setattr(varying.Varying, "leave_open", lambda *_: "")
+    captured = capture(rectified, backend="eager")
+    table: list[list] = [[None, None] for _ in range(10)]
+    plain = [list(row) for row in table]
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        for n in range(50):
+            before = stats(captured).misses
+            assert torch.equal(captured(torch.ones(2), table, n), rectified(torch.ones(2), plain, n))
+            assert table == plain
+    texts = [str(w.message) for w in told]
+    assert any("runs natively now" in text for text in texts) is not general
+    assert any("changed again and again" in text for text in texts) is general
+    assert not general or stats(captured).misses == before
+
+
+@pytest.mark.parametrize("grad", [False, True])
+def test_a_loop_of_an_optimizer_that_breaks_in_each_turn_runs_natively_as_a_whole(grad: bool) -> None:
+    """Under no_grad alone: an epoch's loop over batches is cut into pieces, which hold graphs."""
+
+    def update(params: list[torch.Tensor], n: int) -> None:
+        for p in params:
+            p.mul_(float(bin(n).count("1")))
+
+    captured = capture(update, backend="eager")
+    with warnings.catch_warnings(), torch.set_grad_enabled(grad):
+        warnings.simplefilter("ignore")
+        for n in range(CALLS):
+            params, plain = [torch.ones(2), torch.ones(3)], [torch.ones(2), torch.ones(3)]
+            captured(params, n * n + 3)
+            update(plain, n * n + 3)
+            assert same(params, plain)
+    details = [one.detail for one in report_of(captured_of(captured)).breaks]
+    assert any("the whole frame runs natively" in detail for detail in details) is not grad, details
