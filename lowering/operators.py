@@ -219,16 +219,18 @@ for _name in ("T", "mT"):
 ATTRIBUTES["shape"] = Operator("size", "input, dim=None")
 
 # New tensors
-declare("zeros", "*size, dtype=None, device=None, layout=None, requires_grad=False, pin_memory=False", [torch.zeros])
-declare(
-    "zeros", "input, dtype=None, device=None, layout=None, requires_grad=False, memory_format=None", [torch.zeros_like]
-)
-declare(
-    "zeros",
-    "input, *size, dtype=None, device=None, layout=None, requires_grad=False, pin_memory=False",
-    [],
-    ["new_zeros"],
-)
+for _name in ("zeros", "ones"):
+    _new, _like = getattr(torch, _name), getattr(torch, f"{_name}_like")
+    declare(_name, "*size, dtype=None, device=None, layout=None, requires_grad=False, pin_memory=False", [_new])
+    declare(
+        _name, "input, dtype=None, device=None, layout=None, requires_grad=False, memory_format=None", [_like]
+    )
+    declare(
+        _name,
+        "input, *size, dtype=None, device=None, layout=None, requires_grad=False, pin_memory=False",
+        [],
+        [f"new_{_name}"],
+    )
 declare("full", "size, fill_value, dtype=None, device=None, layout=None, requires_grad=False", [torch.full])
 declare(
     "full",
@@ -252,6 +254,10 @@ declare(
 )  # (as torch.unique with sorted=False: in an order of its own)
 declare("bincount", "input, weights=None, minlength=0", [torch.bincount], ["bincount"])
 declare("histc", "input, bins=100, min=0, max=0", [torch.histc], ["histc"])
+declare(
+    "searchsorted", "sorted_sequence, input, *, out_int32=False, right=False, side=None, sorter=None",
+    [torch.searchsorted],
+)  # fmt: skip
 declare("cumsum", "input, dim, *, dtype=None", [torch.cumsum], ["cumsum"])
 declare("sort", "input, dim=-1, descending=False, stable=False", [torch.sort], ["sort"], positions=True)
 declare("argsort", "input, dim=-1, descending=False, stable=False", [torch.argsort], ["argsort"], positions=True)

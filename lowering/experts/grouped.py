@@ -2,9 +2,9 @@
 weights gathered for each row.
 
 Row r is multiplied with the matrix of the expert whose part of the rows it is in. Where the parts end is
-``cumsum(how many slots each expert has)``; so the expert of row r is the r-th of the slots' experts, sorted. Written
-so, the products are those with ``w[index]``, and go their way (batched.py). The copies are never made: what became part
-of no operator is put back as it was.
+``cumsum(how many slots each expert has)`` (counting.py); so the expert of row r is the r-th of the slots' experts,
+sorted. Written so, the products are those with ``w[index]``, and go their way (batched.py). The copies are never made:
+what became part of no operator is put back as it was.
 """
 
 from __future__ import annotations
@@ -19,23 +19,20 @@ from torch import fx
 from moebius.lowering.aliasing import Storage
 from moebius.lowering.contract import Work
 from moebius.lowering.errors import DEFECT
-from moebius.lowering.experts.positions import computed_since_the_choice, position_bounds
+from moebius.lowering.experts.counting import Counted, Counting
+from moebius.lowering.experts.positions import INDICES, computed_since_the_choice, is_sorted, root_of
 from moebius.lowering.experts.provisional import Provisional
-from moebius.lowering.experts.routing import index_root
-from moebius.lowering.operators import Call, read_call, target_name
+from moebius.lowering.operators import read_call, target_name
 from moebius.lowering.values import add_call, same_shape, shape_of, tensor_of
 
 IDIOM = "grouped products of sorted rows"
 UNKNOWN = (
-    "it is not known which expert each row is of (what is known: a cumsum of histc or bincount of positions "
-    "in an axis of experts)"
+    "it is not known which expert each row is of (what is known: the cumsum of how many positions in an axis of "
+    "experts are of each expert, counted by histc, bincount, one_hot, scatter_add or a comparison)"
 )
 CAST = "autocast leaves grouped products alone, and would cast the operator's"
 NO_LAYER = "they are not two or three projections, one after another, with the weights of as many experts"
 Operands = tuple[fx.Node, fx.Node, fx.Node]  # rows [S, D], weights [E, D, N], where each expert's rows end [E]
-EXACT = (torch.int64, torch.int32, torch.float32, torch.float64)
-INDICES = (torch.int64, torch.int32)
-FEW = 2048  # experts up to which a histogram's bins, which are computed in float32, hold one number each
 
 
 @dataclass
@@ -62,15 +59,17 @@ def gather_weights(work: Work) -> Gathered:
 
 def write_gathered(graph: fx.Graph, products: list[tuple[fx.Node, Operands]], gathered: Gathered) -> None:
     storage = Storage(graph)
-    experts_of: dict[fx.Node, fx.Node | None] = {}
+    known: dict[fx.Node, tuple[fx.Node, Counted] | None] = {}
     for node, (rows, weight, ends) in products:
-        if ends not in experts_of:
-            experts_of[ends] = expert_of_each_row(ends, (shape_of(weight) or (0,))[0], node, storage)
-        index = experts_of[ends]
-        if index is None or not same_shape((shape_of(rows) or (0,))[:1], shape_of(index)):
+        if ends not in known:
+            known[ends] = expert_of_each_row(ends, (shape_of(weight) or (0,))[0], node, storage)
+        one = known[ends]
+        if one is None or not same_shape((shape_of(rows) or (0,))[:1], shape_of(one[0])):
             gathered.why[node] = UNKNOWN
             continue
-        passed = computed_since_the_choice((ends, index))
+        index, counted = one
+        own = set().union(*map(storage.family, counted.own))  # (of these it is known who writes into them)
+        passed = computed_since_the_choice((ends, index, *counted.through)) - own
         writer = next(filter(None, (storage.writer_between(one, node) for one in passed)), None)
         if writer is not None:
             gathered.why[node] = f"{target_name(writer)} changes what says which expert each row is of"
@@ -109,109 +108,22 @@ def grouped(node: fx.Node) -> Operands | None:
     return (rows, weight, ends) if ranks == [2, 3, 1] and not any(o is not None for o in options) else None
 
 
-def expert_of_each_row(ends: fx.Node, experts: Any, at: fx.Node, storage: Storage) -> fx.Node | None:
-    """The experts of the slots, sorted, where ``ends`` is said to be where each expert's rows end."""
-    total = read_call(ends)
-    if total is None or total.name != "cumsum" or total["dim"] not in (0, -1):
-        return None
-    slots = slots_counted(total["input"], experts)
-    if slots is None:
+def expert_of_each_row(ends: fx.Node, experts: Any, at: fx.Node, storage: Storage) -> tuple[fx.Node, Counted] | None:
+    """The experts of the slots, sorted, and what was counted, where ``ends`` is where each expert's rows end."""
+    counted = Counting(experts, storage, at).by_ends(ends)
+    if counted is None:
         return None
     for node in at.graph.nodes:  # the program's own
         if node is at:
             break
         value = tensor_of(node)
-        if is_sorted(node) and root_of(node) is root_of(slots) and value is not None and value.dtype in INDICES:
-            return node
+        if is_sorted(node) and root_of(node) is root_of(counted.slots) and value is not None and value.dtype in INDICES:
+            return node, counted
     with at.graph.inserting_before(at):
-        flat = add_call(at.graph, at, "reshape", slots, -1)
+        flat = add_call(at.graph, at, "reshape", counted.slots, -1)
         whole = add_call(at.graph, at, "to", flat, torch.int64)
         made = add_call(at.graph, at, torch.sort, whole)
         index = add_call(at.graph, at, operator.getitem, made, 0)
     for one in (flat, whole, made, index):
         storage.add(one)
-    return index
-
-
-def slots_counted(counts: Any, experts: Any) -> fx.Node | None:
-    """The tensor of experts' numbers, each in [0, E), of which ``counts`` [E] says how many there are of each."""
-    counts = uncast(counts)
-    call = read_call(counts) if isinstance(counts, fx.Node) else None
-    if call is None or type(experts) is not int or not 1 < experts <= FEW:
-        return None
-    if call.name == "histc":
-        if call["bins"] != experts or call["min"] != 0 or call["max"] not in (experts - 1, experts):
-            return None
-    elif call.name != "bincount" or call["weights"] is not None or call["minlength"] != experts:
-        return None
-    slots = uncast(call["input"])
-    if not isinstance(slots, fx.Node):
-        return None
-    bounds = position_bounds(root_of(slots))
-    return slots if bounds is not None and bounds[0] >= 0 and bounds[1] <= experts else None
-
-
-def uncast(node: Any) -> Any:
-    """The tensor of whole numbers before it was cast to another type that has them all."""
-    while isinstance(node, fx.Node) and (call := read_call(node)) is not None and call.name == "cast":
-        value = tensor_of(node)
-        if value is None or value.dtype not in EXACT:
-            break
-        node = call["input"]
-    return node
-
-
-def root_of(node: fx.Node) -> fx.Node:
-    """The tensor that has the same numbers in whatever order."""
-    while True:
-        node = index_root(uncast(node))
-        call = read_call(node)
-        if is_sorted(node):
-            assert call is not None
-            node = read_call(call["input"])["input"]  # type: ignore[index]
-            continue
-        found = None if call is None else lookup(call)
-        if found is None or not is_order(found[1]) or not same_shape(shape_of(node), shape_of(found[0])):
-            return node
-        node = found[0]
-
-
-def lookup(call: Call) -> tuple[fx.Node, fx.Node] | None:
-    """(table, positions [S]) of ``table[positions]``."""
-    index = call["index"] if call.name == "getitem" or (call.name == "index_select" and call["dim"] == 0) else None
-    index = index[0] if isinstance(index, tuple) and len(index) == 1 else index
-    value = tensor_of(index) if isinstance(index, fx.Node) else None
-    whole = value is not None and value.dim() == 1 and value.dtype in INDICES
-    return (call["input"], index) if whole and isinstance(call["input"], fx.Node) else None  # type: ignore[return-value]
-
-
-def is_sorted(node: fx.Node) -> bool:
-    """``torch.sort(flat)[0]`` of one axis, the smallest first."""
-    return part_of_sort(node, 0)
-
-
-def is_order(node: Any) -> bool:
-    """Where the items of a tensor of one axis are, smallest first: ``torch.sort(flat)[1]``, ``torch.argsort(flat)``."""
-    if not isinstance(node, fx.Node):
-        return False
-    call = read_call(node)
-    if call is not None and call.name == "argsort":
-        return not call["descending"] and len(shape_of(node) or ()) == 1
-    return part_of_sort(node, 1)
-
-
-def sorted_by(order: fx.Node) -> fx.Node:
-    """What ``order`` is the order of."""
-    call = read_call(order)
-    assert call is not None
-    source = call if call.name == "argsort" else read_call(call["input"])
-    assert source is not None
-    return source["input"]
-
-
-def part_of_sort(node: fx.Node, part: int) -> bool:
-    call = read_call(node)
-    if call is None or call.name != "getitem" or call["index"] != part or not isinstance(call["input"], fx.Node):
-        return False
-    made = read_call(call["input"])
-    return made is not None and made.name == "sort" and not made["descending"] and len(shape_of(node) or ()) == 1
+    return index, counted

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
+import torch
 from torch import fx
 
 from moebius.lowering.experts.routing import index_root
-from moebius.lowering.operators import read_call
-from moebius.lowering.values import computed_of, shape_of, tensor_of
+from moebius.lowering.operators import Call, read_call
+from moebius.lowering.values import computed_of, same_shape, shape_of, tensor_of
+
+EXACT = (torch.int64, torch.int32, torch.float32, torch.float64)
+INDICES = (torch.int64, torch.int32)
 
 
 def position_bounds(node: fx.Node) -> tuple[int, int] | None:
@@ -54,3 +59,78 @@ def is_choice(node: fx.Node) -> bool:
         return True
     searched = tensor_of(call["input"]) if call is not None and call.op.positions else None
     return searched is not None and searched.is_floating_point()
+
+
+def uncast(node: Any) -> Any:
+    """The tensor of whole numbers before it was cast to another type that has them all."""
+    while isinstance(node, fx.Node) and (call := read_call(node)) is not None and call.name == "cast":
+        value = tensor_of(node)
+        if value is None or value.dtype not in EXACT:
+            break
+        node = call["input"]
+    return node
+
+
+def root_of(node: fx.Node) -> fx.Node:
+    """The tensor that has the same numbers in whatever order."""
+    while True:
+        node = index_root(uncast(node))
+        call = read_call(node)
+        if is_sorted(node):
+            assert call is not None
+            node = read_call(call["input"])["input"]  # type: ignore[index]
+            continue
+        if call is not None and call.name == "getitem" and keeps_order(call["index"]) and shape_of(call["input"]):
+            node = call["input"]
+            continue
+        found = None if call is None else lookup(call)
+        if found is None or not is_order(found[1]) or not same_shape(shape_of(node), shape_of(found[0])):
+            return node
+        node = found[0]
+
+
+def keeps_order(index: Any) -> bool:
+    """Whether ``x[index]`` has the numbers of x, all of them in their order."""
+    keys = index if isinstance(index, tuple) else (index,)
+    return all(key is None or key is Ellipsis or (isinstance(key, slice) and key == slice(None)) for key in keys)
+
+
+def lookup(call: Call) -> tuple[fx.Node, fx.Node] | None:
+    """(table, positions [S]) of ``table[positions]``."""
+    index = call["index"] if call.name == "getitem" or (call.name == "index_select" and call["dim"] == 0) else None
+    index = index[0] if isinstance(index, tuple) and len(index) == 1 else index
+    value = tensor_of(index) if isinstance(index, fx.Node) else None
+    whole = value is not None and value.dim() == 1 and value.dtype in INDICES
+    return (call["input"], index) if whole and isinstance(call["input"], fx.Node) else None  # type: ignore[return-value]
+
+
+def is_sorted(node: fx.Node) -> bool:
+    """``torch.sort(flat)[0]`` of one axis, the smallest first."""
+    return part_of_sort(node, 0)
+
+
+def is_order(node: Any) -> bool:
+    """Where the items of a tensor of one axis are, smallest first: ``torch.sort(flat)[1]``, ``torch.argsort(flat)``."""
+    if not isinstance(node, fx.Node):
+        return False
+    call = read_call(node)
+    if call is not None and call.name == "argsort":
+        return not call["descending"] and len(shape_of(node) or ()) == 1
+    return part_of_sort(node, 1)
+
+
+def sorted_by(order: fx.Node) -> fx.Node:
+    """What ``order`` is the order of."""
+    call = read_call(order)
+    assert call is not None
+    source = call if call.name == "argsort" else read_call(call["input"])
+    assert source is not None
+    return source["input"]
+
+
+def part_of_sort(node: fx.Node, part: int) -> bool:
+    call = read_call(node)
+    if call is None or call.name != "getitem" or call["index"] != part or not isinstance(call["input"], fx.Node):
+        return False
+    made = read_call(call["input"])
+    return made is not None and made.name == "sort" and not made["descending"] and len(shape_of(node) or ()) == 1

@@ -19,10 +19,18 @@ from torch import fx
 from moebius.kernels import experts
 from moebius.lowering.aliasing import Storage
 from moebius.lowering.contract import Work
-from moebius.lowering.experts.grouped import is_order, is_sorted, lookup, root_of, sorted_by, uncast
 from moebius.lowering.experts.kept import writer_before_backward
 from moebius.lowering.experts.layout import FULL, sized_one, without_grad
-from moebius.lowering.experts.positions import computed_since_the_choice, position_bounds
+from moebius.lowering.experts.positions import (
+    computed_since_the_choice,
+    is_order,
+    is_sorted,
+    lookup,
+    position_bounds,
+    root_of,
+    sorted_by,
+    uncast,
+)
 from moebius.lowering.experts.routing import index_root
 from moebius.lowering.experts.turns import has_effect
 from moebius.lowering.operators import read_call

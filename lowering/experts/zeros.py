@@ -157,9 +157,11 @@ def is_number(value: Any, wanted: float) -> bool:
     return isinstance(value, int | float) and value == wanted
 
 
-def scatter_into(base: float, gates: fx.Node, end: fx.Node, storage: Storage) -> Call | None:
+def scatter_into(
+    base: float, gates: fx.Node, end: fx.Node, storage: Storage, name: str = "scatter"
+) -> Call | None:
     """``zeros.scatter(…)`` that made the gates, or the only one that wrote into them before ``end``.
-    base: in place of zero."""
+    base: in place of zero. name: of another operator than scatter."""
     writers = [
         writer
         for writer, targets in storage.writers.items()
@@ -167,7 +169,7 @@ def scatter_into(base: float, gates: fx.Node, end: fx.Node, storage: Storage) ->
     ]
     made = gates if not writers else writers[0] if len(writers) == 1 else None
     call = read_call(made) if made is not None else None
-    if call is None or call.name != "scatter" or (writers and call["input"] is not gates):
+    if call is None or call.name != name or (writers and call["input"] is not gates):
         return None
     if not isinstance(call["input"], fx.Node) or not holds(base, call["input"]):
         return None

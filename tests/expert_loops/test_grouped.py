@@ -25,6 +25,26 @@ COUNTS = {
     "histc to E": "torch.histc({}.float(), bins=E, min=0, max=E)",
     "histc of ints": "torch.histc({}.to(torch.float64), E, 0, E - 1)",
     "bincount": "torch.bincount({}, minlength=E)",
+    "one_hot": "torch.nn.functional.one_hot({}, E).sum(0)",
+    "compared": "({}[:, None] == torch.arange(E)).sum(0)",
+    "compared with a column": "(torch.arange(0, E).unsqueeze(0) == {}.unsqueeze(1)).float().sum(dim=0)",
+    "scatter_add": "torch.zeros(E).scatter_add(0, {0}, torch.ones({0}.shape))",
+    "scatter_add_": "torch.zeros(E, dtype=torch.int64).scatter_add_(0, {0}, torch.ones_like({0}))",
+    "index_add": "torch.zeros(E).index_add(0, {0}, torch.full({0}.shape, 1.0))",
+    "a table": "torch.zeros(len(x), E, dtype=torch.int64).scatter_(1, index, 1).sum(0)",
+    "a mask": "torch.zeros(len(x), E, dtype=torch.bool).scatter(1, index, True).sum(dim=0)",
+}
+COUNTED_OTHERWISE = {
+    "an axis that is kept": "torch.nn.functional.one_hot({}, E).sum(0, keepdim=True)[0]",
+    "others first": "({}[:, None] == torch.arange(E).flip(0)).sum(0)",
+    "others next": "({}[:, None] == torch.arange(1, E + 1)).sum(0)",
+    "picked": "({}[:, None] == torch.arange(E)[torch.tensor([1, 0, 3, 2])]).sum(0)",
+    "two for each": "torch.zeros(E, dtype=torch.int64).scatter_add(0, {0}, torch.full_like({0}, 2)) // 2",
+    "of the whole": "torch.ones(E, dtype=torch.int64).scatter_add(0, {0}, torch.ones_like({0})) - 1",
+    "added before": "added(torch.zeros(E, dtype=torch.int64)).scatter_add(0, {0}, torch.ones_like({0}))",
+    "added twice": "twice(torch.zeros(E, dtype=torch.int64), {0})",
+    "a table of twins": "torch.zeros(len(x), E, dtype=torch.int64).scatter_(1, index * 0, 1).sum(0)",
+    "small numbers": "torch.zeros(E, dtype=torch.int8).scatter_add(0, {0}, torch.ones({0}.shape, dtype=torch.int8))",
 }
 ORDERS = {
     "sort": "ids, order = torch.sort(index.reshape(-1))",
@@ -50,6 +70,16 @@ def written(order):
     back = torch.empty_like(order)
     back[order] = torch.arange(order.shape[0])
     return back
+
+def added(counts):
+    counts[0] += 1; counts[0] -= 1
+    return counts
+
+def twice(counts, numbers):
+    counts.scatter_add_(0, numbers, torch.ones_like(numbers))
+    counts[0] += 1
+    counts[1] -= 1
+    return counts.clamp(min=0)
 
 def layer(x, logits, up, down):
     weight, index = logits.softmax(-1).topk(K)
@@ -130,6 +160,16 @@ def test_every_spelling_becomes_the_operator(choice: Choice) -> None:
     assert region.lowered, region.refusal
     assert region.top_k == (1 if "scatter" in choice[5] else K)
     assert region.num_experts == E
+
+
+@pytest.mark.parametrize("name", COUNTED_OTHERWISE)
+def test_other_counts_say_nothing(name: str) -> None:
+    """Grouped products stay, and end where they end in plain Python: the operator's rows would be others."""
+    source = source_of(*USUAL).replace(COUNTS["histc"].format("ids"), COUNTED_OTHERWISE[name].format("ids"))
+    assert COUNTED_OTHERWISE[name].format("ids") in source
+    regions, worse = compared(made(source))
+    assert worse < FURTHER
+    assert [region.lowered for region in regions] == [False]
 
 
 USUAL = ("histc", "sort", "sorted", PRODUCTS[0], ROWS[0], INVERSES[2], SUMS[0])
