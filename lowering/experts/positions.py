@@ -10,6 +10,7 @@ from torch import fx
 
 from moebius.lowering.experts.routing import index_root
 from moebius.lowering.operators import Call, read_call
+from moebius.lowering.torch_private import same_size
 from moebius.lowering.values import computed_of, same_shape, shape_of, tensor_of
 
 EXACT = (torch.int64, torch.int32, torch.float32, torch.float64)
@@ -96,12 +97,38 @@ def keeps_order(index: Any) -> bool:
 
 
 def lookup(call: Call) -> tuple[fx.Node, fx.Node] | None:
-    """(table, positions [S]) of ``table[positions]``."""
-    index = call["index"] if call.name == "getitem" or (call.name == "index_select" and call["dim"] == 0) else None
+    """(table, positions [S]) of ``table[positions]``, whole rows."""
+    index = call.args.get("index")
+    if not isinstance(call.args.get("input"), fx.Node):
+        return None
+    if call.name == "gather" and call["dim"] == 0 and same_shape(shape_of(index)[1:], shape_of(call["input"])[1:]):  # type: ignore[index]
+        index = rows_of_column(index)
+    elif call.name not in ("getitem", "index_select") or (call.name == "index_select" and call["dim"] != 0):
+        return None
     index = index[0] if isinstance(index, tuple) and len(index) == 1 else index
     value = tensor_of(index) if isinstance(index, fx.Node) else None
     whole = value is not None and value.dim() == 1 and value.dtype in INDICES
-    return (call["input"], index) if whole and isinstance(call["input"], fx.Node) else None  # type: ignore[return-value]
+    return (call["input"], index) if whole else None  # type: ignore[return-value]
+
+
+def rows_of_column(index: Any) -> fx.Node | None:
+    """positions [S] of ``positions[:, None].expand(-1, D)``, each the same for all of a row."""
+    call = read_call(index) if isinstance(index, fx.Node) else None
+    if call is None or len(shape_of(index) or ()) != 2 or call.name not in ("expand", "repeat"):
+        return None
+    numbers = without_unit_axis(call["input"])
+    return numbers if same_shape(shape_of(numbers), (shape_of(index) or ())[:1]) else None
+
+
+def without_unit_axis(column: Any) -> fx.Node | None:
+    """numbers [S] of ``numbers.unsqueeze(-1)`` [S, 1], however that is written."""
+    call = read_call(column) if isinstance(column, fx.Node) else None
+    shape = shape_of(column) or ()
+    if call is None or len(shape) != 2 or not same_size(shape[1], 1):
+        return None
+    if call.name not in ("reshape", "unsqueeze") and not (call.name == "getitem" and keeps_order(call["index"])):
+        return None
+    return call["input"] if len(shape_of(call["input"]) or ()) == 1 else None
 
 
 def is_sorted(node: fx.Node) -> bool:

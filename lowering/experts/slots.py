@@ -2,8 +2,9 @@
 
 ``x.repeat_interleave(K, 0)``, or ``x[order // K]`` where the slots are sorted by expert, gives each of a token's K
 slots a row of its own. What the experts give is then multiplied with the slots' weights, put back into the order of
-slots, and added up for each token: ``(y * w[order, None])[inverse].view(T, K, D).sum(1)``. The operator does all of
-this; it keeps the tokens, not copies of them, and no results for the weights' gradient.
+slots, and added up for each token: ``(y * w[order, None])[inverse].view(T, K, D).sum(1)``. Or it is added to each row's
+token at once, to zeros or to something else: ``zeros.index_add(0, order // K, y * w[order, None])``, or scatter_add.
+The operator does all of this; it keeps the tokens, not copies of them, and no results for the weights' gradient.
 
 Letters: T tokens, K slots of each, S = T · K rows, D width.
 """
@@ -14,6 +15,7 @@ import operator
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import fx
 
 from moebius.kernels import experts
@@ -28,12 +30,14 @@ from moebius.lowering.experts.positions import (
     lookup,
     position_bounds,
     root_of,
+    rows_of_column,
     sorted_by,
     uncast,
+    without_unit_axis,
 )
 from moebius.lowering.experts.routing import index_root
 from moebius.lowering.experts.turns import has_effect
-from moebius.lowering.operators import read_call
+from moebius.lowering.operators import Call, read_call
 from moebius.lowering.torch_private import same_size
 from moebius.lowering.values import add_call, computed_of, infer, same_shape, shape_of, stands_at, tensor_of
 
@@ -51,13 +55,17 @@ class Rows:
 class Sum:
     """What is done with the rows' results. chain: the nodes, the last one the sum over each token's slots. weights: of
     the slots, [S] or [T, K]; column: what the results are multiplied with. place: at which row each slot is; inverse:
-    the node that writes it, if one does."""
+    the node that writes it, if one does. base: what the sum is added to, if that is not zeros; token: which token each
+    row is added to; written: the zeros that it was written into."""
 
     chain: list[fx.Node] = field(default_factory=list)
     weights: fx.Node | None = None
     column: fx.Node | None = None
     place: fx.Node | None = None
     inverse: fx.Node | None = None
+    base: fx.Node | None = None
+    token: fx.Node | None = None
+    written: fx.Node | None = None
 
 
 def at_tokens(work: Work, node: fx.Node) -> fx.Node | None:
@@ -79,8 +87,11 @@ def at_tokens(work: Work, node: fx.Node) -> fx.Node | None:
         weight_TK = None if end.weights is None else add_call(graph, node, "reshape", end.weights, -1, rows.k)
         given = (rows.x, *node.args[1:3], index_TK, weight_TK, *node.args[5:])
         made = stands_at(graph.call_function(experts, given, node.kwargs), node)
-    made.meta["val"] = infer(made)
-    last.replace_all_uses_with(made)
+        made.meta["val"] = infer(made)
+        total = made if end.base is None else add_call(graph, last, torch.add, end.base, made)
+    last.replace_all_uses_with(total)
+    if end.written is not None:
+        end.written.replace_all_uses_with(total, lambda user: user is not last)
     for one in (*reversed(end.chain), node):
         work.loose += one.all_input_nodes
         graph.erase_node(one)
@@ -108,14 +119,19 @@ def slot_rows(x: fx.Node) -> Rows | None:
         before = slot_rows(table)
         whole = same_shape((shape_of(table) or (0,))[:1], shape_of(place))
         return Rows(before.x, place, before.k) if before is not None and whole else None
-    divided = read_call(place)
-    if divided is None or not isinstance(divided.args.get("other"), int) or not is_order(divided["input"]):
+    token = token_of(place)
+    slots = (shape_of(place) or (0,))[0]
+    whole = token is not None and same_size((shape_of(table) or (0,))[0] * token[1], slots)
+    return Rows(table, *token) if whole and token is not None else None
+
+
+def token_of(place: Any) -> tuple[fx.Node, int] | None:
+    """(order, K) of ``order // K``: which token each row is of, where rows are slots in this order."""
+    call = read_call(place) if isinstance(place, fx.Node) else None
+    if call is None or call.name not in ("floor_divide", "div") or type(call["other"]) is not int:
         return None
-    down = divided.name == "floor_divide" or (divided.name == "div" and divided["rounding_mode"] in ("floor", "trunc"))
-    k, order = divided["other"], divided["input"]
-    slots = (shape_of(order) or (0,))[0]
-    whole = down and k > 0 and same_size((shape_of(table) or (0,))[0] * k, slots)
-    return Rows(table, order, k) if whole else None
+    down = call.name == "floor_divide" or call["rounding_mode"] in ("floor", "trunc")
+    return (call["input"], call["other"]) if down and call["other"] > 0 and is_order(call["input"]) else None
 
 
 def slot_numbers(index: Any, order: fx.Node | None, weight: Any) -> fx.Node | None:
@@ -157,11 +173,19 @@ def added_up(node: fx.Node, rows: Rows, storage: Storage) -> Sum | None:
     while len(now.users) == 1:
         (user,) = now.users
         call = read_call(user)
-        if call is None or call.op.inplace:
+        if call is None:
+            return None
+        if call.name in ("index_add", "scatter_add") and not in_order and not apart:
+            found.chain.append(user)
+            return found if added_to_tokens(call, now, rows, found, storage) and of_one_type(found, node) else None
+        if call.op.inplace:
             return None
         found.chain.append(user)
         sizes = shape_of(user) or ()
         part = lookup(call)
+        if call.name == "cast" and is_as_wide(user, node):
+            now = user
+            continue
         if call.name in ("getitem", "squeeze", "unsqueeze") and part is None:  # axes of size 1 come and go
             keys = call.args.get("index", ())
             plain = all(map(keeps_order, keys if isinstance(keys, tuple) else (keys,)))
@@ -193,9 +217,39 @@ def added_up(node: fx.Node, rows: Rows, storage: Storage) -> Sum | None:
     return None
 
 
+def added_to_tokens(call: Call, results: fx.Node, rows: Rows, found: Sum, storage: Storage) -> bool:
+    """Whether each row is added to its token's, and nothing else is."""
+    base, total = call["input"], call.node
+    zeros = read_call(base) if isinstance(base, fx.Node) else None
+    values, index = call.args.get("source", call.args.get("src")), call["index"]
+    index = rows_of_column(index) if call.name == "scatter_add" else index
+    if zeros is None or not isinstance(index, fx.Node) or values is not results:
+        return False
+    if call["dim"] not in (0, -2) or call.args.get("alpha", 1) != 1 or token_of(index) != (rows.order, rows.k):
+        return False
+    if zeros.name != "zeros" and call.op.inplace:
+        return False
+    if call.op.inplace and not all(one in (base, total) or total < one for one in (*storage.family(base), *base.users)):
+        return False
+    if storage.writer_between(base, total) is not None:
+        return False
+    found.token, found.base = index, None if zeros.name == "zeros" else base
+    found.written = base if call.op.inplace else None
+    whole = len(shape_of(values) or ()) == 2 and same_shape((shape_of(values) or ())[:1], shape_of(index))
+    return whole and same_shape(shape_of(total), shape_of(rows.x))
+
+
 def keeps_order(key: Any) -> bool:
     """Whether a key of ``y[…]`` keeps what it keeps in its order."""
     return key is None or key is Ellipsis or type(key) is int or (isinstance(key, slice) and key == FULL)
+
+
+def is_as_wide(cast: fx.Node, node: fx.Node) -> bool:
+    """Whether a cast, where it is, gives numbers of the type that the operator's results have, or of a wider one."""
+    value, own = tensor_of(cast), tensor_of(node)
+    if value is None or own is None or value.device != own.device:
+        return False
+    return value.dtype == own.dtype or torch.promote_types(value.dtype, own.dtype) == value.dtype != own.dtype
 
 
 def of_one_type(found: Sum, node: fx.Node) -> bool:
@@ -204,6 +258,8 @@ def of_one_type(found: Sum, node: fx.Node) -> bool:
     value = tensor_of(total)
     if own is None or value is None or value.dtype == own.dtype:
         return own is not None and value is not None
+    if found.base is not None or found.written is not None:
+        return False
     user = next(iter(total.users)) if len(total.users) == 1 else None
     call, cast = (None, None) if user is None else (read_call(user), tensor_of(user))
     if user is None or call is None or call.name != "cast" or cast is None or cast.dtype != own.dtype:
@@ -218,19 +274,16 @@ def slot_weights(other: Any, order: fx.Node | None, k: int | None) -> fx.Node | 
     rank = len(shape_of(other) or ()) if isinstance(other, fx.Node) else 0
     if call is None or rank != (2 if k is None else 3) or not same_size((shape_of(other) or (0,))[-1], 1):
         return None
-    keys = (FULL, None) if k is None else (FULL, FULL, None)
+    if k is None:
+        weights = without_unit_axis(other)
+        found = None if weights is None or order is None else read_call(weights)
+        part = None if found is None else lookup(found)
+        if order is None or part is None:
+            return weights if order is None else None
+        return part[0] if part[1] is order and len(shape_of(part[0]) or ()) == 1 else None
     added = call.name == "unsqueeze" and call["dim"] in (-1, rank - 1)
-    added = added or (call.name == "getitem" and call["index"] in (keys, (Ellipsis, None)))
-    if not added:
-        return None
-    weights = call["input"]
-    if k is not None:
-        return weights if same_size((shape_of(weights) or (0, 0))[1], k) else None
-    if order is None:
-        return weights
-    found = read_call(weights)
-    part = None if found is None else lookup(found)
-    return part[0] if part is not None and part[1] is order and len(shape_of(part[0]) or ()) == 1 else None
+    added = added or (call.name == "getitem" and call["index"] in ((FULL, FULL, None), (Ellipsis, None)))
+    return call["input"] if added and same_size((shape_of(call["input"]) or (0, 0))[1], k) else None
 
 
 def written_by(place: fx.Node, at: fx.Node, storage: Storage) -> fx.Node | None:
@@ -266,7 +319,7 @@ def stands_still(node: fx.Node, rows: Rows, numbers: fx.Node, end: Sum, storage:
     or is before backward; history was dropped nowhere, and no mode changes."""
     last = end.chain[-1]
     values = None if end.inverse is None else end.inverse.args[2]
-    made = [one for one in (node.args[0], node.args[3], end.column, values) if isinstance(one, fx.Node)]
+    made = [one for one in (node.args[0], node.args[3], end.column, values, end.token) if isinstance(one, fx.Node)]
     ends = {one for one in (rows.x, rows.order, numbers, end.weights, end.place) if one is not None}
     passed = computed_of(made, lambda one: () if one in ends or one.op == "placeholder" else one.all_input_nodes)
     passed |= {*node.all_input_nodes, node, *end.chain[:-1], *ends} | computed_since_the_choice([numbers])

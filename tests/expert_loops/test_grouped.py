@@ -54,7 +54,8 @@ ORDERS = {
 COUNTED = {"sorted": "ids", "unsorted": "index.reshape(-1)"}
 PRODUCTS = ("fallback(rows, {}, ends)", "grouped_mm(rows, {}, offs=ends)", "torch_grouped_mm(rows, {}, ends)")
 ROWS = ("x[order // K]", "x.index_select(0, torch.div(order, K, rounding_mode='floor'))",
-        "x.repeat_interleave(K, 0)[order]")  # fmt: skip
+        "x.repeat_interleave(K, 0)[order]",
+        "torch.gather(x, 0, (order // K).reshape(-1, 1).expand(-1, D))")  # fmt: skip
 INVERSES = (
     "torch.argsort(order)",
     "torch.empty_like(order).scatter(0, order, torch.arange(len(order)))",  # (not read: the rows stay rows)
@@ -64,6 +65,14 @@ SUMS = (
     "(y * weight.reshape(-1)[order].unsqueeze(-1))[back].view(-1, K, D).sum(1)",
     "(y * weight.reshape(-1)[order][:, None])[back].reshape(len(x), K, D).sum(dim=-2)",
     "(y[back].view(-1, K, D) * weight.unsqueeze(-1)).sum(1)",
+)
+TOKEN_SUMS = (  # each row to its token at once
+    "torch.zeros_like(x).index_add(0, order // K, y * weight.reshape(-1)[order][:, None])",
+    "x.new_zeros(x.shape).index_add_(0, order.floor_divide(K), y * weight.reshape(-1)[order].view(-1, 1))",
+    "torch.zeros_like(x).scatter_add(0, (order // K).reshape(-1, 1).expand(-1, D), "
+    "(y.float() * weight.reshape(-1)[order].reshape(-1, 1)).to(y.dtype))",
+    "(x * 2).scatter_add(0, (order // K)[:, None].repeat(1, D), y * weight.flatten()[order].unsqueeze(1))",
+    "stated(torch.zeros_like(x), order // K, y * weight.flatten()[order].unsqueeze(1))",
 )
 HEAD = """
 def written(order):
@@ -80,6 +89,10 @@ def twice(counts, numbers):
     counts[0] += 1
     counts[1] -= 1
     return counts.clamp(min=0)
+
+def stated(out, token, rows):
+    out.index_add_(0, token, rows.to(out.dtype))
+    return out * 1
 
 def layer(x, logits, up, down):
     weight, index = logits.softmax(-1).topk(K)
@@ -146,6 +159,7 @@ def run(layer, given, dtype):
 
 
 SPELLINGS = list(itertools.product(COUNTS, ORDERS, COUNTED, PRODUCTS, ROWS, INVERSES, SUMS))
+SPELLINGS += itertools.product(COUNTS, ORDERS, COUNTED, PRODUCTS, ROWS, INVERSES[:1], TOKEN_SUMS)
 # (transformers' operator compares the number of offsets, which bincount leaves open: a graph break)
 CHOSEN = [s for s in random.Random(7).sample(SPELLINGS, 120) if s[0] != "bincount" or s[3] != PRODUCTS[0]]
 
@@ -237,7 +251,21 @@ BROKEN = {
     "a longer middle": ("mid = silu(gate) * rest", "mid = torch.nn.functional.pad(mid, (0, 0, 0, 4))[: len(mid)]"),
     "weights as a mask": ("w = weight.reshape(-1)[order]", "w = (weight > 0.3).reshape(-1)[order]"),
 }
+END = "return z[back].view(-1, K, D).sum(1)"
 REPLACED = {
+    "added to others": (END, "return torch.zeros_like(x).index_add(0, tok.flip(0), z)"),
+    "added twice over": (END, "return torch.zeros_like(x).index_add(0, tok, z, alpha=2)"),
+    "added in rows of columns": (END, "return torch.zeros_like(z.t()).index_add(1, tok, z.t()).t()[: len(x)]"),
+    "added to halves": (END, "return torch.zeros_like(x).scatter_add(0, tok[:, None].expand(-1, D // 2), z[:, D // 2:])"),
+    "zeros that are read before": (END, "o = torch.zeros_like(x); p = o.view(-1); q = o + 1; o.index_add_(0, tok, z); "
+                                        "return o + q + p.view_as(o)"),
+    "zeros that are not": (END, "o = torch.zeros_like(x); o += 1; o.index_add_(0, tok, z); return o"),
+    "zeros that change later": (END, "o = torch.zeros_like(x); o.index_add_(0, tok, z); o += x; return o * x"),
+    "tokens that change later": (END, "x = x * 1; o = x.index_add(0, tok, z); x += 1; return o * x"),
+    "added without history": (END, "with torch.no_grad(): o = torch.zeros_like(x).index_add(0, tok, z)\n"
+                                   "    return o + x + logits.sum() * 0"),
+    "places turned": (END, "at = order // K; at.copy_(at.flip(0)); return torch.zeros_like(x).index_add(0, at, z)"),
+    "added in place to x": (END, "x = x * 1; x.index_add_(0, tok, z); return x"),
     "turned inverse": ("back[order] = torch.arange(order.shape[0])",
                        "r = torch.arange(order.shape[0]); r.copy_(r.flip(0)); back[order] = r"),
     "an axis before the sum": (".view(-1, K, D).sum(1)", ".view(-1, K, D).unsqueeze(1).sum(1)"),
