@@ -256,7 +256,7 @@ REPLACED = {
     "added to others": (END, "return torch.zeros_like(x).index_add(0, tok.flip(0), z)"),
     "added twice over": (END, "return torch.zeros_like(x).index_add(0, tok, z, alpha=2)"),
     "added in rows of columns": (END, "return torch.zeros_like(z.t()).index_add(1, tok, z.t()).t()[: len(x)]"),
-    "added to halves": (END, "return torch.zeros_like(x).scatter_add(0, tok[:, None].expand(-1, D // 2), z[:, D // 2:])"),
+    "added to halves": (END, "return torch.zeros_like(x).scatter_add(0, tok[:, None].expand(-1, 8), z[:, 8:])"),
     "zeros that are read before": (END, "o = torch.zeros_like(x); p = o.view(-1); q = o + 1; o.index_add_(0, tok, z); "
                                         "return o + q + p.view_as(o)"),
     "zeros that are not": (END, "o = torch.zeros_like(x); o += 1; o.index_add_(0, tok, z); return o"),
