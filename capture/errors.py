@@ -29,9 +29,10 @@ class GraphBreakError(MoebiusError):
 
     def __init__(self, graph_break: GraphBreak):
         self.graph_break = graph_break
-        b = graph_break
+        b, line = graph_break, graph_break.excerpt
+        shown = "" if line is None else f"    {line.text}\n    {line.underline}\n"
         super().__init__(
-            f"{b.file}:{b.line} in {b.function}: [{b.code}] {b.reason}: {b.detail} [{b.instruction}]\n"
+            f"{b.file}:{b.line} in {b.function}: [{b.code}] {b.reason}: {b.detail} [{b.instruction}]\n{shown}"
             f"  hint: {b.hint}\n  fullgraph=True asks for one graph; without it the graph breaks here and goes on."
         )
 

@@ -100,7 +100,7 @@ class ExpertRegion:
 
     idiom: how it was written, e.g. "for row in nonzero()", "range(num_experts)".
     lowered: True when one grouped experts operator replaced it; otherwise ``refusal`` says which step of the proof
-        failed, at which line.
+        failed, at which line, and ``blocker`` is the place of what stands in the way, (file, line, function).
     kernel: name of the kernel form that runs it ("cpu", "triton", "loop", "cpu, expert parallel over 2 ranks", ...).
     saved_bytes: bytes kept for backward by this region, parameters excluded; None while unknown (dynamic sizes).
     """
@@ -114,6 +114,7 @@ class ExpertRegion:
     refusal: str | None = None
     kernel: str = "loop"
     saved_bytes: int | None = None
+    blocker: tuple[str, int, str] | None = None
 
 
 @dataclass

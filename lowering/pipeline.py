@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from moebius.lowering import dead_code, placement
 from moebius.lowering.contract import Contract, Work
 from moebius.lowering.draft import copy_graph
@@ -48,9 +50,10 @@ def as_written(tried: list[ExpertRegion], known: list[ExpertRegion], why: str) -
     became of them where they did not have to."""
     places = {(region.file, region.line) for region in known}
     left = [one for one in tried if (one.file, one.line) not in places]
+    refusals = [why if one.lowered else one.refusal for one in left]
     return [
-        ExpertRegion(r.file, r.line, r.idiom, r.num_experts, r.top_k, refusal=why if r.lowered else r.refusal)
-        for r in left
+        replace(one, lowered=False, refusal=refusal, kernel="loop", saved_bytes=None)
+        for one, refusal in zip(left, refusals, strict=True)
     ]
 
 

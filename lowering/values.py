@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from moebius.lowering.graph import ExpertRegion
 from moebius.lowering.memo import MEMO
 from moebius.lowering.torch_private import fake_mode_of, same_size
 
@@ -50,18 +51,28 @@ def where_of(node: fx.Node) -> Where:
 TORCH_FILES = torch.__file__.removesuffix("__init__.py")
 
 
+def users_place(node: fx.Node) -> Where:
+    """The place in the innermost frame that is not torch's own (``nn.Linear`` calls the product)."""
+    for place in reversed(node.meta.get("stack", ())):
+        if not place[0].startswith(TORCH_FILES):
+            return place
+    return where_of(node)
+
+
 def users_line(node: fx.Node) -> tuple[str, int]:
-    """File and line of the innermost frame that is not torch's own (``nn.Linear`` calls the product)."""
-    for file, line, *_ in reversed(node.meta.get("stack", ())):
-        if not file.startswith(TORCH_FILES):
-            return file, line
-    return where_of(node)[:2]
+    """Its file and line."""
+    return users_place(node)[:2]
 
 
 def describe_where(node: fx.Node) -> str:
     """`file:line` for messages."""
     file, line = users_line(node)
     return f"{file}:{line}" if file else "a line that capture did not record"
+
+
+def refuse(region: ExpertRegion, reason: str, node: fx.Node) -> None:
+    """Say why a region stays as it is written, and where that is."""
+    region.refusal, region.blocker = f"{reason} ({describe_where(node)})", users_place(node)
 
 
 Onwards = Callable[[fx.Node], Iterable[fx.Node]]

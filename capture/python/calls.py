@@ -437,7 +437,7 @@ class Calls(Methods, Construction, StandIns, CachedFunctions):
                 try:
                     return self.objects.made(function(*values, **kwargs))
                 except torch_private.DATA_DEPENDENT:
-                    raise natives.decided_by_data(values[0] if values else None) from None
+                    raise natives.decided_by_data() from None
                 except TypeError as error:
                     if any(isinstance(v, SYMBOLIC) for v in (*values, *kwargs.values())):  # not ints to C
                         raise Break("builtin that fails on a symbolic size", str(error), "use plain numbers") from None

@@ -212,7 +212,7 @@ class TrackingDomain(Operators, Containers):
     def meets_handler(self, exc: BaseException) -> None:
         refuse_own(exc)
         if isinstance(exc, torch_private.DATA_DEPENDENT):
-            raise decided_by_data(None)
+            raise decided_by_data()
         if type(exc) is TypeError and not self.objects.is_known(exc) and tells_of_tracing(exc):
             raise Break("C code that takes no number of ours", str(exc), "it runs natively")
 

@@ -397,7 +397,7 @@ def specialised(value: Any, known: Callable[[Any], bool] | None = None) -> Any:
         try:
             return int(value) if kind is torch.SymInt else bool(value) if kind is torch.SymBool else float(value)
         except torch_private.DATA_DEPENDENT:
-            raise decided_by_data(value) from None
+            raise decided_by_data() from None
     if kind is list and (known is None or known(value)):
         return value
     if kind in (tuple, list, torch.Size) and any(
@@ -407,8 +407,8 @@ def specialised(value: Any, known: Callable[[Any], bool] | None = None) -> Any:
     return value
 
 
-def decided_by_data(value: Any) -> Break:
-    what = f"Python needs the number {value}" if type(value) in SYMBOLIC else "Python needs a number"
+def decided_by_data() -> Break:
+    what = "Python needs a number that is known only when the step runs"
     return Break("size that depends on values", what, "keep it in shapes, or in a tensor")
 
 

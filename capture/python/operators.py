@@ -202,7 +202,10 @@ class Operators(Parts):
             if issubclass(type(value), READ_BY_C) and self.objects.is_entered(value):
                 kind = type(value).__name__
                 raise Break("container read by an operator", f"a {kind} that the step did not make", "use its methods")
-        return function(*args, **kwargs)
+        try:
+            return function(*args, **kwargs)
+        except torch_private.DATA_DEPENDENT:
+            raise natives.decided_by_data() from None
 
     def compare(self, op: str, left: Any, right: Any) -> Any:
         left_kind, right_kind = type(left), type(right)

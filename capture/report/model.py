@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from ..bytecode.expressions import excerpt_of
+from .codes import code_of
 from .records import Coverage, GraphBreak, Guard, Recompile
 from .schema import VERSION
 from .words import duration, place, plural
@@ -111,9 +113,11 @@ class Findings:
                 for (file, name, line), known in self.functions.items()
             ],
             "graphs": [graph_dict(graph) for graph in self.graphs],
-            "breaks": [{"code": item.code, **asdict(item)} for item in self.breaks],
+            "breaks": [
+                {"code": item.code, "change": code_of(item.reason).change, **asdict(item)} for item in self.breaks
+            ],
             "guards": [asdict(guard) for guard in self.guards],
-            "expert_regions": [asdict(region) for region in self.expert_regions],
+            "expert_regions": [region_dict(region) for region in self.expert_regions],
             "recompiles": [asdict(item) for item in self.recompiles],
             "lines": {
                 file: {str(line): how for line, how in sorted(known.items())}
@@ -169,6 +173,14 @@ def operations(graph: CapturedGraph) -> int:
 def inputs(graph: CapturedGraph) -> int:
     """How many inputs the graph takes."""
     return sum(node.op == "placeholder" for node in graph.gm.graph.nodes)
+
+
+def region_dict(region: ExpertRegion) -> dict[str, Any]:
+    """A loop over experts as plain data; of what blocks it, the user's line and the expression in it."""
+    known = asdict(replace(region, blocker=None))
+    del known["blocker"]
+    excerpt = excerpt_of(region.blocker or ())
+    return {**known, "excerpt": None if excerpt is None else asdict(excerpt)}
 
 
 def graph_dict(graph: CapturedGraph) -> dict[str, Any]:

@@ -11,6 +11,8 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.resources import files
 from pathlib import Path
 
+from ..bytecode.expressions import Excerpt, excerpt_of
+from .codes import by_name
 from .groups import guard_groups
 from .listing import Listing, listings
 from .model import Findings, inputs, operations
@@ -189,14 +191,35 @@ def break_card(item: GraphBreak, count: int) -> str:
         f'<details><summary>call stack</summary><ol class="stack">{stack}</ol></details>' if len(item.stack) > 1 else ""
     )
     cost = f'<span class="chip">{duration(item.cost_us * 1e-6)} natively</span>' if item.cost_us is not None else ""
+    origins = "".join(f'<p class="origin"><b>where</b> {escape(said)}</p>' for said in item.origins)
     times = f' <b title="the same break, met {count} times">×{count}</b>' if count > 1 else ""
     return (
         f'<div class="card break"><div class="cardhead"><code class="chip">{item.code}</code>'
         f'<b>{escape(item.reason)}</b>{times}'
         f'<span class="place">{escape(place(item.file, item.line))}</span> in {escape(item.function)}'
         f'<code class="chip">{escape(item.instruction)}</code>{cost}</div>'
-        f'<p>{escape(item.detail)}</p><p class="hint"><b>hint</b> {escape(item.hint)}</p>{folded}</div>'
+        f'{shown_excerpt(item.excerpt)}<p>{escape(item.detail)}</p>{origins}'
+        f'<p class="hint"><b>hint</b> {escape(item.hint)}</p>{example(item.code)}{folded}</div>'
     )
+
+
+def shown_excerpt(excerpt: Excerpt | None) -> str:
+    """The user's line with the expression underlined."""
+    if excerpt is None:
+        return ""
+    before, after = excerpt.text[: excerpt.begin], excerpt.text[excerpt.end :]
+    where = escape(place(excerpt.file, excerpt.line))
+    inside = f"{escape(before)}<u>{escape(excerpt.expression)}</u>{escape(after)}"
+    return f'<pre class="excerpt" title="{where}"><span class="number">{excerpt.line}</span>{inside}</pre>'
+
+
+def example(code: str) -> str:
+    """The smallest change that avoids breaks of this code."""
+    known = by_name(code)
+    if known is None:
+        return ""
+    lines = f"<pre>{escape(known.before)}\n→\n{escape(known.after)}</pre>" if known.before else ""
+    return f"<details><summary>the smallest change</summary><p>{escape(known.change)}</p>{lines}</details>"
 
 
 def table(
@@ -222,13 +245,15 @@ def text_cell(text: str, css: str = "") -> tuple[str, str]:
 
 def regions(report: Findings) -> str:
     rows = []
+    blockers = {region_row(region): region.blocker for region in report.expert_regions if region.blocker is not None}
     for row, count in Counter(map(region_row, report.expert_regions)).items():
         where, idiom, experts, top_k, lowered, kernel, saved, refusal = row
         times = f' <b title="the same line, captured {count} times">×{count}</b>' if count > 1 else ""
         if lowered:
             became = ('<span class="pill good">one operator</span>', "0")
         else:
-            became = (f'<span class="pill bad">loop</span> {escape(refusal)}', "1")
+            line = shown_excerpt(excerpt_of(blockers.get(row, ())))
+            became = (f'<span class="pill bad">loop</span> {escape(refusal)}{line}', "1")
         place_cell = (f'<span class="place">{escape(where)}</span>{times}', where)
         rows.append(
             [

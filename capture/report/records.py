@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
+from ..bytecode.expressions import Excerpt
 from .codes import code_of
 
 # how a line ran, from best to weakest
@@ -18,7 +19,8 @@ class GraphBreak:
     file, line, function: the user's innermost line. instruction: opcode name and argument.
     stack: the user's call stack, outermost first, as (file, line, function). cost_us: what the native part takes in a
     call, in microseconds: the median of its newest runs without a report. Where there were none, what it took in the
-    call that is reported; None before it ran.
+    call that is reported; None before it ran. excerpt: the user's line with the expression in it, where the source is
+    known. origins: of the variables in that expression, where their values come from.
     """
 
     reason: str
@@ -30,6 +32,8 @@ class GraphBreak:
     instruction: str
     stack: tuple[tuple[str, int, str], ...] = ()
     cost_us: float | None = None
+    excerpt: Excerpt | None = None
+    origins: tuple[str, ...] = ()
 
     @property
     def code(self) -> str:

@@ -28,6 +28,7 @@ def maybe(kind: dict[str, Any]) -> dict[str, Any]:
 
 COUNTS = {"captured": WHOLE, "opaque": WHOLE, "native": WHOLE}
 PLACE = {"file": TEXT, "line": WHOLE}
+EXCERPT = record(**PLACE, text=TEXT, begin=WHOLE, end=WHOLE)
 SCHEMA: dict[str, Any] = {
     "$schema": "https://json-schema.org/draft/2020-12/schema",
     "title": "A moebius report",
@@ -50,13 +51,16 @@ SCHEMA: dict[str, Any] = {
         ),
         breaks=many(
             record(
-                code={"type": "string", "pattern": "^MB[0-9]{3}$"}, reason=TEXT, detail=TEXT, hint=TEXT, **PLACE,
-                function=TEXT, instruction=TEXT, cost_us=maybe(NUMBER),
+                code={"type": "string", "pattern": "^MB[0-9]{3}$"},
+                change=TEXT, reason=TEXT, detail=TEXT, hint=TEXT, **PLACE,
+                function=TEXT, instruction=TEXT, cost_us=maybe(NUMBER), excerpt=maybe(EXCERPT), origins=many(TEXT),
                 stack=many({"type": "array", "prefixItems": [TEXT, WHOLE, TEXT], "minItems": 3, "maxItems": 3}),
             )
         ),
         guards=many(record(source=TEXT, check=TEXT, **PLACE, cost_ns=maybe(NUMBER))),
-        expert_regions=many({"type": "object", "required": ["file", "line", "idiom", "lowered", "refusal", "kernel"]}),
+        expert_regions=many(
+            {"type": "object", "required": ["file", "line", "idiom", "lowered", "refusal", "kernel", "excerpt"]}
+        ),
         recompiles=many(record(guard=TEXT, old=TEXT, new=TEXT, **PLACE, hint=TEXT, entries=many(TEXT))),
         lines={
             "type": "object",

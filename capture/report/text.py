@@ -6,11 +6,13 @@ import io
 from collections import Counter
 
 from rich import box
+from rich.cells import cell_len, set_cell_size
 from rich.console import Console, Group
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from ..bytecode.expressions import Excerpt, excerpt_of
 from .groups import guard_groups
 from .model import Findings, inputs, operations
 from .records import GraphBreak, counted
@@ -38,8 +40,8 @@ def body(report: Findings, width: int) -> Group:
     parts: list = [headline(report), said, Text(summary(report)), Text(""), coverage_bar(report, min(width, 72))]
     for title, part in (
         ("Graphs", graphs(report)),
-        ("Graph breaks", breaks(report)),
-        ("Expert regions", regions(report)),
+        ("Graph breaks", breaks(report, width)),
+        ("Expert regions", regions(report, width)),
         ("Guards", guards(report)),
         ("Captured again", recompiles(report)),
     ):
@@ -116,27 +118,47 @@ def graphs(report: Findings) -> Group | None:
     return Group(made, *(Text(line, style="red") for line in said))
 
 
-def breaks(report: Findings) -> Group | None:
-    return Group(*(break_text(item, count) for item, count in counted(report.breaks))) if report.breaks else None
+def breaks(report: Findings, width: int) -> Group | None:
+    found = [break_text(item, count, width) for item, count in counted(report.breaks)]
+    return Group(*found) if found else None
 
 
-def break_text(item: GraphBreak, count: int) -> Text:
+def break_text(item: GraphBreak, count: int, width: int) -> Text:
     """A break that there are so many of: where, what, and what to do."""
     text = Text()
     text.append(f"[{item.code}] ", style="red")
     text.append(f"{place(item.file, item.line)} in {item.function}", style="bold")
     text.append(f"  {item.reason}", style="red")
     text.append(f"  [{item.instruction}]{f' ×{count}' if count > 1 else ''}\n", style="dim")
+    if item.excerpt is not None:
+        text.append(excerpt_text(item.excerpt, width, item.file))
     text.append(f"  {item.detail}\n")
+    for said in item.origins:
+        text.append("  where ", style="cyan").append(f"{said}\n")
     text.append("  hint  ", style="cyan").append(item.hint)
     for file, line, function in item.stack[:-1]:
         text.append(f"\n  from  {place(file, line)} in {function}", style="dim")
     if item.cost_us is not None:
-        text.append(f"\n  cost  {duration(item.cost_us * 1e-6)} of Python a call", style="dim")
+        took = duration(item.cost_us * 1e-6) if item.cost_us >= 1 else "under 1 µs"
+        text.append(f"\n  cost  {took} of Python a call", style="dim")
     return text
 
 
-def regions(report: Findings) -> Group | None:
+def excerpt_text(excerpt: Excerpt, width: int, file: str = "") -> Text:
+    """The user's line with the expression underlined; with its file, where that is another one than was said before."""
+    number = f"{excerpt.line:>5} " if excerpt.file == file else f"  {place(excerpt.file, excerpt.line)} "
+    line, begin, end = excerpt.text, excerpt.begin, excerpt.end
+    room = max(width - len(number) - 4, 16)
+    if cell_len(line) > room and end > room // 2:
+        cut = max(begin - 4, 0)
+        line, begin, end = "…" + line[cut:], begin - cut + 1, end - cut + 1
+    text = Text(number, style="dim").append("│ ").append(set_cell_size(line, room).rstrip(), style="not dim")
+    before, below = cell_len(line[:begin]), cell_len(line[begin:end])
+    text.append(f"\n{' ' * len(number)}│ ")
+    return text.append(f"{' ' * before}{'^' * min(below, room - before)}\n", style="not dim bold red")
+
+
+def regions(report: Findings, width: int) -> Group | None:
     if not report.expert_regions:
         return None
     made = table(
@@ -149,14 +171,17 @@ def regions(report: Findings) -> Group | None:
         "saved",
         right=("experts", "top-k", "saved"),
     )
-    refusals: list[str] = []
+    refusals: list[Text] = []
+    blockers = {region_row(region): region.blocker for region in report.expert_regions if region.blocker is not None}
     for row, count in Counter(map(region_row, report.expert_regions)).items():
         where, idiom, experts, top_k, lowered, kernel, saved, refusal = row
         became = Text("one operator", style="green") if lowered else Text("a loop", style="red")
         made.add_row(where + (f" ×{count}" if count > 1 else ""), idiom, experts, top_k, became, kernel, saved)
         if refusal:
-            refusals.append(f"why {where} stays a loop: {refusal}")
-    return Group(made, *(Text(why, style="red") for why in refusals))
+            refusals.append(Text(f"why {where} stays a loop: {refusal}", style="red"))
+            if (excerpt := excerpt_of(blockers.get(row, ()))) is not None:
+                refusals.append(excerpt_text(excerpt, width))
+    return Group(made, *refusals)
 
 
 def guards(report: Findings) -> Group | None:

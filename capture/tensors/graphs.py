@@ -121,6 +121,11 @@ class GraphWriter:
     def in_loop(self) -> bool:
         return self.scope.in_loop
 
+    def node_of(self, size: Any) -> fx.Node | None:
+        """The node whose value is a symbolic size, where it is a symbol of this graph by itself."""
+        found = self.scope.root().symbols.get(size.node.expr)
+        return None if found is None else found()
+
     def module(self) -> fx.GraphModule:
         """The innermost scope's graph as a module that holds the bodies of its loops, and what else it names."""
         owner = torch.nn.Module()

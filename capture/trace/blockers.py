@@ -50,5 +50,5 @@ def name_blockers(regions: Iterable[ExpertRegion], known: Mapping[Loop, Stop]) -
         for loop, stopped in known.items():
             if region.file == loop[0].co_filename and region.line in lines_of(loop):
                 region.line = lines_of(loop).start
-                where = f"{stopped.file}:{stopped.line}"
+                where, region.blocker = f"{stopped.file}:{stopped.line}", stopped.stack[-1] if stopped.stack else None
                 region.refusal = f"{stopped.reason}: {stopped.detail}; {stopped.hint} ({where})"

@@ -31,6 +31,7 @@ from ..guards.sources import Arg, Source
 from ..heap.objects import COUNTERS, Objects
 from ..heap.records import Record
 from ..python.domain import OwnError, StopHere, TrackingDomain, refuse_own
+from ..python.natives import decided_by_data
 from ..report.records import GraphBreak
 from ..tensors import tensor_class
 from ..tensors.graphs import GraphWriter, Where
@@ -43,6 +44,7 @@ from ..values.values import TRACING, Break
 from .blockers import blocked
 from .fragile import refuse_lost_handler
 from .policy import Policy
+from .provenance import place_of, shown_at
 from .speculation import Speculation, why_whole
 from .stopped import Stopped
 
@@ -169,7 +171,7 @@ class Trace:
         places: list[Where] = []
         frame = getattr(self.machine, "frame", None)
         while frame is not None:
-            places.append((frame.code.co_filename, frame.line or frame.code.co_firstlineno, frame.code.co_qualname))
+            places.append(place_of(frame, frame.pc))
             frame = frame.back
         return tuple(reversed(places))
 
@@ -199,14 +201,14 @@ class Trace:
 
     def run(self) -> None:
         """Interpret the frame to its end or to a graph break."""
-        outer = getattr(TRACING, "where", None)
-        TRACING.where = self.where
+        outer = getattr(TRACING, "where", None), getattr(TRACING, "frame", None)
+        TRACING.where, TRACING.frame = self.where, lambda: getattr(self.machine, "frame", None)
         try:
             self.interpret()
         except OwnError as error:  # from the last resort, which asks whose error it is
             raise CaptureInternalError(str(error)) from error
         finally:
-            TRACING.where = outer
+            TRACING.where, TRACING.frame = outer
             self.made.park()
         self.world.forget_pending()
 
@@ -243,14 +245,9 @@ class Trace:
                 if os.environ.get("MOEBIUS_DEBUG"):
                     traceback.print_exception(error)
                 refuse_own(error)
-                self.broke(
-                    Break(
-                        "exception",
-                        f"the step raises {words_of(error)}"[:300],
-                        "the exception is raised natively",
-                    ),
-                    error,
-                )
+                words = f"the step raises {words_of(error)}"[:300]
+                raises = Break("exception", words, "the exception is raised natively")
+                self.broke(decided_by_data() if isinstance(error, torch_private.DATA_DEPENDENT) else raises, error)
 
     def want_stacks(self) -> None:
         self.needs_stacks |= self.domain.stacks is None
@@ -321,7 +318,8 @@ class Trace:
         domain, frame = self.domain, self.frame
         assert frame is not None
         raised = domain.raised.get(id(error))
-        stack = self.where_of_break(stop)
+        stack = stop.places or (place_of(frame, domain.root_pc if raised is None else raised[2]),)
+        expression, came_from = shown_at(stack, stop.frame, self.objects, self.writer)
         entered = stop.reason == "breakpoint"  # a debugger is to find each frame's locals, and to step through it
         self.whole_natively = why_whole(stop, frame, domain.root_pc) if len(stack) == 1 or entered else ""
         if len(stack) == 1 and uses_one(domain.root_stack, frame.program.instructions[domain.root_pc].arg):
@@ -352,6 +350,8 @@ class Trace:
             function,
             f"{instruction.opname} {instruction.argval!r:.60}",
             stack,
+            excerpt=expression,
+            origins=came_from,
         )
 
     def counts(self) -> Counts:
@@ -390,16 +390,6 @@ class Trace:
         if self.graph_break is None:
             return True
         return self.graph_break.reason != "exception" and self.domain.instructions > before.domain.instructions
-
-    def where_of_break(self, stop: BaseException) -> tuple[Where, ...]:
-        places = getattr(stop, "places", None)
-        if places is not None:
-            return places
-        frame = self.frame
-        assert frame is not None
-        pc = self.domain.root_pc
-        line = frame.program.instructions[pc].line or frame.code.co_firstlineno
-        return ((frame.code.co_filename, line, frame.code.co_qualname),)
 
     def enter_frame(self) -> Frame:
         """The root frame with its arguments entered under guards."""

@@ -71,7 +71,7 @@ IDENTITIES = (
 )
 
 
-# What the running thread is tracing; ``where`` gives the user's stack at the moment.
+# What the running thread is tracing; ``where`` gives the user's stack at the moment, ``frame`` its innermost frame.
 TRACING = threading.local()
 
 
@@ -87,6 +87,7 @@ class Break(Signal):
         self.reason, self.detail, self.hint, self.in_each_turn = reason, detail, hint, in_each_turn
         locate = getattr(TRACING, "where", None)
         self.places: tuple | None = locate() if locate is not None else None
+        self.frame: Any = TRACING.frame() if locate is not None else None  # the innermost one
 
 
 @dataclass(frozen=True)

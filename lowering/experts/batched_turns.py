@@ -46,7 +46,7 @@ from moebius.lowering.experts.routing import index_bounds
 from moebius.lowering.experts.turns import Builder, Differ, Place, has_effect, loop_of
 from moebius.lowering.operators import ELEMENTWISE, read_call, target_name
 from moebius.lowering.torch_private import same_size
-from moebius.lowering.values import add_call, describe_where, infer, shape_of, stands_at, tensor_of, value_of
+from moebius.lowering.values import add_call, infer, shape_of, stands_at, tensor_of, value_of
 
 
 @dataclass
@@ -573,9 +573,3 @@ def dtype_of(node: fx.Node) -> torch.dtype:
     value = tensor_of(node)
     assert value is not None
     return value.dtype
-
-
-def refusal_of(difference: Differ, down: fx.Node) -> str:
-    """What the report says of products that stay as they were written."""
-    node = difference.node if difference.node.meta.get("where") else down
-    return f"batched experts: {difference.reason} ({describe_where(node)})"

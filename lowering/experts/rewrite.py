@@ -25,9 +25,9 @@ from moebius.lowering.experts import (
     slots,
 )
 from moebius.lowering.experts.batched import Weight, batched_layers
-from moebius.lowering.experts.batched_turns import Batched, refusal_of
+from moebius.lowering.experts.batched_turns import Batched
 from moebius.lowering.experts.blocks import Order, RowsOf, build_blocks, expert_rows, runs, write_out
-from moebius.lowering.experts.claims import Claim, Fused, Refused, make_claim
+from moebius.lowering.experts.claims import Claim, Fused, Refused, make_claim, placed
 from moebius.lowering.experts.dense import Chain, NoExperts, Stacked, build_dense, dense_chains, stacked_sums
 from moebius.lowering.experts.dense_raised import Raised, RaisedStack
 from moebius.lowering.experts.facts import Test
@@ -45,7 +45,7 @@ from moebius.lowering.experts.turns import Differ, Turns, added_rows, build_loop
 from moebius.lowering.experts.writing import Writer, fill_region, kept_bytes, put_in_place, write_operator
 from moebius.lowering.graph import ExpertRegion, LoweringOptions
 from moebius.lowering.operators import read_call, target_name
-from moebius.lowering.values import describe_where, shape_of, tensor_of, users_line, where_of
+from moebius.lowering.values import refuse, shape_of, tensor_of, users_line, where_of
 
 CONTRACT = Contract(
     name="experts",
@@ -103,7 +103,7 @@ def replace_all(work: Work) -> None:
         if len(refused) > 1:
             place = refused[0].node
             region = ExpertRegion(*users_line(place), f"{len(refused)} experts, each behind a branch")
-            region.refusal = f"{DIFFERENT}: {refused[0].reason} ({describe_where(place)})"
+            refuse(region, f"{DIFFERENT}: {refused[0].reason}", place)
             work.regions.append(region)
         pieces = apart.take_apart(work)
         flat = flat_rows.flatten_rows(work)
@@ -136,7 +136,7 @@ def report_grouped(work: Work, gathered: grouped.Gathered) -> None:
             reasons = [gathered.why[one] for one in products if one in gathered.why]
             why = foreign(work) if not takes_blocks(work) else reasons[0] if reasons else grouped.NO_LAYER
             region = ExpertRegion(*users_line(products[-1]), grouped.IDIOM)
-            region.refusal = f"batched experts: {why} ({describe_where(products[-1])})"
+            refuse(region, f"batched experts: {why}", products[-1])
             work.regions.append(region)
 
 
@@ -181,7 +181,7 @@ def report_overlooked(work: Work, reported: set[fx.Node]) -> None:
         if not one.nodes & reported and not any(known & set(places_of(node)) for node in one.nodes):
             region = ExpertRegion(*users_line(one.place), f"experts whose results meet in {target_name(one.place)}")
             region.num_experts = one.count
-            region.refusal = f"{DIFFERENT}: {one.reason} ({describe_where(one.node)})"
+            refuse(region, f"{DIFFERENT}: {one.reason}", one.node)
             work.regions.append(region)
 
 
@@ -263,7 +263,7 @@ def replace_piece(
         region = None
     except Differ as difference:
         place = difference.node if where_of(difference.node)[0] else downs[0]
-        region.refusal = f"{DIFFERENT}: {difference.reason} ({describe_where(place)})"
+        refuse(region, f"{DIFFERENT}: {difference.reason}", place)
     else:
         apart = len({min(rows_of(down) or [down]) for down in downs}) > 1
         if replace_loop(work, turns.loop, storage, region, by_rows=apart):
@@ -293,10 +293,11 @@ def replace_batched(work: Work, down: fx.Node, weight: Weight, ups: list[fx.Node
         layer = Batched(gm, down, weight.experts, ups, storage)
         loop, result = layer.loop()
     except Differ as difference:
-        region.refusal = refusal_of(difference, down)
+        node = difference.node if difference.node.meta.get("where") else down
+        refuse(region, f"batched experts: {difference.reason}", node)
         other = isinstance(difference, NoExperts)
     except Exception as error:  # the products stay, whatever went wrong
-        region.refusal = f"{DEFECT}: {type(error).__name__}: {error} ({describe_where(down)})"
+        refuse(region, f"{DEFECT}: {type(error).__name__}: {error}", down)
     else:
         replace_loop(work, loop, layer.storage, region)
     if region.lowered:
@@ -317,7 +318,7 @@ def move_to_tokens(work: Work, region: ExpertRegion, before: set[fx.Node]) -> No
         try:
             moved = slots.at_tokens(work, node)
         except Exception as error:  # it stays the operator on rows, and what this wrote is read by nobody
-            region.refusal = f"{DEFECT}: {type(error).__name__}: {error} ({describe_where(node)})"
+            refuse(region, f"{DEFECT}: {type(error).__name__}: {error}", node)
             erase_new(work.gm, there)
             continue
         if moved is not None:
@@ -363,7 +364,7 @@ def replace_written_out(work: Work, loop: fx.Node, region: ExpertRegion) -> None
     for name, value in vars(found).items():
         if name not in ("file", "line", "idiom"):
             setattr(region, name, value)
-    region.refusal = None
+    region.refusal = region.blocker = None
     region.idiom += ", written out, each expert on rows of its own"
     for user in list(loop.users):
         user.replace_all_uses_with(carried[user.args[1]])  # type: ignore[index]
@@ -397,7 +398,7 @@ def replace_dense(work: Work, chain: Chain) -> ExpertRegion | None:
     except Differ as difference:
         other = isinstance(difference, NoExperts)
         place = difference.node if where_of(difference.node)[0] else chain.place
-        region.refusal = f"{DIFFERENT}: {difference.reason} ({describe_where(place)})"
+        refuse(region, f"{DIFFERENT}: {difference.reason}", place)
     else:
         replace_loop(work, turns.loop, storage, region, turns)
     if region.lowered:
@@ -423,9 +424,9 @@ def replace_loop(
             storage.add(node)
         claim, result = prove_and_write(work, reader, storage, by_rows)
     except Refused as refusal:
-        region.refusal = str(refusal)
+        refuse(region, f"{refusal.step}: {refusal.reason}", placed(refusal.node))
     except Exception as error:  # the loop runs as a loop, whatever went wrong with its proof
-        region.refusal = f"{DEFECT}: {type(error).__name__}: {error} ({describe_where(loop)})"
+        refuse(region, f"{DEFECT}: {type(error).__name__}: {error}", loop)
     else:
         fill(region, claim, work.options)
         if turns is not None:
@@ -582,7 +583,7 @@ def replace_part(work: Work, anchors: list[fx.Node], storage: Storage) -> Expert
         turns = build_loop(work.gm, anchors, storage)
     except Differ as difference:
         place = difference.node if where_of(difference.node)[0] else anchors[0]
-        region.refusal = f"{DIFFERENT}: {difference.reason} ({describe_where(place)})"
+        refuse(region, f"{DIFFERENT}: {difference.reason}", place)
     else:
         replace_loop(work, turns.loop, storage, region, turns)
     if not region.lowered:

@@ -230,8 +230,12 @@ def suppressed(x):
 def swallowed(x):
     found = -1.0
     with Swallows():
-        found = ([2.0] * (x > 0).nonzero().shape[0])[-1]
+        found = [*TABLE].pop((x > 0).nonzero().shape[0])
     return x * found
+
+
+def popped(x):
+    return x * [*TABLE, *TABLE].pop((x > 0).nonzero().shape[0])
 
 
 def check_numbers_of_the_data(step):
@@ -240,7 +244,7 @@ def check_numbers_of_the_data(step):
         assert torch.equal(captured(x), step(x))
 
 
-@pytest.mark.parametrize("step", [in_a_try, suppressed, swallowed])
+@pytest.mark.parametrize("step", [in_a_try, suppressed, swallowed, popped])
 def test_a_number_that_the_data_decide_is_no_error_of_the_steps(step):
     """torch's own exception for it must not meet the user's handlers."""
     check_numbers_of_the_data(step)

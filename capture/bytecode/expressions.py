@@ -1,0 +1,100 @@
+"""The expression of the user's that an instruction belongs to: which characters of which line."""
+
+from __future__ import annotations
+
+import dis
+import linecache
+import types
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from .user_code import is_library
+
+
+class Place(tuple):
+    """(file, line, function), a tuple of these three, of an instruction that is known. code: its code, None where it is
+    not known; offset: where it begins there."""
+
+    code: types.CodeType | None
+    offset: int
+
+    def __new__(cls, place: Iterable[Any], code: types.CodeType | None = None, offset: int = 0) -> Place:
+        made = super().__new__(cls, place)
+        made.code, made.offset = code, offset
+        return made
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return tuple, (tuple(self),)
+
+
+@dataclass(frozen=True)
+class Excerpt:
+    """A line of a program, and an expression in it. text: the line, without the space around it; begin, end: which
+    characters of the text are the expression (its first line, where it has several)."""
+
+    file: str
+    line: int
+    text: str
+    begin: int
+    end: int
+
+    @property
+    def underline(self) -> str:
+        """What stands below the text: "^" under the expression."""
+        return " " * self.begin + "^" * (self.end - self.begin)
+
+    @property
+    def expression(self) -> str:
+        return self.text[self.begin : self.end]
+
+
+def span_of(code: types.CodeType, offset: int) -> tuple[int, int, int, int] | None:
+    """(line, column, last line, column behind the end) of an instruction's expression, in bytes as the compiler counts
+    them; None where the compiler did not say."""
+    for index, (line, last, column, end) in enumerate(code.co_positions()):
+        if index == offset // 2:
+            return None if line is None or last is None or column is None or end is None else (line, column, last, end)
+    return None
+
+
+def excerpt_of(place: tuple[Any, ...]) -> Excerpt | None:
+    """The line of a place with its expression; None where the source is not there."""
+    code = getattr(place, "code", None)
+    span = None if code is None else span_of(code, place.offset)  # type: ignore[attr-defined]
+    if code is None or span is None:
+        return None
+    line, column, last, end = span
+    whole = linecache.getline(code.co_filename, line).rstrip("\n")
+    text = whole.strip()
+    indent, encoded = len(whole) - len(whole.lstrip()), whole.encode()
+    if not text or column > len(encoded):
+        return None
+    begin = len(encoded[:column].decode(errors="replace")) - indent
+    until = len(text) if last > line else len(encoded[:end].decode(errors="replace")) - indent
+    return Excerpt(code.co_filename, line, text, begin, until) if 0 <= begin < until <= len(text) else None
+
+
+def users_place(stack: Iterable[tuple[Any, ...]]) -> tuple[Any, ...] | None:
+    """Of a stack, outermost first, the innermost place that is not torch's, the standard library's or ours."""
+    places = [*stack]
+    return next((place for place in reversed(places) if not is_library(place[0])), places[-1] if places else None)
+
+
+def names_in(code: types.CodeType, offset: int) -> list[str]:
+    """The local variables that the instruction's expression reads, in their order."""
+    around, found = span_of(code, offset), {}
+    if around is None:
+        return []
+    local = {*code.co_varnames, *code.co_cellvars, *code.co_freevars}
+    for instruction in dis.get_instructions(code):
+        place = instruction.positions
+        if place is None or place.lineno is None or place.end_lineno is None or place.col_offset is None:
+            continue
+        inside = around[:2] <= (place.lineno, place.col_offset) and place.end_lineno <= around[2]
+        if inside and place.lineno == around[2] and place.col_offset >= around[3]:
+            continue
+        if inside and instruction.opname.startswith("LOAD_"):
+            names = instruction.argval if isinstance(instruction.argval, tuple) else (instruction.argval,)
+            found.update(dict.fromkeys(name for name in names if isinstance(name, str) and name in local))
+    return [*found]

@@ -1,0 +1,71 @@
+"""Where the values at a graph break come from, in the user's names and lines."""
+
+from __future__ import annotations
+
+import os
+import re
+import types
+from typing import Any
+
+from moebius.interpreter import UNSET, Frame
+
+from ..bytecode.counting import marks_of
+from ..bytecode.expressions import Excerpt, Place, excerpt_of, names_in, users_place
+from ..heap.objects import Objects
+from ..tensors.graphs import GraphWriter, Where
+from ..values.numbers import Number
+from ..values.values import SYMBOLIC, TensorProxy
+
+MOST = 4  # variables of one expression
+ROOT = re.compile(r"\b([LG])\['(\w+)'\]")
+OURS = re.compile(r"\bm_\w+")  # names that only a continuation's code has
+
+
+def place_of(frame: Frame, index: int) -> Place:
+    """The place of an instruction of a frame."""
+    instruction, code = frame.program.instructions[index], frame.code
+    place = code.co_filename, instruction.line or code.co_firstlineno, code.co_qualname
+    return Place(place, code, instruction.offset)
+
+
+def shown_at(
+    stack: tuple[Where, ...], frame: Frame | None, objects: Objects, writer: GraphWriter
+) -> tuple[Excerpt | None, tuple[str, ...]]:
+    """The user's line at the end of a stack of places, and of each variable in its expression what it is. frame: the
+    innermost one that is open."""
+    place = users_place(stack)
+    if not isinstance(place, Place) or place.code is None:
+        return None, ()
+    while frame is not None and place_of(frame, frame.pc) != place:
+        frame = frame.back
+    if frame is None or frame.code is not place.code:
+        return excerpt_of(place), ()
+    known = dict(zip(frame.program.localsplus, frame.locals, strict=True))
+    names = names_in(place.code, place.offset)[:MOST]
+    said = ((name, origin(name, known.get(name, UNSET), place.code, objects, writer)) for name in names)
+    return excerpt_of(place), tuple(f"{name}: {text}" for name, text in said if text)
+
+
+def origin(name: str, value: Any, code: types.CodeType, objects: Objects, writer: GraphWriter) -> str:
+    """What a value is: where it was computed, or the way to it from the arguments; "" where that says nothing."""
+    computed = isinstance(value, TensorProxy | Number)
+    source = value.source if computed else None
+    if not computed and (record := objects.record_of(value)) is not None:
+        source = record.source
+    if source is not None:
+        return by_source(name, source.name, code)
+    node = value.node if computed else writer.node_of(value) if type(value) in SYMBOLIC else None
+    place = None if node is None else users_place(node.meta.get("stack", ()))
+    if place is None:
+        return ""
+    excerpt, where = excerpt_of(place), f"{os.path.basename(place[0])}:{place[1]}"
+    return f"computed at {where}" + (f" by `{excerpt.expression}`" if excerpt is not None else "")
+
+
+def by_source(name: str, source: str, code: types.CodeType) -> str:
+    if OURS.search(source):
+        return ""
+    if source == f"L[{name!r}]":
+        return "as the last graph break left it" if marks_of(code) else f"an argument of {code.co_name}"
+    path = ROOT.sub(lambda found: found.group(2), source)
+    return f"the global {path}" if source.startswith("G[") else f"read from {path}"

@@ -1,0 +1,134 @@
+"""A graph break shows the user's line with the expression underlined, and where the values in it come from."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from json_schema import faults
+from rich.cells import cell_len
+
+from moebius import GraphBreakError, capture, disable, explain
+from moebius.bytecode.expressions import excerpt_of
+from moebius.report import GraphBreak, Report
+from moebius.report.schema import SCHEMA
+from moebius.report.text import render
+
+CONFIG = SimpleNamespace(limit=3)
+
+
+@disable
+def native(*values: Any) -> int:
+    return len(values)
+
+
+def helper(h: torch.Tensor, model: torch.nn.Module) -> torch.Tensor:
+    loss = h.sum()
+    native(loss, model)
+    return loss
+
+
+def step(x: torch.Tensor, model: torch.nn.Module) -> Any:
+    y = x * 2
+    z = native(y, x) + 1; z = z + native(  # noqa: E702
+        "ä", x)  # fmt: skip
+    k = (x > 0).sum().item()
+    rows = [0] * k
+    found = helper(y, model)
+    größe = {"ä": native(CONFIG.limit)}
+    return found, rows, größe, z
+
+
+def explained() -> Report:
+    return explain(capture(step))(torch.ones(3), torch.nn.Linear(3, 3))
+
+
+def by_expression(report: Report) -> dict[str, GraphBreak]:
+    assert all(item.excerpt is not None for item in report.breaks)
+    return {item.excerpt.expression: item for item in report.breaks if item.excerpt is not None}
+
+
+def test_the_expression_that_breaks_is_underlined() -> None:
+    found = by_expression(explained())
+    once = ["native(y, x)", "native(  # noqa: E702", "[0] * k", "native(CONFIG.limit)", "native(loss, model)"]
+    assert {*found} == {*once}
+    for item in found.values():
+        excerpt = item.excerpt
+        assert excerpt is not None and excerpt.line == item.line and excerpt.file == item.file
+        assert excerpt.text == excerpt.text.strip() and excerpt.underline.count("^") == len(excerpt.expression)
+
+
+def test_where_the_values_come_from() -> None:
+    found = by_expression(explained())
+    assert [said.partition(" by ")[2] for said in found["native(y, x)"].origins] == ["`x * 2`", ""]
+    assert found["native(y, x)"].origins[1] == "x: an argument of step"
+    loss, model = found["native(loss, model)"].origins
+    assert loss.startswith("loss: computed at test_excerpts.py:") and loss.endswith("by `h.sum()`")
+    assert model.startswith("model: an argument")
+    (size,) = found["[0] * k"].origins
+    assert size.startswith("k: computed at") and size.endswith("by `(x > 0).sum().item()`")
+    (x,) = found["native(  # noqa: E702"].origins  # behind a break the locals are what that left
+    assert x == "x: as the last graph break left it"
+    assert "m_" not in str([item.origins for item in found.values()])
+
+
+def test_the_error_of_fullgraph_has_it_too() -> None:
+    with pytest.raises(GraphBreakError, match=r"\n    native\(loss, model\)\n    \^{19}\n"):
+        capture(helper, fullgraph=True)(torch.ones(3), torch.nn.Linear(3, 3))
+
+
+def test_a_break_without_an_open_frame_has_a_line() -> None:
+    """What is raised through all frames: its place is the line that raises it."""
+
+    def raises(x: torch.Tensor) -> torch.Tensor:
+        y = x * 2
+        {}["missing"]
+        return y
+
+    captured = capture(raises)
+    with pytest.raises(KeyError):
+        explain(captured)(torch.ones(3))
+    with pytest.raises(GraphBreakError, match="KeyError") as caught:
+        capture(raises, fullgraph=True)(torch.ones(3))
+    found = caught.value.graph_break
+    assert found.file == __file__ and found.excerpt is not None and found.excerpt.expression == '{}["missing"]'
+
+
+def test_in_json_and_html(tmp_path: Path) -> None:
+    report = explained()
+    data = json.loads(report.to_json())
+    assert not faults(data, SCHEMA)
+    first = data["breaks"][0]
+    assert first["excerpt"]["text"][first["excerpt"]["begin"] : first["excerpt"]["end"]] == "native(y, x)"
+    assert first["origins"][1] == "x: an argument of step" and first["change"]
+    html = report.to_html(tmp_path / "report.html").read_text()
+    assert "<u>native(loss, model)</u>" in html and "x: an argument of step" in html
+
+
+@pytest.mark.parametrize("width", [60, 80, 200])
+@pytest.mark.parametrize("before", [0, 30, 200])
+def test_carets_stand_below_the_expression(tmp_path: Path, width: int, before: int) -> None:
+    """In lines of any length, and behind characters of two cells."""
+    path = tmp_path / "long.py"
+    path.write_text(f"def run(x, native):\n    y = '{'宽' * before}', native(x), {'1, ' * 60}\n    return x\n")
+    namespace: dict[str, Any] = {}
+    exec(compile(path.read_text(), str(path), "exec"), namespace)
+    text = render(explain(namespace["run"])(torch.ones(3), native), width=width)
+    assert max(map(cell_len, text.splitlines())) <= width
+    line, carets = next(
+        (one, two) for one, two in zip(text.splitlines(), text.splitlines()[1:], strict=False) if "^^^" in two
+    )
+    at = cell_len(line[: line.index("native(x)")])
+    assert carets.index("^") == at and carets.count("^") == len("native(x)")
+
+
+def test_no_source_no_excerpt() -> None:
+    assert excerpt_of(("nowhere.py", 3, "f")) is None
+    code = compile("f(x)", "<nowhere>", "eval")
+    from moebius.bytecode.expressions import Place
+
+    assert excerpt_of(Place(("<nowhere>", 1, "f"), code, 0)) is None
