@@ -147,6 +147,37 @@ def test_a_tensor_hook_is_opaque() -> None:
     assert sum(report.coverage.values()) == sum(plain_counts(step, x).values())
 
 
+def test_an_operator_in_python_is_opaque() -> None:
+    """A graph calls it: what it runs is the user's, of no graph, and no graph break."""
+    library = torch.library.Library("reconciling", "FRAGMENT")
+    library.define("doubled(Tensor x) -> Tensor")
+
+    def doubled(x: torch.Tensor) -> torch.Tensor:
+        total = 1
+        for _ in range(3):
+            total += 1
+        return x * (total - 2)
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        y = torch.ops.reconciling.doubled(x) + 1
+        slow(4)
+        return helper(y, 2)
+
+    library.impl("doubled", doubled, "CompositeExplicitAutograd")
+    torch.library.register_fake("reconciling::doubled", torch.empty_like, lib=library)
+    x = torch.ones(3)
+    expected = plain_counts(step, x)
+    captured = capture(step)
+    for _ in range(3):
+        report = explain(captured)(x)
+        assert reported_counts(report) == expected
+        by_name = {name: known for (_, name, _), known in report.functions.items()}
+        opaque = {name: known["opaque"] for name, known in by_name.items() if known["opaque"]}
+        assert opaque == {doubled.__qualname__: expected[doubled.__qualname__, doubled.__code__.co_firstlineno]}
+        assert {name for name, known in by_name.items() if known["native"]} == {"slow", step.__qualname__}
+    assert report.status == "hit"
+
+
 def test_a_second_capture_is_not_summed() -> None:
     def step(x: torch.Tensor, mode: str) -> torch.Tensor:
         return x * 2 if mode == "a" else helper(x, 2)
