@@ -23,7 +23,7 @@ PASSES: tuple[Contract, ...] = (
 )
 
 OUTLINES = (checkpoint.CONTRACT, inference.CONTRACT)  # what these put into a body has the users that it had
-HOOKED = "a gradient hook or retain_grad() looks at a value that the loop's turns compute or use"
+HOOKED = "a gradient hook or retain_grad() looks at a value that the loop's iterations compute or use"
 ASKED = "autograd.grad with create_graph or allow_unused asks what one operator for all experts has no answer to"
 
 

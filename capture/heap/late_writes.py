@@ -73,7 +73,7 @@ class LateWrites:
     def write_late(self, record: Record, key: Any, value: Any) -> None:
         if record.shadow is not None and sys.getrefcount(record.shadow) > UNSHARED:
             raise Break(
-                "container written at a number while it is gone through",
+                "container written at a number while it is iterated over",
                 f"the step holds a view or an iterator of {record.source.name}",
                 "make a list of it, or write after the last use of the view",
             )

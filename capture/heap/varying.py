@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 REASON = "value that varies from call to call"
 RINGS = (list, collections.deque)
 MAXLEN = operator.attrgetter("maxlen")
-IN_EACH_TURN = "each turn of the loop would be a graph break"
+IN_EACH_TURN = "each iteration of the loop would be a graph break"
 
 
 def length_of(source: Source) -> Part:

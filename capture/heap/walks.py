@@ -113,7 +113,7 @@ class Walks:
             return STOP
         place = Part(f"{walk.place.name}[{number}]", walk.place, "tuple_item", number)
         if self.varies(item, place.name):
-            self.refuse(iterator, ": each turn has another object")
+            self.refuse(iterator, ": each iteration has another object")
         return self.objects.enter(item, place)
 
     def begin(self, iterator: Any) -> Walk:

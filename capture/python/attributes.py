@@ -130,7 +130,7 @@ class Attributes(Slots):
             return self.of_tensor_method(obj, name)
         if kind is LoopLeftover:
             detail = f"{obj.name} is read after the loop"
-            raise Break("value of an expert loop's last turn", detail, "do not use the loop's variables after it")
+            raise Break("value of an expert loop's last iteration", detail, "do not use the loop's variables after it")
         if kind in ATOMS or (kind is slice and name in ("start", "stop", "step")):
             return getattr(obj, name)
         if issubclass(kind, torch_private.OPERATOR_LIBRARIES):

@@ -77,7 +77,7 @@ class Texts:
     def make(self, function: Callable[..., str], *operands: Any) -> Text:
         """``function(*operands)``, one of ``lowering.step.texts``, as a node."""
         if self.is_repeated():
-            raise Break("text in an expert loop", "of what its turns compute", "make it after the loop")
+            raise Break("text in an expert loop", "of what its iterations compute", "make it after the loop")
         writer, operands = self.writer, tuple(map(self.numbers.open, operands))
         node = writer.node("call_function", function, writer.with_sizes(operands), {})
         node.meta["val"] = None
@@ -112,7 +112,7 @@ class Texts:
         if self.writer.recomputed:
             raise Break("print in a checkpointed call", "backward would print it once more", "print after the call")
         if self.is_repeated():
-            raise Break("print in an expert loop", "the order of its turns would show", "print after the loop")
+            raise Break("print in an expert loop", "the order of its iterations would show", "print after the loop")
         if not self.tensors.whole_step:
             raise Break("print", "this backend takes a graph of operators alone", "it runs natively")
         if file is not None:

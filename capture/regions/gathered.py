@@ -60,7 +60,7 @@ class Gathered(StandIn):
         raise Break(
             "list of what a branch on values appends",
             f"{what} depends on the data",
-            "join its items with torch.cat, or append in each turn",
+            "join its items with torch.cat, or append in each iteration",
         )
 
     def attribute(self, name: str) -> Any:

@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 
 TURN = Body(
     "an expert loop changes Python state",
-    "a {} that existed before the turn is changed inside the loop",
+    "a {} that existed before the iteration is changed inside the loop",
     "collect results in a tensor (index_add_), or iterate over a Python range",
 )
 LEAVES = frozenset({"RETURN_VALUE", "RETURN_CONST", "YIELD_VALUE"})
@@ -139,14 +139,16 @@ class Loops:
         """Before each instruction: open a loop, close it, or leave a turn."""
         loop = self.open[-1] if self.open else None
         if loop is not None and self.domain.machine.depth < loop.depth:
-            raise Break("expert loop left early", "an exception inside the loop", "let every turn run to its end")
+            raise Break("expert loop left early", "an exception inside the loop", "let every iteration run to its end")
         if loop is not None and loop.frame is frame:
             if frame.pc == loop.head:
                 self.end_turn(loop)
                 return
             if frame.pc not in loop.inside or frame.program.instructions[frame.pc].opname in LEAVES:
                 raise Break(
-                    "expert loop left early", "break, return or yield inside the loop", "let every turn run to its end"
+                    "expert loop left early",
+                    "break, return or yield inside the loop",
+                    "let every iteration run to its end",
                 )
             if self.skip_on_condition(loop):
                 return
@@ -275,7 +277,8 @@ class Loops:
     def begin_hit(self, loop: OpenLoop, rows: HitTurns) -> None:
         """The turn of one expert: skipped unless it was hit."""
         if not rows.unwritten():
-            raise Break("expert loop changes what it runs over", "a turn writes into the list of hits", "copy it first")
+            detail = "an iteration writes into the list of hits"
+            raise Break("expert loop changes what it runs over", detail, "copy it first")
         self.skip(rows.is_hit(self.tensors), False)
         row = rows.row(self.tensors)
         loop.row_value = self.number(rows, row) if rows.numbers else row
@@ -286,7 +289,7 @@ class Loops:
             return
         row, kept = loop.row_value.fake, {torch_private.storage_of(loop.frame.locals[i].fake) for i in loop.carried}
         if torch_private.version_of(row) or torch_private.storage_of(row) in kept:
-            detail = "a turn writes into its row, or keeps it"
+            detail = "an iteration writes into its row, or keeps it"
             raise Break("expert loop changes what it runs over", detail, "copy it first")
 
     def tensor_row(self, loop: OpenLoop) -> TensorProxy:
@@ -500,7 +503,7 @@ class Loops:
             if not isinstance(before, TensorProxy) or not isinstance(after, TensorProxy):
                 raise Break(
                     "expert loop carries a Python value",
-                    f"{name} changes from turn to turn",
+                    f"{name} changes from iteration to iteration",
                     "carry tensors only, or iterate over a Python range",
                 )
             if has_attributes(before) or has_attributes(after):
@@ -509,7 +512,7 @@ class Loops:
                 raise Break(
                     "expert loop carries a tensor that changes shape",
                     name,
-                    "keep shape and dtype the same in each turn",
+                    "keep shape and dtype the same in each iteration",
                 )
         self.open.pop()
         self.objects.inside.pop()

@@ -188,13 +188,13 @@ def guards(report: Findings) -> Group | None:
     if not report.guards:
         return None
     groups = guard_groups(report.guards)
-    made = table("what they look at", "guards", "dearest", "asked at", "a call", right=("guards", "a call"))
+    made = table("what they look at", "guards", "slowest", "asked at", "a call", right=("guards", "a call"))
     for group in groups[:GROUPS_SHOWN]:
         first = max(group.guards, key=lambda guard: guard.cost_ns or 0.0)
         cost = None if group.cost_ns is None else group.cost_ns * 1e-9
-        dearest = shorten(f"{first.source.removeprefix(group.owner)} {first.check}".strip(), 40)
+        slowest = shorten(f"{first.source.removeprefix(group.owner)} {first.check}".strip(), 40)
         made.add_row(
-            shorten(group.owner, 40), str(len(group.guards)), dearest, place(first.file, first.line), duration(cost)
+            shorten(group.owner, 40), str(len(group.guards)), slowest, place(first.file, first.line), duration(cost)
         )
     left = groups[GROUPS_SHOWN:]
     said = [f"{sum(len(group.guards) for group in left)} more guards of {len(left)} others"] if left else []

@@ -62,7 +62,7 @@ def percent(share: float | None) -> str:
 
 def counted_once(count: int) -> str:
     """Said where coverage holds instructions whose number of runs only the data knows."""
-    return f"{count} of them stand in loops or branches over data, which one node says: each is counted once"
+    return f"{count} of them are in loops or branches over data that are one node of the graph: each is counted once"
 
 
 COUNTING_STOPPED = (

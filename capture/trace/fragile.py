@@ -84,8 +84,8 @@ def refuse_lost_handler(trace: Attempt, target: Any, args: tuple) -> None:
         own, program = loops[0].frame, loops[0].frame.program
         tries = program.handler_at(own.pc) != program.handler_at(loops[0].start) and is_in_handler(own)
         if tries or any(map(is_in_handler, frames[within:])) or (is_in_handler(own) and finds_turns(loops[0])):
-            detail = f"{name} may fail in a turn, which handles that"
-            raise Break("expert loop with a handler in it", detail, "let the turn ask for what may fail")
+            detail = f"{name} may fail in an iteration, which handles that"
+            raise Break("expert loop with a handler in it", detail, "let the iteration ask for what may fail")
         del frames[within:]
     stacks = trace.domain.stacks
     if stacks is None:  # which nobody has asked for yet: the step is traced once more, with them

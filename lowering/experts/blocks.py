@@ -180,7 +180,7 @@ class Order:
         for node in graph.nodes:
             if node in self.turn:
                 if self.oldest(node) < self.now:
-                    raise Differ("a turn's rows are made of what an earlier turn computed", node)
+                    raise Differ("an iteration's rows are made of what an earlier iteration computed", node)
                 self.now = self.turn[node]
                 self.made_in[node], self.since[node] = frozenset((self.now,)), self.now
             elif self.now >= 0 and node.op != "output" and not is_size(node):
@@ -193,7 +193,7 @@ class Order:
             made = self.turns_of([added] if added else [n for n in node.all_input_nodes if n is not place.base])
             if made:
                 if made != {self.now} and self.now < self.last:
-                    raise Differ("a turn adds what another one made", node)
+                    raise Differ("an iteration adds what another one made", node)
                 self.sums |= self.storage.family(place.base) if not place.carried else {place.base}
                 self.sums.add(node)
                 return
@@ -202,13 +202,13 @@ class Order:
         if reads_sum and is_half_of_adding(node):
             return
         if reads_sum and (self.now < self.last or made == {self.now}):
-            raise Differ(f"{target_name(node)} reads what earlier turns wrote", node)
+            raise Differ(f"{target_name(node)} reads what earlier iterations wrote", node)
         since = self.oldest(node)
         inside_turn = self.now < self.last or made == {self.now}
         if inside_turn and made - {self.now}:
-            raise Differ(f"{target_name(node)} uses what an earlier turn computed", node)
+            raise Differ(f"{target_name(node)} uses what an earlier iteration computed", node)
         if inside_turn and self.now - since >= 2:
-            raise Differ(f"{target_name(node)} uses what an earlier turn computed", node)
+            raise Differ(f"{target_name(node)} uses what an earlier iteration computed", node)
         if reads_sum:
             self.sums.add(node)
         names = {node}.union(*(self.storage.family(target) for target in self.storage.writers.get(node, ())))

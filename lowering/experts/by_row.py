@@ -142,7 +142,7 @@ def some_projection(claim: ByRow) -> Fault | None:
     is right.)"""
     if any(len(piece.axes) == 2 for piece in claim.slices):
         return None
-    return "the turns project nothing with weights of their expert", claim.node
+    return "the iterations project nothing with weights of their expert", claim.node
 
 
 def one_place(claim: ByRow) -> Fault | None:

@@ -152,7 +152,7 @@ def what_is_added(reader: Reader) -> Accumulated:
             *evidence.readbacks,
             *(fact for fact in evidence.results if isinstance(fact, Unknown)),
         ]
-        cause = causes[0] if causes else Unknown("no turn adds its rows to anything", loop)
+        cause = causes[0] if causes else Unknown("no iteration adds its rows to anything", loop)
         raise Refused("accumulation", cause.reason, cause.node or loop)
     return evidence.sums[0]
 

@@ -128,7 +128,7 @@ class Chain:
         if all(inplace):
             self.out_of_place(base[0], storage)
         elif any(inplace):
-            raise Differ("some turns add in place and others do not", first)
+            raise Differ("some iterations add in place and others do not", first)
         elif not isinstance(base[0], fx.Node):
             self.start_with_zeros(first, base[1])
 
@@ -159,7 +159,7 @@ class Chain:
         for name in storage.family(total):
             later = [user for user in name.users if user not in own and not user < first]
             if any(user < last for user in later) or (later and name not in own):
-                raise Differ("the sum is read between the turns, or under another name", later[0])
+                raise Differ("the sum is read between the iterations, or under another name", later[0])
         readers = [user for user in total.users if user not in own and last < user]
         for before, node in zip([total, *self.nodes], self.nodes, strict=False):
             parts = added(node)
@@ -275,7 +275,7 @@ class Sparse:
         parts = added(total)
         scaled = scaled_rows(parts[1]) if parts is not None else None
         if parts is None or scaled is None or parts[0] is not self.builder.state:
-            raise Differ("the turns are no sums of scaled rows", self.builder.first)
+            raise Differ("the iterations are no sums of scaled rows", self.builder.first)
         rows, column = scaled
         if self.reads_sum():
             raise NoExperts("what is added is made of the sum: layers one after another", total)
@@ -429,10 +429,10 @@ class Sparse:
         weight = made["src"] if made is not None else None
         whole = isinstance(weight, fx.Node) and same_shape(shape_of(weight), shape_of(index))
         if any(self.storage.writer_between(node, self.builder.first) for node in (index_root(index), index)):
-            raise Differ("what the gates are made of is changed in place before the turns", column)
+            raise Differ("what the gates are made of is changed in place before the iterations", column)
         for writer, targets in self.storage.writers.items():  # plain Python keeps the gates themselves for backward
             if self.builder.first < writer and any(self.storage.share(gates, target) for target in targets):
-                raise Differ(f"{target_name(writer)} changes the gates after the turns", writer)
+                raise Differ(f"{target_name(writer)} changes the gates after the iterations", writer)
         experts, bounds = shape_of(gates), index_bounds(index)
         if experts is None or experts[1] != self.builder.count or bounds is None or bounds[1] > self.builder.count:
             return None
@@ -529,7 +529,7 @@ def build_dense(gm: fx.GraphModule, nodes: list[fx.Node], storage: Storage) -> T
     for node in gm.graph.nodes:
         call = read_call(node) if nodes[0] < node < nodes[-1] else None
         if call is not None and call.name == "require_branch":
-            raise Differ("the step may be left between the turns, at a branch on data", node)
+            raise Differ("the step may be left between the iterations, at a branch on data", node)
     places = []
     for node in nodes:
         parts = added(node)
@@ -542,6 +542,6 @@ def build_dense(gm: fx.GraphModule, nodes: list[fx.Node], storage: Storage) -> T
         raise NoExperts(difference.reason, difference.node) from None
     calls = [read_call(node) for node in builder.body.nodes]
     if not any(call is not None and call.name in PRODUCTS for call in calls):
-        raise NoExperts("no product is in the turns", nodes[0])
+        raise NoExperts("no product is in the iterations", nodes[0])
     Sparse(builder, storage).rewrite()
     return loop_of(gm, builder, fx.GraphModule(torch.nn.Module(), builder.body))

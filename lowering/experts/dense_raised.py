@@ -35,7 +35,7 @@ class Raised(Chain):
             raise NoExperts("there is nothing that is added to", first)
         for node in self.nodes[:-1]:
             if len(node.users) != 1:
-                raise NoExperts("the sum is read between the turns", node)
+                raise NoExperts("the sum is read between the iterations", node)
         leaves = shared(parts[0][1], parts[1][1])  # type: ignore[index]
         if first in leaves or any(part is not None and part[1] in leaves for part in parts):
             raise NoExperts("what is added is made of the sum: layers one after another", first)
@@ -104,7 +104,7 @@ class Flat:
     def sizes(self, at: fx.Node) -> tuple:
         """The axes, as arguments of an operator that is written before a node."""
         if self.whole is None and not all(type(n) is int for n in self.axes):
-            raise NoExperts("how many tokens there are is not known before the turns", at)
+            raise NoExperts("how many tokens there are is not known before the iterations", at)
         return tuple(n if type(n) is int else add_call(at.graph, at, "size", self.whole, i)
                      for i, n in enumerate(self.axes))  # fmt: skip
 
@@ -112,7 +112,7 @@ class Flat:
         """Raises NoExperts for what does not go along the last axis."""
         if (node, lead) not in self.known:
             if len(self.known) > MOST:
-                raise NoExperts("too much is in the turns", node)
+                raise NoExperts("too much is in the iterations", node)
             outside = node in self.leaves or node.op in ("placeholder", "get_attr")
             self.known[node, lead] = self.leaf(node, lead) if outside else self.made(node, lead)
         return self.known[node, lead]
@@ -135,7 +135,7 @@ class Flat:
         if call is None or call.op.inplace or shape is None or len(shape) != len(self.axes) + (not lead):
             raise NoExperts(f"{target_name(node)} is not known to go along the last axis", node)
         if self.storage.writer_between(node, node.graph.output_node()) is not None:
-            raise NoExperts("what a turn computes is changed in place", node)
+            raise NoExperts("what an iteration computes is changed in place", node)
         args = self.arguments(call, lead)
         if args is None:
             raise NoExperts(f"{target_name(node)} is not known to go along the last axis", node)
@@ -205,7 +205,7 @@ class Flat:
             if call is None or call.name not in ("chunk", "split") or call["dim"] not in (-1, len(self.axes)):
                 raise NoExperts(f"{target_name(node)} is not known to go along the last axis", node)
             if not isinstance(call["input"], fx.Node) or node in self.leaves:
-                raise NoExperts(f"{target_name(node)} is of all turns", node)
+                raise NoExperts(f"{target_name(node)} is of all iterations", node)
             how = call["chunks"] if call.name == "chunk" else call["split_size_or_sections"]
             rows = self.of(call["input"])
             with node.graph.inserting_before(node):

@@ -146,7 +146,7 @@ class Opening:
                 raise Differ(f"{target_name(node)} behind a branch may have effects", node)
         idle = drawn_for_nothing(self.body)
         if idle is not None:
-            raise Differ("a turn draws random numbers for a value that it does not add", idle)
+            raise Differ("an iteration draws random numbers for a value that it does not add", idle)
         asked = self.outer(self.skips[0].args[0])
         if not isinstance(asked, fx.Node):
             raise Differ("the branch is decided", self.branch)

@@ -94,7 +94,7 @@ def behind_branches(graph: fx.Graph) -> Iterator[Overlooked]:
             products = [inner for inner in loop_body(nodes[0]).graph.nodes if is_product(inner)]
             product = products[-1]
             drops = [inner for inner in loop_body(nodes[0]).graph.nodes if draws(inner)]
-            reason = DRAWS if drops else "what else the branch does is not what an expert's turn does"
+            reason = DRAWS if drops else "what else the branch does is not what an expert's iteration does"
             yield Overlooked(len(set(own)), product, drops[0] if drops else product, reason, {*nodes, product})
 
 

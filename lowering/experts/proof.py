@@ -66,7 +66,7 @@ def nothing_else_drawn(claim: Claim) -> Fault | None:
     for graph in graphs:
         for node in graph.nodes:
             if draws(node) and node not in wanted:
-                return "a turn draws random numbers for a value that it does not add", node
+                return "an iteration draws random numbers for a value that it does not add", node
             if (call := read_call(node)) is not None and call.name == "expert_loop":
                 graphs.append(loop_body(node).graph)
     return None
@@ -76,7 +76,7 @@ def one_sum(claim: Claim) -> Fault | None:
     """Each turn adds once, to one place, and hands nothing else on to the next turn or to the code after the loop."""
     evidence = claim.reader.evidence
     if len(evidence.sums) > 1:
-        return "a turn adds to more than one place, or twice", evidence.sums[1].node
+        return "an iteration adds to more than one place, or twice", evidence.sums[1].node
     for position, result in enumerate(evidence.results):
         unchanged = isinstance(result, State) and result.placeholder is carried_placeholder(claim.reader, position)
         if result is claim.sum or result == claim.sum:
@@ -85,7 +85,8 @@ def one_sum(claim: Claim) -> Fault | None:
         elif unchanged and not isinstance(claim.reader.call["carried"][position], fx.Node):
             return f"the {ordinal(position)} carried value is no tensor", claim.reader.loop
         elif not unchanged and outer_uses(claim.reader.loop, position):
-            return f"a turn hands on a value (the {ordinal(position)} carried one) that is not a sum", claim.reader.loop
+            which = ordinal(position)
+            return f"an iteration hands on a value (the {which} carried one) that is not a sum", claim.reader.loop
         elif claim.sum.state.carried and position == state_position(claim):
             return "the sum is made and then thrown away", claim.node
     return None
@@ -118,18 +119,18 @@ def harmless_skips(claim: Claim) -> Fault | None:
     skips = claim.reader.evidence.skips
     for skip in skips:
         if skip.late:
-            return "the turn ends early after it has added its rows", skip.node
+            return "the iteration ends early after it has added its rows", skip.node
         if not isinstance(skip.condition, Test):
             reason = skip.condition.reason if isinstance(skip.condition, Unknown) else "the condition is not understood"
-            return f"a turn ends early, and it is not proven for which experts: {reason}", skip.node
+            return f"an iteration ends early, and it is not proven for which experts: {reason}", skip.node
         rows = skip.condition.value
         if isinstance(rows, Selection) and index_root(rows.index.node) is not index_root(claim.index):
-            return "a turn ends early where another selection is empty", skip.node
+            return "an iteration ends early where another selection is empty", skip.node
         if isinstance(rows, Selection) and rows.keep:  # where all are dropped, not even x gets a gradient
-            return "a turn ends early where all rows are dropped", skip.node
+            return "an iteration ends early where all rows are dropped", skip.node
     for expert in {*range(claim.experts), *skip_values(skips)}:
         if expert < claim.experts and is_skipped(expert, skips):
-            return f"the turn of expert {expert} ends early although rows may be routed to it", skips[0].node
+            return f"the iteration of expert {expert} ends early although rows may be routed to it", skips[0].node
     return None
 
 
@@ -273,7 +274,7 @@ def with_gradients(claim: Claim) -> Fault | None:
     if claim.reader.alone and claim.hits and no_tokens:
         return "a batch without tokens hits no expert", claim.index
     if claim.hits and index_root(claim.index).meta.get(DROPPED) == ALL:
-        return "the batch may drop every slot, and then no turn runs", claim.hits.index.node
+        return "the batch may drop every slot, and then no iteration runs", claim.hits.index.node
     ungraded = claim.reader.evidence.ungraded
     if ungraded:
         return f"{target_name(ungraded[0])} runs in another grad mode than the loop", ungraded[0]

@@ -214,7 +214,7 @@ class Reader:
             self.evidence.writes.append(cause)
             return cause
         if any(isinstance(fact, State | StateRows | Accumulated) for fact in operands):
-            cause = Unknown(f"{target_name(node)} reads what earlier turns wrote", node)
+            cause = Unknown(f"{target_name(node)} reads what earlier iterations wrote", node)
             self.evidence.readbacks.append(cause)
             return cause
         if found is None:

@@ -61,7 +61,7 @@ CONTRACT = Contract(
 PRODUCTS = frozenset({"linear", "matmul", "addmm", "grouped_mm", "expert_loop"})
 # Steps of the proof that are about what is computed of the rows.
 ABOUT_ROWS = frozenset({"expert function", "same input", "whole weights", "sizes", "one precision"})
-DIFFERENT = "turns alike"  # the first step of the proof for turns that stand one after another
+DIFFERENT = "equal iterations"  # the first step of the proof for turns that stand one after another
 
 
 def replace_loops(work: Work) -> None:
@@ -578,7 +578,7 @@ def replace_part(work: Work, anchors: list[fx.Node], storage: Storage) -> Expert
     """Some accumulations as the turns of one loop."""
     before, modules = set(work.gm.graph.nodes), set(work.gm._modules)
     file, line, _ = where_of(anchors[0])
-    region = ExpertRegion(file, line, f"{len(anchors)} turns, one after another")
+    region = ExpertRegion(file, line, f"{len(anchors)} iterations, one after another")
     try:
         turns = build_loop(work.gm, anchors, storage)
     except Differ as difference:

@@ -83,7 +83,7 @@ def coverage_fault(limit: int | None, hits: HitList | None, selection: Selection
         if limit > experts:
             return f"the loop runs over range({limit}), but the weights hold {experts} experts"
         if selection.classes == -1:
-            return "one_hot was called without num_classes, so the mask may have fewer rows than the loop has turns"
+            return "one_hot was called without num_classes: the mask may have fewer rows than the loop has iterations"
         if selection.classes is not None and limit > selection.classes:
             return f"the loop runs over range({limit}), but the mask has {selection.classes} rows"
         return None

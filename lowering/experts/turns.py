@@ -262,7 +262,7 @@ class Builder:
     def build(self) -> fx.GraphModule:
         """The body. Raises Differ."""
         if len({len(place.skips) for place in self.places}) != 1:
-            raise Differ("some turns are skipped on a condition and others are not", self.places[0].inner)
+            raise Differ("some iterations are skipped on a condition and others are not", self.places[0].inner)
         for conditions in zip(*(place.skips for place in self.places), strict=True):
             condition = self.argument(tuple(node.args[0] for node in conditions), conditions[0])
             skip = self.body.call_function(skip_turn, (condition,))
@@ -271,7 +271,7 @@ class Builder:
         result = self.node(tuple(inner), sum_too=True)
         self.body.output((result,) if self.carried else ())
         if not self.uses_row:
-            raise Differ("nothing in the turns says which expert they are of", inner[0])
+            raise Differ("nothing in the iterations says which expert they are of", inner[0])
         self.check_order()
         self.check_draws(self.anchors())
         return fx.GraphModule(torch.nn.Module(), self.body)
@@ -281,15 +281,16 @@ class Builder:
         first = values[0]
         if any(isinstance(v, fx.Node) for v in values):
             if not all(isinstance(v, fx.Node) for v in values):
-                raise Differ(f"{target_name(at)} gets a tensor in some turns and a number in others", at)
+                raise Differ(f"{target_name(at)} gets a tensor in some iterations and a number in others", at)
             return self.node(values)
         if isinstance(first, tuple | list):
             if not all(type(v) is type(first) and len(v) == len(first) for v in values):
-                raise Differ(f"{target_name(at)} gets {len(first)} arguments in one turn, and others in another", at)
+                count = len(first)
+                raise Differ(f"{target_name(at)} gets {count} arguments in one iteration, and others in another", at)
             return type(first)(self.argument(parts, at) for parts in zip(*values, strict=True))
         if isinstance(first, slice):
             if not all(isinstance(v, slice) for v in values):
-                raise Differ(f"{target_name(at)} gets a slice in some turns only", at)
+                raise Differ(f"{target_name(at)} gets a slice in some iterations only", at)
             if all(type(v.start) is int and v.stop == v.start + 1 and v.step is None for v in values):
                 return self.slice_of_one(self.argument(tuple(v.start for v in values), at))
             return slice(*(self.argument(tuple(getattr(v, n) for v in values), at) for n in ("start", "stop", "step")))
@@ -298,7 +299,7 @@ class Builder:
         if values == tuple(range(self.count)) and all(type(v) is int for v in values):
             self.uses_row = True
             return self.row
-        raise Differ(f"{target_name(at)} gets {', '.join(map(str, values[:4]))}… in the turns", at)
+        raise Differ(f"{target_name(at)} gets {', '.join(map(str, values[:4]))}… in the iterations", at)
 
     def slice_of_one(self, start: Any) -> slice:
         """``e : e + 1``."""
@@ -326,14 +327,14 @@ class Builder:
         if all(node is first for node in nodes):
             return self.capture(first)
         if any(node in self.anchors() for node in nodes) and not sum_too:
-            raise Differ("a turn reads what an earlier one added to", first)
+            raise Differ("an iteration reads what an earlier one added to", first)
         if len(set(nodes)) == self.count and all(map(self.is_weight, nodes)):
             return self.family(nodes)
         if any(node.op != first.op or node.target != first.target or node.op == "placeholder" for node in nodes):
-            raise Differ(f"a turn uses {first.name} where another uses something else", first)
+            raise Differ(f"an iteration uses {first.name} where another uses something else", first)
         drawn = all(map(draws, nodes))
         if not sum_too and not drawn and not all(is_known(node) for node in nodes):
-            raise Differ(f"{target_name(first)} in the turns may have effects", first)
+            raise Differ(f"{target_name(first)} in the iterations may have effects", first)
         if any(node.kwargs.keys() != first.kwargs.keys() for node in nodes):
             raise Differ(f"{target_name(first)} is called in different ways", first)
         given = [(*node.args[:2], added_rows(node)) if sum_too and node.target in SETS else node.args for node in nodes]
@@ -367,10 +368,10 @@ class Builder:
     def capture(self, outer: fx.Node) -> fx.Node:
         """A tensor that is the same in every turn."""
         if outer.graph is not self.gm.graph:
-            raise Differ("the turns share something that a branch computes", outer)
+            raise Differ("the iterations share something that a branch computes", outer)
         if outer not in self.captures:
             if not outer < self.first and outer.op != "placeholder":
-                raise Differ(f"{outer.name} is computed after the first turn", outer)
+                raise Differ(f"{outer.name} is computed after the first iteration", outer)
             made = self.captures[outer] = self.placeholder(f"{outer.name}_outer", outer.meta.get("val"))
             made.meta.update(outer.meta)
         return self.captures[outer]
@@ -412,17 +413,17 @@ class Builder:
         first = self.drawn[0][0]
         own = {node for nodes in self.drawn for node in nodes}
         if any(a >= b for a, b in itertools.pairwise(places)):
-            raise Differ("the turns draw random numbers in another order than one expert after another", first)
+            raise Differ("the iterations draw random numbers in another order than one expert after another", first)
         begin, end = places[0][0], places[-1][0]
         for node, i in order.items():
             if begin <= i <= end and node not in own and node not in self.anchors() and may_draw(node):
-                raise Differ(f"{target_name(node)} stands between random numbers that the turns draw", node)
+                raise Differ(f"{target_name(node)} stands between random numbers that the iterations draw", node)
         pending = [node for node in own if node in order and node not in ends]
         while pending:
             node = pending.pop()
             for user in node.users:
                 if user not in ends and user not in self.read:
-                    raise Differ("what dropout made is used outside of the turns", user)
+                    raise Differ("what dropout made is used outside of the iterations", user)
                 if user not in ends:
                     pending.append(user)
 
@@ -437,14 +438,14 @@ class Builder:
         end = max(order[anchor] for anchor in anchors)
         for node in order:
             if begin <= order[node] <= end and node not in anchors and has_effect(node):
-                raise Differ(f"{target_name(node)} stands between the turns", node)
+                raise Differ(f"{target_name(node)} stands between the iterations", node)
         touched = {*self.read, *(argument for node in self.read for argument in node.all_input_nodes), *self.captures}
         touched -= base | anchors
         for writer, targets in self.storage.writers.items():
             if writer not in order or not begin <= order[writer] <= end or writer in anchors or writer in rows:
                 continue
             if any(self.storage.share(target, node) for target in targets for node in touched | base):
-                raise Differ(f"{target_name(writer)} changes between the turns what they use", writer)
+                raise Differ(f"{target_name(writer)} changes between the iterations what they use", writer)
         self.check_sum(order, order[self.first], end, anchors | rows)
 
     def check_sum(self, order: dict[fx.Node, int], begin: int, end: int, own: set[fx.Node]) -> None:
@@ -458,7 +459,7 @@ class Builder:
                     continue  # (whoever comes after the last turn reads all of a sum in place, and a part of another)
                 rows = self.carried and user.target is operator.getitem  # that the accumulation itself reads
                 if not rows and user not in self.read:
-                    raise Differ(f"{target_name(user)} reads the sum between the turns", user)
+                    raise Differ(f"{target_name(user)} reads the sum between the iterations", user)
                 self.check_read(user, own | chain)
 
     def check_read(self, read: fx.Node, ends: set[fx.Node]) -> None:
@@ -469,7 +470,7 @@ class Builder:
                 if user in ends or user in seen:
                     continue
                 if user not in self.read:
-                    raise Differ(f"{target_name(user)} sees what a turn has read of the sum", user)
+                    raise Differ(f"{target_name(user)} sees what an iteration has read of the sum", user)
                 pending.append(user)
                 seen.add(user)
 

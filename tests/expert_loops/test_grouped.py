@@ -351,7 +351,7 @@ def test_frozen_weights_are_experts_too(frozen: tuple[int, ...]) -> None:
 
 REASONS = {
     "a value is given out": ("return z[back].view(-1, K, D).sum(1)", "return z[back].view(-1, K, D).sum(1), h",
-                             "a value that the loop's turns compute is given out"),
+                             "a value that the loop's iterations compute is given out"),
     "numbers written to": ("tok = order // K", "tok = order // K; counts.copy_(counts.flip(0))", "copy_ changes"),
     "nothing counted": ("ends = torch.cumsum(counts, 0, dtype=torch.int32)",
                         "ends = torch.arange(6, 25, 6, dtype=torch.int32)", "which expert each row"),

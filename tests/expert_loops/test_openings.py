@@ -1,6 +1,7 @@
 """Experts behind branches (lowering/experts/openings.py), right and subtly wrong: ``if n == 0: continue`` … ``append``.
 
-Equal to eager in float64 with every gradient, a missing one included. Not lowered where a turn uses what another made.
+Equal to eager in float64 with every gradient, a missing one included. Not lowered where an iteration uses
+what another made.
 """
 
 from __future__ import annotations

@@ -261,7 +261,7 @@ def test_reason_and_line(function):
     text = linecache.getline(regions[0].file, regions[0].line)
     assert "# meet" in text, text
     assert regions[0].num_experts == (2 if function in (two_by_name, one_or_the_other, chosen_by_a_condition) else E)
-    reason = re.search(r"^turns alike: .*\((.*):(\d+)\)$", regions[0].refusal)
+    reason = re.search(r"^equal iterations: .*\((.*):(\d+)\)$", regions[0].refusal)
     assert reason is not None and "torch/nn" not in reason[1]
     assert (function in RANDOM) == ("dropout" in regions[0].refusal)
     if function in RANDOM:
@@ -271,7 +271,7 @@ def test_reason_and_line(function):
 def test_behind_branches():
     graphs, regions = regions_of(dense_over_hits, layer=More)
     assert graphs == 1 and len(regions) == 1 and not regions[0].lowered and regions[0].num_experts == E
-    assert re.search(r"^turns alike: .*\.py:\d+\)$", regions[0].refusal)
+    assert re.search(r"^equal iterations: .*\.py:\d+\)$", regions[0].refusal)
 
 
 def test_a_failing_search_costs_a_line_of_the_report_only(monkeypatch):
