@@ -6,38 +6,20 @@ from __future__ import annotations
 
 import contextvars
 import types
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-from ..guards.sources import Part, Source, Static, part
+from ..guards.sources import Part, Static, part
 from ..hook import ABSENT
 from ..values.values import ATOMS
-from .heap import Heap
 from .lifetimes import named
 from .records import Record, contents_of
-
-if TYPE_CHECKING:
-    from ..guards.recorder import GuardRecorder
+from .store import Store
 
 
-class Cells:
+class Cells(Store):
     """Part of ``Objects``."""
-
-    guards: GuardRecorder
-    records: dict[int, Record]
-    new: dict[int, Any]
-    heap: Heap
-    volatile: frozenset[str]
-    entry_now: Callable[[Record, Any], Any]
-    found: Callable[[Any, Source | str], Record]
-
-    def enter(self, value: Any, source: Source) -> Any:
-        raise NotImplementedError
-
-    def touch(self, obj: Any) -> None:
-        raise NotImplementedError
 
     def cell_get(self, cell: types.CellType, name: str) -> Any:
         """Contents of a cell, ABSENT if it is empty."""

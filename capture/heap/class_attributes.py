@@ -97,4 +97,3 @@ class ClassAttributes:
             if record is not None and record.writes:
                 raise Break("__dict__ of a class that the step changed", base.__qualname__, "read it by its name")
         self.shown.add(cls)
-

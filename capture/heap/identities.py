@@ -9,7 +9,7 @@ from __future__ import annotations
 import types
 import weakref
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -18,34 +18,12 @@ from ..python.enums import hashes_by_name
 from ..regions.histories import refuse_outcome
 from ..torch_facts import torch_private
 from ..values.values import ATOMS, SYMBOLIC, Break, RuntimeNumber, StandIn, TensorProxy
-from .heap import Heap
 from .records import CONTAINERS, DICTS, SIMPLE, Record, python_method, raw_dict
-
-if TYPE_CHECKING:
-    from ..guards.recorder import GuardRecorder
+from .store import Store
 
 
-@dataclass
-class MetTuple:
-    """A tuple that existed before, original. entered: what stands for it in the trace. places: where it was found."""
-
-    original: Any
-    entered: Any
-    places: list[Source]
-
-
-class Identities:
+class Identities(Store):
     """Part of ``Objects``."""
-
-    guards: GuardRecorder
-    records: dict[int, Record]
-    tuples: dict[int, MetTuple]
-    paths: dict[tuple[int, str], Source]
-    outcomes: dict[Any, tuple[Any, ...]]
-    heap: Heap
-
-    def changed_records(self) -> list[Record]:
-        raise NotImplementedError
 
     def guard_tuples(self, left: tuple, right: tuple) -> None:
         """``left is right`` of two tuples. For all other guards a place that holds another tuple of the same items has

@@ -7,34 +7,19 @@ what stands where, so a read of that dict or list later in the step is a graph b
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from ..values.values import Break, RuntimeNumber
-from .heap import Heap
 from .records import DICTS, UNREAD, Record
-
-if TYPE_CHECKING:
-    from ..guards.recorder import GuardRecorder
-
+from .varying import VaryingPlaces
 
 UNSHARED = 3  # references to a shadow that nothing else holds: the record's, the registry's, and the question's
 
 
-class LateWrites:
+class LateWrites(VaryingPlaces):
     """Part of ``Objects``."""
-
-    owners: dict[int, Record]
-    drawn: dict[int, Any]
-    told: dict[int, Callable[[], None]]
-    guards: GuardRecorder
-    records: dict[int, Record]
-    volatile: frozenset[str]
-    heap: Heap
-    refuse_growing: Callable[[Record], None]
-    refuse_recorder: Callable[[Record], None]
 
     def writes_late(self, record: Record, key: Any) -> bool:
         """Whether ``record[key] = …`` of a dict waits for the running step. (Attributes and globals have names.)"""

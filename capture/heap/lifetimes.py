@@ -8,7 +8,7 @@ watched where it is: a call costs no more for each module in the model.
 from __future__ import annotations
 
 import types
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -16,18 +16,12 @@ from ..guards.recorder import can_die
 from ..values.values import ATOMS
 from .identities import is_bare
 from .records import Record, raw_dict
-
-if TYPE_CHECKING:
-    from ..guards.recorder import GuardRecorder
+from .store import Store
 
 
-class Lifetimes:
+class Lifetimes(Store):
     """Part of ``Objects``. hanging: ids of models and optimizers, and of what was reached from one of them.
     namespaces: ids of the dicts of globals."""
-
-    guards: GuardRecorder
-    hanging: set[int]
-    namespaces: set[int]
 
     def by_its_way(self, record: Record, value: Any) -> bool:
         """Whether an entry of a dict that is always the same one is walked to at each call."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import types
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -32,6 +33,15 @@ PLAIN_KEYS = (str, int, float, bytes, bool, type(None), type, types.FunctionType
 # Constants that are the same in every place where they are found (a float may be a learning rate).
 SIMPLE = frozenset((str, int, bool, type(None), type(ABSENT)))
 UNREAD = object()  # no value is this one: the place was not read, so nothing guards what it held
+
+
+@dataclass
+class MetTuple:
+    """A tuple that existed before, original. entered: what stands for it in the trace. places: where it was found."""
+
+    original: Any
+    entered: Any
+    places: list[Source]
 
 
 class Record:

@@ -14,8 +14,8 @@ from __future__ import annotations
 import collections
 import operator
 import sys
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, NoReturn
+from collections.abc import Iterable
+from typing import Any, NoReturn
 
 import torch
 
@@ -25,11 +25,8 @@ from ..guards.sources import Part, Source
 from ..hook import ABSENT
 from ..values.unfollowed import Varying
 from ..values.values import Break
-from .heap import Heap
 from .records import CONTAINERS, Record
-
-if TYPE_CHECKING:
-    from ..guards.recorder import GuardRecorder
+from .store import Store
 
 REASON = "value that varies from call to call"
 RINGS = (list, collections.deque)
@@ -42,23 +39,11 @@ def length_of(source: Source) -> Part:
     return Part(f"len({source.name})", source, "python", len)
 
 
-class VaryingPlaces:
+class VaryingPlaces(Store):
     """Part of ``Objects``. varying: by the name of such a place, what was met there, in words, and a hint.
 
     tell: called with the name of one that is needed now, before the graph break.
     """
-
-    guards: GuardRecorder
-    new: dict[int, Any]
-    varying: dict[str, tuple[str, str]]
-    tell: Callable[[str], None]
-    records: dict[int, Record]
-    volatile: frozenset[str]
-    heap: Heap
-    enter: Callable[[Any, Source], Any]
-
-    def made(self, obj: Any) -> Any:
-        raise NotImplementedError
 
     def varies(self, value: Any, source: Source) -> bool:
         """Whether it stands for itself alone: a container may still be written to, a tensor has no value here."""

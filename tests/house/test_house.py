@@ -10,9 +10,9 @@ from pathlib import Path
 from house_imports import ROOT, chains, circles, graph, modules
 
 LONGEST = 600  # lines of a file
-CHAINS = 183  # the goal is 100
+CHAINS = 182  # the goal is 100
 HALL = 10  # files in capture/ itself
-UPWARD = 47  # imports between the rooms of capture/ that run up; the goal is 0
+UPWARD = 46  # imports between the rooms of capture/ that run up; the goal is 0
 # The rooms of capture/, the lowest first: each imports those before it; the hall's errors, options, versions all may.
 ROOMS = (
     "hook", "torch_facts", "guards", "bytecode", "values", "heap", "tensors", "python", "regions", "codegen", "trace",

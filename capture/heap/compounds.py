@@ -3,38 +3,21 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from ..guards.recorder import describe
 from ..guards.sources import Source, Static, part
-from ..heap.identities import HasItems, MetTuple, SameItems
-from ..heap.records import Record
 from ..values.unfollowed import UnfollowedTensor
 from ..values.values import ATOMS
+from .identities import HasItems, Identities, SameItems
+from .records import MetTuple, Record
 
-if TYPE_CHECKING:
-    from ..guards.recorder import GuardRecorder
 
-
-class Compounds:
+class Compounds(Identities):
     """Part of ``Objects``. slices: by id of the slice that was found, what stands for it. tuples: by id of the tuple,
     and of what stands for it."""
-
-    guards: GuardRecorder
-    records: dict[int, Record]
-    slices: dict[int, slice]
-    tuples: dict[int, MetTuple]
-    found: Callable[[Any, Source | str], Record]
-    alias: Callable[[Source, Source, Any], None]
-
-    def enter(self, value: Any, source: Source) -> Any:
-        raise NotImplementedError
-
-    def made(self, obj: Any) -> Any:
-        raise NotImplementedError
 
     def enter_closure(self, function: types.FunctionType, source: Source) -> None:
         """An inner function, made anew by each call: the same code over other cells."""

@@ -1,0 +1,151 @@
+"""What a trace knows of the objects that it met: which it made, which existed before, and who wants to hear of them."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ..guards.sources import Source, Static
+from ..values.values import ATOMS, Body, Break, TensorProxy
+from .heap import WHOLE, Heap
+from .records import MetTuple, Record
+
+if TYPE_CHECKING:
+    from ..guards.recorder import GuardRecorder
+
+
+class Store:
+    """Base of the parts of ``Objects``. ``volatile``: names of places whose value differs from call to call."""
+
+    def __init__(
+        self,
+        guards: GuardRecorder,
+        tensor_input: Callable[[torch.Tensor, Source], TensorProxy],
+        symbolic: Callable[[Any, Source], Any],
+        volatile: frozenset[str],
+        tensors_met: dict[int, TensorProxy] | None = None,
+    ):
+        self.heap = heap = Heap()
+        self.note = heap.note
+        self.tensors_met = {} if tensors_met is None else tensors_met  # by id of the real tensor
+        self.guards, self.tensor_input, self.symbolic, self.volatile = guards, tensor_input, symbolic, volatile
+        self.records: dict[int, Record] = {}
+        self.new: dict[int, Any] = {}
+        self.at_the_start: list[Callable[[Any], None]] = []  # called with the emitter, before the effects on objects
+        self.at_the_end: list[Callable[[Any], None]] = []  # the same after them
+        self.inside: list[tuple[Body, int]] = []  # the open ones, and since when: ``within``
+        self.outcomes: dict[Any, tuple[Any, ...]] = {}  # tensors that the data decides: which ones each may be
+        self.let_be = 0  # how often something older was changed in a body that lets it be
+        self.slices: dict[int, slice] = {}  # by id of the slice that was found: what stands for it
+        self.tuples: dict[int, MetTuple] = {}  # by id of the tuple, and of what stands for it
+        self.paths: dict[tuple[int, str], Source] = {}  # to tuples in watched dicts
+        self.hanging: set[int] = set()
+        self.namespaces: set[int] = set()
+        self.behind: dict[int, dict] = {}  # by id of a mapping proxy: what it shows
+        self.writes = 0
+        heap.now |= self.what_is_now()
+        self.owners: dict[int, Record] = {}  # by id of an instance dict's record
+        self.drawn: dict[int, TensorProxy] = {}  # progress bars, by id of the instance dict's record
+        self.told: dict[int, Callable[[], None]] = {}  # by id of a dict: who is told that it is read
+        self.asked_context = False  # whether the step read an exception's ``__context__``
+        self.class_dicts: dict[type, Record] = {}  # of classes whose attributes the step sets
+        self.schedules: set[int] = set()  # instance dicts of schedulers
+        self.varying: dict[str, tuple[str, str]] = {}
+        self.tell: Callable[[str], None] = lambda name: None
+
+    def made(self, obj: Any) -> Any:
+        """Register an object that tracing created. It lives as long as the trace, so that its id stays its own."""
+        if type(obj) not in ATOMS and id(obj) not in self.records and id(obj) not in self.new:
+            self.new[id(obj)] = obj
+            self.heap.made(obj)
+        return obj
+
+    def seen_through(self, obj: Any) -> Any:
+        """What a mapping proxy shows, if that is known; anything else as itself."""
+        return self.behind.get(id(obj), obj) if type(obj) is types.MappingProxyType else obj
+
+    def is_new(self, obj: Any) -> bool:
+        return id(obj) in self.new
+
+    def is_known(self, obj: Any) -> bool:
+        return id(obj) in self.new or id(obj) in self.records
+
+    def touch(self, obj: Any, key: Any = WHOLE) -> None:
+        """Before anything is changed: inside a body only what was made in it may change."""
+        self.writes += 1
+        record = self.records.get(id(obj))
+        born = -1 if record is not None else self.heap.age(obj)
+        self.heap.write(obj if record is None else record.obj, key, born)
+        if self.inside and born < self.inside[-1][1]:
+            body = self.inside[-1][0]
+            if body.lenient:
+                self.let_be += 1
+                return
+            raise Break(body.reason, body.detail.format(type(obj).__name__), body.hint)
+
+    def open_body(self, body: Body, since: int | None = None) -> None:
+        """From here on, what is older must not be changed. since: than this mark, if not than now."""
+        self.inside.append((body, self.heap.mark() if since is None else since))
+
+    @contextmanager
+    def within(self, body: Body, since: int | None = None) -> Iterator[None]:
+        self.open_body(body, since)
+        try:
+            yield
+        finally:
+            self.inside.pop()
+
+    def what_is_now(self) -> dict[str, Callable[[Any, Any, Any], Any]]:
+        """For the heap, by kind of read: what a read would find now."""
+        raise NotImplementedError
+
+    def enter(self, value: Any, source: Source) -> Any:
+        """The trace's value for one that was found at a place."""
+        raise NotImplementedError
+
+    def entry_now(self, record: Record, key: Any) -> Any:
+        """What is held at the key by now, ABSENT if nothing."""
+        raise NotImplementedError
+
+    def record_of(self, obj: Any) -> Record | None:
+        return self.records.get(id(obj))
+
+    def found(self, obj: Any, source: Source | str) -> Record:
+        """The record of an object; made, if nobody has met it yet. source: a name, for one that is always the same."""
+        record = self.records.get(id(obj))
+        if record is None:
+            place = Static(source, obj) if isinstance(source, str) else source
+            record = self.records[id(obj)] = Record(obj, place)
+        return record
+
+    def need(self, obj: Any) -> Record:
+        """The record of an object that existed before; a graph break if nobody knows where it came from."""
+        record = self.records.get(id(obj))
+        if record is None:
+            raise Break(
+                "object of unknown origin",
+                f"a {type(obj).__name__} was met that no guarded read led to",
+                "please report this with the line shown",
+            )
+        return record
+
+    def is_entered(self, obj: Any) -> bool:
+        """Whether ``obj`` itself, not what stands for it, came from outside."""
+        record = self.records.get(id(obj))
+        return record is not None and record.obj is obj
+
+    def every_record(self) -> Iterable[Record]:
+        return {id(r): r for r in self.records.values()}.values()
+
+    def class_of(self, record: Record) -> type | None:
+        """The class whose own dict a record is of."""
+        return next((cls for cls, own in self.class_dicts.items() if own is record), None)
+
+    def changed_records(self) -> list[Record]:
+        """Records with something to replay, each once, in the order in which they were met."""
+        unique = {id(r): r for r in self.records.values()}
+        return [r for r in unique.values() if r.changed]
