@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..bytecode.expressions import excerpt_of
 from .codes import code_of
-from .records import Coverage, GraphBreak, Guard, Recompile
+from .records import Coverage, GraphBreak, Guard, Recompile, counted
 from .schema import VERSION
 from .words import duration, place, plural
 
@@ -133,7 +133,7 @@ def verdict(report: Findings) -> str:
     if not report.graphs:
         said = "Captured, without a tensor operation in it" if report.functions else "NOT captured: nothing was called"
     elif report.breaks:
-        slowest = max(report.breaks, key=lambda item: item.cost_us or 0.0)
+        slowest, _ = counted(report.breaks)[0]
         said = f"Runs as {plural(len(report.graphs), 'graph')}; "
         cost = f", {duration(slowest.cost_us * 1e-6)} natively" if slowest.cost_us else ""
         where = place(slowest.file, slowest.line)

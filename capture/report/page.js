@@ -42,6 +42,8 @@ for (const part of document.querySelectorAll("details.guards")) {
 for (const table of document.querySelectorAll("table.sortable")) {
   const body = table.tBodies[0];
   table.querySelectorAll("th").forEach((title, column) => {
+    title.tabIndex = 0;
+    title.addEventListener("keydown", (event) => event.key === "Enter" && title.click());
     title.addEventListener("click", () => {
       const up = title.dataset.order !== "up";
       table.querySelectorAll("th").forEach((other) => delete other.dataset.order);
