@@ -9,6 +9,7 @@ import os
 import select
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +25,11 @@ class Browser:
         to_browser, self.out = os.pipe()
         self.into, from_browser = os.pipe()
         theirs = [fcntl.fcntl(end, fcntl.F_DUPFD, 10) for end in (to_browser, from_browser)]
-        as_three_and_four = 'exec "$0" "$@" 3<&{} 4>&{}'.format(*theirs)
+        launch = "import os, sys; os.dup2({}, 3); os.dup2({}, 4); os.execv(sys.argv[1], sys.argv[1:])".format(*theirs)
         flags = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--remote-debugging-pipe"]
-        self.process = subprocess.Popen(
-            ["sh", "-c", as_three_and_four, FOUND, *flags, f"--user-data-dir={profile}", "about:blank"], pass_fds=theirs,
-            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-        )  # fmt: skip
+        command = [sys.executable, "-Sc", launch, FOUND, *flags, f"--user-data-dir={profile}", "about:blank"]
+        silent = {name: subprocess.DEVNULL for name in ("stdin", "stdout", "stderr")}
+        self.process = subprocess.Popen(command, pass_fds=theirs, **silent)  # type: ignore[call-overload]
         for end in (to_browser, from_browser, *theirs):
             os.close(end)
         self.rest, self.number, self.session = b"", 0, ""
