@@ -120,12 +120,11 @@ class Reducer:
             if one.hook is None and parameter is not None and parameter.requires_grad and parameter.grad is not None:
                 touched.add(place)
         with torch.no_grad():
-            mine, weights = zlib.crc32(repr(sorted(touched)).encode()), self.sampled()
-            axes = [*data_axes(self.mesh, self.axis), self.axis]
-            alike = {axis: self.signature ^ digest(weights, axis) for axis in axes}
-            values = {axis: value ^ mine for axis, value in alike.items()}
+            mine = zlib.crc32(repr(sorted(touched)).encode()) ^ self.signature
+            values = {axis: mine ^ value for axis, value in self.digests(self.sampled(touched)).items()}
             if not agree(self.mesh, "the end of backward()", values, self.trouble(touched, written)):
-                touched = self.reached_anywhere(touched, alike, weights)
+                touched = self.reached_anywhere(touched)
+                self.compare_weights(self.sampled(touched))
             self.turn += 1
             whole: dict[torch.dtype, list[torch.Tensor]] = {}
             shards: dict[torch.dtype, list[torch.Tensor]] = {}
@@ -163,23 +162,29 @@ class Reducer:
                 return f"{what} was asked for with create_graph=True, which does not reach through the mesh's average"
         return ""
 
-    def sampled(self) -> list[Weights]:
-        """Weights that this turn looks at: those that all ranks have alike, and those that replicas have."""
-        places = window(len(self.known), self.turn)
-        turn = self.turn * len(places) // max(len(self.known), 1)
+    def sampled(self, touched: set[int]) -> list[Weights]:
+        """Some of these parameters: of those that all ranks have alike, and of those that replicas have."""
+        places = window(sorted(touched), self.turn)
+        turn = self.turn * len(places) // max(len(touched), 1)
         found = [self.known[place].parameter() for place in places]
         whole = [None if isinstance(weight, Sharded) else weight for weight in found]
         local = [weight if isinstance(weight, Sharded) else None for weight in found]
         return [Weights(whole, turn, [*range(self.mesh.ndim)]), Weights(local, turn, data_axes(self.mesh, self.axis))]
 
-    def reached_anywhere(self, touched: set[int], alike: dict[int, int], weights: list[Weights]) -> set[int]:
-        """The places that backward reached on any rank. Collective. All ranks have met the same parameters, and have
-        the same weights (alike: by axis of the mesh)."""
-        if not agree(self.mesh, "which parameters there are", alike):
-            if not agree(self.mesh, "which parameters there are, and no more", self.signature):
-                raise DistributionError("the ranks have met different parameters; build the same model on every rank")
+    def digests(self, weights: list[Weights]) -> dict[int, int]:
+        """Of what the ranks along each axis of the mesh have alike."""
+        return {axis: digest(weights, axis) for axis in (*data_axes(self.mesh, self.axis), self.axis)}
+
+    def compare_weights(self, weights: list[Weights]) -> None:
+        """Raise, on all ranks, where they are apart. Collective."""
+        if not agree(self.mesh, "the weights", self.digests(weights)):
             for held in weights:
                 held.compare(self.mesh)
+
+    def reached_anywhere(self, touched: set[int]) -> set[int]:
+        """The places that backward reached on any rank. Collective. All ranks have met the same parameters."""
+        if not agree(self.mesh, "which parameters there are", self.signature):
+            raise DistributionError("the ranks have met different parameters; build the same model on every rank")
         bits = torch.zeros(len(self.known), dtype=torch.int32, device=self.mesh.device_type)
         bits[sorted(touched)] = 1
         all_reduce(bits, self.mesh, range(self.mesh.ndim), "header")

@@ -21,9 +21,9 @@ NUMBERS = 128  # of each of those
 APART = 1e-3  # what rounding may add up to, of the sample's largest number; of coarse types 16 steps
 
 
-def window(count: int, turn: int) -> list[int]:
-    """The places, of so many weights, that this turn looks at."""
-    return [(turn * WEIGHTS + number) % count for number in range(min(count, WEIGHTS))]
+def window(places: list[int], turn: int) -> list[int]:
+    """Those of these places that this turn looks at."""
+    return [places[(turn * WEIGHTS + number) % len(places)] for number in range(min(len(places), WEIGHTS))]
 
 
 class Weights:

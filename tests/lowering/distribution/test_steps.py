@@ -3,6 +3,7 @@ them, and that weights stay equal. Where not: one error, on all ranks."""
 from __future__ import annotations
 
 import functools
+import re
 import threading
 
 import pytest
@@ -184,8 +185,8 @@ def uneven(how):
 @pytest.mark.parametrize("how", ["one batch less", "one step more"])
 def test_other_numbers_of_backward_a_step(on_new_ranks, how):
     for error in on_new_ranks(2, uneven, how):
-        assert "different places" in error and "after 3 optimizer steps" in error
-        assert ("after 2 optimizer steps" if how == "one batch less" else "after 4 optimizer steps") in error
+        counts = {int(number) for number in re.findall(r"after (\d+) optimizer steps", error)}
+        assert "different places" in error and max(counts) - min(counts) == 1
 
 
 def write_alone(what):
