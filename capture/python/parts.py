@@ -80,6 +80,22 @@ class Parts(Domain):
     lists: GatheredLists
     loops: RowLoops
     blocks: ModuleCalls | None
+    # what other parts define
+    # an iterator over `value` that C code may be given. in_loop: which makes another of it, as enumerate does
+    native_iter: Callable[..., Any]
+    # a graph break for values that have no meaning outside of the trace's own machinery
+    refuse_alien: Callable[[Any], None]
+    # what the type says of its operators; a graph break where they read, in C, what no guard sees of the value
+    guard_operators: Callable[[Any, Any], None]
+    # a function that existed before: its code and defaults are facts, and the defaults become known objects
+    guard_function: Callable[[types.FunctionType], None]
+    globals_record: Callable[..., Record]  # what is known of a module's globals
+    # known containers in an argument replaced by what stands for them, so that C code may read them
+    plain_contents: Callable[[Any], Any]
+    operand: Callable[[Any], Any]  # what stands for a value in an operator of C's
+    is_one: Callable[[Any, Any], bool]  # whether two are one, or equal
+    text_of: Callable[..., Any]  # ``str(value)``
+    repr_of: Callable[[Any], Any]  # ``repr(value)``
 
     @property
     def frame(self) -> Frame | None:
@@ -90,46 +106,6 @@ class Parts(Domain):
     def open_loops(self) -> list[OpenLoop]:
         """The loops and branches that the running code is in and that are written down as one node."""
         return self.loops.open
-
-    def native_iter(self, value: Any, in_loop: bool = False) -> Any:
-        """An iterator over `value` that C code may be given. in_loop: which makes another of it, as enumerate does."""
-        raise NotImplementedError
-
-    def refuse_alien(self, value: Any) -> None:
-        """A graph break for values that have no meaning outside of the trace's own machinery."""
-        raise NotImplementedError
-
-    def guard_operators(self, value: Any, names: Any) -> None:
-        """What the type says of its operators; a graph break where they read, in C, what no guard sees of the value."""
-        raise NotImplementedError
-
-    def guard_function(self, function: types.FunctionType) -> None:
-        """A function that existed before: its code and defaults are facts, and the defaults become known objects."""
-        raise NotImplementedError
-
-    def globals_record(self, namespace: Any, name: str = "") -> Record:
-        """What is known of a module's globals."""
-        raise NotImplementedError
-
-    def plain_contents(self, value: Any) -> Any:
-        """Known containers in an argument replaced by what stands for them, so that C code may read them."""
-        raise NotImplementedError
-
-    def operand(self, value: Any) -> Any:
-        """What stands for a value in an operator of C's."""
-        raise NotImplementedError
-
-    def is_one(self, left: Any, right: Any) -> bool:
-        """Whether two are one, or equal."""
-        raise NotImplementedError
-
-    def text_of(self, value: Any = "", *encoding: Any) -> Any:
-        """``str(value)``."""
-        raise NotImplementedError
-
-    def repr_of(self, value: Any) -> Any:
-        """``repr(value)``."""
-        raise NotImplementedError
 
 
 class CallParts:
@@ -156,62 +132,23 @@ class CallParts:
     native: Callable[[Any, list, dict[str, Any]], Any]
     object_init: Callable[..., None]
     operands: Callable[[list, dict[str, Any]], tuple[list, dict[str, Any]]]
-
-    def call(self, function: Any, args: list, kwargs: dict[str, Any]) -> Any:
-        """Call anything callable in the trace."""
-        raise NotImplementedError
+    call: Callable[[Any, list, dict[str, Any]], Any]  # call anything callable in the trace
+    drain: Callable[[Any], list]  # all items of an iterable
+    fast: Callable[[Any], list]  # what C code reads a sequence or an iterable as
+    listed: Callable[[Any], list]  # `list(value)`
+    mapping_or_items: Callable[[Any, type], Any]  # the argument of ``update``/``extend``: a native mapping or iterator
+    kind_of: Callable[[Any], type]  # ``type(value)``
+    shallow: Callable[[Any, list, dict[str, Any]], Any]  # a builtin that treats items as opaque
+    callback: Callable[[Any], Callable[..., Any]]  # a native callable that runs ``function`` in the trace
+    container_method: Callable[[Any, type, str, list, dict[str, Any]], Any]  # a method of a builtin container's
+    tensor_method: Callable[[TensorProxy, str, list, dict[str, Any]], Any]  # a method of a tensor's
+    plain_items: Callable[[Any], Any]  # a container's items, for C code
+    substitute: Callable[[Any], Any]  # a function of ours, as one that the trace calls
+    variables: Callable[[Any], Any]  # ``vars(obj)``
 
     def known(self, value: Any) -> bool:
         """Whether the object existed before the call."""
         return id(value) in self.objects.records
-
-    def drain(self, value: Any) -> list:
-        """All items of an iterable."""
-        raise NotImplementedError
-
-    def fast(self, value: Any) -> list:
-        """What C code reads a sequence or an iterable as."""
-        raise NotImplementedError
-
-    def listed(self, value: Any) -> list:
-        """`list(value)`."""
-        raise NotImplementedError
-
-    def mapping_or_items(self, value: Any, base: type) -> Any:
-        """The argument of ``update``/``extend``: a native mapping or iterator."""
-        raise NotImplementedError
-
-    def kind_of(self, value: Any) -> type:
-        """``type(value)``."""
-        raise NotImplementedError
-
-    def shallow(self, function: Any, args: list, kwargs: dict[str, Any]) -> Any:
-        """A builtin that treats items as opaque."""
-        raise NotImplementedError
-
-    def callback(self, function: Any) -> Callable[..., Any]:
-        """A native callable that runs ``function`` in the trace."""
-        raise NotImplementedError
-
-    def container_method(self, owner: Any, base: type, name: str, args: list, kwargs: dict[str, Any]) -> Any:
-        """A method of a builtin container's."""
-        raise NotImplementedError
-
-    def tensor_method(self, proxy: TensorProxy, name: str, args: list, kwargs: dict[str, Any]) -> Any:
-        """A method of a tensor's."""
-        raise NotImplementedError
-
-    def plain_items(self, container: Any) -> Any:
-        """A container's items, for C code."""
-        raise NotImplementedError
-
-    def substitute(self, function: Any) -> Any:
-        """A function of ours, as one that the trace calls."""
-        raise NotImplementedError
-
-    def variables(self, obj: Any) -> Any:
-        """``vars(obj)``."""
-        raise NotImplementedError
 
 
 def holds_proxy(value: Any) -> bool:
