@@ -355,7 +355,6 @@ class Containers(Parts):
             raise Break("iterator in C", type(iterator).__name__, "iterate over a list of it")
         if not self.objects.is_new(iterator):
             return self.walks.next_item(iterator)
-        self.objects.writes += 1
         self.objects.touch(iterator)
         value = next(cast(Iterator, iterator), STOP)
         if type(iterator) is itertools.groupby and value is not STOP:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import types
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -80,18 +80,9 @@ class FailureHandler:
         self.made_state: list[MadeState] = []  # of optimizers, when it was captured
         self.missed: Callable[[BaseException], None] = lambda error: None  # told where the data was not as captured
         self.switches = torch_private.switches()  # what the call begins with; the graph may have thrown some
-        self.policy = replace(
-            policy,
-            volatile=set(policy.volatile),
-            texts=set(policy.texts),
-            letters=set(policy.letters),
-            varying=dict(policy.varying),
-            counters=set(policy.counters),
-            dynamic_dims={k: set(v) for k, v in policy.dynamic_dims.items()},
-            # as the graph has them: what decided a branch may have been written by the time of the second trace
-            predictions=policy.predictions | {place: left.expected for place, left in exits.items()},
-            unpredictable=set(policy.unpredictable),
-        )
+        self.policy = policy.copied()
+        # as the graph has them: what decided a branch may have been written by the time of the second trace
+        self.policy.predictions |= {place: left.expected for place, left in exits.items()}
 
     def __call__(
         self, failed: list[BaseException], args: tuple, kwargs: dict[str, Any], inputs: tuple

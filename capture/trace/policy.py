@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import types
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -92,6 +92,14 @@ class Policy:
     def runs_here(self) -> bool:
         """Whether our own backends run the graph."""
         return self.options is None or self.options.backend in OWN
+
+    def copied(self) -> Policy:
+        """As it is now, whatever is learnt later."""
+        made = replace(self, dynamic_dims={name: set(axes) for name, axes in self.dynamic_dims.items()})
+        for name, held in vars(self).items():
+            if isinstance(held, set | dict | list) and name != "dynamic_dims":
+                setattr(made, name, type(held)(held))
+        return made
 
     def learn_with(self, other: Policy) -> None:
         """What the code of the other's was taught is known to this one as well, and the other way round: the rests of a

@@ -12,6 +12,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from moebius import capture, stats
+from moebius.trace.policy import Policy
 
 
 class Holder:
@@ -501,3 +502,15 @@ def test_a_number_made_of_a_count_is_known_behind_the_failure():
                 outcomes.append(str(error))
         assert outcomes[0] == outcomes[1]
         assert vars(ours) == vars(theirs)
+
+
+def test_a_failed_graph_is_traced_again_with_what_was_known_when_it_was_captured() -> None:
+    """Nothing that is learnt later, of places, sizes, loops or branches, is told to it: it counts nodes as before."""
+    policy = Policy(dynamic_dims={"L['x']": {0}}, varying={"L['n']": ("1, 2", "")})
+    kept = policy.copied()
+    assert kept == policy
+    for name, held in vars(policy).items():
+        if isinstance(held, set | dict | list):
+            assert getattr(kept, name) is not held, name
+    policy.dynamic_dims["L['x']"].add(1)
+    assert kept.dynamic_dims == {"L['x']": {0}}
