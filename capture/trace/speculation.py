@@ -28,11 +28,10 @@ from moebius.lowering.step import require_branch
 from ..codegen.replay import Replay
 from ..codegen.residual import Emitter
 from ..codegen.resume import CannotResume
-from ..heap.varying import REASON as VARIES
 from ..tensors.arrays import Array, ArrayNumber
 from ..torch_facts import torch_private
 from ..values.numbers import Number
-from ..values.values import ATOMS, Break, CannotRebuild, StandIn, TensorProxy, is_of_one_number
+from ..values.values import ATOMS, CannotRebuild, StandIn, TensorProxy, is_of_one_number
 from .attempt import Attempt
 from .stopped import Stopped, connected, continuation
 
@@ -228,14 +227,6 @@ def is_in_while(frame: Frame, pc: int) -> bool:
         step.target is not None and step.target <= pc <= index and instructions[step.target].opname != "FOR_ITER"
         for index, step in enumerate(instructions)
     )
-
-
-def why_whole(stop: Break, frame: Frame, pc: int) -> str:
-    """Why the frame that this break is in runs natively as a whole; "" where it goes on after it. (Of a value that
-    varies it is said of each, and holds in a loop alone.)"""
-    instructions = frame.program.instructions
-    again = any(step.target is not None and step.target <= pc <= index for index, step in enumerate(instructions))
-    return stop.in_each_turn if again or stop.reason != VARIES else ""
 
 
 def line_of(frame: Frame, pc: int) -> int:

@@ -43,9 +43,10 @@ from ..values.unfollowed import Unfollowed, UnfollowedTensor, uses_one
 from ..values.values import TRACING, Break
 from .blockers import blocked
 from .fragile import refuse_lost_handler
+from .native_pieces import why_whole
 from .policy import Policy
 from .provenance import place_of, shown_at
-from .speculation import Speculation, why_whole
+from .speculation import Speculation
 from .stopped import Stopped
 
 MAX_BRANCHES = 8  # that are tried with a side exit one after another
@@ -321,7 +322,7 @@ class Trace:
         stack = stop.places or (place_of(frame, domain.root_pc if raised is None else raised[2]),)
         expression, came_from = shown_at(stack, stop.frame, self.objects, self.writer)
         entered = stop.reason == "breakpoint"  # a debugger is to find each frame's locals, and to step through it
-        self.whole_natively = why_whole(stop, frame, domain.root_pc) if len(stack) == 1 or entered else ""
+        self.whole_natively = why_whole(stop, frame, domain.root_pc, len(stack) == 1 or entered, self.request)
         if len(stack) == 1 and uses_one(domain.root_stack, frame.program.instructions[domain.root_pc].arg):
             self.whole_natively = "such a tensor is used in it"
         self.root_step = domain.root_steps - 1
