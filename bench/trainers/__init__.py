@@ -1,6 +1,22 @@
 """A gallery of training scripts in the structure of public ones, written anew, small: ``make trainers``."""
 
-from . import agents, arrays, engines, language, loops, pictures, recommenders
+from . import (
+    agents,
+    arrays,
+    engines,
+    language,
+    loops,
+    optimizing,
+    pictures,
+    pretraining,
+    recommenders,
+    routers,
+    runners,
+    structures,
+)
 from .script import SCRIPTS, Script
 
-__all__ = ["SCRIPTS", "Script", "agents", "arrays", "engines", "language", "loops", "pictures", "recommenders"]
+__all__ = [
+    "SCRIPTS", "Script", "agents", "arrays", "engines", "language", "loops", "optimizing", "pictures", "pretraining",
+    "recommenders", "routers", "runners", "structures",
+]  # fmt: skip
