@@ -84,6 +84,7 @@ class VaryingPlaces(Store):
         record = self.growing_list(value)
         if record is None or not self.has_open_length(record):
             return None
+        self.heap.read("length", record.obj, None, None)
         place = length_of(record.source)
         return self.enter(len(record.obj), place), len(record.appends or ())
 

@@ -22,6 +22,7 @@ NOTICED = {
     "read entry": ("attribute", "checkpoint"),
     "read item": ("dict entry by object", "checkpoint"),
     "read whole": ("dict length", "checkpoint"),
+    "read last": ("list append", "cached, no arguments"),
     "read cell": ("cell", "checkpoint"),
     "read context": ("context variable", "checkpoint"),
     "read value": ("slot", "checkpoint"),
