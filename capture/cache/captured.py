@@ -25,6 +25,7 @@ from moebius.interpreter import decode
 from moebius.interpreter.binding import bind_arguments
 
 from ..bytecode.hidden import apart, hidden
+from ..bytecode.progress import progress
 from ..codegen.native_frames import left_alone, run_cells_natively
 from ..errors import CaptureInternalError, GraphBreakError, MoebiusError
 from ..export.write import export
@@ -157,7 +158,7 @@ class Captured:
                 return run
             worth_it = not entry.targets or self.learn(args, kwargs)
             if worth_it:
-                with paused_collector():
+                with paused_collector(), progress(self.function.__qualname__):
                     segment = call_unhooked(self.capture, args, kwargs)  # what capture itself runs is not captured
         except CaptureInternalError as error:
             self.report_failure(error)

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from ..bytecode import progress
 from ..torch_facts import torch_fakes, torch_private, torch_sizes
 from ..values.numbers import Number
 from ..values.values import ATOMS, SYMBOLIC, Break, TensorProxy
@@ -151,6 +152,7 @@ class GraphWriter:
             kwargs = dict(kwargs)
             args = (*args, kwargs.pop("from"), kwargs.pop("to"))
         self.before_node(self.count + 1, target, args)
+        progress.step()
         self.count += 1
         node = self.graph.create_node(op, target, self.argument(args), self.argument(kwargs))
         node.meta["number"] = self.count

@@ -22,6 +22,7 @@ from moebius.lowering.step.autocast import leaving_blocks
 from ..bytecode.counting import Counts
 from ..bytecode.liveness import FRAME_READERS
 from ..bytecode.places import callee_position
+from ..bytecode.progress import stage
 from ..codegen.native_frames import left_alone, run_cells_natively
 from ..codegen.native_parts import NativePart, timed, timed_return
 from ..codegen.replay import Replay
@@ -348,6 +349,7 @@ def make_graph(
     line = first and next((w[1] for w in [attempt_root(gm, code)] if w), None) or code.co_firstlineno
     captured = CapturedGraph(gm, code.co_filename, line, time.perf_counter() - started, examples, code.co_qualname)
     with torch_fakes.tracing(attempt.world):
+        stage("lowering")
         lowered = lower(captured, options.for_lowering())
     if lowered.fault is not None:
         captured.fault = lowering_failed(attempt.request.function, lowered.fault)
