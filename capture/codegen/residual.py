@@ -41,6 +41,7 @@ from ..regions.loops import RangeRows, TensorRows
 from ..torch_facts import torch_private
 from ..values.numbers import Number
 from ..values.values import ATOMS, IDENTITIES, SYMBOLIC, CannotRebuild, LoopLeftover, StandIn, TensorMethod, TensorProxy
+from .ranges import profiled
 from .remade import function_value, generator_value, random_value
 from .replay import is_ordered
 
@@ -436,11 +437,11 @@ class Emitter:
         return texts
 
     def function(
-        self, name: str, graph: Any, inputs: list[str], ending: list[str], on_failure: Any = None
+        self, name: str, graph: Any, inputs: list[str], ending: list[str], on_failure: Any = None, label: str = ""
     ) -> types.FunctionType:
         """Assemble: loads, the graph call, objects and effects, the result.
 
-        ending: the lines that return the result, or what is run in its place.
+        ending: the lines that return the result, or what is run in its place. label: of the graph, for profilers.
         on_failure: called with a list of what the graph raised, which it empties, and the call's and the graph's
         arguments; gives a list of one callable, which goes on from there.
         """
@@ -469,7 +470,8 @@ class Emitter:
             name = "segment"
         source = f"def {name}({header}):\n" + "".join(f"    {line}\n" for line in body)
         namespace: dict[str, Any] = {"__builtins__": BUILTINS, **self.constants}
-        exec(compile(source, residual_file(name), "exec"), namespace)
+        text = source if not label else profiled(source, graph, label, namespace)
+        exec(compile(text, residual_file(name), "exec"), namespace)
         function = namespace.pop(name)
         function.residual_source = source
         torch_private.skip_code(function.__code__)

@@ -81,6 +81,7 @@ NAMES = {
     "torch._C._swap_tensor_impl": "a parameter becomes its rank's part",
     "torch._C._current_graph_task_id": "which backward pass runs: gradients are averaged over ranks at its end",
     "torch._C._will_engine_execute_node": "whether it accumulates gradients, or gives them back",
+    "torch.autograd.profiler._is_profiler_enabled": "whether a profiler runs, without a call",
     "torch.autograd.Variable._execution_engine": "what runs backward passes, and a function at the end of one",
     "torch._C._dispatch_keys": "a tensor's keys, for the guards' C code",
     "torch._dispatch.python.enable_python_dispatcher": "operators whose C++ form takes no symbolic sizes",

@@ -101,6 +101,9 @@ in_function_transform = torch._C._are_functorch_transforms_active
 FUNCTION_TRANSFORMS = frozenset({"torch._functorch.eager_transforms", "torch._functorch.vmap"})
 # torch.compile tags each module that is made; what the step makes is nobody's to tag.
 tag_module = getattr(GenerationTracker.tag, "__func__", GenerationTracker.tag)
+# Whether a profiler runs: an attribute of this module, read in each warm call.
+PROFILER, PROFILES = torch.autograd.profiler, "_is_profiler_enabled"
+can_ask_for_profiler = hasattr(PROFILER, PROFILES)
 # C functions that answer from torch's global state, which is guarded as a whole.
 STATE_READERS = (
     torch._C._accelerator_getAccelerator,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import os
 import sys
 import time
 import types
@@ -117,7 +118,7 @@ def build(
         foreign = options.backend not in OWN  # which does not say where it failed: nothing goes on inside its blocks
         graph = None if lowered is None else with_missing_gradients(lowered, owners, parked, foreign)
         failures = on_failure(attempt, lowered, parked)
-        run = emitter.function(name, graph, inputs, ending, failures)
+        run = emitter.function(name, graph, inputs, ending, failures, label_of(captured))
         attempt.shows_context = attempt.machine.raised and (attempt.objects.asked_context or emitter.has_exceptions())
         if attempt.shows_context and attempt.handled is not None:
             raise CannotRebuild("what its caller handles is the context of an exception that it raises")
@@ -146,6 +147,13 @@ def build(
         call=(n_positional, kwnames),
         owners=owners,
     )
+
+
+def label_of(captured: CapturedGraph | None) -> str:
+    """What a profiler shows of a graph."""
+    if captured is None:
+        return ""
+    return f"moebius: {captured.name} ({os.path.basename(captured.file)}:{captured.line})"
 
 
 def refuse_abandoned(attempt: Trace, emitter: Emitter) -> None:
