@@ -32,6 +32,8 @@ from ..values.unfollowed import UnfollowedTensor
 from ..values.values import ATOMS, SYMBOLIC, Break, TensorMethod, TensorProxy
 from . import tensor_class
 from .counts import BINCOUNTS, INTEGERS, bins, known_few, unknown_number, unknown_numbers
+from .ctc import OPERATORS as CTC_LOSSES
+from .ctc import has_open_lengths, like_ctc_loss
 from .fakes import dropped_out, fake_of, has_tensor, refuse_answering, refuse_numbers, some_float
 from .foreign_memory import ForeignMemory
 from .gradients import Gradients, gives_sparse_gradient
@@ -267,6 +269,8 @@ class TensorOperations:
             result: Any = args[0].fake.new_empty(count, dtype=torch.int64)
         elif function is torch.nn.functional.dropout and (like := dropped_out(*args, **kwargs)) is not None:
             result = self.writer.note_dropout(like)
+        elif function in CTC_LOSSES and has_open_lengths(*args, **kwargs):
+            result = self.on_fakes(like_ctc_loss, args, kwargs)
         elif function is torch.nn.functional.batch_norm:  # (momentum=None: one over a count that a buffer holds)
             result = self.on_fakes(function, tuple(map(some_float, args)), kwargs)
         else:
