@@ -27,6 +27,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print what was measured, write no page")
     parser.add_argument("--out", type=Path, default=ROOT / "docs/trainers.md")
     parser.add_argument("--kept", type=Path, default=ROOT / "build/trainers.json", help="of scripts measured before")
+    parser.add_argument("--page", action="store_true", help="write the page of what is kept, measure nothing")
     given = parser.parse_args()
     if unknown := set(given.names) - SCRIPTS.keys():
         parser.error(f"no scripts {sorted(unknown)}; there are {', '.join(SCRIPTS)}")
@@ -37,12 +38,13 @@ def main() -> None:
                 print(json.dumps(measure(name, backend, given.steps).as_dict()))
         return
     rows = json.loads(given.kept.read_text()) if given.kept.exists() else {}
-    for name in given.names or SCRIPTS:
+    for name in () if given.page else given.names or SCRIPTS:
         print(name, flush=True)
         rows[name] = rows.get(name, {}) | in_its_own_process(name, given.steps, backends)
         given.kept.parent.mkdir(exist_ok=True)
         given.kept.write_text(json.dumps(rows))
-    given.out.write_text(page({name: rows[name] for name in SCRIPTS if name in rows}, made(rows)))
+    before = given.out.read_text() if given.out.exists() else ""
+    given.out.write_text(page({name: rows[name] for name in SCRIPTS if name in rows}, made(rows), before))
     print(f"written: {given.out}")
 
 
@@ -56,7 +58,8 @@ def made(rows: dict) -> str:
     """When the page is made, of which commits, on how many cores."""
     commits = Counter(found.get("commit", "unknown") for row in rows.values() for found in row.values())
     counted = "; ".join(f"{count} of {name}" for name, count in commits.most_common())
-    return f"Made on {datetime.date.today()}, on {len(os.sched_getaffinity(0))} cores. Runs of each commit: {counted}."
+    day, cores = datetime.date.today(), len(os.sched_getaffinity(0))
+    return f"Made on {day}, on {cores} cores. Newer runs of each commit: {counted}; other rows are of an older page."
 
 
 def in_its_own_process(name: str, steps: int, backends: list[str]) -> dict:

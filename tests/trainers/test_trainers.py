@@ -44,3 +44,15 @@ def test_a_page_is_made_of_what_was_measured():
     failed = {"eager": {"error": "x"}, "moebius": {"error": "y"}}
     text = page({"tasks_in_turns": {"eager": row, "moebius": row}, "other": failed})
     assert "| tasks_in_turns | habits | equal |" in text and "| other | | error: x | error: y |" in text
+
+
+def test_a_page_keeps_the_rows_that_were_not_measured_again():
+    row = measure("tasks_in_turns", steps=STEPS).as_dict()
+    row["step"] = row["plain"]
+    other = {**row, "step": 3 * row["plain"], "regions": 4, "lowered": 3, "breaks": ["a|b"]}
+    before = page({"a": {"eager": row, "moebius": row}, "b": {"eager": row, "moebius": other}})
+    after = page({"a": {"eager": row, "moebius": {**row, "breaks": ["c"]}}}, before=before)
+    kept = [line for line in before.splitlines() if line.startswith(("| b", "  - break: a"))]
+    assert len(kept) == 2 and all(line in after for line in kept) and "  - break: c" in after
+    assert "2 scripts. Equal to the bit: 2." in after and "lowered: 3 of 4." in after and "at most 3.00." in after
+    assert page({}, before=before) == before
