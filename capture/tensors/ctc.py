@@ -56,7 +56,7 @@ def has_open_lengths(*args: Any, **kwargs: Any) -> bool:
     *tensors, blank, reduction, zero_infinity = bound.arguments.values()
     if type(blank) is not int or reduction not in REDUCTIONS or type(zero_infinity) is not bool:
         return False
-    fakes = [getattr(one, "fake", None) for one in tensors]
+    fakes: list[Any] = [getattr(one, "fake", None) for one in tensors]
     if not all(isinstance(fake, torch.Tensor) and fake.device.type == "cpu" for fake in fakes):
         return False
     scores, labels, *lengths = fakes
