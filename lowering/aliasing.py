@@ -123,14 +123,20 @@ def nodes_in(arguments: Any) -> list[fx.Node]:
 
 
 def runs_writer(node: fx.Node) -> bool:
-    """Whether a graph that the node is given, and may run, writes anywhere."""
+    """Whether a graph that the node is given, and may run, writes into what it is given in turn."""
     owner = node.graph.owning_module
     for given in node.all_input_nodes:
         if given.op == "get_attr":
             body: Any = owner and operator.attrgetter(str(given.target))(owner)
-            if body is None or (isinstance(body, fx.GraphModule) and any(map(writes_into, body.graph.nodes))):
+            if body is None or (isinstance(body, fx.GraphModule) and writes_outside(body.graph)):
                 return True
     return False
+
+
+def writes_outside(graph: fx.Graph) -> bool:
+    """Whether a graph writes into anything but the tensors that it makes."""
+    storage = storage_of_body(graph)
+    return any(not storage.is_fresh(target) for targets in storage.writers.values() for target in targets)
 
 
 def asks(node: fx.Node, option: str) -> bool:

@@ -71,6 +71,7 @@ def write_gathered(graph: fx.Graph, products: list[tuple[fx.Node, Operands]], ga
         own = set().union(*map(storage.family, counted.own))  # (of these it is known who writes into them)
         passed = computed_since_the_choice((ends, index, *counted.through)) - own
         writer = next(filter(None, (storage.writer_between(one, node) for one in passed)), None)
+        writer = writer or storage.writer_between(ends, graph.output_node())  # backward reads it in plain Python
         if writer is not None:
             gathered.why[node] = f"{target_name(writer)} changes what says which expert each row is of"
             continue

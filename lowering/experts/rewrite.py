@@ -122,17 +122,17 @@ def replace_all(work: Work) -> None:
         if found is not None and down in {one.result for one in gathered.found}:
             found.idiom = grouped.IDIOM
     provisional.settle(work, gathered.found)
-    report_grouped(work, gathered)
+    report_grouped(work, gathered, {one.node for one in gathered.found if one.result in reported})
     if takes_rows(work):
         replace_meeting(work)
     report_overlooked(work, reported)
 
 
-def report_grouped(work: Work, gathered: grouped.Gathered) -> None:
-    """A region for each layer of grouped products that is still as it was written and has none."""
-    known = {(region.file, region.line) for region in work.regions}
+def report_grouped(work: Work, gathered: grouped.Gathered, reported: set[fx.Node]) -> None:
+    """A region for each layer of grouped products that is still as it was written and has none. reported: products that
+    have."""
     for products in grouped.left_over(work.gm.graph):
-        if known.isdisjoint(map(users_line, products)):
+        if reported.isdisjoint(products):
             reasons = [gathered.why[one] for one in products if one in gathered.why]
             why = foreign(work) if not takes_blocks(work) else reasons[0] if reasons else grouped.NO_LAYER
             region = ExpertRegion(*users_line(products[-1]), grouped.IDIOM)

@@ -193,7 +193,7 @@ CHANGED = {
     "numbers changed after they were counted": ("rows = x[", "ids.copy_(ids.flip(0)); rows = x[", 0),
     "offsets changed": ("rows = x[", "ends.sub_(1); rows = x[", 0),
     "largest first": ("torch.sort(index.reshape(-1))", "torch.sort(index.reshape(-1), descending=True)", 0),
-    "numbers that may be anything": ("ids, order", "index = (index + 1) % E; ids, order", 0),
+    "numbers that may be anything": ("ids, order", "index = (index + 1).where(index < 2, index // 2); ids, order", 0),
     "counts of another index": ("{}".join(("torch.histc(", ".float()")).format("ids"),
                                 "torch.histc(index.flip(0)[:1].expand_as(index).reshape(-1).float()", 0),
     "rows of other tokens": ("x[order // K]", "x[(order + 1) % len(order) // K]", 1),
@@ -401,6 +401,87 @@ CHOICES = {
     "sorted": "torch.sort(logits, dim=-1)[1][:, :K].contiguous()",
     "stacked": "torch.stack((logits.max(dim=1)[1], logits.argsort(-1)[:, 0]), 1)",
 }
+
+
+class OwnGradient(torch.autograd.Function):
+    """Its backward writes into a tensor that it makes (as phimoe's router does)."""
+
+    @staticmethod
+    def forward(ctx, weight, index):
+        ctx.save_for_backward(index)
+        return weight * 1
+
+    @staticmethod
+    def backward(ctx, grad):
+        (index,) = ctx.saved_tensors
+        made = torch.zeros_like(grad)
+        made.scatter_add_(1, torch.arange(K).expand_as(index), grad)
+        return made, None
+
+
+class ChangesNumbers(OwnGradient):
+    """It writes into a tensor that it is given."""
+
+    @staticmethod
+    def forward(ctx, weight, index):
+        ctx.save_for_backward(index)
+        index.copy_(index.flip(0))
+        return weight * 1
+
+
+@pytest.mark.parametrize("function", [OwnGradient, ChangesNumbers])
+def test_a_function_beside_the_routing(function) -> None:
+    usual = "weight, index = logits.softmax(-1).topk(K)"
+    layer = made(source_of(*USUAL).replace(usual, f"{usual}; index = index.clone(); weight = function(weight, index)"))
+    layer.__globals__["function"] = function.apply
+    regions, worse = compared(layer)
+    assert worse < FURTHER
+    assert [region.lowered for region in regions] == [function is OwnGradient], [region.refusal for region in regions]
+
+
+def test_layers_of_one_line_are_told_one_by_one() -> None:
+    """The second layer's routing is a table's: the report has a region for it too."""
+    both = AS_WRITTEN.replace("def layer(x, logits, up, down):", "def one(x, weight, index, up, down):").replace(
+        "    weight, index = logits.softmax(-1).topk(K)\n", ""
+    )
+    both += (
+        "\ndef layer(x, logits, up, down):\n    weight, index = logits.softmax(-1).topk(K)\n"
+        "    x = x + one(x, weight, index, up, down)\n"
+        "    return one(x, weight, torch.tensor([[0, 1], [2, 3]] * (len(x) // 2)), up, down)\n"
+    )
+    regions, worse = compared(made(both))
+    assert worse < FURTHER
+    assert sorted(region.lowered for region in regions) == [False, True]
+
+
+RANGES = {
+    "a remainder": ("(index * 3 - 5) % E", True),
+    "clamped": ("(index * 3 - 5).clamp(0, E - 1)", True),
+    "clamped above": ("index.clamp(max=E)", True),
+    "clamped below": ("(index * 3 - 5).clamp(min=0) % (E + 1) % E", True),
+    "too many": ("(index * 3 - 5) % (E + 1)", False),
+    "a choice": ("torch.where(index < 2, index, E - 1)", True),
+    "beyond": ("torch.where(index < 2, index, E)", False),
+    "below": ("torch.where(index < 2, index, -1)", False),
+    "one for others": ("more.masked_fill(more == E, 0)", True),  # (a class that is no expert: zaya)
+    "from one on": ("more.masked_fill(more >= E, 1)", True),
+    "others than the last": ("more.masked_fill(more == E - 1, 0)", False),
+    "more than one": ("further.masked_fill(further == E, 0)", False),
+    "wider": ("index.to(torch.int32).long()", True),
+}
+
+
+@pytest.mark.parametrize("name", RANGES)
+def test_numbers_whose_range_follows(name: str) -> None:
+    numbers, known = RANGES[name]
+    lines = (
+        "weight, index = logits.softmax(-1).topk(K); more = torch.cat((logits, logits[:, :1]), 1).topk(K)[1]; "
+        f"further = torch.cat((logits, logits[:, :2]), 1).topk(K)[1]; index = {numbers}"
+    )
+    source = source_of(*USUAL).replace("weight, index = logits.softmax(-1).topk(K)", lines)
+    regions, worse = compared(made(source))
+    assert worse < FURTHER
+    assert [region.lowered for region in regions] == [known], regions[0].refusal
 
 
 @pytest.mark.parametrize("chosen", CHOICES)
