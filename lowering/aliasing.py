@@ -351,7 +351,7 @@ def makes_new(node: fx.Node) -> bool:
     if isinstance(node.target, LayerCall):
         return node.target.fresh
     if node.target is torch.einsum:  # (of one operand it may be a view)
-        return len(node.args) == 3 and isinstance(node.args[2], fx.Node)
+        return len(node.args) > 2 and all(isinstance(operand, fx.Node) for operand in node.args[1:])
     name = getattr(node.target, "__name__", "")
     module = (getattr(node.target, "__module__", "") or "").split(".")[0]
     return name in NEW_TENSORS and module in ("torch", "moebius")

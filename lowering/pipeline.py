@@ -12,6 +12,7 @@ from moebius.lowering.graph import CapturedGraph, ExpertRegion, LoweringOptions
 from moebius.lowering.memo import remembering
 from moebius.lowering.step import asks_of_each, checkpoint, inference, observed
 from moebius.lowering.step.given_out import GIVEN, Ways, is_lost, ways_out
+from moebius.lowering.step.written_later import WRITTEN, Readers, is_unread, readers_before_writes
 
 PASSES: tuple[Contract, ...] = (
     rewrite.CONTRACT,
@@ -32,16 +33,16 @@ def run_passes(captured: CapturedGraph, options: LoweringOptions, passes: tuple[
 
     A gradient that somebody looks at halfway must go the way that it goes in the captured graph.
     """
-    seen, ways = observed(captured.gm), ways_out(captured.gm)
+    seen, ways, readers = observed(captured.gm), ways_out(captured.gm), readers_before_writes(captured.gm)
     why = ASKED if asks_of_each(captured.gm) else None
-    work, taken = attempt(captured, options, passes, why, seen, ways)
+    work, taken = attempt(captured, options, passes, why, seen, ways, readers)
     if taken is not None and why is None:
         why, tried = taken, work.regions
-        work, taken = attempt(captured, options, passes, why, seen, ways)
+        work, taken = attempt(captured, options, passes, why, seen, ways, readers)
         work.regions += as_written(tried, work.regions, why)
     if taken is not None:  # no pass is known to: what the graph means is then the captured graph's to say
         only = tuple(contract for contract in passes if contract in OUTLINES)
-        work, _ = attempt(captured, options, only, taken, {}, {})
+        work, _ = attempt(captured, options, only, taken, {}, {}, {})
     return work
 
 
@@ -64,17 +65,22 @@ def attempt(
     why: str | None,
     seen: dict[str, frozenset[str]],
     ways: Ways,
+    readers: Readers,
 ) -> tuple[Work, str | None]:
     """The graph after the passes, and why loops have to be kept. why: for what they are kept already."""
     work, same = Work(copy_graph(captured.gm), captured, options, keep_loops=why), True
-    lost: bool | None = None  # asked before a part of the graph becomes a body, in which its ways are not seen
+    lost: list[str] | None = None  # asked before a part of the graph becomes a body, in which its ways are not seen
+
+    def losses() -> list[str]:
+        return [GIVEN] * is_lost(ways, work.gm) + [WRITTEN] * is_unread(readers, work.gm)
+
     with remembering():
         for contract in passes:
             if contract in OUTLINES and lost is None:
-                lost = is_lost(ways, work.gm)
+                lost = losses()
             contract.apply(work)
             if seen and contract not in OUTLINES:
                 now = observed(work.gm)
                 same = same and all(users == now.get(name) for name, users in seen.items())
-    lost = is_lost(ways, work.gm) if lost is None else lost
-    return work, HOOKED if not same else GIVEN if lost else None
+    lost = losses() if lost is None else lost
+    return work, HOOKED if not same else lost[0] if lost else None

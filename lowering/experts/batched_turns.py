@@ -537,12 +537,17 @@ class Batched(Builder):
         return [node for node in dict.fromkeys(loose) if node not in gone or node.users]
 
     def check_between(self) -> None:
-        """Computing all of it where the last product stands must read what is read where each product stands."""
+        """Computing all of it where the last product stands must read what is read where each product stands; and what
+        plain Python makes between the products, and reads again in backward, must still be what it was."""
         begin = min(self.computed)
         used = self.computed | self.given
+        made = (self.computed | {node for node in (self.index,) if node is not None}) - {self.down}
         for writer, targets in self.storage.writers.items():
-            if begin < writer < self.down and any(self.storage.share(t, node) for t in targets for node in used):
-                raise Differ(f"{target_name(writer)} changes between the products what they use", writer)
+            before = begin < writer < self.down
+            asked = used if before else made if self.down < writer else ()
+            if any(self.storage.share(t, node) for t in targets for node in asked):
+                when = "between the products what they use" if before else "what the products were computed of"
+                raise Differ(f"{target_name(writer)} changes {when}", writer)
         for node in self.gm.graph.nodes:
             if begin < node < self.down and has_effect(node):
                 raise Differ(f"{target_name(node)} stands between the products", node)

@@ -430,8 +430,9 @@ class Sparse:
         whole = isinstance(weight, fx.Node) and same_shape(shape_of(weight), shape_of(index))
         if any(self.storage.writer_between(node, self.builder.first) for node in (index_root(index), index)):
             raise Differ("what the gates are made of is changed in place before the iterations", column)
-        for writer, targets in self.storage.writers.items():  # plain Python keeps the gates themselves for backward
-            if self.builder.first < writer and any(self.storage.share(gates, target) for target in targets):
+        kept = (gates, index_root(index))  # by plain Python, for backward
+        for writer, targets in self.storage.writers.items():
+            if self.builder.first < writer and any(self.storage.share(one, t) for one in kept for t in targets):
                 raise Differ(f"{target_name(writer)} changes the gates after the iterations", writer)
         experts, bounds = shape_of(gates), index_bounds(index)
         if experts is None or experts[1] != self.builder.count or bounds is None or bounds[1] > self.builder.count:
