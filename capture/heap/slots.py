@@ -47,8 +47,7 @@ class Slots:
             return record.obj
         if name == "__doc__" or self.objects.is_new(obj):
             self.heap.read(OWN, obj, name, None)
-            value = descriptor.__get__(obj, kind)
-            return value if self.objects.record_of(value) else self.objects.made(value)
+            return self.own_part(obj, descriptor.__get__(obj, kind))
         if isinstance(obj, types.FunctionType | types.MethodType | functools.partial):
             return self.c_value(obj, descriptor.__get__(obj, kind), name)
         record = self.objects.need(obj)
@@ -78,6 +77,14 @@ class Slots:
         if not known and descriptor.__get__(obj, kind) is not value:
             return self.made_at_each_read(descriptor, obj, record.source, name, value)
         return self.c_value(obj, value, name)
+
+    def own_part(self, obj: Any, value: Any) -> Any:
+        """What an object that the trace made keeps in C. A container that only it has led to is as old as it is."""
+        if type(value) in CONTAINERS:
+            self.heap.read(OWN, obj, None, None)
+            if not self.objects.is_known(value):
+                self.heap.part_of[id(value)] = obj
+        return value if self.objects.record_of(value) else self.objects.made(value)
 
     def made_at_each_read(self, descriptor: Any, obj: Any, source: Source, name: str, value: Any) -> Any:
         """What C code makes anew whenever it is asked, as the shape of an array: it is guarded by what it holds."""

@@ -22,7 +22,7 @@ from ..guards.sources import Static
 from ..heap import tensor_attributes
 from ..heap.class_attributes import ClassAttributes
 from ..heap.data import assign_data
-from ..heap.heap import OWN
+from ..heap.heap import OWN, WHOLE
 from ..heap.objects import Objects
 from ..heap.records import UNREAD, raw_dict
 from ..heap.slots import Slots
@@ -397,7 +397,7 @@ class Attributes(Slots):
         ):
             value = getattr(function, name)
             if self.objects.is_new(function):
-                return value if name in ("__globals__", "__code__") else self.objects.made(value)
+                return value if name in ("__globals__", "__code__") else self.own_part(function, value)
             if name == "__globals__":
                 return self.objects.enter(value, Static(f"globals of {function.__qualname__}", value))
             return self.c_value(function, value, name)
@@ -484,7 +484,7 @@ class Attributes(Slots):
                 self.call(setter, [on_type, obj, value], {})
                 return
             if self.objects.is_new(obj):
-                self.objects.touch(obj, name)
+                self.objects.touch(obj, WHOLE if name in ("__class__", "__dict__") else name)
                 on_type.__set__(obj, value)
             else:
                 self.set_slot(obj, name, on_type, value)

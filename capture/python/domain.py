@@ -26,6 +26,7 @@ from moebius.interpreter.domain.matching import TPFLAGS_MAPPING, TPFLAGS_SEQUENC
 from ..bytecode.counting import Counter
 from ..codegen.resume import is_own
 from ..guards.sources import Part, Static
+from ..heap.heap import OWN, WHOLE
 from ..heap.lifetimes import named
 from ..heap.objects import Objects
 from ..heap.records import Record
@@ -35,7 +36,7 @@ from ..hook.signals import WAITING, stop_for_signals
 from ..options import Options
 from ..regions.blocks import Blocks
 from ..regions.gathered import Lists
-from ..regions.loops import Loops
+from ..regions.loops import TURN, Loops
 from ..regions.open_loops import ROWS
 from ..tensors.array_inputs import ArrayInputs
 from ..tensors.arrays import Arrays
@@ -334,6 +335,18 @@ class TrackingDomain(Operators, Containers):
             raise Break("coroutine", frame.code.co_qualname, "await it outside of the step; what it calls is captured")
         self.generators.append(frame)
         return self.objects.made(super().make_generator(frame))
+
+    def goes_on(self, frame: Frame) -> None:
+        """Where the frame of a generator stands is state as any: whoever advances it changes it."""
+        generator = None if frame.shell is None else frame.shell()
+        if generator is None:
+            return
+        heap, inside = self.objects.heap, self.objects.inside
+        heap.read(OWN, generator, None, None)
+        if inside and inside[-1][0] is TURN:  # (a loop over experts in a generator goes on in it from turn to turn)
+            heap.write(generator, WHOLE, heap.age(generator))
+        else:
+            self.objects.touch(generator)
 
     def before_with(self, manager: Any) -> tuple[Any, Any]:
         """``__enter__`` and ``__exit__`` of a context manager, looked up on its type."""

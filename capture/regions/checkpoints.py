@@ -79,7 +79,7 @@ class Checkpoints:
         again = Again(self.domain, functools.partial(self.call, function, list(args), dict(options)))
         outer, let_be = self.writer.recomputed, self.objects.let_be
         self.writer.recomputed, self.writer.reentrant = True, reentrant
-        read = Read(self.objects.heap, self.writer.count)
+        read = Read(self.objects.heap, self.writer.count, (*args, *options.values()))
         try:
             with nullcontext() if selective is None else selective.written_down(), self.objects.within(body):
                 result = self.call(function, list(args), options)

@@ -7,6 +7,7 @@ changes nothing plain Python does the change once, and where it gives the same g
 
 from __future__ import annotations
 
+import gc
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -15,7 +16,7 @@ import torch
 from torch import fx
 
 from ..heap.heap import LAYOUTS, OWN, WRITE, Event, Heap, same
-from ..heap.records import whole_items
+from ..heap.records import VIEWS, whole_items
 from ..tensors.graphs import GraphScope
 from ..torch_facts import torch_private
 from ..values.values import Body
@@ -29,8 +30,9 @@ AGAIN = Body("a checkpointed call changes Python state", "a {} is changed in it 
 class Read:
     """What one checkpointed call reads of what existed before it, which backward reads again."""
 
-    def __init__(self, heap: Heap, nodes: int):
-        """nodes: how many the graph has so far."""
+    def __init__(self, heap: Heap, nodes: int, given: tuple[Any, ...]):
+        """nodes: how many the graph has so far. given: the call's arguments."""
+        self.given = given
         self.heap, self.begin, self.end, self.reads = heap, heap.mark(), 0, list[Event]()
         self.first = nodes
         self.moved = False
@@ -41,6 +43,7 @@ class Read:
         self.heap.listening -= 1
         self.end = self.heap.mark()
         older = [event for event in self.heap.reads(self.begin, self.end) if self.heap.age(event[1]) < self.begin]
+        self.hold(self.given)
         for kind, owner, _, value in older:
             self.hold(value)
             if kind == OWN:
@@ -54,6 +57,8 @@ class Read:
 
     def hold(self, value: Any) -> None:
         """Note a list, dict or set that the step made, which C code reads without telling, and what is in it."""
+        if type(value) in VIEWS:
+            return self.hold(gc.get_referents(value)[0])
         if type(value) is tuple:
             items = value
         elif isinstance(value, list | dict | set | deque) and self.heap.age(value) >= 0 and id(value) not in self.held:

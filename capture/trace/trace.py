@@ -72,10 +72,15 @@ class TracingMachine(Machine):
     """Knows whether the program has raised anything."""
 
     raised = False
+    domain: TrackingDomain
 
     def unwind(self, frame: Frame, exc: BaseException) -> bool:
         self.raised = self.raised or not isinstance(exc, Signal | InterpreterError)
         return super().unwind(frame, exc)
+
+    def reenter(self, frame: Frame, thrown: list[BaseException] | None) -> Any:
+        self.domain.goes_on(frame)
+        return super().reenter(frame, thrown)
 
 
 class Trace:
