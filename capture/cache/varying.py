@@ -29,6 +29,7 @@ OFTEN = 6
 GROWING = 4  # the same for a container: a log that is longer in each call
 FEW_WAYS = 12  # the same where there are few values (True and False at one line, in many combinations), or hits between
 FAMILIAR = 3  # the same, of all items of a list together, where the function would run natively otherwise
+ROUNDS = 3  # times that a function is taken in a more general way before it runs natively
 INDEX = re.compile(r"\[\d+\]")
 STACK = "L['m_stack"  # how the rest of a frame names what stood on its stack
 SHOWN = 3  # values in the message
@@ -50,6 +51,7 @@ class Varying:
     def __init__(self) -> None:
         self.counts: Counter[tuple[str, str, int]] = Counter()
         self.values: dict[str, deque[str]] = {}
+        self.rounds = 0  # of ``leave_open``
 
     def leave_open(self, policy: Policy, hint: str) -> str:
         """All places that have varied a few times, items of lists counted as one, are no longer taken for constants:
@@ -62,7 +64,8 @@ class Varying:
             if families[family(place)] >= FAMILIAR and place not in policy.varying:
                 policy.varying[place] = f"{', '.join(values)} in the last calls", hint
                 told.append("what a graph break left" if place.startswith(STACK) else place)
-        if not told:
+        self.rounds += 1
+        if not told or self.rounds > ROUNDS:  # (new places may come without an end)
             return ""
         more = f" and {len(told) - SHOWN} more" if len(told) > SHOWN else ""
         return f"{', '.join(told[:SHOWN])}{more} changed again and again; {FROM_NOW_ON}; {hint}"

@@ -3,6 +3,7 @@ ends where the value is needed. Kinds of values, each at each place that can hol
 
 from __future__ import annotations
 
+import collections
 import functools
 import os
 import pathlib
@@ -20,6 +21,7 @@ from moebius import capture, stats
 from moebius.api import captured_of, report_of
 from moebius.cache import varying
 from moebius.heap.varying import VaryingPlaces
+from moebius.trace.policy import Policy
 
 CALLS = 14
 
@@ -316,3 +318,12 @@ def test_a_loop_of_an_optimizer_that_breaks_in_each_turn_runs_natively_as_a_whol
             assert same(params, plain)
     details = [one.detail for one in report_of(captured_of(captured)).breaks]
     assert any("the whole frame runs natively" in detail for detail in details) is not grad, details
+
+
+def test_places_that_come_without_an_end_are_given_up() -> None:
+    known, policy, found = varying.Varying(), Policy(), []
+    for i in range(varying.ROUNDS + 2):
+        known.counts[f"L['rows'][{i}]", "step.py", 1] = 2
+        known.values[f"L['rows'][{i}]"] = collections.deque(["1.0"])
+        found.append(bool(known.leave_open(policy, "hint")))
+    assert found == [False, *[True] * (varying.ROUNDS - 1), False, False]  # the first place alone varied too rarely
