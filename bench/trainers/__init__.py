@@ -10,6 +10,7 @@ from . import (
     pictures,
     pretraining,
     recommenders,
+    registries,
     routers,
     runners,
     structures,
@@ -18,5 +19,5 @@ from .script import SCRIPTS, Script
 
 __all__ = [
     "SCRIPTS", "Script", "agents", "arrays", "engines", "language", "loops", "optimizing", "pictures", "pretraining",
-    "recommenders", "routers", "runners", "structures",
+    "recommenders", "registries", "routers", "runners", "structures",
 ]  # fmt: skip
