@@ -9,6 +9,7 @@ the place that plain Python gives it, and the same entry in the registry of thos
 
 from __future__ import annotations
 
+import functools
 import threading
 import types
 from collections.abc import Callable
@@ -25,9 +26,17 @@ def hidden(function: F) -> F:
     """The function, its frames passed over when the user's callers are counted, and by ``torch.compile``."""
     assert isinstance(function, types.FunctionType)
     code = function.__code__
-    function.__code__ = code.replace(co_filename=f"{code.co_filename} ({MARK})")
-    torch_private.skip_code(function.__code__)
+    function.__code__ = hidden_code(code, code.co_filename)
     return function
+
+
+@functools.cache
+def hidden_code(code: types.CodeType, filename: str) -> types.CodeType:
+    """One for each function that is written down, for good: torch's profiler reads the names of what ran at its end and
+    holds no reference. (Codes of two files may be equal.)"""
+    made = code.replace(co_filename=f"{filename} ({MARK})")
+    torch_private.skip_code(made)
+    return made
 
 
 @hidden
@@ -51,6 +60,7 @@ class Around(threading.local):
 AROUND = Around()
 
 
+@functools.cache
 def residual_file(name: str) -> str:
-    """The file name of residual code made for a function of this name."""
+    """The file name of residual code made for a function of this name; one string, for good (see ``hidden_code``)."""
     return f"<moebius residual of {name}, {MARK}>"

@@ -473,6 +473,7 @@ class Emitter:
         text = source if not label else profiled(source, graph, label, namespace)
         exec(compile(text, residual_file(name), "exec"), namespace)
         function = namespace.pop(name)
+        function.__code__ = function.__code__.replace(co_filename=residual_file(name))
         function.residual_source = source
         torch_private.skip_code(function.__code__)
         return function

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from moebius import capture, disable
+from moebius.api import captured_of
 from moebius.codegen import ranges
 
 
@@ -60,3 +61,16 @@ def test_a_torch_that_does_not_say_has_no_ranges(monkeypatch: pytest.MonkeyPatch
     for _ in range(2):
         captured(x)
     assert names_of(captured, x) == []
+
+
+def test_names_of_what_ran_outlive_it() -> None:
+    """torch's profiler, where it records stacks, reads them at its end, and holds no reference: what is ours and is
+    dropped by then has names that stay."""
+    files = []
+    for _ in range(2):
+        found = captured_of(capture(step))
+        assert found is not None
+        below = found.below(step)
+        found.entry(torch.ones(3))
+        files.append([run.__code__.co_filename for run in (below, found.segments[0].run)])
+    assert all(one is other for one, other in zip(*files, strict=True))
