@@ -148,7 +148,7 @@ def hooked_module_result(x):
 def hooked_node(x):
     node = x.view_as(x).grad_fn.next_functions[0][0]
     node.register_hook(lambda before, after: setattr(x, "grad", after[0] * 10))
-    (x * 2).sum().backward()
+    torch.mul(x, 2).sum().backward()  # (a function that knows nothing of torch would run natively as one piece)
     return x.grad
 
 
