@@ -46,6 +46,15 @@ class Open:
     added: float
 
 
+class Running(threading.local):
+    """The innermost tracer of this thread."""
+
+    tracer: Any = None
+
+
+RUNNING = Running()
+
+
 class NativeTracer:
     """A trace function (``sys.settrace``) for one thread and one call. parts: by the id of their code; more may come
     while it runs. measures: whether a native part runs whose time is to be found out; only then it looks at the clock.
@@ -62,11 +71,12 @@ class NativeTracer:
         self.open: list[Open] = []
         self.stopped: Open | None = None  # the part in which it counts no more
         self.was_stopped = False
-        self.thread = threading.get_ident()
+        self.outer: NativeTracer | None = None  # of an explained call around this one, where it counts no more
         self.event_seconds, self.instruction_seconds = 0.0, 0.0
 
     def __enter__(self) -> NativeTracer:
         self.event_seconds, self.instruction_seconds = speeds()
+        self.outer, RUNNING.tracer = RUNNING.tracer, self
         set_own_tracer(self)
         LISTENERS.append(self.ended)
         self.left = perf_counter()
@@ -75,7 +85,8 @@ class NativeTracer:
 
     def __exit__(self, *_: object) -> None:
         sys.settrace(None)
-        set_own_tracer(None)
+        RUNNING.tracer = self.outer
+        set_own_tracer(self.outer)
         LISTENERS.remove(self.ended)
 
     def __call__(self, frame: types.FrameType, event: str, arg: Any) -> Any:
@@ -132,7 +143,7 @@ class NativeTracer:
 
     def ended(self, part: NativePart) -> None:
         """A native part has ended, in any thread."""
-        if threading.get_ident() != self.thread:
+        if RUNNING.tracer is not self:  # another thread's, or of a call that is explained in this one
             return
         took = part.take_back()
         index = next((i for i in reversed(range(len(self.open))) if self.open[i].part is part), None)

@@ -124,6 +124,39 @@ def test_a_later_report_counts_all(monkeypatch: pytest.MonkeyPatch) -> None:
     assert costs[0] == costs[1]  # a report's own call is none of those that count
 
 
+def test_a_call_that_is_explained_in_an_explained_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a native part of it in which nothing is counted any more, and where it still is."""
+
+    def inner(x: torch.Tensor) -> torch.Tensor:
+        y = x + 1
+        loops(3)
+        return y * 2
+
+    other, found = capture(inner), []
+
+    @disable
+    def explains(x: torch.Tensor, count: int) -> None:
+        loops(count)
+        found.append(explain(other)(x))
+
+    def outer(x: torch.Tensor, count: int) -> torch.Tensor:
+        y = x * 2
+        explains(x, count)
+        y = y + 1
+        loops(5)
+        return y - 1
+
+    monkeypatch.setattr(native_counts, "BUDGET", 500)
+    for count in (1000, 2):
+        captured = capture(outer)
+        for _ in range(3):
+            report = explain(captured)(torch.ones(3), count)
+            assert torch.equal(report.result, torch.full((3,), 2.0)) and len(report.breaks) == 2
+            assert report.status != "native" and all(item.cost_us is not None for item in report.breaks)
+        assert torch.equal(found[-1].result, torch.full((3,), 4.0))
+    assert not native_parts.LISTENERS
+
+
 def test_a_break_in_a_loop_costs_the_sum() -> None:
     @disable
     def nap() -> None:
