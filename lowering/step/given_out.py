@@ -12,7 +12,7 @@ from torch import fx
 from moebius.lowering.aliasing import Storage
 from moebius.lowering.operators import read_call
 
-SHAPES = frozenset({"zeros", "full"})  # of the size of their argument
+SHAPES = frozenset({"zeros", "ones", "full"})  # of the size of their argument
 FIRST_ALONE = frozenset({"blocks_apart", "type_as"})
 GIVEN = "a value that the loop's iterations compute is given out of the graph, where its gradient may be asked for"
 Ways = dict[int, int]

@@ -8,7 +8,7 @@ from torch import fx
 from moebius.lowering.aliasing import Storage
 from moebius.lowering.operators import read_call
 from moebius.lowering.step import is_backward
-from moebius.lowering.step.given_out import is_differentiable
+from moebius.lowering.step.given_out import SHAPES, is_differentiable
 
 WRITTEN = "a value that the loop's iterations compute is written into before backward"
 Readers = dict[tuple[str, str], frozenset[str]]
@@ -30,8 +30,12 @@ def readers_before_writes(gm: fx.GraphModule) -> Readers:
 
 
 def is_reader(user: fx.Node, storage: Storage) -> bool:
-    call = read_call(user)
-    return user not in storage.writers and not (call is not None and call.op.alias)
+    """Whether it has a backward that may read what it was computed of: not of a view, nor where only a size is read."""
+    call, made = read_call(user), user.meta.get("val")
+    made = made if isinstance(made, tuple | list) else (made,)
+    if user in storage.writers or (call is not None and (call.op.alias or call.name in SHAPES)):
+        return False
+    return any(getattr(value, "requires_grad", False) for value in made)
 
 
 def is_unread(before: Readers, gm: fx.GraphModule) -> bool:
