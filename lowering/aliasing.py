@@ -333,7 +333,9 @@ def only_computes(node: fx.Node) -> bool:
     writes nowhere and draws no random numbers."""
     if is_pure(node):
         return True
-    if node.op not in ("call_method", "call_function") or "out" in node.kwargs or writes_into(node):
+    if node.op not in ("call_method", "call_function") or "out" in node.kwargs:
+        return False
+    if is_backward(node) or writes_into(node):  # (torch.ops has another `backward`, which has nothing to do with it)
         return False
     if node.op == "call_method":
         return only_reads(str(node.target))

@@ -423,6 +423,7 @@ ELEMENTWISE = frozenset(
      "leaky_relu", "clamp", "sin", "cos", "log1p", "expm1", "elu", "selu", "celu", "hardtanh", "softsign",
      "tanhshrink", "logsigmoid", "softshrink", "hardshrink", "threshold"}
 )  # fmt: skip
+PRODUCTS = frozenset({"linear", "matmul", "addmm"})  # of rows with a matrix
 # Its result depends on nothing but its arguments, and it changes nothing, unless it is spelled in place.
 CONTROL = frozenset({"set_grad_enabled", "skip_turn", "require_branch", "expert_loop", "dropout", "draw_noise"})
 

@@ -125,17 +125,22 @@ def annotated(
     return list(found.values())
 
 
+def overloads_of(name: str) -> list[Any]:
+    """Those of torch's operator of that name."""
+    packet: Any = getattr(torch.ops.aten, name, None)
+    known = isinstance(packet, torch._ops.OpOverloadPacket)
+    return [getattr(packet, one) for one in packet.overloads()] if known else []
+
+
+def draws_numbers(name: str) -> bool:
+    """Whether torch's operator of that name, by its tags, draws random numbers."""
+    return any(torch.Tag.nondeterministic_seeded in one.tags for one in overloads_of(name))
+
+
 def only_reads(name: str) -> bool:
     """Whether torch's operator of that name, by its schemas, writes into no argument and draws no random numbers."""
-    packet = getattr(torch.ops.aten, name, None)
-    if not isinstance(packet, torch._ops.OpOverloadPacket):
-        return False
-    overloads = [getattr(packet, each) for each in packet.overloads()]
-    return all(
-        not o._schema.is_mutable and torch.Tag.nondeterministic_seeded not in o.tags
-        for o in overloads
-        if not any(a.is_out for a in o._schema.arguments)
-    )
+    plain = [one for one in overloads_of(name) if not any(a.is_out for a in one._schema.arguments)]
+    return bool(plain) and not draws_numbers(name) and not any(one._schema.is_mutable for one in plain)
 
 
 def returns_nothing(target: Any) -> bool:

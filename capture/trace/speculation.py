@@ -39,7 +39,6 @@ MAX_EXITS = 512  # in one graph; each costs a continuation at capture, and a rea
 MAX_PEEKED = 64  # operators that are run ahead to see which way a branch will go
 MAX_FOLLOWED = 16  # times in a row that a branch is taken to go as it went before: `while` would never end
 MAX_UNTOLD = 4  # times that a branch in a ``while`` loop may be met of which data told nothing: see ``endless``
-RANDOM = ("rand", "dropout", "bernoulli", "multinomial", "normal", "poisson", "attention", "backward", "grad")
 # Instructions that ask for the truth of the value on top of the stack and do nothing else before.
 ASK_TOP = frozenset({"UNARY_NOT", "TO_BOOL", "JUMP_IF_TRUE_OR_POP", "JUMP_IF_FALSE_OR_POP"})
 LOOKS = (enumerate, zip, len, iter)  # that ask an array of numpy's for its length, and do nothing before
@@ -171,9 +170,8 @@ class Speculation:
             if node in real:
                 return real[node]
             if node not in done:
-                random = any(part in str(node.target) for part in RANDOM)
                 written = any(node in writes_into(user) for user in node.users)
-                if len(done) >= MAX_PEEKED or random or written or not only_computes(node):
+                if len(done) >= MAX_PEEKED or written or not only_computes(node):
                     raise LookupError(node.name)
                 done[node] = None
                 args, kwargs = fx.map_arg(node.args, run), fx.map_arg(node.kwargs, run)

@@ -20,12 +20,12 @@ from torch import fx
 from moebius.lowering.aliasing import Storage
 from moebius.lowering.contract import Work
 from moebius.lowering.dead_code import drop_dead_code
-from moebius.lowering.operators import ELEMENTWISE, is_pure, read_call
+from moebius.lowering.operators import ELEMENTWISE, PRODUCTS, is_pure, read_call
 from moebius.lowering.torch_private import same_size, set_grad_enabled
 from moebius.lowering.values import infer, shape_of
 
 JOINS = frozenset({torch.cat, torch.concat, torch.concatenate})
-PRODUCTS = frozenset({"linear", "matmul"})
+ROWS_FIRST = PRODUCTS - {"addmm"}  # the rows are the first operand
 ALONG_ROWS = ELEMENTWISE | {"cast", "contiguous", "clone", "chunk", "getitem", "glu"}
 FAR = 64
 Joins = dict[fx.Node, list[fx.Node]]
@@ -170,7 +170,7 @@ def is_feature(node: fx.Node) -> bool:
 def is_cut(part: Any, e: int, sizes: list[Any]) -> bool:
     """Whether it is a product of piece e of a tensor that is cut into pieces of these sizes."""
     call = read_call(part) if isinstance(part, fx.Node) else None
-    piece = read_call(call["input"]) if call is not None and call.name in PRODUCTS else None
+    piece = read_call(call["input"]) if call is not None and call.name in ROWS_FIRST else None
     if piece is None or piece.name != "getitem" or piece["index"] != e:
         return False
     cut = read_call(piece["input"])

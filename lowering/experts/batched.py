@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from moebius.lowering import operators
 from moebius.lowering.experts.layout import indexed
 from moebius.lowering.operators import read_call
 from moebius.lowering.values import shape_of, tensor_of
@@ -16,7 +17,7 @@ from moebius.lowering.values import shape_of, tensor_of
 PRODUCTS = frozenset(
     {torch.bmm, torch.baddbmm, torch.einsum, torch.matmul, operator.matmul, "bmm", "baddbmm", "matmul", "__matmul__"}
 )
-STOPS = frozenset({"linear", "matmul", "addmm", "expert_loop"})
+STOPS = operators.PRODUCTS | {"expert_loop"}
 VIEWS = frozenset({"transpose", "permute", "T", "mT", "cast", "contiguous", "chunk", "split", "unsqueeze"})
 INTEGERS = frozenset({torch.int64, torch.int32, torch.int16, torch.int8})
 FAR = 64  # nodes looked at between two products

@@ -23,13 +23,12 @@ from moebius.lowering.experts.stacking import block_experts, blocks_apart, join_
 from moebius.lowering.experts.turns import Builder, Differ, Place, Turns, added_rows, is_branch, loop_of, place_of
 from moebius.lowering.graph import expert_loop
 from moebius.lowering.operators import CONTROL, ELEMENTWISE, is_pure, loop_body, read_call, target_name
-from moebius.lowering.torch_private import same_size, sizes_key
+from moebius.lowering.torch_private import draws_numbers, same_size, sizes_key
 from moebius.lowering.values import add_call, computed_of, shape_of, stands_at, tensor_of, value_of
 
 INSIDE = ELEMENTWISE | {"getitem", "chunk", "split", "reshape", "cast", "contiguous", "narrow", "dropout", "unbind"}
 VIEWS = frozenset({"cast", "contiguous", "clone", "reshape"})
 LOOKUPS = frozenset({"rows_if", "getitem", "index_select", "narrow", "split", "unbind", "chunk"})
-RANDOM = frozenset({"rand_like", "randn_like", "multinomial", "scaled_dot_product_attention"})
 MOST = 4096  # blocks looked at together
 NUMBERS = frozenset({torch.sym_not, torch.sym_int, torch.sym_float, torch.sym_max, torch.sym_min})
 RowsOf = Callable[[fx.Node], "list[fx.Node] | None"]  # the rows behind what an expert gives
@@ -386,7 +385,7 @@ def is_size(node: fx.Node) -> bool:
 
 def is_calm(node: fx.Node) -> bool:
     """Whether an operator that the tables of the proof lack makes new tensors and draws no random numbers."""
-    return makes_new(node) and getattr(node.target, "__name__", node.target) not in RANDOM
+    return makes_new(node) and not draws_numbers(str(getattr(node.target, "__name__", node.target)))
 
 
 def inside(down: fx.Node, rows_of: RowsOf = expert_rows) -> set[fx.Node]:

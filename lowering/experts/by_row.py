@@ -30,8 +30,7 @@ from moebius.lowering.experts.facts import (
 )
 from moebius.lowering.experts.proof import Fault, Step
 from moebius.lowering.experts.reader import Reader
-from moebius.lowering.experts.rules_each_row import PRODUCTS
-from moebius.lowering.operators import Call, read_call, target_name
+from moebius.lowering.operators import PRODUCTS, Call, read_call, target_name
 from moebius.lowering.torch_private import same_size
 from moebius.lowering.values import shape_of, tensor_of
 

@@ -28,12 +28,11 @@ from moebius.lowering.experts.masked import compared_gate, holds_for_chosen, mas
 from moebius.lowering.experts.routing import distinct, index_bounds, index_root
 from moebius.lowering.experts.turns import Builder, Differ, Place, Turns, draws, loop_of
 from moebius.lowering.experts.zeros import Zeros, scatter_into
-from moebius.lowering.operators import read_call, target_name
+from moebius.lowering.operators import PRODUCTS, read_call, target_name
 from moebius.lowering.torch_private import same_size
 from moebius.lowering.values import add_call, infer, same_shape, shape_of, tensor_of
 
 FULL = slice(None)
-PRODUCTS = frozenset({"linear", "matmul", "addmm"})
 
 
 # ----------------------------------------------------------------------------------------------------------------------

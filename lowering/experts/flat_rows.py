@@ -14,10 +14,10 @@ from torch import fx
 from moebius.lowering.aliasing import Storage
 from moebius.lowering.contract import Work
 from moebius.lowering.experts.provisional import Provisional
-from moebius.lowering.operators import ELEMENTWISE, Call, read_call
+from moebius.lowering.operators import ELEMENTWISE, PRODUCTS, Call, read_call
 from moebius.lowering.values import add_call, infer, shape_of, stands_at
 
-PRODUCTS = frozenset({"linear", "matmul"})
+ROWS_FIRST = PRODUCTS - {"addmm"}  # the rows are the first operand
 FAR = 64
 
 
@@ -26,7 +26,7 @@ def flatten_rows(work: Work) -> list[Provisional]:
     lines: dict[Any, list[fx.Node]] = {}
     for node in work.gm.graph.nodes:
         call = read_call(node)
-        if call is not None and call.name in PRODUCTS and not call.op.inplace and len(shape_of(node) or ()) > 2:
+        if call is not None and call.name in ROWS_FIRST and not call.op.inplace and len(shape_of(node) or ()) > 2:
             lines.setdefault((node.meta.get("where"), node.target), []).append(node)
     found: list[Provisional] = []
     lines = {line: nodes for line, nodes in lines.items() if len(nodes) > 1}
@@ -54,7 +54,7 @@ def inside(down: fx.Node) -> tuple[fx.Node, list[fx.Node]] | None:
         made = read_call(node) if isinstance(node, fx.Node) else None
         if made is None or made.op.inplace or made.args.get("inplace") or len(seen) > FAR:
             return None
-        if made.name in PRODUCTS and is_projection(made):
+        if made.name in ROWS_FIRST and is_projection(made):
             rows.add(made["input"])
         elif made.name in ELEMENTWISE or is_part(made) or made.name == "cast" or is_switched_off(made):
             wide = [n for n in node.all_input_nodes if len(shape_of(n) or ()) > 1 or shape_of(n) is None]

@@ -23,11 +23,10 @@ from torch import fx
 
 from moebius.lowering.experts.routed import PIECES, SUMS_OF_ROWS, batched_products, is_routed_along, looked_up_rows
 from moebius.lowering.experts.turns import SUMS, added_rows, chased, draws, is_branch
-from moebius.lowering.operators import ELEMENTWISE, Call, call_operands, loop_body, read_call, target_name
+from moebius.lowering.operators import ELEMENTWISE, PRODUCTS, Call, call_operands, loop_body, read_call, target_name
 from moebius.lowering.torch_private import same_size
 from moebius.lowering.values import same_shape, shape_of, tensor_of
 
-PRODUCTS = frozenset({"linear", "matmul", "addmm"})
 OTHER_PRODUCTS = frozenset({torch.bmm, torch.baddbmm, torch.einsum, torch.nn.functional.bilinear, "bmm", "baddbmm"})
 LISTS = frozenset({torch.stack, torch.cat, torch.concat, torch.concatenate, torch.hstack, torch.vstack})
 CONSTANT = frozenset({"zeros", "full", "arange"})

@@ -44,7 +44,7 @@ from moebius.lowering.experts.stacking import blocks_apart, of_turns_that_ran
 from moebius.lowering.experts.turns import Differ, Turns, added_rows, build_loop, groups, place_of, remove
 from moebius.lowering.experts.writing import Writer, fill_region, kept_bytes, put_in_place, write_operator
 from moebius.lowering.graph import ExpertRegion, LoweringOptions
-from moebius.lowering.operators import read_call, target_name
+from moebius.lowering.operators import PRODUCTS, read_call, target_name
 from moebius.lowering.values import refuse, shape_of, tensor_of, users_line, where_of
 
 CONTRACT = Contract(
@@ -58,7 +58,7 @@ CONTRACT = Contract(
 )
 
 
-PRODUCTS = frozenset({"linear", "matmul", "addmm", "grouped_mm", "expert_loop"})
+MAKE_ROWS = PRODUCTS | {"grouped_mm", "expert_loop"}
 # Steps of the proof that are about what is computed of the rows.
 ABOUT_ROWS = frozenset({"expert function", "same input", "whole weights", "sizes", "one precision"})
 DIFFERENT = "equal iterations"  # the first step of the proof for turns that stand one after another
@@ -568,7 +568,7 @@ def projects(anchor: fx.Node, before: fx.Node | None) -> bool:
         call = read_call(node)
         if call is None and node.op not in ("placeholder", "get_attr"):
             return True  # it may be one
-        if call is not None and call.name in PRODUCTS:
+        if call is not None and call.name in MAKE_ROWS:
             return True
         pending += node.all_input_nodes
     return False

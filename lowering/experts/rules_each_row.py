@@ -7,9 +7,8 @@ from moebius.lowering.experts.facts import Constant, EachRow, Fact, Invariant, I
 from moebius.lowering.experts.reader import Reader, rule
 from moebius.lowering.experts.rules_after import ROW_BY_ROW, aligned, along_rows
 from moebius.lowering.experts.rules_rows import DOTS, FULL, is_bias_of, piece_sizes
-from moebius.lowering.operators import Call
+from moebius.lowering.operators import PRODUCTS, Call
 
-PRODUCTS = frozenset({"linear", "matmul", "addmm"})
 COMPARISONS = frozenset({"gt", "ge", "lt", "le", "where"})
 PIECES = frozenset({"chunk", "split", "narrow", "getitem"})
 

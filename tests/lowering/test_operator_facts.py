@@ -1,0 +1,54 @@
+"""What the tables of operators say of an operator is what torch's own schemas and tags say of it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import fx
+
+from moebius.lowering.aliasing import only_computes
+from moebius.lowering.operators import CONTROL, FUNCTIONS, METHODS, Operator
+from moebius.lowering.torch_private import draws_numbers, only_reads
+
+TORCHS = {f: op for f, op in FUNCTIONS.items() if "torch" in str(getattr(f, "__module__", ""))}
+SPELLINGS = [*((f.__name__, op) for f, op in TORCHS.items()), *METHODS.items()]
+HOMES = (torch, torch.nn.functional)
+SEEDED = [name for name in dir(torch.ops.aten) if not name.startswith("__") and draws_numbers(name)]
+
+
+def schemas(name: str) -> list:
+    packet = getattr(torch.ops.aten, name, None)
+    found = [getattr(packet, one)._schema for one in packet.overloads()] if hasattr(packet, "overloads") else []
+    of_tensors = [one for one in found if one.arguments and str(one.arguments[0].type) == "Tensor"]  # (not of lists)
+    return [one for one in of_tensors if not any(argument.is_out for argument in one.arguments)]
+
+
+@pytest.mark.parametrize(("name", "op"), SPELLINGS, ids=[name for name, _ in SPELLINGS])
+def test_tables_say_what_schemas_say(name: str, op: Operator) -> None:
+    found = schemas(name)
+    if not found:
+        return  # a name of Python's, or of this project's
+    assert any(one.is_mutable for one in found) == op.inplace
+    if any(returned.alias_info is not None for one in found for returned in one.returns):
+        assert op.alias, "a view, of which the tables say that it is a new tensor"
+    assert not draws_numbers(name) or op.name in CONTROL
+
+
+def test_there_are_operators_that_draw() -> None:
+    assert len(SEEDED) > 30
+
+
+@pytest.mark.parametrize("name", SEEDED)
+def test_what_draws_is_never_run_twice(name: str) -> None:
+    graph = fx.Graph()
+    x = graph.placeholder("x")
+    made = [graph.call_method(name, (x,))]
+    made += [graph.call_function(getattr(home, name), (x,)) for home in HOMES if hasattr(home, name)]
+    assert not only_reads(name)
+    assert not any(map(only_computes, made))
+
+
+def test_backward_is_no_computation() -> None:
+    graph = fx.Graph()
+    made = graph.call_method("backward", (graph.placeholder("loss"),))
+    assert not only_computes(made)
