@@ -4,9 +4,10 @@ After some captures that each met another text, tuple, object or number there, t
 which only the type is known. It may be kept, passed on and returned; what asks for more is a graph break, and what
 stands before and after it is captured once.
 
-So are containers: a list of losses, a deque of the last hundred. To append to them reads nothing. What reads one as a
-whole (``len``, ``sum``, ``torch.stack``, an item of a list) is a guard on all that it holds. A frame with a loop over
-one runs natively as a whole.
+So are containers: a list of losses, a deque of the last hundred. To append to them reads nothing, and what a
+step has just added is known. A list that is longer in each call is read at its end, and its length is a number of the
+graph. What reads one as a whole (``sum``, ``torch.stack``, an item) is a guard on all that it holds. A frame with a
+loop over one runs natively as a whole.
 """
 
 from __future__ import annotations
