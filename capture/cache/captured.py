@@ -41,7 +41,7 @@ from ..selftest import works
 from ..shadow import Shadow
 from ..tensors.parked import Parked
 from ..torch_facts import torch_private
-from ..trace.policy import FOREIGN, ON_A_MESH, Policy
+from ..trace.policy import FOREIGN, Policy
 from ..trace.segment import Segment, build
 from ..trace.trace import Request, trace
 from ..values.values import TRACING, Break
@@ -87,9 +87,8 @@ class Captured:
         parent: Captured | None = None,
     ):
         self.function, self.options, self.n_cells, self.names = function, options, n_cells, names
-        whole_step = options.backend in moebius.lowering.OWN and options.mesh is None
-        why = FOREIGN if options.mesh is None else ON_A_MESH
-        self.policy = Policy(dynamic=options.dynamic, whole_step=whole_step, outside=why, options=options)
+        whole_step = options.backend in moebius.lowering.OWN
+        self.policy = Policy(dynamic=options.dynamic, whole_step=whole_step, outside=FOREIGN, options=options)
         self.policy.marked = lambda t: frozenset(MARKED.get(t, ()))
         self.segments: list[Segment] = []
         self.left: list[Segment] = []  # for reports: one that a branch on data left, until there is another
@@ -241,6 +240,7 @@ class Captured:
             del segment  # no reference to a parameter may remain while its storage moves
             self.children.clear()
             self.below_native.clear()
+            self.parked.taken_out(self.parked.made)
             placing.place(self.options)
             segment = self.attempt(request, started)
         segment.seconds = time.perf_counter() - started
@@ -315,9 +315,8 @@ class Captured:
             text = "not in a checkpoint that runs natively"
             found.guards.answers("torch.utils.checkpoint", text, (torch_private.in_checkpoint, False))
         try:
-            made = build(found, self.options, self.make_resume, self.below, self.parked, started)
             average_what_it_met(found, self.options, self.root)
-            return made
+            return build(found, self.options, self.make_resume, self.below, self.parked, started)
         finally:
             found.release()
 

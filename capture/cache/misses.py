@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from moebius.lowering.step import BranchError
+from moebius.lowering.step import BranchError, ReachedElsewhereError
 
 from ..hook import Entry
 from ..trace.policy import LEFT_OUT, Policy
@@ -40,6 +40,8 @@ def missed(captured: weakref.ref[Any], program: Any, error: BaseException) -> No
         return
     if isinstance(error, BranchError):
         went_otherwise(owner, error, program)
+    elif isinstance(error, ReachedElsewhereError):
+        capture_again(owner, str(error))
     else:
         keep_backward_outside(owner, str(error))
 
@@ -47,11 +49,15 @@ def missed(captured: weakref.ref[Any], program: Any, error: BaseException) -> No
 def keep_backward_outside(captured: Captured, found: str) -> None:
     """A batch left parameters without gradients that the step was captured with: backward runs between two graphs
     from now on, and the second has the gradients that are there for inputs."""
+    captured.policy.whole_step, captured.policy.outside = False, LEFT_OUT
+    capture_again(captured, found, LEFT_OUT[1])
+
+
+def capture_again(captured: Captured, found: str, hint: str = "") -> None:
+    """What a backward gave gradients to is not what the captures have."""
     code = captured.function.__code__
     place = (code.co_filename, code.co_firstlineno)
-    before = "gives every parameter a gradient"
-    captured.tell_recompile("backward()", before, found, *place, LEFT_OUT[1])
-    captured.policy.whole_step, captured.policy.outside = False, LEFT_OUT
+    captured.tell_recompile("backward()", "gives every parameter a gradient", found, *place, hint)
     for segment in captured.segments:
         captured.entry.remove(segment.guards.program)
     captured.segments.clear()

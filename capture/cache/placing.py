@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import types
 import warnings
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +18,7 @@ from ..trace.segment import Segment
 from ..trace.trace import Trace
 
 CONTAINERS = (list, tuple, dict)
+met: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()  # optimizers of what ranks train
 
 
 @dataclass
@@ -38,12 +40,14 @@ class Placement:
 
     def place(self, options: Options) -> None:
         """Collective. If it cannot be done nothing was moved; the whole parameters give the right result too."""
-        from moebius.lowering.distribution import PlacementError, place_parameters
+        from moebius.lowering.distribution import PlacementError, place_parameters, place_state
 
         try:
             place_parameters(self.parameters, [], options.mesh, self.plan)
         except PlacementError as error:
             warnings.warn(f"moebius: experts stay whole on each rank: {error}", stacklevel=6)
+        for optimizer in list(met):  # before it is captured again: then a graph has its state
+            place_state(optimizer)
 
 
 def average_what_it_reaches(function: types.FunctionType, options: Options, args: tuple, kwargs: dict) -> None:
@@ -134,5 +138,6 @@ def average(options: Options, values: Iterable[Any], root: bool) -> None:
         average_gradients(modules, tensors, options.mesh, resolve_plan(options.plan, options.mesh), optimizers)
     except DistributionError as error:
         raise MeshError(str(error)) from error
+    met.update(optimizers)
     for optimizer in optimizers:
         place_state(optimizer)

@@ -180,7 +180,7 @@ class Lists:
     def make(self, items: list) -> Any:
         """A list display."""
         frame = self.domain.frame
-        if items or frame is None or self.domain.open_loops or not self.tensors.whole_step:
+        if items or frame is None or self.domain.open_loops or not self.tensors.branches:
             return self.objects.made(items)
         site = (frame.code, frame.pc)
         if site in self.sites:

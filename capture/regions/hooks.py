@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 from torch import fx
 from torch.utils.hooks import RemovableHandle
 
+from moebius.lowering.step import RankHook
+
 from ..guards.sources import Source, part
 from ..python import natives
 from ..python.substitutes import module_hook
@@ -146,7 +148,10 @@ class GradientHooks(Bodies):
         for leaf in leaves:
             hooks = getattr(leaf.real, "_backward_hooks", None)
             all_hooks = []
-            if hooks and leaf.source is not None:
+            theirs = [isinstance(hook, RankHook) for hook in (hooks or {}).values()]
+            if any(theirs) and not all(theirs):
+                raise Break(REASON, "on a parameter of several ranks", self.hint)
+            if hooks and leaf.source is not None and not all(theirs):
                 all_hooks.append(enter(hooks, part(leaf.source, "attr", "_backward_hooks")))
             if leaf.real is not None and (here := self.registered.get(leaf)) is not None and here.hooks:
                 all_hooks.append(here.hooks)

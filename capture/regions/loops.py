@@ -88,7 +88,7 @@ class Loops:
         """``for e in tensor.tolist():`` of a vector of integers, how many is not known, or ``for e in set(…)`` of them;
         None for any other use."""
         frame = self.domain.frame
-        if frame is None or not self.tensors.whole_step or self.open:
+        if frame is None or not self.tensors.branches or self.open:
             return None
         how = iterated_as(frame)
         if how is None or proxy.fake.dim() != 1 or proxy.fake.dtype not in INTEGERS:
@@ -208,7 +208,7 @@ class Loops:
     def take_range(self, frame: Frame) -> None:
         """``for e in range(n)`` over experts goes the way of a loop over rows; any other is left to be unrolled."""
         key = (frame.code, frame.pc)
-        if self.open or not self.tensors.whole_step or key in self.unrolled:
+        if self.open or not self.tensors.branches or key in self.unrolled:
             return
         iterator = frame.stack[-1]
         if iterator is not self.fresh or any(local is iterator for local in frame.locals):
@@ -348,7 +348,7 @@ class Loops:
 
     def take_branch(self, frame: Frame) -> None:
         """An ``if`` on values becomes a loop of one turn, or one for each side; others are left to ``truth``."""
-        if not self.tensors.whole_step or not on_values(frame.stack[-1]):
+        if not self.tensors.branches or not on_values(frame.stack[-1]):
             return
         if (frame.code, frame.pc) in self.unrolled:
             return

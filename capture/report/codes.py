@@ -84,8 +84,8 @@ CODES = (
         9, "backward and gradients",
         ("Tensor.backward", "torch.autograd.backward", "torch.autograd.grad", "autograd node", "sparse gradient",
          "forward-mode derivative"),
-        "This form of backward runs between two graphs: with a mesh, a backend of torch.compile's, or on "
-        "what one graph cannot hold.",
+        "This form of backward runs between two graphs: with a backend of torch.compile's, or on what one graph cannot "
+        "hold.",
         "Use `loss.backward()` on tensors of the step with the default backend.",
     ),
     Code(
@@ -247,7 +247,7 @@ CODES = (
     ),
     Code(
         34, "A write into experts that live on other ranks", ("write into experts on other ranks",),
-        "With `mesh=` this rank has a part of the experts' weights: the step writes into them by itself.",
+        "With `mesh=` and a backend of torch.compile's this rank's graph has a part of the experts' weights.",
         "Write into them outside of the step, or through the optimizer.",
     ),
 )  # fmt: skip

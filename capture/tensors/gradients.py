@@ -27,9 +27,11 @@ from moebius.lowering.step import (
     require_accumulated,
     require_given,
     require_gradients,
+    require_known,
     set_gradient,
     treats_each_alone,
 )
+from moebius.lowering.step.optimizer_steps import counted_by, trained_on_ranks
 
 from ..guards.sources import Source, part
 from ..heap.heap import Heap
@@ -108,6 +110,7 @@ class Gradients:
         self.of: dict[TensorProxy, Any] = {}  # what is known of each leaf's .grad
         self.check: fx.Node | None = None  # that the gradients are there which are read after the last backward
         self.made_state: list[MadeState] = []  # of optimizers, for gradients that are expected
+        self.on_ranks: set[int] = set()  # ids of parameters that a backward on another rank may have reached
         self.was_set: dict[str, bool] = {}  # by source: what the call began with
         self.retained: dict[TensorProxy, Any] = {}  # the tensors that keep their gradients, with their autograd nodes
         self.needs_history = False  # whether a gradient went through a module that was not interpreted by itself
@@ -165,20 +168,35 @@ class Gradients:
             if before is None or before is UNREAD:
                 self.of[leaf] = Accumulated(before)
             # a tensor that is there is added to in place, grad mode being off: the same value goes on standing for it
+        on_ranks = self.reached_elsewhere(leaves)
         after = self.hooks.after_accumulation(leaves, self.enter)
         node = self.backward_node(outputs, None if gradients is None else given, options, hooked, after)
         node.meta["val"] = None
         if after:
             self.writer.node("call_function", require_accumulated, (node,), {}).meta["val"] = None
+        if on_ranks:
+            self.writer.node("call_function", require_known, (), {}).meta["val"] = None
         self.check = self.writer.node("call_function", require_gradients, (), {})
         self.check.meta["val"] = None
-        self.may_miss = bool(STAND_INS.keys() & {type(function).__name__ for function in reached})
+        self.may_miss = on_ranks or bool(STAND_INS.keys() & {type(function).__name__ for function in reached})
         if self.may_miss:
             self.hold_live()
         for tensor in self.retained:
             if tensor.fake.grad_fn in reached:
                 self.of[tensor] = Accumulated(self.of.get(tensor))
         self.hooks.done(kept=bool(retain_graph))
+
+    def reached_elsewhere(self, leaves: list[TensorProxy]) -> bool:
+        """What backward on other ranks may reach, and this one does not: it gets a gradient as well. Whether ranks
+        average what this backward gives."""
+        trained = trained_on_ranks()
+        here = {id(leaf.real) for leaf in leaves}
+        self.on_ranks |= trained.keys()
+        for proxy in [p for p in self.tensors.inputs if id(p.real) in trained.keys() - here]:
+            self.heap.write(proxy, "grad")
+            if self.of.get(proxy, UNREAD) is None:
+                self.of[proxy] = Accumulated(None)
+        return bool(counted_by([leaf.real for leaf in leaves if isinstance(leaf.real, torch.Tensor)]))
 
     def backward_with_history(
         self, outputs: list[TensorProxy], given: list[Any], leaves: list[TensorProxy], reached: set[Any],
@@ -415,6 +433,8 @@ class Gradients:
         if self.hooks.interpreting and proxy is not self.hooks.accumulated:
             raise Break("gradient hook", "it reads a tensor's .grad", self.hooks.hint)
         now = self.of.get(proxy, UNREAD)
+        if now is UNREAD and id(proxy.real) in self.on_ranks:
+            now = Accumulated(UNREAD)
         if now is UNREAD:
             now = None if proxy in self.retained else self.before_the_call(proxy, enter)
         elif self.check is not None:  # there was a backward: until then the gradient is the one that code here set

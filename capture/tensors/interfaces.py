@@ -60,6 +60,7 @@ class TensorOperators(Operations, Protocol):
     guards: GuardRecorder
     whole_step: bool
     recomputes: bool
+    branches: bool
     inputs: list[TensorProxy]
     proxies: dict[int, TensorProxy]
     of_fake: dict[int, TensorProxy]

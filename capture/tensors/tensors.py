@@ -84,7 +84,7 @@ class TensorOperations:
         self.layouts = Layouts(self.gradients.heap)
         self.numbers = Numbers(self)
         self.texts = Texts(self)
-        self.whole_step = self.recomputes = whole_step
+        self.whole_step = self.recomputes = self.branches = whole_step
         writer.holds_generators = whole_step
         self.unread: Callable[[Any], bool] = lambda value: False  # a container whose items no guard has seen
         self.may_tell: types.FunctionType | None = None  # a function of torch's that is interpreted where it warns
@@ -100,7 +100,7 @@ class TensorOperations:
         if (known := self.proxies.get(id(real))) is not None:
             self.same(known, source)
             return known
-        if type(real) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer) and not placed_on_ranks(real):
+        if type(real) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer) and not self.on_ranks(real):
             self.guards.check("type", source, type(real), text=f"type is {type(real).__qualname__}")
             raise UnfollowedTensor(
                 "tensor subclass",
@@ -136,6 +136,10 @@ class TensorOperations:
             self.guards.check("equal", place, leaf, text="is a leaf" if leaf else "was computed from others")
         return self.add_input(real, fake, source)
 
+    def on_ranks(self, real: torch.Tensor) -> bool:
+        """Whether an input's rows live on ranks, and the graph can have it."""
+        return lies_on_ranks(real) and (self.whole_step or isinstance(real, torch.nn.Parameter))
+
     def add_input(self, real: Any, fake: Any, source: Source) -> TensorProxy:
         root = self.root_scope()
         node, stack = root.placeholder(readable(source.name)), self.writer.where()
@@ -153,7 +157,7 @@ class TensorOperations:
         self.proxies[id(real)] = self.of_fake[id(fake)] = proxy
         self.inputs.append(proxy)
         self.foreign.look(real, fake)
-        if placed_on_ranks(real):
+        if lies_on_ranks(real) and not self.whole_step:  # (a whole step has the parameter itself)
             self.foreign.lies_on_ranks(fake)
         return proxy
 
@@ -553,11 +557,11 @@ def changes_in_place(target: Any, kwargs: dict[str, Any]) -> bool:
     )
 
 
-def placed_on_ranks(tensor: torch.Tensor) -> bool:
-    """Whether lowering moved the tensor, an expert parameter, onto ranks. Whoever reads it sees the whole tensor. (Its
-    gradient, or an optimizer's state, is no parameter: what works on these writes into them, natively.)"""
+def lies_on_ranks(tensor: torch.Tensor) -> bool:
+    """Whether lowering moved the tensor onto ranks: an expert parameter, its gradient, an optimizer's state of it.
+    Whoever reads it sees the whole tensor."""
     module = sys.modules.get("moebius.lowering.distribution")
-    return module is not None and isinstance(tensor, module.Sharded) and isinstance(tensor, torch.nn.Parameter)
+    return module is not None and isinstance(tensor, module.Sharded)
 
 
 def readable(name: str) -> str:

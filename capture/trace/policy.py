@@ -20,7 +20,6 @@ FOREIGN = (
     "a foreign backend compiles forward graphs; backward runs between two of them",
     "use backend='moebius' or 'eager' for one graph of the whole step",
 )
-ON_A_MESH = ("with mesh= backward runs between two graphs, where experts are on other ranks", "nothing to do")
 LEFT_OUT = (
     "a batch left parameters without a gradient, so backward runs between two graphs since then",
     "ask for gradients with torch's optimizers and clip_grad_norm_ alone, which pass over what has none",
@@ -87,6 +86,12 @@ class Policy:
         """Whether checkpointed calls may be in the graph: our own backends run them, on a mesh too."""
         options = self.options
         return self.whole_step or (options is not None and options.mesh is not None and options.backend in OWN)
+
+    @property
+    def branches(self) -> bool:
+        """Whether loops over ranges of experts, and branches on data, may be in the graph: with a mesh a rank whose
+        batch leaves out what others do would miss their exchange."""
+        return self.whole_step and (self.options is None or self.options.mesh is None)
 
     @property
     def runs_here(self) -> bool:

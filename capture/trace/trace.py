@@ -94,7 +94,7 @@ class Trace:
         self.guards = GuardRecorder(self.line)
         self.writer = GraphWriter(self.world, self.where)
         self.tensors = TensorOperations(self.world, self.writer, self.guards, policy.dims, policy.whole_step)
-        self.tensors.recomputes = policy.recomputes
+        self.tensors.recomputes, self.tensors.branches = policy.recomputes, policy.branches
         self.objects = Objects(
             self.guards,
             self.tensors.input,
@@ -534,7 +534,7 @@ def speculating(attempt: Trace, policy: Policy) -> Trace:
     """
     for _ in range(MAX_BRANCHES):
         before = attempt.policy
-        if not policy.whole_step or not (attempt.in_branches or (attempt.asks_data and not before.speculates)):
+        if not policy.branches or not (attempt.in_branches or (attempt.asks_data and not before.speculates)):
             break
         unrolled = before.unrolled | attempt.in_branches
         other = traced(attempt.request, replace(before, speculates=True, unrolled=unrolled))

@@ -24,10 +24,12 @@ from moebius.lowering.distribution.exchange import remember_group
 from moebius.lowering.distribution.expert_parallel import combine, dispatch, own_experts, reached_experts
 from moebius.lowering.distribution.placement import place_parameters, to_graph_input
 from moebius.lowering.distribution.plan import Plan, RegionShape, chunk_span, resolve_plan
+from moebius.lowering.distribution.reduce import number_of
 from moebius.lowering.distribution.sharded import Sharded
 from moebius.lowering.distribution.torch_private import tree_leaves
 from moebius.lowering.experts.stacking import stack_experts
 from moebius.lowering.graph import LoweringOptions
+from moebius.lowering.step.absent import is_backward
 from moebius.lowering.torch_private import FakeTensor
 from moebius.lowering.values import apply
 
@@ -51,6 +53,8 @@ def place(gm: fx.GraphModule, options: LoweringOptions) -> fx.GraphModule:
         if node.op == "placeholder":
             node.meta["placement"] = "shard→full" if isinstance(_real(node), Sharded) else "as is"
     if plan.ranks == 1 or not regions:
+        _gather_where_used(gm)
+        gm.recompile()
         return gm
     group_name = remember_group(mesh.get_group(axis))
     rank = mesh.get_local_rank(axis)
@@ -58,15 +62,21 @@ def place(gm: fx.GraphModule, options: LoweringOptions) -> fx.GraphModule:
     for node in regions:
         _describe(node, chains, plan)
     kept = _only_experts(regions, chains)
+    here = {item for item in kept if _is_placed(_real(item), mesh, axis)}
+    rows = _beside_whole_steps(here, regions, chains)
+    chains = {id(weight): _chain(weight) for node in regions for weight in _weights(node).values()}
+    kept, here = (items | {taken for taken, item in rows.items() if item in items} for items in (kept, here))
     # Read before the first rewrite: it changes the fakes of weights that a later region may share.
     experts_of = {node: int(_weights(node)["gate_up_E2ND"].meta["val"].shape[0]) for node in regions}
     for node in gm.graph.find_nodes(op="call_function", target=stack_experts):
         _ask_all_ranks(node, group_name)
-    here = {item for item in kept if _is_placed(_real(item), mesh, axis)}
-    for number, (node, num_experts) in enumerate(experts_of.items()):
+    for node, num_experts in experts_of.items():
         where = node.meta.get("where") or ("", 0)
-        name = f"experts region {number + 1} of {len(experts_of)}, {os.path.basename(where[0])}:{where[1]}"
+        name = f"experts {_number_of(node)}, {os.path.basename(where[0])}:{where[1]}"
         _replace(node, num_experts, chains, kept, here, plan.ranks, rank, group_name, name)
+    _gather_where_used(gm)
+    for taken, item in rows.items():
+        taken.args = (item, taken.meta["placement"])
     if not here:  # not again once they are placed
         _say_idle_ranks(plan)
     gm.graph.lint()
@@ -156,7 +166,7 @@ def _weights(node: fx.Node) -> dict[str, fx.Node]:
 def _chain(weight: fx.Node) -> list[fx.Node] | None:
     """[placeholder, ..., weight] where each step works on each expert alone; None where it comes from elsewhere."""
     chain = [weight]
-    while chain[-1].op != "placeholder":
+    while chain[-1].op != "placeholder" and chain[-1].target is not to_graph_input:
         node = chain[-1]
         if not _keeps_experts_apart(node):
             return None
@@ -203,8 +213,10 @@ def _only_experts(regions: list[fx.Node], chains: dict[int, list[fx.Node] | None
             allowed.update(chain)
             kept.add(chain[0])
     for chain in chains.values():
-        if chain is not None and any(user not in allowed for node in chain for user in node.users):
-            kept.discard(chain[0])
+        if chain is not None:
+            later = _of_the_step(chain[0], allowed)
+            if any(user not in allowed and user not in later for node in chain for user in node.users):
+                kept.discard(chain[0])
     # The same node may be an experts' weight and its x, say; then it is needed whole.
     for node in regions:
         weights = set(_weights(node).values())
@@ -218,6 +230,60 @@ def _only_experts(regions: list[fx.Node], chains: dict[int, list[fx.Node] | None
 # ----------------------------------------------------------------------------------------------------------------------
 # The rewrite
 # ----------------------------------------------------------------------------------------------------------------------
+
+
+def _of_the_step(parameter: fx.Node, regions: set[fx.Node]) -> set[fx.Node]:
+    """The users of a parameter that belong to backward and the optimizer: they take the parameter itself, wherever its
+    rows are. (None, where nothing writes into it or asks for its gradient.)"""
+    own = {u for u in parameter.users if u not in regions and all(v.grad_fn is None for v in _tensors(u))}
+    touched = any(not (found := _tensors(u)) or any(v is parameter.meta.get("val") for v in found) for u in own)
+    return own if touched or any(is_backward(node) for node in parameter.graph.nodes) else set()
+
+
+def _tensors(node: fx.Node) -> list[torch.Tensor]:
+    return [value for value in tree_leaves(node.meta.get("val")) if isinstance(value, torch.Tensor)]
+
+
+def _number_of(region: fx.Node) -> str:
+    """Which experts these are, in words that are the same on all ranks: by the first parameter that they read."""
+    pending = list(_weights(region).values())[::-1]
+    while pending:
+        node = pending.pop()
+        if node.op == "placeholder" and (number := number_of(_real(node))) is not None:
+            return f"of parameter {number}"
+        pending += node.all_input_nodes[::-1]
+    return ""
+
+
+def _beside_whole_steps(
+    here: set[fx.Node], regions: list[fx.Node], chains: dict[int, list[fx.Node] | None]
+) -> dict[fx.Node, fx.Node]:
+    """Where backward and the optimizer use a parameter too, its rows for experts are nodes of the graph's own, each
+    where it is used: what the step writes, and the gradient mode that it sets, holds for them. Their parameters."""
+    rows: dict[fx.Node, fx.Node] = {}
+    use = {*regions, *(node for chain in chains.values() if chain for node in chain)}
+    for item in [node for node in regions[0].graph.find_nodes(op="placeholder") if node in here]:
+        if _of_the_step(item, use):
+            item.meta["placement"] = "as is"
+            for user in [user for user in item.users if user in use]:
+                with item.graph.inserting_before(user):
+                    taken = item.graph.call_function(to_graph_input, (item, "shard→full"))
+                taken.meta = {**item.meta, "placement": "shard→full"}
+                user.replace_input_with(item, taken)
+                rows[taken] = item
+    return rows
+
+
+def _gather_where_used(gm: fx.GraphModule) -> None:
+    """A parameter on ranks that is computed with whole, in a graph that trains it: gathered at each of these places."""
+    for item in gm.graph.find_nodes(op="placeholder"):
+        if item.meta["placement"] == "shard→full" and (own := _of_the_step(item, set())):
+            item.meta["placement"] = "as is"
+            for user in [user for user in item.users if user not in own]:
+                with gm.graph.inserting_before(user):
+                    whole = gm.graph.call_function(to_graph_input, (item, "shard→full"))
+                whole.meta = dict(item.meta)
+                user.replace_input_with(item, whole)
 
 
 def _ask_all_ranks(stack: fx.Node, group_name: str) -> None:

@@ -31,6 +31,8 @@ from moebius.lowering.distribution.torch_private import (
     writes,
 )
 from moebius.lowering.distribution.weights import Weights, digest, window
+from moebius.lowering.step.gradients import Elsewhere
+from moebius.lowering.step.hooks import RankHook
 
 BUCKET = 1 << 25  # bytes of gradients that travel together
 
@@ -48,7 +50,8 @@ class Reducer:
     """All that a mesh averages. known: in the order in which they were met, the same on all ranks; what has died keeps
     its place. touched: places of those that backward has reached since the last time. written: how often each of those
     had been written in place when it was reached. running: backward passes whose end this waits for. signature: of all
-    that was ever met. turn: how many backward passes have ended."""
+    that was ever met. turn: how many backward passes have ended. ever: places that
+    backward has reached on some rank."""
 
     mesh: Any
     axis: int
@@ -58,6 +61,7 @@ class Reducer:
     running: set[int] = field(default_factory=set)
     signature: int = 0
     turn: int = 0
+    ever: set[int] = field(default_factory=set)
 
     def place_of(self, parameter: torch.Tensor) -> int | None:
         """Where a parameter stands in ``known``."""
@@ -92,7 +96,7 @@ class Reducer:
     def hook(self, place: int, parameter: torch.Tensor) -> None:
         """Let backward tell that it reaches the parameter."""
         if parameter.requires_grad and self.known[place].hook is None:
-            self.known[place].hook = parameter.register_hook(functools.partial(self.reached, place))
+            self.known[place].hook = parameter.register_hook(RankHook(functools.partial(self.reached, place)))
 
     def reached(self, place: int, grad: torch.Tensor) -> None:
         """Backward is about to accumulate into a parameter."""
@@ -122,9 +126,12 @@ class Reducer:
         with torch.no_grad():
             mine = zlib.crc32(repr(sorted(touched)).encode()) ^ self.signature
             values = {axis: mine ^ value for axis, value in self.digests(self.sampled(touched)).items()}
-            if not agree(self.mesh, "the end of backward()", values, self.trouble(touched, written)):
+            alike = agree(self.mesh, "the end of backward()", values, self.trouble(touched, written))
+            if not alike:
                 touched = self.reached_anywhere(touched)
                 self.compare_weights(self.sampled(touched))
+            Elsewhere.news = not alike and not touched <= self.ever
+            self.ever |= touched
             self.turn += 1
             whole: dict[torch.dtype, list[torch.Tensor]] = {}
             shards: dict[torch.dtype, list[torch.Tensor]] = {}
@@ -278,6 +285,12 @@ def reducer_of(parameter: torch.Tensor) -> Reducer | None:
     """What averages this parameter's gradient, if anything does."""
     reducer, place = PLACES.get(id(parameter), (None, -1))
     return reducer if reducer is not None and reducer.known[place].parameter() is parameter else None
+
+
+def number_of(parameter: Any) -> int | None:
+    """Which of the parameters that a mesh averages it is: the same number on all ranks."""
+    reducer = reducer_of(parameter)
+    return None if reducer is None else reducer.place_of(parameter)
 
 
 def is_averaged(parameter: torch.Tensor) -> bool:

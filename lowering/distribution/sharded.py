@@ -25,6 +25,7 @@ from moebius.lowering.distribution.torch_private import (
     wrapper_tensor,
     written,
 )
+from moebius.lowering.step.hooks import RankHook
 
 SAME_ROWS = (torch.ops.aten.detach.default, torch.ops.aten.alias.default)  # views that are the tensor itself
 
@@ -324,4 +325,5 @@ def zeros_sharded(like: DTensor) -> Sharded:
 def keep_grad_sharded(leaf: Any) -> None:
     """From now on ``leaf.grad`` is sharded too: of whole gradients (uncaptured use), this rank's rows of the mean."""
     like = leaf.shards
-    leaf.leaf_hook = leaf.register_hook(lambda grad: grad if isinstance(grad, Sharded) else mean_rows(grad, like))
+    hook = RankHook(lambda grad: grad if isinstance(grad, Sharded) else mean_rows(grad, like))
+    leaf.leaf_hook = leaf.register_hook(hook)

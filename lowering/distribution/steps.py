@@ -15,7 +15,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from moebius.lowering.distribution.errors import DistributionError
 from moebius.lowering.distribution.meeting import Call
-from moebius.lowering.distribution.reduce import is_averaged, reducer_of
+from moebius.lowering.distribution.reduce import REDUCERS, is_averaged, reducer_of
 from moebius.lowering.distribution.torch_private import writes
 from moebius.lowering.step.optimizer_steps import ASKED, before_step, parameters_of
 
@@ -36,6 +36,11 @@ class Averaged:
             refuse([p for p in parameters if p.grad is not None and not is_averaged(p)])
         else:
             strangers.add(optimizer)
+
+    def trained(self) -> Iterator[torch.Tensor]:
+        for reducer in REDUCERS.values():
+            found = [reducer.known[place].parameter() for place in reducer.ever]
+            yield from (p for p in found if p is not None and p.requires_grad)
 
     def groups_of(self, parameters: Sequence[torch.Tensor]) -> tuple[str, ...]:
         meshes = {id(found.mesh): found.mesh for p in parameters if (found := reducer_of(p)) is not None}

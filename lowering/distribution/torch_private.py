@@ -109,6 +109,8 @@ def default_store() -> Any:
 def accumulates(parameter: torch.Tensor) -> bool:
     """Whether the backward pass that runs now, and reaches a leaf, writes into its ``.grad``: not so autograd.grad."""
     try:
-        return bool(torch._C._will_engine_execute_node(torch.autograd.graph.get_gradient_edge(parameter).node))
+        with torch.enable_grad():  # (get_gradient_edge takes a view, for which ranks that share a tensor communicate)
+            history: Any = torch.ops.aten.alias.default(parameter).grad_fn
+        return bool(torch._C._will_engine_execute_node(history.next_functions[0][0]))
     except RuntimeError:  # it says that it cannot be asked of a leaf within autograd.grad
         return False

@@ -14,18 +14,22 @@ from moebius.lowering.step.draws import draw
 from moebius.lowering.step.functions import autograd_function, by_autocast, put_back_mode
 from moebius.lowering.step.gradients import (
     MissingGradientError,
+    ReachedElsewhereError,
     gradient_of,
     keep,
     require_given,
     require_gradients,
+    require_known,
     set_gradient,
 )
-from moebius.lowering.step.hooks import asks_of_each, backward_with_hooks, observed, require_accumulated
+from moebius.lowering.step.hooks import RankHook, asks_of_each, backward_with_hooks, observed, require_accumulated
 
 __all__ = [
     "ROLES",
     "BranchError",
     "MissingGradientError",
+    "RankHook",
+    "ReachedElsewhereError",
     "asks_of_each",
     "autocast_now",
     "autograd_function",
@@ -44,6 +48,7 @@ __all__ = [
     "require_branch",
     "require_given",
     "require_gradients",
+    "require_known",
     "role_of",
     "set_data",
     "set_gradient",

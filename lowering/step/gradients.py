@@ -33,6 +33,24 @@ def require_gradients(*tensors: torch.Tensor) -> None:
         )
 
 
+class ReachedElsewhereError(MissingGradientError):
+    """Backward on another rank has reached a parameter that none had reached before."""
+
+
+class Elsewhere:
+    """What the last backward that ranks have averaged found. news: whether ranks reached different parameters, some for
+    the first time: graphs that were captured before do not have their gradients."""
+
+    news = False
+
+
+def require_known() -> None:
+    """Right after a backward whose gradients ranks average. Raises ReachedElsewhereError, on all of them."""
+    if Elsewhere.news:
+        Elsewhere.news = False
+        raise ReachedElsewhereError("backward on another rank reached parameters that no backward had reached before")
+
+
 def keep(*values: object) -> None:
     """Nothing: after ``require_gradients``, holds what Python would go on with where one is missing."""
 
@@ -69,5 +87,6 @@ def set_gradient(tensor: torch.Tensor, gradient: torch.Tensor | None) -> None:
 fx.wrap("gradient_of")
 fx.wrap("require_gradients")
 fx.wrap("keep")
+fx.wrap("require_known")
 fx.wrap("require_given")
 fx.wrap("set_gradient")

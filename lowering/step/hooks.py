@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -12,6 +12,18 @@ from torch import fx
 from moebius.lowering.graph import code_of
 from moebius.lowering.step.gradients import MissingGradientError
 from moebius.lowering.torch_private import gradient_hooks, hooks_after_accumulation
+
+
+class RankHook:
+    """A gradient hook that a mesh has put on a parameter. It runs in backward as it is: what it does stands in no
+    graph, and no Python that is interpreted sees it."""
+
+    def __init__(self, function: Callable[[torch.Tensor], torch.Tensor | None]):
+        self.function = function
+
+    def __call__(self, gradient: torch.Tensor) -> torch.Tensor | None:
+        return self.function(gradient)
+
 
 OBSERVERS = frozenset({"retain_grad"})
 ASKING = ("create_graph", "allow_unused", "materialize_grads")
@@ -31,8 +43,8 @@ def backward_with_hooks(
 
     A graph takes the gradient and its captures, and returns the gradient that goes on. One of ``bodies_after`` takes
     its captures alone, and runs when the gradient of its leaf is accumulated. Hooks that are registered on the tensors
-    themselves are set aside meanwhile: the graphs say what they do. Returns how many of ``leaves`` got no gradient, so
-    that their graphs have not run.
+    themselves are set aside meanwhile, but those of a mesh: the graphs say what they do. Returns how many of ``leaves``
+    got no gradient, so that their graphs have not run.
     """
     aside = [(hooks, list(hooks.items())) for hooks in map(gradient_hooks, tensors) if hooks]
     after = [hooks for hooks in map(hooks_after_accumulation, leaves) if hooks is not None]
@@ -40,8 +52,9 @@ def backward_with_hooks(
     handles = []
     waiting = set(range(len(after)))
     try:
-        for hooks, _ in aside:
+        for hooks, items in aside:
             hooks.clear()
+            hooks.update((key, hook) for key, hook in items if isinstance(hook, RankHook))
         for tensor, body, captured in zip(tensors, bodies, captures, strict=True):
             handles.append(tensor.register_hook(partial(run_hook, body, captured)))
         for number, (hooks, body, captured) in enumerate(zip(after, bodies_after, captures_after, strict=True)):
@@ -53,6 +66,7 @@ def backward_with_hooks(
         for handle in handles:
             handle.remove()
         for hooks, items in aside:
+            hooks.clear()
             hooks.update(items)
     return len(waiting)
 

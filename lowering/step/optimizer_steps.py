@@ -7,7 +7,7 @@ in use. Capture takes that call for one node, ``count_step``: that the step may 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -19,6 +19,9 @@ class Ranks(Protocol):
 
     def may_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Raises where it may not."""
+
+    def trained(self) -> Iterable[torch.Tensor]:
+        """The parameters that a backward of some rank has reached: all ranks have got their gradients."""
 
     def groups_of(self, parameters: Sequence[torch.Tensor]) -> tuple[str, ...]:
         """The groups of ranks that train any of these."""
@@ -42,6 +45,11 @@ def parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
 def counted_by(parameters: Sequence[torch.Tensor]) -> tuple[str, ...]:
     """The groups of ranks that count a step on these."""
     return tuple(name for ranks in ASKED for name in ranks.groups_of(parameters))
+
+
+def trained_on_ranks() -> dict[int, torch.Tensor]:
+    """By id, the parameters that a backward of some rank has reached."""
+    return {id(parameter): parameter for ranks in ASKED for parameter in ranks.trained()}
 
 
 def count_step(*groups: str) -> None:

@@ -102,7 +102,7 @@ def call(function):
 
 WAYS = {
     "error": "rank 1 raised ValueError: a bad batch, in call 3 of step",
-    "no backward": "call", "one layer less": "experts region 1 of 1", "twice": "experts region 1 of 2",
+    "no backward": "call", "one layer less": "backward of experts", "twice": "experts of parameter",
     "one call more": "aten.select",
 }
 

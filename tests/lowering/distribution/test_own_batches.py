@@ -2,6 +2,7 @@
 state are those of one process that trains on the mean of the ranks' losses; or one clear error, on all ranks."""
 from __future__ import annotations
 
+import functools
 import warnings
 
 import pytest
@@ -12,7 +13,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.utils.checkpoint import checkpoint
 
 import moebius
-from moebius import capture
+from moebius import capture, stats
 from moebius.errors import MeshError
 from moebius.lowering.distribution import DistributionError, Sharded, collect_parameters
 
@@ -372,3 +373,124 @@ def test_ranks_stay_equal(on_ranks, what):
     first, second = on_ranks(2, begin_late, what)
     assert first == second
     assert ("load the checkpoint on every rank" in first) == (what == "state on one rank")
+
+
+# What a step does with parameters beside forward and the optimizer: in one graph, equal to one process.
+
+
+def trained(function):
+    """A step around the gradients that the function gives parameters."""
+    @functools.wraps(function)
+    def step(model, optimizer, parts, others):
+        optimizer.zero_grad()
+        result = function(model, optimizer, parts, others)
+        nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        optimizer.step()
+        return result
+
+    return step
+
+
+@trained
+def with_hooks(model, optimizer, parts, others):
+    handles = [p.register_hook(lambda g: g * 2) for p in (model.first.experts.down, model.last.weight)]
+    mean_of_losses(model, parts).backward()
+    for handle in handles:
+        handle.remove()
+
+
+@trained
+def frozen_and_back(model, optimizer, parts, others):
+    with torch.no_grad():
+        before = mean_of_losses(model, parts)
+    model.first.experts.requires_grad_(False)
+    model.first.experts.requires_grad_(True)
+    mean_of_losses(model, parts).backward()
+    return before
+
+
+@trained
+def penalty(model, optimizer, parts, others):
+    """The experts' weights are computed with as a whole, too."""
+    loss = mean_of_losses(model, parts) + (model.first.experts.down ** 2).sum() / 100
+    loss.backward()
+
+
+def two_steps(model, optimizer, parts, others):
+    for _ in range(2):
+        optimizer.zero_grad()
+        mean_of_losses(model, parts).backward()
+        optimizer.step()
+
+
+@trained
+def bounded_before(model, optimizer, parts, others):
+    with torch.no_grad():
+        model.first.experts.down.clamp_(-0.3, 0.3)
+        model.last.weight.clamp_(-0.3, 0.3)
+    mean_of_losses(model, parts).backward()
+
+
+def averages(model, optimizer, parts, others):
+    """A moving average of the weights, read after they were written."""
+    optimizer.zero_grad()
+    mean_of_losses(model, parts).backward()
+    optimizer.step()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            others[name].lerp_(parameter, 0.5)
+
+
+@trained
+def gradients_by_hand(model, optimizer, parts, others):
+    mean_of_losses(model, parts).backward()
+    for parameter in model.parameters():
+        if parameter.grad is not None:
+            parameter.grad.mul_(0.5).add_(parameter.detach(), alpha=0.01)
+
+
+@trained
+def in_halves(model, optimizer, parts, others):
+    for x, y, flag in parts:
+        for half in range(2):
+            (mean_of_losses(model, [(x[half::2], y[half::2], flag)]) / len(parts)).backward()
+
+
+@trained
+def another_head(model, optimizer, parts, others):
+    """Each rank's backward reaches another layer: all ranks get all gradients."""
+    mean_of_losses(model, [(x, y, rank_has_it) for x, y, rank_has_it in parts]).backward()
+    return sum((p.grad ** 2).sum() for p in model.parameters() if p.grad is not None)
+
+
+STEPS = [
+    with_hooks, frozen_and_back, penalty, two_steps, bounded_before, averages, gradients_by_hand, in_halves,
+    another_head,
+]
+
+
+def beside_one_process(name):
+    step = next(way for way in STEPS if way.__name__ == name)
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    plain, spread = build(Model), build(Model)
+    theirs, ours = ({n: p.detach().clone() for n, p in pair[0].named_parameters()} for pair in (plain, spread))
+    run = capture(step, mesh=init_device_mesh("cpu", (ranks,), mesh_dim_names=("ep",)))
+    generator = torch.Generator().manual_seed(2)
+    way = "another head on each rank" if step is another_head else ""
+    for number in range(3):
+        parts = parts_of_all(way, (6, 3), generator)
+        run(*spread, [parts[rank]], ours)
+        step(*plain, parts, theirs)
+        for (place, mine), other in zip(spread[0].named_parameters(), plain[0].parameters(), strict=True):
+            same(mine, other, f"{place} after step {number}")
+            same(mine.grad, other.grad, f"gradient of {place} after step {number}")
+            same(ours[place], theirs[place], f"average of {place} after step {number}")
+    placed = [isinstance(p, Sharded) for p in spread[0].first.experts.parameters()]
+    return stats(run).breaks, placed
+
+
+@pytest.mark.share(5)
+@pytest.mark.parametrize("name", [way.__name__ for way in STEPS])
+def test_a_step_is_one_graph_and_that_of_one_process(on_ranks, name):
+    for breaks, placed in on_ranks(2, beside_one_process, name):
+        assert breaks == 0 and placed == [True, name != "penalty"]
