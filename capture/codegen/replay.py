@@ -48,7 +48,7 @@ class Replay:
 
     def write_part(self, owner: Any, name: str, key: Any, item: Any) -> str:
         """Sets what is no entry of a container: an attribute of a class, a cell, a context variable, a slot."""
-        if isinstance(owner, type):
+        if issubclass(type(owner), type):
             return f"{self.constant(SET_ON_CLASS)}({self.constant(owner)}, {key!r}, {self.value(item)})"
         if type(owner) is types.CellType:
             return f"del {name}.cell_contents" if item is ABSENT else f"{name}.cell_contents = {self.value(item)}"

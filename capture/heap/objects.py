@@ -262,7 +262,7 @@ class Objects(Compounds, Cells, LateWrites, Lifetimes):
         """Names of the places whose int the step read and wrote another over: what a step counts in."""
         found = set()
         for record in self.every_record():
-            if not isinstance(record.obj, dict):
+            if not issubclass(type(record.obj), dict):
                 continue
             whole = record.shadow is not None and type(record.obj) in DICTS
             before_of = record.original if whole else record.reads

@@ -15,6 +15,7 @@ import torch
 
 from moebius.interpreter import Frame
 
+from ..heap.records import raw_dict
 from ..heap.varying import REASON as VARIES
 from ..values.values import Break
 
@@ -69,12 +70,8 @@ def held_by(value: Any) -> list[Any]:
     """What an object holds; nothing of its own code runs."""
     if type(value) in (list, tuple):
         return list(value[:MOST])
-    if type(value) is not dict:
-        try:
-            value = object.__getattribute__(value, "__dict__")
-        except AttributeError:
-            return []
-    return [v for v in list(value.values())[:MOST]] if isinstance(value, dict) else []
+    namespace = value if type(value) is dict else raw_dict(value)
+    return [] if namespace is None else list(dict.values(namespace))[:MOST]
 
 
 def is_of_torch(value: Any) -> bool:
