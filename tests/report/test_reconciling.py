@@ -14,6 +14,7 @@ from small import breaks, names
 
 from moebius import capture, disable, explain, reset
 from moebius.bytecode import counting
+from moebius.trace import native_pieces
 
 
 @pytest.fixture(autouse=True)
@@ -47,7 +48,10 @@ def made_of(kind: str, seed: int) -> tuple[Any, list[tuple]]:
 
 @pytest.mark.share(4)
 @pytest.mark.parametrize(("kind", "first"), CASES)
-def test_generated_programs(kind: str, first: int) -> None:
+def test_generated_programs(kind: str, first: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They name nothing of torch, and are to go on after a break. (Open: as one native piece, in 1 of these 360, a loop
+    that continues out of a `with` which takes an exception, 2 of 189 instructions are not counted.)"""
+    monkeypatch.setattr(native_pieces, "knows_no_torch", lambda *_: False)
     compared, ran = 0, 0
     for seed in range(first, first + MANY):
         reset()
