@@ -320,10 +320,11 @@ def graph_inputs(attempt: Trace, emitter: Emitter, lowered: Lowered | None, opti
     from moebius.lowering.distribution import input_conversions, to_graph_input
 
     convert = emitter.constant(to_graph_input)
-    conversions = input_conversions(
-        lowered.gm, options.for_lowering()
-    )
-    return [n if c == "as is" else f"{convert}({n}, {c!r})" for n, c in zip(names, conversions, strict=True)]
+    for place, how in enumerate(input_conversions(lowered.gm, options.for_lowering())):
+        if how != "as is":  # once, before the graph: ranks may communicate, and what handles a failure has it too
+            emitter.loads.append(f"m_rows_{place} = {convert}({names[place]}, {how!r})")
+            names[place] = f"m_rows_{place}"
+    return names
 
 
 def make_graph(

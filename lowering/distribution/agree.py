@@ -39,7 +39,8 @@ def all_reduce(tensor: torch.Tensor, mesh: Any, axes: Any, purpose: str, how: An
     """All-reduce in place over these axes of a mesh, and count what it sends. Collective."""
     for axis in axes:
         if mesh.size(axis) > 1:
-            dist.all_reduce(tensor, how, group=mesh.get_group(axis))
+            group = mesh.get_group(axis)
+            group_of(group).wait(dist.all_reduce(tensor, how, group=group, async_op=True))
             traffic.add(purpose, reduced_bytes(tensor.numel() * tensor.element_size(), mesh.size(axis)))
 
 
@@ -51,6 +52,6 @@ def copy_from_first_rank(tensor: torch.Tensor, mesh: Any) -> None:
     buffer = value.contiguous()
     for axis in range(mesh.ndim):
         group = mesh.get_group(axis)
-        dist.broadcast(buffer, dist.get_global_rank(group, 0), group=group)
+        group_of(group).wait(dist.broadcast(buffer, dist.get_global_rank(group, 0), group=group, async_op=True))
     if buffer.data_ptr() != value.data_ptr():
         value.copy_(buffer)

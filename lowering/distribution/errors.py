@@ -11,4 +11,4 @@ class PlacementError(DistributionError):
 
 
 class RanksDisagreeError(DistributionError):
-    """The ranks came to an expert region with different tokens or a different routing. Raised on every rank."""
+    """The ranks have come to different places, or one has failed, is stopped or gone. Raised on every other rank."""

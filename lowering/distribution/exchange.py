@@ -111,14 +111,19 @@ def _(index_TK: Tensor, num_experts: int, group_name: str, place: str = "experts
 
 @torch.library.custom_op("moebius::reached_experts", mutates_args=())
 def reached_experts(index: Tensor, num_experts: int, group_name: str) -> Tensor:
-    """[experts]: the numbers of those that a token of any rank goes to. Collective."""
+    """[experts]: the numbers of those that a token of any rank goes to. Collective.
+
+    Raises RanksDisagreeError, on every rank, where the ranks have come to different places.
+    """
     group = find_group(group_name)
+    headers(group, torch.zeros(group.size(), dtype=torch.int64, device=index.device), f"which of {num_experts} experts")
     flat = index.reshape(-1).long()
     hit = torch.zeros(num_experts, dtype=torch.uint8, device=index.device)
     hit[flat[(flat >= 0) & (flat < num_experts)]] = 1
     sent = hit.repeat(group.size(), 1)
     received = torch.empty_like(sent)
     group.all_to_all(received, sent, [1] * group.size(), [1] * group.size())
+    traffic.add("header", HEADER_BYTES * (group.size() - 1))
     traffic.add("header", num_experts * (group.size() - 1))
     return received.any(0).nonzero()[:, 0]
 

@@ -2,11 +2,13 @@
 
 All meetings have one form on the wire, two numbers to each other rank, so that two different ones are told apart on
 every rank; the ranks then tell one another, through the group's store, where each of them is. A rank that fails in a
-captured call says so there, and the others, which wait for it, raise what it said.
+captured call says so there, and the others, which wait for it, raise what it said; so they do where its process is
+stopped or gone.
 """
 from __future__ import annotations
 
 import contextlib
+import time
 import zlib
 from collections.abc import Iterator
 from datetime import timedelta
@@ -16,6 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from moebius.lowering.distribution.alive import condition, this_process
 from moebius.lowering.distribution.errors import RanksDisagreeError
 from moebius.lowering.distribution.torch_private import default_store
 from moebius.lowering.step.optimizer_steps import TAKEN
@@ -75,11 +78,13 @@ def headers(group: Group, numbers_P: Tensor, place: str) -> Tensor:
 
 
 class ProcessGroup:
-    """A Group over torch.distributed. meetings: how many there were, the same on all its ranks."""
+    """A Group over torch.distributed. meetings: how many there were, the same on all its ranks. processes: of its
+    ranks, as far as they have told."""
 
     def __init__(self, group: dist.ProcessGroup):
         self.group, self.meetings, self.announced, self.place = group, 0, False, "the first meeting"
         self.name = str(group.group_name)
+        self.processes: dict[int, str] = {}
 
     def rank(self) -> int:
         return self.group.rank()
@@ -88,19 +93,47 @@ class ProcessGroup:
         return self.group.size()
 
     def all_to_all(self, received: Tensor, sent: Tensor, back: list[int], out: list[int]) -> None:
+        self.wait(dist.all_to_all_single(received, sent, back, out, group=self.group, async_op=True))
+
+    def wait(self, work: Any) -> None:
+        """For a collective of the group, as long as no rank of it has failed, is stopped or gone."""
         if dist.get_backend(self.group) != "gloo":  # its ranks wait on the device
-            dist.all_to_all_single(received, sent, back, out, group=self.group)
+            work.wait()
             return
-        work: Any = dist.all_to_all_single(received, sent, back, out, group=self.group, async_op=True)
+        if self.rank() not in self.processes:
+            self.processes[self.rank()] = this_process()
+            default_store().set(self.key(f"process/{self.rank()}"), self.processes[self.rank()])
+        before: list[str] = []
         while True:
             try:
                 work.wait(SLICE)
                 return
             except RuntimeError as error:
                 if "timed out!" not in str(error):
-                    raise RanksDisagreeError(f"a rank has gone while this one was at {self.place}: {error}") from error
-            if words := self.failed():
-                raise RanksDisagreeError(f"{words}; this rank, {dist.get_rank()}, waited for it at {self.place}")
+                    words = self.why_it_failed() or "a rank has gone"
+                    raise RanksDisagreeError(f"{words}; {self.waited()} ({error})") from error
+            lost = self.lost()
+            if words := self.failed() or "; ".join(one for one in lost if one in before):  # (it may stop for a moment)
+                raise RanksDisagreeError(f"{words}; {self.waited()}")
+            before = lost
+
+    def waited(self) -> str:
+        return f"this rank, {dist.get_rank()}, waited for it at {self.place}"
+
+    def why_it_failed(self) -> str:
+        """What other ranks say, or the system says of them, once a connection is closed: it may take a moment."""
+        end = time.monotonic() + TELLING.total_seconds()
+        while not (words := self.failed() or "; ".join(self.lost())) and time.monotonic() < end:
+            time.sleep(0.1)
+        return words
+
+    def lost(self) -> list[str]:
+        """Ranks that can do nothing any more, in words."""
+        for rank in range(self.size()):
+            if rank not in self.processes and (told := self.read(f"process/{rank}")):
+                self.processes[rank] = told
+        found = [(rank, condition(process)) for rank, process in sorted(self.processes.items())]
+        return [f"the process of rank {dist.get_global_rank(self.group, rank)} {what}" for rank, what in found if what]
 
     def meet(self, received: Tensor, sent: Tensor, place: str) -> None:
         self.meetings += 1
@@ -128,10 +161,16 @@ class ProcessGroup:
 
     def failed(self) -> str:
         """What a rank has said that failed, and has not come to a meeting since then."""
-        key = self.key("failed")
-        text = default_store().get(key).decode() if default_store().check([key]) else "-1 "
-        count, _, words = text.partition(" ")
+        count, _, words = (self.read("failed") or "-1 ").partition(" ")
         return words.strip() if int(count) >= self.meetings - 1 else ""
+
+    def read(self, name: str) -> str:
+        """What a rank has written; empty where none has, or where the store is gone with its process."""
+        key, store = self.key(name), default_store()
+        try:
+            return str(store.get(key).decode()) if store.check([key]) else ""
+        except RuntimeError:
+            return ""
 
     def key(self, name: str) -> str:
         return f"moebius/{self.group.group_name}/{name}"

@@ -208,8 +208,7 @@ def _unscale(grads: list[torch.Tensor], found_inf: torch.Tensor, inverse_scale: 
     torch.ops.aten._amp_foreach_non_finite_check_and_unscale_.default(held, found_inf, inverse_scale)
     mesh = next(grad for grad in grads if isinstance(grad, Sharded)).shards.device_mesh
     agree(mesh, "unscaling gradients")
-    for axis in range(mesh.ndim):
-        dist.all_reduce(found_inf, dist.ReduceOp.MAX, group=mesh.get_group(axis))
+    all_reduce(found_inf, mesh, range(mesh.ndim), "reduce", dist.ReduceOp.MAX)
 
 
 class Gathered(torch.Tensor):

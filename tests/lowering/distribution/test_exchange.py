@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from moebius.kernels import experts
 from moebius.lowering.distribution import RanksDisagreeError, RegionShape, bytes_for, traffic
-from moebius.lowering.distribution.exchange import own_experts, pad_experts, remember_group
+from moebius.lowering.distribution.exchange import own_experts, pad_experts, reached_experts, remember_group
 from moebius.lowering.distribution.expert_parallel import combine, dispatch
 from moebius.lowering.distribution.plan import chunk_span
 
@@ -129,10 +129,12 @@ def come_to_different_layers(what):
     index = torch.tensor([[0, 1], [2, 3], [1, 2]])[:, : 2 - rank * (what == "top-k")]
     num_experts = 4 + rank * (what == "experts")
     with pytest.raises(RanksDisagreeError, match="the same program"):
+        if what == "whose experts are reached":
+            reached_experts(index, 4 + rank, group)
         dispatch(torch.ones(3, 4), index, None, num_experts, group, f"graph {rank * (what == 'graph')}")
 
 
-@pytest.mark.parametrize("what", ["top-k", "experts", "graph"])
+@pytest.mark.parametrize("what", ["top-k", "experts", "graph", "whose experts are reached"])
 def test_ranks_at_different_layers_are_told(on_ranks, what):
     on_ranks(2, come_to_different_layers, what)
 

@@ -1,0 +1,149 @@
+"""A rank that fails, is stopped or killed: the others end, each with an error that names it and the step, long before
+the group's timeout, and with the weights of the last whole step. As a script, this is one rank.
+"""
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+
+import moebius
+from moebius import capture
+from moebius.lowering.distribution import Sharded
+from moebius.lowering.distribution.alive import condition, this_process
+
+E, D, N, K, LOST = 4, 8, 6, 2, 3
+BOUND = 120  # seconds until all have ended; the group's timeout is longer
+
+
+class Layer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.router = nn.Linear(D, E)
+        self.gate_up, self.down = nn.Parameter(torch.randn(E, 2 * N, D)), nn.Parameter(torch.randn(E, D, N))
+
+    def forward(self, x):
+        weights, index = self.router(x).softmax(-1).topk(K)
+        out = torch.zeros_like(x)
+        mask = nn.functional.one_hot(index, num_classes=E).permute(2, 1, 0)
+        for row in mask.sum(dim=(-1, -2)).nonzero():
+            expert = row[0]
+            slot, token = torch.where(mask[expert])
+            gate, up = nn.functional.linear(x[token], self.gate_up[expert]).chunk(2, dim=-1)
+            current = nn.functional.linear(nn.functional.silu(gate) * up, self.down[expert])
+            out.index_add_(0, token, current * weights[token, slot, None])
+        return x + out
+
+
+def step(model, optimizer, x):
+    optimizer.zero_grad()
+    strike("before forward")
+    loss = model(x).sum()
+    strike("before backward")
+    loss.backward()
+    strike("before the optimizer")
+    optimizer.step()
+
+
+WAYS = {  # how a rank is lost, where; what the others say
+    ("stop", "before forward"): "the process of rank 3 is stopped",
+    ("stop", "before backward"): "the process of rank 3 is stopped",
+    ("kill", "before backward"): "the process of rank 3 has ended",
+    ("kill", "before the optimizer"): "the process of rank 3 has ended",
+    ("error", "before backward"): "rank 3 raised ValueError: a bad batch, in call 4 of step",
+    ("memory", "before forward"): "rank 3 raised OutOfMemoryError: no more, in call 4 of step",
+}
+struck = []  # when, and how, where: in the call that runs
+
+
+@moebius.disable
+def strike(where):
+    if struck[1:] != [where] or dist.get_rank() != LOST:
+        return
+    how = struck[0]
+    if how in ("stop", "kill"):
+        os.kill(os.getpid(), signal.SIGSTOP if how == "stop" else signal.SIGKILL)
+    raise ValueError("a bad batch") if how == "error" else torch.OutOfMemoryError("no more")
+
+
+def held(model):
+    return [p.local.clone() if isinstance(p, Sharded) else p.detach().clone() for p in model.parameters()]
+
+
+def train(how, where):
+    torch.manual_seed(0)
+    model = nn.Sequential(Layer(), nn.Tanh(), Layer())
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+    run = capture(step, mesh=init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "ep")))
+    for _ in range(3):
+        run(model, optimizer, torch.randn(5, D))
+    dist.barrier()
+    struck[:] = how, where
+    began = time.perf_counter()
+    steps = 3
+    try:
+        for _ in range(2):  # the last exchange of a step may be over
+            before = held(model)
+            run(model, optimizer, torch.randn(5, D))
+            steps += 1
+    except BaseException as error:
+        same = all(torch.equal(a, b) for a, b in zip(before, held(model), strict=True))
+        total = sum(float(p.detach().double().sum()) for p in model.parameters() if not isinstance(p, Sharded))
+        took = time.perf_counter() - began
+        print(json.dumps([f"{type(error).__name__}: {error}", same, steps, total, took]), flush=True)
+        raise
+
+
+@pytest.mark.share(2)
+@pytest.mark.parametrize("way", WAYS)
+def test_the_others_name_it_and_end(way, tmp_path):
+    command = [sys.executable, __file__, str(tmp_path / "store"), *way]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    ranks = [subprocess.Popen([*command, str(rank)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                              env=environment) for rank in range(4)]
+    try:
+        told = [json.loads(rank.communicate(timeout=BOUND)[0]) for rank in ranks if rank is not ranks[LOST]]
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.communicate()
+    for error, same, *_ in told:
+        assert WAYS[way] in error and "of step" in error and same
+    assert len({(steps, total) for *_, steps, total, _ in told}) == 1
+
+
+def test_what_the_system_says_of_a_process():
+    child = subprocess.Popen([sys.executable, "-c", f"import sys; sys.path[:] = {sys.path!r}\n"
+                              "from moebius.lowering.distribution.alive import this_process\n"
+                              "print(this_process(), flush=True); input()"],
+                             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    name = child.stdout.readline().strip()
+    assert name and name != this_process()
+    assert condition(name) == condition(this_process()) == ""
+    os.kill(child.pid, signal.SIGSTOP)
+    os.waitpid(child.pid, os.WUNTRACED)
+    assert condition(name) == "is stopped"
+    assert condition(f"elsewhere {name.partition(' ')[2]}") == condition("") == ""
+    child.kill()
+    child.communicate()
+    assert condition(name) == "has ended"
+    assert condition(this_process() + "1") == "has ended"  # another process, of the same number
+
+
+if __name__ == "__main__":
+    store, how, where, rank = sys.argv[1:]
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo", store=dist.FileStore(store, 4), rank=int(rank), world_size=4, timeout=timedelta(seconds=2 * BOUND)
+    )
+    train(how, where)
