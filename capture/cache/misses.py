@@ -13,7 +13,7 @@ from ..hook import Entry
 from ..trace.policy import LEFT_OUT, Policy
 from ..trace.segment import Segment
 
-MAX_MISSES = 2  # of one branch on data, before it becomes a graph break
+MAX_MISSES = 2  # of one branch on data, before it becomes a graph break; of the one that ends a ``while`` loop, none
 RARE = 20  # a branch on data that leaves its graph once in so many calls changes nothing
 
 
@@ -79,7 +79,7 @@ def went_otherwise(captured: Captured, error: BranchError, program: Any) -> None
         "use torch.where, or keep the branch out of the step",
     )  # fmt: skip
     captured.policy.predictions[error.place] = error.taken
-    if misses > MAX_MISSES:
+    if side_exit.ends or misses > MAX_MISSES:  # (how many iterations there are is another number in each call)
         captured.policy.unpredictable.add(branch)
     captured.forget(segment)
     captured.left = [segment]

@@ -113,9 +113,10 @@ class Policy:
         self.texts, self.letters, self.varying = other.texts, other.letters, other.varying
 
     def learn_from(self, above: Policy, code: types.CodeType) -> None:
-        """What is known of places that vary in the function that calls this one, or that this is the rest of."""
+        """What is known of places that vary, and of branches on data, in the function that calls this one, or that this
+        continues."""
         self.varying |= above.varying | above.below.get(code, {})
-        self.below = above.below
+        self.below, self.unpredictable = above.below, above.unpredictable
 
     def open_texts(self) -> set[str]:
         """Places of texts that are inputs of the graph."""

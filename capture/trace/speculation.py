@@ -12,7 +12,6 @@ Only a branch that can be gone on from is speculated on; the others break the gr
 from __future__ import annotations
 
 import threading
-import types
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -25,9 +24,11 @@ from moebius.interpreter import NULL, Frame
 from moebius.lowering import apply, only_computes, writes_into
 from moebius.lowering.step import require_branch
 
+from ..bytecode.expressions import span_of
 from ..codegen.replay import Replay
 from ..codegen.residual import Emitter
 from ..codegen.resume import CannotResume
+from ..regions.branches import BRANCHES, past_jumps
 from ..tensors.arrays import Array, ArrayNumber
 from ..torch_facts import torch_private
 from ..values.numbers import Number
@@ -60,7 +61,7 @@ class Held(threading.local):
 class SideExit:
     """Where a graph is left when a branch goes the other way. place: as the graph's node names it.
 
-    file, line: the user's. expected: the way that the graph holds.
+    file, line: the user's. expected: the way that the graph holds. ends: whether it ends a ``while`` loop.
     """
 
     place: str
@@ -69,6 +70,7 @@ class SideExit:
     expected: bool
     run: Callable[..., Any]
     held: Held
+    ends: bool
 
     def go_on(self, live: tuple[Any, ...], args: tuple, kwargs: dict[str, Any]) -> Callable[[], Any]:
         """Replay the effects before the branch; the result goes on from there."""
@@ -82,7 +84,7 @@ class Speculation:
     def __init__(self, trace: Attempt):
         self.trace = trace
         self.exits: dict[str, SideExit] = {}
-        self.met: Counter[tuple[types.CodeType, int]] = Counter()
+        self.met: Counter[str] = Counter()
         self.went: dict[str, bool] = {}  # by branch: the last way that data told
         self.followed: Counter[str] = Counter()
         self.untold: Counter[str] = Counter()
@@ -103,11 +105,11 @@ class Speculation:
         if not asks_alone(innermost, value) or len(connected(frames)) < len(frames):
             return None
         code, line = innermost.frame.code, line_of(innermost.frame, innermost.pc)
-        branch = f"{code.co_filename}:{line} in {code.co_qualname}, instruction {innermost.pc}"
+        branch = name_of(innermost.frame, innermost.pc)
         if branch in trace.policy.unpredictable:
             return None
-        self.met[code, innermost.pc] += 1
-        place = f"{branch}, {self.met[code, innermost.pc]}"
+        self.met[branch] += 1
+        place = f"{branch}, {self.met[branch]}"
         expected = trace.policy.predictions.get(place)
         if trace.domain.arrays.is_of_lengths(value):
             expected = True  # nothing can be followed the other way
@@ -123,7 +125,8 @@ class Speculation:
             return None
         trace.objects.heap.read("fact", None, "branch", None)
         writer.node("call_function", require_branch, (value, expected, place, *emitter.outputs), {}).meta["val"] = None
-        self.exits[place] = SideExit(place, code.co_filename, line, expected, run, held)
+        ends = ends_while(innermost.frame, innermost.pc)
+        self.exits[place] = SideExit(place, code.co_filename, line, expected, run, held, ends)
         return expected
 
     def side_exit(self, frames: list[Stopped], held: Held) -> tuple[Emitter, Callable[..., Any]]:
@@ -218,13 +221,39 @@ def asks_alone(place: Stopped, value: Any) -> bool:
     return position is not None and stack[position] is bool and stack[-1] is value
 
 
+def while_loops(frame: Frame, pc: int) -> list[range]:
+    """The loops around the instruction that no iterator ends. Their conditions are compiled twice, once before them."""
+    instructions = frame.program.instructions
+    return [
+        range(step.target, index + 1)
+        for index, step in enumerate(instructions)
+        if step.target is not None
+        and step.target - 1 <= pc <= index
+        and instructions[step.target].opname != "FOR_ITER"
+    ]
+
+
 def is_in_while(frame: Frame, pc: int) -> bool:
     """Whether the instruction is in a loop that no iterator ends."""
+    return any(pc in loop for loop in while_loops(frame, pc))
+
+
+def ends_while(frame: Frame, pc: int) -> bool:
+    """Whether the truth that the instruction asks for, or the jump behind it, is whether such a loop goes on."""
     instructions = frame.program.instructions
-    return any(
-        step.target is not None and step.target <= pc <= index and instructions[step.target].opname != "FOR_ITER"
-        for index, step in enumerate(instructions)
-    )
+    jump = pc if instructions[pc].opname in BRANCHES else pc + 1
+    if instructions[jump].opname not in BRANCHES:
+        return False
+    ways = [past_jumps(frame, way) for way in (jump + 1, instructions[jump].target) if way is not None]
+    return any(len({way in loop for way in ways}) == 2 for loop in while_loops(frame, jump))
+
+
+def name_of(frame: Frame, pc: int) -> str:
+    """A branch by its place in the user's text: a ``while`` statement's condition is compiled twice, and what goes on
+    after a graph break has other instructions."""
+    code = frame.code
+    span = span_of(code, frame.program.instructions[pc].offset)
+    return f"{code.co_filename}:{line_of(frame, pc)} in {code.co_qualname}, at {span or pc}"
 
 
 def line_of(frame: Frame, pc: int) -> int:
