@@ -23,6 +23,7 @@ from ..regions.gathered import Gathered
 from ..regions.open_loops import ROWS
 from ..regions.rows import TensorRows
 from ..tensors.arrays import without_arrays
+from ..tensors.counts import INTEGERS
 from ..tensors.index_lists import as_indices
 from ..values.expert_numbers import number_of
 from ..values.numbers import Number
@@ -113,7 +114,21 @@ class Containers(Parts):
 
     def tensor_index(self, key: Any, alone: bool = False) -> Any:
         """What a tensor is indexed with, as an operator takes it."""
-        return without_arrays(self.array_inputs.as_index(self.plain_contents(as_indices(key)), alone))
+        key = self.with_numbers(as_indices(key))
+        return without_arrays(self.array_inputs.as_index(self.plain_contents(key), alone))
+
+    def with_numbers(self, key: Any) -> Any:
+        """An index with numbers for the tensors that bound its slices (torch asks them for ``__index__``)."""
+        if type(key) is tuple:
+            return tuple(map(self.with_numbers, key))
+        if type(key) is not slice:
+            return key
+        return slice(*(self.bound(part) for part in (key.start, key.stop, key.step)))
+
+    def bound(self, part: Any) -> Any:
+        if not isinstance(part, TensorProxy) or part.fake.dtype not in INTEGERS:
+            return part
+        return part if (number := self.tensors.item(part)) is None else number
 
     def sequence_item(self, sequence: Any, key: Any) -> Any:
         if type(sequence) is tuple and type(key) in OPEN_KEYS:

@@ -233,6 +233,23 @@ def between_cumulated_counts(x, moe):
     return out
 
 
+@spelled(LOWERED)
+def slices_between_tensors(x, moe):
+    """`ends = cat((zero, histc(…).cumsum(0)))`, `out[ends[e]:ends[e + 1]] = f(x[ends[e]:ends[e + 1]])`, `index_copy_` (Megatron)"""  # noqa: E501
+    weight, index = moe.route(x)
+    order = index.view(-1).argsort(stable=True)
+    counts = torch.histc(index.float(), bins=E, min=0, max=E).cpu().to(torch.int64)
+    ends = torch.cat((torch.zeros(1, dtype=torch.int64), torch.cumsum(counts, dim=0)))
+    rows = x.index_select(0, order // K)
+    out = torch.zeros_like(rows)
+    for e in range(E):
+        start, end = ends[e], ends[e + 1]
+        out[start:end] = moe.experts[e](rows[start:end])
+    y = torch.zeros_like(out)
+    y.index_copy_(0, order, out)
+    return (y.reshape(-1, K, D) * weight.unsqueeze(-1)).sum(1)
+
+
 @spelled(PROJECTED)
 def routing_in_batches(x, moe):
     """routing kept [B, T, K]: `batch, token, slot = torch.where(index == e)`, `out[batch, token] += …`, single projections"""  # noqa: E501
