@@ -15,6 +15,7 @@ import moebius.api
 PACKAGE = Path(moebius.api.__file__).parent
 ADDRESS = re.compile(r"\b0x[0-9a-f]{6,}\b|\b\d{14,}\b")
 FOLDER = re.compile(r"[^\s'\"(]*/(?=[\w.-]+\.py\b)")  # of a file, wherever the checkout and the packages lie
+CUT_OFF = re.compile(r'file "/[^"\s]*')  # a path in a text that was too long to be written whole
 SECTIONS = ("graph", "lowered", "guards", "residual")
 
 
@@ -72,4 +73,4 @@ def broken(graph_break: Any) -> str:
 
 def steady(text: str) -> str:
     """Without addresses and folders."""
-    return ADDRESS.sub("ADDRESS", FOLDER.sub("", text))
+    return ADDRESS.sub("ADDRESS", CUT_OFF.sub('file "…', FOLDER.sub("", text)))
