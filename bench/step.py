@@ -20,12 +20,11 @@ from dataclasses import dataclass
 import torch
 from common import machine, scaled
 from models import PlainMoE, tiny_mixtral
+from peaks import peak_bytes
 from torch import nn
 from torch.nn import functional as F
 
 import moebius
-
-MEMORY_EVENT = "[memory]"  # what torch's profiler calls an allocation or a release
 
 
 @dataclass
@@ -85,21 +84,6 @@ def time_in_turns(ways: list[Contender], rounds: int) -> None:
             if number >= 2:
                 way.seconds.append(time.process_time() - start)
             way.losses.append(loss.item())
-
-
-def peak_bytes(step: Callable[[], object]) -> int:
-    """The highest sum of what one step allocates and has not freed, by torch's profiler."""
-    with torch.autograd.profiler.profile(profile_memory=True) as profiler:
-        step()
-    results = profiler.kineto_results
-    events = [event for event in results.events() if event.name() == MEMORY_EVENT] if results is not None else []
-    if not events:
-        raise SystemExit("torch's profiler saw no allocation: nothing to report on memory")
-    now = highest = 0
-    for event in sorted(events, key=lambda event: event.start_ns()):
-        now += event.nbytes()
-        highest = max(highest, now)
-    return highest
 
 
 def saved_bytes(step: Callable[[], object], model: nn.Module) -> int:

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from peaks import peak_bytes
 
 import moebius
 from moebius.api import captured_of, report_of
@@ -76,9 +77,7 @@ class Run:
     def peak_bytes(self) -> int:
         """The most bytes of tensors that one more step holds above what there was when it began.
 
-        From the allocations and releases that the profiler records (torch.profiler, profile_memory). In a process of
-        its own: the profiler knows blocks by address, and takes one that was recorded in an earlier session, freed
-        since and used again for what it was then (c10/core/CPUAllocator.cpp).
+        In a process of its own, which the step leaves as it was.
         """
         gc.collect()  # else what earlier steps left in cycles is freed, or not, in the middle of this one
         receive, send = os.pipe()
@@ -98,15 +97,7 @@ class Run:
 
     def peak_of_a_step(self) -> int:
         torch.manual_seed(STEPS)
-        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
-            self.step(self.model, self.optimizer, self.inputs)
-        held = peak = 0
-        assert profile.profiler is not None and profile.profiler.kineto_results is not None
-        for event in profile.profiler.kineto_results.events():
-            if event.name() == "[memory]":
-                held += event.nbytes()
-                peak = max(peak, held)
-        return peak
+        return peak_bytes(lambda: self.step(self.model, self.optimizer, self.inputs))
 
 
 def state(run: Run) -> list[torch.Tensor]:

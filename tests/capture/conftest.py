@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
+from pathlib import Path
 
 import pytest
 
 from moebius.trace import native_pieces
+
+sys.path.append(str(Path(__file__).resolve().parent.parent.parent / "bench"))  # peaks.py
 
 
 @pytest.fixture(autouse=True)

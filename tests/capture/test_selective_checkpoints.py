@@ -8,6 +8,7 @@ from functools import partial
 import pytest
 import torch
 from expert_layer import HitExperts
+from peaks import peak_bytes
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
@@ -167,20 +168,8 @@ def test_experts_are_lowered_and_need_no_more_memory():
             torch.manual_seed(seed)
             results.append(function(model, optimizer, batch(seed, 256)))
         torch.testing.assert_close(*results)
-    peaks = [peak(lambda: f(*args, batch(3, 256))) for f, args in ((captured, ours), (step, theirs))]  # noqa: B023
+    peaks = [peak_bytes(lambda: f(*args, batch(3, 256))) for f, args in ((captured, ours), (step, theirs))]  # noqa: B023
     assert 0 < peaks[0] <= peaks[1]
-
-
-def peak(call):
-    with torch.autograd.profiler.profile(profile_memory=True) as profiler:
-        call()
-    now = highest = 0
-    for event in sorted(
-        (e for e in profiler.kineto_results.events() if e.name() == "[memory]"), key=lambda e: e.start_ns()
-    ):
-        now += event.nbytes()
-        highest = max(highest, now)
-    return highest
 
 
 def test_a_policy_that_reads_what_changes_is_asked_again():
