@@ -12,8 +12,8 @@ from torch._C._profiler import _EventType
 def peak_bytes(step: Callable[[], object]) -> int:
     """The highest sum, in bytes, of what one call allocates and has not freed.
 
-    A release counts where the block was allocated in this call. Of those from before the profiler reports some: those at
-    an address that an earlier session knew, with the size of then (c10/core/CPUAllocator.cpp).
+    A release counts where the block was allocated in this call. The profiler also reports some of those from before, at
+    addresses that an earlier session knew, with the size of then (c10/core/CPUAllocator.cpp).
     """
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
         step()
