@@ -8,15 +8,17 @@ changes nothing plain Python does the change once, and where it gives the same g
 from __future__ import annotations
 
 import gc
-from collections import deque
+import types
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx
 
 from ..heap.heap import LAYOUTS, OWN, WRITE, Event, Heap, same
-from ..heap.records import VIEWS, whole_items
+from ..heap.records import VIEWS, raw_dict, whole_items
 from ..tensors.graphs import GraphScope
 from ..torch_facts import torch_private
 from ..values.values import Body
@@ -25,6 +27,31 @@ if TYPE_CHECKING:
     from ..python.parts import Parts
 
 AGAIN = Body("a checkpointed call changes Python state", "a {} is changed in it again by backward", "")
+
+
+WINDOWS = (*VIEWS, types.MappingProxyType)  # what shows a container
+HELD = (list, dict, set, deque, types.FunctionType, partial)
+
+
+def held_parts(value: Any) -> tuple[Any, ...]:
+    """All that reading or calling it may tell."""
+    if type(value) is types.FunctionType:
+        return value.__code__, value.__defaults__, *whole_items(value.__kwdefaults__ or {})
+    if issubclass(type(value), partial):
+        return value.func, value.args, *whole_items(value.keywords)
+    items = whole_items(value)
+    return (*items, value.default_factory) if issubclass(type(value), defaultdict) else items
+
+
+def own_part(owner: Any, key: Any) -> Any:
+    """The value of an object's own attribute, without running anybody's code; None where it has none."""
+    if (found := (raw_dict(owner) or {}).get(key)) is not None:
+        return found
+    slot = next((vars(base)[key] for base in type(owner).__mro__ if key in vars(base)), None)
+    try:
+        return slot.__get__(owner) if type(slot) is types.MemberDescriptorType else None
+    except AttributeError:  # it is empty
+        return None
 
 
 class Read:
@@ -44,11 +71,12 @@ class Read:
         self.end = self.heap.mark()
         older = [event for event in self.heap.reads(self.begin, self.end) if self.heap.age(event[1]) < self.begin]
         self.hold(self.given)
-        for kind, owner, _, value in older:
+        for kind, owner, key, value in older:
             self.hold(value)
             if kind == OWN:
                 self.hold(owner)
-        self.reads = [event for event in older if id(event[1]) not in self.held]
+                self.hold(own_part(owner, key))
+        self.reads = [event for event in older if event[0] == OWN or id(event[1]) not in self.held]
         self.reads.append(("layouts", LAYOUTS, None, None))  # (no read of a size is told)
         self.moved = any(  # of an older tensor: what it does to sizes it would do twice
             kind is WRITE and owner is LAYOUTS and node <= self.first
@@ -56,13 +84,13 @@ class Read:
         )
 
     def hold(self, value: Any) -> None:
-        """Note a list, dict or set that the step made, which C code reads without telling, and what is in it."""
-        if type(value) in VIEWS:
+        """Note what the step made and can be read without telling (by C code, or by a call), and what is in it."""
+        if type(value) in WINDOWS:
             return self.hold(gc.get_referents(value)[0])
         if type(value) is tuple:
             items = value
-        elif isinstance(value, list | dict | set | deque) and self.heap.age(value) >= 0 and id(value) not in self.held:
-            items = whole_items(value)
+        elif id(value) not in self.held and self.heap.age(value) >= 0 and issubclass(type(value), HELD):
+            items = held_parts(value)
             self.held[id(value)] = value, items
         else:
             return
@@ -71,7 +99,7 @@ class Read:
 
     def is_unchanged(self) -> bool:
         """Whether each read would find now what it found."""
-        held = all(same(whole_items(now), then) for now, then in self.held.values())
+        held = all(same(held_parts(now), then) for now, then in self.held.values())
         return held and not self.moved and self.heap.is_unchanged(self.reads, self.end)
 
 

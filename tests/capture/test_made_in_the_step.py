@@ -148,6 +148,26 @@ ITERATORS: dict[str, Callable[[], Any]] = {
     "reversed": lambda: reversed(numbers()), "count": itertools.count, "cycle": lambda: itertools.cycle(numbers()),
     "chain": lambda: itertools.chain(numbers(), numbers()), "map": lambda: map(abs, numbers()),
 }  # fmt: skip
+
+
+def function() -> Callable:
+    def one(k: int = 1) -> int:
+        return k
+
+    return one
+
+
+def function_of_a_keyword() -> Callable:
+    def one(*, k: int = 1) -> int:
+        return k
+
+    return one
+
+
+class OfList(list):
+    k: int
+
+
 KINDS: dict[str, Kind] = {
     **{name: (make, bumps, look) for name, make in ATTRIBUTES.items()},
     **{name: (make, bumps_entry, entry) for name, make in DICTS.items()},
@@ -168,6 +188,40 @@ KINDS: dict[str, Kind] = {
     "view of a dict": (with_keys, lambda o: o[0].__setitem__(len(o[0]), 1), lambda o: len(o[1])),
     "swapped class": (Plain, lambda o: filled(o, __class__=Other), look),
     "swapped dict": (Plain, lambda o: filled(o, __dict__={"k": look(o) + 1}), look),
+    "function's defaults": (function, lambda o: filled(o, __defaults__=(o() + 1,)), lambda o: o()),
+    "function's keyword defaults": (
+        function_of_a_keyword,
+        lambda o: filled(o, __kwdefaults__={"k": o() + 1}),
+        lambda o: o(),
+    ),
+    "function's keyword defaults in place": (
+        function_of_a_keyword,
+        lambda o: o.__kwdefaults__.__setitem__("k", o() + 1),
+        lambda o: o(),
+    ),
+    "function's code": (function, lambda o: filled(o, __code__=(lambda k=1: 7).__code__), lambda o: o()),
+    "function in an object": (
+        lambda: filled(Plain(), f=function()),
+        lambda o: filled(o.f, __defaults__=(o.f() + 1,)),
+        lambda o: o.f(),
+    ),
+    "partial of a function": (
+        lambda: functools.partial(function()),
+        lambda o: filled(o.func, __defaults__=(o() + 1,)),
+        lambda o: o(),
+    ),
+    "mapping proxy": (
+        lambda: [d := {"k": 1}, types.MappingProxyType(d)],
+        lambda o: bumps_entry(o[0]),
+        lambda o: entry(o[1]),
+    ),
+    "default factory": (
+        lambda: collections.defaultdict(lambda: 1),
+        lambda o: filled(o, default_factory=lambda: 7),
+        lambda o: o.default_factory(),
+    ),
+    "list in a slot": (lambda: filled(Slotted(), k=[]), lambda o: o.k.append(1), lambda o: len(o.k)),
+    "attribute of a list": (lambda: filled(OfList(), k=1), bumps, look),
     "arguments of an exception": (lambda: ValueError(1), lambda o: filled(o, args=(*o.args, 1)), lambda o: len(o.args)),
 }
 
@@ -252,7 +306,10 @@ def test_as_in_plain_python(kind: str, question: Callable) -> None:
     assert [run(captured), run(captured)] == [run(step), run(step)]
 
 
-SILENT_BEFORE = ["iterator: generator", "partial's keywords", "function's dict", "view of a dict", "swapped class"]
+SILENT_BEFORE = [
+    "function's defaults", "mapping proxy", "partial of a function", "default factory", "iterator: generator",
+    "partial's keywords", "function's dict", "view of a dict", "swapped class",
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", SILENT_BEFORE)
