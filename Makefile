@@ -107,4 +107,4 @@ $(STAMP): pyproject.toml setup.py constraints.txt $(wildcard capture/hook/*.[ch]
 	@touch $@
 
 clean:
-	rm -rf $(VENV) build out *.egg-info capture/hook/*.so interpreter/native/*.so
+	rm -rf $(VENV) build out *.egg-info capture/hook/*.so interpreter/native/*.so kernels/native/*.so

@@ -13,7 +13,7 @@ from ..hook import Entry
 from ..trace.policy import LEFT_OUT, Policy
 from ..trace.segment import Segment
 
-MAX_MISSES = 2  # of one branch on data, before it becomes a graph break; of the one that ends a ``while`` loop, none
+MAX_MISSES = 2  # of one branch on data, before it becomes a graph break; one that ends a ``while`` loop has none
 RARE = 20  # a branch on data that leaves its graph once in so many calls changes nothing
 
 

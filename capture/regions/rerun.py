@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import gc
 import types
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -39,8 +39,7 @@ def held_parts(value: Any) -> tuple[Any, ...]:
         return value.__code__, value.__defaults__, *whole_items(value.__kwdefaults__ or {})
     if issubclass(type(value), partial):
         return value.func, value.args, *whole_items(value.keywords)
-    items = whole_items(value)
-    return (*items, value.default_factory) if issubclass(type(value), defaultdict) else items
+    return whole_items(value)
 
 
 def own_part(owner: Any, key: Any) -> Any:

@@ -8,6 +8,7 @@ import torch
 from moebius import capture, stats
 from moebius.cache import misses
 from moebius.trace import speculation
+from moebius.trace.policy import Policy
 
 
 class Done(Exception):
@@ -158,6 +159,26 @@ def test_a_branch_is_known_by_its_text(monkeypatch):
     original = speculation.span_of
     monkeypatch.setattr(speculation, "span_of", lambda code, offset: original(code, offset) and (id(code), offset))
     assert settles(halved)[0] > 1
+
+
+def test_what_goes_on_after_a_break_knows_the_branch(monkeypatch):
+    """Else each continuation learns it by a miss of its own."""
+    learnt = Policy.learn_from
+
+    def alone(self, above, code):
+        kept = self.unpredictable
+        learnt(self, above, code)
+        self.unpredictable = kept
+
+    def misses_of(loop):
+        captured = capture(loop, backend="eager")
+        for halving in (3, 1, 4, 0, 2, 5):
+            captured(torch.full((3,), 1.5 * 2.0**halving / 2))
+        return stats(captured).misses
+
+    once = misses_of(halved)
+    monkeypatch.setattr(Policy, "learn_from", alone)
+    assert misses_of(halved) > once
 
 
 def test_a_loop_over_layers_stays_one_graph():

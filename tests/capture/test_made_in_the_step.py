@@ -164,6 +164,20 @@ def function_of_a_keyword() -> Callable:
     return one
 
 
+def reads_itself() -> Callable:
+    def one() -> int:
+        return one.k  # type: ignore[attr-defined]
+
+    return filled(one, k=1)
+
+
+def proxied() -> tuple[Callable, Callable]:
+    """What changes a dict, and what reads it through a proxy alone."""
+    held = {"k": 1}
+    proxy = types.MappingProxyType(held)
+    return (lambda: bumps_entry(held)), (lambda: proxy["k"])
+
+
 class OfList(list):
     k: int
 
@@ -210,15 +224,21 @@ KINDS: dict[str, Kind] = {
         lambda o: filled(o.func, __defaults__=(o() + 1,)),
         lambda o: o(),
     ),
-    "mapping proxy": (
-        lambda: [d := {"k": 1}, types.MappingProxyType(d)],
-        lambda o: bumps_entry(o[0]),
-        lambda o: entry(o[1]),
-    ),
+    "mapping proxy": (proxied, lambda o: o[0](), lambda o: o[1]()),
     "default factory": (
         lambda: collections.defaultdict(lambda: 1),
         lambda o: filled(o, default_factory=lambda: 7),
         lambda o: o.default_factory(),
+    ),
+    "user's dict": (
+        lambda: collections.UserDict(k=1),
+        lambda o: o.__setitem__("k", o["k"] + 1),
+        lambda o: o["k"],
+    ),
+    "attribute that a function reads of itself": (
+        reads_itself,
+        lambda o: filled(o, k=o.k + 1),
+        lambda o: o(),
     ),
     "list in a slot": (lambda: filled(Slotted(), k=[]), lambda o: o.k.append(1), lambda o: len(o.k)),
     "attribute of a list": (lambda: filled(OfList(), k=1), bumps, look),
@@ -307,7 +327,8 @@ def test_as_in_plain_python(kind: str, question: Callable) -> None:
 
 
 SILENT_BEFORE = [
-    "function's defaults", "mapping proxy", "partial of a function", "default factory", "iterator: generator",
+    "function's defaults", "mapping proxy", "partial of a function", "default factory", "user's dict",
+    "attribute that a function reads of itself", "iterator: generator",
     "partial's keywords", "function's dict", "view of a dict", "swapped class",
 ]  # fmt: skip
 
