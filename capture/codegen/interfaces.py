@@ -17,8 +17,8 @@ class Builder(Residual, Protocol):
     def assign(self, value: Any, expression: str) -> str:
         """The name that a new object has from here on."""
 
-    def fill_namespace(self, name: str, values: dict[str, Any]) -> None:
-        """Put what an object holds into it."""
+    def fill_namespace(self, name: str, value: Any) -> None:
+        """Put what a new object's instance dict holds into what is made for it."""
 
     def load(self, source: Source) -> str:
         """The name that holds the object of a source."""

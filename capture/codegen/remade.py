@@ -28,17 +28,17 @@ def function_value(emitter: Builder, function: types.FunctionType) -> str:
         f"{function.__name__!r}, {defaults}, {closure})",
     )
     emitter.lines.append(f"{name}.__qualname__ = {function.__qualname__!r}")
-    if function.__kwdefaults__:
-        items = ", ".join(f"{k!r}: {emitter.value(v)}" for k, v in function.__kwdefaults__.items())
-        emitter.lines.append(f"{name}.__kwdefaults__ = {{{items}}}")
-    if function.__annotations__:
-        items = ", ".join(f"{k!r}: {emitter.value(v)}" for k, v in function.__annotations__.items())
-        emitter.lines.append(f"{name}.__annotations__ = {{{items}}}")
+    for attribute in ("__kwdefaults__", "__annotations__"):
+        items = getattr(function, attribute)
+        if items or emitter.objects.is_new(items):
+            if not emitter.objects.is_known(items):
+                emitter.objects.made(items)
+            emitter.lines.append(f"{name}.{attribute} = {emitter.value(items)}")
     as_made = types.FunctionType(function.__code__, function.__globals__, closure=function.__closure__)
     for attribute in ("__doc__", "__module__"):  # functools.wraps sets them
         if (own := getattr(function, attribute)) != getattr(as_made, attribute):
             emitter.lines.append(f"{name}.{attribute} = {emitter.value(own)}")
-    emitter.fill_namespace(name, function.__dict__)
+    emitter.fill_namespace(name, function)
     return name
 
 
@@ -47,7 +47,7 @@ def random_value(emitter: Builder, generator: random.Random) -> str:
     name = emitter.assign(generator, f"{emitter.constant(random.Random)}.__new__({emitter.constant(random.Random)}, 0)")
     state = emitter.constant((*generator.getstate()[:2], None))
     emitter.lines.append(f"{name}.setstate({state})")
-    emitter.fill_namespace(name, vars(generator))
+    emitter.fill_namespace(name, generator)
     return name
 
 

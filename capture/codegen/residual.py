@@ -71,7 +71,7 @@ class Emitter:
     """Writes one residual function. ``outputs`` collects the graph values that it needs."""
 
     def __init__(self, objects: Objects, n_positional: int, kwnames: tuple[str, ...]):
-        self.objects = objects
+        self.objects, self.heap = objects, objects.heap
         self.parameters = [*(f"m_arg{i}" for i in range(n_positional)), *(f"m_key_{k}" for k in kwnames)]
         self.n_positional, self.kwnames = n_positional, kwnames
         self.constants: dict[str, Any] = {
@@ -88,6 +88,7 @@ class Emitter:
         self.lines: list[str] = []
         self.states: list[str] = []  # where iterators stand, set when all effects are done
         self.built: dict[int, str] = {}
+        self.begun: set[int] = set()  # by id: objects of which ``new_object`` was asked
         self.outputs: list[Any] = []
         self.output_names: dict[int, str] = {}
         self.alive: list[Any] = []
@@ -223,7 +224,14 @@ class Emitter:
         return name
 
     def new_object(self, value: Any) -> str:
-        """An object made while tracing. Shells are assigned before their parts are built, so that cycles close."""
+        """An object made while tracing. Shells are assigned before their parts are built, so that cycles close. What an
+        object has made for itself, as its instance dict, comes with that object, whoever asks for it first."""
+        owner = self.heap.owner_of(value)
+        if id(owner) not in self.begun:
+            self.begun.add(id(owner))
+            self.value(owner)
+            if (made := self.built.get(id(value))) is not None:
+                return made
         kind = type(value)
         if kind is list:
             name = self.assign(value, "[]")
@@ -244,7 +252,7 @@ class Emitter:
             name = self.assign(value, f"{self.constant(kind)}{factory}")
             self.fill_dict(name, "dict" if kind is dict else self.constant(kind), value)
             if kind is collections.OrderedDict:  # has attributes, too: state_dict()'s _metadata
-                self.fill_namespace(name, raw_dict(value) or {})
+                self.fill_namespace(name, value)
             return name
         if kind is types.CellType:
             name = self.assign(value, "m_cell()")
@@ -267,10 +275,10 @@ class Emitter:
         if isinstance(value, StandIn):
             return self.assign(value, value.expression(self))
         if kind is functools.partial:
-            keywords = ", ".join(f"{k!r}: {self.value(v)}" for k, v in value.keywords.items())
             args = "".join(f", {self.value(a)}" for a in value.args)
-            name = self.assign(value, f"{self.constant(kind)}({self.value(value.func)}{args}, **{{{keywords}}})")
-            self.fill_namespace(name, vars(value))
+            name = self.assign(value, f"{self.constant(kind)}({self.value(value.func)}{args})")
+            self.fill_own(f"{name}.keywords", value.keywords)
+            self.fill_namespace(name, value)
             return name
         if kind is super:
             return self.assign(value, f"super({self.value(value.__thisclass__)}, {self.value(value.__self__)})")
@@ -315,9 +323,18 @@ class Emitter:
         for key, item in items.items():
             self.lines.append(f"{base}.__setitem__({name}, {self.value(key)}, {self.value(item)})")
 
-    def fill_namespace(self, name: str, items: dict[str, Any]) -> None:
-        for key, item in items.items():
-            self.lines.append(f"{name}.__dict__[{key!r}] = {self.value(item)}")
+    def fill_own(self, place: str, items: dict) -> None:
+        """A dict that its owner has made."""
+        if items or self.objects.is_new(items):
+            self.fill_dict(self.assign(items, place), "dict", items)
+
+    def fill_namespace(self, name: str, value: Any) -> None:
+        """The instance dict of a new object."""
+        namespace = raw_dict(value)
+        if namespace is value:  # ``self.__dict__ = self``
+            self.lines.append(f"{name}.__dict__ = {name}")
+        elif namespace is not None:
+            self.fill_own(f"m_raw_dict({name})", namespace)
 
     def iterator_value(self, iterator: Any) -> str:
         """Native iterators say themselves how they are made again (``__reduce__``, Objects/iterobject.c and kin)."""
@@ -406,13 +423,7 @@ class Emitter:
                 self.lines.append(f"{self.constant(base)}.append({name}, {self.value(item)})")
         elif base in SETS:
             raise CannotRebuild(f"a {cls.__name__}")
-        namespace = raw_dict(value)
-        if namespace:
-            self.lines.append(f"m_d = m_raw_dict({name})")
-            inner = f"{name}_d"
-            self.lines.append(f"{inner} = m_d")
-            for key, item in namespace.items():
-                self.lines.append(f"{inner}[{key!r}] = {self.value(item)}")
+        self.fill_namespace(name, value)
         for slot in slots_of(cls):
             try:
                 held = slot.__get__(value)

@@ -36,8 +36,7 @@ class Compounds(Identities):
         cells = part(source, "attr", "__closure__")
         for i, cell in enumerate(function.__closure__ or ()):
             place = part(cells, "tuple_item", i)
-            if (record := self.found(cell, place)).source is not place:  # another function's, too
-                self.alias(place, record.source, cell)
+            self.found(cell, place)
 
     def enter_method(self, method: types.MethodType, source: Source) -> None:
         """A bound method is its function and its object."""

@@ -33,7 +33,7 @@ class Heap:
         self.born: dict[int, int] = {}  # by id of an object that the trace made: how long the log was then
         self.outside = 0
         self.written: dict[int, list[tuple[int, Any]]] = {}  # by id of the owner: when, and which key
-        self.part_of: dict[int, Any] = {}  # by id of an instance dict that the trace made: whose it is
+        self.part_of: dict[int, Any] = {}  # by id of a container that a new object has made for itself: whose it is
         self.now: dict[str, Callable[[Any, Any, Any], Any]] = {  # by kind: what a read would find, from its event
             "fact": lambda owner, key, then: then,
             "answer": lambda ask, key, then: ask(),
@@ -50,7 +50,11 @@ class Heap:
 
     def age(self, owner: Any) -> int:
         """When the trace made an object, -1 for what existed before."""
-        return self.born.get(id(self.part_of.get(id(owner), owner)), -1)
+        return self.born.get(id(self.owner_of(owner)), -1)
+
+    def owner_of(self, obj: Any) -> Any:
+        """Whose part an object is, itself if nobody's."""
+        return self.part_of.get(id(obj), obj)
 
     def read(self, kind: str, owner: Any, key: Any, value: Any) -> None:
         self.events.append((kind, owner, key, value))
@@ -61,8 +65,7 @@ class Heap:
 
     def write(self, owner: Any, key: Any = WHOLE, born: int = -1) -> None:
         self.outside += born < 0
-        if id(owner) in self.part_of:
-            owner = self.part_of[id(owner)]
+        owner = self.owner_of(owner)
         self.written.setdefault(id(owner), []).append((len(self.events), key))
         self.events.append((WRITE, owner, key, born))
 

@@ -57,6 +57,12 @@ class Identities(Store):
         else:
             self.guards.same_or_distinct("same", source, known)
 
+    def met_again(self, record: Record, source: Source, value: Any) -> None:
+        if not source.static and record.source is not source:
+            self.alias(source, record.source, value)
+        elif source.static and not record.source.static:
+            self.pin(record, f"is {source.name}")
+
     def pin(self, record: Record, text: str) -> None:
         """The object that arguments lead to is this very one: a fact, once."""
         self.pin_at(record.source, record.obj, text)

@@ -87,10 +87,7 @@ class Objects(Compounds, Cells, LateWrites, Lifetimes):
             return self.enter_slice(value, source)
         record = self.records.get(id(value))
         if record is not None:
-            if not source.static and record.source is not source:
-                self.alias(source, record.source, value)
-            elif source.static and not record.source.static:
-                self.pin(record, f"is {source.name}")
+            self.met_again(record, source, value)
             return self.slices[id(value)] if kind is slice else value
         if kind in CONTAINERS:
             if not source.static:
@@ -143,19 +140,15 @@ class Objects(Compounds, Cells, LateWrites, Lifetimes):
             namespace = raw_dict(obj)
             if namespace is None:
                 return None
-            inner = self.records.get(id(namespace))
-            if inner is None:
-                name = part_name(source, "instance_dict")
-                if source.static:
-                    if not issubclass(type(obj), type):
-                        self.guards.instance(source, obj, namespace)
-                    inner_source: Source = Static(name, namespace)
-                else:
-                    inner_source = part(source, "instance_dict")
-                inner = self.records[id(namespace)] = Record(namespace, inner_source)
-                if issubclass(type(obj), torch.optim.lr_scheduler.LRScheduler):
-                    self.schedules.add(id(inner))
-            record.instance_dict = inner
+            if source.static:
+                if not issubclass(type(obj), type):
+                    self.guards.instance(source, obj, namespace)
+                place: Source = Static(part_name(source, "instance_dict"), namespace)
+            else:
+                place = part(source, "instance_dict")
+            inner = record.instance_dict = self.found(namespace, place)
+            if issubclass(type(obj), torch.optim.lr_scheduler.LRScheduler):
+                self.schedules.add(id(inner))
             self.owners[id(inner)] = record
             self.hangs(obj, namespace)
         return record.instance_dict

@@ -38,10 +38,7 @@ class Slots:
             return kind
         if name == "__dict__":
             if self.objects.is_new(obj):
-                namespace = self.objects.made(raw_dict(obj))
-                self.heap.part_of[id(namespace)] = obj
-                self.heap.read(OWN, obj, None, None)
-                return namespace
+                return self.own_part(obj, raw_dict(obj))
             record = self.objects.instance_dict(self.objects.need(obj))
             assert record is not None
             return record.obj

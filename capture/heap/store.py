@@ -115,12 +115,19 @@ class Store:
         return self.records.get(id(obj))
 
     def found(self, obj: Any, source: Source | str) -> Record:
-        """The record of an object; made, if nobody has met it yet. source: a name, for one that is always the same."""
+        """The record of an object; made, if nobody has met it yet. source: a name, for one that is always the same if
+        nobody has found it otherwise."""
         record = self.records.get(id(obj))
         if record is None:
             place = Static(source, obj) if isinstance(source, str) else source
             record = self.records[id(obj)] = Record(obj, place)
+        elif not isinstance(source, str):
+            self.met_again(record, source, obj)
         return record
+
+    def met_again(self, record: Record, source: Source, value: Any) -> None:
+        """A known object was found at one more place: that it is the same one is a fact of today."""
+        raise NotImplementedError
 
     def need(self, obj: Any) -> Record:
         """The record of an object that existed before; a graph break if nobody knows where it came from."""

@@ -32,9 +32,11 @@ def namespace(objects: Objects, proxy: TensorProxy, wanted: bool = False) -> Rec
     if not isinstance(proxy.real, torch.Tensor) or proxy.source is None or proxy.cls not in KNOWN:
         return None
     held = raw_dict(proxy.real)
-    if held is not None and wanted:
-        objects.found(held, part(proxy.source, "instance_dict"))
-    return objects.records.get(id(held))
+    record = objects.records.get(id(held))
+    place = getattr(record.source, "parent", None) if record is not None else None
+    if held is not None and (wanted or record is not None) and place is not proxy.source:
+        return objects.found(held, part(proxy.source, "instance_dict"))
+    return record
 
 
 def read(attributes: ClassLookups, proxy: TensorProxy, name: str) -> Any:

@@ -462,6 +462,10 @@ class Attributes(Slots):
         for key in [key for key in self.looked_up if key[1] == name and cls in key[0].__mro__]:
             del self.looked_up[key]
 
+    def is_old_defaults(self, name: str, value: Any) -> bool:
+        """Whether C code would read an older dict, past what the step has changed in it."""
+        return name == "__kwdefaults__" and self.objects.record_of(value) is not None
+
     def refuse_set_in_c(self, kind: type, setter: Any, name: str) -> None:
         owner = getattr(setter, "__objclass__", None)
         if owner is not None and own_attributes(owner)[1]:
@@ -484,6 +488,10 @@ class Attributes(Slots):
                 self.call(setter, [on_type, obj, value], {})
                 return
             if self.objects.is_new(obj):
+                shared = name == "__dict__" and value is not obj
+                if type(on_type) is types.GetSetDescriptorType and (shared or self.is_old_defaults(name, value)):
+                    where = f"the {name} of a {type_name(kind)} becomes a dict that others have, too"
+                    raise Break("instance dict is shared", where, "update the one that is there")
                 self.objects.touch(obj, WHOLE if name in ("__class__", "__dict__") else name)
                 on_type.__set__(obj, value)
             else:

@@ -142,10 +142,10 @@ class TrackingDomain(Operators, Containers):
         return value
 
     def globals_record(self, namespace: Any, name: str = "") -> Record:
-        if (record := self.objects.record_of(namespace)) is not None:
+        if (record := self.objects.record_of(namespace)) is not None and record.source.static:
             return record
         self.objects.namespaces.add(id(namespace))
-        return self.objects.found(namespace, name or f"G({namespace.get('__name__', '?')})")
+        return self.objects.found(namespace, Static(name or f"G({namespace.get('__name__', '?')})", namespace))
 
     def store_global(self, frame: Frame, name: str, value: Any) -> None:
         self.objects.dict_set(self.globals_record(frame.globals), name, value)
@@ -310,7 +310,8 @@ class TrackingDomain(Operators, Containers):
         if function.__closure__:
             for cell, free in zip(function.__closure__, function.__code__.co_freevars, strict=True):
                 if not self.objects.is_new(cell):
-                    self.objects.found(cell, f"closure {name}.{free}")
+                    of_cell = f"closure {name}.{free}"
+                    self.objects.found(cell, Static(of_cell, cell) if source.static else of_cell)
         for label, value in (*enumerate(defaults or ()), *items):
             place = Part(f"{name}.default[{label!r}]", source, "python", functools.partial(default_of, label))
             if issubclass(type(value), torch.Tensor):
