@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 from torch.nn import functional as F
-from transformers import MixtralConfig, MixtralForCausalLM
+from transformers import MixtralConfig, MixtralForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 
 class Scale(nn.Module):
@@ -51,6 +51,46 @@ def tiny_mixtral(layers: int = 2) -> tuple[nn.Module, torch.Tensor]:
         experts_implementation="eager",
     )
     return MixtralForCausalLM(config).eval(), torch.randint(0, 128, (2, 16))
+
+
+def demo_mixtral() -> tuple[nn.Module, torch.Tensor]:
+    """The Mixtral of ``examples/train_mixtral.py``, experts a Python loop; and bytes, int64 [8, 128]."""
+    torch.manual_seed(0)
+    config = MixtralConfig(
+        vocab_size=256,
+        hidden_size=192,
+        intermediate_size=256,
+        num_hidden_layers=4,
+        num_attention_heads=6,
+        num_key_value_heads=2,
+        num_local_experts=8,
+        num_experts_per_tok=2,
+        max_position_embeddings=128,
+        use_cache=False,
+        experts_implementation="eager",
+    )
+    return MixtralForCausalLM(config), torch.randint(0, 256, (8, 128))
+
+
+def qwen3_moe() -> tuple[nn.Module, torch.Tensor]:
+    """A Qwen3-MoE of four layers, 64 experts, top-8, experts a Python loop; and token ids, int64 [8, 128]."""
+    torch.manual_seed(0)
+    config = Qwen3MoeConfig(
+        vocab_size=256,
+        hidden_size=192,
+        intermediate_size=256,
+        moe_intermediate_size=64,
+        num_hidden_layers=4,
+        num_attention_heads=6,
+        num_key_value_heads=2,
+        head_dim=32,
+        num_experts=64,
+        num_experts_per_tok=8,
+        max_position_embeddings=128,
+        use_cache=False,
+        experts_implementation="eager",
+    )
+    return Qwen3MoeForCausalLM(config), torch.randint(0, 256, (8, 128))
 
 
 class PlainMoE(nn.Module):

@@ -8,16 +8,28 @@ import sys
 from pathlib import Path
 
 BENCH = Path(__file__).resolve().parents[2] / "bench" / "step.py"
+LINE = r"  (\w+) +(\S.*?)  +[\d.]+ [mµ]?s +([\d. ]+) × +[\d.]+ [mµ]?s +([\d.]+) MiB +([\d.]+ MiB|–)"
 
 
-def test_runs_and_prints_each_contender():
-    words = [sys.executable, str(BENCH), "--peer", "none", "--rounds", "1"]
+def lines_of(*options: str) -> list[tuple[str, ...]]:
+    """case, contender, ratios to plain, peak and what is kept, of each line."""
+    words = [sys.executable, str(BENCH), "--rounds", "1", *options]
     done = subprocess.run(words, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stderr
-    lines = [line for line in done.stdout.splitlines() if re.match(r"  (tiny Mixtral|plain MoE) ", line)]
-    assert [(line[2:18].strip(), line[18:34].strip()) for line in lines] == [
-        (case, way) for case in ("tiny Mixtral", "plain MoE") for way in ("plain", "moebius")
-    ]
-    for line in lines:
-        ratio, peak, kept = map(float, re.search(r"([\d.]+)× +([\d.]+) MiB +([\d.]+) MiB", line).groups())
-        assert ratio > 0 and peak > 0 and kept > 0
+    return re.findall(LINE, done.stdout)
+
+
+def test_prints_each_contender_with_a_ratio_for_each_run():
+    found = lines_of("--runs", "2", "--cases", "tiny", "--peers", "grouped_mm,eager")
+    assert [name for _, name, *_ in found] == [
+        "plain", "grouped_mm", "torch.compile + grouped_mm, eager", "moebius", "moebius, eager"
+    ]  # fmt: skip
+    for _, name, ratios, peak, kept in found:
+        assert len(ratios.split()) == 2 and all(float(ratio) > 0 for ratio in ratios.split())
+        assert float(peak) > 0 and (", eager" in name) == (kept == "–")
+    assert found[0][2] == "1.00 1.00"
+
+
+def test_a_model_without_grouped_experts_has_no_such_contender():
+    found = lines_of("--runs", "1", "--cases", "written", "--peers", "grouped_mm")
+    assert [(case, name) for case, name, *_ in found] == [("written", "plain"), ("written", "moebius")]
