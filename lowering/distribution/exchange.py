@@ -3,7 +3,7 @@
 Functional, opaque operators with fake and autograd registration, so that they trace with unbacked sizes under any
 backend. ``send_rows`` and ``return_rows`` are each other's backward, and so are ``own_experts`` and ``pad_experts``.
 Each rank has tokens of its own, as many as it likes or none. Only plain collectives that gloo has: one even exchange
-of counts, and uneven ``all_to_all_single``.
+of counts, and uneven ``all_to_all_single``; all that a token takes along travels in one of them.
 
 Letters: T this rank's tokens, P ranks, S rows that this rank sends (one for each of its tokens and each rank that has
 an expert of it: a token with two experts on one rank travels once), U rows that it receives.
@@ -20,6 +20,7 @@ from torch import Tensor
 
 from moebius.lowering.distribution.errors import DistributionError
 from moebius.lowering.distribution.meeting import HEADER_BYTES, Group, group_of, headers
+from moebius.lowering.distribution.packing import pack, row_bytes, unpack
 from moebius.lowering.distribution.plan import chunk_span
 
 _GROUPS: dict[str, Group] = {}
@@ -79,7 +80,8 @@ def route(index_TK: Tensor, num_experts: int, group_name: str, place: str = "exp
     place: which layer this is. Raises RanksDisagreeError, on every rank, where the ranks have come to different ones.
 
     Returns rows_S (positions in T, by destination, then by token), source_U (the rank each received row comes from) and
-    splits_2P (on the CPU: rows sent to each rank, rows received from each). An index outside [0, E) goes nowhere.
+    splits_3P (on the CPU: rows sent to each rank, rows received from each, and the number of this meeting, the same on
+    all ranks, by which backward knows which exchange it undoes). An index outside [0, E) goes nowhere.
     """
     group = find_group(group_name)
     ranks = group.size()
@@ -94,9 +96,9 @@ def route(index_TK: Tensor, num_experts: int, group_name: str, place: str = "exp
     out_P = wanted.sum(0)
     back_P = headers(group, out_P, f"{place} ({num_experts} experts, top {top_k})")
     traffic.add("header", (ranks - 1) * HEADER_BYTES)
-    splits_2P = torch.stack([out_P.cpu(), back_P])
-    source_U = torch.repeat_interleave(torch.arange(ranks), splits_2P[1]).to(index_TK.device)
-    return rows_S, source_U, splits_2P
+    splits_3P = torch.stack([out_P.cpu(), back_P, torch.full_like(back_P, group.meetings)])
+    source_U = torch.repeat_interleave(torch.arange(ranks), splits_3P[1]).to(index_TK.device)
+    return rows_S, source_U, splits_3P
 
 
 @route.register_fake
@@ -105,7 +107,7 @@ def _(index_TK: Tensor, num_experts: int, group_name: str, place: str = "experts
     return (
         index_TK.new_empty((context.new_dynamic_size(),), dtype=torch.int64),
         index_TK.new_empty((context.new_dynamic_size(),), dtype=torch.int64),
-        torch.empty((2, find_group(group_name).size()), dtype=torch.int64, device="cpu"),
+        torch.empty((3, find_group(group_name).size()), dtype=torch.int64, device="cpu"),
     )
 
 
@@ -135,50 +137,60 @@ def _(index: Tensor, num_experts: int, group_name: str) -> Tensor:
 
 @torch.library.custom_op("moebius::send_rows", mutates_args=())
 def send_rows(
-    t_T: Tensor, rows_S: Tensor, source_U: Tensor, splits_2P: Tensor, group_name: str, place: str = ""
-) -> Tensor:
-    """Rows of t_T [T, ...] to the ranks that asked for them: what arrived here, [U, ...]. Collective. place: where this
-    is, if the ranks are to compare that first."""
+    tensors: list[Tensor], rows_S: Tensor, source_U: Tensor, splits_3P: Tensor, group_name: str, place: str
+) -> list[Tensor]:
+    """Rows of these tensors, [T, ...] each, to the ranks that asked for them, in one exchange: what arrived here,
+    [U, ...] each. Collective. place: where this is, if the ranks are to compare that first. (No default: torch leaves
+    out arguments that equal one, and then backward of lists does not fit.)"""
     group = find_group(group_name)
     if place:
-        headers(group, splits_2P[0].to(t_T.device), place)
+        headers(group, splits_3P[0].to(rows_S.device), f"{place}, which was exchange {int(splits_3P[2, 0])}")
         traffic.add("header", (group.size() - 1) * HEADER_BYTES)
-    sent = t_T.index_select(0, rows_S)
-    out, back = splits_2P.tolist()
-    received = t_T.new_empty((source_U.shape[0], *t_T.shape[1:]))
+    sent = pack(tensors, rows_S)
+    out, back, _ = splits_3P.tolist()
+    received = sent.new_empty((source_U.shape[0], *sent.shape[1:]))
     group.all_to_all(received, sent, back, out)
-    traffic.add("dispatch", _row_bytes(sent) * (sum(out) - out[group.rank()]))
-    return received
+    traffic.add("dispatch", row_bytes(sent) * (sum(out) - out[group.rank()]))
+    del sent
+    return unpack(received, tensors)
 
 
 @send_rows.register_fake
 def _(
-    t_T: Tensor, rows_S: Tensor, source_U: Tensor, splits_2P: Tensor, group_name: str, place: str = ""
-) -> Tensor:
-    return t_T.new_empty((source_U.shape[0], *t_T.shape[1:]))
+    tensors: list[Tensor], rows_S: Tensor, source_U: Tensor, splits_3P: Tensor, group_name: str, place: str
+) -> list[Tensor]:
+    return [tensor.new_empty((source_U.shape[0], *tensor.shape[1:])) for tensor in tensors]
 
 
 @torch.library.custom_op("moebius::return_rows", mutates_args=())
 def return_rows(
-    t_U: Tensor, rows_S: Tensor, source_U: Tensor, splits_2P: Tensor, tokens: int, group_name: str
-) -> Tensor:
-    """Received rows back to where they came from, summed for each of this rank's tokens: [T, ...]. Collective."""
+    tensors: list[Tensor], rows_S: Tensor, source_U: Tensor, splits_3P: Tensor, tokens: int, group_name: str,
+    place: str,
+) -> list[Tensor]:
+    """Rows like the received ones, [U, ...] each, to where those came from, in one exchange; summed for each of this
+    rank's tokens: [T, ...] each. Collective. place: where this is, as ranks compare it where backward comes here."""
     group = find_group(group_name)
-    out, back = splits_2P.tolist()
-    arrived = t_U.new_empty((rows_S.shape[0], *t_U.shape[1:]))
-    t_U = t_U.contiguous()
-    group.all_to_all(arrived, t_U, out, back)
-    traffic.add("combine", _row_bytes(t_U) * (sum(back) - back[group.rank()]))
-    wide = torch.float32 if t_U.dtype in (torch.bfloat16, torch.float16) else t_U.dtype
-    mine = torch.zeros((tokens, *t_U.shape[1:]), dtype=wide, device=t_U.device)
-    return mine.index_add_(0, rows_S, arrived.to(wide)).to(t_U.dtype)
+    out, back, _ = splits_3P.tolist()
+    sent = pack(tensors)
+    arrived = sent.new_empty((rows_S.shape[0], *sent.shape[1:]))
+    group.all_to_all(arrived, sent, out, back)
+    traffic.add("combine", row_bytes(sent) * (sum(back) - back[group.rank()]))
+    del sent
+    return [_sum_rows(rows, rows_S, tokens) for rows in unpack(arrived, tensors)]
 
 
 @return_rows.register_fake
 def _(
-    t_U: Tensor, rows_S: Tensor, source_U: Tensor, splits_2P: Tensor, tokens: int, group_name: str
-) -> Tensor:
-    return t_U.new_empty((tokens, *t_U.shape[1:]))
+    tensors: list[Tensor], rows_S: Tensor, source_U: Tensor, splits_3P: Tensor, tokens: int, group_name: str,
+    place: str,
+) -> list[Tensor]:
+    return [tensor.new_empty((tokens, *tensor.shape[1:])) for tensor in tensors]
+
+
+def _sum_rows(t_S: Tensor, rows_S: Tensor, tokens: int) -> Tensor:
+    wide = torch.float32 if t_S.dtype in (torch.bfloat16, torch.float16) else t_S.dtype
+    sum_T = torch.zeros((tokens, *t_S.shape[1:]), dtype=wide, device=t_S.device)
+    return sum_T.index_add_(0, rows_S, t_S.to(wide)).to(t_S.dtype)
 
 
 @torch.library.custom_op("moebius::own_experts", mutates_args=())
@@ -211,37 +223,33 @@ def _(w_L: Tensor, num_experts: int, group_name: str) -> Tensor:
     return w_L.new_empty((num_experts, *w_L.shape[1:]))
 
 
-def _row_bytes(tensor: Tensor) -> int:
-    count = tensor.element_size()
-    for size in tensor.shape[1:]:
-        count *= size
-    return count
-
-
 # ----------------------------------------------------------------------------------------------------------------------
 # Backward
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-def _save_send(ctx: Any, inputs: tuple, output: Tensor) -> None:
-    t_T, rows_S, source_U, splits_2P, group_name, _ = inputs
-    ctx.save_for_backward(rows_S, source_U, splits_2P)
-    ctx.tokens, ctx.group_name = t_T.shape[0], group_name
+def _save_send(ctx: Any, inputs: tuple, output: list[Tensor]) -> None:
+    tensors, rows_S, source_U, splits_3P, group_name, _ = inputs
+    ctx.save_for_backward(rows_S, source_U, splits_3P)
+    ctx.tokens, ctx.group_name = tensors[0].shape[0], group_name
 
 
-def _differentiate_send(ctx: Any, grad_U: Tensor) -> tuple:
-    return return_rows(grad_U, *ctx.saved_tensors, ctx.tokens, ctx.group_name), None, None, None, None, None
+def _differentiate_send(ctx: Any, grads_U: list[Tensor]) -> tuple:
+    wanted = ctx.needs_input_grad[0]
+    held = [grad_U for grad_U, wants in zip(grads_U, wanted, strict=True) if wants]
+    back = iter(return_rows(held, *ctx.saved_tensors, ctx.tokens, ctx.group_name, ""))
+    return [next(back) if wants else None for wants in wanted], None, None, None, None, None
 
 
-def _save_return(ctx: Any, inputs: tuple, output: Tensor) -> None:
-    _, rows_S, source_U, splits_2P, _, group_name = inputs
-    ctx.save_for_backward(rows_S, source_U, splits_2P)
-    ctx.group_name = group_name
+def _save_return(ctx: Any, inputs: tuple, output: list[Tensor]) -> None:
+    _, rows_S, source_U, splits_3P, _, group_name, place = inputs
+    ctx.save_for_backward(rows_S, source_U, splits_3P)
+    ctx.group_name, ctx.place = group_name, place
 
 
-def _differentiate_return(ctx: Any, grad_T: Tensor) -> tuple:
-    place = "backward of experts"  # the first exchange of a layer's backward
-    return send_rows(grad_T, *ctx.saved_tensors, ctx.group_name, place), None, None, None, None, None
+def _differentiate_return(ctx: Any, grads_T: list[Tensor]) -> tuple:
+    place = f"backward of {ctx.place}"  # the first exchange of a layer's backward
+    return send_rows(grads_T, *ctx.saved_tensors, ctx.group_name, place), None, None, None, None, None, None
 
 
 def _save_own(ctx: Any, inputs: tuple, output: Tensor) -> None:

@@ -39,29 +39,29 @@ def dispatch(
     """Send this rank's tokens to their experts' ranks. Collective. place: as in :func:`exchange.route`.
 
     Returns x_RD, expert_R1 (this rank's own numbering), weight_R1 (None without weights), and for :func:`combine`:
-    token_R (the received row that each slot belongs to), rows_S, source_U, splits_2P.
+    token_R (the received row that each slot belongs to), rows_S, source_U, splits_3P.
     """
-    rows_S, source_U, splits_2P = exchange.route(index_TK, num_experts, group_name, place)
-    x_UD = exchange.send_rows(x_TD, rows_S, source_U, splits_2P, group_name)
-    index_UK = exchange.send_rows(index_TK, rows_S, source_U, splits_2P, group_name)
+    held = [x_TD, index_TK] if weight_TK is None else [x_TD, index_TK, weight_TK]
+    form = ", ".join(f"{str(t.dtype)[6:]}{' with gradients' * t.requires_grad}" for t in held)
+    rows_S, source_U, splits_3P = exchange.route(index_TK, num_experts, group_name, f"{place}, rows of {form}")
+    x_UD, index_UK, *weights = exchange.send_rows(held, rows_S, source_U, splits_3P, group_name, "")
     slot_R, expert_R = own_slots(index_UK, num_experts, group_name)
     top_k = index_TK.shape[1]
-    token_R = slot_R // top_k
-    weight_R1 = None
-    if weight_TK is not None:
-        weight_UK = exchange.send_rows(weight_TK, rows_S, source_U, splits_2P, group_name)
+    token_R, weight_R1 = slot_R // top_k, None
+    for weight_UK in weights:
         weight_R1 = weight_UK.index_select(0, token_R).gather(1, (slot_R % top_k).unsqueeze(1))
-    return x_UD.index_select(0, token_R), expert_R.unsqueeze(1), weight_R1, token_R, rows_S, source_U, splits_2P
+    return x_UD.index_select(0, token_R), expert_R.unsqueeze(1), weight_R1, token_R, rows_S, source_U, splits_3P
 
 
 def combine(
-    y_RD: Tensor, token_R: Tensor, rows_S: Tensor, source_U: Tensor, splits_2P: Tensor, x_TD: Tensor, group_name: str
+    y_RD: Tensor, token_R: Tensor, rows_S: Tensor, source_U: Tensor, splits_3P: Tensor, x_TD: Tensor, group_name: str,
+    place: str = "experts",
 ) -> Tensor:
     """Send results home and add them up: out_TD, of this rank's tokens. Collective. x_TD: for their number."""
     wide = torch.float32 if y_RD.dtype in (torch.bfloat16, torch.float16) else y_RD.dtype
     y_UD = torch.zeros((source_U.shape[0], y_RD.shape[1]), dtype=wide, device=y_RD.device)
     y_UD = y_UD.index_add(0, token_R, y_RD.to(wide)).to(y_RD.dtype)
-    return exchange.return_rows(y_UD, rows_S, source_U, splits_2P, x_TD.shape[0], group_name)
+    return exchange.return_rows([y_UD], rows_S, source_U, splits_3P, x_TD.shape[0], group_name, place)[0]
 
 
 def reached_experts(index: Tensor, num_experts: int, group_name: str) -> Tensor:

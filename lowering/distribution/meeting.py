@@ -30,9 +30,11 @@ RULE = "with mesh=..., every rank has to run the same program, each on its own p
 
 
 class Group(Protocol):
-    """The ranks that share the experts of a layer, seen from one of them. name: the same on all of them."""
+    """The ranks that share the experts of a layer, seen from one of them. name: the same on all of them. meetings: how
+    many there were, the same on all of them too."""
 
     name: str
+    meetings: int
 
     def rank(self) -> int: ...
 
@@ -78,8 +80,7 @@ def headers(group: Group, numbers_P: Tensor, place: str) -> Tensor:
 
 
 class ProcessGroup:
-    """A Group over torch.distributed. meetings: how many there were, the same on all its ranks. processes: of its
-    ranks, as far as they have told."""
+    """A Group over torch.distributed. processes: of its ranks, as far as they have told, each asked for once."""
 
     def __init__(self, group: dist.ProcessGroup):
         self.group, self.meetings, self.announced, self.place = group, 0, False, "the first meeting"

@@ -275,11 +275,14 @@ def _beside_whole_steps(
 
 
 def _gather_where_used(gm: fx.GraphModule) -> None:
-    """A parameter on ranks that is computed with whole, in a graph that trains it: gathered at each of these places."""
-    for item in gm.graph.find_nodes(op="placeholder"):
-        if item.meta["placement"] == "shard→full" and (own := _of_the_step(item, set())):
+    """A parameter on ranks that is computed with whole, in a graph that trains it: gathered at each of these places.
+    An optimizer's graph (what it trains was reached by the backward of another one) works on this rank's rows of all
+    that is on ranks: of gradients too, that it only reads."""
+    on_ranks = [item for item in gm.graph.find_nodes(op="placeholder") if item.meta["placement"] == "shard→full"]
+    if any(_of_the_step(item, set()) for item in on_ranks):
+        for item in on_ranks:
             item.meta["placement"] = "as is"
-            for user in [user for user in item.users if user not in own]:
+            for user in [user for user in item.users if any(value.grad_fn is not None for value in _tensors(user))]:
                 with gm.graph.inserting_before(user):
                     whole = gm.graph.call_function(to_graph_input, (item, "shard→full"))
                 whole.meta = dict(item.meta)
@@ -337,7 +340,7 @@ def _replace(
         local = graph.call_function(experts, bound.args, bound.kwargs)
         local.meta = {key: value for key, value in node.meta.items() if key != "val"}
         _propagate(local)
-        out = emit(combine, (local, *ticket, x, group_name))
+        out = emit(combine, (local, *ticket, x, group_name, place))
     if "val" in node.meta:
         out.meta["val"] = node.meta["val"]
     node.replace_all_uses_with(out)

@@ -46,7 +46,7 @@ class SimulatedGroup:
     name = "simulated ranks"
 
     def __init__(self, rank: int, ranks: int, meeting: Meeting):
-        self.me, self.ranks, self.meeting = rank, ranks, meeting
+        self.me, self.ranks, self.meeting, self.meetings = rank, ranks, meeting, 0
 
     def rank(self) -> int:
         return self.me
@@ -100,8 +100,8 @@ def run_ranks(mode: Any, operator: Any, types: Any, args: tuple, kwargs: dict[st
         thread.join()
     if failures:
         raise failures[0]
-    if isinstance(results[0], tuple):
-        return tuple(LocalTensor(dict(enumerate(values))) for values in zip(*results, strict=True))
+    if isinstance(results[0], tuple | list):
+        return type(results[0])(LocalTensor(dict(enumerate(values))) for values in zip(*results, strict=True))
     return LocalTensor(dict(enumerate(results)))
 
 

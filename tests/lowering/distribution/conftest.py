@@ -18,7 +18,8 @@ class Pool:
         self.directory = tempfile.TemporaryDirectory()
         store = os.path.join(self.directory.name, "store")
         script = os.path.join(os.path.dirname(__file__), "worker.py")
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        own = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": os.pathsep.join(sys.path)}
+        environment = {**os.environ, **own}
         self.processes = [
             subprocess.Popen(
                 [sys.executable, script, str(rank), str(ranks), store], stdin=subprocess.PIPE, stdout=subprocess.PIPE,

@@ -7,6 +7,7 @@ import dataclasses
 import pytest
 import torch
 import torch.distributed as dist
+from rank_layers import Experts
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.utils.flop_counter import FlopCounterMode
@@ -18,35 +19,12 @@ from moebius.lowering.distribution.plan import chunk_span, reduced_bytes
 E, D, N, K = 5, 12, 7, 2
 
 
-class Experts(nn.Module):
-    """Experts as people write them: a Python loop."""
-
-    def __init__(self):
-        super().__init__()
-        self.gate_up_proj = nn.Parameter(torch.randn(E, 2 * N, D) / D**0.5)
-        self.down_proj = nn.Parameter(torch.randn(E, D, N) / N**0.5)
-
-    def forward(self, hidden, index, weights):
-        out = torch.zeros_like(hidden)
-        with torch.no_grad():
-            mask = nn.functional.one_hot(index, num_classes=E).permute(2, 1, 0)
-            hit = torch.greater(mask.sum(dim=(-1, -2)), 0).nonzero()
-        for row in hit:
-            expert = row[0]
-            slot, token = torch.where(mask[expert])
-            gate, up = nn.functional.linear(hidden[token], self.gate_up_proj[expert]).chunk(2, dim=-1)
-            current = nn.functional.linear(nn.functional.silu(gate) * up, self.down_proj[expert])
-            current = current * weights[token, slot, None]
-            out.index_add_(0, token, current.to(out.dtype))
-        return out
-
-
 class Layer(nn.Module):
     def __init__(self):
         super().__init__()
         self.router = nn.Linear(D, E)
         self.norm = nn.LayerNorm(D)
-        self.experts = Experts()
+        self.experts = Experts(E, D, N)
 
     def forward(self, x):
         h = self.norm(x)
@@ -140,7 +118,7 @@ def check_layout(training):
 def test_trains_as_one_process_on_the_joined_batch(on_ranks, sizes, tokens):
     ranks = sizes[0] * sizes[-1] if len(sizes) > 1 else sizes[0]
     for names, breaks, misses in on_ranks(ranks, train, sizes, tokens):
-        assert names == [f"{layer}.experts.{name}_proj" for layer in (0, 2) for name in ("gate_up", "down")]
+        assert names == [f"{layer}.experts.{name}" for layer in (0, 2) for name in ("gate_up", "down")]
         assert breaks == 0 and misses < 20
 
 

@@ -8,6 +8,7 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
+from rank_layers import Layer
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
@@ -15,26 +16,7 @@ import moebius
 from moebius import capture
 from moebius.lowering.distribution import RanksDisagreeError
 
-E, D, N, K, T = 4, 8, 6, 2, 5
-
-
-class Layer(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.router = nn.Linear(D, E)
-        self.gate_up, self.down = nn.Parameter(torch.randn(E, 2 * N, D)), nn.Parameter(torch.randn(E, D, N))
-
-    def forward(self, x):
-        weights, index = self.router(x).softmax(-1).topk(K)
-        out = torch.zeros_like(x)
-        mask = nn.functional.one_hot(index, num_classes=E).permute(2, 1, 0)
-        for row in mask.sum(dim=(-1, -2)).nonzero():
-            expert = row[0]
-            slot, token = torch.where(mask[expert])
-            gate, up = nn.functional.linear(x[token], self.gate_up[expert]).chunk(2, dim=-1)
-            current = nn.functional.linear(nn.functional.silu(gate) * up, self.down[expert])
-            out.index_add_(0, token, current * weights[token, slot, None])
-        return x + out
+D, T = 8, 5
 
 
 class Model(nn.Module):

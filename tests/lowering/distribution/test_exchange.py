@@ -128,15 +128,66 @@ def come_to_different_layers(what):
     rank = dist.get_rank()
     index = torch.tensor([[0, 1], [2, 3], [1, 2]])[:, : 2 - rank * (what == "top-k")]
     num_experts = 4 + rank * (what == "experts")
+    x = torch.ones(3, 4, dtype=torch.float64 if what == "dtype" and rank else None)
+    x.requires_grad_(what == "gradients" and rank == 1)
     with pytest.raises(RanksDisagreeError, match="the same program"):
         if what == "whose experts are reached":
             reached_experts(index, 4 + rank, group)
-        dispatch(torch.ones(3, 4), index, None, num_experts, group, f"graph {rank * (what == 'graph')}")
+        dispatch(x, index, None, num_experts, group, f"graph {rank * (what == 'graph')}")
 
 
-@pytest.mark.parametrize("what", ["top-k", "experts", "graph", "whose experts are reached"])
+@pytest.mark.parametrize(
+    "what", ["top-k", "experts", "graph", "whose experts are reached", "dtype", "gradients"]
+)
 def test_ranks_at_different_layers_are_told(on_ranks, what):
     on_ranks(2, come_to_different_layers, what)
+
+
+def go_back_in_another_order(alike):
+    """Two exchanges of the same layer, with as many rows: nothing but their number tells one's backward from the
+    other's."""
+    group = remember_group(dist.group.WORLD)
+    x = [torch.full((2, 3), 1.0 + number, requires_grad=True) for number in range(2)]
+    index = torch.tensor([[0], [1]])
+    out = []
+    for x_TD in x:
+        x_RD, _, _, *ticket = dispatch(x_TD, index, None, 2, group)
+        out.append(combine(x_RD, *ticket, x_TD, group))
+    for number, out_TD in enumerate(out if alike or dist.get_rank() else out[::-1]):
+        if alike:
+            out_TD.sum().backward()
+            assert torch.equal(x[number].grad, torch.ones(2, 3))
+        else:
+            with pytest.raises(RanksDisagreeError, match="which was exchange"):
+                out_TD.sum().backward()
+            return
+
+
+@pytest.mark.parametrize("alike", [True, False])
+def test_backward_passes_in_another_order_are_told(on_new_ranks, alike):
+    on_new_ranks(2, go_back_in_another_order, alike)
+
+
+def count_collectives(weighted):
+    """The all-to-alls that this process sends in a layer's forward and backward, by torch's own account."""
+    group = remember_group(dist.group.WORLD)
+    x, weight = torch.randn(4, WIDTH, requires_grad=True), torch.rand(4, 2, requires_grad=True)
+    gate_up, down = torch.randn(1, 2 * EXPERT_WIDTH, WIDTH), torch.randn(1, WIDTH, EXPERT_WIDTH)
+    index = torch.tensor([[0, 1]] * 4)
+    counts, out = [], None
+    for _ in range(2):
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+            if out is None:
+                out = spread(x, gate_up, down, index, weight if weighted else None, 2, group)
+            else:
+                out.sum().backward()
+        counts.append(sum(event.name.startswith("c10d::alltoall") for event in profile.events()))
+    return counts
+
+
+@pytest.mark.parametrize("weighted", [True, False])
+def test_all_that_a_token_takes_along_travels_in_one_exchange(on_ranks, weighted):
+    assert on_ranks(2, count_collectives, weighted) == [[3, 3]] * 2
 
 
 def take_from_a_whole_weight(num_experts):

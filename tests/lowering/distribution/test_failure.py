@@ -14,6 +14,7 @@ from datetime import timedelta
 import pytest
 import torch
 import torch.distributed as dist
+from rank_layers import Layer
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
@@ -22,27 +23,8 @@ from moebius import capture
 from moebius.lowering.distribution import Sharded
 from moebius.lowering.distribution.alive import condition, this_process
 
-E, D, N, K, LOST = 4, 8, 6, 2, 3
+D, LOST = 8, 3
 BOUND = 120  # seconds until all have ended; the group's timeout is longer
-
-
-class Layer(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.router = nn.Linear(D, E)
-        self.gate_up, self.down = nn.Parameter(torch.randn(E, 2 * N, D)), nn.Parameter(torch.randn(E, D, N))
-
-    def forward(self, x):
-        weights, index = self.router(x).softmax(-1).topk(K)
-        out = torch.zeros_like(x)
-        mask = nn.functional.one_hot(index, num_classes=E).permute(2, 1, 0)
-        for row in mask.sum(dim=(-1, -2)).nonzero():
-            expert = row[0]
-            slot, token = torch.where(mask[expert])
-            gate, up = nn.functional.linear(x[token], self.gate_up[expert]).chunk(2, dim=-1)
-            current = nn.functional.linear(nn.functional.silu(gate) * up, self.down[expert])
-            out.index_add_(0, token, current * weights[token, slot, None])
-        return x + out
 
 
 def step(model, optimizer, x):
@@ -63,6 +45,7 @@ WAYS = {  # how a rank is lost, where; what the others say
     ("error", "before backward"): "rank 3 raised ValueError: a bad batch, in call 4 of step",
     ("memory", "before forward"): "rank 3 raised OutOfMemoryError: no more, in call 4 of step",
 }
+OVER_TCP = list(WAYS)[::2]  # the store of torchrun's ranks; the others find one another through a file
 struck = []  # when, and how, where: in the call that runs
 
 
@@ -107,8 +90,11 @@ def train(how, where):
 @pytest.mark.share(2)
 @pytest.mark.parametrize("way", WAYS)
 def test_the_others_name_it_and_end(way, tmp_path):
-    command = [sys.executable, __file__, str(tmp_path / "store"), *way]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False) if way in OVER_TCP else None
+    store = str(server.port) if server else str(tmp_path / "store")
+    command = [sys.executable, __file__, store, *way]
+    own = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": os.pathsep.join(sys.path)}
+    environment = {**os.environ, **own}
     ranks = [subprocess.Popen([*command, str(rank)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
                               env=environment) for rank in range(4)]
     try:
@@ -117,6 +103,7 @@ def test_the_others_name_it_and_end(way, tmp_path):
         for rank in ranks:
             rank.kill()
             rank.communicate()
+    print(*(f"{took:.2f} s: {error}" for error, _, _, _, took in told), sep="\n")
     for error, same, *_ in told:
         assert WAYS[way] in error and "of step" in error and same
     assert len({(steps, total) for *_, steps, total, _ in told}) == 1
@@ -143,7 +130,6 @@ def test_what_the_system_says_of_a_process():
 if __name__ == "__main__":
     store, how, where, rank = sys.argv[1:]
     torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo", store=dist.FileStore(store, 4), rank=int(rank), world_size=4, timeout=timedelta(seconds=2 * BOUND)
-    )
+    found = dist.TCPStore("127.0.0.1", int(store)) if store.isdigit() else dist.FileStore(store, 4)
+    dist.init_process_group("gloo", store=found, rank=int(rank), world_size=4, timeout=timedelta(seconds=2 * BOUND))
     train(how, where)

@@ -8,6 +8,7 @@ import warnings
 import pytest
 import torch
 import torch.distributed as dist
+from rank_layers import Experts
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.utils.checkpoint import checkpoint
@@ -21,27 +22,10 @@ E, D, N, K, OUT = 4, 10, 6, 2, 3
 DIVISOR = 20  # of a sum over tokens: a rank may have none
 
 
-class Experts(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.gate_up, self.down = nn.Parameter(torch.randn(E, 2 * N, D) / 3), nn.Parameter(torch.randn(E, D, N) / 3)
-
-    def forward(self, x, index, weights):
-        out = torch.zeros_like(x)
-        mask = nn.functional.one_hot(index, num_classes=E).permute(2, 1, 0)
-        for row in mask.sum(dim=(-1, -2)).nonzero():
-            expert = row[0]
-            slot, token = torch.where(mask[expert])
-            gate, up = nn.functional.linear(x[token], self.gate_up[expert]).chunk(2, dim=-1)
-            current = nn.functional.linear(nn.functional.silu(gate) * up, self.down[expert])
-            out.index_add_(0, token, (current * weights[token, slot, None]).to(out.dtype))
-        return out
-
-
 class Block(nn.Module):
     def __init__(self, experts=None):
         super().__init__()
-        self.norm, self.router, self.experts = nn.LayerNorm(D), nn.Linear(D, E), experts or Experts()
+        self.norm, self.router, self.experts = nn.LayerNorm(D), nn.Linear(D, E), experts or Experts(E, D, N)
 
     def forward(self, x):
         h = self.norm(x)

@@ -9,6 +9,7 @@ import threading
 import pytest
 import torch
 import torch.distributed as dist
+from rank_layers import Layer
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
@@ -24,25 +25,6 @@ ERRORS = (DistributionError, MeshError, RanksDisagreeError)
 
 class Slots:
     __slots__ = ("model", "optimizer")
-
-
-class Layer(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.router, self.gate_up = nn.Linear(D, 4), nn.Parameter(torch.randn(4, 2 * D, D))
-        self.down = nn.Parameter(torch.randn(4, D, D))
-
-    def forward(self, x):
-        weights, index = self.router(x).softmax(-1).topk(2)
-        out = torch.zeros_like(x)
-        mask = nn.functional.one_hot(index, num_classes=4).permute(2, 1, 0)
-        for row in mask.sum(dim=(-1, -2)).nonzero():
-            expert = row[0]
-            slot, token = torch.where(mask[expert])
-            gate, up = nn.functional.linear(x[token], self.gate_up[expert]).chunk(2, dim=-1)
-            current = nn.functional.linear(nn.functional.silu(gate) * up, self.down[expert])
-            out.index_add_(0, token, current * weights[token, slot, None])
-        return x + out
 
 
 @moebius.disable
@@ -165,7 +147,7 @@ def test_a_layer_that_is_added_later(on_ranks):
 def uneven(how):
     """Ranks that accumulate over other numbers of batches; the last of them then comes to what comes next."""
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(D, D), nn.Tanh(), Layer())
+    model = nn.Sequential(nn.Linear(D, D), nn.Tanh(), Layer(D=D, N=D))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     run = capture(only_backward, mesh=mesh_of(dist.get_world_size()))
     x = torch.randn(3, D) + dist.get_rank()
@@ -193,7 +175,7 @@ def write_alone(what):
     """The error after one rank has written a weight alone, within as many backward passes as look at all weights."""
     torch.manual_seed(0)
     replicas = (2, 2) if what == "experts of a replica" else (dist.get_world_size(),)
-    model = nn.Sequential(nn.Linear(D, D), Layer(), nn.Linear(D, D))
+    model = nn.Sequential(nn.Linear(D, D), Layer(D=D, N=D), nn.Linear(D, D))
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     run = capture(train, mesh=mesh_of(*replicas))
     x = torch.randn(3, D) / 3
@@ -234,7 +216,7 @@ def count():
     mesh, x = mesh_of(dist.get_world_size()), torch.randn(3, D)
     group, plain = mesh.get_group(0).group_name, nn.Linear(D, D)
     before = TAKEN[group]
-    model = nn.Sequential(nn.Linear(D, D), Layer())
+    model = nn.Sequential(nn.Linear(D, D), Layer(D=D, N=D))
     optimizer, run = torch.optim.AdamW(model.parameters()), capture(train, mesh=mesh)
     counts = []
     for function in (run, run, train, run):
