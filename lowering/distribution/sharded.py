@@ -180,7 +180,7 @@ class Sharded(torch.Tensor):
             agree(mesh, asked.pop())
         inner_args, inner_kwargs = tree_unflatten([lower(value) for value in flat], spec)
         try:
-            return tree_map(lift, func(*inner_args, **inner_kwargs))
+            return tree_map(lift, _summed_together(func(*inner_args, **inner_kwargs), asked))
         except DistributionError:
             raise
         except (NotImplementedError, RuntimeError):
@@ -272,6 +272,23 @@ def gather(value: Any, asked: list[str]) -> torch.Tensor:
         agree(value.device_mesh, asked.pop())
     whole: torch.Tensor = value.full_tensor()
     return whole
+
+
+def _summed_together(out: Any, asked: list[str]) -> Any:
+    """What an operator gave back, its sums over ranks taken in one exchange: the norms of many tensors, say."""
+    flat, spec = tree_flatten(out)
+    alike: dict[Any, list[int]] = {}
+    for place, value in enumerate(flat):
+        parts = value.placements if isinstance(value, DTensor) else ()
+        if any(part.is_partial() for part in parts) and not any(part.is_shard() for part in parts):
+            alike.setdefault((value.shape, value.dtype, value.placements), []).append(place)
+    for (_, _, placements), places in alike.items():
+        if len(places) > 1:
+            mesh, held = flat[places[0]].device_mesh, torch.stack([flat[place].to_local() for place in places])
+            whole = gather(DTensor.from_local(held, mesh, placements, run_check=False), asked)
+            for place, value in zip(places, whole.unbind(), strict=True):
+                flat[place] = value
+    return tree_unflatten(flat, spec)
 
 
 class _Gather(torch.autograd.Function):
