@@ -71,7 +71,7 @@ sanitize: $(STAMP)  ## tests with the C code under the address and undefined-beh
 	CFLAGS="$(SANITIZERS)" LDFLAGS="$(SANITIZERS)" $(PIP) install -q --no-deps --no-build-isolation --target build/sanitized .
 	LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)" PYTHONMALLOC=malloc \
 	  ASAN_OPTIONS=detect_leaks=0:use_sigaltstack=0:log_path=$(LOG) UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1:log_path=$(LOG) \
-	  PYTHONPATH=build/sanitized $(BIN)/python -m pytest $(or $(ARGS),tests/kernels/test_native_rows.py tests/capture/hook) \
+	  PYTHONPATH=build/sanitized $(BIN)/python -m pytest $(or $(ARGS),tests/kernels/test_native_rows.py tests/kernels/test_chains.py tests/capture/hook) \
 	  || { cat $(LOG)* 2>/dev/null; false; }
 
 # Needs no torch: an environment with the C extension for each Python. The table of all of them goes to docs/semantics.md.

@@ -78,7 +78,7 @@ def lower(graph: CapturedGraph, options: LoweringOptions) -> Lowered:
             repeats = parts.repeats()
             return Lowered(as_tuple(parts.outer.gm, repeats.forward), None, parts.regions(), repeats)
         work = run_passes(graph, options)
-        made = ready(work.gm, work.regions) if options.backend in OWN else None
+        made = ready(work.gm, work.regions, options.mesh is None) if options.backend in OWN else None
     except Exception as error:  # of ours: what was captured works as it is
         if options.mesh is not None or (isinstance(error, LoweringError) and not isinstance(error, ContractError)):
             raise
@@ -103,9 +103,9 @@ def as_captured(
     return made
 
 
-def ready(gm: fx.GraphModule, regions: list[ExpertRegion]) -> Lowered:
-    """The graph with code that runs it."""
-    repeats = written_once(gm)
+def ready(gm: fx.GraphModule, regions: list[ExpertRegion], chains: bool = False) -> Lowered:
+    """The graph with code that runs it. chains: whether operators element by element may run as one."""
+    repeats = written_once(gm, chains)
     return Lowered(run_as_is(finish(gm)) if repeats is None else as_tuple(gm, repeats.forward), gm, regions, repeats)
 
 

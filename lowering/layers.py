@@ -26,7 +26,7 @@ from moebius.lowering.draft import Draft
 from moebius.lowering.experts.loops import find_loops, loops_among
 from moebius.lowering.graph import CapturedGraph, ExpertRegion, LayerCall, LoweringOptions
 from moebius.lowering.pipeline import run_passes
-from moebius.lowering.repeats import Layer, Repeats, Written, find_layers, with_calls, worked, write_body
+from moebius.lowering.repeats import Layer, Repeats, Written, find_layers, with_calls, with_chains, worked, write_body
 from moebius.lowering.step import asks_of_each, checkpoint, inference, observed
 from moebius.lowering.values import copy_node
 
@@ -44,7 +44,11 @@ class Parts:
 
     def repeats(self) -> Repeats:
         """The code that runs it."""
-        return Repeats(self.outer.gm, self.written_out)
+        chained = with_chains(self.outer.gm)
+        if chained is None:
+            return Repeats(self.outer.gm, self.written_out)
+        outer, written = chained
+        return Repeats(outer, lambda: self.written_out().behind(written))
 
     def regions(self) -> list[ExpertRegion]:
         """One for each loop over experts, in the order of the graph; then what was no loop."""

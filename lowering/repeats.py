@@ -18,12 +18,14 @@ from typing import Any
 
 from torch import fx
 
+from moebius.lowering.chains import ChainCall, find_chains
 from moebius.lowering.draft import Draft, finish
 from moebius.lowering.graph import LayerCall
 from moebius.lowering.torch_private import node_of_line
 from moebius.lowering.values import copy_node
 
 SHORTEST, FEWEST = 16, 4  # nodes of a layer, and layers, from which on a function of their own is worth it
+SHORTEST_CHAINED = 8  # where a node may be a chain
 CANDIDATES = 3  # operators whose distances are tried for the length of a layer
 
 
@@ -71,11 +73,29 @@ def line_of(
 @dataclass
 class Written:
     """A graph written out. originals: its nodes by those of the graph with calls; turns: its nodes for each call, in
-    the order of the layer's graph."""
+    the order of the layer's graph, in which a chain counts by its first; chains: its nodes for each call of a chain."""
 
     gm: fx.GraphModule
     originals: dict[fx.Node, fx.Node]
     turns: dict[fx.Node, list[fx.Node]]
+    chains: dict[fx.Node, list[fx.Node]] = field(default_factory=dict)
+
+    def behind(self, outer: Written) -> Written:
+        """This graph written out, as seen from one in which further nodes of the graph with calls are calls."""
+        whole = {**{call: nodes[0] for call, nodes in self.chains.items()}, **self.originals}
+        turns = {call: [whole[node] for node in turn] for call, turn in outer.turns.items()}
+        chains = {call: [whole[node] for node in nodes] for call, nodes in outer.chains.items()}
+        originals = {}
+        for copy, node in outer.originals.items():
+            if node in self.turns:
+                turns[copy] = self.turns[node]
+            elif node in self.chains:
+                chains[copy] = self.chains[node]
+            elif node in self.originals:
+                originals[copy] = self.originals[node]
+        for call, nodes in self.chains.items():  # those inside of layers are nobody's copy
+            chains.setdefault(call, nodes)
+        return Written(self.gm, originals, turns, chains)
 
 
 class Repeats:
@@ -111,6 +131,8 @@ class Repeats:
         written, nodes, (index, names, below) = self.written(), list(self.outer.graph.nodes), found
         originals, at = written.originals, nodes[index]
         values = {originals[n]: names[n.name] for n in nodes[:index] if n in originals and n.name in names}
+        if isinstance(at.target, ChainCall):
+            return Reached(written.chains[at][step_of(below)], values, below)
         if not isinstance(at.target, LayerCall):
             return Reached(originals[at], values, below)
         inner = line_of(at.target.body, below)
@@ -122,7 +144,17 @@ class Repeats:
         for node, name in zip(turn, (n.name for n in body[shift:position]), strict=False):
             if name in names:
                 values[node] = names[name]
-        return Reached(turn[position - shift], values, below)
+        node = turn[position - shift]
+        if isinstance(body[position].target, ChainCall):
+            node = next(nodes for nodes in written.chains.values() if nodes[0] is node)[step_of(below)]
+        return Reached(node, values, below)
+
+
+def step_of(entry: types.TracebackType | None) -> int:
+    """How far a chain had come, by a traceback that leads through it."""
+    while entry is not None and entry.tb_frame.f_code is not ChainCall.__call__.__code__:
+        entry = entry.tb_next
+    return 0 if entry is None else int(entry.tb_frame.f_locals.get("reached", 0))
 
 
 def write_body(gm: fx.GraphModule, layer: Layer) -> Draft:
@@ -170,13 +202,39 @@ def with_calls(gm: fx.GraphModule, layers: list[Layer], targets: list[LayerCall]
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-def written_once(gm: fx.GraphModule) -> Repeats | None:
-    """The graph's code with its layers written once; None for a graph that has none."""
-    layers = list(find_layers(worked(gm.graph)))
-    if not layers:
+def written_once(gm: fx.GraphModule, chains: bool = False) -> Repeats | None:
+    """The graph's code with its layers written once, and its chains as calls if asked for; None for a graph that has
+    neither."""
+    chained = with_chains(gm) if chains else None
+    outer, written = chained or (gm, None)
+    layers = list(find_layers(worked(outer.graph), SHORTEST if chained is None else SHORTEST_CHAINED))
+    if not layers and chained is None:
         return None
-    outer, written = with_calls(gm, layers, [LayerCall(write_body(gm, layer)) for layer in layers])
-    return Repeats(Draft(gm, outer), lambda: written)
+    if layers:
+        inner = written
+        graph, written = with_calls(outer, layers, [LayerCall(write_body(outer, layer)) for layer in layers])
+        outer = Draft(outer, graph)
+        written = written if inner is None else inner.behind(written)
+    assert written is not None
+    return Repeats(outer, lambda: written)
+
+
+def with_chains(gm: fx.GraphModule) -> tuple[fx.GraphModule, Written] | None:
+    """The graph with one call for each chain; None for one without."""
+    chains = find_chains(gm.graph)
+    if not chains:
+        return None
+    ends = {nodes[-1]: (call, inputs, nodes) for call, nodes, inputs in chains}
+    inside = {node for _, nodes, _ in chains for node in nodes}
+    graph, copies, written = fx.Graph(), dict[fx.Node, fx.Node](), Written(gm, {}, {})
+    for node in gm.graph.nodes:
+        if node in ends:
+            target, inputs, nodes = ends[node]
+            written.chains[graph.call_function(target, tuple(copies[n] for n in inputs))] = nodes
+        elif node not in inside:
+            copies[node] = copy_node(graph, node, copies.__getitem__)
+            written.originals[copies[node]] = node
+    return Draft(gm, graph), written
 
 
 def worked(graph: fx.Graph) -> list[fx.Node]:
@@ -184,16 +242,16 @@ def worked(graph: fx.Graph) -> list[fx.Node]:
     return [n for n in graph.nodes if n.op not in ("placeholder", "output")]
 
 
-def find_layers(nodes: list[fx.Node]) -> Iterator[Layer]:
+def find_layers(nodes: list[fx.Node], shortest: int = SHORTEST) -> Iterator[Layer]:
     """Stretches of the nodes that are equal, and each uses of the others only what comes before it."""
     kinds: dict[Any, int] = {}
     signs = [kinds.setdefault((n.op, n.target, len(n.args), len(n.kwargs)), len(kinds)) for n in nodes]
     pending = [(0, len(nodes))]
     while pending:
         low, high = pending.pop()
-        if high - low < SHORTEST * FEWEST:
+        if high - low < shortest * FEWEST:
             continue
-        run = longest_run(signs, low, high)
+        run = longest_run(signs, low, high, shortest)
         if run is None:
             continue
         begin, length, count = run
@@ -204,7 +262,7 @@ def find_layers(nodes: list[fx.Node]) -> Iterator[Layer]:
         pending += [(low, begin), (begin + length * count, high)]
 
 
-def longest_run(signs: list[int], low: int, high: int) -> tuple[int, int, int] | None:
+def longest_run(signs: list[int], low: int, high: int, shortest: int) -> tuple[int, int, int] | None:
     """Where a stretch of operators begins that comes again and again, its length, and how often it comes."""
     places: dict[int, list[int]] = collections.defaultdict(list)
     for place in range(low, high):
@@ -214,7 +272,7 @@ def longest_run(signs: list[int], low: int, high: int) -> tuple[int, int, int] |
     for found in rare[:CANDIDATES]:
         gaps = collections.Counter(b - a for a, b in itertools.pairwise(found))
         length, often = gaps.most_common(1)[0]
-        if length < SHORTEST or often < FEWEST - 1:
+        if length < shortest or often < FEWEST - 1:
             continue
         start = next(a for a, b in itertools.pairwise(found) if b - a == length)
         begin, end = start, start

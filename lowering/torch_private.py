@@ -30,6 +30,7 @@ __all__ = [
     "lookup_backend",
     "made_code",
     "may_write",
+    "nobody_looks",
     "node_of_line",
     "returns_nothing",
     "same_size",
@@ -75,6 +76,11 @@ def made_code(gm: torch.fx.GraphModule) -> torch.fx.GraphModule:
     """The module, its Python code made now if it was to be made at its first call."""
     _LazyGraphModule.force_recompile(gm)
     return gm
+
+
+def nobody_looks() -> bool:
+    """Whether no mode of the program's sees the operators that run now."""
+    return not torch._C._len_torch_function_stack() and not torch._C._len_torch_dispatch_stack()
 
 
 def node_of_line(gm: torch.fx.GraphModule, line: int) -> int | None:

@@ -7,6 +7,7 @@
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
+#include "chain.h"
 #include "elements.h"
 #include "gated.h"
 #include "layer.h"
@@ -108,6 +109,7 @@ static PyMethodDef functions[] = {
      "gated(h, 0, scale, a, 0, 0, count, width, dtype, activation, gate, threads): a = f(gate) * up * scale."},
     {"gated_backward", run_backward, METH_VARARGS,
      "gated_backward(h, grad_a, scale, a, grad_h, dot, count, width, dtype, activation, gate, threads)."},
+    {"chain", chain, METH_VARARGS, "chain(steps, tensors, numbers, count, threads): see rows.pyi."},
     {"sort_rows", sort_rows, METH_VARARGS, "sort_rows(ids, bytes, slots, experts, order, offsets): see rows.pyi."},
     {"products", products, METH_VARARGS,
      "products(out, left, right, segments, count, dtype, add, wide, threads): see rows.pyi."},
@@ -127,7 +129,8 @@ PyMODINIT_FUNC PyInit_rows(void)
 {
     PyObject *self = PyModule_Create(&module);
     if (self == NULL || PyModule_AddIntConstant(self, "POOL", threads_find()) < 0 ||
-        PyModule_AddIntConstant(self, "PRODUCTS", products_find()) < 0)
+        PyModule_AddIntConstant(self, "PRODUCTS", products_find()) < 0 ||
+        PyModule_AddIntConstant(self, "ROOTS", chain_find()) < 0)
         return NULL;
     return self;
 }

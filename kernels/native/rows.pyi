@@ -4,6 +4,8 @@ POOL: int
 # 1 where torch's OpenMP threads were found at import
 PRODUCTS: int
 # 1 where torch's C interface was
+ROOTS: int
+# 1 where MKL's square root was
 
 def add(
     total: int, rows: int, index: int, count: int, tokens: int, width: int, dtype: int, threads: int, /,
@@ -41,3 +43,8 @@ def time_product(size: int, dtype: int, threads: int, /) -> float: ...
 # The address of a layer.h Layer, filled by by_expert.py.
 def layer_forward(task: int, /) -> None: ...
 def layer_backward(task: int, /) -> None: ...
+
+# Runs operators element by element (chain.c). steps: seven int32 each, chain.c's Step; tensors: int64 addresses of
+# count float32 each, the same memory or none of it in common; numbers: double, at least one. IndexError for a step that
+# names what is not there.
+def chain(steps: bytes, tensors: bytes, numbers: bytes, count: int, threads: int, /) -> None: ...

@@ -1,0 +1,141 @@
+"""Operators element by element, run in C on blocks of elements: each tensor is read and written once, however many
+operators there are, and nothing is allocated.
+
+The result has the bits of torch's operators, one after the other. Whether a processor's vectors round a product before
+it is added is torch's compiler's choice: for each operator it is found out once, on numbers of all sizes, in which of
+the two ways torch does it; one that C does in neither way is torch's.
+"""
+from __future__ import annotations
+
+import functools
+import struct
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from moebius.kernels.native import panel_work
+
+# In the order of chain.c's Operator: what torch computes, of tensors a, b, c and a number s.
+OPERATORS: dict[str, Callable[..., Tensor]] = {
+    "add": lambda a, b, c, s: torch.add(a, b, alpha=s),
+    "add_number": lambda a, b, c, s: torch.add(a, s),
+    "mul": lambda a, b, c, s: torch.mul(a, b),
+    "mul_number": lambda a, b, c, s: torch.mul(a, s),
+    "div": lambda a, b, c, s: torch.div(a, b),
+    "div_number": lambda a, b, c, s: torch.div(a, s),
+    "sqrt": lambda a, b, c, s: torch.sqrt(a),
+    "lerp": lambda a, b, c, s: torch.lerp(a, b, s),
+    "addcmul": lambda a, b, c, s: torch.addcmul(a, b, c, value=s),
+    "addcdiv": lambda a, b, c, s: torch.addcdiv(a, b, c, value=s),
+}
+NUMBERS = {name: place for place, name in enumerate(OPERATORS)}
+TENSORS, TEMPORARIES = 12, 4  # the most that chain.c has room for
+PLAIN = frozenset({Tensor, torch.nn.Parameter})
+EXACT = 2**53  # below it an int is a double, and rounds to float32 as torch rounds it
+STEP = struct.Struct("7i")  # chain.c's Step
+
+
+@dataclass(frozen=True)
+class Step:
+    """``out = operator(*operands, number)``. out, operands: registers; those of the tensors come first. number: its
+    place among the chain's numbers, -1 for none."""
+
+    operator: str
+    out: int
+    operands: tuple[int, ...]
+    number: int = -1
+
+
+@dataclass(frozen=True)
+class Chain:
+    """Steps on so many tensors of one size, with so many numbers. Registers from ``tensors`` on are temporaries."""
+
+    steps: tuple[Step, ...]
+    tensors: int
+    numbers: int
+
+    def run(self, tensors: Sequence[Tensor], numbers: Sequence[float]) -> bool:
+        """Do all steps, in place; or nothing, and return False, where C does not do them or it would show.
+
+        tensors: of one shape. C takes contiguous float32 tensors on a CPU that are the same memory or share none,
+        outside of autograd. Their versions count each write, as torch's operators do.
+        """
+        steps = self.encoded()
+        if steps is None or torch.is_grad_enabled() or not all(map(is_plain, tensors)):
+            return False
+        if not all(type(n) is float or (type(n) is int and -EXACT < n < EXACT) for n in numbers):
+            return False
+        count = tensors[0].numel()
+        places = [tensor.data_ptr() for tensor in tensors]
+        apart = sorted(set(places))
+        if not all(places) or any(tensor.numel() != count for tensor in tensors):
+            return False
+        if any(high - low < 4 * count for low, high in zip(apart, apart[1:], strict=False)):
+            return False
+        assert panel_work.rows is not None
+        panel_work.rows.chain(steps, struct.pack(f"{len(places)}q", *places),
+                              struct.pack(f"{len(numbers) + 1}d", *numbers, 0), count, torch.get_num_threads())
+        torch.autograd.graph.increment_version([tensors[s.out] for s in self.steps if s.out < self.tensors])
+        return True
+
+    def encoded(self) -> bytes | None:
+        """The steps as C has them; None where it cannot do one of them."""
+        return encoded(self)
+
+
+@functools.cache
+def encoded(chain: Chain) -> bytes | None:
+    if panel_work.rows is None or chain.tensors > TENSORS or not chain.tensors:
+        return None
+    found = b""
+    for step in chain.steps:
+        way = way_of(step.operator)
+        if way is None:
+            return None
+        operands = (*step.operands, 0, 0)[:3]
+        found += STEP.pack(NUMBERS[step.operator], step.out, *operands, step.number % (chain.numbers + 1), way)
+    return found
+
+
+def is_plain(tensor: Tensor) -> bool:
+    """Whether C reads it as it lies in memory."""
+    return (
+        type(tensor) in PLAIN and tensor.dtype == torch.float32 and tensor.is_cpu and tensor.layout == torch.strided
+        and tensor.is_contiguous() and not tensor.is_neg() and not tensor.is_inference()
+    )
+
+
+@functools.cache
+def way_of(operator: str) -> int | None:
+    """0 where torch rounds a product before it adds it, 1 where it does not, None where C has neither. Of a root: 1
+    where it is MKL's."""
+    a, b, c = trial_numbers()
+    assert panel_work.rows is not None
+    for way in (0, 1) if operator != "sqrt" or panel_work.rows.ROOTS else (0,):
+        if all(agrees(operator, way, s, a, b, c) for s in (0.1, 0.9, -3e-4, 1.0)):
+            return way
+    return None
+
+
+def agrees(operator: str, way: int, s: float, a: Tensor, b: Tensor, c: Tensor) -> bool:
+    """Whether C's bits are torch's. A NaN is a NaN."""
+    found, expected = a.clone(), OPERATORS[operator](a, b, c, s)
+    places = struct.pack("4q", *(tensor.data_ptr() for tensor in (found, a, b, c)))
+    assert panel_work.rows is not None
+    panel_work.rows.chain(STEP.pack(NUMBERS[operator], 0, 1, 2, 3, 0, way), places, struct.pack("d", s), a.numel(),
+                          torch.get_num_threads())
+    same = found.view(torch.int32) == expected.view(torch.int32)
+    return bool((same | (found.isnan() & expected.isnan())).all())
+
+
+def trial_numbers() -> list[Tensor]:
+    """Three vectors of numbers of all sizes, signed zeros, infinities and NaN among them. 31 ordinary numbers are left
+    behind the last whole vector of whatever width, where torch may have other code."""
+    generator = torch.Generator().manual_seed(0)
+    near = torch.randn(3, 2054, generator=generator)
+    far = torch.randn(3, 2048, generator=generator) * 2.0 ** torch.randint(-140, 120, (3, 2048), generator=generator)
+    corners = torch.tensor([0.0, -0.0, 1.0, -1.0, float("inf"), -float("inf"), float("nan"), 1e-45, 3e38])
+    every = torch.cartesian_prod(corners, corners, corners).T
+    return list(torch.cat([far, every, near], 1).contiguous())
