@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import collections
 import contextvars
+import gc
 import inspect
 import logging
 import types
@@ -115,6 +116,18 @@ class Objects(Compounds, Cells, LateWrites, Lifetimes):
             self.guards.instance(source, value, None)  # ``value.__class__ = Other`` leaves no trace anywhere else
         self.records[id(value)] = Record(value, source)
         return value
+
+    def seen_through(self, obj: Any) -> Any:
+        """What a mapping proxy shows, if that is known or a dict that the proxy was found to show; anything else as
+        itself. (A class's own ``__dict__`` has a ``__doc__``, always: what it shows is the class's attributes.)"""
+        shown = super().seen_through(obj)
+        record = self.records.get(id(obj)) if shown is obj and type(obj) is types.MappingProxyType else None
+        if record is None or type(mapping := shown_by(obj)) not in DICTS or "__doc__" in mapping:
+            return shown
+        name, source = f"{record.source.name}'s mapping", record.source
+        held = Static(name, mapping) if source.static else Part(name, source, "python", shown_by)
+        self.behind[id(obj)] = shown = self.enter(mapping, held)
+        return shown
 
     def enter_atom(self, value: Any, source: Source) -> Any:
         if source.static:
@@ -460,3 +473,9 @@ def is_schedule(name: str, key: Any) -> bool:
 def is_counted(source: Source) -> bool:
     """Whether a place holds a scheduler's count, or what schedules set."""
     return isinstance(source, Part) and (source.operand in COUNTERS or is_schedule(source.name, source.operand))
+
+
+def shown_by(proxy: types.MappingProxyType) -> Any:
+    """What it shows, which it always does; nothing else gives it."""
+    (mapping,) = gc.get_referents(proxy)
+    return mapping

@@ -31,18 +31,18 @@ class CachedFunctions(CallParts):
         leaves = torch_private.tree_leaves((args, kwargs))
         if function.__module__ in OF_SIZES and any(isinstance(a, SYMBOLIC) for a in leaves):
             inner = function.__wrapped__
-            return self.call(self.objects.enter(inner, Static(inner.__qualname__, inner)), args, kwargs)
+            return self.call(self.objects.enter(inner, Static(name_of(inner), inner)), args, kwargs)
         if not all(natives.is_plain(a, self.known) or self.is_key(a) for a in (*args, *kwargs.values())):
             raise Break(
                 "cached function",
-                f"{function.__qualname__} is called with arguments that are not plain",
+                f"{name_of(function)} is called with arguments that are not plain",
                 "call it outside of the step",
             )
         if self.heap.outside or any(torch_private.version_of(p.fake) for p in self.tensors.inputs):
             self.refuse_to_look_back(function.__wrapped__, args, kwargs)
         if function.__module__ in BY_ARGUMENTS:
-            return self.objects.enter(found := function(*args, **kwargs), Static(function.__qualname__, found))
-        return self.from_cache(functools.partial(function, *args, **kwargs), function.__qualname__)
+            return self.objects.enter(found := function(*args, **kwargs), Static(name_of(function), found))
+        return self.from_cache(functools.partial(function, *args, **kwargs), name_of(function))
 
     def is_key(self, value: Any) -> bool:
         """Whether a cache tells the object apart by identity alone. One that may die is not to be kept in a guard."""
@@ -57,7 +57,7 @@ class CachedFunctions(CallParts):
         begin, followed = heap.mark(), True
         heap.listening += 1
         try:
-            self.call(self.objects.enter(inner, Static(inner.__qualname__, inner)), args, kwargs)
+            self.call(self.objects.enter(inner, Static(name_of(inner), inner)), args, kwargs)
         except Break:  # what it reads cannot be told: most often it asks the system, and no tensors
             followed = False
         finally:
@@ -73,7 +73,7 @@ class CachedFunctions(CallParts):
         doubtful = (not followed or len(older) < len(reads)) and may_look_at(inner, written)
         changed = any(heap.age(event[1]) >= 0 or heap.was_written(event, 0, begin) for event in older)
         if doubtful or writes or changed or self.meets_written(older):
-            detail = f"{inner.__qualname__} depends on what the step changed, or changes something"
+            detail = f"{name_of(inner)} depends on what the step changed, or changes something"
             raise Break("cached function", detail, "call it before the step changes that")
 
     def meets_written(self, reads: list[Event]) -> bool:
@@ -108,3 +108,8 @@ class CachedFunctions(CallParts):
         self.heap.read("answer", ask, None, chosen)
         self.guards.answers(name, f"is chosen for {cls.__qualname__}", (ask, chosen))
         return self.objects.enter(chosen, Static(name, chosen))
+
+
+def name_of(function: Any) -> str:
+    """What a function is called, and a partial or an object that is called by its class."""
+    return getattr(function, "__qualname__", type(function).__qualname__)

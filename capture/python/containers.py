@@ -23,6 +23,7 @@ from ..regions.gathered import Gathered
 from ..regions.open_loops import ROWS
 from ..regions.rows import TensorRows
 from ..tensors.arrays import without_arrays
+from ..tensors.bounds import Bound
 from ..tensors.counts import INTEGERS
 from ..tensors.index_lists import as_indices
 from ..values.expert_numbers import number_of
@@ -126,6 +127,8 @@ class Containers(Parts):
         return slice(*(self.bound(part) for part in (key.start, key.stop, key.step)))
 
     def bound(self, part: Any) -> Any:
+        if type(part) is Bound:
+            return part.number
         if not isinstance(part, TensorProxy) or part.fake.dtype not in INTEGERS:
             return part
         return part if (number := self.tensors.item(part)) is None else number

@@ -40,6 +40,7 @@ from ..regions.loops import TURN, Loops
 from ..regions.open_loops import ROWS
 from ..tensors.array_inputs import ArrayInputs
 from ..tensors.arrays import Arrays
+from ..tensors.bounds import Bounds
 from ..tensors.tensors import TensorOperations
 from ..torch_facts import torch_private
 from ..values.numbers import Number
@@ -73,6 +74,7 @@ class TrackingDomain(Operators, Containers):
         self.attributes = Attributes(objects, tensors, self.call)
         self.calls = Calls(self)
         self.lists = Lists(self)
+        self.bounds = Bounds(self)
         self.loops = Loops(self, self.lists)
         self.arrays, self.walks = Arrays(self), Walks(objects)
         self.array_inputs = ArrayInputs(objects, tensors)

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from ..regions.open_loops import OpenLoop
     from ..tensors.array_inputs import ArrayInputs
     from ..tensors.arrays import Arrays
+    from ..tensors.bounds import Bounds
     from ..tensors.gradients import Gradients
     from ..tensors.numbers import Numbers
     from ..tensors.tensors import TensorOperations
@@ -67,6 +68,7 @@ class Parts(Domain):
     texts: Texts
     array_inputs: ArrayInputs
     arrays: Arrays
+    bounds: Bounds
     attributes: Attributes
     walks: Walks
     options: Options | None

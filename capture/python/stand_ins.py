@@ -19,6 +19,7 @@ from ..heap.records import CONTAINERS, HEAP_TYPE
 from ..hook import ABSENT
 from ..regions.rows import TensorRows
 from ..tensors.arrays import Array, ArrayNumber
+from ..tensors.bounds import Bound
 from ..tensors.counts import INTEGERS
 from ..torch_facts import torch_private, torch_sizes
 from ..values.numbers import PLAIN_NUMBERS, Number, example
@@ -291,6 +292,9 @@ class StandIns(CallParts):
                 if all(type(v) in (*PLAIN_NUMBERS, Number) or type(v) in SYMBOLIC for v in values):
                     return self.numbers.apply(function, *values)
             compared = key is None and not kwargs and len(values) > 1 and any(type(v) is TensorProxy for v in values)
+            bounds = self.domain.bounds
+            if compared and len(args) > 1 and (bound := bounds.of(function, values)) is not None:
+                return bound
             if compared and len(args) > 1 and all(map(is_of_one_number, args)):
                 return self.one_by_one(function, args)
             if compared:
@@ -342,6 +346,8 @@ class StandIns(CallParts):
             return args[0].value
         if args and type(args[0]) is Array and len(args) == 1 and not kwargs:
             return self.to_int(args[0].number())
+        if args and type(args[0]) is Bound and len(args) == 1 and not kwargs:
+            return args[0].number
         if args and isinstance(args[0], torch.SymInt):
             return args[0]
         if args and type(args[0]) is torch.SymFloat:

@@ -11,6 +11,7 @@ from moebius.interpreter.domain.core import special
 from ..torch_facts import torch_private
 from ..values.numbers import Number
 from ..values.values import Break, TensorProxy
+from .bounds import Bound
 from .index_lists import IndexList
 
 # What C code turns objects into numbers or sequences with (torch/csrc/utils/tensor_new.cpp, python_arg_parser.cpp).
@@ -49,7 +50,7 @@ def fake_of(value: Any) -> Any:
         return {k: fake_of(v) for k, v in value.items()}
     if isinstance(value, slice):
         return slice(fake_of(value.start), fake_of(value.stop), fake_of(value.step))
-    if kind is IndexList:
+    if kind is IndexList or kind is Bound:
         value.refuse("a use as an argument")
     return value
 

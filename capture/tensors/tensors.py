@@ -31,6 +31,7 @@ from ..values.numbers import is_open
 from ..values.unfollowed import UnfollowedTensor
 from ..values.values import ATOMS, SYMBOLIC, Break, TensorMethod, TensorProxy
 from . import tensor_class
+from .bounds import Bound, like_one_hot, open_classes
 from .counts import BINCOUNTS, INTEGERS, bins, known_few, unknown_number, unknown_numbers
 from .ctc import OPERATORS as CTC_LOSSES
 from .ctc import has_open_lengths, like_ctc_loss
@@ -44,6 +45,7 @@ from .method_kinds import MADE_OF_BOUNDS, MADE_OF_NUMBERS, OTHER_KIND, OUTSIDE, 
 from .numbers import Numbers
 from .offsets import Offsets
 
+ONE_HOT = torch.nn.functional.one_hot
 # Operators whose result's shape is made of the values of their float arguments.
 SHAPED_BY_FLOATS = frozenset({"arange", "range", "interpolate", "upsample"})
 
@@ -206,7 +208,7 @@ class TensorOperations:
     def function(self, function: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Any:
         """``function(*args, **kwargs)`` as a node."""
         if function in MADE_OF_BOUNDS:
-            args = tuple(map(self.bound, args))
+            args, kwargs = tuple(map(self.bound, args)), {name: self.bound(value) for name, value in kwargs.items()}
         return self.run("call_function", function, function, args, kwargs)
 
     def method(self, proxy: TensorProxy, name: str, args: tuple, kwargs: dict[str, Any]) -> Any:
@@ -273,6 +275,8 @@ class TensorOperations:
             result: Any = args[0].fake.new_empty(count, dtype=torch.int64)
         elif function is torch.nn.functional.dropout and (like := dropped_out(*args, **kwargs)) is not None:
             result = self.writer.note_dropout(like)
+        elif function is ONE_HOT and (classes := open_classes(self.world, *args, **kwargs)) is not None:
+            result = self.on_fakes(like_one_hot, (args[0], classes), {})
         elif function in CTC_LOSSES and has_open_lengths(*args, **kwargs):
             result = self.on_fakes(like_ctc_loss, args, kwargs)
         elif function is torch.nn.functional.batch_norm:  # (momentum=None: one over a count that a buffer holds)
@@ -297,6 +301,8 @@ class TensorOperations:
 
     def bound(self, value: Any) -> Any:
         """The number in a tensor of one integer: how long the result is follows from it."""
+        if type(value) is Bound:
+            return value.number
         if not isinstance(value, TensorProxy) or value.fake.dtype not in INTEGERS or value.fake.dim():
             return value
         number = self.item(value)

@@ -104,9 +104,11 @@ NAMES = {
     "torch.fx.experimental.symbolic_shapes.ShapeEnv": "symbolic sizes",
     "torch.fx.experimental.symbolic_shapes.StatelessSymbolicContext": "which sizes are symbolic",
     "torch.fx.experimental.symbolic_shapes.free_unbacked_symbols": "numbers that only the running step knows",
+    "torch.fx.experimental.symbolic_shapes.statically_known_true": "what holds whatever sizes are",
     **{f"torch.utils._pytree.tree_{name}": "tensors in nested arguments"
        for name in ("flatten", "leaves", "map", "unflatten")},
     "torch.utils._sympy.functions.Identity": "roundings in between",
+    "torch.utils._sympy.interp.handlers": "roundings in between",
     "torch.utils._sympy.interp.sympy_interp": "expressions of sizes as nodes",
     "torch.utils._sympy.printers.PythonPrinter": "expressions of sizes as text",
     "torch.utils._sympy.printers.PythonPrinter._print": "a part of one",

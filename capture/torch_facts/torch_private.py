@@ -35,6 +35,7 @@ from torch.fx._lazy_graph_module import _make_graph_module, _use_lazy_graph_modu
 from torch.fx.experimental.symbolic_shapes import (
     GuardOnDataDependentSymNode,
     free_unbacked_symbols,
+    statically_known_true,
 )
 from torch.fx.graph_module import _loader as fx_sources
 from torch.fx.node import _get_qualified_name as qualified_name
@@ -262,6 +263,11 @@ def order_of_groups(keys: tuple[tuple[torch.device, torch.dtype], ...]) -> tuple
 def depends_on_values(value: Any) -> bool:
     """Whether a fake tensor or symbolic scalar has sizes that only the running program will know."""
     return (is_symbolic(value) or isinstance(value, torch.Tensor)) and bool(free_unbacked_symbols(value))
+
+
+def is_certain(condition: Any) -> bool:
+    """Whether a comparison of sizes holds whatever they are; nothing is guarded."""
+    return statically_known_true(condition)
 
 
 def expression(value: Any) -> Any:

@@ -12,8 +12,8 @@ from typing import Any
 import sympy
 import torch
 from torch.fx.experimental.sym_node import SymNode
-from torch.utils._sympy.functions import Identity
-from torch.utils._sympy.interp import sympy_interp
+from torch.utils._sympy import functions
+from torch.utils._sympy.interp import handlers, sympy_interp
 from torch.utils._sympy.printers import PythonPrinter
 from torch.utils._sympy.reference import PythonReferenceAnalysis
 
@@ -63,6 +63,17 @@ def applied(function: Callable[..., Any], x: Any, *rest: Any) -> Any:
     if isinstance(x, torch.fx.Proxy):
         return x.tracer.create_proxy("call_function", function, (x, *rest), {})
     return function(x, *rest)
+
+
+class Identity(functions.Identity):  # (sympy prints by this name)
+    """A float of which sympy takes no part, until it is a number: torch's own stays, and compares with nothing."""
+
+    @classmethod
+    def eval(cls, value: Any) -> Any:
+        return value if value.is_Number else None
+
+
+handlers()[Identity] = "identity"  # what torch evaluates and prints it with
 
 
 def rounded(value: Any) -> Any:

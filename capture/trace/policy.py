@@ -13,6 +13,7 @@ from moebius.lowering import OWN
 
 from ..options import Options
 from ..regions.gathered import Lists
+from ..tensors.bounds import Bounds
 from .blockers import Stop
 
 # Why backward runs between two graphs, and what to do.
@@ -42,6 +43,7 @@ class Policy:
     hits that are taken as one turn for each expert, and those that this does not help. options: what the callable was
     captured with.
     gathered, not_gathered: lists to which branches on values append, and those of them that must be Python's own.
+    not_bounds: calls of max() and min() of integers in tensors that give more than a number (``Bound``).
     casts: the autocast that a backward ran under, beside what is looked at anyway (``functions.backward_graph``).
     natively: autograd functions and checkpointed calls that are not captured, as the step changes what backward reads.
     strict: checkpointed calls that may change nothing older, as backward, which runs them again, is not in the trace.
@@ -67,6 +69,7 @@ class Policy:
     blockers: dict[tuple[types.CodeType, int], Stop] = field(default_factory=dict)
     gathered: set[tuple[types.CodeType, int]] = field(default_factory=set)
     not_gathered: set[tuple[types.CodeType, int]] = field(default_factory=set)
+    not_bounds: set[tuple[types.CodeType, int]] = field(default_factory=set)
     by_number: set[tuple[types.CodeType, int]] = field(default_factory=set)
     not_by_number: set[tuple[types.CodeType, int]] = field(default_factory=set)
     options: Options | None = None
@@ -129,14 +132,16 @@ class Policy:
         for told in (self.varying, self.below, self.dynamic_dims, self.predictions):
             told.clear()
 
-    def learn_of_break(self, lists: Lists, endless: set[str]) -> bool:
-        """Whether a trace that broke has shown a list to be one that branches append to, or not to be one, or a branch
-        of which nobody knows how often it will go one way."""
-        before = len(self.gathered), len(self.not_gathered), len(self.unpredictable)
+    def learn_of_break(self, lists: Lists, bounds: Bounds, endless: set[str]) -> bool:
+        """Whether a trace that broke has shown a list to be one that branches append to, or not to be one, what
+        max() gave to be more than a number, or a branch of which nobody knows how often it will go one way."""
+        before = len(self.gathered), len(self.not_gathered), len(self.not_bounds), len(self.unpredictable)
+        self.not_bounds |= bounds.refused
         self.not_gathered |= lists.refused & self.gathered
         self.gathered |= lists.wanted
         self.unpredictable |= endless
-        return before != (len(self.gathered), len(self.not_gathered), len(self.unpredictable))
+        after = len(self.gathered), len(self.not_gathered), len(self.not_bounds), len(self.unpredictable)
+        return before != after
 
     def dims(self, name: str, tensor: torch.Tensor) -> tuple[int, ...]:
         """The axes of an input that get a symbolic size. Sizes 0 and 1 are never symbolic: torch treats them apart."""

@@ -110,7 +110,8 @@ class Trace:
         self.tensors.is_handled = self.is_handled
         self.domain = TrackingDomain(self.objects, self.tensors)
         self.domain.stop_at = stop_at
-        loops, self.inference = self.domain.loops, self.domain.calls.inference
+        loops, bounds, self.inference = self.domain.loops, self.domain.bounds, self.domain.calls.inference
+        bounds.elsewhere = policy.not_bounds
         self.inference.allowed = not policy.inference_breaks
         gradients.casts += policy.casts
         gradients.natively, gradients.strict = policy.natively, policy.strict
@@ -479,7 +480,7 @@ def has_taught(attempt: Trace, policy: Policy) -> bool:
         policy.keeps_stacks = True
     elif attempt.domain.calls.inference.failed and not policy.inference_breaks:
         policy.inference_breaks = True
-    elif broken and policy.learn_of_break(attempt.domain.lists, attempt.speculation.endless):
+    elif broken and policy.learn_of_break(attempt.domain.lists, attempt.domain.bounds, attempt.speculation.endless):
         pass
     elif gradients.needs_history and not policy.each_module:
         policy.each_module = True

@@ -1,0 +1,149 @@
+"""What ``max`` and ``min`` give of integers that tensors hold, and ints: one of them, as the data say.
+
+``F.one_hot(place, max(place.max() + 1, capacity))[..., :capacity]`` asks only for the number, and the number is one of
+the graph whichever of them it is. A ``Bound`` stands for it. What a program does with it otherwise (its type, a method)
+needs to know which it is: the call is then traced again, and the comparison is a branch on data as any other.
+
+Which calls these are is learnt from a trace that such a use stopped: by the instruction that calls.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn, Protocol
+
+import torch
+
+from moebius.interpreter import Frame
+
+from ..torch_facts import torch_fakes, torch_private
+from ..values.values import Break, CannotRebuild, StandIn, TensorProxy
+from .counts import INTEGERS
+from .graphs import GraphWriter
+
+Site = tuple[Any, int]  # code, and the index of the instruction that calls
+LARGEST = 1 << 53  # beyond it a float is another number
+CHOICES: dict[Callable[..., Any], Callable[..., Any]] = {max: torch.sym_max, min: torch.sym_min}
+
+
+class Bound(StandIn):
+    """The result of ``function(*values)``. number: it, as an int of the graph; versions: of the tensors among them."""
+
+    def __init__(self, bounds: Bounds, site: Site, function: Callable[..., Any], values: Sequence[Any]):
+        self.site, self.function, self.values = site, function, values
+        self.domain, self.refused = bounds.domain, bounds.refused
+        self.held = functools.reduce(CHOICES[function], map(bounds.tensors.bound, values))
+        self.versions = self.versions_now()
+
+    def versions_now(self) -> list[int]:
+        return [torch_private.version_of(v.fake) for v in self.values if type(v) is TensorProxy]
+
+    @property
+    def kind(self) -> type:
+        self.refuse("the type")
+
+    @property
+    def number(self) -> Any:
+        if self.versions_now() != self.versions:  # Python reads the tensor as it is by now, if that is what it gave
+            self.refuse("a use after a write")
+        return self.held
+
+    def refuse(self, what: str) -> NoReturn:
+        self.refused.add(self.site)
+        raise Break(
+            "data-dependent branch",
+            f"{what} of what {self.function.__name__}() gives: which of its arguments depends on values",
+            "use torch.maximum/minimum for tensors, or int() of the tensor",
+        )
+
+    def truth(self) -> bool:
+        return self.domain.truth(self.number)
+
+    def binary(self, op: str, left: Any, right: Any) -> Any:
+        left, right = self.beside(left, right, f"{op}")
+        return self.domain.binary(op, left, right)
+
+    def compare(self, op: str, left: Any, right: Any) -> Any:
+        left, right = self.beside(left, right, f"{op}")
+        return self.domain.compare(op, left, right)
+
+    def beside(self, left: Any, right: Any, what: str) -> tuple[Any, Any]:
+        """The operands, with the number for it: beside a tensor of a wide dtype the result is the same for an int."""
+        other = right if left is self else left
+        wide = type(other) is TensorProxy and (other.fake.dtype.is_floating_point or other.fake.dtype is torch.int64)
+        if not wide or what.endswith("="):
+            self.refuse(what)
+        return (self.number, right) if left is self else (left, self.number)
+
+    def expression(self, emitter: Any) -> str:
+        if self.versions_now() != self.versions:
+            self.refused.add(self.site)
+            raise CannotRebuild(f"what {self.function.__name__}() of tensors gave is alive after a write into them")
+        values = ", ".join(emitter.value(value) for value in self.values)
+        return f"{emitter.constant(self.function)}({values})"
+
+
+class BoundingTensors(Protocol):
+    branches: bool
+    writer: GraphWriter
+
+    def bound(self, value: Any) -> Any: ...
+
+
+class BoundsDomain(Protocol):
+    """What is asked of the tracking domain."""
+
+    @property
+    def frame(self) -> Frame | None: ...
+
+    @property
+    def open_loops(self) -> Any: ...
+
+    @property
+    def tensors(self) -> BoundingTensors: ...
+
+    def truth(self, value: Any) -> bool: ...
+
+    def binary(self, op: str, left: Any, right: Any) -> Any: ...
+
+    def compare(self, op: str, left: Any, right: Any) -> Any: ...
+
+
+class Bounds:
+    """Those of one trace. elsewhere: calls whose result is used otherwise; refused: such as this trace found."""
+
+    def __init__(self, domain: BoundsDomain):
+        self.domain, self.tensors = domain, domain.tensors
+        self.elsewhere: set[Site] = set()
+        self.refused: set[Site] = set()
+
+    def of(self, function: Callable[..., Any], values: Sequence[Any]) -> Bound | None:
+        """What stands for ``function(*values)``; None where it is to be a branch."""
+        frame, tensors = self.domain.frame, self.tensors
+        whole = all(map(is_whole, values)) and any(type(value) is TensorProxy for value in values)
+        if not whole or frame is None or self.domain.open_loops or not tensors.branches or tensors.writer.in_loop:
+            return None
+        site = (frame.code, frame.pc)
+        return None if site in self.elsewhere else Bound(self, site, function, values)
+
+
+def is_whole(value: Any) -> bool:
+    """Whether it is an int, or a tensor of one, that is the same beside a float."""
+    if type(value) is TensorProxy:
+        return value.fake.dim() == 0 and value.fake.dtype in INTEGERS
+    return type(value) is torch.SymInt or (type(value) is int and abs(value) < LARGEST)
+
+
+def like_one_hot(tensor: torch.Tensor, classes: Any) -> torch.Tensor:
+    """``one_hot`` of a fake, where the running step knows how many classes there are."""
+    return tensor.new_zeros((*tensor.shape, classes), dtype=torch.int64)
+
+
+def open_classes(world: torch_fakes.FakeWorld, tensor: Any = None, num_classes: Any = -1, **_: Any) -> Any:
+    """How many classes ``one_hot`` is of, where values say it; None where it asks for none of the step's numbers."""
+    fits = isinstance(tensor, TensorProxy) and tensor.fake.dtype is torch.int64 and type(num_classes) is torch.SymInt
+    if not fits or not torch_private.depends_on_values(num_classes):
+        return None
+    # (-1 asks for as many as are met)
+    return num_classes if torch_private.is_certain(num_classes >= 1) else world.unknown_count()
