@@ -225,6 +225,7 @@ class Numbers:
         if not unknown:
             return self.constant_result(function, result)
         if not known and type(result) not in (float, np.float64, np.float32, np.float16, np.bool_, bool):
+            writer.before_failure(quietly(function), operands)
             for o in unknown:
                 o.refuse()
         kind: Any = type(result)
