@@ -13,14 +13,15 @@ from ..guards.sources import Part, Source
 from ..heap.objects import may_be_replaced
 from ..heap.varying import length_of
 from ..hook import ABSENT
+from ..values.numpy_numbers import NUMPY_NUMBERS
 from ..values.values import ATOMS
 
 if TYPE_CHECKING:
     from ..trace.policy import Policy
 
 
-OPENED = (int, float, complex, str)
-NUMBERS = (int, float, complex, torch.Tensor)
+OPENED = (int, float, complex, str, *NUMPY_NUMBERS)
+NUMBERS = (int, float, complex, *NUMPY_NUMBERS, torch.Tensor)
 
 
 def open_place(policy: Policy, fact: Fact, guards: CompiledGuards, args: tuple, kwargs: dict[str, Any]) -> bool:

@@ -152,7 +152,7 @@ class Emitter:
         if issubclass(kind, Number) and value.node is None:
             return (
                 repr(value.numbers.constant(value))
-                if value.kind is not float
+                if value.kind in LITERALS
                 else self.constant(value.numbers.constant(value))
             )
         if kind is TensorProxy or issubclass(kind, Number) or kind in SYMBOLIC:

@@ -25,6 +25,7 @@ from ..guards.recorder import can_die
 from ..guards.sources import Part, Source, Static, part, part_name
 from ..hook import ABSENT, Entry, copy_set
 from ..python.natives import is_bound_builtin
+from ..values.numpy_numbers import NUMPY_NUMBERS
 from ..values.values import ATOMS, IDENTITIES, Break, TensorMethod, TensorProxy, type_of
 from ..values.views import View
 from .cells import Cells
@@ -132,7 +133,7 @@ class Objects(Compounds, Cells, LateWrites, Lifetimes):
     def enter_atom(self, value: Any, source: Source) -> Any:
         if source.static:
             return value
-        if type(value) in (int, float, complex, str) and (
+        if (type(value) in (int, float, complex, str) or type(value) in NUMPY_NUMBERS) and (
             source.name in self.volatile or (type(value) is not str and is_counted(source))
         ):
             return self.symbolic(value, source)

@@ -31,6 +31,7 @@ from ..tensors.tensors import TensorOperations
 from ..torch_facts import torch_private
 from ..values.number_methods import attribute_of
 from ..values.numbers import Number
+from ..values.numpy_numbers import NUMPY_NUMBERS
 from ..values.unfollowed import Varying
 from ..values.values import ATOMS, IDENTITIES, SYMBOLIC, Break, LoopLeftover, StandIn, TensorMethod, TensorProxy
 from .questions import QUESTIONS
@@ -122,7 +123,7 @@ class Attributes(Slots):
             return obj
         if kind is torch.SymBool:
             return getattr(self.tensors.symbolic_truth(obj), name)
-        if kind in SYMBOLIC or kind is Number:
+        if kind in SYMBOLIC or kind is Number or kind in NUMPY_NUMBERS:
             return attribute_of(self.tensors.numbers, obj, name)
         if issubclass(kind, Number):
             raise Break("attribute of a number", f"{name} of a text that the graph makes", "use arithmetic only")

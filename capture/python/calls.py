@@ -38,6 +38,7 @@ from ..tensors.autograd_calls import AutogradCalls, instead_of
 from ..tensors.optimizers import count_the_step, is_state_maker, make_state
 from ..torch_facts import torch_private
 from ..values.numbers import CLOCKS, Number, is_open
+from ..values.numpy_numbers import is_numpy_function, numpy_numbers_in
 from ..values.values import ATOMS, SYMBOLIC, Break, LoopLeftover, StandIn, TensorMethod, TensorProxy, type_of
 from . import natives, operator_functions
 from .bars import Bars
@@ -47,6 +48,7 @@ from .filters import Filters, warnings_block
 from .messages import Messages
 from .methods import Methods
 from .namespaces import Namespaces
+from .numpy_calls import of_numbers, with_its_type
 from .originals import CHECKPOINT, DRAW, IS_COMPILING, IS_DYNAMO_COMPILING, IS_TENSOR, LOADS, PRINT, ROUNDINGS, WARN
 from .originals import of_originals as kept
 from .packages import Packages
@@ -335,14 +337,15 @@ class Calls(Methods, Construction, StandIns, CachedFunctions):
             if function in JOINS and not args[0].settled():
                 return args[0].joined(args[1:], kwargs)
             args = [args[0].plain(), *args[1:]]
+        kwargs = with_its_type(self.domain, function, args, kwargs)
         args, kwargs = self.operands(args, kwargs)
         return self.objects.made(self.tensors.function(function, tuple(args), kwargs))
 
     def operands(self, args: list, kwargs: dict[str, Any]) -> tuple[list, dict[str, Any]]:
         """The arguments with every container read, under guards: C code may look into them."""
         read, number = self.domain.plain_contents, self.domain.array_inputs.as_number
-        found = [without_arrays(read(number(a))) for a in args]
-        return found, {k: without_arrays(read(number(v))) for k, v in kwargs.items()}
+        found = [without_arrays(number(read(a))) for a in args]
+        return found, {k: without_arrays(number(read(v))) for k, v in kwargs.items()}
 
     def plain_items(self, container: Any) -> Any:
         """The keys or items of a container as an object of our own, None where they are not all plain."""
@@ -401,6 +404,9 @@ class Calls(Methods, Construction, StandIns, CachedFunctions):
             return self.captured(function, args, kwargs)
         if args and type(args[0]) is Array:
             return self.domain.arrays.function(function, args, kwargs)
+        if is_numpy_function(function):
+            if (found := of_numbers(self.domain, function, args, kwargs)) is not ABSENT:
+                return found
         if isinstance(function, classmethod | staticmethod):
             return self.call(self.attributes.inside(function, function.__func__), args, kwargs)
         method = self.attributes.on_type(kind, "__call__")
@@ -425,6 +431,8 @@ class Calls(Methods, Construction, StandIns, CachedFunctions):
         """A function of C code: from the tables, or a graph break."""
         if function in natives.PURE:
             values = [self.domain.plain_contents(a) for a in args]
+            if function in natives.OF_NUMBERS and any(map(numpy_numbers_in, values)):
+                return self.objects.made(self.numbers.apply(function, *values, **kwargs))
             if function in natives.READS_LISTS and (items := self.plain_items(args[0])) is not None:
                 values[0] = items
             if any(map(is_open, (*values, *kwargs.values()))):

@@ -20,10 +20,13 @@ from moebius.interpreter.domain.core import special, type_name
 from moebius.interpreter.forms.frames import implicit
 
 from ..heap.records import CONTAINERS, DICTS
+from ..hook import ABSENT
 from ..regions.rows import TensorRows
 from ..torch_facts import torch_private
+from ..values.numpy_numbers import NUMPY_NUMBERS, numpy_numbers_in
 from ..values.values import Break, TensorProxy, type_of
 from . import natives
+from .numpy_calls import of_numbers
 from .originals import EMPTY, TENSOR
 from .parts import CallParts
 
@@ -51,6 +54,9 @@ class Construction(CallParts):
         """``cls(*args, **kwargs)``; without asking a ``__call__`` of the metaclass, what ``type.__call__`` does."""
         if cls is type and len(args) == 1:
             return self.kind_of(args[0])
+        if cls in NUMPY_NUMBERS or (cls is complex and numpy_numbers_in(args)):
+            if (found := of_numbers(self.domain, cls, args, kwargs)) is not ABSENT:
+                return found
         if cls in natives.PLAIN_TYPES:
             values = [self.domain.plain_contents(a) for a in args]
             if cls in (frozenset, torch.Size) and values:
@@ -259,6 +265,7 @@ def check_object_arguments(cls: Any) -> None:
     """Objects/typeobject.c object_new: arguments that neither __new__ nor __init__ takes are an error."""
     if cls.__new__ is object.__new__ and cls.__init__ is object.__init__:
         raise TypeError(f"{type_name(cls)}() takes no arguments")
+
 
 # Why a frame runs natively as a whole that makes such an object: the rest after a break would hold what it is given.
 OBSERVED = "it is seen when its locals let go of an object"

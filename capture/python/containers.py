@@ -28,6 +28,7 @@ from ..tensors.counts import INTEGERS
 from ..tensors.index_lists import as_indices
 from ..values.expert_numbers import number_of
 from ..values.numbers import Number
+from ..values.numpy_numbers import numpy_numbers_in
 from ..values.values import ATOMS, Break, LoopLeftover, StandIn, TensorMethod, TensorProxy, type_of
 from ..values.views import View
 from . import natives
@@ -83,7 +84,7 @@ class Containers(Parts):
         obj = natives.specialised(obj) if type(obj) is Text else obj
         kind = type(obj)
         if kind is TensorProxy:
-            return self.tensors.get_item(obj, self.tensor_index(key, alone=True))
+            return self.tensors.get_item(obj, self.tensor_index(key))
         if isinstance(obj, StandIn):
             return obj.item(key)
         if kind in (str, bytes, range, torch.Size) or kind is tuple:
@@ -113,10 +114,10 @@ class Containers(Parts):
             return self.call(obj.group, [key], {})
         raise Break("item of a C object", kind.__name__, "read it outside of the step")
 
-    def tensor_index(self, key: Any, alone: bool = False) -> Any:
+    def tensor_index(self, key: Any) -> Any:
         """What a tensor is indexed with, as an operator takes it."""
         key = self.with_numbers(as_indices(key))
-        return without_arrays(self.array_inputs.as_index(self.plain_contents(key), alone))
+        return without_arrays(self.array_inputs.as_index(self.plain_contents(key)))
 
     def with_numbers(self, key: Any) -> Any:
         """An index with numbers for the tensors that bound its slices (torch asks them for ``__index__``)."""
@@ -215,6 +216,8 @@ class Containers(Parts):
     def set_item(self, obj: Any, key: Any, value: Any) -> None:
         kind = type(obj)
         if kind is TensorProxy:
+            if numpy_numbers_in(value):
+                raise Break("number of numpy's", "written into a tensor", "convert it to a plain number: float(x)")
             self.tensors.set_item(obj, self.tensor_index(key), without_arrays(self.plain_contents(value)))
             return
         method = self.attributes.on_type(kind, "__setitem__")

@@ -26,6 +26,7 @@ from ..hook import ABSENT, copy_set
 from ..tensors.array_inputs import is_array
 from ..tensors.index_lists import index_list
 from ..torch_facts import torch_private
+from ..values.numpy_numbers import numpy_numbers_in
 from ..values.values import ATOMS, SYMBOLIC, Break, RuntimeNumber, TensorProxy, type_of
 from ..values.views import View, view_expression
 from . import arity, natives
@@ -117,6 +118,8 @@ class Methods(CallParts):
         if name == "new_tensor" and args and is_array(args[0]):
             if (made := self.domain.array_inputs.made_from(torch.Tensor.new_tensor, proxy, args, kwargs)) is not None:
                 return made
+        if name == "new_tensor" and args and numpy_numbers_in(args[0]):
+            raise Break("number of numpy's", "a tensor is made of it", "convert it to a plain number: float(x)")
         if name in TENSOR_SPECIALS:
             return self.tensor_special(proxy, name, args, kwargs)
         args, kwargs = self.operands(args, kwargs)

@@ -24,6 +24,7 @@ from ..tensors.folding import constant_truth
 from ..torch_facts import torch_private, torch_sizes
 from ..values import numbers
 from ..values.numbers import COMPARISONS, Number, example
+from ..values.numpy_numbers import NUMPY_NUMBERS, kind_of, leaves_to_tensors
 from ..values.unfollowed import Unfollowed, Varying
 from ..values.values import (
     ATOMS,
@@ -47,6 +48,8 @@ READ_BY_C = (*CONTAINERS, frozenset)  # and what is derived from one
 OPEN_NUMBERS = (Number, *SYMBOLIC)
 WITH_SIZES = frozenset((bool, int, float, complex, *SYMBOLIC))
 FLOATS = frozenset((float, torch.SymFloat))
+NUMBERS_AND_SIZES = NUMPY_NUMBERS | WITH_SIZES | {Number}
+NOT_NUMBERS = frozenset((str, type(None)))
 NEVER_SYMBOLIC = frozenset(("<<", ">>", "<<=", ">>="))  # sympy's is not Python's
 UNARIES: dict[str, Callable[[Any], Any]] = {"-": operator.neg, "+": operator.pos, "~": operator.invert}
 SIMPLE = frozenset({int, float, str, bool, bytes, type(None)})
@@ -65,6 +68,7 @@ DUNDERS = {
     "/": "truediv",
     "^": "xor",
 }
+NAMES = DUNDERS | {"<": "lt", "<=": "le", "==": "eq", "!=": "ne", ">": "gt", ">=": "ge"}
 
 
 class Operators(Parts):
@@ -75,6 +79,8 @@ class Operators(Parts):
             return not self.truth(value)
         kind = type(value)
         if kind is Number and op in numbers.UNARY:
+            return self.numbers.apply(numbers.UNARY[op], value)
+        if kind in NUMPY_NUMBERS and op in numbers.UNARY:
             return self.numbers.apply(numbers.UNARY[op], value)
         if kind in SIMPLE or kind in SYMBOLIC or kind is TensorProxy:
             if kind is TensorProxy:
@@ -100,6 +106,8 @@ class Operators(Parts):
             return self.text_binary(op, left, right)
         if (stand_in := stand_in_of(left, right)) is not None:
             return stand_in.binary(op, left, right)
+        if kind_of(left) in NUMPY_NUMBERS or kind_of(right) in NUMPY_NUMBERS:
+            return self.numpy_binary(op.removesuffix("="), left, right)
         if left_kind is TensorProxy or right_kind is TensorProxy:
             return self.tensor_binary(op, left, right)
         if (left_kind is Number or right_kind is Number) and op.removesuffix("=") in numbers.OPERATIONS:
@@ -140,6 +148,19 @@ class Operators(Parts):
         return self.objects.made(
             super().binary(op.removesuffix("=") if type(left) in CONTAINERS else op, left_value, right_value)
         )
+
+    def numpy_binary(self, op: str, left: Any, right: Any) -> Any:
+        """``left op right``, an operator or a comparison, one of which is a number of numpy's."""
+        if issubclass(type(left), TensorProxy):
+            right = self.array_inputs.as_number(right)
+        elif issubclass(type(right), TensorProxy) and leaves_to_tensors(kind_of(left), NAMES[op]):
+            left = self.array_inputs.as_number(left)
+        if not any(kind_of(value) in NUMPY_NUMBERS for value in (left, right)):
+            return self.tensors.function(numbers.OPERATIONS.get(op) or OPERATORS[op], (left, right), {})
+        if not all(type(value) in NUMBERS_AND_SIZES for value in (left, right)) or op == "@":
+            detail = f"{type_of(left).__name__} {op} {type_of(right).__name__}"
+            raise Break("operator of a number of numpy's", detail, "convert it to a plain number: int(x), float(x)")
+        return self.numbers.apply(numbers.OPERATIONS[op], left, right)
 
     def text_binary(self, op: str, left: Any, right: Any) -> Any:
         if op in ("+", "+=") and all(isinstance(v, Text | str) for v in (left, right)):
@@ -213,6 +234,10 @@ class Operators(Parts):
             return COMPARISONS[op](left, right)
         if (stand_in := stand_in_of(left, right)) is not None:
             return stand_in.compare(op, left, right)
+        if kind_of(left) in NUMPY_NUMBERS or kind_of(right) in NUMPY_NUMBERS:
+            if type_of(left) in NOT_NUMBERS or type_of(right) in NOT_NUMBERS:
+                return COMPARISONS[op](example(left), example(right))  # unequal, or Python's own error
+            return self.numpy_binary(op, left, right)
         if left_kind is TensorProxy or right_kind is TensorProxy:
             return self.tensor_compare(op, left, right)
         if left_kind is Text or right_kind is Text:

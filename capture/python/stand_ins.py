@@ -23,6 +23,7 @@ from ..tensors.bounds import Bound
 from ..tensors.counts import INTEGERS
 from ..torch_facts import torch_private, torch_sizes
 from ..values.numbers import PLAIN_NUMBERS, Number, example
+from ..values.numpy_numbers import NUMPY_NUMBERS
 from ..values.unfollowed import Unfollowed
 from ..values.values import (
     ATOMS,
@@ -204,7 +205,9 @@ class StandIns(CallParts):
 
     def is_callable(self, value: Any) -> bool:
         kind = type(value)
-        return kind is TensorMethod or (not issubclass(kind, (TensorProxy, *SYMBOLIC, StandIn)) and callable(value))
+        if issubclass(kind, StandIn):
+            return any("__call__" in base.__dict__ for base in type_of(value).__mro__)
+        return kind is TensorMethod or (not issubclass(kind, (TensorProxy, *SYMBOLIC)) and callable(value))
 
     def handled_exception(self) -> Any:
         """``sys.exception()``: what an except clause of the step's handles, or the caller's own, which must be none."""
@@ -289,7 +292,7 @@ class StandIns(CallParts):
             if key is None and len(values) == 1 and type(values[0]) is Number:
                 return values[0]
             if key is None and any(type(v) in (Number, torch.SymFloat) for v in values) and not kwargs:
-                if all(type(v) in (*PLAIN_NUMBERS, Number) or type(v) in SYMBOLIC for v in values):
+                if all(type(v) in (*PLAIN_NUMBERS, *NUMPY_NUMBERS, Number) or type(v) in SYMBOLIC for v in values):
                     return self.numbers.apply(function, *values)
             compared = key is None and not kwargs and len(values) > 1 and any(type(v) is TensorProxy for v in values)
             bounds = self.domain.bounds
@@ -356,6 +359,8 @@ class StandIns(CallParts):
             return int(self.tensors.symbolic_truth(args[0]))
         if args and type(args[0]) is Number:
             return args[0] if args[0].kind is int else self.numbers.apply(int, args[0])
+        if len(args) == 1 and not kwargs and type(args[0]) in NUMPY_NUMBERS:
+            return self.numbers.apply(int, args[0])
         if args and isinstance(args[0], TensorProxy):
             if len(args) == 1 and not kwargs and args[0].fake.dtype in INTEGERS:
                 if (number := self.tensors.item(args[0])) is not None:

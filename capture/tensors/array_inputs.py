@@ -16,7 +16,8 @@ import torch
 
 from ..guards.sources import Part
 from ..torch_facts import torch_private
-from ..values.values import TensorProxy
+from ..values.numpy_numbers import NUMPY_NUMBERS, as_plain, kind_of, numpy_numbers_in
+from ..values.values import Break, TensorProxy
 from .foreign_memory import owns_memory
 
 if TYPE_CHECKING:
@@ -52,16 +53,12 @@ def over_memory(array: Any) -> torch.Tensor | None:
         return None
 
 
-def as_one_number(number: Any) -> torch.Tensor:
-    """A number of numpy's as a tensor, which selects the same row."""
-    return torch.tensor(int(number))
-
-
 class ArrayInputs:
     """Those of one trace."""
 
     def __init__(self, objects: Objects, tensors: TensorOperations):
         self.objects, self.tensors, self.guards = objects, tensors, objects.guards
+        self.numbers = tensors.numbers
         self.found: dict[int, TensorProxy] = {}  # by id of the array
 
     def input(self, array: Any) -> TensorProxy | None:
@@ -78,34 +75,30 @@ class ArrayInputs:
         writes.arrays = True
         return proxy
 
-    def as_index(self, key: Any, alone: bool = False) -> Any:
-        """An index with such inputs in the places of its arrays and ints in those of numpy's numbers. alone: one that
-        reads and is such a number is a tensor of one number."""
+    def as_index(self, key: Any) -> Any:
+        """An index with such inputs in the places of its arrays and ints in those of numpy's numbers."""
         if type(key) is tuple:
             return tuple(map(self.as_index, key))
         if type(key) is slice:
             return slice(*map(self.as_index, (key.start, key.stop, key.step)))
         if is_array(key) and key.dtype.kind in INDEX_KINDS and (found := self.input(key)) is not None:
             return found
-        if numpy() is None or not isinstance(key, numpy().integer) or (known := self.objects.record_of(key)) is None:
-            return key
-        source = known.source
-        if alone:
-            place = Part(f"torch.tensor({source.name})", source, "python", as_one_number)
-            return self.tensors.input(as_one_number(key), place)
-        return self.objects.enter(int(key), Part(f"int({source.name})", source, "python", int))
+        kind = kind_of(key)
+        if kind in NUMPY_NUMBERS and as_plain(kind) is not int:
+            raise Break("number of numpy's", f"a {kind.__name__} indexes a tensor", "index it with an int")
+        return self.as_number(key)
 
     def as_number(self, value: Any) -> Any:
-        """A number of numpy's from outside as Python's, as which a tensor operator takes it; else the value."""
-        found = numpy()
-        if found is None or not isinstance(value, found.generic) or (known := self.objects.record_of(value)) is None:
+        """A number of numpy's as Python's, as which a tensor operator takes it; else the value, or a list with such."""
+        if type(value) in (list, tuple) and numpy_numbers_in(value):
+            return type(value)(map(self.as_number, value))
+        kind = kind_of(value)
+        if kind not in NUMPY_NUMBERS:
             return value
-        integer = isinstance(value, found.signedinteger)
-        if not integer and not isinstance(value, found.float64 | found.float32 | found.float16):
-            return value
-        kind = int if integer else float
-        place = Part(f"{kind.__name__}({known.source.name})", known.source, "python", kind)
-        return self.objects.enter(kind(value), place)
+        if (plain := as_plain(kind)) is None:
+            detail = f"a tensor's operator gets a numpy.{kind.__name__}"
+            raise Break("number of numpy's", detail, "convert it to a plain number: int(x), bool(x)")
+        return self.numbers.apply(plain, value)
 
     def made_from(
         self, function: Callable[..., Any], like: TensorProxy | None, args: list, kwargs: dict[str, Any]

@@ -13,6 +13,7 @@ from torch import fx
 from ..bytecode import progress
 from ..torch_facts import torch_fakes, torch_private, torch_sizes
 from ..values.numbers import Number
+from ..values.numpy_numbers import NUMPY_NUMBERS
 from ..values.values import ATOMS, SYMBOLIC, Break, TensorProxy
 
 Where = tuple[str, int, str]
@@ -197,8 +198,10 @@ class GraphWriter:
         kind = type(value)
         if isinstance(value, Number):
             if value.node is None:
-                return value.numbers.constant(value)
-            return self.scope.own(value.node) if id(value) not in value.numbers.fixed else value.representative
+                return self.argument(value.numbers.constant(value))
+            if id(value) in value.numbers.fixed:
+                return self.argument(value.representative)
+            return self.scope.own(value.node)
         if kind is torch.Size or kind is tuple:
             return tuple(self.argument(v) for v in value)
         if isinstance(value, tuple):
@@ -219,6 +222,8 @@ class GraphWriter:
             return self.valueless(complex, (value.real, value.imag))
         if kind is torch.Generator:
             return self.generator(value)
+        if kind in NUMPY_NUMBERS:
+            return self.valueless(kind, (value.item(),))
         if kind in ATOMS or isinstance(value, type | types.BuiltinFunctionType | types.FunctionType):
             return value
         raise Break(

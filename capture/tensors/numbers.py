@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import math
 import operator
+import warnings
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import fx
+
+from moebius.lowering.step.arrays import LargeNumberError, computed_quietly
 
 from ..torch_facts import torch_private, torch_sizes
 from ..values.formulas import AtSource, Formula, OfType, Raises, Unchanged, computed, in_order
 from ..values.numbers import NUMBERS, PLAIN_NUMBERS, Number
+from ..values.numpy_numbers import NUMPY_NUMBERS, is_numpy_function, numpy_numbers_in
 from ..values.values import Break
 
 if TYPE_CHECKING:
@@ -27,6 +32,8 @@ QUESTIONS = frozenset(
     (operator.lt, operator.le, operator.eq, operator.ne, operator.gt, operator.ge)
     + (math.isnan, math.isinf, math.isfinite)
 )
+RESULTS = NUMPY_NUMBERS | TYPES
+PLAIN_OPERANDS = RESULTS | {str, type(None)}
 LOGIC = frozenset((operator.and_, operator.or_, operator.xor))  # of two yes or no, another one
 
 
@@ -172,27 +179,13 @@ class Numbers:
         """
         operands, named = self.open(operands), {k: self.open(v) for k, v in named.items()}
         unknown = [*numbers_in((*operands, *named.values()))]
+        if is_numpy_function(function) or function in NUMPY_NUMBERS or numpy_numbers_in((*operands, *named.values())):
+            return self.apply_numpy(function, operands, named, unknown)
         if not unknown:
             return function(*operands, **named)
-        if not all(is_operand(o) for o in (*operands, *named.values())):
-            raise Break(
-                "arithmetic on a number that the graph computes",
-                f"{name_of(function)} with {', '.join(type(today_of(o)).__name__ for o in operands)}",
-                "use plain numbers with it",
-            )
+        self.check_operands(function, operands, named)
         known = all(o.known for o in unknown)
-        try:
-            result = self.sample(function, operands, named, known)
-        except Exception as error:
-            if not known and not isinstance(error, TypeError):
-                detail = f"{type(error).__name__}: {error}"
-                raise Break("arithmetic that may fail", detail, "compute it after the step") from None
-            self.writer.before_failure(function, operands)
-            if known and not isinstance(error, TypeError):  # today's values: the error is the step's own
-                found, formula = self.again(function, operands, named)
-                text = f"what the step computes of it is a {type(error).__name__}"
-                self.guards.holds(text_of(found), text, Raises(formula, found, error), *found)
-            raise
+        result = self.result_now(function, operands, named, known)
         tells = function in QUESTIONS or (function in LOGIC and type(result) is bool)
         if not known and type(result) not in (float, complex) and not tells:
             for o in unknown:
@@ -211,10 +204,83 @@ class Numbers:
             node.meta["val"] = None
         return self.given(result, node, sources, evaluate)
 
+    def apply_numpy(self, function: Callable[..., Any], operands: tuple, named: dict[str, Any], unknown: list) -> Any:
+        """The same with numpy's numbers or functions. The graph has it as what plain Python may be asked for again:
+        where numpy would warn, or give another type (of an int that is too large for its own)."""
+        self.check_operands(function, operands, named)
+        writer = self.writer
+        if unknown and (not self.tensors.whole_step or writer.scope.parent is not None or writer.recomputed):
+            detail = f"{name_of(function)}, in a loop over experts, a checkpointed call or for a foreign backend"
+            raise Break("numpy's function of a number", detail, "compute it before")
+        known = all(o.known for o in unknown)
+        quietly = (lambda f, _=None: f) if function in TYPES else computed_quietly  # float(x) has nothing to say
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("error")
+                result = self.result_now(quietly(function), operands, named, known)
+        except (LargeNumberError, Warning) as error:
+            if unknown:
+                writer.before_failure(quietly(function), operands)
+            raise Break("numpy's function of a number", str(error), "it runs natively") from None
+        if not unknown:
+            return self.constant_result(function, result)
+        if not known and type(result) not in (float, np.float64, np.float32, np.float16, np.bool_, bool):
+            writer.before_failure(quietly(function), operands)
+            for o in unknown:
+                o.refuse()
+        kind: Any = type(result)
+        target = quietly(function, kind)
+        evaluate = None
+        sources: tuple[Source, ...] = ()
+        if known:
+            sources, evaluate = self.again(target, operands, named)
+        node = None
+        if all(o.node is not None for o in unknown):
+            node = writer.node("call_function", target, operands, named)
+            node.meta["val"] = None
+        elif known:
+            assert evaluate is not None
+            text = f"what the step computes of it is a {type(result).__name__}"
+            self.guards.holds(text_of(sources), text, OfType(evaluate, sources, type(result)), *sources)
+        return self.given(result, node, sources, evaluate)
+
+    def constant_result(self, function: Any, result: Any) -> Any:
+        """What numpy gives for numbers that stay, if it is a number or some."""
+        if all(type(item) in RESULTS for item in (result if type(result) is tuple else (result,))):
+            return result
+        raise Break("call into C", f"{name_of(function)} gives a {type(result).__name__}", "it runs natively")
+
+    def check_operands(self, function: Callable[..., Any], operands: tuple, named: dict[str, Any]) -> None:
+        if not all(is_operand(o) for o in (*operands, *named.values())):
+            raise Break(
+                "arithmetic on a number that the graph computes",
+                f"{name_of(function)} with {', '.join(type(today_of(o)).__name__ for o in operands)}",
+                "use plain numbers with it",
+            )
+
+    def result_now(self, function: Callable[..., Any], operands: tuple, named: dict[str, Any], known: bool) -> Any:
+        """What ``sample`` gives; its error, where it is the step's own, under a guard."""
+        try:
+            return self.sample(function, operands, named, known)
+        except (LargeNumberError, Warning):
+            raise
+        except Exception as error:
+            if next(numbers_in((*operands, *named.values())), None) is None:
+                raise
+            if not known and not isinstance(error, TypeError):
+                detail = f"{type(error).__name__}: {error}"
+                raise Break("arithmetic that may fail", detail, "compute it after the step") from None
+            self.writer.before_failure(function, operands)
+            if known and not isinstance(error, TypeError):  # today's values: the error is the step's own
+                found, formula = self.again(function, operands, named)
+                text = f"what the step computes of it is a {type(error).__name__}"
+                self.guards.holds(text_of(found), text, Raises(formula, found, error), *found)
+            raise
+
     def given(self, result: Any, node: fx.Node | None, sources: tuple[Source, ...], evaluate: Formula | None) -> Any:
         """What a function of numbers gives as a value of the trace."""
         kind = type(result)
-        if kind in NUMBERS:
+        if kind in NUMBERS or kind in NUMPY_NUMBERS:
             return Number(self, result if evaluate else representative_of(result), node, sources or None, evaluate)
         if kind is str and evaluate is not None and self.tensors.whole_step:
             return self.tensors.texts.computed(result, node, sources, evaluate)
@@ -337,7 +403,7 @@ def is_operand(operand: Any) -> bool:
         return all(map(is_operand, operand))
     if type(operand) is dict:
         return all(is_operand(v) and type(k) in (*NUMBERS, str) for k, v in operand.items())
-    return type(operand) in (*NUMBERS, str, type(None)) or type(operand) is Number
+    return type(operand) in PLAIN_OPERANDS or type(operand) is Number
 
 
 def has_one_type(function: Any, operands: tuple) -> bool:
@@ -358,4 +424,5 @@ def has_one_type(function: Any, operands: tuple) -> bool:
 
 def representative_of(value: Any) -> Any:
     """A number of the same type that no arithmetic treats specially."""
-    return 0.5 if isinstance(value, float) and not (math.isfinite(value) and value) else value
+    floating = isinstance(value, float | np.floating)
+    return type(value)(0.5) if floating and not (math.isfinite(value) and value) else value

@@ -243,7 +243,9 @@ class Values:
 
     def has_changed(self, node: fx.Node) -> bool:
         """Whether memory that the node read may have been written to since it ran."""
-        read = {root for argument in node.all_input_nodes for root in self.storage.roots[argument]}
+        # (what a number is computed by that is written down only now, for an output, has no memory)
+        roots = self.storage.roots
+        read = {root for argument in node.all_input_nodes for root in roots.get(argument, ())}
         return any(
             writer > node and not read.isdisjoint(self.storage.roots[target])
             for writer, targets in self.storage.writers.items()

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from moebius.interpreter import NULL, Frame
-from moebius.lowering.step.arrays import array_numbers
+from moebius.lowering.step.arrays import asks_plain_python
 
 from ..bytecode.liveness import accesses
 from ..bytecode.places import EXIT_PARTS
@@ -26,6 +26,9 @@ from ..python.substitutes import Range
 from ..regions.branches import is_read_from
 from ..tensors.arrays import Array, ArrayMethod, ArrayNumber, ArrayRows
 from ..torch_facts import torch_private
+from ..values.number_methods import NumberMethod
+from ..values.numbers import Number
+from ..values.numpy_numbers import is_numpy_function
 from ..values.values import ATOMS, SYMBOLIC, Break, RuntimeNumber, TensorProxy
 from .attempt import Attempt
 from .stopped import Stopped, connected
@@ -69,7 +72,7 @@ def finds_turns(loop: OpenLoop) -> bool:
 def refuse_lost_handler(trace: Attempt, target: Any, args: tuple) -> None:
     """A graph break where the operator may fail on real data, and a handler of the user's would not see that."""
     frames = list(opened(trace.machine.frame))[::-1]
-    is_number = target is array_numbers
+    is_number = asks_plain_python(target)
     if not frames or not is_number and not (is_fragile(target, args) and any(map(is_in_handler, frames))):
         return
     place = frames[-1].code, frames[-1].pc
@@ -96,7 +99,7 @@ def refuse_lost_handler(trace: Attempt, target: Any, args: tuple) -> None:
         lost = frames[len(connected(stopped, generators=True)) :]
         if is_number and (lost or not asks_alone(stopped[-1])):
             raise Break(
-                "numbers of an array",
+                "numbers of numpy's",
                 f"{frames[-1].code.co_qualname} asks for them below C code, or together with something else",
                 "read them before, with tolist() of the tensor",
             )
@@ -118,11 +121,18 @@ def asks_alone(place: Stopped) -> bool:
         return isinstance(stack[-1], ArrayRows)
     if name.startswith("BINARY_SUBSCR"):
         return isinstance(stack[-2], Array)
+    numbers = (Number, *ATOMS)
+    if name in ("BINARY_OP", "COMPARE_OP"):
+        return all(isinstance(value, numbers) for value in stack[-2:])
+    if name.startswith("UNARY_"):
+        return isinstance(stack[-1], numbers)
     position = place.callee_position()
     if position is None:
         return False
-    plain = (Array, ArrayNumber, TensorProxy, list, tuple, dict, torch.nn.ModuleList, *ATOMS)
-    known = isinstance(stack[position], ArrayMethod) or isinstance(stack[position], type | types.BuiltinFunctionType)
+    plain = (Array, ArrayNumber, TensorProxy, list, tuple, dict, torch.nn.ModuleList, *numbers)
+    callee = stack[position]
+    known = isinstance(callee, ArrayMethod | NumberMethod | type | types.BuiltinFunctionType)
+    known = known or is_numpy_function(callee)
     return known and all(value is NULL or isinstance(value, plain) for value in stack[position + 1 :])
 
 

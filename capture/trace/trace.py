@@ -39,6 +39,7 @@ from ..tensors.parked import Parked
 from ..tensors.tensors import TensorOperations
 from ..torch_facts import torch_fakes, torch_private
 from ..values.numbers import Number
+from ..values.numpy_numbers import NUMPY_NUMBERS
 from ..values.unfollowed import Unfollowed, UnfollowedTensor, uses_one
 from ..values.values import TRACING, Break
 from .blockers import blocked
@@ -437,6 +438,7 @@ class Trace:
             return self.tensors.texts.of_input(value, source)
         if self.policy.whole_step and (
             type(value) in (float, complex)
+            or type(value) in NUMPY_NUMBERS
             or source.name in self.policy.counters
             or (source.name in self.policy.varying and type(value) is int)
             or getattr(source, "operand", None) in COUNTERS

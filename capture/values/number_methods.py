@@ -8,7 +8,8 @@ from typing import Any
 from moebius.interpreter.domain.core import type_name
 
 from .numbers import Arithmetic, Number
-from .values import StandIn, type_of
+from .numpy_numbers import NUMPY_NUMBERS, is_pure_method
+from .values import Break, StandIn, type_of
 
 METHODS = (types.MethodDescriptorType, types.WrapperDescriptorType)
 DATA = (types.GetSetDescriptorType, types.MemberDescriptorType)
@@ -44,6 +45,8 @@ def attribute_of(numbers: Arithmetic, number: Any, name: str) -> Any:
     found: Any = next((base.__dict__[name] for base in kind.__mro__ if name in base.__dict__), None)
     if found is None:
         raise AttributeError(f"{type_name(kind)!r} object has no attribute {name!r}")
+    if kind in NUMPY_NUMBERS and isinstance(found, METHODS) and not is_pure_method(kind, name):
+        raise Break("method in C", f"numpy.{kind.__name__}.{name} may do more than compute", "it runs natively")
     if isinstance(found, METHODS) and found.__objclass__ is not object:
         return NumberMethod(numbers, found, number)
     if isinstance(found, DATA) and name != "__class__":

@@ -15,6 +15,7 @@ from torch.nn.attention import SDPBackend
 from moebius.interpreter import Signal
 
 from .expert_numbers import number_of
+from .numpy_numbers import NUMPY_NUMBERS
 
 if TYPE_CHECKING:
     from torch import fx
@@ -47,6 +48,7 @@ ATOMS = frozenset(
         torch.finfo,
         torch.iinfo,
         SDPBackend,
+        *NUMPY_NUMBERS,
     }
 )
 SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)

@@ -132,7 +132,7 @@ def test_numbers_of_numpys() -> None:
     rows = capture(lambda x, i: x[i] * 2, backend="eager", fullgraph=True)
     for i in (0, 3, -1, 2):
         assert torch.equal(rows(x, np.int64(i)), x[i] * 2)
-    assert stats(rows).hits == 3
+    assert stats(rows).hits == 2  # as of Python's ints: the second value makes it a number of the graph
     with pytest.raises(IndexError):
         rows(x, np.int64(9))
 

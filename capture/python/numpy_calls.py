@@ -1,0 +1,45 @@
+"""Calls of numpy's functions, and of what asks for the type of numpy's numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..hook import ABSENT
+from ..values.numbers import Number
+from ..values.numpy_numbers import NUMPY_NUMBERS, kind_of, numpy_numbers_in
+from ..values.values import SYMBOLIC, Break
+from .parts import Parts
+
+MADE_OF_NUMBERS = (torch.tensor, torch.as_tensor)  # whose result has the type of numpy's number
+OPERANDS = frozenset((*NUMPY_NUMBERS, *SYMBOLIC, int, float, bool, type(None), Number))
+
+
+def of_numbers(domain: Parts, function: Callable[..., Any], args: list, kwargs: dict[str, Any]) -> Any:
+    """A function of numpy's, if it is given numbers, or lists of them; else ABSENT."""
+    values = [domain.plain_contents(value) for value in args]
+    named = {name: domain.plain_contents(value) for name, value in kwargs.items()}
+    if not all(map(is_number, (*values, *named.values()))):
+        return ABSENT
+    return domain.objects.made(domain.numbers.apply(function, *values, **named))
+
+
+def is_number(value: Any) -> bool:
+    """Whether it is a number that numpy may be given, or None, or a list of such."""
+    if type(value) in (list, tuple):
+        return all(map(is_number, value))
+    return type(value) in OPERANDS
+
+
+def with_its_type(domain: Parts, function: Any, args: list, kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The keywords of an operator of torch's: ``torch.tensor`` of one of numpy's numbers has the type of that."""
+    if function not in MADE_OF_NUMBERS or not args or kwargs.get("dtype") is not None:
+        return kwargs
+    if (kind := kind_of(args[0])) in NUMPY_NUMBERS:
+        return kwargs | {"dtype": torch.from_numpy(np.zeros(1, kind)).dtype}
+    if numpy_numbers_in(domain.plain_contents(args[0])):
+        raise Break("number of numpy's", "a tensor is made of a list of such", "say its dtype")
+    return kwargs
