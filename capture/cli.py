@@ -31,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if words[:1] == ["explain"] and not {"-h", "--help"} & set(words[1:2]):
             return explain_script(*split_explain(words[1:]))
         if words[:1] == ["plan"]:
-            raise UsageError("plan is not there yet: for now plan='auto' places the experts, and the report says where")
+            return plan(words[1:])
         args, rest = parser.parse_known_args(words)
         if rest and args.command != "bench":
             parser.error(f"unrecognized arguments: {' '.join(rest)}")
@@ -81,7 +81,7 @@ def make_parser() -> argparse.ArgumentParser:
     help_.add_argument("--page", action="store_true", help="print docs/break-codes.md")
     help_.set_defaults(run=run_help)
 
-    commands.add_parser("plan", help="the planner's table for a model and a cluster (not there yet)")
+    commands.add_parser("plan", help="how a training step would best be run on a cluster, without running it")
     return parser
 
 
@@ -172,6 +172,16 @@ def run_script(path: Path, args: list[str], captured_functions: Callable[[], Ite
         return 130 if isinstance(error, KeyboardInterrupt) else 1, captured
     finally:
         sys.argv, sys.path[:] = before
+
+
+def plan(options: list[str]) -> int:
+    """The planner's table; its own options stand in its module."""
+    from moebius.lowering.planner import PlannerError, command
+
+    try:
+        return command.run(options)
+    except PlannerError as error:
+        raise UsageError(str(error)) from None
 
 
 def run_doctor(args: argparse.Namespace) -> int:

@@ -29,10 +29,11 @@ from moebius.lowering.distribution.place import (
     plan_for,
 )
 from moebius.lowering.distribution.placement import collect_parameters, place_parameters, place_state, to_graph_input
-from moebius.lowering.distribution.plan import Bytes, Plan, RegionShape, bytes_for, expected_bytes, resolve_plan
+from moebius.lowering.distribution.plan import Plan, resolve_plan
 from moebius.lowering.distribution.reduce import average_gradients, is_averaged
 from moebius.lowering.distribution.sharded import Sharded
 from moebius.lowering.distribution.steps import look_at_optimizers, nothing_unseen
+from moebius.lowering.planner.traffic import Bytes, RegionShape, bytes_for, expected_bytes
 
 __all__ = [
     "Bytes", "DistributionError", "PlacementError", "Plan", "RanksDisagreeError", "RegionShape", "Sharded", "Traffic",

@@ -8,8 +8,8 @@ import torch.distributed as dist
 
 from moebius.lowering.distribution.errors import DistributionError
 from moebius.lowering.distribution.exchange import traffic
-from moebius.lowering.distribution.meeting import HEADER_BYTES, group_of, headers
-from moebius.lowering.distribution.plan import reduced_bytes
+from moebius.lowering.distribution.meeting import group_of, headers
+from moebius.lowering.planner.traffic import HEADER_BYTES, reduced_bytes
 
 
 def agree(mesh: Any, what: str, value: int | dict[int, int] = 0, trouble: str = "") -> bool:

@@ -19,9 +19,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from moebius.lowering.distribution.errors import DistributionError
-from moebius.lowering.distribution.meeting import HEADER_BYTES, Group, group_of, headers
+from moebius.lowering.distribution.meeting import Group, group_of, headers
 from moebius.lowering.distribution.packing import pack, row_bytes, unpack
-from moebius.lowering.distribution.plan import chunk_span
+from moebius.lowering.planner.traffic import HEADER_BYTES, chunk_span
 
 _GROUPS: dict[str, Group] = {}
 simulated = threading.local()  # .group: the Group of the simulated rank that this thread runs (simulate.py)

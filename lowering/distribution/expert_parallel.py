@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from moebius.lowering.distribution import exchange
-from moebius.lowering.distribution.plan import chunk_span
+from moebius.lowering.planner.traffic import chunk_span
 
 
 @torch.library.custom_op("moebius::own_slots", mutates_args=())

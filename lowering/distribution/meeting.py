@@ -23,7 +23,6 @@ from moebius.lowering.distribution.errors import RanksDisagreeError
 from moebius.lowering.distribution.torch_private import default_store
 from moebius.lowering.step.optimizer_steps import TAKEN
 
-HEADER_BYTES = 16  # what a rank tells each other rank: a number, and where it is
 SLICE = timedelta(seconds=1)  # how often a rank that waits asks whether another one has failed
 TELLING = timedelta(seconds=4)  # how long ranks that do not agree wait for one another's words
 RULE = "with mesh=..., every rank has to run the same program, each on its own part of the batch"

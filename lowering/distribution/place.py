@@ -23,12 +23,13 @@ from moebius.kernels import experts
 from moebius.lowering.distribution.exchange import remember_group
 from moebius.lowering.distribution.expert_parallel import combine, dispatch, own_experts, reached_experts
 from moebius.lowering.distribution.placement import place_parameters, to_graph_input
-from moebius.lowering.distribution.plan import Plan, RegionShape, chunk_span, resolve_plan
+from moebius.lowering.distribution.plan import Plan, resolve_plan
 from moebius.lowering.distribution.reduce import number_of
 from moebius.lowering.distribution.sharded import Sharded
 from moebius.lowering.distribution.torch_private import tree_leaves
 from moebius.lowering.experts.stacking import stack_experts
 from moebius.lowering.graph import LoweringOptions
+from moebius.lowering.planner.traffic import RegionShape, chunk_span
 from moebius.lowering.step.absent import is_backward
 from moebius.lowering.torch_private import FakeTensor
 from moebius.lowering.values import apply

@@ -10,10 +10,11 @@ from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
 from moebius.lowering.distribution.agree import agree, copy_from_first_rank
 from moebius.lowering.distribution.errors import PlacementError
-from moebius.lowering.distribution.plan import Plan, chunk_span
+from moebius.lowering.distribution.plan import Plan
 from moebius.lowering.distribution.reduce import release, watch_again
 from moebius.lowering.distribution.sharded import Sharded, keep_grad_sharded, local_rows, shard_rows
 from moebius.lowering.distribution.torch_private import drop_empty_hooks, has_hooks, references, swap
+from moebius.lowering.planner.traffic import chunk_span
 
 
 def place_parameters(

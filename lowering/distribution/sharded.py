@@ -15,7 +15,6 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from moebius.lowering.distribution.agree import agree, all_reduce, copy_from_first_rank
 from moebius.lowering.distribution.errors import DistributionError
-from moebius.lowering.distribution.plan import chunk_span
 from moebius.lowering.distribution.torch_private import (
     is_mutable,
     is_view,
@@ -25,6 +24,7 @@ from moebius.lowering.distribution.torch_private import (
     wrapper_tensor,
     written,
 )
+from moebius.lowering.planner.traffic import chunk_span
 from moebius.lowering.step.hooks import RankHook
 
 SAME_ROWS = (torch.ops.aten.detach.default, torch.ops.aten.alias.default)  # views that are the tensor itself

@@ -14,7 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from moebius import capture, stats
 from moebius.lowering.distribution import Bytes, RegionShape, Sharded, Traffic, bytes_for, traffic
-from moebius.lowering.distribution.plan import chunk_span, reduced_bytes
+from moebius.lowering.planner.traffic import chunk_span, reduced_bytes
 
 E, D, N, K = 5, 12, 7, 2
 

@@ -11,7 +11,7 @@ from moebius.kernels import experts
 from moebius.lowering.distribution import RanksDisagreeError, RegionShape, bytes_for, traffic
 from moebius.lowering.distribution.exchange import own_experts, pad_experts, reached_experts, remember_group
 from moebius.lowering.distribution.expert_parallel import combine, dispatch
-from moebius.lowering.distribution.plan import chunk_span
+from moebius.lowering.planner.traffic import chunk_span
 
 WIDTH, EXPERT_WIDTH = 6, 5
 

@@ -26,7 +26,7 @@ from moebius.lowering.distribution import (
 )
 from moebius.lowering.distribution.exchange import remember_group
 from moebius.lowering.distribution.expert_parallel import combine, dispatch
-from moebius.lowering.distribution.plan import chunk_span
+from moebius.lowering.planner.traffic import chunk_span
 
 T, K, D, N = 13, 2, 6, 5
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from moebius.lowering.distribution import Plan, RegionShape, bytes_for, expected_bytes
-from moebius.lowering.distribution.plan import chunk_span, expected_destinations
+from moebius.lowering.planner.traffic import chunk_span, expected_destinations
 
 
 @pytest.mark.parametrize("length", range(12))

@@ -11,8 +11,8 @@ from moebius.kernels import experts
 from moebius.lowering.distribution import RanksDisagreeError, RegionShape, expected_bytes, traffic
 from moebius.lowering.distribution.exchange import remember_group
 from moebius.lowering.distribution.expert_parallel import combine, dispatch
-from moebius.lowering.distribution.plan import chunk_span
 from moebius.lowering.distribution.simulate import simulate
+from moebius.lowering.planner.traffic import chunk_span
 
 D, N = 6, 5
 

@@ -1,0 +1,218 @@
+"""What a plan costs: seconds of a step, term by term, and bytes at its peak."""
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from moebius.lowering.planner import links, work
+from moebius.lowering.planner.hardware import Device
+from moebius.lowering.planner.memory import Memory, held_weights, memory
+from moebius.lowering.planner.plans import WEIGHTS, Candidate, Job
+from moebius.lowering.planner.traffic import RegionShape, bytes_for
+
+KINDS = ("products", "memory", "communication")
+INDEX_BYTES, WEIGHT_BYTES = 8, 4  # of an expert's number and a routing weight, as routers make them
+
+
+@dataclass(frozen=True)
+class Term:
+    """Seconds of a step that one thing takes. hidden: it may run while products do."""
+
+    name: str
+    kind: str
+    seconds: float
+    hidden: bool = False
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Of one plan. Seconds are of one step, all its microbatches."""
+
+    job: Job
+    plan: Candidate
+    terms: tuple[Term, ...]
+    memory: Memory
+    flops: float  # that the model asks for, without what runs again: one rank, one step
+
+    @property
+    def device(self) -> Device:
+        cluster = self.job.cluster
+        return cluster.device
+
+    def seconds(self, kind: str) -> float:
+        return sum(term.seconds for term in self.terms if term.kind == kind)
+
+    @property
+    def exposed(self) -> float:
+        """Seconds of communication during which nothing else runs."""
+        hidden = sum(term.seconds for term in self.terms if term.kind == "communication" and term.hidden)
+        open_ = self.seconds("communication") - hidden
+        return open_ + max(0.0, hidden - self.seconds("products") - self.seconds("memory"))
+
+    @property
+    def step(self) -> float:
+        return self.seconds("products") + self.seconds("memory") + self.exposed
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Of one rank."""
+        return self.job.local_batch * self.job.sequence / self.step
+
+    @property
+    def utilization(self) -> float:
+        """The model's operations over what the device could do in the step (MFU)."""
+        return self.flops / self.step / self.device.rate(work.base_precision(self.device))
+
+    @property
+    def spare(self) -> float:
+        """Bytes that are left; below 0: it does not fit."""
+        return self.device.usable - self.memory.total
+
+    @property
+    def fits(self) -> bool:
+        return self.spare >= 0
+
+    @property
+    def runs(self) -> bool:
+        """Whether moebius does all of it today, and it fits."""
+        return self.fits and not self.plan.missing()
+
+
+class Predictor:
+    """Costs of the plans of one job; what plans have in common is computed once."""
+
+    def __init__(self, job: Job):
+        job.check()
+        self.job, self.device = job, job.cluster.device
+
+    def cost(self, plan: Candidate) -> Cost:
+        job = self.job
+        shape = job.shape
+        tokens = float(plan.microbatch * job.sequence)
+        count = job.local_batch // plan.microbatch
+        group = links.expert_group(job.cluster, plan)
+        ranks, nodes = job.routing.reached(group.ranks), job.routing.reached(group.nodes)
+        busy = job.routing.busiest(group.ranks) if plan.expert > 1 else 1.0
+        rows = links.rows(job.cluster, plan, ranks, nodes, shape.top_k, tokens)
+        slots, arrived = tokens * shape.top_k * busy, rows.here * min(busy, shape.top_k)
+        terms = [
+            *self._products(plan, tokens, slots, count),
+            *self._moves(plan, tokens, slots, arrived, count),
+            *self._exchanges(plan, rows, busy, count),
+            *self._weights(plan, count),
+        ]
+        held = memory(job, plan, tokens, slots, arrived)
+        return Cost(job, plan, tuple(term for term in terms if term.seconds), held, self._asked())
+
+    def _seconds(self, works: Iterable[work.Work], precision: str | None = None) -> float:
+        device = self.device
+        return sum(one.seconds(device, precision or work.base_precision(device)) for one in works)
+
+    def _asked(self) -> float:
+        """Operations of the model for one rank and step: three times those of forward, nothing filled up or again."""
+        job = self.job
+        shape = job.shape
+        tokens = float(job.local_batch * job.sequence)
+        layer = sum(one.flops for one in work.attention_products(job, tokens))
+        found = shape.layers * layer + work.head_product(job, tokens).flops
+        found += shape.dense_layers * sum(one.flops for one in work.mlp_products(job, tokens, shape.dense_width))
+        moe = sum(one.flops for one in work.mlp_products(job, tokens, shape.shared_width))
+        moe += 2 * tokens * (shape.width * shape.experts + shape.top_k * shape.expert_parameters)
+        return 3 * (found + shape.moe_layers * moe)
+
+    def _products(self, plan: Candidate, tokens: float, slots: float, count: int) -> list[Term]:
+        job = self.job
+        shape = job.shape
+        again = 1 if plan.save == "layers" else 0
+        times = (1 + work.BACKWARD + again) * count
+        attention = self._seconds(work.attention_products(job, tokens))
+        router = work.product(tokens, shape.width * shape.experts, shape.width + shape.experts, 4)
+        dense = shape.dense_layers * self._seconds(work.mlp_products(job, tokens, shape.dense_width))
+        shared = self._seconds([router, *work.mlp_products(job, tokens, shape.shared_width)])
+        experts = self._seconds([work.expert_product(job, plan, slots)], plan.precision)
+        extra = 0.0
+        if plan.save == "recompute":  # the products that lead to H once more
+            part = shape.gates / (shape.gates + 1)
+            extra = self._seconds([work.expert_product(job, plan, slots, part)], plan.precision)
+        head = self._seconds([work.head_product(job, tokens)]) * (1 + work.BACKWARD) * count
+        return [
+            Term("attention", "products", shape.layers * attention * times),
+            Term("dense and shared MLPs, routers", "products", (dense + shape.moe_layers * shared) * times),
+            Term("experts", "products", shape.moe_layers * (experts * times + extra * count)),
+            Term("head", "products", head),
+        ]
+
+    def _moves(self, plan: Candidate, tokens: float, slots: float, arrived: float, count: int) -> list[Term]:
+        job = self.job
+        shape = job.shape
+        times = (1 + work.BACKWARD + (plan.save == "layers")) * count
+        attention = self._seconds([work.attention_moves(job, tokens)])
+        mlps = shape.dense_layers * self._seconds([work.mlp_moves(job, tokens, shape.dense_width)])
+        if shape.shared_width:
+            mlps += shape.moe_layers * self._seconds([work.mlp_moves(job, tokens, shape.shared_width)])
+        experts = self._seconds([work.expert_moves(job, plan, tokens, slots, arrived)])
+        others, held = held_weights(job, plan)
+        own = others + held
+        updated = own if plan.shard == "none" else others / job.cluster.ranks + held / plan.data
+        casts = self._seconds([work.weights_moves(job, own, True)])
+        casts += (count - 1) * self._seconds([work.weights_moves(job, own, False)])
+        return [
+            Term("norms, positions, sums", "memory", shape.layers * attention * times),
+            Term("activations", "memory", mlps * times),
+            Term("rows to experts and back", "memory", shape.moe_layers * experts * times),
+            Term("loss", "memory", self._seconds([work.head_moves(job, tokens)]) * count),
+            Term("copies of weights", "memory", casts),
+            Term("optimizer", "memory", self._seconds([work.optimizer_moves(job, updated)])),
+        ]
+
+    def _exchanges(self, plan: Candidate, rows: links.Rows, busy: float, count: int) -> list[Term]:
+        """Tokens to their experts and back, forward and backward, in each layer."""
+        job = self.job
+        shape, cluster = job.shape, job.cluster
+        group = links.expert_group(cluster, plan)
+        if group.ranks == 1:
+            return []
+        region = RegionShape(0, shape.top_k, shape.experts, shape.width, cluster.device.element, WEIGHT_BYTES,
+                             INDEX_BYTES)
+        each = bytes_for(region, group.ranks, 1.0, 1.0)  # of one row, out and back, forward and backward
+        seconds = []
+        for there, back in ((each.dispatch, 0.0), (0.0, each.combine)):
+            row = (there + back) / 2
+            seconds.append(2 * links.all_to_all(cluster, group, rows.near * row * busy, rows.far * row * busy))
+        # what is sent beside rows: counts before forward and backward; indices and weights there, weights' gradients
+        # back, each an exchange of its own
+        small = 5 * links.all_to_all(cluster, group, 0.0, 0.0)
+        times = shape.moe_layers * count * (1.5 if plan.save == "layers" else 1.0)
+        hidden = plan.chunks > 1
+        return [
+            Term("dispatch", "communication", seconds[0] * times, hidden),
+            Term("combine", "communication", seconds[1] * times, hidden),
+            Term("counts and routing weights", "communication", small * times * plan.chunks, hidden),
+        ]
+
+    def _weights(self, plan: Candidate, count: int) -> list[Term]:
+        """Gradients averaged; weights gathered where they are split."""
+        job = self.job
+        cluster = job.cluster
+        others, experts = held_weights(job, plan)
+        wide, b = WEIGHTS[job.weights], cluster.device.element
+        data, ep, everyone = (links.data_group(cluster, plan), links.expert_group(cluster, plan),
+                              links.all_ranks(cluster))
+        if plan.shard == "all":
+            gathered = links.gather(cluster, everyone, others * min(wide, b)) + links.gather(
+                cluster, data, experts * min(wide, b))
+            reduced = links.gather(cluster, everyone, others * wide) + links.gather(cluster, data, experts * wide)
+            return [Term("weights gathered", "communication", 2 * gathered * count, True),
+                    Term("gradients averaged", "communication", reduced * count, True)]
+        times = 1 if plan.once else count
+        if plan.shard == "optimizer":
+            each = links.gather(cluster, everyone, others * wide) + links.gather(cluster, data, experts * wide)
+            return [Term("gradients averaged", "communication", each * times, plan.chunks > 1),
+                    Term("weights gathered", "communication", each, plan.chunks > 1)]
+        # one axis of the mesh after the other, as lowering/distribution/reduce.py does it
+        seconds = sum(links.all_reduce(cluster, group, others * wide) for group in (data, ep))
+        seconds += links.all_reduce(cluster, data, experts * wide)
+        passes = (others if cluster.ranks > 1 else 0.0) + (experts if plan.data > 1 else 0.0)
+        moved = self._seconds([work.Work("moves", moved=passes * wide * work.AVERAGE_PASSES)])
+        return [Term("gradients averaged", "communication", seconds * times, plan.chunks > 1),
+                Term("gradients to buckets and back", "memory", moved * times)]
