@@ -30,7 +30,7 @@ from torch import nn
 
 from moebius import capture
 from moebius.lowering.distribution import RegionShape, Sharded, bytes_for
-from moebius.lowering.distribution.plan import chunk_span, reduced_bytes
+from moebius.lowering.planner.traffic import chunk_span, reduced_bytes
 
 PHASES = ("forward", "backward", "clipping", "optimizer")
 BOUND = 300  # seconds
