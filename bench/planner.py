@@ -125,16 +125,16 @@ def worker(case: list[int], rank: int, ranks: int, port: int) -> None:
     from moebius import capture
 
     torch.set_num_threads(1)
-    options = {}
+    mesh = None
     if ranks > 1:
         os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE=str(ranks))
         dist.init_process_group("gloo")
-        options["mesh"] = dist.init_device_mesh("cpu", (ranks,), mesh_dim_names=("ep",))
+        mesh = dist.init_device_mesh("cpu", (ranks,), mesh_dim_names=("ep",))
     torch.manual_seed(0)
     model = MixtralForCausalLM(MixtralConfig(**config_of(case), use_cache=False, experts_implementation="eager"))
     optimizer = torch.optim.AdamW(model.parameters())
 
-    @capture(**options)
+    @capture(mesh=mesh)
     def step(model, optimizer, batch):
         optimizer.zero_grad()
         loss = model(input_ids=batch, labels=batch, use_cache=False).loss

@@ -144,7 +144,7 @@ CODES = (
         ("arithmetic on a number*", "arithmetic on a symbolic size", "arithmetic that may fail",
          "attribute of a number",
          "identity of a number", "type of a number", "builtin that fails on a symbolic size", "symbolic size *",
-         "C code that takes no number of ours", "plain value from other values"),
+         "C code that takes no number of ours", "plain value from other values", "*number of numpy's"),
         "A learning rate, a size or a count is computed with in a way that a graph cannot say.",
         "Compute it with tensors, or before the step.",
     ),

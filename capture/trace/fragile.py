@@ -99,7 +99,7 @@ def refuse_lost_handler(trace: Attempt, target: Any, args: tuple) -> None:
         lost = frames[len(connected(stopped, generators=True)) :]
         if is_number and (lost or not asks_alone(stopped[-1])):
             raise Break(
-                "numbers of numpy's",
+                "number of numpy's",
                 f"{frames[-1].code.co_qualname} asks for them below C code, or together with something else",
                 "read them before, with tolist() of the tensor",
             )
