@@ -273,7 +273,6 @@ def report_of_call(captured: Captured, record: CallRecord, result: Any, args: tu
         add_segment(report, segment, member.function.__code__)
         if segment.whole:
             report.count("captured", segment.counts, runs)
-            report.in_loops += segment.counts.in_loops * runs
         took = record.native.seconds.get(id(segment.native))
         if segment.graph_break is not None:
             report.breaks.append(with_cost(segment.graph_break, took))

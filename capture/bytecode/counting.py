@@ -10,7 +10,7 @@ from __future__ import annotations
 import bisect
 import dis
 import types
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from .user_code import is_library
@@ -38,13 +38,15 @@ def instructions_of(code: types.CodeType) -> Iterator[dis.Instruction]:
 
 
 def counted(code: types.CodeType) -> bytes:
-    """For each two bytes of the code whether the instruction that begins there counts."""
+    """For each two bytes of the code whether the instruction that they belong to counts. Python reports one that has
+    prefixes (EXTENDED_ARG, in long functions) once, at its first prefix; the interpreter knows it by its own place."""
     flags = bytearray(len(code.co_code) // 2 + 1)
-    marks, begun = marks_of(code), False
+    marks, begun, first = marks_of(code), False, 0
     for index, instruction in enumerate(instructions_of(code)):
-        ours = marks[index] == "1" if marks else False
-        flags[instruction.offset // 2] = begun and not ours and instruction.opname != "RESUME"
-        begun = begun or instruction.opname == "RESUME"
+        ours, last = marks[index] == "1" if marks else False, instruction.offset // 2
+        if begun and not ours and instruction.opname != "RESUME":
+            flags[first : last + 1] = b"\1" * (last + 1 - first)
+        begun, first = begun or instruction.opname == "RESUME", last + 1
     return bytes(flags)
 
 
@@ -55,26 +57,31 @@ class Counts:
 
     functions: dict[Function, int] = field(default_factory=dict)
     lines: dict[str, set[int]] = field(default_factory=dict)
-    in_loops: int = 0
+    in_loops: dict[Function, int] = field(default_factory=dict)
 
     @property
     def total(self) -> int:
         return sum(self.functions.values())
 
-    def add(self, function: Function, count: int) -> None:
-        self.functions[function] = self.functions.get(function, 0) + count
+
+@dataclass
+class Tally:
+    """count: how many so far. kept: how many up to the last ``Counter.keep``."""
+
+    count: int = 0
+    kept: int = 0
 
 
-class Counted:
-    """One code object's instructions: which count, how many of them ran, and how many up to the last mark."""
-
-    __slots__ = ("code", "count", "flags", "kept", "offsets", "users")
+class Counted(Tally):
+    """One code object's instructions: which count, how many of them ran, and where they stand. in_loops: those of them
+    of which only the data knows how often they run."""
 
     def __init__(self, code: types.CodeType):
+        super().__init__()
         self.code, self.users = code, not is_library(code.co_filename)
         self.flags = counted(code) if self.users else b""
-        self.count = self.kept = 0
         self.offsets: set[int] = set()
+        self.in_loops = Tally()
 
     @property
     def function(self) -> Function:
@@ -95,59 +102,79 @@ class Counter:
     came after the last one: the half of a root instruction that runs natively after all."""
 
     def __init__(self) -> None:
-        self.known: dict[int, Counted] = {}  # by the id of a code object, which is kept alive
-        self.touched: list[Counted] = []
-        self.in_loops = 0
+        self.codes: dict[int, Counted] = {}  # by the id of a code object, which is kept alive
+        self.tallies: dict[int, Tally] = {}  # these, and of each what is in loops, by the negative id
+        self.changed: dict[int, Tally] = {}  # of these, since ``keep``
 
-    def step(self, code: types.CodeType, offset: int, in_loop: bool) -> None:
-        known = self.known.get(id(code))
+    def step(self, code: types.CodeType, offset: int, times: int) -> None:
+        """An instruction that runs so many times; 0: the data knows how often."""
+        key = id(code)
+        known = self.codes.get(key)
         if known is None:
-            known = self.known[id(code)] = Counted(code)
+            known = self.tallies[key] = self.codes[key] = Counted(code)
+            self.tallies[-key] = known.in_loops
         if known.users and known.flags[offset >> 1]:
-            if known.count == known.kept:
-                self.touched.append(known)
-            known.count += 1
             known.offsets.add(offset)
-            self.in_loops += in_loop
+            self.add(key, times or 1)
+            if not times:
+                self.add(-key, 1)
+
+    def add(self, key: int, count: int) -> None:
+        known = self.changed[key] = self.tallies[key]
+        known.count += count
 
     def keep(self) -> None:
-        for known in self.touched:
+        for known in self.changed.values():
             known.kept = known.count
-        self.touched.clear()
+        self.changed.clear()
 
     def drop(self) -> None:
-        for known in self.touched:
+        for known in self.changed.values():
             known.count = known.kept
-        self.touched.clear()
+        self.changed.clear()
 
     def mark(self) -> dict[int, int]:
-        """For ``since``: how many of each code object's have been counted."""
-        return {key: known.count for key, known in self.known.items()}
+        """How many of each have been counted."""
+        return {key: known.count for key, known in self.tallies.items()}
+
+    def back_to(self, mark: dict[int, int]) -> None:
+        """As it was then: what came since is recorded again."""
+        for key, count in self.since(mark).items():
+            self.add(key, -count)
 
     def since(self, mark: dict[int, int]) -> dict[int, int]:
-        """What was counted since then, by code object."""
-        return {k: n for k, known in self.known.items() if (n := known.count - mark.get(k, 0))}
+        """What was counted since then."""
+        return {k: n for k, known in self.tallies.items() if (n := known.count - mark.get(k, 0))}
 
     def repeat(self, counts: dict[int, int]) -> None:
         """The same instructions once more: a module that is like one that was interpreted."""
-        for key, n in counts.items():
-            known = self.known[key]
-            if known.count == known.kept:
-                self.touched.append(known)
-            known.count += n
+        for key, count in counts.items():
+            self.add(key, count)
 
     def take_back(self, code: types.CodeType, offsets: list[int]) -> None:
         """Instructions that will run again, natively: those that only prepare a call."""
-        known = self.known.get(id(code))
+        known = self.codes.get(id(code))
         if known is not None and known.users:
             known.kept -= sum(known.flags[offset >> 1] for offset in offsets)
             known.count = known.kept
 
     def counts(self) -> Counts:
         """What stands now."""
-        found = Counts(in_loops=self.in_loops)
-        for known in self.known.values():
-            if known.kept:
-                found.add(known.function, known.kept)
-                found.lines.setdefault(known.code.co_filename, set()).update(known.lines())
-        return found
+        return counts_of(self.codes.values())
+
+
+def counts_of(codes: Iterable[Counted]) -> Counts:
+    """What was kept of each code."""
+    found = Counts()
+    for known in codes:
+        if known.kept:
+            add(found.functions, {known.function: known.kept})
+            found.lines.setdefault(known.code.co_filename, set()).update(known.lines())
+        if known.in_loops.kept:
+            add(found.in_loops, {known.function: known.in_loops.kept})
+    return found
+
+
+def add(total: dict[Function, int], more: Mapping[Function, int], times: int = 1) -> None:
+    for function, count in more.items():
+        total[function] = total.get(function, 0) + count * times

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
 
-from ..bytecode.counting import Counted, Counts
+from ..bytecode.counting import Counted, Counts, counts_of
 from ..codegen.native_parts import LISTENERS, NativePart
 from ..hook import set_own_tracer
 
@@ -172,16 +172,8 @@ class NativeTracer:
 
     def found(self) -> NativeCounts:
         """What was counted."""
-        return NativeCounts(counts_of(self.known), counts_of(self.inside), self.seconds, self.was_stopped)
-
-
-def counts_of(known: dict[int, Counted]) -> Counts:
-    counts = Counts()
-    for found in known.values():
-        if found.kept:
-            counts.add(found.function, found.kept)
-            counts.lines.setdefault(found.code.co_filename, set()).update(found.lines())
-    return counts
+        native, opaque = (counts_of(known.values()) for known in (self.known, self.inside))
+        return NativeCounts(native, opaque, self.seconds, self.was_stopped)
 
 
 @functools.lru_cache(maxsize=1)

@@ -21,8 +21,8 @@ from bytecode import Bytecode, CellVar, FreeVar, Instr, Label, TryBegin, TryEnd
 
 from moebius.interpreter import UNSET, Frame, decode
 
+from ..bytecode.code_tables import with_tables
 from ..bytecode.counting import marks_of, with_marks
-from ..bytecode.exception_tables import aligned
 from ..bytecode.hidden import hidden
 from ..bytecode.hidden_cells import hidden_later
 from ..bytecode.liveness import LEAVES, accesses, falls_through, read_later, reads_unnamed
@@ -388,7 +388,7 @@ def rebuild(
     most = max((len(e.cells) + len(argument_names(e)) for e, _ in exits), default=0)
     room = max(code.co_stacksize, most, state.depth) + 5
     ours = [id(item) not in users for item in without_dead_code(out) if isinstance(item, Instr)]
-    return with_marks(aligned(out.to_code(stacksize=room, compute_exception_stack_depths=False)), ours)
+    return with_marks(with_tables(out.to_code(stacksize=room, compute_exception_stack_depths=False)), ours)
 
 
 def suspended_state(frame: Frame) -> State:

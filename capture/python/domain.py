@@ -37,7 +37,7 @@ from ..options import Options
 from ..regions.blocks import Blocks
 from ..regions.gathered import Lists
 from ..regions.loops import TURN, Loops
-from ..regions.open_loops import ROWS
+from ..regions.open_loops import ROWS, times
 from ..tensors.array_inputs import ArrayInputs
 from ..tensors.arrays import Arrays
 from ..tensors.bounds import Bounds
@@ -128,7 +128,11 @@ class TrackingDomain(Operators, Containers):
             if self.switches is not None:
                 self.switches[frame] = torch_private.switches()
         self.loops.observe(frame)  # (it may go on elsewhere in the frame)
-        self.counter.step(frame.code, frame.program.instructions[frame.pc].offset, bool(self.loops.open))
+        self.count(frame)
+
+    def count(self, frame: Frame) -> None:
+        """The frame's instruction runs, as often as the loops that are recorded around it."""
+        self.counter.step(frame.code, frame.program.instructions[frame.pc].offset, times(self.loops.open))
 
     # ------------------------------------------------------------------------------------------------------------------
     # Names

@@ -91,6 +91,7 @@ class Parts(Domain):
     guard_operators: Callable[[Any, Any], None]
     # a function that existed before: its code and defaults are facts, and the defaults become known objects
     guard_function: Callable[[types.FunctionType], None]
+    count: Callable[[Frame], None]  # the frame's instruction runs, for the report
     globals_record: Callable[..., Record]  # what is known of a module's globals
     # known containers in an argument replaced by what stands for them, so that C code may read them
     plain_contents: Callable[[Any], Any]

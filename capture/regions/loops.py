@@ -65,7 +65,7 @@ class Loops:
 
     def __init__(self, domain: Parts, lists: Lists):
         self.domain, self.lists, self.tensors, self.objects = domain, lists, domain.tensors, domain.objects
-        self.writer = self.tensors.writer
+        self.writer, self.counter = self.tensors.writer, domain.counter
         self.open: list[OpenLoop] = []
         self.decided: dict[tuple[int, int], list[int]] = {}
         self.unrolled: set[tuple[Any, int]] = set()  # loops, branches: no one node could say them
@@ -237,6 +237,7 @@ class Loops:
 
     def begin(self, frame: Frame, rows: TensorRows | RangeRows | HitTurns | OneTurn, carried: list[int]) -> None:
         loop = OpenLoop(frame, rows, carried)
+        loop.counted = self.counter.mark()
         loop.root_step, loop.depth = self.domain.root_steps - 1, self.domain.machine.depth
         writer, objects = self.tensors.writer, self.objects
         loop.where = writer.where()
@@ -327,6 +328,7 @@ class Loops:
             return False
         if loop.gathered or any(frame.locals[i] is not loop.begun[i] for i in loop.carried):
             return False  # what the turn has done so far counts: the rest of it is a branch of its own
+        self.domain.count(frame)
         loop.skips.append(list(frame.locals))
         self.skip(frame.stack.pop(), skip_if)
         frame.pc = stay
@@ -358,6 +360,7 @@ class Loops:
         if rows is not None and rows.other is not None and is_constant(frame.stack[-1]):
             return  # known while tracing
         if rows is not None:
+            self.domain.count(frame)
             self.prefer_numbers(frame.stack[-1])
             again = own_condition(self.tensors, frame.stack[-1]) if rows.other is not None else None
             self.begin(frame, rows, self.decided.get((id(frame.code), frame.pc), []))
@@ -526,7 +529,8 @@ class Loops:
         frame.stack[:], frame.pc = loop.begun_with, loop.start
         self.begin(frame, loop.rows, all_carried)
         self.open[-1].follow(loop, loop.first)
-        self.open[-1].again = loop.again
+        self.open[-1].again, self.open[-1].counted = loop.again, loop.counted
+        self.counter.back_to(loop.counted)
         if isinstance(loop.rows, OneTurn):
             self.enter_branch(self.open[-1])
 

@@ -79,6 +79,7 @@ class OpenLoop:
         self.where: tuple = ()
         self.root_step = 0
         self.number = 0  # of the first node in it
+        self.counted: dict[int, int] = {}  # instructions for the report, as it began
         self.row: fx.Node | None = None
         self.row_value: Any = None
         self.skips: list[list[Any]] = []  # the frame's locals wherever the turn may end within, on another condition
@@ -100,6 +101,13 @@ class OpenLoop:
         """Takes the place of the other: where the program came to that, native code would go on for this one, too."""
         self.first, self.root_step, self.place = first, other.root_step, other.place
         self.put_back = other.put_back
+
+
+def times(loops: list[OpenLoop]) -> int:
+    """How often runs what is recorded in these; 0 where the data decides."""
+    if len(loops) == 1 and type(loops[0].rows) is RangeRows and not loops[0].skips:
+        return loops[0].rows.count
+    return int(not loops)
 
 
 def has_attributes(tensor: TensorProxy) -> bool:

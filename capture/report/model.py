@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from ..bytecode.counting import Counts, add
 from ..bytecode.expressions import excerpt_of
 from .codes import code_of
 from .records import Coverage, GraphBreak, Guard, Recompile, counted
@@ -14,8 +15,6 @@ from .words import duration, place, plural
 
 if TYPE_CHECKING:
     from moebius.lowering.graph import CapturedGraph, ExpertRegion
-
-    from ..bytecode.counting import Counts
 
 
 @dataclass(repr=False)
@@ -26,9 +25,9 @@ class Findings:
     and ``why`` if it was native. coverage: how many instructions of the user's this call executed, as
     ``{"captured": n, "opaque": n, "native": n}``: what ``sys.settrace`` counts on the plain run, in the function and
     what it calls outside of torch and the standard library. functions: the same for each of them. counting_stopped:
-    whether more ran natively than was counted. in_loops: of these, how many stand in a loop or branch over data that a
-    graph says with one node; each was counted once, however often the data makes it run. name: what the callable is
-    called; file, line: where it is defined.
+    whether more ran natively than was counted. in_loops: how many of each function's instructions stand in a loop or
+    branch over data that a graph says with one node; each was counted once, however often the data makes it run. name:
+    what the callable is called; file, line: where it is defined.
     lines: file -> line -> how it ran, for the source listing; :meth:`source_lines` adds what graphs and breaks know.
     recompiles: why later calls were captured again, if they were.
     """
@@ -43,7 +42,7 @@ class Findings:
     coverage: dict[str, int] = field(default_factory=lambda: Coverage().as_dict())
     functions: dict[tuple[str, str, int], dict[str, int]] = field(default_factory=dict)
     counting_stopped: bool = False
-    in_loops: int = 0
+    in_loops: dict[tuple[str, str, int], int] = field(default_factory=dict)
     name: str = "call"
     file: str = ""
     line: int = 0
@@ -56,6 +55,7 @@ class Findings:
             known = self.functions.setdefault(function, Coverage().as_dict())
             known[how] += number * times
             self.coverage[how] += number * times
+        add(self.in_loops, counts.in_loops, times)
         coverage = Coverage(lines=self.lines)
         for file, lines in counts.lines.items():
             for line in lines:
@@ -107,10 +107,10 @@ class Findings:
             "verdict": self.verdict,
             "coverage": dict(self.coverage),
             "counting_stopped": self.counting_stopped,
-            "in_loops": self.in_loops,
+            "in_loops": sum(self.in_loops.values()),
             "functions": [
-                {"file": file, "name": name, "line": line, **known}
-                for (file, name, line), known in self.functions.items()
+                {"file": key[0], "name": key[1], "line": key[2], **known, "in_loops": self.in_loops.get(key, 0)}
+                for key, known in self.functions.items()
             ],
             "graphs": [graph_dict(graph) for graph in self.graphs],
             "breaks": [

@@ -175,7 +175,7 @@ def coverage(report: Findings) -> str:
         for how, said in HOWS.items()
     )
     if report.in_loops:
-        legend += f"<li><span>{counted_once(report.in_loops)}</span></li>"
+        legend += f"<li><span>{counted_once(sum(report.in_loops.values()))}</span></li>"
     if report.counting_stopped:
         legend += f"<li><span>{COUNTING_STOPPED}</span></li>"
     label = "instructions by how they ran"

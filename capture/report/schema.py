@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-VERSION = "1.1"
+VERSION = "1.2"
 TEXT, NUMBER, WHOLE, YES = {"type": "string"}, {"type": "number"}, {"type": "integer"}, {"type": "boolean"}
 
 
@@ -43,7 +43,7 @@ SCHEMA: dict[str, Any] = {
         coverage=record(**COUNTS),
         counting_stopped=YES,
         in_loops=WHOLE,
-        functions=many(record(**PLACE, name=TEXT, **COUNTS)),
+        functions=many(record(**PLACE, name=TEXT, **COUNTS, in_loops=WHOLE)),
         graphs=many(
             record(
                 name=TEXT, **PLACE, cold_seconds=NUMBER, operations=WHOLE, inputs=WHOLE, code=TEXT, fault=maybe(TEXT)

@@ -87,7 +87,7 @@ def coverage_bar(report: Findings, width: int) -> Text:
     text.append(f"\n{percent(report.captured_share)} of {total} instructions captured")
     text.append(f" · {report.coverage['opaque']} opaque · {report.coverage['native']} native", style="dim")
     if report.in_loops:
-        text.append(f"\n{counted_once(report.in_loops)}", style="dim")
+        text.append(f"\n{counted_once(sum(report.in_loops.values()))}", style="dim")
     if report.counting_stopped:
         text.append(f"\n{COUNTING_STOPPED}", style="dim")
     below = [(name, known) for (_, name, _), known in report.functions.items() if known["native"] or known["opaque"]]

@@ -62,7 +62,8 @@ def percent(share: float | None) -> str:
 
 def counted_once(count: int) -> str:
     """Said where coverage holds instructions whose number of runs only the data knows."""
-    return f"{count} of them are in loops or branches over data that are one node of the graph: each is counted once"
+    said = f"{count} of them are in loops or branches over data that are one node of the graph"
+    return f"{said}: each is counted once, however often the data runs it"
 
 
 COUNTING_STOPPED = (

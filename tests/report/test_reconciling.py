@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dis
 import gc
 from collections.abc import Iterator
 from typing import Any
@@ -14,7 +15,6 @@ from small import breaks, names
 
 from moebius import capture, disable, explain, reset
 from moebius.bytecode import counting
-from moebius.trace import native_pieces
 
 
 @pytest.fixture(autouse=True)
@@ -48,10 +48,7 @@ def made_of(kind: str, seed: int) -> tuple[Any, list[tuple]]:
 
 @pytest.mark.share(4)
 @pytest.mark.parametrize(("kind", "first"), CASES)
-def test_generated_programs(kind: str, first: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They name nothing of torch, and are to go on after a break. (Open: as one native piece, in 1 of these 360, a loop
-    that continues out of a `with` which takes an exception, 2 of 189 instructions are not counted.)"""
-    monkeypatch.setattr(native_pieces, "knows_no_torch", lambda *_: False)
+def test_generated_programs(kind: str, first: int) -> None:
     compared, ran = 0, 0
     for seed in range(first, first + MANY):
         reset()
@@ -180,6 +177,97 @@ def test_an_operator_in_python_is_opaque() -> None:
         assert opaque == {doubled.__qualname__: expected[doubled.__qualname__, doubled.__code__.co_firstlineno]}
         assert {name for name, known in by_name.items() if known["native"]} == {"slow", step.__qualname__}
     assert report.status == "hit"
+
+
+LONG = f"""
+def long(n):
+    total = 0
+    for i in range(n):
+        {"; ".join(["total = total + i * 2"] * 100)}
+    return total
+"""
+
+
+def test_an_instruction_with_prefixes_counts_once() -> None:
+    """A jump over more than 256 code units has a prefix of its own (EXTENDED_ARG)."""
+    namespace: dict[str, Any] = {}
+    exec(compile(LONG, __file__, "exec"), namespace)
+    long = disable(namespace["long"])
+    assert any(i.opname == "EXTENDED_ARG" for i in dis.get_instructions(namespace["long"]))
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        return x * long(3)
+
+    report, x = explain(step)(torch.ones(2)), torch.ones(2)
+    assert reported_counts(report) == plain_counts(step, x)
+
+
+E, WEIGHTS = 4, torch.randn(4, 3, 3)
+
+
+def every_expert(x_TD: torch.Tensor, chosen_TE: torch.Tensor) -> torch.Tensor:
+    out_TD = torch.zeros_like(x_TD)
+    for e in range(E):
+        token_S = torch.where(chosen_TE[:, e])[0]
+        out_TD.index_add_(0, token_S, x_TD[token_S] @ WEIGHTS[e])
+    return out_TD
+
+
+def carried_result(x_TD: torch.Tensor, chosen_TE: torch.Tensor) -> torch.Tensor:
+    out_TD = torch.zeros_like(x_TD)
+    for e in range(E):
+        token_S = torch.where(chosen_TE[:, e])[0]
+        out_TD = out_TD.index_add(0, token_S, x_TD[token_S] @ WEIGHTS[e])
+    return out_TD
+
+
+def chosen_experts(x_TD: torch.Tensor, chosen_TE: torch.Tensor) -> torch.Tensor:
+    out_TD = torch.zeros_like(x_TD)
+    for e in range(E):
+        token_S = torch.where(chosen_TE[:, e])[0]
+        if token_S.numel() == 0:
+            continue
+        out_TD.index_add_(0, token_S, x_TD[token_S] @ WEIGHTS[e])
+    return out_TD
+
+
+@pytest.mark.parametrize("experts", [every_expert, carried_result])
+def test_a_loop_over_all_experts_counts_each_iteration(experts: Any) -> None:
+    """It is recorded once (twice, until it is known what iterations carry); how often it runs is known."""
+    arguments = torch.randn(6, 3), torch.rand(6, E) > 0.5
+    report = explain(experts)(*arguments)
+    assert len(report.expert_regions) == 1
+    assert not report.in_loops and "counted once" not in str(report)
+    assert reported_counts(report) == plain_counts(experts, *arguments)
+
+
+def test_what_the_data_decides_is_said() -> None:
+    """A turn up to its condition runs for each expert, behind it for those that the data has: that counts once."""
+    x_TD, all_TE, none_TE = torch.randn(6, 3), torch.ones(6, E, dtype=torch.bool), torch.zeros(6, E, dtype=torch.bool)
+    captured = capture(chosen_experts)
+    for chosen_TE, runs in ((all_TE, E), (none_TE, 0)):
+        report, expected = explain(captured)(x_TD, chosen_TE), plain_counts(chosen_experts, x_TD, chosen_TE)
+        counted, ran = sum(reported_counts(report).values()), sum(expected.values())
+        skips = E - runs  # each is one instruction, the jump of `continue`
+        ((_, once),) = report.in_loops.items()
+        assert f"{once} of them are in loops" in str(report)
+        assert counted + (runs - 1) * once + skips == ran
+
+
+class Chosen(torch.nn.Module):
+    def forward(self, x_TD: torch.Tensor, chosen_TE: torch.Tensor) -> torch.Tensor:
+        return chosen_experts(x_TD, chosen_TE)
+
+
+def test_equal_layers_count_what_the_data_decides() -> None:
+    """Also where a layer was not interpreted, being like the one before."""
+    arguments, layers = (torch.randn(6, 3), torch.rand(6, E) > 0.5), [Chosen() for _ in range(3)]
+
+    def step(count: int) -> torch.Tensor:
+        return sum(layer(*arguments) for layer in layers[:count])
+
+    one, three = (explain(capture(step))(count) for count in (1, 3))
+    assert len(three.expert_regions) == 3 and three.in_loops == {f: 3 * count for f, count in one.in_loops.items()}
 
 
 def test_a_second_capture_is_not_summed() -> None:

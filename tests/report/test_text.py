@@ -52,7 +52,7 @@ def test_colour_changes_no_word(report: Report) -> None:
 
 def test_coverage_says_what_it_counts_once(report: Report) -> None:
     assert "counted once" not in render(report)
-    report.in_loops = 7
+    report.in_loops = {("step.py", "step", 1): 7}
     assert "7 of them" in render(report) and "counted once" in render(report)
 
 

@@ -8,8 +8,8 @@ import sys
 import types
 import warnings
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 from moebius import capture, explain
@@ -47,22 +47,41 @@ def reported_counts(report: Report) -> Counter[tuple[str, int]]:
 
 @dataclass
 class Outcome:
-    """Of one program. differs: the calls whose counts are others, in words. compared: how many calls were."""
+    """Of one program. differs: the calls whose counts are others, in words. compared: how many calls were. in_loops:
+    in how many of these the data decides on a part of the count."""
 
-    differs: list[str]
-    compared: int
-    statuses: list[str]
+    differs: list[str] = field(default_factory=list)
+    compared: int = 0
+    in_loops: int = 0
+    statuses: list[str] = field(default_factory=list)
+
+    def compare(self, expected: Counter[tuple[str, int]], report: Report) -> None:
+        """Each function of a call but those in which the data decides how often a part of it runs."""
+        got, by_data = reported_counts(report), {(name, line) for _, name, line in report.in_loops}
+        self.compared += 1
+        self.in_loops += bool(by_data)
+        self.statuses.append(report.status)
+        assert sum(report.coverage.values()) == sum(got.values())
+        names = {k: (expected[k], got[k]) for k in expected | got if expected[k] != got[k] and k not in by_data}
+        if names:
+            self.differs.append(f"call {self.compared} ({report.status}): plain against report {names}")
+
+
+@contextlib.contextmanager
+def silent() -> Iterator[None]:
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
 
 
 def outcome(make: Callable[[], tuple[Callable[..., Any], Callable[..., Any]]], calls: list[tuple]) -> Outcome:
     """A program's calls, plain and explained, one after the other. make: gives it twice, each with a state of its own.
-    A call that raises has no report, and one with a loop or branch over data counts each instruction in that once."""
+    A call that raises has no report."""
     plain, other = make()
-    captured = capture(other, backend="eager")
-    found = Outcome([], 0, [])
-    for number, args in enumerate(calls):
-        with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+    captured, found = capture(other, backend="eager"), Outcome()
+    for args in calls:
+        with silent():
             try:
                 expected = plain_counts(plain, *args)
             except Exception:
@@ -70,13 +89,5 @@ def outcome(make: Callable[[], tuple[Callable[..., Any], Callable[..., Any]]], c
                     captured(*args)
                 continue
             report = explain(captured)(*args)
-        got = reported_counts(report)
-        found.statuses.append(report.status)
-        if report.in_loops:
-            continue
-        found.compared += 1
-        assert sum(report.coverage.values()) == sum(got.values())
-        if got != expected:
-            names = {k: (expected[k], got[k]) for k in expected | got if expected[k] != got[k]}
-            found.differs.append(f"call {number} ({report.status}): plain against report {names}")
+        found.compare(expected, report)
     return found
