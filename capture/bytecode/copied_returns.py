@@ -55,11 +55,3 @@ def find(program: Program) -> dict[int, int]:
         count, j = max(((length(i, j), j) for j in ends[place + 1 :]), default=(0, 0))
         found.update({i - back: j - back for back in range(count)})
     return found
-
-
-def start_of_copy(program: Program, index: int) -> int:
-    """Where the copy begins that ends at an index."""
-    known = copies(program)
-    while known.get(index - 1) == known[index] - 1 and program.instructions[index - 1].opname not in RETURNS:
-        index -= 1
-    return index

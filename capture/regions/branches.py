@@ -11,9 +11,11 @@ from typing import Any
 
 from torch import fx
 
-from moebius.interpreter import Frame
+from moebius.interpreter import UNSET, Frame
+from moebius.interpreter.program import Program
 
-from ..bytecode.copied_returns import copies, start_of_copy
+from ..bytecode.copied_returns import RETURNS
+from ..bytecode.flow import RETURNED, behind, joins, last_copy, side
 from ..bytecode.liveness import accesses
 from ..torch_facts import torch_private
 from ..values.values import SYMBOLIC, TensorProxy
@@ -42,13 +44,14 @@ class OneTurn:
     """What stands for the rows of a recorded branch. here: its index. entry, inside: where its body begins, and the
     indices of it.
 
-    end: where both sides meet. skip_if: for which truth of the condition the body does not run. other: ``else``.
+    end: where both sides meet, RETURNED for the function's return. skip_if: for which truth of the condition the body
+    does not run. other: ``else``.
     """
 
     count = 1
 
     def __init__(
-        self, here: int, entry: int, inside: range, end: int, skip_if: bool, other: OneTurn | None = None
+        self, here: int, entry: int, inside: frozenset[int], end: int, skip_if: bool, other: OneTurn | None = None
     ) -> None:
         self.here, self.entry, self.inside, self.end, self.skip_if = here, entry, inside, end, skip_if
         self.other = other
@@ -56,15 +59,12 @@ class OneTurn:
 
 def past_jumps(frame: Frame, index: int) -> int:
     """Where an instruction that does nothing but jump leads to, or a copy; the index itself for any other."""
-    instructions, known = frame.program.instructions, copies(frame.program)
+    instructions = frame.program.instructions
     for _ in range(len(instructions)):
-        instruction = instructions[index]
-        if index in known:
-            index = known[index]
-        elif instruction.opname not in PASSING:
+        index = last_copy(frame.program, index)
+        if index == RETURNED or instructions[index].opname not in PASSING:
             break
-        else:
-            index = instruction.target if instruction.target is not None else index + 1
+        (index,) = behind(frame.program, index)
     return index
 
 
@@ -75,56 +75,43 @@ def asks_for_jump(instructions: Any, index: int) -> int:
 
 
 def branch_at(frame: Frame) -> OneTurn | None:
-    """The branch at the frame's instruction, if it has one body and both sides meet behind it."""
-    instructions, here = frame.program.instructions, frame.pc
-    target = instructions[here].target
-    jumps_if = BRANCHES[instructions[here].opname]
+    """The branch at the frame's instruction, if both of its sides lead to one place; one of them may be empty."""
+    program, here = frame.program, frame.pc
+    target, jumps_if = program.instructions[here].target, BRANCHES[program.instructions[here].opname]
     assert target is not None
-    sides = ((here + 1, past_jumps(frame, target), jumps_if), (target, past_jumps(frame, here + 1), not jumps_if))
-    for entry, end, skip_if in sides:
-        if end == past_jumps(frame, entry):
-            continue  # an empty body
-        inside = range(entry, end) if end > entry else range(entry, loop_end(frame, end))
-        if len(inside) and here not in inside and all(stays(frame, index, inside, end) for index in inside):
-            return OneTurn(here, entry, inside, end, skip_if)
-    return with_else(frame, target, jumps_if)
-
-
-def with_else(frame: Frame, target: int, jumps_if: bool) -> OneTurn | None:
-    """The branch at the frame's instruction, if the side that its jump passes over ends in a jump to where both
-    meet, or in a copy of what stands there."""
-    instructions, here, last = frame.program.instructions, frame.pc, target - 1
-    if last <= here:
+    if here not in joins(program):
         return None
-    if last in copies(frame.program):
-        last = start_of_copy(frame.program, last)
-    elif instructions[last].opname not in ALWAYS:
+    end, sides = past_jumps(frame, joins(program)[here]), []
+    for entry, skip_if in ((last_copy(program, here + 1), jumps_if), (last_copy(program, target), not jumps_if)):
+        if past_jumps(frame, entry) == end:
+            continue
+        inside = side(program, entry, end, here)
+        if inside is None or here in inside or any(map(is_suspended, (program.instructions[i] for i in inside))):
+            return None
+        sides.append(OneTurn(here, entry, inside, end, skip_if))
+    if len(sides) < 2:
+        return sides[0] if sides else None
+    first, second = sides
+    if end == RETURNED and constants(program, first.inside).isdisjoint(constants(program, second.inside)):
         return None
-    end = past_jumps(frame, last)
-    first, second = range(here + 1, target), range(target, end if end > here else loop_end(frame, end))
-    if here in second or not second or not all(stays(frame, i, side, end) for side in (first, second) for i in side):
-        return None
-    other = OneTurn(here, target, second, end, not jumps_if)
-    return OneTurn(here, here + 1, first, end, jumps_if, other)
+    first.other = second
+    return first
 
 
-def loop_end(frame: Frame, head: int) -> int:
-    """Where the body of the loop ends whose turns begin at ``head``: FOR_ITER, or a while loop's condition."""
-    instructions = frame.program.instructions
-    if instructions[head].opname == "FOR_ITER":
-        return instructions[head].target or head
-    return max((i + 1 for i in range(head, len(instructions)) if instructions[i].target == head), default=head)
+def is_suspended(instruction: Any) -> bool:
+    return instruction.opname.startswith(("YIELD_", "SEND"))
 
 
-def stays(frame: Frame, index: int, inside: range, end: int) -> bool:
-    """Whether the instruction leads on within the body, or to where the sides meet."""
-    instruction, known = frame.program.instructions[index], copies(frame.program)
-    if index in known:  # it runs there
-        return known[index] in inside or past_jumps(frame, start_of_copy(frame.program, index)) == end
-    if instruction.opname.startswith(LEAVING):
-        return False
-    target = instruction.target
-    return target is None or target in inside or past_jumps(frame, target) == end
+def constants(program: Program, inside: frozenset[int]) -> set[Any]:
+    """What the instructions return: constants, and UNSET for all else."""
+    found = set()
+    for index in inside:
+        last = program.instructions[index]
+        loaded = program.instructions[index - 1] if last.opname == "RETURN_VALUE" else last
+        if last.opname in RETURNS:
+            known = loaded is last or (loaded.opname == "LOAD_CONST" and index - 1 in inside)
+            found.add((type(loaded.argval), loaded.argval) if known else UNSET)
+    return found
 
 
 def is_read_from(frame: Frame, index: int, name: str) -> bool:

@@ -20,7 +20,7 @@ from moebius.interpreter import STOP, UNSET, Frame
 from moebius.lowering.experts.stacking import in_set_order
 from moebius.lowering.graph import expert_loop, skip_turn
 
-from ..bytecode.copied_returns import copies
+from ..bytecode.flow import RETURNED, last_copy
 from ..bytecode.liveness import accesses
 from ..python.number_sets import ELEMENTS, LISTED, iterated_as
 from ..tensors.arrays import ArrayNumber
@@ -37,15 +37,15 @@ from .open_loops import ONE, ROWS, OpenLoop, alike, has_attributes, reorder_plac
 from .range_loops import RANGE_ITERATOR, RangeRows, first_loads, goes_over_experts, length_of
 from .rows import TensorRows
 from .two_sides import (
-    EXPRESSION,
     FirstSide,
     given,
     hand_out,
+    is_double,
     leave_first,
     leave_second,
+    left_on_stack,
     own_condition,
     placeholders,
-    take_expression,
 )
 
 if TYPE_CHECKING:
@@ -128,10 +128,8 @@ class Loops:
             loop = self.open[-1]
             if not isinstance(loop.rows, OneTurn):
                 return
-            known = copies(frame.program)
-            while frame.pc != loop.head and frame.pc in known:
-                frame.pc = known[frame.pc]
-            if frame.pc != loop.head:
+            frame.pc = last_copy(frame.program, frame.pc)
+            if not loop.is_at_end():
                 return
             self.end_turn(loop)
 
@@ -141,7 +139,7 @@ class Loops:
         if loop is not None and self.domain.machine.depth < loop.depth:
             raise Break("expert loop left early", "an exception inside the loop", "let every iteration run to its end")
         if loop is not None and loop.frame is frame:
-            if frame.pc == loop.head:
+            if loop.is_at_end():
                 self.end_turn(loop)
                 return
             if frame.pc not in loop.inside or frame.program.instructions[frame.pc].opname in LEAVES:
@@ -173,6 +171,7 @@ class Loops:
             self.take_hits(frame)
             kind = type(frame.stack[-1])
         if kind in ROWS and not frame.stack[-1].finished:
+            self.refuse_behind_return()
             self.begin(frame, frame.stack[-1], self.decided.get((id(frame.code), frame.pc), []))
 
     def look_at_jump(self, frame: Frame, count: int) -> None:
@@ -208,14 +207,24 @@ class Loops:
     def take_range(self, frame: Frame) -> None:
         """``for e in range(n)`` over experts goes the way of a loop over rows; any other is left to be unrolled."""
         key = (frame.code, frame.pc)
-        if self.open or not self.tensors.branches or key in self.unrolled:
+        if not self.tensors.branches or key in self.unrolled:
             return
         iterator = frame.stack[-1]
         if iterator is not self.fresh or any(local is iterator for local in frame.locals):
             return
         if (count := length_of(iterator)) and goes_over_experts(frame):
+            self.refuse_behind_return()
+            if self.open:
+                return
             frame.stack[-1] = self.objects.made(RangeRows(count, key))
             self.ranges.add(key)
+
+    def refuse_behind_return(self) -> None:
+        """What is behind ``if …: return`` may be the rest of a model: its experts are to be lowered, so that the graph
+        goes on behind the branch, which gets a side exit."""
+        if self.open and self.open[0].head == RETURNED:
+            detail = "experts run, or do not, as a condition on values says"
+            raise Break("data-dependent branch", detail, "return after them")
 
     def take_hits(self, frame: Frame) -> None:
         """A loop over the experts that were hit whose turn, recorded once for all of them, broke the graph."""
@@ -326,7 +335,7 @@ class Loops:
             return False  # the end of a while loop: its turns are not counted
         if torch_private.switches() != loop.switches:
             return False
-        if loop.gathered or any(frame.locals[i] is not loop.begun[i] for i in loop.carried):
+        if is_double(loop) or loop.gathered or any(frame.locals[i] is not loop.begun[i] for i in loop.carried):
             return False  # what the turn has done so far counts: the rest of it is a branch of its own
         self.domain.count(frame)
         loop.skips.append(list(frame.locals))
@@ -366,6 +375,7 @@ class Loops:
             self.begin(frame, rows, self.decided.get((id(frame.code), frame.pc), []))
             self.open[-1].again = again
             self.enter_branch(self.open[-1])
+            self.settle(frame)
             self.observe(frame)
 
     def prefer_numbers(self, condition: Any) -> None:
@@ -394,22 +404,17 @@ class Loops:
     def end_turn(self, loop: OpenLoop) -> None:
         """The turn is recorded: write the loop node, and decide what the frame's locals are after the loop."""
         frame, rows = loop.frame, loop.rows
-        expression = take_expression(loop)
-        if len(frame.stack) != len(loop.stack) or any(a is not b for a, b in zip(frame.stack, loop.stack, strict=True)):
-            raise Break(
-                "expert loop changes the stack",
-                "an expression spans the loop",
-                "assign the loop's result to a variable",
-            )
+        on_stack = left_on_stack(loop)
         if torch_private.switches() != loop.switches:
             raise Break("data-dependent branch", "a switch of torch's is thrown in it", "use a with block")
         changed = [
             i
             for i, (a, b) in enumerate(zip(loop.before, frame.locals, strict=True))
             if (a is not b or any(then[i] is not a for then in loop.skips)) and i not in loop.carried
+            if loop.head != RETURNED  # where nobody reads them
         ]
         if loop.first is not None:
-            changed = [i for i in changed if i not in loop.first.joined and i not in loop.first.left]
+            changed = [i for i in changed if i not in loop.first.indices()]
         if isinstance(loop.rows, ONE):
             carried = [i for i in changed if alike(loop.before[i], frame.locals[i])]
         else:
@@ -421,9 +426,9 @@ class Loops:
         if isinstance(rows, OneTurn):
             changed = [i for i in changed if not self.is_same_if_skipped(loop, rows, i)]
             if rows.other is not None:
-                side, changed = leave_first(loop, changed, expression), []
+                side, changed = leave_first(loop, changed, on_stack, self.objects), []
             elif loop.first is not None:
-                changed += leave_second(loop, loop.first, expression, alike)
+                changed += leave_second(loop, loop.first, on_stack, self.objects)
         if isinstance(rows, ONE):
             self.refuse_open_locals(loop, changed)
         if isinstance(loop.rows, HitTurns):
@@ -441,7 +446,7 @@ class Loops:
                 frame.locals[index] = LoopLeftover(frame.program.localsplus[index])
         for index, value in zip(loop.carried, outcome, strict=False):
             frame.locals[index] = value
-        hand_out(loop, outcome[first_joined:first_gathered], side)
+        hand_out(loop, outcome[first_joined:first_gathered], side, self.objects.made)
         if side is not None:
             self.begin_other(loop, side)
         elif isinstance(loop.rows, HitTurns) and loop.rows.at + 1 < loop.rows.experts:
@@ -455,8 +460,8 @@ class Loops:
         """From the end of the first side into the second."""
         frame, rows = loop.frame, loop.rows
         assert isinstance(rows, OneTurn) and rows.other is not None
-        for index in (*side.joined, *side.left):
-            if index != EXPRESSION:
+        for index in range(len(frame.locals)) if loop.head == RETURNED else side.indices():
+            if index >= 0:
                 frame.locals[index] = loop.before[index]
         frame.stack[:], frame.pc = [*loop.stack, loop.again], rows.other.entry
         self.begin(frame, rows.other, self.decided.get((id(frame.code), frame.pc), []))
@@ -494,7 +499,8 @@ class Loops:
         """Whether a turn reads what an earlier one left in the local, or may (read from top to bottom)."""
         if index in loop.read:
             return True
-        body = loop.frame.program.instructions[loop.inside.start + 1 : loop.inside.stop]
+        instructions = loop.frame.program.instructions
+        body = instructions[loop.start + 1 : instructions[loop.start].target]
         return loop.frame.program.localsplus[index] in first_loads(body)
 
     def record_again(self, loop: OpenLoop, carried: list[int]) -> None:

@@ -11,6 +11,8 @@ from torch import fx
 from moebius.interpreter import Frame
 from moebius.lowering.values import same_shape
 
+from ..bytecode.copied_returns import RETURNS
+from ..bytecode.flow import RETURNED
 from ..torch_facts import torch_private
 from ..values.values import TensorProxy
 from .branches import OneTurn
@@ -23,19 +25,27 @@ ROWS = (TensorRows, RangeRows, HitTurns)
 ONE = (OneTurn, HitTurns)  # recorded as loops of one turn
 
 
+# The index of a local, or a position in the stack, inverted; then keys of containers.
+Place = tuple[Any, ...]
+
+
 @dataclass
 class FirstSide:
-    """What the first side left. joined: tensors, by the index of the local. left: what else it set."""
+    """What the first side left. height: of the stack. joined: tensors. left: what else it set."""
 
-    joined: dict[int, TensorProxy] = field(default_factory=dict)
-    left: dict[int, Any] = field(default_factory=dict)
+    height: int
+    joined: dict[Place, TensorProxy] = field(default_factory=dict)
+    left: dict[Place, Any] = field(default_factory=dict)
+
+    def indices(self) -> set[int]:
+        return {place[0] for place in (*self.joined, *self.left)}
 
 
 @dataclass
 class Joined:
     """A value that a side gives out. initial: what it is where that side does not run; None on the first side."""
 
-    index: int
+    place: Place
     value: TensorProxy
     initial: TensorProxy | None
 
@@ -54,12 +64,12 @@ class Appends(Protocol):
 class OpenLoop:
     """A loop whose body is being recorded.
 
-    head: the instruction index where a turn ends: FOR_ITER, or where the sides of an ``if`` meet. inside: the indices
-    of a turn. start, begun_with: where the frame was at the loop's first instruction, and its stack; place: the same
-    for native code, which may have to ask for a condition's truth; entry: where it goes on from there. stack: that of
-    a turn at its ends. before: the frame's locals at the start. carried: indices of the locals that turns pass on.
-    root_step: the root frame's step at which it began. lifted: outer nodes that the body uses, each with its
-    placeholder; known once the loop is closed.
+    head: the instruction index where a turn ends: FOR_ITER, or where the sides of an ``if`` meet (RETURNED, where that
+    is the function's return). inside: the indices of a turn. start, begun_with: where the frame was at the loop's first
+    instruction, and its stack; place: the same for native code, which may have to ask for a condition's truth; entry:
+    where it goes on from there. stack: that of a turn at its ends. before: the frame's locals at the start. carried:
+    indices of the locals that turns pass on. root_step: the root frame's step at which it began. lifted: outer nodes
+    that the body uses, each with its placeholder; known once the loop is closed.
     """
 
     def __init__(self, frame: Frame, rows: TensorRows | RangeRows | HitTurns | OneTurn, carried: list[int]):
@@ -73,7 +83,7 @@ class OpenLoop:
             instruction = frame.program.instructions[frame.pc]
             assert instruction.target is not None
             self.head = self.entry = frame.pc
-            self.inside, self.stack = range(frame.pc, instruction.target), self.begun_with
+            self.inside, self.stack = frozenset(range(frame.pc, instruction.target)), self.begun_with
         self.before = list(frame.locals)
         self.depth = 0  # of the machine's frames at its first instruction
         self.where: tuple = ()
@@ -96,6 +106,12 @@ class OpenLoop:
         self.absent_nodes: list[fx.Node] = []  # placeholders of what a branch that is not taken appends
         self.lifted: dict[fx.Node, fx.Node] = {}
 
+    def is_at_end(self) -> bool:
+        """Whether the frame is where the turn ends."""
+        frame = self.frame
+        if self.head == RETURNED:
+            return frame.instruction.opname in RETURNS
+        return frame.pc == self.head
 
     def follow(self, other: OpenLoop, first: FirstSide | None) -> None:
         """Takes the place of the other: where the program came to that, native code would go on for this one, too."""

@@ -2,25 +2,38 @@
 opposite condition. What both sides set is the first one's where that ran, else the second one's.
 
 A local that was not set before, or was something else, has no value to begin with: the first branch is given None for
-it, which nobody sees, as one of the two runs. So it is for the value of ``a if … else b``, which lies on the stack.
+it, which nobody sees, as one of the two runs. So it is for what both leave on the stack (``a if … else b``), and for
+what they return. A tuple that each side makes is joined item by item, and so are a list and a dict that are returned:
+nobody else knows these.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx
 
+from ..bytecode.flow import RETURNED
 from ..values.values import Break, TensorProxy
 from .branches import OneTurn, is_read_from
-from .open_loops import FirstSide, Joined, OpenLoop
+from .open_loops import FirstSide, Joined, OpenLoop, Place, alike
 
 if TYPE_CHECKING:
+    from ..heap.objects import Objects
     from ..tensors.tensors import TensorOperations
 
-EXPRESSION = -1  # in the place of a local's index: the value on the stack
-PLAIN = (int, str, bool, bytes, type(None))
+PLAIN = (int, str, bool, bytes, type(None), float)
+
+
+@dataclass(frozen=True)
+class Container:
+    """In the place of one that a side made. keys: with their types."""
+
+    kind: type
+    keys: tuple[tuple[type, Any], ...]
 
 
 def is_double(loop: OpenLoop) -> bool:
@@ -28,10 +41,17 @@ def is_double(loop: OpenLoop) -> bool:
     return isinstance(loop.rows, OneTurn) and (loop.rows.other is not None or loop.first is not None)
 
 
-def take_expression(loop: OpenLoop) -> Any:
-    """The value that a side of two leaves on the stack, or None."""
-    stack = loop.frame.stack
-    return stack.pop() if is_double(loop) and len(stack) == len(loop.stack) + 1 else None
+def left_on_stack(loop: OpenLoop) -> dict[int, Any]:
+    """By the position in the stack, inverted: what was not there before. Only sides of two may leave it otherwise."""
+    frame, before = loop.frame, loop.stack
+    if loop.head == RETURNED:
+        instruction, before = frame.program.instructions[frame.pc], []
+        frame.stack[:] = [instruction.argval if instruction.opname == "RETURN_CONST" else frame.stack[-1]]
+    left = {~i: value for i, value in enumerate(frame.stack) if i >= len(before) or before[i] is not value}
+    if not is_double(loop) and (left or len(frame.stack) != len(before)):
+        raise Break("expert loop changes the stack", "an expression spans the loop",
+                    "assign the loop's result to a variable")  # fmt: skip
+    return left
 
 
 def own_condition(tensors: TensorOperations, condition: Any) -> Any:
@@ -39,44 +59,72 @@ def own_condition(tensors: TensorOperations, condition: Any) -> Any:
     return tensors.function(torch.clone, (condition,), {}) if isinstance(condition, TensorProxy) else condition
 
 
-def leave_first(loop: OpenLoop, changed: list[int], expression: Any) -> FirstSide:
+class Parts:
+    """Of what a side leaves, all that is joined by itself."""
+
+    def __init__(self, loop: OpenLoop, objects: Objects):
+        self.kinds = (tuple, list, dict) if loop.head == RETURNED else (tuple,)
+        heap, (_, self.mark) = objects.heap, objects.inside[-1]
+        self.age = heap.age
+        self.met: set[int] = set()
+
+    def of(self, value: Any, place: Place) -> Iterator[tuple[Place, Any]]:
+        if type(value) not in self.kinds or self.age(value) < self.mark or id(value) in self.met:
+            yield place, value
+            return
+        self.met.add(id(value))
+        items = items_of(value)
+        yield place, Container(type(value), tuple((type(key), key) for key in items))
+        for key, item in items.items():
+            yield from self.of(item, (*place, key))
+
+
+def items_of(value: Any) -> dict[Any, Any]:
+    return value if type(value) is dict else dict(enumerate(value))
+
+
+def leave_first(loop: OpenLoop, changed: list[int], stack: dict[int, Any], objects: Objects) -> FirstSide:
     """The first side is recorded: what it gives out, apart from what it changed of what was there before."""
-    side, frame = FirstSide(), loop.frame
-    values = {index: frame.locals[index] for index in changed}
-    if expression is not None:
-        values[EXPRESSION] = expression
+    frame, parts, side = loop.frame, Parts(loop, objects), FirstSide(len(loop.frame.stack))
     names = frame.program.localsplus
-    for index, value in values.items():
-        wanted = index == EXPRESSION or is_read_from(frame, loop.head, names[index])
-        if wanted and isinstance(value, TensorProxy) and not loop.skips:
-            side.joined[index] = value
-            loop.joined.append(Joined(index, value, None))
-        else:
-            side.left[index] = value
+    for index, value in {**{i: frame.locals[i] for i in changed}, **stack}.items():
+        if index >= 0 and not is_read_from(frame, loop.head, names[index]):
+            side.left[index,] = value
+            continue
+        for place, part in parts.of(value, (index,)):
+            if isinstance(part, TensorProxy):
+                side.joined[place] = part
+                loop.joined.append(Joined(place, part, None))
+            else:
+                side.left[place] = part
     return side
 
 
-def leave_second(loop: OpenLoop, first: FirstSide, expression: Any, alike: Any) -> list[int]:
+def leave_second(loop: OpenLoop, first: FirstSide, stack: dict[int, Any], objects: Objects) -> list[int]:
     """The second side is recorded: joins what both give. Returns the locals of which it cannot be said what they are
     then."""
-    frame, unsure = loop.frame, []
-    for index, mine in first.joined.items():
-        now = expression if index == EXPRESSION else frame.locals[index]
-        if alike(mine, now) and not loop.skips:
-            loop.joined.append(Joined(index, now, mine))
+    frame, parts, unsure = loop.frame, Parts(loop, objects), set(stack) - first.indices()
+    now: dict[Place, Any] = {}
+    for index in first.indices():
+        if index >= 0 or ~index < len(frame.stack):
+            now.update(parts.of(frame.locals[index] if index >= 0 else frame.stack[~index], (index,)))
+    for place, mine in first.joined.items():
+        if alike(mine, now.get(place)):
+            loop.joined.append(Joined(place, now[place], mine))
         else:
-            unsure.append(index)
-    for index, mine in first.left.items():
-        now = expression if index == EXPRESSION else frame.locals[index]
-        if not (now is mine or (type(now) is type(mine) and type(now) in PLAIN and now == mine)):
-            unsure.append(index)
-        elif index == EXPRESSION:
-            frame.stack.append(now)
-    one_alone = (expression is None) != (EXPRESSION not in {*first.joined, *first.left})
-    if EXPRESSION in unsure or one_alone:
-        raise Break("data-dependent branch", "the value of an expression depends on a condition on values",
+            unsure.add(place[0])
+    unsure |= {place[0] for place, mine in first.left.items() if place not in now or not is_same(mine, now[place])}
+    if first.height != len(frame.stack) or any(index < 0 for index in unsure):
+        what = "what is returned" if loop.head == RETURNED else "the value of an expression"
+        raise Break("data-dependent branch", f"{what} depends on a condition on values",
                     "use torch.where, or move it out of the captured step")  # fmt: skip
-    return unsure
+    return sorted(unsure)
+
+
+def is_same(one: Any, other: Any) -> bool:
+    if one is other or type(one) is not type(other):
+        return one is other
+    return type(one) in (*PLAIN, Container) and repr(one) == repr(other)
 
 
 def given(loop: OpenLoop, argument: Any) -> list[Any]:
@@ -84,15 +132,24 @@ def given(loop: OpenLoop, argument: Any) -> list[Any]:
     return [None if one.initial is None else argument(one.initial) for one in loop.joined]
 
 
-def hand_out(loop: OpenLoop, found: list[Any], first: FirstSide | None) -> None:
+def hand_out(loop: OpenLoop, found: list[Any], first: FirstSide | None, made: Callable[[Any], Any]) -> None:
     """The values after the branch go where they belong; the first side's into the record of it."""
-    for one, value in zip(loop.joined, found, strict=True):
-        if first is not None:
-            first.joined[one.index] = value
-        elif one.index == EXPRESSION:
-            loop.frame.stack.append(value)
-        else:
-            loop.frame.locals[one.index] = value
+    values = {one.place: value for one, value in zip(loop.joined, found, strict=True)}
+    if first is not None:
+        first.joined.update(values)
+        return
+
+    def filled(value: Any, place: Place) -> Any:
+        if place in values:
+            return values[place]
+        if not any(one[: len(place)] == place for one in values):
+            return value
+        items = {key: filled(item, (*place, key)) for key, item in items_of(value).items()}
+        return made(items if type(value) is dict else type(value)(items.values()))
+
+    for index in {place[0] for place in values}:
+        where, position = (loop.frame.locals, index) if index >= 0 else (loop.frame.stack, ~index)
+        where[position] = filled(where[position], (index,))
 
 
 def placeholders(loop: OpenLoop, scope: Any) -> list[fx.Node]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-
 import pytest
 import torch
 
@@ -32,7 +30,7 @@ def replaces_a_local(x):
     return y
 
 
-@broken
+@one_graph
 def returns(x):
     if x.sum() > 0:
         return x * 2
@@ -212,7 +210,7 @@ def in_a_try(x):
     return x
 
 
-@broken
+@one_graph
 def returns_in_a_helper(x):
 
     def f(x):
@@ -228,7 +226,7 @@ def returns_in_a_helper(x):
     return g(x) + 1
 
 
-@(broken if sys.version_info < (3, 12) else one_graph)  # (a side exit in 3.11's bytecode only)
+@one_graph
 def with_a_context(x):
     if x.sum() > 0:
         with torch.no_grad():
@@ -237,7 +235,7 @@ def with_a_context(x):
     return x
 
 
-@broken
+@one_graph
 def conditions_joined(x):
     y = x * 1
     if x.sum() > 0 and x[0] > 1:

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from moebius import capture, stats
+from moebius.regions import branches
 
 
 def set_by_both(x):
@@ -145,12 +146,6 @@ def list_of_both(x):
     return torch.cat(parts)
 
 
-ONE_GRAPH = [
-    set_by_both, replaced_by_both, in_place, expression, three_ways, in_a_loop, first_side_writes_the_condition,
-    one_sets_more, same_number, nested, returns_nothing, gradients,
-]  # fmt: skip
-
-
 def other_shape(x):
     if x.sum() > 0:
         y = x[:2]
@@ -218,8 +213,90 @@ def goes_on(x):
     return total
 
 
-OTHERS = [other_shape, other_numbers, other_dtype, set_by_one, other_history, changes_a_list, two_conditions, goes_on,
-          list_of_both, of_a_number]  # fmt: skip
+def early(x):
+    loss = (x * x).sum()
+    if loss > 5:
+        return loss * 2
+    return loss + 1
+
+
+def arms_return(x):
+    s = x.sum()
+    if s > 2:
+        return x * 2
+    elif s > 0:
+        return x * 3
+    return x.sin()
+
+
+def an_argument_or_a_new_one(x):
+    return x if x.sum() > 0 else x * 2
+
+
+def calls_what_returns(x):
+    def helper(y):
+        if y.sum() > 0:
+            return y * 2, None, {"a": y + 1, "b": [y, 3]}
+        return y, None, {"a": y - 1, "b": [y * 2, 3]}
+
+    (y, _, known), z = helper(x * 1), x * 1
+    other = an_argument_or_a_new_one(z)
+    other.add_(1)
+    return y + known["a"] * known["b"][1] + z + other
+
+
+def matches(x):
+    match x.argmax().item():
+        case 0:
+            return x * 2
+        case 1 | 2:
+            y = x - 1
+        case _:
+            y = x + 5
+    return y * y
+
+
+def mixed(x):
+    if (x.sum() > 0 or x[0] > 0) and not (x[1] > 0 and x[2] < 0):
+        return x * 2
+    return x - 3 if x[3] > 0 and x[4] > 0 or x[5] > 0 else x
+
+
+def chained(x):
+    y = x
+    if -1 < x.sum() < 1:
+        y = x * 2
+    return y + 1
+
+
+RETURN = [early, arms_return, an_argument_or_a_new_one, calls_what_returns, matches, mixed, chained]
+
+
+def other_constants(x):
+    if x.sum() > 0:
+        return x, 1
+    return x, 2
+
+
+def true_or_false(x):
+    if x.sum() > 0:
+        return True
+    return False
+
+
+def one_tuple(x):
+    pair = (x, x)
+    return pair is (pair if x.sum() > 0 else (x, x))
+
+
+ONE_GRAPH = RETURN + [
+    set_by_both, replaced_by_both, in_place, expression, three_ways, in_a_loop, first_side_writes_the_condition,
+    one_sets_more, same_number, nested, returns_nothing, gradients,
+    two_conditions, goes_on,
+]  # fmt: skip
+OTHERS = [other_constants, true_or_false, one_tuple, other_shape,
+          other_numbers, other_dtype, set_by_one, other_history, changes_a_list, list_of_both,
+          of_a_number]  # fmt: skip
 
 
 def outcome(function: Any, x: torch.Tensor) -> tuple[Any, torch.Tensor]:
@@ -238,7 +315,9 @@ def test_both_ways(function, backend):
         x = torch.randn(6, generator=torch.Generator().manual_seed(seed))
         (want, after), (got, ours) = outcome(function, x), outcome(captured, x)
         assert torch.equal(ours, after)
-        assert torch.equal(got, want) and got.dtype == want.dtype if isinstance(want, torch.Tensor) else got is want
+        got, want = (value if isinstance(value, tuple) else (value,) for value in (got, want))
+        for a, b in zip(got, want, strict=True):
+            assert torch.equal(a, b) and a.dtype == b.dtype if isinstance(b, torch.Tensor) else a is b
     if function in ONE_GRAPH:
         counts = stats(captured)
         assert (counts.graphs, counts.misses, counts.breaks, counts.hits) == (1, 1, 0, 11)
@@ -268,3 +347,25 @@ def test_a_side_that_counts():
     for seed in range(8):
         x = torch.randn(6, generator=torch.Generator().manual_seed(seed))
         assert torch.equal(captured(x), plain(x)) and model.waited == plain.waited
+
+
+@pytest.mark.parametrize("function", RETURN, ids=lambda f: f.__name__)
+def test_gradients_of_what_is_returned(function):
+    captured = capture(function)
+    for seed in range(8):
+        x = torch.randn(6, generator=torch.Generator().manual_seed(seed))
+        ways = []
+        for step in (captured, function):
+            leaf = x.clone().requires_grad_()
+            given = step(leaf * 1)
+            given.sum().backward()
+            ways.append(leaf.grad)
+        assert torch.equal(*ways)
+    assert (stats(captured).graphs, stats(captured).misses) == (1, 1)
+
+
+def test_without_the_return_as_a_join_each_side_is_captured(monkeypatch):
+    monkeypatch.setattr(branches, "constants", lambda program, inside: set())
+    captured = capture(early)
+    captured(torch.ones(6)), captured(torch.zeros(6))
+    assert [again.guard for again in stats(captured).recompiles] == ["branch on data"]

@@ -11,7 +11,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "interpreter"))
 
-KINDS = ["breaks", "names", "values"]
+KINDS = ["breaks", "names", "sides", "values"]
 
 
 def main() -> int:
@@ -19,7 +19,7 @@ def main() -> int:
     from fuzz.choices import SeededChoices
 
     from moebius.trace import native_pieces
-    from small import breaks, names, values
+    from small import breaks, names, sides, values
 
     native_pieces.knows_no_torch = lambda *_: False  # as in the tests: programs go on after a break, as a step does
     parser = argparse.ArgumentParser(description=__doc__)
@@ -37,8 +37,8 @@ def main() -> int:
             if kind == "breaks":
                 source = breaks.generate(choices)
                 found, made = breaks.difference(source)
-            elif kind == "values":
-                source = values.generate(choices)
+            elif kind in ("sides", "values"):
+                source = (sides if kind == "sides" else values).generate(choices)
                 outcome = values.difference(source)
                 found, made = outcome.differs, outcome.graphs
                 decided, undone = decided + outcome.decided, undone + outcome.undone
@@ -51,7 +51,7 @@ def main() -> int:
                 print(f"{kind}, seed {seed}: {found}\n{source}", flush=True)
         seconds = time.monotonic() - started
         print(f"{kind}: {options.count} programs from seed {first}, {graphs} graphs, {differ} differ, {seconds:.0f} s")
-        if kind == "values":
+        if kind in ("sides", "values"):
             print(f"{decided} with a loop or branch in a graph; {undone} calls not compared (their note says why)")
         differing += differ
     return 1 if differing else 0

@@ -11,7 +11,7 @@ from seeds import seed_of_the_code
 from moebius.codegen import resume
 from moebius.guards import program
 from moebius.heap import cells, lifetimes
-from small import breaks, names, values
+from small import breaks, names, sides, values
 
 FRESH = 10**6 + seed_of_the_code()
 COUNT = 12
@@ -49,6 +49,17 @@ def test_values(first: int) -> None:
         assert not outcome.differs, f"seed {seed}: {outcome.differs}\n{source}"
         decided += outcome.decided
     assert decided >= (COUNT // 6 if first == 0 else 0)  # (fresh ones may all ask what only native code can say)
+
+
+@pytest.mark.parametrize("first", [0, FRESH], ids=["fixed", "fresh"])
+def test_sides(first: int) -> None:
+    decided = 0
+    for seed in range(first, first + COUNT):
+        source = sides.generate(SeededChoices(seed))
+        outcome = values.difference(source)
+        assert not outcome.differs, f"seed {seed}: {outcome.differs}\n{source}"
+        decided += outcome.decided
+    assert decided >= (COUNT // 3 if first == 0 else 0)
 
 
 def unset_reads_forgotten(patch: pytest.MonkeyPatch) -> None:

@@ -314,6 +314,7 @@ class Told:
 def told(function: Any, number: int, source: str) -> Told:
     arguments, out, shown = batch(number, source), io.StringIO(), Told()
     result, words = None, "none"
+    torch.manual_seed(number)
     with contextlib.redirect_stdout(out):
         try:
             result = function(*arguments)
