@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import runpy
+from pathlib import Path
+
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -55,21 +58,9 @@ def tiny_mixtral(layers: int = 2) -> tuple[nn.Module, torch.Tensor]:
 
 def demo_mixtral() -> tuple[nn.Module, torch.Tensor]:
     """The Mixtral of ``examples/train_mixtral.py``, experts a Python loop; and bytes, int64 [8, 128]."""
-    torch.manual_seed(0)
-    config = MixtralConfig(
-        vocab_size=256,
-        hidden_size=192,
-        intermediate_size=256,
-        num_hidden_layers=4,
-        num_attention_heads=6,
-        num_key_value_heads=2,
-        num_local_experts=8,
-        num_experts_per_tok=2,
-        max_position_embeddings=128,
-        use_cache=False,
-        experts_implementation="eager",
-    )
-    return MixtralForCausalLM(config), torch.randint(0, 256, (8, 128))
+    example = runpy.run_path(str(Path(__file__).parents[1] / "examples" / "train_mixtral.py"))
+    model, *_ = example["make_training"](seed=0, steps=1)
+    return model, torch.randint(0, 256, (example["BATCH"], example["LENGTH"]))
 
 
 def qwen3_moe() -> tuple[nn.Module, torch.Tensor]:

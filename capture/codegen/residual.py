@@ -88,7 +88,7 @@ class Emitter:
         self.lines: list[str] = []
         self.states: list[str] = []  # where iterators stand, set when all effects are done
         self.built: dict[int, str] = {}
-        self.begun: set[int] = set()  # by id: objects of which ``new_object`` was asked
+        self.begun: set[int] = set()  # by id: objects that ``new_object`` makes for the sake of a part
         self.outputs: list[Any] = []
         self.output_names: dict[int, str] = {}
         self.alive: list[Any] = []
@@ -140,7 +140,8 @@ class Emitter:
         return name
 
     def literal(self, value: Any) -> str:
-        return repr(value) if type(value) in LITERALS else self.constant(value)
+        large = type(value) is int and value.bit_length() > 64  # (of very large ones Python refuses the digits)
+        return repr(value) if type(value) in LITERALS and not large else self.constant(value)
 
     # ------------------------------------------------------------------------------------------------------------------
     # Values
@@ -150,15 +151,11 @@ class Emitter:
         """An expression (usually a name) for a traced value."""
         kind = type(value)
         if issubclass(kind, Number) and value.node is None:
-            return (
-                repr(value.numbers.constant(value))
-                if value.kind in LITERALS
-                else self.constant(value.numbers.constant(value))
-            )
+            return self.literal(value.numbers.constant(value))
         if kind is TensorProxy or issubclass(kind, Number) or kind in SYMBOLIC:
             return self.graph_value(value)
         if kind in LITERALS:
-            return repr(value)
+            return self.literal(value)
         if value is NULL or value is UNSET:
             return self.constant(value)
         if kind is torch.Size and any(type(v) in SYMBOLIC for v in value):
@@ -227,7 +224,7 @@ class Emitter:
         """An object made while tracing. Shells are assigned before their parts are built, so that cycles close. What an
         object has made for itself, as its instance dict, comes with that object, whoever asks for it first."""
         owner = self.heap.owner_of(value)
-        if id(owner) not in self.begun:
+        if owner is not value and id(owner) not in self.begun:
             self.begun.add(id(owner))
             self.value(owner)
             if (made := self.built.get(id(value))) is not None:
@@ -332,7 +329,7 @@ class Emitter:
         """The instance dict of a new object."""
         namespace = raw_dict(value)
         if namespace is value:  # ``self.__dict__ = self``
-            self.lines.append(f"{name}.__dict__ = {name}")
+            self.lines.append(f"{self.constant(object.__setattr__)}({name}, '__dict__', {name})")
         elif namespace is not None:
             self.fill_own(f"m_raw_dict({name})", namespace)
 

@@ -22,15 +22,26 @@ from .abstract import NoSubclasses
 from .sources import Part, Source, Static, from_arguments
 
 Where = tuple[str, int]
+CONSTANTS = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
 
 
-def describe(value: object, limit: int = 60) -> str:
-    """A short text for a value in a report: numbers and strings as they are, the rest by kind."""
+def shown(value: Any, limit: int = 60) -> str:
+    """A constant as a report writes it."""
+    try:
+        text = repr(value)
+    except ValueError:  # of very large ones Python refuses the digits
+        text = f"an int of {value.bit_length()} bits"
+    return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+def describe(value: Any, limit: int = 60) -> str:
+    """A short text for a value in a report: numbers and strings as they are, the rest by kind. No code of the user's
+    runs for it."""
     if value is ABSENT:
         return "absent"
-    if isinstance(value, bool | int | float | complex | str | bytes | type(None) | torch.dtype | torch.device):
-        text = repr(value)
-    elif isinstance(value, type | types.FunctionType | types.BuiltinFunctionType | types.MethodType):
+    if type(value) in CONSTANTS:
+        return shown(value, limit)
+    if issubclass(type(value), type | types.FunctionType | types.BuiltinFunctionType | types.MethodType):
         text = value.__qualname__  # of another callable it could be user code that makes it
     else:
         text = f"the same {type(value).__name__}"
@@ -66,12 +77,12 @@ class WatchedDict:
         """What reports show of it."""
         if len(self.entries) == 1 and self.keys is None:
             ((key, value),) = self.entries.items()
-            text = f"[{key!r}] is {describe(value)}" if isinstance(key, str | int) else describe(value)
+            text = f"[{shown(key)}] is {describe(value)}" if type(key) in (str, int) else describe(value)
         else:
-            shown = ", ".join(
+            entries = ", ".join(
                 f"{k}: {describe(v)}" for k, v in list(self.entries.items())[:6] if isinstance(k, str | int)
             )
-            text = f"{len(self.entries)} entries unchanged ({shown}{', …' if len(self.entries) > 6 else ''})"
+            text = f"{len(self.entries)} entries unchanged ({entries}{', …' if len(self.entries) > 6 else ''})"
             if self.keys is not None:
                 text = f"keys unchanged ({len(self.keys)}); {text}"
         return Guard(self.name, text, *self.where)
@@ -200,6 +211,10 @@ class GuardRecorder:
         if kind == "is" and (can_die(operands[0]) or isinstance(operands[0], torch.Tensor)):
             kind, operands = "is_weak", (weakref.ref(operands[0]),)
         self.add((kind, slot, *operands), source.name, text, source)
+
+    def equals(self, source: Source, value: Any) -> None:
+        """The place holds this constant."""
+        self.check("equal", source, value, text=f"== {shown(value)}")
 
     def function(self, name: str, function: types.FunctionType) -> None:
         """A function that is the same each call still has this code and these defaults."""

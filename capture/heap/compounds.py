@@ -49,10 +49,10 @@ class Compounds(Identities):
     def enter_builtin(self, method: Any, source: Source) -> Any:
         """``some_list.append``, half of a call that a graph break split: the name and the object. Gives the object."""
         self.guards.check("type", source, type(method), text=f"type is {type(method).__qualname__}")
-        self.guards.check("equal", part(source, "attr", "__name__"), method.__name__, text=f"== {method.__name__!r}")
+        self.guards.equals(part(source, "attr", "__name__"), method.__name__)
         owner, place = method.__self__, part(source, "attr", "__self__")
         if type(owner) in ATOMS:  # what is called is its method, and not that of a number that changes
-            self.guards.check("equal", place, owner, text=f"== {owner!r}"[:60])
+            self.guards.equals(place, owner)
             return owner
         return self.enter(owner, place)
 
@@ -72,7 +72,7 @@ class Compounds(Identities):
         if not source.static:
             self.guards.check("type", source, type(value), text=f"type is {type(value).__qualname__}")
             if type(value) is frozenset:
-                self.guards.check("equal", source, value, text=f"== {value!r}"[:60])
+                self.guards.equals(source, value)
                 if len(value) > 1:  # equal ones may have been made in another order, and give their items in another
                     self.guards.holds(source.name, "its items stand in this order", SameItems(tuple(value)), source)
                 return self.enter_items(value, source)

@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from ..guards.recorder import can_die
+from ..guards.recorder import can_die, describe
 from ..guards.sources import Part, Source, Static, part, part_name
 from ..hook import ABSENT, Entry, copy_set
 from ..python.natives import is_bound_builtin
@@ -139,8 +139,7 @@ class Objects(Compounds, Cells, LateWrites, Lifetimes):
             return self.symbolic(value, source)
         if self.varying and self.varies(value, source):
             return self.as_varying(value, source)
-        text = f"== {value!r}" if len(repr(value)) < 60 else f"== {repr(value)[:59]}…"
-        self.guards.check("equal", source, value, text=text)
+        self.guards.equals(source, value)
         return value
 
     # ------------------------------------------------------------------------------------------------------------------
@@ -261,7 +260,7 @@ class Objects(Compounds, Cells, LateWrites, Lifetimes):
                 self.paths[id(value), name] = Part(name, source, "dict_item", key)
             return ABSENT if value is ABSENT else self.enter(value, Static(name, value))
         if value is ABSENT:
-            self.guards.check("absent", source, key, text=f"has no {key!r}")
+            self.guards.check("absent", source, key, text=f"has no {describe(key)}")
             return ABSENT
         return self.enter(value, part(source, "dict_item", key))
 
@@ -379,7 +378,8 @@ class Objects(Compounds, Cells, LateWrites, Lifetimes):
         if source.static:
             self.guards.dict_keys(source.name, record.obj)
         else:
-            self.guards.check("keys", source, tuple(record.obj), text=f"keys are {list(record.obj)!r}"[:80])
+            keys = ", ".join(map(describe, record.obj))
+            self.guards.check("keys", source, tuple(record.obj), text=f"keys are [{keys}]"[:80])
             for key in record.obj:
                 self.real_key(key)
 

@@ -111,7 +111,7 @@ class Slots:
         by_its_way = issubclass(type(value), torch.Tensor) or place.name in self.objects.volatile or named(value)
         if place.parent.static and not by_its_way:
             if type(value) in ATOMS:
-                self.guards.check("equal", place, value, text=f"== {value!r}"[:60])
+                self.guards.equals(place, value)
                 return value
             self.guards.check("is", place, value, text="unchanged")
             return self.objects.enter(value, Static(place.name, value))

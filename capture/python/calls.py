@@ -37,8 +37,8 @@ from ..tensors.arrays import Array, without_arrays
 from ..tensors.autograd_calls import AutogradCalls, instead_of
 from ..tensors.optimizers import count_the_step, is_state_maker, make_state
 from ..torch_facts import torch_private
-from ..values.numbers import CLOCKS, Number, is_open
-from ..values.numpy_numbers import is_numpy_function, numpy_numbers_in
+from ..values.numbers import CLOCKS, Number, is_open, numpy_numbers_in
+from ..values.numpy_numbers import is_numpy_function
 from ..values.values import ATOMS, SYMBOLIC, Break, LoopLeftover, StandIn, TensorMethod, TensorProxy, type_of
 from . import natives, operator_functions
 from .bars import Bars

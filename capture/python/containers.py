@@ -27,8 +27,7 @@ from ..tensors.bounds import Bound
 from ..tensors.counts import INTEGERS
 from ..tensors.index_lists import as_indices
 from ..values.expert_numbers import number_of
-from ..values.numbers import Number
-from ..values.numpy_numbers import numpy_numbers_in
+from ..values.numbers import Number, numpy_numbers_in
 from ..values.values import ATOMS, Break, LoopLeftover, StandIn, TensorMethod, TensorProxy, type_of
 from ..values.views import View
 from . import natives

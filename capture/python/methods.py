@@ -26,7 +26,7 @@ from ..hook import ABSENT, copy_set
 from ..tensors.array_inputs import is_array
 from ..tensors.index_lists import index_list
 from ..torch_facts import torch_private
-from ..values.numpy_numbers import numpy_numbers_in
+from ..values.numbers import numpy_numbers_in
 from ..values.values import ATOMS, SYMBOLIC, Break, RuntimeNumber, TensorProxy, type_of
 from ..values.views import View, view_expression
 from . import arity, natives

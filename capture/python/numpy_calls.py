@@ -9,8 +9,8 @@ import numpy as np
 import torch
 
 from ..hook import ABSENT
-from ..values.numbers import Number
-from ..values.numpy_numbers import NUMPY_NUMBERS, kind_of, numpy_numbers_in
+from ..values.numbers import Number, number_kind, numpy_numbers_in
+from ..values.numpy_numbers import NUMPY_NUMBERS
 from ..values.values import SYMBOLIC, Break
 from .parts import Parts
 
@@ -38,7 +38,7 @@ def with_its_type(domain: Parts, function: Any, args: list, kwargs: dict[str, An
     """The keywords of an operator of torch's: ``torch.tensor`` of one of numpy's numbers has the type of that."""
     if function not in MADE_OF_NUMBERS or not args or kwargs.get("dtype") is not None:
         return kwargs
-    if (kind := kind_of(args[0])) in NUMPY_NUMBERS:
+    if (kind := number_kind(args[0])) in NUMPY_NUMBERS:
         return kwargs | {"dtype": torch.from_numpy(np.zeros(1, kind)).dtype}
     if numpy_numbers_in(domain.plain_contents(args[0])):
         raise Break("number of numpy's", "a tensor is made of a list of such", "say its dtype")

@@ -23,8 +23,8 @@ from ..regions.open_loops import ROWS
 from ..tensors.folding import constant_truth
 from ..torch_facts import torch_private, torch_sizes
 from ..values import numbers
-from ..values.numbers import COMPARISONS, Number, example
-from ..values.numpy_numbers import NUMPY_NUMBERS, kind_of, leaves_to_tensors
+from ..values.numbers import COMPARISONS, Number, example, number_kind
+from ..values.numpy_numbers import NUMPY_NUMBERS, leaves_to_tensors
 from ..values.unfollowed import Unfollowed, Varying
 from ..values.values import (
     ATOMS,
@@ -106,7 +106,7 @@ class Operators(Parts):
             return self.text_binary(op, left, right)
         if (stand_in := stand_in_of(left, right)) is not None:
             return stand_in.binary(op, left, right)
-        if kind_of(left) in NUMPY_NUMBERS or kind_of(right) in NUMPY_NUMBERS:
+        if number_kind(left) in NUMPY_NUMBERS or number_kind(right) in NUMPY_NUMBERS:
             return self.numpy_binary(op.removesuffix("="), left, right)
         if left_kind is TensorProxy or right_kind is TensorProxy:
             return self.tensor_binary(op, left, right)
@@ -153,9 +153,9 @@ class Operators(Parts):
         """``left op right``, an operator or a comparison, one of which is a number of numpy's."""
         if issubclass(type(left), TensorProxy):
             right = self.array_inputs.as_number(right)
-        elif issubclass(type(right), TensorProxy) and leaves_to_tensors(kind_of(left), NAMES[op]):
+        elif issubclass(type(right), TensorProxy) and leaves_to_tensors(number_kind(left), NAMES[op]):
             left = self.array_inputs.as_number(left)
-        if not any(kind_of(value) in NUMPY_NUMBERS for value in (left, right)):
+        if not any(number_kind(value) in NUMPY_NUMBERS for value in (left, right)):
             return self.tensors.function(numbers.OPERATIONS.get(op) or OPERATORS[op], (left, right), {})
         if not all(type(value) in NUMBERS_AND_SIZES for value in (left, right)) or op == "@":
             detail = f"{type_of(left).__name__} {op} {type_of(right).__name__}"
@@ -234,7 +234,7 @@ class Operators(Parts):
             return COMPARISONS[op](left, right)
         if (stand_in := stand_in_of(left, right)) is not None:
             return stand_in.compare(op, left, right)
-        if kind_of(left) in NUMPY_NUMBERS or kind_of(right) in NUMPY_NUMBERS:
+        if number_kind(left) in NUMPY_NUMBERS or number_kind(right) in NUMPY_NUMBERS:
             if type_of(left) in NOT_NUMBERS or type_of(right) in NOT_NUMBERS:
                 return COMPARISONS[op](example(left), example(right))  # unequal, or Python's own error
             return self.numpy_binary(op, left, right)

@@ -120,7 +120,7 @@ class OpenLoop:
 
 
 def times(loops: list[OpenLoop]) -> int:
-    """How often runs what is recorded in these; 0 where the data decides."""
+    """How often that runs which is recorded in these; 0 where the data decides."""
     if len(loops) == 1 and type(loops[0].rows) is RangeRows and not loops[0].skips:
         return loops[0].rows.count
     return int(not loops)

@@ -16,7 +16,8 @@ import torch
 
 from ..guards.sources import Part
 from ..torch_facts import torch_private
-from ..values.numpy_numbers import NUMPY_NUMBERS, as_plain, kind_of, numpy_numbers_in
+from ..values.numbers import number_kind, numpy_numbers_in
+from ..values.numpy_numbers import NUMPY_NUMBERS, as_plain
 from ..values.values import Break, TensorProxy
 from .foreign_memory import owns_memory
 
@@ -83,7 +84,7 @@ class ArrayInputs:
             return slice(*map(self.as_index, (key.start, key.stop, key.step)))
         if is_array(key) and key.dtype.kind in INDEX_KINDS and (found := self.input(key)) is not None:
             return found
-        kind = kind_of(key)
+        kind = number_kind(key)
         if kind in NUMPY_NUMBERS and as_plain(kind) is not int:
             raise Break("number of numpy's", f"a {kind.__name__} indexes a tensor", "index it with an int")
         return self.as_number(key)
@@ -92,7 +93,7 @@ class ArrayInputs:
         """A number of numpy's as Python's, as which a tensor operator takes it; else the value, or a list with such."""
         if type(value) in (list, tuple) and numpy_numbers_in(value):
             return type(value)(map(self.as_number, value))
-        kind = kind_of(value)
+        kind = number_kind(value)
         if kind not in NUMPY_NUMBERS:
             return value
         if (plain := as_plain(kind)) is None:

@@ -14,10 +14,11 @@ from torch import fx
 
 from moebius.lowering.step.arrays import LargeNumberError, computed_quietly
 
+from ..guards.recorder import shown
 from ..torch_facts import torch_private, torch_sizes
 from ..values.formulas import AtSource, Formula, OfType, Raises, Unchanged, computed, in_order
-from ..values.numbers import NUMBERS, PLAIN_NUMBERS, Number
-from ..values.numpy_numbers import NUMPY_NUMBERS, is_numpy_function, numpy_numbers_in
+from ..values.numbers import NUMBERS, PLAIN_NUMBERS, Number, numpy_numbers_in
+from ..values.numpy_numbers import NUMPY_NUMBERS, is_numpy_function
 from ..values.values import Break
 
 if TYPE_CHECKING:
@@ -352,7 +353,7 @@ class Numbers:
         return self.constant(found)
 
     def hold(self, evaluate: AtSource | Formula, sources: tuple[Source, ...], expected: Any) -> None:
-        text = f"what the step computes of it is {expected!r}"
+        text = f"what the step computes of it is {shown(expected)}"
         self.guards.holds(text_of(sources), text, Unchanged(evaluate, sources, expected), *sources)
 
 

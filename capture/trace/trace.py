@@ -444,11 +444,11 @@ class Trace:
             or getattr(source, "operand", None) in COUNTERS
         ):
             return self.tensors.numbers.of_input(value, source)
-        # (where a graph has failed, the trace goes the way that was captured: with another value)
-        if type(value) is not int or (value in (0, 1) and self.writer.stop_number is None):
+        # (where a graph has failed, the trace goes the way that was captured: with another value; sizes have 64 bits)
+        if type(value) is not int or (value in (0, 1) and self.writer.stop_number is None) or value.bit_length() > 63:
             if type(value) is not int and self.objects.varies(value, source):
                 return self.objects.as_varying(value, source)
-            self.guards.check("equal", source, value, text=f"== {value!r}")
+            self.guards.equals(source, value)
             return value
         self.guards.check("type", source, int, text="type is int")
         fake = self.world.symbolic_int(value, source.name)

@@ -21,6 +21,7 @@ from torch import fx
 
 from moebius.lowering.step import draw
 
+from .numpy_numbers import NUMPY_NUMBERS
 from .values import Break, RuntimeNumber
 
 if TYPE_CHECKING:
@@ -103,6 +104,18 @@ def is_open(operand: Any) -> bool:
     if type(operand) in (list, tuple):
         return any(map(is_open, operand))
     return type(operand) is Number or type(operand) in (torch.SymInt, torch.SymFloat)
+
+
+def number_kind(value: Any) -> type:
+    """The type of a value, of a number that only the running step knows the type that it will have."""
+    return value.kind if issubclass(type(value), Number) else type(value)
+
+
+def numpy_numbers_in(operand: Any) -> bool:
+    """Whether an operand is a number of numpy's, or a list with one."""
+    if type(operand) in (list, tuple):
+        return any(map(numpy_numbers_in, operand))
+    return number_kind(operand) in NUMPY_NUMBERS
 
 
 EXAMPLES: dict[type, Any] = {torch.SymInt: 1, torch.SymFloat: 0.5, torch.SymBool: True}

@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from moebius.lowering.step.arrays import DISPATCHER
+
 # Those whose number Python and torch can hold, too.
 NUMPY_NUMBERS: frozenset[type] = frozenset(np.dtype(code).type for code in "?bhilqBHILQefd")
-DISPATCHER = type(np.mean)  # of numpy's functions that other libraries may answer
 CONVERTING = frozenset(("item", "tolist"))  # methods of its numbers that are no function of numpy's
 
 
@@ -23,17 +24,6 @@ def is_numpy_function(function: Any) -> bool:
     if type(function) is np.ufunc:
         return any("O" not in loop for loop in function.types)
     return type(function) is DISPATCHER and str(function.__module__).partition(".")[0] == "numpy"
-
-
-def numpy_numbers_in(operand: Any) -> bool:
-    """Whether there is one in an operand, or in its list."""
-    if type(operand) in (list, tuple):
-        return any(map(numpy_numbers_in, operand))
-    return kind_of(operand) in NUMPY_NUMBERS
-
-
-def kind_of(value: Any) -> type:
-    return value.kind if hasattr(type(value), "representative") else type(value)
 
 
 def is_pure_method(kind: type, name: str) -> bool:

@@ -9,9 +9,9 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
 
 from moebius.lowering.planner.errors import PlannerError
+from moebius.lowering.planner.files import read_json
 
 PRECISIONS = ("bf16", "fp8", "mxfp8")
 
@@ -146,12 +146,10 @@ def write(found: Device, path: str | Path) -> None:
 
 def read(path: str | Path) -> Device:
     """A device that :func:`write` wrote. Raises PlannerError where the file is none."""
+    held = read_json(path)
     try:
-        held: dict[str, Any] = json.loads(Path(path).read_text(encoding="utf-8"))
         reached = Reached(**{f.name: held["reached"][f.name] for f in fields(Reached) if f.name in held["reached"]})
         return replace(Device(**{**held, "reached": reached}), name=str(held["name"]))
-    except OSError as error:
-        raise PlannerError(f"{path} cannot be read: {error.strerror or error}") from None
-    except (ValueError, TypeError, KeyError) as error:
+    except (TypeError, KeyError) as error:
         raise PlannerError(f"{path} is no file of a device ({type(error).__name__}: {error}); "
                            f"`moebius plan --calibrate {path}` writes one") from None

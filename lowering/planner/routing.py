@@ -7,7 +7,6 @@ greatest entropy). Equal counts give the uniform case. Expected values are exact
 """
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -16,6 +15,7 @@ from math import comb
 from pathlib import Path
 
 from moebius.lowering.planner.errors import PlannerError
+from moebius.lowering.planner.files import read_json
 from moebius.lowering.planner.traffic import chunk_span
 
 ROUNDS, CLOSE = 100, 1e-6  # of the search for odds
@@ -155,12 +155,7 @@ def from_counts(counts: Sequence[Sequence[float]], top_k: int) -> Routing:
 
 def read(path: str | Path, experts: int, top_k: int) -> Routing:
     """A recorded histogram: JSON, [E] numbers or [layers][E]. Raises PlannerError where it does not fit."""
-    try:
-        held = json.loads(Path(path).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise PlannerError(f"{path} cannot be read: {error.strerror or error}") from None
-    except ValueError as error:
-        raise PlannerError(f"{path} is no JSON: {error}") from None
+    held = read_json(path)
     layers = held if isinstance(held, list) and held and isinstance(held[0], list) else [held]
     for layer in layers:
         numbers = isinstance(layer, list) and all(type(n) in (int, float) and n >= 0 for n in layer)

@@ -2,13 +2,13 @@
 from __future__ import annotations
 
 import difflib
-import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from moebius.lowering.planner.errors import PlannerError
+from moebius.lowering.planner.files import read_json
 from moebius.lowering.planner.models import MODELS
 
 # What one quantity is called in configurations, the first that is there counts.
@@ -124,12 +124,7 @@ def named(name: str) -> ModelShape:
 
 def read_config(path: str | Path) -> ModelShape:
     """The shape that a config.json says. Raises PlannerError where it cannot be read, or has no experts."""
-    try:
-        config = json.loads(Path(path).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise PlannerError(f"{path} cannot be read: {error.strerror or error}") from None
-    except ValueError as error:
-        raise PlannerError(f"{path} is no JSON: {error}") from None
+    config = read_json(path)
     if not isinstance(config, dict):
         raise PlannerError(f"{path} holds no object: a config.json of a model is wanted")
     return shape_of(config, Path(path).parent.name if Path(path).stem == "config" else Path(path).stem)

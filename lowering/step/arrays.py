@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import fx
 
+DISPATCHER = type(np.mean)  # of numpy's functions that other libraries may answer; most are Python code
 MOST = 1 << 53  # sums of a thousand such numbers are what numpy's 64 bits give
 
 
@@ -39,10 +40,10 @@ def computed_quietly(function: Callable[..., Any], kind: type | None = None) -> 
     The function that is returned raises LargeNumberError where numpy would warn, gives another type, or may warn in
     Python code (of what is not finite): plain Python does it once more, and warns with its own line.
     """
-    in_python = type(function) is type(np.mean)
+    in_python = type(function) is DISPATCHER
 
     def of_numbers(*operands: Any, **named: Any) -> Any:
-        if in_python and not all(map(all_finite, operands)):
+        if in_python and not all(map(all_finite, (*operands, *named.values()))):
             raise LargeNumberError("numpy may warn of what is not finite")
         try:
             with np.errstate(all="raise"):

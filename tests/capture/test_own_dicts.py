@@ -33,6 +33,14 @@ class OwnDict(dict):
         self.__dict__ = self
 
 
+class OwnDictThatCounts(OwnDict):
+    """Whose attributes are set by code of its own, which must not run once more."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        self["set"] = self.get("set", 0) + 1
+
+
 class Borg:
     shared: dict[str, Any] = {}
 
@@ -54,9 +62,10 @@ def of_instance(obj: Any) -> dict:
 # By name: makes the owner, its own dict, what is read through the owner.
 Owner = tuple[Callable[[], Any], Callable[[Any], dict], Callable[[Any], Any]]
 OWNERS: dict[str, Owner] = {
-    name: (make, of_instance, lambda o: getattr(o, "k", 0))
+    name: (make, of_instance, lambda o: getattr(o, "k", 0) + getattr(o, "set", 0))
     for name, make in {
-        "object": Plain, "slots": Slotted, "own dict": OwnDict, "borg": Borg, "function": a_function,
+        "object": Plain, "slots": Slotted, "own dict": OwnDict, "borg": Borg,
+        "own dict that counts": OwnDictThatCounts, "function": a_function,
         "module": torch.nn.Module, "exception": lambda: ValueError(1), "namespace": types.SimpleNamespace,
         "partial": lambda: functools.partial(dict), "ordered": collections.OrderedDict,
     }.items()

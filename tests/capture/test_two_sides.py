@@ -284,6 +284,54 @@ def true_or_false(x):
     return False
 
 
+class Key:
+    """Tells who looks at it."""
+
+    def __init__(self, looks):
+        self.looks = looks
+
+    def __hash__(self):
+        self.looks.append(1)
+        return 7
+
+    def __repr__(self):
+        self.looks.append(10)
+        return "key"
+
+
+def keyed(x):
+    looks = []
+    key = Key(looks)
+
+    def chosen(y):
+        if y.sum() > 0:
+            return {key: y * 2}
+        return {key: y * 3}
+
+    (value,) = chosen(x).values()
+    return value, x * sum(looks)
+
+
+def other_sign(x):
+    def chosen(y):
+        if y.sum() > 0:
+            return y * 2, 0.0
+        return y * 3, -0.0
+
+    y, zero = chosen(x)
+    return y / (zero + torch.zeros(())).abs(), torch.tensor(zero).signbit()
+
+
+def a_large_number(x):
+    def chosen(y):
+        if y.sum() > 0:
+            return y * 2, 10**5000
+        return y * 3, 10**5000 + 1
+
+    y, number = chosen(x)
+    return y * (number % 7)
+
+
 def one_tuple(x):
     pair = (x, x)
     return pair is (pair if x.sum() > 0 else (x, x))
@@ -294,7 +342,7 @@ ONE_GRAPH = RETURN + [
     one_sets_more, same_number, nested, returns_nothing, gradients,
     two_conditions, goes_on,
 ]  # fmt: skip
-OTHERS = [other_constants, true_or_false, one_tuple, other_shape,
+OTHERS = [other_constants, true_or_false, keyed, other_sign, a_large_number, one_tuple, other_shape,
           other_numbers, other_dtype, set_by_one, other_history, changes_a_list, list_of_both,
           of_a_number]  # fmt: skip
 
