@@ -26,9 +26,9 @@ CONSTANTS = (bool, int, float, complex, str, bytes, type(None), torch.dtype, tor
 
 
 def shown(value: Any, limit: int = 60) -> str:
-    """A constant as a report writes it."""
+    """A constant as a report writes it. Of a frozenset's items no code of the user's runs for it."""
     try:
-        text = repr(value)
+        text = f"frozenset({{{', '.join(map(describe, value))}}})" if type(value) is frozenset else repr(value)
     except ValueError:  # of very large ones Python refuses the digits
         text = f"an int of {value.bit_length()} bits"
     return text if len(text) <= limit else text[: limit - 1] + "…"

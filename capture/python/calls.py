@@ -51,6 +51,7 @@ from .namespaces import Namespaces
 from .numpy_calls import of_numbers, with_its_type
 from .originals import CHECKPOINT, DRAW, IS_COMPILING, IS_DYNAMO_COMPILING, IS_TENSOR, LOADS, PRINT, ROUNDINGS, WARN
 from .originals import of_originals as kept
+from .overrides import Overrides
 from .packages import Packages
 from .parts import Parts, holds_proxy
 from .questions import Questions
@@ -79,7 +80,8 @@ class Calls(Methods, Construction, StandIns, CachedFunctions):
         self.tensors = domain.tensors
         self.numbers, self.texts, self.gradients = self.tensors.numbers, self.tensors.texts, self.tensors.gradients
         self.guards = domain.objects.guards
-        self.messages = Messages(domain)
+        self.messages, overrides = Messages(domain), Overrides(self)
+        self.overridden, self.overriding = overrides.answer, overrides.among
         self.inference = InferenceModes(domain)
         self.builtins: dict[Any, Callable[..., Any]] = {
             isinstance: self.is_instance,
@@ -122,8 +124,8 @@ class Calls(Methods, Construction, StandIns, CachedFunctions):
             sys.exc_info: self.exception_details,
             WARN: self.messages.warn,
             torch_private.InferenceGuard: self.inference.make,
-            torch_private.has_torch_function: self.overridden,
-            **dict.fromkeys(torch_private.HAVE_TORCH_FUNCTION, lambda *values: self.overridden(values)),
+            torch_private.has_torch_function: overrides.are_asked,
+            **dict.fromkeys(torch_private.HAVE_TORCH_FUNCTION, lambda *values: overrides.are_asked(values)),
             **Switches(domain).functions,
             **{clock: functools.partial(self.read_number, f"time.{clock.__name__}", clock) for clock in CLOCKS},
             DRAW: functools.partial(self.read_number, "random.random", draw),
@@ -227,7 +229,8 @@ class Calls(Methods, Construction, StandIns, CachedFunctions):
         if function.__code__ is SINGLE_DISPATCH:
             return self.dispatched(function, *args, **kwargs)
         if natives.is_tensor_function(function) and any(
-            isinstance(a, TensorProxy) or holds_proxy(a) for a in (*args, *kwargs.values())
+            isinstance(a, TensorProxy) or holds_proxy(a) or self.overriding((a,))
+            for a in (*args, *kwargs.values())
         ):
             try:
                 with self.tensors.that_may_tell(function):
@@ -318,6 +321,8 @@ class Calls(Methods, Construction, StandIns, CachedFunctions):
 
     def operator(self, function: Any, args: list, kwargs: dict[str, Any]) -> Any:
         """An operator of torch's, as one node."""
+        if (answer := self.overridden(function, tuple(args), kwargs)) is not ABSENT:
+            return answer
         if function in (torch.equal, torch.allclose, torch.is_nonzero):
             raise Break(
                 "tensor read as a number", f"torch.{function.__name__} gives Python a value", "keep it in a tensor"
@@ -382,12 +387,6 @@ class Calls(Methods, Construction, StandIns, CachedFunctions):
         first = get(function, function.args, "args")
         keywords = get(function, function.keywords, "keywords")
         return self.call(inner, [*first, *args], {**self.objects.contents(keywords), **kwargs})
-
-    def overridden(self, values: Any) -> bool:
-        """torch's ``has_torch_function``: no, where all are tensors of torch's own or have no part in it."""
-        if all(type(v) is TensorProxy or type(v) in ATOMS or isinstance(v, Number) for v in self.fast(values)):
-            return False
-        raise Break("__torch_function__", "torch asks objects that may have one", "pass tensors and plain values")
 
     def captured(self, entry: Entry, args: list, kwargs: dict[str, Any]) -> Any:
         """What ``capture`` returned, called inside of a captured step: part of the same graph, if run the same way."""
@@ -491,6 +490,9 @@ class Calls(Methods, Construction, StandIns, CachedFunctions):
         for name in natives.ITERABLE_KEYWORDS & kwargs.keys():
             kwargs = kwargs | {name: self.domain.native_iter(kwargs[name])}
         kwargs = {k: self.callback(v) if k in ("func", "key") and v is not None else v for k, v in kwargs.items()}
+        if function is enumerate:
+            counted = self.domain.counted
+            values[1:], kwargs = map(counted, values[1:]), {k: counted(v) for k, v in kwargs.items()}
         if function is itertools.accumulate and len(values) > 1 and values[1] is not None:
             values[1] = self.callback(values[1])
         if function is collections.deque and type(kwargs.get("maxlen")) in SYMBOLIC:

@@ -447,8 +447,12 @@ class Containers(Parts):
         self.set_item(target, key, value)
 
     def dict_update(self, target: Any, other: Any) -> None:
-        if not hasattr(type(other), "keys"):
-            raise TypeError(f"'{type_name(type(other))}' object is not a mapping")
+        if not issubclass(type_of(other), dict):
+            try:
+                keys = self.attributes.get(other, "keys")
+            except AttributeError:
+                raise TypeError(f"'{type_name(type(other))}' object is not a mapping") from None
+            other = self.calls.by_keys(other, keys)
         self.calls.container_method(target, dict, "update", [other], {})
 
     def dict_merge(self, target: Any, other: Any, function: Any) -> None:

@@ -34,6 +34,10 @@ from .enums import plain_member
 from .parts import CallParts, is_alien
 from .texts import Text, texts
 
+# where methods of sequences take an index or a count
+INDEXES = {name: slice(0, 1) for name in ("insert", "pop", "rotate", "__mul__", "__rmul__", "__imul__")}
+INDEXES["index"] = slice(1, 3)
+NOT_JOINED = "can only join an iterable"
 OBJECT_METHODS = {
     "__setattr__": "object_setattr",
     "__getattribute__": "object_getattribute",
@@ -122,6 +126,9 @@ class Methods(CallParts):
             raise Break("number of numpy's", "a tensor is made of it", "convert it to a plain number: float(x)")
         if name in TENSOR_SPECIALS:
             return self.tensor_special(proxy, name, args, kwargs)
+        method = getattr(torch.Tensor, name, None)
+        if (answer := self.overridden(method, (proxy, *args), kwargs)) is not ABSENT:
+            return answer
         args, kwargs = self.operands(args, kwargs)
         return self.tensors.method(proxy, name, tuple(args), kwargs)
 
@@ -220,7 +227,7 @@ class Methods(CallParts):
                 return owner if name == "__enter__" else None
             raise Break("default device", f"with torch.device({str(owner)!r})", "pass device= to what makes tensors")
         if name == "join" and args and isinstance(owner, str):
-            args = [self.fast(args[0])]
+            args = [self.fast(args[0], NOT_JOINED)]
             if self.texts.is_open(*args[0]) and all(isinstance(v, str | Text) for v in args[0]):
                 between = [v for part in args[0] for v in (owner, part)][1:]
                 return self.texts.make(texts.joined, *between)
@@ -228,7 +235,7 @@ class Methods(CallParts):
             return self.texts.make(texts.filled, owner, tuple(kwargs), *args, *kwargs.values())
         values = [natives.specialised(self.domain.plain_contents(a), self.known) for a in args]
         if name == "join" and args:
-            values = [self.fast(args[0])]
+            values = [args[0] if isinstance(owner, str) else self.fast(args[0], NOT_JOINED)]
         if name == "format" and isinstance(owner, str) and is_simple(owner):
             values = [v if natives.is_plain(v, self.known) else self.formatted(v) for v in values]
             kwargs = {k: v if natives.is_plain(v, self.known) else self.formatted(v) for k, v in kwargs.items()}
@@ -271,6 +278,8 @@ class Methods(CallParts):
             record.appends = record.appends or []
             record.appends.extend(items)
             return None
+        if base in (*LISTS, tuple) and (at := INDEXES.get(name)) is not None:
+            args = [*args[: at.start], *map(self.domain.counted, args[at]), *args[at.stop :]]
         target = self.objects.contents(owner)
         if base in (set, frozenset) and name in ITERABLE_ARGUMENT:
             args = [self.keys_of(a) for a in args]
@@ -357,6 +366,8 @@ class Methods(CallParts):
         if kwargs or not 1 <= len(args) <= (3 if name == "index" else 1):
             raise Break("method in C", f"{type(target).__name__}.{name} of {len(args)} arguments", "it runs natively")
         bounds = [natives.specialised(a) for a in args[1:]]
+        if any(not hasattr(type(bound), "__index__") for bound in bounds):
+            raise TypeError("slice indices must be integers or have an __index__ method")
         start, stop, _ = slice(*bounds, *[None] * (2 - len(bounds))).indices(len(target))
         count = 0
         for i, item in enumerate(target):
@@ -381,18 +392,37 @@ class Methods(CallParts):
             if any(b in DICTS for b in type(value).__mro__):
                 return self.objects.contents(value)
             if self.attributes.has(value, "keys"):
-                keys = self.drain(self.call(self.attributes.get(value, "keys"), [], {}))
-                return {k: self.domain.get_item(value, k) for k in keys}
-            return [tuple(self.fast(pair)) for pair in self.drain(value)]
+                return self.by_keys(value, self.attributes.get(value, "keys"))
+            return [self.entry(i, pair) for i, pair in enumerate(self.drain(value))]
         return self.listed(value) if base is list else self.domain.native_iter(value)
+
+    def by_keys(self, value: Any, keys: Any) -> dict[Any, Any]:
+        """A dict of what a mapping has; `keys` is its method."""
+        return {self.objects.made_key(k): self.domain.get_item(value, k) for k in self.drain(self.call(keys, [], {}))}
+
+    def entry(self, at: int, pair: Any) -> tuple[Any, Any]:
+        """The key and the value that the item `at` of an iterable says (Objects/dictobject.c PyDict_MergeFromSeq2)."""
+        found = self.fast(pair, f"cannot convert dictionary update sequence element #{at} to a sequence")
+        if len(found) != 2:
+            raise ValueError(f"dictionary update sequence element #{at} has length {len(found)}; 2 is required")
+        return self.objects.made_key(found[0]), found[1]
 
     def drain(self, value: Any) -> list:
         """All items of an iterable."""
         return list(self.domain.native_iter(value))
 
-    def fast(self, value: Any) -> list:
-        """Objects/abstract.c PySequence_Fast: a list of what iterating gives, whose iterator is asked for its own."""
-        return self.listed(value if isinstance(value, list | tuple) else self.domain.get_iter(value))
+    def fast(self, value: Any, refusal: str = "") -> list:
+        """Objects/abstract.c PySequence_Fast: a list of what iterating gives, whose iterator is asked for its own.
+        refusal: what the error says where nothing can be gone through."""
+        if isinstance(value, list | tuple):
+            return self.listed(value)
+        try:
+            iterator = self.domain.get_iter(value)
+        except TypeError:
+            if not refusal:
+                raise
+            raise TypeError(refusal) from None
+        return self.listed(iterator)
 
     def listed(self, value: Any) -> list:
         """`list(value)`: first the iterator is asked for, then for how many items there may be (PySequence_List)."""
@@ -406,7 +436,8 @@ class Methods(CallParts):
                 raise TypeError("__new__(): not enough arguments")
             return self.allocate(args[0], bound, args[1:], kwargs)
         if name == "fromkeys" and cls in DICTS:
-            return self.objects.made(cls.fromkeys(*map(self.drain, args[:1]), *args[1:], **kwargs))
+            keys = [[self.objects.made_key(key) for key in self.drain(found)] for found in args[:1]]
+            return self.objects.made(cls.fromkeys(*keys, *args[1:], **kwargs))
         if name == "__subclasses__":
             ask = functools.partial(subclasses, weakref.ref(cls))
             self.heap.read("answer", ask, None, found := ask())

@@ -69,6 +69,8 @@ DUNDERS = {
     "^": "xor",
 }
 NAMES = DUNDERS | {"<": "lt", "<=": "le", "==": "eq", "!=": "ne", ">": "gt", ">=": "ge"}
+REPEATS = frozenset(("mul", "imul", "__mul__", "__imul__", "__rmul__"))
+SEQUENCES = (list, tuple, str, bytes, bytearray, collections.deque)
 
 
 class Operators(Parts):
@@ -217,12 +219,19 @@ class Operators(Parts):
         """A container as the real one that stands for it."""
         return self.objects.contents(value) if type(value) in CONTAINERS else value
 
+    def counted(self, value: Any) -> Any:
+        """What C code takes for an index or a count: what an ``__index__`` in Python gives, else the value itself."""
+        method = self.attributes.on_type(type(value), "__index__")
+        return self.as_index(value) if isinstance(method, types.FunctionType) else value
+
     def native(self, function: Any, *args: Any, **kwargs: Any) -> Any:
         """C code that an operator comes to: not with a container from outside, of which nobody has read the items."""
         for value in args:
             if issubclass(type(value), READ_BY_C) and self.objects.is_entered(value):
                 kind = type(value).__name__
                 raise Break("container read by an operator", f"a {kind} that the step did not make", "use its methods")
+        if getattr(function, "__name__", "") in REPEATS and any(issubclass(type(v), SEQUENCES) for v in args):
+            args = tuple(map(self.counted, args))
         try:
             return function(*args, **kwargs)
         except torch_private.DATA_DEPENDENT:
@@ -299,9 +308,10 @@ class Operators(Parts):
             self.objects.guard_distinct(left, right)
 
     def asks_in_python(self, value: Any) -> bool:
-        """Whether looking for an attribute that is not there runs code of the value's class."""
+        """Whether torch asks the value for an answer of its own, or looking for one runs code of the value's class."""
         methods = (self.attributes.on_type(type(value), name) for name in ("__getattr__", "__getattribute__"))
-        return any(isinstance(method, types.FunctionType) for method in methods)
+        asks = any(isinstance(method, types.FunctionType) for method in methods)
+        return asks or self.attributes.on_type(type(value), "__torch_function__") is not ABSENT
 
     def compares_in_python(self, value: Any, op: str) -> bool:
         """Whether the value's class may answer `op`, from either side, with a method in Python."""

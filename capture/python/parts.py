@@ -95,6 +95,8 @@ class Parts(Domain):
     globals_record: Callable[..., Record]  # what is known of a module's globals
     # known containers in an argument replaced by what stands for them, so that C code may read them
     plain_contents: Callable[[Any], Any]
+    counted: Callable[[Any], Any]  # what C code takes for an index or a count
+    as_index: Callable[[Any], Any]  # what a sequence is indexed with
     operand: Callable[[Any], Any]  # what stands for a value in an operator of C's
     is_one: Callable[[Any, Any], bool]  # whether two are one, or equal
     text_of: Callable[..., Any]  # ``str(value)``
@@ -137,7 +139,9 @@ class CallParts:
     operands: Callable[[list, dict[str, Any]], tuple[list, dict[str, Any]]]
     call: Callable[[Any, list, dict[str, Any]], Any]  # call anything callable in the trace
     drain: Callable[[Any], list]  # all items of an iterable
-    fast: Callable[[Any], list]  # what C code reads a sequence or an iterable as
+    by_keys: Callable[[Any, Any], dict[Any, Any]]  # a dict of what a mapping has
+    overridden: Callable[..., Any]  # what a class of the user's answers in an operator's place, ABSENT if none does
+    fast: Callable[..., list]  # what C code reads a sequence or an iterable as
     listed: Callable[[Any], list]  # `list(value)`
     mapping_or_items: Callable[[Any, type], Any]  # the argument of ``update``/``extend``: a native mapping or iterator
     kind_of: Callable[[Any], type]  # ``type(value)``

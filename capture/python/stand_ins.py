@@ -195,6 +195,9 @@ class StandIns(CallParts):
         is_traced = isinstance(iterator, TensorProxy | StandIn) and not hasattr(type_of(iterator), "__next__")
         if type(iterator) in (*natives.NO_ITERATORS, Number, *SYMBOLIC) or is_traced:
             raise TypeError(f"{type_name(type_of(iterator))!r} object is not an iterator")
+        kind = type(iterator)
+        if not issubclass(kind, StandIn) and self.attributes.on_type(kind, "__next__") is ABSENT:
+            raise TypeError(f"{type_name(kind)!r} object is not an iterator")
         try:
             value = self.call(self.attributes.get(iterator, "__next__"), [], {})
         except StopIteration:
@@ -344,7 +347,7 @@ class StandIns(CallParts):
 
     def to_int(self, *args: Any, **kwargs: Any) -> Any:
         if args and (len(args) > 1 or kwargs):  # a text and a base: of a number Python's own error
-            args = (example(args[0]), *(natives.specialised(v) for v in args[1:]))
+            args = (example(args[0]), *map(self.domain.as_index, args[1:]))
         if args and type(args[0]) is ArrayNumber and len(args) == 1 and not kwargs:
             return args[0].value
         if args and type(args[0]) is Array and len(args) == 1 and not kwargs:
@@ -367,7 +370,7 @@ class StandIns(CallParts):
                     return number
             raise Break("tensor read as a number", f"int() of a tensor {args[0].describe()}", "keep it in a tensor")
         if args and not natives.is_plain(args[0], self.known):
-            return self.by_method(args[0], ("__int__", "__index__"), "int")
+            return self.by_method(args[0], ("__int__", "__index__"), int)
         return int(*args, **kwargs)
 
     def to_whole(self, function: Callable[[Any], Any]) -> Callable[..., Any]:
@@ -392,17 +395,26 @@ class StandIns(CallParts):
         if args and type(args[0]) in (torch.SymInt, torch.SymFloat):
             return torch.sym_float(args[0])
         if args and not natives.is_plain(args[0], self.known):
-            return self.by_method(args[0], ("__float__", "__index__"), "float")
+            return self.by_method(args[0], ("__float__", "__index__"), float)
         return torch.sym_float(args[0]) if args and isinstance(args[0], SYMBOLIC) else float(*args)
 
-    def by_method(self, value: Any, names: tuple[str, ...], what: str) -> Any:
+    def by_method(self, value: Any, names: tuple[str, ...], kind: Any) -> Any:
+        """``int(value)`` or ``float(value)`` by its class's first method (Objects/abstract.c PyNumber_Float)."""
         for name in names:
             method = self.attributes.on_type(type(value), name)
             if isinstance(method, types.FunctionType):
-                return self.call(method, [value], {})
+                found = self.call(method, [value], {})
+                wanted = int if name == "__index__" else kind
+                if not issubclass(type_of(found), wanted):
+                    owner = f"{type_name(type(value))}." if name == "__float__" else ""
+                    what = f"{owner}{name} returned non-{wanted.__name__}"
+                    raise TypeError(f"{what} (type {type_name(type_of(found))})")
+                if type_of(found) is not wanted:
+                    raise Break(f"{kind.__name__}() in C", f"{name} returned a {type_of(found).__name__}", "return one")
+                return found if wanted is kind else self.to_float(found)
         if (member := plain_member(value)) is not value:
-            return int(member) if what == "int" else float(member)
-        raise Break(f"{what}() in C", type(value).__name__, "convert it outside of the step")
+            return kind(member)
+        raise Break(f"{kind.__name__}() in C", type(value).__name__, "convert it outside of the step")
 
     def to_text(self, *args: Any, **kwargs: Any) -> Any:
         return self.domain.text_of(*args, **kwargs)

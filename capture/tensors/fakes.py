@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+import enum
 from typing import Any
 
 import torch
-
-from moebius.interpreter.domain.core import special
 
 from ..torch_facts import torch_private
 from ..values.numbers import Number
@@ -14,9 +13,7 @@ from ..values.values import Break, TensorProxy
 from .bounds import Bound
 from .index_lists import IndexList
 
-# What C code turns objects into numbers or sequences with (torch/csrc/utils/tensor_new.cpp, python_arg_parser.cpp).
-ASKED_BY_OPERATORS = ("__index__", "__int__", "__float__", "__complex__", "__bool__", "__len__", "__getitem__")
-LIBRARIES = frozenset(("moebius", "torch", "enum"))
+LIBRARIES = frozenset(("builtins", "moebius", "torch", "enum", "numpy"))
 
 
 def dropped_out(x: Any, p: Any = 0.5, training: Any = True, inplace: Any = False) -> torch.Tensor | None:
@@ -63,17 +60,16 @@ def refuse_numbers(value: Any) -> None:
 
 
 def refuse_answering(value: Any) -> None:
-    """A graph break if C code would call methods of an object's class, written in Python, or empty a capsule: once for
-    the fakes, and once more for the graph."""
+    """A graph break if an operator would ask an object of the user's what it is (``__torch_function__``, ``__index__``,
+    ``__len__`` and more), or empty a capsule: once for the fakes, and once more for the graph."""
     kind = type(value)
     if isinstance(value, list | tuple):
         for item in value:
             refuse_answering(item)
     elif isinstance(value, slice):
         refuse_answering((value.start, value.stop, value.step))
-    elif kind.__name__ == "PyCapsule" or (
-        kind.__module__.partition(".")[0] not in LIBRARIES
-        and any(special(kind, name) is not None for name in ASKED_BY_OPERATORS)
+    elif kind.__name__ == "PyCapsule" or not (
+        kind.__module__.partition(".")[0] in LIBRARIES or issubclass(kind, torch.Tensor | enum.Enum | str | dict)
     ):
         hint = "make a number, a list or a tensor of it first"
         raise Break("object read by an operator", f"an operator in C asks a {kind.__name__} for what it holds", hint)

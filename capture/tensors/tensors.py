@@ -317,8 +317,7 @@ class TensorOperations:
         if getattr(function, "__name__", "") in SHAPED_BY_FLOATS:
             refuse_numbers((args, kwargs))
         self.refuse_unread((args, kwargs))
-        if not isinstance(function, types.FunctionType):
-            refuse_answering((*args, *kwargs.values()))
+        refuse_answering((*args, *kwargs.values()))
         in_numbers = function in MADE_OF_NUMBERS and is_open((args, list(kwargs.values())))
         fake_args, fake_kwargs = fake_of(self.numbers.examples(args) if in_numbers else args), fake_of(kwargs)
         torch_private.ON_FAKES.forget()
