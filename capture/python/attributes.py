@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import collections
 import functools
+import sys
 import types
 from collections.abc import Callable
 from typing import Any
@@ -223,12 +224,7 @@ class Attributes(Slots):
         if descriptor is staticmethod:
             return self.inside(found, found.__func__)
         if descriptor is classmethod:
-            inner = self.inside(found, found.__func__)
-            return (
-                self.objects.made(types.MethodType(inner, kind))
-                if isinstance(inner, types.FunctionType)
-                else inner.__get__(kind, type(kind))
-            )
+            return self.of_class_method(found, kind)
         if descriptor is functools._lru_cache_wrapper:
             return self.objects.made(types.MethodType(found, obj))
         if descriptor in (types.MethodDescriptorType, types.WrapperDescriptorType, types.ClassMethodDescriptorType):
@@ -256,6 +252,14 @@ class Attributes(Slots):
                 "it runs natively; call it outside of the step, unless a library does (as in DistributedDataParallel)",
             )
         raise Break("descriptor", f"a {descriptor.__name__} is bound in C", "read the attribute outside of the step")
+
+    def of_class_method(self, method: classmethod, cls: type) -> Any:
+        """``method.__get__(None, cls)``. Until 3.12, what it wraps is bound by its own type, if that binds."""
+        inner = self.inside(method, method.__func__)
+        by_itself = sys.version_info >= (3, 13) or isinstance(inner, types.FunctionType)
+        if by_itself or self.on_type(type(inner), "__get__") is ABSENT:
+            return self.objects.made(types.MethodType(inner, cls))
+        return self.bind(inner, cls, cls)
 
     def inside(self, wrapper: Any, inner: Any) -> Any:
         """What a static- or classmethod object wraps; fixed for the life of the wrapper."""
@@ -340,12 +344,7 @@ class Attributes(Slots):
         if isinstance(found, staticmethod):
             return self.inside(found, found.__func__)
         if isinstance(found, classmethod):
-            inner = self.inside(found, found.__func__)
-            return (
-                self.objects.made(types.MethodType(inner, cls))
-                if isinstance(inner, types.FunctionType)
-                else inner.__get__(cls, type(cls))
-            )
+            return self.of_class_method(found, cls)
         if isinstance(found, types.ClassMethodDescriptorType):
             return self.objects.made(found.__get__(None, cls))
         if type(found) in ATOMS or isinstance(found, NEVER_BOUND):

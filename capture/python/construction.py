@@ -97,8 +97,8 @@ class Construction(CallParts):
         if issubclass(cls, torch.autograd.Function | torch.nn.Module) and issubclass(cls, torch.autograd.Function):
             raise Break("autograd.Function instance", cls.__name__, "call .apply")
         meta_call = self.attributes.on_type(type(cls), "__call__")
-        if asks_metaclass and isinstance(meta_call, types.FunctionType):
-            return self.call(meta_call, [cls, *args], kwargs)
+        if asks_metaclass and not isinstance(meta_call, types.WrapperDescriptorType):
+            return self.call(self.attributes.bind(meta_call, cls, type(cls)), args, kwargs)
         return self.type_call(cls, args, kwargs)
 
     def lazy_property(self, lazy: Any, instance: Any, owner: Any = None) -> Any:
@@ -145,7 +145,7 @@ class Construction(CallParts):
             made = self.call(maker, [cls, *args], kwargs)
         else:
             made = self.allocate(cls, maker, args, kwargs)
-        if not issubclass(type_of(made), cls):
+        if cls not in type_of(made).__mro__:  # (whatever its metaclass says of subclasses)
             return made
         if args or kwargs:
             check_object_arguments(cls)

@@ -222,6 +222,9 @@ class TrackingDomain(Operators, Containers):
             raise decided_by_data()
         if type(exc) is TypeError and not self.objects.is_known(exc) and tells_of_tracing(exc):
             raise Break("C code that takes no number of ours", str(exc), "it runs natively")
+        # (code of ours reads an attribute for itself: what the step asks for is asked by its name)
+        if type(exc) is AttributeError and own_instruction(exc) in ("LOAD_ATTR", "LOAD_METHOD"):
+            raise Break("interpreter", f"an error of capture's own: {exc}", "it runs natively; please report this")
 
     def exc_match(self, exc: BaseException, kind: Any) -> bool:
         if not self.objects.is_known(exc) and raised_in_c(exc, self.objects.is_known):
@@ -395,12 +398,9 @@ def refuse_own(error: BaseException) -> None:
     Python's own checks that only a fault in a file of ours can trip: a name that is not there, an attribute that an
     object of ours lacks, a failed assertion of ours.
     """
-    place = error.__traceback__
-    while place is not None and place.tb_next is not None:
-        place = place.tb_next
-    if place is None or not str(place.tb_frame.f_globals.get("__name__", "")).startswith("moebius."):
+    if not (instruction := own_instruction(error)):
         return
-    raised_on_purpose = raises_at(place)
+    raised_on_purpose = instruction in ("RAISE_VARARGS", "RERAISE")
     own_object = type(getattr(error, "obj", None)).__module__.startswith("moebius.")
     if (
         isinstance(error, AssertionError | NotImplementedError)
@@ -410,10 +410,14 @@ def refuse_own(error: BaseException) -> None:
         raise OwnError(f"{type(error).__name__}: {error}") from error
 
 
-def raises_at(place: types.TracebackType) -> bool:
-    """Whether the traceback ends at a raise statement."""
-    code = place.tb_frame.f_code.co_code
-    return dis.opname[code[place.tb_lasti]] in ("RAISE_VARARGS", "RERAISE")
+def own_instruction(error: BaseException) -> str:
+    """The instruction of a file of ours at which the error was raised; "" if it was raised in another file."""
+    place = error.__traceback__
+    while place is not None and place.tb_next is not None:
+        place = place.tb_next
+    if place is None or not str(place.tb_frame.f_globals.get("__name__", "")).startswith("moebius."):
+        return ""
+    return dis.opname[place.tb_frame.f_code.co_code[place.tb_lasti]]
 
 
 class StopHere(Break):

@@ -288,6 +288,8 @@ class StandIns(CallParts):
 
     def extreme(self, function: Callable[..., Any]) -> Callable[..., Any]:
         def run(*args: Any, key: Any = None, **kwargs: Any) -> Any:
+            if not args or (kwargs and (len(args) > 1 or kwargs.keys() != {"default"})):
+                return function(*args, **kwargs)  # says what is wrong with them
             values, keys = [], []
             for value in self.domain.native_iter(args[0]) if len(args) == 1 else args:
                 values.append(value)

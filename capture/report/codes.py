@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+UNRAISED = "exception that did not come"
 
 @dataclass(frozen=True)
 class Code:
@@ -244,7 +245,8 @@ CODES = (
         "Take it out when you are done.",
     ),
     Code(
-        33, "An instruction that is not understood", ("interpreter",), "That is an error of ours.", "Please report it.",
+        33, "An instruction that is not understood", ("interpreter", UNRAISED),
+        "That is an error of ours.", "Please report it.",
     ),
     Code(
         34, "A write into experts that live on other ranks", ("write into experts on other ranks",),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from ..bytecode.expressions import Excerpt
-from .codes import code_of
+from .codes import UNRAISED, code_of
 
 # how a line ran, from best to weakest
 WEAKNESS = {"captured": 0, "opaque": 1, "native": 2}
@@ -39,6 +39,12 @@ class GraphBreak:
     def code(self) -> str:
         """"MB012": the kind of break, for good; ``moebius help MB012`` says what it means and what to change."""
         return code_of(self.reason).name
+
+    def did_not_come(self) -> None:
+        """Python has raised nothing here: the exception was an error of capture's own."""
+        if self.reason != UNRAISED:
+            self.reason, self.hint = UNRAISED, "an error of ours, which changes no result: please report it"
+            self.detail = f"Python raises nothing where capture saw that {self.detail}"
 
 
 def counted(breaks: list[GraphBreak]) -> list[tuple[GraphBreak, int]]:

@@ -21,6 +21,7 @@ from moebius.lowering.step import going_on, treats_each_alone
 from moebius.lowering.step.autocast import leaving_blocks
 
 from ..bytecode.counting import Counts
+from ..bytecode.hidden import hidden
 from ..bytecode.liveness import FRAME_READERS
 from ..bytecode.places import callee_position
 from ..bytecode.progress import stage
@@ -289,7 +290,7 @@ def run_whole_natively(
     alone = left_alone(function)  # its callees are captured below, not the frame itself
     native = NativePart(alone.__code__)
     return Segment(
-        timed(below(run_cells_natively(alone, n_cells)), native),
+        timed(unless_raised(below(run_cells_natively(alone, n_cells)), attempt.graph_break), native),
         finish_guards(attempt, n_positional, kwnames),
         None,
         attempt.graph_break,
@@ -403,7 +404,7 @@ def continue_natively(
         )
         for exit_ in going_on.exits
     ]
-    native_code = going_on.native_code(resumes)
+    native_code = going_on.native_code([unless_raised(resume, attempt.graph_break) for resume in resumes])
     attempt.native = NativePart(native_code)
     mark_skip(native_code)
     torch_private.skip_code(native_code)  # torch.compile cannot read code whose constants are callables
@@ -422,6 +423,21 @@ def continue_natively(
     if callee is None and any(may_run_code(v) for v in frame.stack[-3:]):
         run = f"{emitter.constant(below)}({run})"  # a property, an operator or a context of the user's
     return timed_return(emitter, f"{run}({', '.join(parts)})", attempt.native)
+
+
+def unless_raised(go_on: Callable[..., Any], broken: GraphBreak | None) -> Callable[..., Any]:
+    """``go_on``. Where the step was seen to raise, Python comes here only if it does not: the error was one of ours,
+    and the report says so."""
+    if broken is None or broken.reason != "exception":
+        return go_on
+
+    @hidden
+    def noticed(*args: Any, **kwargs: Any) -> Any:
+        result = go_on(*args, **kwargs)
+        broken.did_not_come()
+        return result
+
+    return noticed
 
 
 def passing(frame: Any, objects: Objects) -> set[str]:

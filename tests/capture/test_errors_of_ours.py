@@ -1,0 +1,182 @@
+"""An error that capture raises where plain Python raises none: never the step's own, and no handler's of the step's."""
+
+from __future__ import annotations
+
+import functools
+import importlib.metadata
+import itertools
+import re
+import types
+from typing import TypedDict
+
+import pytest
+import torch
+
+from moebius import capture, explain, stats
+from moebius.api import captured_of, report_of
+from moebius.python.attributes import Attributes
+
+
+class Called:
+    def __call__(self, *args):
+        return len(args)
+
+
+class Bound:
+    def __get__(self, instance, owner=None):
+        return lambda *args: (instance is None, owner, *args)
+
+
+def plain(*args):
+    return len(args)
+
+
+INNER = {
+    "a function": plain, "C's": max, "a partial": functools.partial(plain, 1), "a class": types.SimpleNamespace,
+    "an object": Called(), "a descriptor": Bound(), "a method": Called().__call__, "a generic": types.GenericAlias,
+    "a cache": functools.lru_cache(plain), "C's method": [3, 1].count, "a property": property(lambda cls: lambda: 2),
+}  # fmt: skip
+WRAPPERS = {"class": classmethod, "static": staticmethod, "neither": lambda inner: inner}
+ACCESS = {
+    "of the class": lambda cls: cls.part,
+    "of an instance": lambda cls: cls().part,
+    "of a subclass": lambda cls: type("Sub", (cls,), {})().part,
+    "called": lambda cls: cls.part(),
+    "called by an instance": lambda cls: cls().part(),
+    "by super": lambda cls: cls().through_super(),
+}
+
+
+def outcome(function, *args):
+    try:
+        found = function(*args)
+    except Exception as error:
+        return type(error)
+    return type(found) if type(found).__repr__ is object.__repr__ else re.sub(r" at 0x\w+", "", repr(found))
+
+
+@pytest.mark.parametrize("inner, wrapper, access", [*itertools.product(INNER, WRAPPERS, ACCESS)])
+def test_whatever_a_class_holds_is_bound_as_python_binds_it(inner, wrapper, access):
+    base = type("Base", (), {"part": WRAPPERS[wrapper](INNER[inner])})
+
+    class Own(base):
+        def through_super(self):
+            return super().part
+
+    def step(x):
+        try:
+            found = ACCESS[access](Own)
+        except Exception as error:
+            return type(error), x + 1
+        return (type(found) if type(found) in (types.MethodType, Called, Bound) else found), x + 1
+
+    report = explain(step)(torch.ones(2))
+    assert outcome(lambda: report.result[0]) == outcome(lambda: step(torch.ones(2))[0])
+    assert not [b for b in report.breaks if b.code in ("MB020", "MB033")]
+
+
+class Told(TypedDict):
+    a: torch.Tensor
+
+
+class Fixed(type):
+    def __instancecheck__(cls, _):
+        raise TypeError("never")
+
+    __subclasscheck__ = __instancecheck__
+
+
+CLASSES = {
+    "a TypedDict": Told,
+    "a metaclass whose call is a class": type("Meta", (type,), {"__call__": dict})("Made", (), {}),
+    "a metaclass whose call is C's": type("Meta", (type,), {"__call__": staticmethod(dict)})("Made", (), {}),
+    "a metaclass that refuses checks": Fixed("Made", (), {"__init__": lambda self, a: setattr(self, "a", a)}),
+}
+
+
+@pytest.mark.parametrize("kind", CLASSES)
+def test_classes_are_called_as_their_metaclass_says(kind):
+    cls = CLASSES[kind]
+
+    def step(x):
+        made = cls(a=x + 1)
+        return (made["a"] if type(made) is dict else made.a) * 2
+
+    report = explain(step)(torch.ones(2))
+    assert report.result.tolist() == [4.0, 4.0] and not report.breaks
+
+
+BROKEN = """
+def generic(self, obj, name):
+    if name == "probe":
+        $
+    return original(self, obj, name)
+"""
+
+
+def break_reads(monkeypatch, how):
+    """``object.probe`` fails in capture alone."""
+    namespace = {"__name__": "moebius.python.attributes", "original": Attributes.generic}
+    exec(BROKEN.replace("$", how), namespace)
+    monkeypatch.setattr(Attributes, "generic", namespace["generic"])
+
+
+class Probed:
+    probe = 5
+
+
+def handled(x, probed):
+    try:
+        return x * probed.probe
+    except AttributeError:
+        return x
+
+
+def in_the_middle(x, probed):
+    y = x + 0
+    y = y * probed.probe
+    return y + 0
+
+
+def test_a_handler_of_the_steps_never_meets_it(monkeypatch):
+    break_reads(monkeypatch, "return obj.another")
+    report = explain(handled)(torch.ones(2), Probed())
+    assert report.result.tolist() == [5.0, 5.0] and {b.code for b in report.breaks} == {"MB033"}
+
+
+@pytest.mark.parametrize("whole", (False, True))
+def test_it_is_not_told_as_the_steps(monkeypatch, whole):
+    break_reads(monkeypatch, "raise TypeError('by capture')")
+    step = (lambda x, probed: (locals(), x * probed.probe)[1]) if whole else in_the_middle
+    report = explain(step)(torch.ones(2), Probed())
+    assert report.result.tolist() == [5.0, 5.0] and {b.code for b in report.breaks} == {"MB033"}
+
+
+def test_what_the_step_does_raise_is_the_steps():
+    def step(x):
+        y = x + 1
+        raise ValueError(y.shape)
+
+    captured = capture(step)
+    with pytest.raises(ValueError, match="2"):
+        captured(torch.ones(2))
+    assert {b.code for b in report_of(captured_of(captured)).breaks} == {"MB020"}
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_cache_that_capture_fills_itself_is_no_change():
+    """A cached function is interpreted after a write, to see what it depends on, and then asked natively."""
+    re.purge()
+
+    @functools.lru_cache
+    def asked(name):
+        return importlib.metadata.version(name), re.match("a(b|c)+d", "abcd") is not None
+
+    def step(x):
+        x.mul_(2)
+        return x + 1, asked("torch")
+
+    captured = capture(step, backend="eager")
+    found = [captured(torch.ones(2)) for _ in range(3)]
+    assert found[2][1] == (importlib.metadata.version("torch"), True) and found[2][0].tolist() == [3.0, 3.0]
+    assert stats(captured).hits == 2 and stats(captured).graphs == 1
