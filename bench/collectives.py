@@ -94,7 +94,7 @@ def predict(model: nn.Module, whole: Any, batches: list[torch.Tensor], mesh: Any
         arrive = sum(rank in token for other, tokens in enumerate(went) if other != rank for token in tokens)
         shape = RegionShape(batches[0].numel(), top_k, experts, config.hidden_size, 4, 4)
         parts = bytes_for(shape, ranks, leave, arrive)
-        back = parts.header // 2 + leave * shape.width * 4 + arrive * (shape.width * 4 + top_k * 4)
+        back = leave * shape.width * 4 + arrive * (shape.width * 4 + top_k * 4)
         forward, backward = forward + int(parts.total - back), backward + int(back)
     dense = sum(p.nbytes for p in model.parameters() if not isinstance(p, Sharded))
     own = sum(p.local.nbytes for p in model.parameters() if isinstance(p, Sharded))
@@ -104,7 +104,7 @@ def predict(model: nn.Module, whole: Any, batches: list[torch.Tensor], mesh: Any
     clip = mesh.ndim * header + reduced_bytes(norms, ranks)
     ends = 3 * mesh.ndim - 1  # of backward: a header and whole gradients over each axis, the experts' over dp
     return [
-        (3 * len(layers), forward), (3 * len(layers) + ends, backward), (mesh.ndim + 1, clip), (0, 0),
+        (3 * len(layers), forward), (2 * len(layers) + ends, backward), (mesh.ndim + 1, clip), (0, 0),
     ]
 
 

@@ -230,7 +230,7 @@ class Captured:
     def settled(self, run: Callable[..., Any]) -> Callable[..., Any]:
         """With what the options switch on for the time of a call."""
         if self.options.mesh is not None:
-            run = in_a_call(run, self.mesh_calls, self.options, self.root)
+            run = in_a_call(run, self.mesh_calls, self.options, self.root, self.recompiles)
         return deterministic(run) if self.options.deterministic else run
 
     def capture(self, args: tuple, kwargs: dict[str, Any]) -> Segment:
@@ -329,7 +329,7 @@ class Captured:
             text = "not in a checkpoint that runs natively"
             found.guards.answers("torch.utils.checkpoint", text, (torch_private.in_checkpoint, False))
         try:
-            average_what_it_met(found, self.options, self.root)
+            average_what_it_met(found, self.function, self.options, self.root)
             return build(found, self.options, self.make_resume, self.below, self.parked, started)
         finally:
             found.release()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import os
 import types
 import warnings
 import weakref
@@ -58,14 +60,14 @@ def average_what_it_reaches(function: types.FunctionType, options: Options, args
     code = function.__code__
     cells = [cell.cell_contents for cell in function.__closure__ or () if cell != types.CellType()]
     names = [function.__globals__[name] for name in code.co_names if name in function.__globals__]
-    average(options, around([*args, *kwargs.values(), *cells, *names]), True)
+    average(options, function, around([*args, *kwargs.values(), *cells, *names]), True)
 
 
-def average_what_it_met(attempt: Trace, options: Options, root: bool) -> None:
+def average_what_it_met(attempt: Trace, function: types.FunctionType, options: Options, root: bool) -> None:
     """The same for all that a trace has met."""
     records = [record.obj for record in attempt.objects.records.values()]
     inputs = [proxy.real for proxy in attempt.tensors.inputs if isinstance(proxy.real, torch.Tensor)]
-    average(options, [*records, *inputs], root)
+    average(options, function, [*records, *inputs], root)
 
 
 @dataclass
@@ -76,15 +78,24 @@ class MeshCalls:
     number: int = 0
 
 
-def in_a_call(run: Callable[..., Any], calls: MeshCalls, options: Options, begins: bool) -> Callable[..., Any]:
+def in_a_call(
+    run: Callable[..., Any], calls: MeshCalls, options: Options, begins: bool, recompiles: list[Any]
+) -> Callable[..., Any]:
     """``run`` with its place told: ranks compare the numbers of their calls, and are told what fails in another's."""
     from moebius.lowering.distribution import nothing_unseen
     from moebius.lowering.distribution.meeting import calling
 
+    def again() -> str:
+        if not recompiles:
+            return ""
+        last = recompiles[-1]
+        where = f"{os.path.basename(last.file)}:{last.line}"
+        return f", captured again as {last.guard} was {last.old}, is {last.new} ({where})"
+
     @hidden
     def call(*args: Any, **kwargs: Any) -> Any:
         calls.number += begins
-        with calling(options.mesh, calls.name, calls.number), nothing_unseen():
+        with calling(options.mesh, calls.name, calls.number, again), nothing_unseen():
             return run(*args, **kwargs)
 
     return call
@@ -103,7 +114,7 @@ def around(values: Iterable[Any], depth: int = 3) -> Iterator[Any]:
             yield from around(list(getattr(value, "__dict__", {}).values()), depth - 1)
 
 
-def average(options: Options, values: Iterable[Any], root: bool) -> None:
+def average(options: Options, function: types.FunctionType, values: Iterable[Any], root: bool) -> None:
     """Average the gradients of all that is trained among values. root: nothing of the call has run yet. Collective."""
     if options.mesh is None:
         return
@@ -111,6 +122,7 @@ def average(options: Options, values: Iterable[Any], root: bool) -> None:
         DistributionError,
         average_gradients,
         is_averaged,
+        parts_of,
         place_state,
         resolve_plan,
     )
@@ -135,7 +147,10 @@ def average(options: Options, values: Iterable[Any], root: bool) -> None:
             "rank alone; pass the model, or the optimizer, to the captured function"
         )
     try:
-        average_gradients(modules, tensors, options.mesh, resolve_plan(options.plan, options.mesh), optimizers)
+        alike = {name: getattr(options, name) for name in ("backend", "plan", "precision", "save", "deterministic")}
+        program = functools.partial(parts_of, function, alike, modules, optimizers)
+        plan = resolve_plan(options.plan, options.mesh)
+        average_gradients(modules, tensors, options.mesh, plan, optimizers, program)
     except DistributionError as error:
         raise MeshError(str(error)) from error
     met.update(optimizers)

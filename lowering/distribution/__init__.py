@@ -30,6 +30,7 @@ from moebius.lowering.distribution.place import (
 )
 from moebius.lowering.distribution.placement import collect_parameters, place_parameters, place_state, to_graph_input
 from moebius.lowering.distribution.plan import Plan, resolve_plan
+from moebius.lowering.distribution.program import parts_of
 from moebius.lowering.distribution.reduce import average_gradients, is_averaged
 from moebius.lowering.distribution.sharded import Sharded
 from moebius.lowering.distribution.steps import look_at_optimizers, nothing_unseen
@@ -38,7 +39,7 @@ from moebius.lowering.planner.traffic import Bytes, RegionShape, bytes_for, expe
 __all__ = [
     "Bytes", "DistributionError", "PlacementError", "Plan", "RanksDisagreeError", "RegionShape", "Sharded", "Traffic",
     "average_gradients", "bind_inputs", "bytes_for", "collect_parameters", "expected_bytes", "input_conversions",
-    "is_averaged", "look_at_optimizers", "nothing_unseen", "parameters_to_place",
+    "is_averaged", "look_at_optimizers", "nothing_unseen", "parameters_to_place", "parts_of",
     "place", "place_graph_parameters", "place_parameters", "place_state", "plan_for", "resolve_plan",
     "to_graph_input", "traffic",
 ]

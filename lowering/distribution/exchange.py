@@ -74,10 +74,13 @@ traffic = Traffic()
 
 
 @torch.library.custom_op("moebius::route", mutates_args=())
-def route(index_TK: Tensor, num_experts: int, group_name: str, place: str = "experts") -> tuple[Tensor, Tensor, Tensor]:
+def route(
+    index_TK: Tensor, num_experts: int, group_name: str, place: str = "experts", backward: int = 0, owed: int = 0
+) -> tuple[Tensor, Tensor, Tensor]:
     """Which rows this rank sends and receives. Collective.
 
     place: which layer this is. Raises RanksDisagreeError, on every rank, where the ranks have come to different ones.
+    backward, owed: as in :func:`meeting.headers`.
 
     Returns rows_S (positions in T, by destination, then by token), source_U (the rank each received row comes from) and
     splits_3P (on the CPU: rows sent to each rank, rows received from each, and the number of this meeting, the same on
@@ -94,7 +97,7 @@ def route(index_TK: Tensor, num_experts: int, group_name: str, place: str = "exp
     rows_S = wanted.t().nonzero()[:, 1]
 
     out_P = wanted.sum(0)
-    back_P = headers(group, out_P, f"{place} ({num_experts} experts, top {top_k})")
+    back_P = headers(group, out_P, f"{place} ({num_experts} experts, top {top_k})", backward, owed)
     traffic.add("header", (ranks - 1) * HEADER_BYTES)
     splits_3P = torch.stack([out_P.cpu(), back_P, torch.full_like(back_P, group.meetings)])
     source_U = torch.repeat_interleave(torch.arange(ranks), splits_3P[1]).to(index_TK.device)
@@ -102,7 +105,9 @@ def route(index_TK: Tensor, num_experts: int, group_name: str, place: str = "exp
 
 
 @route.register_fake
-def _(index_TK: Tensor, num_experts: int, group_name: str, place: str = "experts") -> tuple[Tensor, Tensor, Tensor]:
+def _(
+    index_TK: Tensor, num_experts: int, group_name: str, place: str = "experts", backward: int = 0, owed: int = 0
+) -> tuple[Tensor, Tensor, Tensor]:
     context = torch.library.get_ctx()
     return (
         index_TK.new_empty((context.new_dynamic_size(),), dtype=torch.int64),
@@ -140,15 +145,16 @@ def send_rows(
     tensors: list[Tensor], rows_S: Tensor, source_U: Tensor, splits_3P: Tensor, group_name: str, place: str
 ) -> list[Tensor]:
     """Rows of these tensors, [T, ...] each, to the ranks that asked for them, in one exchange: what arrived here,
-    [U, ...] each. Collective. place: where this is, if the ranks are to compare that first. (No default: torch leaves
-    out arguments that equal one, and then backward of lists does not fit.)"""
+    [U, ...] each. Collective. place: where this is, if the ranks are to compare that first, and have not promised it.
+    (No default: torch leaves out arguments that equal one, and then backward of lists does not fit.)"""
     group = find_group(group_name)
-    if place:
-        headers(group, splits_3P[0].to(rows_S.device), f"{place}, which was exchange {int(splits_3P[2, 0])}")
+    if place and not group.redeem(number := int(splits_3P[2, 0])):
+        headers(group, splits_3P[0].to(rows_S.device), f"{place}, which was exchange {number}")
         traffic.add("header", (group.size() - 1) * HEADER_BYTES)
     sent = pack(tensors, rows_S)
     out, back, _ = splits_3P.tolist()
     received = sent.new_empty((source_U.shape[0], *sent.shape[1:]))
+    group.half = True
     group.all_to_all(received, sent, back, out)
     traffic.add("dispatch", row_bytes(sent) * (sum(out) - out[group.rank()]))
     del sent
@@ -174,6 +180,7 @@ def return_rows(
     sent = pack(tensors)
     arrived = sent.new_empty((rows_S.shape[0], *sent.shape[1:]))
     group.all_to_all(arrived, sent, out, back)
+    group.half = False
     traffic.add("combine", row_bytes(sent) * (sum(back) - back[group.rank()]))
     del sent
     return [_sum_rows(rows, rows_S, tokens) for rows in unpack(arrived, tensors)]

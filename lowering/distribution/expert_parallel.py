@@ -34,16 +34,19 @@ def _(index_UK: Tensor, num_experts: int, group_name: str) -> tuple[Tensor, Tens
 
 
 def dispatch(
-    x_TD: Tensor, index_TK: Tensor, weight_TK: Tensor | None, num_experts: int, group_name: str, place: str = "experts"
+    x_TD: Tensor, index_TK: Tensor, weight_TK: Tensor | None, num_experts: int, group_name: str, place: str = "experts",
+    backward: int = 0, owed: int = 0,
 ) -> tuple[Tensor, Tensor, Tensor | None, Tensor, Tensor, Tensor, Tensor]:
-    """Send this rank's tokens to their experts' ranks. Collective. place: as in :func:`exchange.route`.
+    """Send this rank's tokens to their experts' ranks. Collective. place, backward, owed: as in
+    :func:`exchange.route`.
 
     Returns x_RD, expert_R1 (this rank's own numbering), weight_R1 (None without weights), and for :func:`combine`:
     token_R (the received row that each slot belongs to), rows_S, source_U, splits_3P.
     """
     held = [x_TD, index_TK] if weight_TK is None else [x_TD, index_TK, weight_TK]
     form = ", ".join(f"{str(t.dtype)[6:]}{' with gradients' * t.requires_grad}" for t in held)
-    rows_S, source_U, splits_3P = exchange.route(index_TK, num_experts, group_name, f"{place}, rows of {form}")
+    where = f"{place}, rows of {form}"
+    rows_S, source_U, splits_3P = exchange.route(index_TK, num_experts, group_name, where, backward, owed)
     x_UD, index_UK, *weights = exchange.send_rows(held, rows_S, source_U, splits_3P, group_name, "")
     slot_R, expert_R = own_slots(index_UK, num_experts, group_name)
     top_k = index_TK.shape[1]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any, Protocol
 
@@ -30,10 +30,11 @@ RULE = "with mesh=..., every rank has to run the same program, each on its own p
 
 class Group(Protocol):
     """The ranks that share the experts of a layer, seen from one of them. name: the same on all of them. meetings: how
-    many there were, the same on all of them too."""
+    many there were, the same on all of them too. half: rows went out, and their results have not come back."""
 
     name: str
     meetings: int
+    half: bool
 
     def rank(self) -> int: ...
 
@@ -42,17 +43,25 @@ class Group(Protocol):
     def all_to_all(self, received: Tensor, sent: Tensor, back: list[int], out: list[int]) -> None:
         """Rows of ``sent`` to each rank, ``out`` of them; into ``received``, ``back`` of them from each."""
 
-    def meet(self, received: Tensor, sent: Tensor, place: str) -> None:
-        """One row to each rank, for which this one waits no longer than it must."""
+    def meet(self, received: Tensor, sent: Tensor, place: str, owed: int) -> None:
+        """One row to each rank, for which this one waits no longer than it must. owed: how many exchanges of backward
+        a rank that comes here has promised."""
+
+    def promise(self) -> None:
+        """Backward of what this meeting begins comes without a meeting: all ranks have the same graph for it."""
+
+    def redeem(self, meeting: int) -> bool:
+        """Whether backward of what this meeting began was promised, and is due now."""
 
     def tell(self, words: str) -> list[str]:
         """What each rank says, this one's words among them."""
 
 
 class Call:
-    """The call of a captured function that runs: its name, and how many there were of it."""
+    """The call of a captured function that runs: its name, how many there were of it, and why it was captured again."""
 
     name, number = "", 0
+    again: Callable[[], str] = str
 
 
 def at(place: str, steps: int) -> str:
@@ -61,30 +70,59 @@ def at(place: str, steps: int) -> str:
     return f"{place}{call}" + (f", after {steps} optimizer step{'s' if steps > 1 else ''}" if steps else "")
 
 
-def headers(group: Group, numbers_P: Tensor, place: str) -> Tensor:
+def headers(group: Group, numbers_P: Tensor, place: str, backward: int = 0, owed: int = 0) -> Tensor:
     """[P], on the CPU: the number that each rank has for this one; numbers_P: this one's for each. Collective.
 
+    backward: a digest of what backward will do (backward.py), 0 where that is not known. Where it is the same on all
+    ranks, they promise it. owed: how many such promises are open where a rank comes here.
     Raises RanksDisagreeError, on every rank, where they have come to different places, or where one has failed.
     """
     where = at(place, TAKEN[group.name])
-    sent = torch.stack([numbers_P, torch.full_like(numbers_P, zlib.crc32(where.encode()))], 1)
+    word = zlib.crc32(where.encode()) | backward << 32
+    sent = torch.stack([numbers_P, torch.full_like(numbers_P, word)], 1)
     received = torch.empty_like(sent)
-    group.meet(received, sent, where)
+    group.meet(received, sent, where, owed)
     received = received.cpu()
-    if bool((received[:, 1] != zlib.crc32(where.encode())).any()):
-        told = dict(enumerate(group.tell(where)))
-        places = "; ".join(f"rank {rank} is at {words}" for rank, words in told.items())
+    if backward and bool((received[:, 1] == word).all()):
+        group.promise()
+    if bool(((received[:, 1] ^ word) & 0xFFFFFFFF).any()):
+        places = said(group.tell(where + Call.again()))
         raise RanksDisagreeError(f"the ranks have come to different places: {places}. {RULE}")
     return received[:, 0]
 
 
+def said(told: list[str]) -> str:
+    """What each rank has told of its place."""
+    return "; ".join(f"rank {rank} is at {words}" for rank, words in enumerate(told))
+
+
+def exchange_words(keys: list[str], rank: int, words: str) -> list[str]:
+    """Through the store, a key for each rank: what each says, this one's words among them."""
+    store = default_store()
+    store.set(keys[rank], words)
+    told = []
+    for key in keys:
+        try:
+            store.wait([key], TELLING)
+            told.append(store.get(key).decode())
+        except RuntimeError:
+            told.append("a place that it does not tell")
+    return told
+
+
 class ProcessGroup:
-    """A Group over torch.distributed. processes: of its ranks, as far as they have told, each asked for once."""
+    """A Group over torch.distributed. processes: of its ranks, as far as they have told, each asked for once. promised:
+    the meetings whose backward comes without one, and has not come yet. half: rows went out, and their results have not
+    come back. left: where this rank failed then, and others may wait for it."""
+
+    half, left = False, ""
 
     def __init__(self, group: dist.ProcessGroup):
         self.group, self.meetings, self.announced, self.place = group, 0, False, "the first meeting"
         self.name = str(group.group_name)
         self.processes: dict[int, str] = {}
+        self.promised: dict[int, str] = {}
+        self.begun = 0  # so many collectives
 
     def rank(self) -> int:
         return self.group.rank()
@@ -97,6 +135,7 @@ class ProcessGroup:
 
     def wait(self, work: Any) -> None:
         """For a collective of the group, as long as no rank of it has failed, is stopped or gone."""
+        self.begun += 1
         if dist.get_backend(self.group) != "gloo":  # its ranks wait on the device
             work.wait()
             return
@@ -135,26 +174,41 @@ class ProcessGroup:
         found = [(rank, condition(process)) for rank, process in sorted(self.processes.items())]
         return [f"the process of rank {dist.get_global_rank(self.group, rank)} {what}" for rank, what in found if what]
 
-    def meet(self, received: Tensor, sent: Tensor, place: str) -> None:
+    def meet(self, received: Tensor, sent: Tensor, place: str, owed: int) -> None:
+        if self.left or (self.promised and len(self.promised) != owed):
+            self.ask_before_sending(place)
         self.meetings += 1
         self.place = place
         self.all_to_all(received, sent, [1] * self.size(), [1] * self.size())
 
-    def tell(self, words: str) -> list[str]:
-        keys = [self.key(f"{self.meetings}/{rank}") for rank in range(self.size())]
-        store = default_store()
-        store.set(keys[self.rank()], words)
-        told = []
-        for key in keys:
-            try:
-                store.wait([key], TELLING)
-                told.append(store.get(key).decode())
-            except RuntimeError:
-                told.append("a place that it does not tell")
-        return told
+    def promise(self) -> None:
+        self.promised[self.meetings] = self.place
+
+    def redeem(self, meeting: int) -> bool:
+        place = self.promised.pop(meeting, "")
+        self.place = f"backward of {place}" if place else self.place
+        return bool(place)
+
+    def ask_before_sending(self, place: str) -> None:
+        """This rank left an exchange that others may wait in (an exception that was caught?), and comes to another one.
+        Nothing is sent before all ranks have said the same."""
+        self.left = self.left or f"backward of {next(iter(self.promised.values()))}"
+        self.promised.clear()
+        words = f"{place}, without {self.left}, after {self.begun} collectives"
+        self.announce(f"rank {dist.get_rank()} came to {words}")
+        if set(told := self.tell(words, "left/")) != {words}:
+            raise RanksDisagreeError(f"the ranks have come to different places: {said(told)}. {RULE}")
+        self.half, self.left = False, ""
+        self.announce("")
+
+    def tell(self, words: str, kind: str = "") -> list[str]:
+        keys = [self.key(f"{kind}{self.meetings}/{rank}") for rank in range(self.size())]
+        return exchange_words(keys, self.rank(), words)
 
     def announce(self, words: str) -> None:
         """Tell the ranks of the group that this one has failed, or, without words, that it goes on all the same."""
+        if words and self.half:
+            self.left = f"the rest of {self.place}"
         if words or self.announced:
             default_store().set(self.key("failed"), f"{self.meetings} {words}")
         self.announced = bool(words)
@@ -188,10 +242,11 @@ def group_of(group: dist.ProcessGroup) -> ProcessGroup:
 
 
 @contextlib.contextmanager
-def calling(mesh: Any, name: str, number: int) -> Iterator[None]:
-    """While a captured function runs, for the number-th time. What fails in it is told to the other ranks."""
-    before = Call.name, Call.number
-    Call.name, Call.number = name, number
+def calling(mesh: Any, name: str, number: int, again: Callable[[], str]) -> Iterator[None]:
+    """While a captured function runs, for the number-th time. What fails in it is told to the other ranks. again: why
+    it was captured more than once, as words to put behind others."""
+    before = Call.name, Call.number, Call.again
+    Call.name, Call.number, Call.again = name, number, staticmethod(again)
     groups = [group_of(mesh.get_group(axis)) for axis in range(mesh.ndim)]
     for group in groups:
         group.announce("")
@@ -203,4 +258,4 @@ def calling(mesh: Any, name: str, number: int) -> Iterator[None]:
             group.announce(words)
         raise
     finally:
-        Call.name, Call.number = before
+        Call.name, Call.number, Call.again = before

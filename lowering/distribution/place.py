@@ -20,6 +20,7 @@ import torch
 from torch import fx
 
 from moebius.kernels import experts
+from moebius.lowering.distribution.backward import promises
 from moebius.lowering.distribution.exchange import remember_group
 from moebius.lowering.distribution.expert_parallel import combine, dispatch, own_experts, reached_experts
 from moebius.lowering.distribution.placement import place_parameters, to_graph_input
@@ -68,13 +69,14 @@ def place(gm: fx.GraphModule, options: LoweringOptions) -> fx.GraphModule:
     chains = {id(weight): _chain(weight) for node in regions for weight in _weights(node).values()}
     kept, here = (items | {taken for taken, item in rows.items() if item in items} for items in (kept, here))
     # Read before the first rewrite: it changes the fakes of weights that a later region may share.
+    promised = promises(gm, regions, here)
     experts_of = {node: int(_weights(node)["gate_up_E2ND"].meta["val"].shape[0]) for node in regions}
     for node in gm.graph.find_nodes(op="call_function", target=stack_experts):
         _ask_all_ranks(node, group_name)
     for node, num_experts in experts_of.items():
         where = node.meta.get("where") or ("", 0)
         name = f"experts {_number_of(node)}, {os.path.basename(where[0])}:{where[1]}"
-        _replace(node, num_experts, chains, kept, here, plan.ranks, rank, group_name, name)
+        _replace(node, num_experts, chains, kept, here, plan.ranks, rank, group_name, name, promised[node])
     _gather_where_used(gm)
     for taken, item in rows.items():
         taken.args = (item, taken.meta["placement"])
@@ -313,7 +315,7 @@ def _say_idle_ranks(plan: Plan) -> None:
 
 def _replace(
     node: fx.Node, num_experts: int, chains: dict[int, list[fx.Node] | None], kept: set[fx.Node], here: set[fx.Node],
-    ranks: int, rank: int, group_name: str, place: str,
+    ranks: int, rank: int, group_name: str, place: str, promised: tuple[int, int],
 ) -> None:
     graph = node.graph
     arguments = _arguments(node)
@@ -334,7 +336,7 @@ def _replace(
                 if chain is not None and chain[0] in kept:
                     chain[0].meta["wants_shard"] = True
                 arguments[name] = emit(own_experts, (value, group_name))
-        sent = emit(dispatch, (x, index, weight, num_experts, group_name, place))
+        sent = emit(dispatch, (x, index, weight, num_experts, group_name, place, *promised))
         x_RD, expert_R1, weight_R1, *ticket = [emit(operator.getitem, (sent, i)) for i in range(7)]
         arguments |= {"x_TD": x_RD, "index_TK": expert_R1, "weight_TK": None if weight is None else weight_R1}
         bound = inspect.BoundArguments(SIGNATURE, OrderedDict(arguments))

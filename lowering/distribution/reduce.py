@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import weakref
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,6 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 from moebius.lowering.distribution.agree import agree, all_reduce, copy_from_first_rank
 from moebius.lowering.distribution.errors import DistributionError
 from moebius.lowering.distribution.plan import data_axes
+from moebius.lowering.distribution.program import same_program
 from moebius.lowering.distribution.sharded import Sharded, zeros_sharded
 from moebius.lowering.distribution.torch_private import (
     accumulates,
@@ -221,13 +222,14 @@ PLACES: dict[int, tuple[Reducer, int]] = {}  # by id of the parameter
 
 def average_gradients(
     modules: Iterable[torch.nn.Module], tensors: Iterable[Any], mesh: Any, plan: Any,
-    optimizers: Iterable[torch.optim.Optimizer] = (),
+    optimizers: Iterable[torch.optim.Optimizer] = (), program: Callable[[], Mapping[str, str]] = dict,
 ) -> None:
     """From now on each backward averages the gradients of these modules' parameters, and of the parameters among
     ``tensors``, over the mesh; they become equal on all ranks, and so does what these optimizers hold for them. Calling
-    again is free. Collective where any is new.
+    again is free. Collective where any is new. program: what has to be alike on all ranks then (program.py).
 
-    Raises DistributionError for what reduces its gradients itself (DistributedDataParallel, FSDP2, DTensor).
+    Raises RanksDisagreeError where the program differs, DistributionError for what reduces its gradients itself
+    (DistributedDataParallel, FSDP2, DTensor).
     """
     modules = list(modules)
     axis = plan.axis_index(mesh)
@@ -244,6 +246,8 @@ def average_gradients(
     reducer = REDUCERS.setdefault((mesh, axis), Reducer(mesh, axis))
     reducer.mesh = mesh
     mine = [parameter for parameter in parameters if _belongs_to(parameter, reducer)]
+    if any(reducer.place_of(parameter) is None for parameter in mine):
+        same_program(mesh, program())
     if reducer.watch(mine, buffers):
         share_state(optimizers, mesh)
 

@@ -43,7 +43,7 @@ class Meeting:
 class SimulatedGroup:
     """An exchange.Group among threads."""
 
-    name = "simulated ranks"
+    name, half = "simulated ranks", False
 
     def __init__(self, rank: int, ranks: int, meeting: Meeting):
         self.me, self.ranks, self.meeting, self.meetings = rank, ranks, meeting, 0
@@ -60,8 +60,14 @@ class SimulatedGroup:
         assert [len(piece) for piece in mine] == back
         torch.cat(mine, out=received)
 
-    def meet(self, received: Tensor, sent: Tensor, place: str) -> None:
+    def meet(self, received: Tensor, sent: Tensor, place: str, owed: int) -> None:
         self.all_to_all(received, sent, [1] * self.ranks, [1] * self.ranks)
+
+    def promise(self) -> None:
+        pass  # a group lives for one operator: backward meets again
+
+    def redeem(self, meeting: int) -> bool:
+        return False
 
     def tell(self, words: str) -> list[str]:
         told = self.meeting.exchange(self.me, words)

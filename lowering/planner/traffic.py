@@ -60,8 +60,9 @@ class Bytes:
         return Bytes(self.header + other.header, self.dispatch + other.dispatch, self.combine + other.combine)
 
 
-def bytes_for(shape: RegionShape, ranks: int, sent: float, received: float) -> Bytes:
-    """What a rank sends that dispatches ``sent`` rows to other ranks and is given ``received``.
+def bytes_for(shape: RegionShape, ranks: int, sent: float, received: float, headers: int = 1) -> Bytes:
+    """What a rank sends that dispatches ``sent`` rows to other ranks and is given ``received``. headers: forward's, and
+    backward's own where that is in another graph than forward, or in none.
 
     Forward: x, indices and weights out, results back. Backward, its mirror: the output's gradient out, the gradients of
     x and of weights back.
@@ -69,7 +70,7 @@ def bytes_for(shape: RegionShape, ranks: int, sent: float, received: float) -> B
     row = shape.width * shape.item_bytes
     weights = shape.top_k * shape.weight_bytes if shape.weighted else 0
     return Bytes(
-        header=2 * (ranks - 1) * HEADER_BYTES,
+        header=headers * (ranks - 1) * HEADER_BYTES,
         dispatch=sent * (row + weights + shape.top_k * shape.index_bytes) + sent * row,
         combine=received * row + received * (row + weights),
     )

@@ -1,6 +1,7 @@
 """Ranks that do not do the same: each raises an error that says where each of them is, soon, and nothing is mixed."""
 from __future__ import annotations
 
+import copy
 import functools
 import io
 import time
@@ -14,7 +15,10 @@ from torch.distributed.device_mesh import init_device_mesh
 
 import moebius
 from moebius import capture
-from moebius.lowering.distribution import RanksDisagreeError
+from moebius.errors import MeshError
+from moebius.kernels import experts_op
+from moebius.lowering.distribution import RanksDisagreeError, Sharded
+from moebius.lowering.distribution.meeting import GROUPS
 
 D, T = 8, 5
 
@@ -28,7 +32,7 @@ class Model(nn.Module):
         layers = self.layers[:1] if how == "one layer less" else self.layers
         for layer in (layers[::-1] if how == "another order" else layers):
             x = layer(x)
-        return self.head(x)
+        return self.head(x.detach() if how == "detached" else x)
 
 
 def step(model, optimizer, x, how=""):
@@ -48,6 +52,17 @@ def step(model, optimizer, x, how=""):
 @moebius.disable
 def raise_one():
     raise ValueError("a bad batch")
+
+
+def of_a_batch(model, optimizer, batch):
+    """A step that some keys of the batch change."""
+    optimizer.zero_grad()
+    loss = model(batch["x"]).sum()
+    if "again" in batch:
+        loss = loss + model(batch["again"]).sum()
+    loss.backward()
+    optimizer.step()
+    return loss
 
 
 def disagree(what):
@@ -79,7 +94,7 @@ def disagree(what):
 def call(function):
     try:
         function()
-    except (RanksDisagreeError, ValueError) as error:
+    except (RanksDisagreeError, MeshError, ValueError, torch.OutOfMemoryError) as error:
         return f"{type(error).__name__}: {error}"
     return None
 
@@ -87,6 +102,7 @@ def call(function):
 WAYS = {
     "error": "rank 1 raised ValueError: a bad batch, in call 3 of step",
     "no backward": "call", "one layer less": "backward of experts", "twice": "experts of parameter",
+    "detached": "the end of backward()",
     "one call more": "aten.select", "another order": "experts of parameter", "natively": "aten.select",
 }
 
@@ -131,3 +147,152 @@ def test_reading_an_expert_parameter_on_one_rank_is_an_error_on_all(on_ranks):
     for errors in on_ranks(2, read_alone):
         for name, error in zip(READS, errors, strict=True):
             assert "different places: rank 0 is at" in error and "rank 1 is at" in error, name
+
+
+class OtherLayer(Layer):
+    """Another version of a layer's code."""
+
+    def forward(self, x):
+        return super().forward(x) * 2
+
+
+def start(what):
+    """What this rank raises in its first call, where the second one has another program; and as above."""
+    torch.manual_seed(0)
+    wrong = what if dist.get_rank() == 1 else ""
+    model = Model()
+    if wrong == "layer":
+        model.layers[1].__class__ = OtherLayer
+    optimizer = torch.optim.SGD(model.parameters(), lr=2e-4 if wrong == "optimizer" else 1e-4)
+    function = twice_the_loss if wrong == "code" else of_a_batch
+    option = {"save": "recompute"} if wrong == "option" else {}
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("ep",))
+    run, x = capture(function, mesh=mesh, **option), torch.randn(T, D)
+    return timed(model, lambda: run(model, optimizer, {"x": x}))
+
+
+def twice_the_loss(model, optimizer, batch):
+    optimizer.zero_grad()
+    loss = 2 * model(batch["x"]).sum()
+    loss.backward()
+    optimizer.step()
+    return loss
+
+
+twice_the_loss.__qualname__ = "of_a_batch"
+
+
+def timed(model, function):
+    before, started = held(model), time.perf_counter()
+    error = call(function)
+    return error, time.perf_counter() - started, all(map(torch.equal, before, held(model)))
+
+
+def held(model):
+    return [p.local.clone() if isinstance(p, Sharded) else p.detach().clone() for p in model.parameters()]
+
+
+PROGRAMS = {
+    "option": "the option save: rank 0 has 'default', rank 1 has 'recompute'",
+    "code": "twice_the_loss (test_disagreement.py:",
+    "layer": "OtherLayer.forward (test_disagreement.py:",
+    "optimizer": "lr of group 0 of optimizer 0, SGD: rank 0 has 0.0001, rank 1 has 0.0002",
+}
+
+
+@pytest.mark.share(2)
+@pytest.mark.parametrize("what", PROGRAMS)
+def test_ranks_with_other_programs_do_not_begin(on_new_ranks, what):
+    for error, took, same in on_new_ranks(2, start, what):
+        assert "the ranks do not run the same program" in error and PROGRAMS[what] in error, error
+        assert took < 5 and same
+
+
+def go_on(what):
+    """A call in which the second rank alone does otherwise, after some in which none does; and as above. Then, where it
+    did no harm, the weights, and those of one process."""
+    torch.manual_seed(0)
+    model = Model().double()
+    alone = copy.deepcopy(model)
+    optimizer, other = (torch.optim.SGD(each.parameters(), lr=1e-4) for each in (model, alone))
+    run = capture(of_a_batch, mesh=init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("ep",)))
+    generator = torch.Generator().manual_seed(3)
+    wrong = dist.get_rank() == 1
+
+    def batches(keys, sizes=(T, T)):
+        held = [torch.randn(size, D, generator=generator, dtype=torch.float64) for size in sizes]
+        other.zero_grad()
+        (sum(alone(x).sum() for x in held) / len(held)).backward()
+        other.step()
+        return {"x": held[dist.get_rank()], **{key: held[dist.get_rank()] for key in keys}}
+
+    for _ in range(3):
+        run(model, optimizer, batches(()))
+    if what == "a key that changes the step":
+        run(model, optimizer, {"x": (x := torch.ones(T, D, dtype=torch.float64)), "again": x})  # it is captured
+        batch = batches(("again",) if wrong else ())
+    elif what == "a key that changes nothing":
+        batch = batches(("unread",) if wrong else ())
+    else:
+        batch = batches((), (T, T + 2))  # the second rank alone captures again
+    found = timed(model, lambda: run(model, optimizer, batch))
+    if found[0] is None:
+        run(model, optimizer, batches(()))
+    return found, [torch.as_tensor(p.full_tensor() if isinstance(p, Sharded) else p).detach()
+                   for p in (model.parameters() if found[0] is None else ())], [*map(torch.detach, alone.parameters())]
+
+
+@pytest.mark.parametrize("what", ["a key that changes the step", "a key that changes nothing", "a size"])
+def test_another_batch_on_one_rank(on_new_ranks, what):
+    """Another capture on one rank is no harm by itself: what ranks exchange is."""
+    for (error, took, same), weights, expected in on_new_ranks(2, go_on, what):
+        assert took < 10
+        if what == "a key that changes the step":
+            assert "rank 0 is at" in error and "rank 1 is at" in error and same
+            assert "captured again as" in error and "test_disagreement.py:" in error and "again" in error, error
+        else:
+            assert error is None
+            for ours, theirs in zip(weights, expected, strict=True):
+                torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
+
+
+def run_out(layer, patience):
+    """The second rank runs out of memory in backward of a layer, catches it, and goes on, after some seconds or none;
+    what each raises until none does anything more."""
+    torch.manual_seed(0)
+    model = Model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+    run = capture(of_a_batch, mesh=init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("ep",)))
+    batch = {"x": torch.randn(T, D)}
+    for _ in range(3):
+        run(model, optimizer, batch)
+    group = next(iter(GROUPS.values()))
+    redeemed = [0]
+    if dist.get_rank() == 1:
+        forms = experts_op.find_form
+
+        def fail(*args):
+            redeemed[0] += 1
+            if redeemed[0] == 4 - layer:  # two layers' forward were before
+                experts_op.find_form = forms
+                raise torch.OutOfMemoryError("no more")
+            return forms(*args)
+
+        experts_op.find_form = fail
+    errors, before, started = [], held(model), time.perf_counter()
+    for _ in range(2):
+        errors.append(call(lambda: run(model, optimizer, batch)))
+        if dist.get_rank() == 1:
+            time.sleep(patience)
+    return errors, time.perf_counter() - started, all(map(torch.equal, before, held(model))), len(group.promised)
+
+
+@pytest.mark.parametrize("patience", [0, 3])
+@pytest.mark.parametrize("layer", [1, 0])
+def test_an_error_that_one_rank_catches_within_backward(on_new_ranks, layer, patience):
+    """No rank sends what another one takes for something else: backward's exchanges have no header of their own."""
+    (waited, *first), (failed, *second) = on_new_ranks(2, run_out, layer, patience)
+    assert failed[0] == "OutOfMemoryError: no more" and "RanksDisagreeError" in failed[1], failed
+    assert "rank 1" in waited[0] and "RanksDisagreeError" in waited[0] and waited[1], waited
+    for took, same, promised in (first, second):
+        assert took < 20 and same and not promised

@@ -47,10 +47,10 @@ def test_one_rank_sends_nothing():
 def test_bytes_of_a_case_by_hand():
     # 3 rows of 4 floats, 2 float weights and 2 int64 indices leave; 5 rows come
     found = bytes_for(RegionShape(12, 2, 4, 4, 4, 4), 2, sent=3, received=5)
-    assert found.header == 32
+    assert found.header == 16
     assert found.dispatch == 3 * (16 + 8 + 16) + 3 * 16
     assert found.combine == 5 * 16 + 5 * (16 + 8)
-    assert found.total == 32 + 168 + 200
+    assert found.total == 16 + 168 + 200
 
 
 def test_text_says_what_was_planned():
