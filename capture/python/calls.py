@@ -490,7 +490,7 @@ class Calls(Methods, Construction, StandIns, CachedFunctions):
         for name in natives.ITERABLE_KEYWORDS & kwargs.keys():
             kwargs = kwargs | {name: self.domain.native_iter(kwargs[name])}
         kwargs = {k: self.callback(v) if k in ("func", "key") and v is not None else v for k, v in kwargs.items()}
-        if function is enumerate:
+        if function in COUNTED:
             counted = self.domain.counted
             values[1:], kwargs = map(counted, values[1:]), {k: counted(v) for k, v in kwargs.items()}
         if function is itertools.accumulate and len(values) > 1 and values[1] is not None:
@@ -582,9 +582,11 @@ EAGER_ARITHMETIC = (
     "torch.optim", "torch.nn.utils.clip_grad", "torch.utils._foreach_utils", "torch.nn.modules.transformer",
     "torch.nn.modules.module",
 )  # fmt: skip
-ITEM_ARGUMENTS = frozenset(
-    {itertools.islice, itertools.repeat, itertools.count, functools.reduce, enumerate, collections.deque}
+COUNTED = frozenset(  # behind their first argument stand numbers
+    {itertools.islice, itertools.repeat, itertools.permutations, itertools.combinations, enumerate}
+    | {itertools.combinations_with_replacement, collections.deque}
 )
+ITEM_ARGUMENTS = COUNTED | {itertools.count, functools.reduce}
 # They keep what they are given; of the others above the first argument is gone through.
 WITHOUT_ITERABLE = frozenset({itertools.repeat, itertools.count})
 BREAKPOINT = (

@@ -62,6 +62,9 @@ class Overrides:
             self.calls.tensors.world.call(function, *fakes)
         except Asked as asked:
             operator, kinds, *rest = replaced(asked.given, originals)
+            if isinstance(function, types.FunctionType) and operator is not function:
+                what = f"{asked.kind.__name__} answers for an operator within {function.__name__}"
+                raise Break(NAME, what, HINT) from None
             if isinstance(operator, types.FunctionType):
                 operator = self.calls.substitute(operator)
             method = self.attributes.get(asked.kind, NAME)

@@ -190,6 +190,8 @@ x.clone().copy_(k)
 torch.nn.functional.cross_entropy(x, k)
 torch.nn.functional.layer_norm(x, (k,))
 torch.nn.functional.softmax(x, k)
+torch.nn.functional.normalize(x, k)
+torch.nn.functional.gelu(x, approximate=k)
 torch.nn.functional.interpolate(x[None, None], k)
 torch.nn.init.normal_(x.clone(), k)
 torch.nn.utils.clip_grad_norm_(k, 1.0)
@@ -453,6 +455,24 @@ def test_operators_that_a_class_answers_stand_in_the_graph(order: tuple[type, ty
         x = torch.ones(2, 2) * i
         assert shown(captured(x)) == shown(step(x))
     assert (moebius.stats(captured).graphs, moebius.stats(captured).breaks) == (1, 0)
+
+
+def test_an_answer_within_a_function_is_not_the_function_s_answer() -> None:
+    def step(x: torch.Tensor) -> Any:
+        log: list[str] = []
+        try:
+            return torch.nn.functional.normalize(x, p=Norm(log, x)), log
+        except TypeError:
+            return x, log
+
+    class Norm(Overriding):
+        @classmethod
+        def __torch_function__(cls, function: Any, kinds: Any, args: Any = (), kwargs: Any = None) -> Any:
+            args[1].log.append(function.__name__)
+            return args[0].abs().sum(1, keepdim=True)
+
+    x = torch.rand(2, 2)
+    assert shown(capture(step, backend="eager")(x)) == shown(step(x))
 
 
 def test_a_class_that_leaves_an_operator_to_the_next_one() -> None:
