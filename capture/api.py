@@ -248,7 +248,7 @@ def explain(target: Any, **options: Any) -> Callable[..., Report]:
     assert captured is not None
 
     def run(*args: Any, **kwargs: Any) -> Report:
-        with recorded(captured) as record:
+        with recorded(captured, ALL) as record:
             result = target(*args, **kwargs)
         bound = (target.__self__, *args) if isinstance(target, types.MethodType) else args
         if type(target) is CapturedModule:
@@ -267,12 +267,15 @@ def report_of_call(captured: Captured, record: CallRecord, result: Any, args: tu
     """The report of one call: what ran in it, not what was captured before or since."""
     report = new_report(captured, result)
     report.status, report.why = record.status, record.why_native
-    for member, segment, runs in record.runs:
+    for one in record.runs:
+        member, segment = one.captured, one.segment
         if member is captured and segment.guards.hold(args, kwargs):
             segment.guards.measure(args, kwargs)
         add_segment(report, segment, member.function.__code__)
         if segment.whole:
-            report.count("captured", segment.counts, runs)
+            report.count("captured", segment.counts, one.whole)
+        for counts in one.left:
+            report.count("captured", counts)
         took = record.native.seconds.get(id(segment.native))
         if segment.graph_break is not None:
             report.breaks.append(with_cost(segment.graph_break, took))

@@ -8,9 +8,12 @@ continuation after a graph break) the instructions of ours do not count: ``with_
 from __future__ import annotations
 
 import bisect
+import contextlib
 import dis
+import functools
+import itertools
 import types
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from .user_code import is_library
@@ -53,7 +56,8 @@ def counted(code: types.CodeType) -> bytes:
 @dataclass
 class Counts:
     """How many instructions of the user's ran, by function; in which lines. in_loops: those of them that stand in a
-    loop or branch over data that one node of the graph says: each was counted once, however often the data runs it."""
+    loop or branch over data that one node of the graph says, or that a backward runs: each was counted once, however
+    often it runs."""
 
     functions: dict[Function, int] = field(default_factory=dict)
     lines: dict[str, set[int]] = field(default_factory=dict)
@@ -74,22 +78,27 @@ class Tally:
 
 class Counted(Tally):
     """One code object's instructions: which count, how many of them ran, and where they stand. in_loops: those of them
-    of which only the data knows how often they run."""
+    of which only the data knows how often they run. goes_on: whether the code begins in the middle of a frame."""
 
     def __init__(self, code: types.CodeType):
         super().__init__()
         self.code, self.users = code, not is_library(code.co_filename)
         self.flags = counted(code) if self.users else b""
-        self.offsets: set[int] = set()
+        self.goes_on = bool(marks_of(code))
+        self.offsets: dict[int, None] = {}  # in the order in which they first ran
         self.in_loops = Tally()
 
     @property
     def function(self) -> Function:
         return self.code.co_filename, self.code.co_qualname, self.code.co_firstlineno
 
-    def lines(self) -> set[int]:
-        """The lines that the counted instructions stand in."""
-        ran = sorted(self.offsets)
+    def times(self, offsets: Iterable[int]) -> int:
+        """How many of these instructions count."""
+        return sum(self.flags[offset >> 1] for offset in offsets) if self.users else 0
+
+    def lines(self, first: int) -> set[int]:
+        """The lines that the first so many of the counted instructions stand in."""
+        ran = sorted(itertools.islice(self.offsets, first))
         return {
             line
             for begin, end, line in self.code.co_lines()
@@ -105,6 +114,7 @@ class Counter:
         self.codes: dict[int, Counted] = {}  # by the id of a code object, which is kept alive
         self.tallies: dict[int, Tally] = {}  # these, and of each what is in loops, by the negative id
         self.changed: dict[int, Tally] = {}  # of these, since ``keep``
+        self.autograds = 0  # blocks that are open of ``by_autograd``
 
     def step(self, code: types.CodeType, offset: int, times: int) -> None:
         """An instruction that runs so many times; 0: the data knows how often."""
@@ -114,10 +124,20 @@ class Counter:
             known = self.tallies[key] = self.codes[key] = Counted(code)
             self.tallies[-key] = known.in_loops
         if known.users and known.flags[offset >> 1]:
-            known.offsets.add(offset)
+            known.offsets[offset] = None
             self.add(key, times or 1)
-            if not times:
+            if not times or self.autograds:
                 self.add(-key, 1)
+
+    @contextlib.contextmanager
+    def by_autograd(self) -> Iterator[None]:
+        """For what a backward runs (a hook, a function's backward) or runs again (a checkpoint): how often, only the
+        backward knows, which may need no gradient of it, stop early or run twice."""
+        self.autograds += 1
+        try:
+            yield
+        finally:
+            self.autograds -= 1
 
     def add(self, key: int, count: int) -> None:
         known = self.changed[key] = self.tallies[key]
@@ -151,27 +171,35 @@ class Counter:
         for key, count in counts.items():
             self.add(key, count)
 
-    def take_back(self, code: types.CodeType, offsets: list[int]) -> None:
-        """Instructions that will run again, natively: those that only prepare a call."""
-        known = self.codes.get(id(code))
-        if known is not None and known.users:
-            known.kept -= sum(known.flags[offset >> 1] for offset in offsets)
-            known.count = known.kept
-
-    def counts(self) -> Counts:
-        """What stands now."""
-        return counts_of(self.codes.values())
+    def so_far(self, code: types.CodeType | None = None, again: Iterable[int] = ()) -> Callable[[], Counts]:
+        """What has been counted by now, without instructions of one code object that will run again, natively: those
+        that only prepare a call, or ask for what decides a branch. It is made when it is asked for."""
+        reached = [Reached(known, known.count, known.in_loops.count) for known in self.codes.values()]
+        for one in reached:
+            if one.counted.code is code:
+                one.count -= one.counted.times(again)
+        return functools.partial(counts_of, reached)
 
 
-def counts_of(codes: Iterable[Counted]) -> Counts:
-    """What was kept of each code."""
+class Reached:
+    """How far one code object's counting had come: how often its instructions had run, and how many of them."""
+
+    __slots__ = ("count", "counted", "first", "in_loops")
+
+    def __init__(self, counted: Counted, count: int, in_loops: int):
+        self.counted, self.count, self.in_loops, self.first = counted, count, in_loops, len(counted.offsets)
+
+
+def counts_of(codes: Iterable[Reached]) -> Counts:
+    """What was counted of each code."""
     found = Counts()
-    for known in codes:
-        if known.kept:
-            add(found.functions, {known.function: known.kept})
-            found.lines.setdefault(known.code.co_filename, set()).update(known.lines())
-        if known.in_loops.kept:
-            add(found.in_loops, {known.function: known.in_loops.kept})
+    for one in codes:
+        known = one.counted
+        if one.count:
+            add(found.functions, {known.function: one.count})
+            found.lines.setdefault(known.code.co_filename, set()).update(known.lines(one.first))
+        if one.in_loops:
+            add(found.in_loops, {known.function: one.in_loops})
     return found
 
 

@@ -76,6 +76,12 @@ def handled_exceptions(stack: list[Any], places: tuple[int, ...], innermost: Bas
     return found
 
 
+def run_again(frame: Any, end: int) -> list[int]:
+    """The offsets of the instructions before ``end`` that a continuation at the frame's instruction begins with."""
+    begins = without_call_prefix(frame.program, frame.pc)
+    return [instruction.offset for instruction in frame.program.instructions[begins:end]]
+
+
 def without_call_prefix(program: Any, index: int) -> int:
     """Where the instructions of a call begin: those that only prepare the CALL belong to it."""
     while program.instructions[index - 1].opname in BEFORE_CALL:

@@ -6,11 +6,12 @@ import contextlib
 import logging
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from time import perf_counter
 from typing import Any, Protocol
 
+from ..bytecode.counting import Counts
+from ..bytecode.reported import REPORTED
 from ..codegen.native_parts import NativePart
 from ..hook import Entry, GuardProgram, is_disabled, is_traced
 from ..trace.segment import Segment
@@ -40,16 +41,36 @@ class Cold:
 
 
 @dataclass
+class Runs:
+    """A captured segment that ran. whole: how often to its end. left: what each of its other runs stands for."""
+
+    captured: Any
+    segment: Segment
+    whole: int
+    left: list[Counts]
+
+
+@dataclass
 class CallRecord:
-    """What one call did. runs: how often each captured segment ran."""
+    """What one call did. runs: how often each captured segment ran, and what the runs of it that were left in the
+    middle stand for."""
 
     cold: list[Cold] = field(default_factory=list)
-    runs: list[tuple[Any, Segment, int]] = field(default_factory=list)
+    runs: list[Runs] = field(default_factory=list)
+    left: dict[int, tuple[Any, list[Counts]]] = field(default_factory=dict)  # see ``reported``
     native: NativeCounts = field(default_factory=NativeCounts)
     why_native: str = ""
     parts: dict[int, NativePart] = field(default_factory=dict)  # after graph breaks, by the id of their code
-    tracer: NativeTracer | None = None
-    before: dict[int, int] = field(default_factory=dict)  # by the id of a guard program: its hits when the call began
+    # by the ids of an entry and of a guard program (rests of several frames may share one): its hits at the beginning
+    before: dict[tuple[int, int], int] = field(default_factory=dict)
+
+    gone: list[tuple[Captured, Segment, int]] = field(default_factory=list)  # during the call, and their hits in it
+
+    def hits_of(self, captured: Captured, segment: Segment) -> int:
+        """How often a capture that is there was hit in this call, before now."""
+        entry, program = captured.entry, segment.guards.program
+        hits = next((hits for one, _, hits in entry.targets if one is program), 0)
+        return hits - self.before.get((id(entry), id(program)), 0)
 
     @property
     def status(self) -> str:
@@ -85,69 +106,56 @@ def is_watched() -> bool:
     return OPEN.record is not None
 
 
-def note_looked_at(segment: Segment) -> None:
+def note_looked_at(entry: Entry, program: GuardProgram) -> None:
     """A capture that was hit is entered anew, with a count of hits that begins again."""
     if OPEN.record is not None:
-        OPEN.record.before[id(segment.guards.program)] = -1
+        OPEN.record.before[id(entry), id(program)] = -1
+
+
+def note_gone(captured: Captured, segment: Segment) -> None:
+    """A capture is about to go: with what it was for, or since the data or the graph was not as it says."""
+    if OPEN.record is not None:
+        OPEN.record.gone.append((captured, segment, OPEN.record.hits_of(captured, segment)))
 
 
 @contextlib.contextmanager
-def uncounted() -> Iterator[None]:
-    """While capture itself works, no trace function of ours looks at what runs, and its time is no native part's."""
-    tracer = None if OPEN.record is None else OPEN.record.tracer
-    if tracer is None:
-        yield
-        return
-    began, traces = perf_counter(), sys.gettrace() is tracer
-    if traces:
-        sys.settrace(None)
-    try:
-        yield
-    finally:
-        tracer.added += perf_counter() - began
-        if traces:
-            tracer.left = perf_counter()
-            sys.settrace(tracer)
-
-
-@contextlib.contextmanager
-def recorded(root: Captured) -> Iterator[CallRecord]:
-    """For the call of a captured function in its body: the record of it, complete once the body has ended."""
+def recorded(root: Captured, every: Iterable[Captured]) -> Iterator[CallRecord]:
+    """For the call of a captured function in its body: the record of it, complete once the body has ended. every: all
+    captured functions, since one that is not below this one now may be by then (again)."""
+    known = [*every]
     record, outer = CallRecord(), OPEN.record
-    record.before = {id(program): hits for one in root.family() for program, _, hits in one.entry.targets}
-    parts = [segment.native for one in root.family() for segment in one.segments]
+    record.before = {(id(one.entry), id(p)): hits for one in known for p, _, hits in one.entry.targets}
+    parts = [segment.native for one in known for segment in one.segments]
     record.parts = {id(part.code): part for part in parts if part is not None}
     foreign = sys.gettrace() is not None
     tracer = NativeTracer(record.parts)
-    record.tracer = None if foreign else tracer
-    OPEN.record = record
+    OPEN.record, outside, REPORTED.left = record, REPORTED.left, record.left
     try:
         with contextlib.nullcontext() if foreign else tracer:
             yield record
     finally:
-        OPEN.record = outer
-        record.tracer = None
+        OPEN.record, REPORTED.left = outer, outside
         record.native = tracer.found()
         record.runs = list(runs_of(root, record))
         record.why_native = why_native(root, record)
 
 
-def runs_of(root: Captured, record: CallRecord) -> Iterator[tuple[Any, Segment, int]]:
+def runs_of(root: Captured, record: CallRecord) -> Iterator[Runs]:
     """Which segments have run, and how often: those that were captured ran once, and as often as they were hit then."""
-    captured = {id(cold.segment): cold for cold in record.cold if cold.segment is not None}
+    cold = {id(one.segment): (one.captured, one.segment, 0) for one in record.cold if one.segment is not None}
+    here = [(one, each, record.hits_of(one, each)) for one in root.family() for each in one.segments]
     seen = set()
-    for one in root.family():
-        hits: dict[int, int] = {id(program): n for program, _, n in one.entry.targets}
-        for segment in one.segments:
-            program: GuardProgram = segment.guards.program
-            count = hits.get(id(program), 0) - record.before.get(id(program), 0) + (id(segment) in captured)
-            seen.add(id(segment))
-            if count > 0:
-                yield one, segment, count
-    for cold in captured.values():  # those that have gone since, with the objects that they were for
-        assert cold.segment is not None
-        if id(cold.segment) not in seen:
-            yield cold.captured, cold.segment, 1
+    for captured, segment, hits in [*here, *record.gone, *cold.values()]:
+        count = hits + (id(segment) in cold and id(segment) not in seen)
+        seen.add(id(segment))
+        if count > 0:
+            yield runs(captured, segment, count, record)
+
+
+def runs(captured: Any, segment: Segment, count: int, record: CallRecord) -> Runs:
+    """Those of one segment, which ran so often."""
+    _, left = record.left.get(id(segment.failures), (None, []))
+    return Runs(captured, segment, count - len(left), left)
 
 
 def why_native(root: Captured, record: CallRecord) -> str:
@@ -159,9 +167,9 @@ def why_native(root: Captured, record: CallRecord) -> str:
     for cold in record.cold:
         if cold.captured is root and cold.segment is None:
             return cold.why
-    runs = [segment for one, segment, _ in record.runs if one is root]
-    if runs and not any(segment.whole for segment in runs):
-        stopped = runs[-1].graph_break
+    own = [one.segment for one in record.runs if one.captured is root]
+    if own and not any(segment.whole for segment in own):
+        stopped = own[-1].graph_break
         return "" if stopped is None else f"{stopped.reason}: {stopped.detail}"
     return ""
 

@@ -26,6 +26,7 @@ from moebius.interpreter.binding import bind_arguments
 
 from ..bytecode.hidden import apart, hidden
 from ..bytecode.progress import progress
+from ..bytecode.reported import uncounted
 from ..codegen.native_frames import left_alone, run_cells_natively
 from ..errors import CaptureInternalError, GraphBreakError, MoebiusError
 from ..export.write import export
@@ -46,7 +47,7 @@ from ..trace.policy import FOREIGN, Policy
 from ..trace.segment import Segment, build
 from ..trace.trace import Request, trace
 from ..values.values import TRACING, Break
-from .calls import is_watched, note, note_looked_at, uncounted
+from .calls import is_watched, note, note_gone, note_looked_at
 from .deterministic import deterministic
 from .frames import OWNER
 from .leading_back import LeadingBack, paused_collector
@@ -290,7 +291,7 @@ class Captured:
         if segment in self.segments:
             self.entry.remove(program)
             self.entry.add(program, self.runner(segment))
-            note_looked_at(segment)
+            note_looked_at(self.entry, program)
         if getattr(TRACING, "where", None) is not None or self.looks == MAX_LOOKS or segment not in self.segments:
             return True
         self.looks += 1
@@ -365,6 +366,7 @@ class Captured:
 
     def forget(self, segment: Segment) -> None:
         """Its guards are asked no more. It may be gone by then: with its model, or in another thread."""
+        note_gone(self, segment)
         try:
             self.segments.remove(segment)
         except ValueError:  # (no name of a module's: a model may die as the interpreter ends)

@@ -58,9 +58,8 @@ def capture_again(captured: Captured, found: str, hint: str = "") -> None:
     code = captured.function.__code__
     place = (code.co_filename, code.co_firstlineno)
     captured.tell_recompile("backward()", "gives every parameter a gradient", found, *place, hint)
-    for segment in captured.segments:
-        captured.entry.remove(segment.guards.program)
-    captured.segments.clear()
+    for segment in [*captured.segments]:
+        captured.forget(segment)
 
 
 def went_otherwise(captured: Captured, error: BranchError, program: Any) -> None:

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import functools
 import sys
-import threading
 import types
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
 
-from ..bytecode.counting import Counted, Counts, counts_of
+from ..bytecode.counting import Counted, Counts, Reached, counts_of
+from ..bytecode.reported import REPORTED
 from ..codegen.native_parts import LISTENERS, NativePart
 from ..hook import set_own_tracer
 
@@ -46,15 +46,6 @@ class Open:
     added: float
 
 
-class Running(threading.local):
-    """The innermost tracer of this thread."""
-
-    tracer: Any = None
-
-
-RUNNING = Running()
-
-
 class NativeTracer:
     """A trace function (``sys.settrace``) for one thread and one call. parts: by the id of their code; more may come
     while it runs. measures: whether a native part runs whose time is to be found out; only then it looks at the clock.
@@ -76,7 +67,7 @@ class NativeTracer:
 
     def __enter__(self) -> NativeTracer:
         self.event_seconds, self.instruction_seconds = speeds()
-        self.outer, RUNNING.tracer = RUNNING.tracer, self
+        self.outer, REPORTED.tracer = REPORTED.tracer, self
         set_own_tracer(self)
         LISTENERS.append(self.ended)
         self.left = perf_counter()
@@ -85,7 +76,7 @@ class NativeTracer:
 
     def __exit__(self, *_: object) -> None:
         sys.settrace(None)
-        RUNNING.tracer = self.outer
+        REPORTED.tracer = self.outer
         set_own_tracer(self.outer)
         LISTENERS.remove(self.ended)
 
@@ -97,11 +88,11 @@ class NativeTracer:
         if part is not None:
             self.open.append(Open(part, self.events, self.added))
             self.measures = any(one.part.seconds is None for one in self.open)
-        self.in_library = not self.entry(self.known, code).users
-        found = None
+        entry = self.entry(self.known, code)
+        self.in_library, found = not entry.users, None
         if not self.in_library:
             frame.f_trace_opcodes, frame.f_trace_lines = True, False
-            found = self.locals[part is None and self.is_inside(frame)]
+            found = self.locals[part is None and not entry.goes_on and self.is_inside(frame)]
         self.leave(now)
         return found
 
@@ -117,7 +108,7 @@ class NativeTracer:
             found = known.get(id(frame.f_code)) or self.entry(known, frame.f_code)
             if found.flags[frame.f_lasti >> 1]:
                 found.kept += 1
-                found.offsets.add(frame.f_lasti)
+                found.offsets[frame.f_lasti] = None
         if self.measures:
             self.in_library = False
             if self.open and self.events - self.open[-1].events > BUDGET:
@@ -143,7 +134,7 @@ class NativeTracer:
 
     def ended(self, part: NativePart) -> None:
         """A native part has ended, in any thread."""
-        if RUNNING.tracer is not self:  # another thread's, or of a call that is explained in this one
+        if REPORTED.tracer is not self:  # another thread's, or of a call that is explained in this one
             return
         took = part.take_back()
         index = next((i for i in reversed(range(len(self.open))) if self.open[i].part is part), None)
@@ -172,7 +163,9 @@ class NativeTracer:
 
     def found(self) -> NativeCounts:
         """What was counted."""
-        native, opaque = (counts_of(known.values()) for known in (self.known, self.inside))
+        native, opaque = (
+            counts_of(Reached(one, one.kept, 0) for one in known.values()) for known in (self.known, self.inside)
+        )
         return NativeCounts(native, opaque, self.seconds, self.was_stopped)
 
 

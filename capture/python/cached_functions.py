@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from ..bytecode.reported import counted
 from ..guards.recorder import can_die
 from ..guards.sources import Static
 from ..heap.heap import ANYTHING, WRITE, Event
@@ -53,8 +54,8 @@ class CachedFunctions(CallParts):
     def refuse_to_look_back(self, inner: Any, args: list, kwargs: dict[str, Any]) -> None:
         """The step has changed something, which a function that runs natively sees as it was: a graph break if a
         cached function looks at that. It is interpreted once to find out."""
-        heap = self.heap
-        begin, followed = heap.mark(), True
+        heap, counter = self.heap, self.domain.counter
+        begin, followed, before = heap.mark(), True, counter.mark()
         heap.listening += 1
         try:
             self.call(self.objects.enter(inner, Static(name_of(inner), inner)), args, kwargs)
@@ -62,6 +63,7 @@ class CachedFunctions(CallParts):
             followed = False
         finally:
             heap.listening -= 1
+            counter.back_to(before)
         writes = any(event[0] is WRITE and event[3] < begin for event in heap.events[begin:])
         reads = [event for event in heap.reads(begin) if heap.age(event[1]) < begin]
         older = [event for event in reads if event[1] is not ANYTHING]
@@ -86,7 +88,8 @@ class CachedFunctions(CallParts):
         return any(id(p) in replaced or torch_private.storage_of(p.fake) in written for p in met)
 
     def from_cache(self, ask: functools.partial, name: str) -> Any:
-        value = random_state.drawing(ask)
+        with counted():  # (the answers of a cache are kept when the call runs: it computes them once)
+            value = random_state.drawing(ask)
         self.heap.read("answer", ask, None, value)
         self.guards.answers(f"{name}()", "gives what it gave", (ask, value))
         return self.objects.enter(value, Static(f"{name}()", value))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -29,14 +29,17 @@ class Bodies:
         self.gradients, self.attributes = domain.tensors.gradients, domain.attributes
 
     @contextmanager
-    def scope(self) -> Iterator[GraphScope]:
-        """A graph of its own; what is older than it must not be changed in it, and gradients are not recorded."""
+    def scope(self, in_backward: bool = True) -> Iterator[GraphScope]:
+        """A graph of its own; what is older than it must not be changed in it, and gradients are not recorded.
+        in_backward: whether a backward runs it, as often as autograd comes to it."""
         outer, enabled = self.writer.scope, torch.is_grad_enabled()
         self.writer.scope = inner = GraphScope(outer)
         inner.in_loop = outer.in_loop
         changes = f"{self.what} changes Python state", f"a {{}} that existed before is changed in {self.where}"
         try:
-            with self.objects.within(Body(*changes, self.hint)), torch.no_grad():
+            counter = self.domain.counter
+            counted = counter.by_autograd() if in_backward else nullcontext()
+            with self.objects.within(Body(*changes, self.hint)), torch.no_grad(), counted:
                 yield inner
             if torch.is_grad_enabled() is not enabled:
                 raise Break(self.what, "it changes grad mode and does not change it back", self.hint)

@@ -76,12 +76,14 @@ class Checkpoints:
         begin = self.mark(begin_checkpoint, preserve, reentrant, *known, *given)
         strict = selective is not None or reentrant or self.place() in self.gradients.strict
         body = CALL if strict or self.strict else LENIENT
+        counter = self.domain.counter
         again = Again(self.domain, functools.partial(self.call, function, list(args), dict(options)))
         outer, let_be = self.writer.recomputed, self.objects.let_be
         self.writer.recomputed, self.writer.reentrant = True, reentrant
         read = Read(self.objects.heap, self.writer.count, (*args, *options.values()))
         try:
-            with nullcontext() if selective is None else selective.written_down(), self.objects.within(body):
+            writes = nullcontext() if selective is None else selective.written_down()
+            with writes, self.objects.within(body), counter.by_autograd():  # (it runs now, and in a part once more)
                 result = self.call(function, list(args), options)
         finally:
             read.finish()

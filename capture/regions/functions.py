@@ -103,7 +103,7 @@ class AutogradFunctions(Bodies):
             refuse_doubt(each.fake, "requires_grad", self.writer.scope)
         needs = tuple(isinstance(a, TensorProxy) and bool(a.fake.requires_grad) for a in args)
         recorded = torch.is_grad_enabled() and any(needs)
-        with self.scope() as forward:
+        with self.scope(in_backward=False) as forward:
             ctx = self.context(needs)
             results = self.forward(cls, ctx, args)
             given = list(results) if isinstance(results, tuple) else [results]

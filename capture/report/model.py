@@ -26,8 +26,9 @@ class Findings:
     ``{"captured": n, "opaque": n, "native": n}``: what ``sys.settrace`` counts on the plain run, in the function and
     what it calls outside of torch and the standard library. functions: the same for each of them. counting_stopped:
     whether more ran natively than was counted. in_loops: how many of each function's instructions stand in a loop or
-    branch over data that a graph says with one node; each was counted once, however often the data makes it run. name:
-    what the callable is called; file, line: where it is defined.
+    branch over data that a graph says with one node, or are run by a backward (hooks, an ``autograd.Function``'s
+    backward, what a checkpoint runs again); each was counted once, however often the call runs it. name: what the
+    callable is called; file, line: where it is defined.
     lines: file -> line -> how it ran, for the source listing; :meth:`source_lines` adds what graphs and breaks know.
     recompiles: why later calls were captured again, if they were.
     """

@@ -61,9 +61,9 @@ def percent(share: float | None) -> str:
 
 
 def counted_once(count: int) -> str:
-    """Said where coverage holds instructions whose number of runs only the data knows."""
+    """Said where coverage holds instructions of which only the running call knows how often they run."""
     said = f"{count} of them are in loops or branches over data that are one node of the graph"
-    return f"{said}: each is counted once, however often the data runs it"
+    return f"{said}, or are run by backward(): each is counted once, however often it runs"
 
 
 COUNTING_STOPPED = (

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 from moebius.interpreter import Machine
 
+from ..bytecode import counting
 from ..heap.objects import Objects
 from ..python.domain import TrackingDomain
 from ..tensors.graphs import GraphWriter
@@ -19,6 +20,7 @@ class Attempt(Protocol):
     """The class itself, which says what each of these is, stands above its parts (``trace.Trace``)."""
 
     domain: TrackingDomain
+    counter: counting.Counter
     objects: Objects
     tensors: TensorOperations
     writer: GraphWriter

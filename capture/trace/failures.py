@@ -24,6 +24,8 @@ from moebius.lowering.step.arrays import LargeNumberError
 from moebius.lowering.step.autocast import depth_of_autocast, leave_to_depth
 from moebius.lowering.step.filters import enter_block, leave_block
 
+from ..bytecode.places import run_again
+from ..bytecode.reported import left, uncounted
 from ..codegen.replay import Replay
 from ..codegen.residual import Emitter
 from ..codegen.resume import CannotResume
@@ -88,11 +90,15 @@ class FailureHandler:
         self, failed: list[BaseException], args: tuple, kwargs: dict[str, Any], inputs: tuple
     ) -> list[Callable[[], Any]]:
         """Replay what came before the failed operator. Returns one callable, which goes on from there."""
-        error = failed.pop()
+        with uncounted():
+            return [self.after(failed.pop(), args, kwargs, inputs)]
+
+    def after(self, error: BaseException, args: tuple, kwargs: dict[str, Any], inputs: tuple) -> Callable[[], Any]:
         Parked(self.made_state).park()  # for good: what runs now makes it anew, if it comes to the optimizer
         if isinstance(error, BranchError):
             self.missed(error)
-            return [self.exits[error.place].go_on(error.live, args, kwargs)]
+            left(self, self.exits[error.place].counts)
+            return self.exits[error.place].go_on(error.live, args, kwargs)
         reached = locate(error, self.lowered, inputs)
         if isinstance(error, MissingGradientError):
             self.missed(error)
@@ -101,10 +107,10 @@ class FailureHandler:
                 "moebius: this backend does not say which operator failed; what the step had done to Python "
                 "objects before it is not done"
             )
-            return [partial(self.raise_again, error)]
+            return partial(self.raise_again, error)
         try:
             with signals_wait(stops=False):
-                return [call_unhooked(self.go_on, error, reached, args, kwargs)]
+                return call_unhooked(self.go_on, error, reached, args, kwargs)
         except (CannotRebuild, CannotResume, Unavailable) as reason:
             error.add_note(f"moebius: what the step had done to Python objects before this line is not done: {reason}")
         except Exception as fault:  # a defect of ours must not hide the user's error
@@ -112,7 +118,7 @@ class FailureHandler:
                 "moebius: what the step had done to Python objects before this line is not done "
                 f"({type(fault).__name__}: {fault}); please report this"
             )
-        return [partial(self.raise_again, error, reached)]
+        return partial(self.raise_again, error, reached)
 
     def raise_again(self, error: BaseException, reached: Reached | None = None) -> Any:
         """Raise it where the call stood: outside of the contexts that the graph has entered and nobody will leave."""
@@ -146,7 +152,8 @@ class FailureHandler:
             trace.run()
         if not trace.stopped:
             raise CannotResume("the step took another way when it was traced again")
-        chain = connected(trace.stopped, generators=True)
+        chain, counter = connected(trace.stopped, generators=True), trace.counter
+        counts = counter.so_far()
         if isinstance(error, MissingGradientError | LargeNumberError):  # nothing of the user's failed: Python goes on
             if len(chain) < len(trace.stopped):
                 raise CannotResume("it was called from a function that C code called")
@@ -155,7 +162,10 @@ class FailureHandler:
                 native = continuation(emitter, chain, "call", partial(gives, error.given))
             else:  # with what asked for the number
                 native = continuation(emitter, chain, "run", None)
+                innermost = chain[-1].frame
+                counts = counter.so_far(innermost.code, run_again(innermost, innermost.pc + 1))
             Replay(emitter).effects()
+            left(self, counts)
             return self.rest(emitter, reached, trace, native)(*args, **kwargs)
         reason: Exception | None = None
         for count in range(len(chain), -1, -1):
@@ -177,6 +187,7 @@ class FailureHandler:
             assert trace.domain.switches is not None
             torch_private.throw_switches(trace.domain.switches[chain[count - 1].frame] if count else self.switches)
             leave_to_depth(depth_of_autocast() - sum(frame > count for frame in reached.casts))
+        left(self, counts)
         error.__traceback__ = reached.below
         return self.rest(emitter, reached, trace, native)(*args, **kwargs)
 

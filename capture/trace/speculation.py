@@ -24,7 +24,9 @@ from moebius.interpreter import NULL, Frame
 from moebius.lowering import apply, only_computes, writes_into
 from moebius.lowering.step import require_branch
 
+from ..bytecode.counting import Counts
 from ..bytecode.expressions import span_of
+from ..bytecode.places import run_again
 from ..codegen.replay import Replay
 from ..codegen.residual import Emitter
 from ..codegen.resume import CannotResume
@@ -61,7 +63,8 @@ class Held(threading.local):
 class SideExit:
     """Where a graph is left when a branch goes the other way. place: as the graph's node names it.
 
-    file, line: the user's. expected: the way that the graph holds. ends: whether it ends a ``while`` loop.
+    file, line: the user's. expected: the way that the graph holds. ends: whether it ends a ``while`` loop. counts: the
+    user's instructions up to the branch.
     """
 
     place: str
@@ -71,6 +74,7 @@ class SideExit:
     run: Callable[..., Any]
     held: Held
     ends: bool
+    counts: Callable[[], Counts]
 
     def go_on(self, live: tuple[Any, ...], args: tuple, kwargs: dict[str, Any]) -> Callable[[], Any]:
         """Replay the effects before the branch; the result goes on from there."""
@@ -126,7 +130,8 @@ class Speculation:
         trace.objects.heap.read("fact", None, "branch", None)
         writer.node("call_function", require_branch, (value, expected, place, *emitter.outputs), {}).meta["val"] = None
         ends = ends_while(innermost.frame, innermost.pc)
-        self.exits[place] = SideExit(place, code.co_filename, line, expected, run, held, ends)
+        counts = trace.counter.so_far(code, run_again(innermost.frame, innermost.pc + 1))
+        self.exits[place] = SideExit(place, code.co_filename, line, expected, run, held, ends, counts)
         return expected
 
     def side_exit(self, frames: list[Stopped], held: Held) -> tuple[Emitter, Callable[..., Any]]:

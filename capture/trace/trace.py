@@ -22,7 +22,7 @@ import torch
 from moebius.interpreter import UNSET, Frame, InterpreterError, Machine, Signal, decode
 
 from ..bytecode.counting import Counts
-from ..bytecode.places import handled_places, without_call_prefix
+from ..bytecode.places import handled_places, run_again
 from ..bytecode.user_code import is_library
 from ..codegen.native_parts import NativePart
 from ..errors import CaptureInternalError
@@ -110,7 +110,7 @@ class Trace:
         self.made = Parked(gradients.made_state)  # out of its place but while this attempt runs
         self.tensors.is_handled = self.is_handled
         self.domain = TrackingDomain(self.objects, self.tensors)
-        self.domain.stop_at = stop_at
+        self.domain.stop_at, self.counter = stop_at, self.domain.counter
         loops, bounds, self.inference = self.domain.loops, self.domain.bounds, self.domain.calls.inference
         bounds.elsewhere = policy.not_bounds
         self.inference.allowed = not policy.inference_breaks
@@ -364,16 +364,11 @@ class Trace:
 
     def counts(self) -> Counts:
         """The user's instructions that the graph stands for: up to the break, without what only prepares its call."""
-        counter, frame = self.domain.counter, self.frame
+        counter, frame = self.counter, self.frame
         if self.graph_break is None:
-            counter.keep()
-        else:
-            counter.drop()
-            if frame is not None:
-                begins = without_call_prefix(frame.program, frame.pc)
-                again = frame.program.instructions[begins : frame.pc]
-                counter.take_back(frame.code, [instruction.offset for instruction in again])
-        return counter.counts()
+            return counter.so_far()()
+        counter.drop()
+        return (counter.so_far() if frame is None else counter.so_far(frame.code, run_again(frame, frame.pc)))()
 
     @property
     def asks_data(self) -> bool:

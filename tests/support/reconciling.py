@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
+import functools
 import io
+import random
 import sys
 import types
 import warnings
@@ -12,13 +15,21 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from moebius import capture, explain
+import torch
+from steps.compare import NAME, prelude
+
+from moebius import capture, explain, reset
 from moebius.bytecode.user_code import is_library
 from moebius.report import Report
 
 
 def plain_counts(function: Callable[..., Any], *args: Any) -> Counter[tuple[str, int]]:
     """How many instructions of each function a plain call executes, outside of torch and the standard library."""
+    return counted_call(function, *args)[0]
+
+
+def counted_call(function: Callable[..., Any], *args: Any) -> tuple[Counter[tuple[str, int]], Any]:
+    """The same, and what the call returns."""
     found: Counter[tuple[str, int]] = Counter()
 
     def step(frame: types.FrameType, event: str, arg: Any) -> Any:
@@ -35,10 +46,10 @@ def plain_counts(function: Callable[..., Any], *args: Any) -> Counter[tuple[str,
     before = sys.gettrace()
     sys.settrace(enter)
     try:
-        function(*args)
+        result = function(*args)
     finally:
         sys.settrace(before)
-    return found
+    return found, result
 
 
 def reported_counts(report: Report) -> Counter[tuple[str, int]]:
@@ -91,3 +102,57 @@ def outcome(make: Callable[[], tuple[Callable[..., Any], Callable[..., Any]]], c
             report = explain(captured)(*args)
         found.compare(expected, report)
     return found
+
+
+def outcome_of_steps(source: str) -> Outcome:
+    """The same of a generated training script (``steps.grammar``), run once plainly, and once with its step explained.
+    It goes on after a call that raises."""
+    found = Outcome()
+    calls_of(source, lambda step: lambda *args: (None, step(*args)))  # imports what it needs
+    counts = calls_of(source, lambda step: functools.partial(counted_call, step))
+    reports = calls_of(source, reported_run)
+    for expected, report in zip(counts, reports, strict=False):
+        if expected is not None and report is not None:
+            found.compare(expected, report)
+    return found
+
+
+def calls_of(source: str, run: Callable[..., Any]) -> list[Any]:
+    """What ``run(step)`` says of each call of the script's step: a pair with its result; None where it raises."""
+    said: list[Any] = []
+
+    def captured(step: Callable[..., Any]) -> Callable[..., Any]:
+        call = run(step)
+
+        def one(*args: Any) -> Any:
+            said.append(None)
+            said[-1], result = call(*args)
+            return result
+
+        return one
+
+    @contextlib.contextmanager
+    def trying() -> Iterator[None]:
+        with contextlib.suppress(Exception):
+            yield
+
+    namespace: dict[str, Any] = {"__name__": "steps"}
+    torch.manual_seed(7), random.seed(7)
+    exec(prelude(), namespace)
+    namespace |= {"captured": captured, "trying": trying}
+    for line in ast.parse(source).body:
+        with silent(), contextlib.suppress(Exception):
+            exec(compile(ast.Module([line], []), NAME, "exec", dont_inherit=True), namespace)
+    torch.set_default_dtype(torch.float32)
+    reset()
+    return said
+
+
+def reported_run(step: Callable[..., Any]) -> Callable[..., Any]:
+    captured = capture(step, backend="eager")
+
+    def call(*args: Any) -> tuple[Report, Any]:
+        report = explain(captured)(*args)
+        return report, report.result
+
+    return call
