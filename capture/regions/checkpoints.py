@@ -77,7 +77,7 @@ class Checkpoints:
         strict = selective is not None or reentrant or self.place() in self.gradients.strict
         body = CALL if strict or self.strict else LENIENT
         again = Again(self.domain, functools.partial(self.call, function, list(args), dict(options)))
-        outer, let_be = self.writer.recomputed, self.objects.let_be
+        outer = self.writer.recomputed
         self.writer.recomputed, self.writer.reentrant = True, reentrant
         read = Read(self.objects.heap, self.writer.count, (*args, *options.values()))
         try:
@@ -95,7 +95,7 @@ class Checkpoints:
             again.nodes = list(after(begin))
             inside = {f.grad_fn for node in again.nodes for f in fakes_in(node.meta.get("val"))} - {None}
             applied = Applied(name, frozenset(inside), None, read.is_unchanged)
-            if self.objects.let_be > let_be:
+            if read.changes_older:
                 applied.is_unchanged, applied.unseen = again.is_the_same, True
             self.gradients.functions.append(applied)
             self.mark(end_checkpoint)
