@@ -77,11 +77,15 @@ class Heap:
         """Whether the place that was read was written to between two marks."""
         _, owner, key, _ = event
         if owner is ANYTHING:
-            return any(kind is WRITE and born < begin for kind, _, _, born in self.events[begin:end])
+            return self.changes_older(begin, end)
         return any(
             begin <= when and (end is None or when < end) and (written is WHOLE or key is None or written == key)
             for when, written in self.written.get(id(owner), ())
         )
+
+    def changes_older(self, begin: int, end: int | None = None) -> bool:
+        """Whether anything that existed before the first of two marks was written to between them."""
+        return any(kind is WRITE and born < begin for kind, _, _, born in self.events[begin:end])
 
     def is_unchanged(self, reads: Iterable[Event], since: int) -> bool:
         """Whether each of these reads would find now what it found."""

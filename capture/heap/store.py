@@ -39,7 +39,6 @@ class Store:
         self.at_the_end: list[Callable[[Any], None]] = []  # the same after them
         self.inside: list[tuple[Body, int]] = []  # the open ones, and since when: ``within``
         self.outcomes: dict[Any, tuple[Any, ...]] = {}  # tensors that the data decides: which ones each may be
-        self.let_be = 0  # how often something older was changed in a body that lets it be
         self.slices: dict[int, slice] = {}  # by id of the slice that was found: what stands for it
         self.tuples: dict[int, MetTuple] = {}  # by id of the tuple, and of what stands for it
         self.paths: dict[tuple[int, str], Source] = {}  # to tuples in watched dicts
@@ -82,10 +81,8 @@ class Store:
         self.heap.write(obj if record is None else record.obj, key, born)
         if self.inside and born < self.inside[-1][1]:
             body = self.inside[-1][0]
-            if body.lenient:
-                self.let_be += 1
-                return
-            raise Break(body.reason, body.detail.format(type(obj).__name__), body.hint)
+            if not body.lenient:
+                raise Break(body.reason, body.detail.format(type(obj).__name__), body.hint)
 
     def open_body(self, body: Body, since: int | None = None) -> None:
         """From here on, what is older must not be changed. since: than this mark, if not than now."""

@@ -78,7 +78,7 @@ class Checkpoints:
         body = CALL if strict or self.strict else LENIENT
         counter = self.domain.counter
         again = Again(self.domain, functools.partial(self.call, function, list(args), dict(options)))
-        outer, let_be = self.writer.recomputed, self.objects.let_be
+        outer = self.writer.recomputed
         self.writer.recomputed, self.writer.reentrant = True, reentrant
         read = Read(self.objects.heap, self.writer.count, (*args, *options.values()))
         try:
@@ -97,7 +97,7 @@ class Checkpoints:
             again.nodes = list(after(begin))
             inside = {f.grad_fn for node in again.nodes for f in fakes_in(node.meta.get("val"))} - {None}
             applied = Applied(name, frozenset(inside), None, read.is_unchanged)
-            if self.objects.let_be > let_be:
+            if read.changes_older:
                 applied.is_unchanged, applied.unseen = again.is_the_same, True
             self.gradients.functions.append(applied)
             self.mark(end_checkpoint)

@@ -61,7 +61,7 @@ class Read:
         self.given = given
         self.heap, self.begin, self.end, self.reads = heap, heap.mark(), 0, list[Event]()
         self.first = nodes
-        self.moved = False
+        self.moved = self.changes_older = False
         self.held: dict[int, tuple[Any, tuple[Any, ...]]] = {}  # containers that the step made, and what was in them
         heap.listening += 1
 
@@ -81,6 +81,7 @@ class Read:
             kind is WRITE and owner is LAYOUTS and node <= self.first
             for kind, owner, node, _ in self.heap.events[self.begin : self.end]
         )
+        self.changes_older = not self.moved and self.heap.changes_older(self.begin, self.end)
 
     def hold(self, value: Any) -> None:
         """Note what the step made and can be read without telling (by C code, or by a call), and what is in it."""

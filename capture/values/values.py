@@ -95,8 +95,8 @@ class Break(Signal):
 @dataclass(frozen=True)
 class Body:
     """The graph break where code that has a graph of its own changes what is older: it runs another number of times
-    than it is traced, or at another time. detail: with a place for the object's type. lenient: what is changed in it is
-    counted (``Objects.let_be``), and looked at later.
+    than it is traced, or at another time. detail: with a place for the object's type. lenient: it may go on, and who
+    opened the body asks the heap when it is over (``Heap.changes_older``).
     """
 
     reason: str
