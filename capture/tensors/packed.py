@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import torch
 
-OPERATORS = frozenset({torch._VF._pack_padded_sequence})  # type: ignore[attr-defined]
+OPERATORS = frozenset({torch._VF._pack_padded_sequence})
 
 
 def like_packed(
