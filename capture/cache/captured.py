@@ -58,7 +58,7 @@ from .opening import open_numbers, open_place
 from .outlived import Outlived
 from .placing import MeshCalls, Placement, average_what_it_met, average_what_it_reaches, in_a_call
 from .recompiles import failures, hint_of, latest_reason, told
-from .rests import MAX_RESTS, SAME_RESTS, again, later, one_before, rests_of
+from .rests import MAX_RESTS, SAME_RESTS, again, later, left_behind, one_before, rests_of
 from .varying import Varying, tell
 
 MAX_SEGMENTS = 16  # of the same modules; past it the callable runs natively, and the report names what kept changing
@@ -338,6 +338,7 @@ class Captured:
     def leave_children(self) -> None:
         """What was captured for them goes with what leads to them. A function that was met below a native call stays,
         hooked: it counts again when it is called again."""
+        left_behind(self)
         self.children.clear()
         for one in self.below_native:
             one.left_at = one.calls

@@ -24,6 +24,7 @@ class Captured(Protocol):
     n_cells: int
     root: bool
     parent: Callable[[], Any]
+    children: list[Any]
     rests: dict[types.CodeType, list[weakref.ref[Any]]]
     segments: list[Any]
     entry: Entry
@@ -54,7 +55,7 @@ def one_before(captured: Captured, args: tuple, kwargs: dict[str, Any]) -> Calla
     for other in earlier:
         for segment in other.segments:
             if segment.guards.hold(args, kwargs):
-                run = again(weakref.ref(other.entry), run_cells_natively(captured.function, captured.n_cells))
+                run = elsewhere(captured, other, segment.guards.program)
                 captured.entry.add(segment.guards.program, run)
                 return run
     if not captured.segments:
@@ -62,6 +63,28 @@ def one_before(captured: Captured, args: tuple, kwargs: dict[str, Any]) -> Calla
         if last is not None:
             open_numbers(captured.policy, last.guards, args, kwargs)
     return None
+
+
+def elsewhere(captured: Captured, other: Captured, program: Any) -> Callable[..., Any]:
+    """Goes on in another rest while there is one; once it has gone with what led to it, this one is captured."""
+    mine, theirs = weakref.ref(captured.entry), weakref.ref(other.entry)
+    native = run_cells_natively(captured.function, captured.n_cells)
+
+    @hidden
+    def go_on(*args: Any) -> Any:
+        found = theirs()
+        if found is None and (found := mine()) is not None:
+            found.remove(program)
+        return native(*args) if found is None else later(found)(*args)
+
+    return go_on
+
+
+def left_behind(captured: Captured) -> None:
+    """Nothing goes on any more in the rests of what led to other graph breaks than now."""
+    gone = {id(one) for child in captured.children for one in child.family()}
+    for known in captured.rests.values():
+        known[:] = [ref for ref in known if id(ref()) not in gone]
 
 
 def later(entry: Entry) -> Callable[..., Any]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import collections
 import functools
 import sys
+import threading
 import types
 from collections.abc import Callable
 from typing import Any
@@ -19,13 +20,13 @@ import torch
 from moebius.interpreter import Signal
 from moebius.interpreter.domain.core import type_name
 
-from ..guards.sources import Static
+from ..guards.sources import Part, Static
 from ..heap import tensor_attributes
 from ..heap.class_attributes import ClassAttributes
 from ..heap.data import assign_data
 from ..heap.heap import OWN, WHOLE
 from ..heap.objects import Objects
-from ..heap.records import UNREAD, raw_dict
+from ..heap.records import UNREAD, Record, raw_dict
 from ..heap.slots import Slots
 from ..hook import ABSENT, own_attributes
 from ..tensors.tensors import TensorOperations
@@ -157,6 +158,8 @@ class Attributes(Slots):
         try:
             if isinstance(getter, types.FunctionType):
                 return self.call(getter, [obj, name], {})
+            if kind is threading.local and (record := self.objects.record_of(obj)) is not None:
+                return self.of_thread(record, name)
             if looks_up_in_c(getter) and not isinstance(obj, KNOWN_LOOK_UPS):
                 hint = "read it outside of the step, or keep it in an ordinary object"
                 raise Break("attributes kept in C", f"{kind.__module__}.{kind.__qualname__}.{name} is read", hint)
@@ -168,6 +171,20 @@ class Attributes(Slots):
             if fallback is MODULE_GETATTR:
                 return self.module_registry(obj, name, error)
             return self.call(self.bind(fallback, obj, kind), [name], {})
+
+    def of_thread(self, record: Record, name: str) -> Any:
+        """What the thread of the call has under the name: an entry of the dict that ``vars()`` gives there."""
+        namespace = self.dict_of_thread(record)
+        found = namespace.obj if name == "__dict__" else self.objects.dict_get(namespace, name)
+        if found is ABSENT:
+            if self.on_type(threading.local, name) is not ABSENT:
+                raise Break("attributes kept in C", f"threading.local().{name} is read", "read it outside of the step")
+            raise AttributeError(f"'_thread._local' object has no attribute {name!r}", name=name, obj=record.obj)
+        return found
+
+    def dict_of_thread(self, record: Record) -> Record:
+        place = Part(f"{record.source.name}.__dict__", record.source, "python", vars)
+        return self.objects.need(self.objects.enter(vars(record.obj), place))
 
     def generic(self, obj: Any, name: str) -> Any:
         """``object.__getattribute__(obj, name)``."""
@@ -446,6 +463,8 @@ class Attributes(Slots):
         setter = self.on_type(kind, "__setattr__")
         if not is_generic(setter, "__setattr__"):
             self.call(self.bind(setter, obj, kind), [name, value], {})
+        elif kind is threading.local and not hasattr(kind, name) and self.objects.record_of(obj) is not None:
+            self.objects.dict_set(self.dict_of_thread(self.objects.need(obj)), name, value)
         else:
             self.refuse_set_in_c(kind, setter, name)
             self.set_generic(obj, name, value)

@@ -14,6 +14,8 @@ from torch import nn
 
 from moebius import capture, stats
 from moebius.api import captured_of
+from moebius.cache import rests
+from moebius.hook import finish
 from moebius.trace import segment as segment_module
 
 LOCK = threading.Lock()
@@ -198,3 +200,35 @@ def test_what_was_met_below_a_native_call_is_counted_after_its_caller_is_capture
     assert [(len(one.segments), one.entry.hits) for one in alive] == [(1, 7)]
     assert all(later.hits > before.hits for before, later in pairwise(counted))
     assert {s.function for s in captured_of(step).family()} >= {one.function for one in alive}
+
+
+def test_what_follows_a_break_that_stays_is_counted_where_one_before_it_went():
+    """The rest after it is captured anew: what was captured of it has gone with the break that led there."""
+    model = Lazy()
+
+    @capture(backend="eager")
+    def step(x):
+        y = model(x)
+        with LOCK:
+            y = y + 1
+        return y.sin()
+
+    step(torch.randn(3, 4))
+    step(torch.randn(3, 4))
+    seen = stats(step)
+    assert seen.breaks == 2 and seen.graphs == 3 and all(one.segments for one in captured_of(step).family())
+    for _ in range(3):
+        gc.collect()
+        step(torch.randn(3, 4))
+    assert stats(step).misses == seen.misses
+
+
+def test_a_rest_whose_other_one_died_is_captured():
+    step, other = capture(lambda x: x.sin()), capture(lambda x: x.cos())
+    step(torch.ones(2))
+    mine = captured_of(step)
+    go_on = rests.elsewhere(mine, captured_of(other), mine.segments[0].guards.program)
+    del other
+    gc.collect()
+    misses = stats(step).misses
+    assert finish(go_on(torch.ones(2))).equal(torch.ones(2).sin()) and stats(step).misses == misses + 1
