@@ -497,8 +497,7 @@ class Calls(Methods, Construction, StandIns, CachedFunctions):
             values[1] = self.callback(values[1])
         if function is collections.deque and type(kwargs.get("maxlen")) in SYMBOLIC:
             kwargs = kwargs | {"maxlen": natives.specialised(kwargs["maxlen"])}
-        for i in range(start, len(values)):
-            value = values[i]
+        for i, value in enumerate(values[start:], start):
             if i == 1 and function in natives.CALLBACK_SECOND:
                 continue
             if type(value) in (SYMBOLIC if function is collections.deque else (torch.SymBool,)):
@@ -582,10 +581,10 @@ EAGER_ARITHMETIC = (
     "torch.optim", "torch.nn.utils.clip_grad", "torch.utils._foreach_utils", "torch.nn.modules.transformer",
     "torch.nn.modules.module",
 )  # fmt: skip
-COUNTED = frozenset(  # behind their first argument stand numbers
-    {itertools.islice, itertools.repeat, itertools.permutations, itertools.combinations, enumerate}
-    | {itertools.combinations_with_replacement, collections.deque}
-)
+COUNTED = frozenset((  # behind their first argument stand numbers
+    itertools.islice, itertools.repeat, itertools.permutations, itertools.combinations, enumerate, collections.deque,
+    itertools.combinations_with_replacement,
+))  # fmt: skip
 ITEM_ARGUMENTS = COUNTED | {itertools.count, functools.reduce}
 # They keep what they are given; of the others above the first argument is gone through.
 WITHOUT_ITERABLE = frozenset({itertools.repeat, itertools.count})
