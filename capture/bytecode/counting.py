@@ -171,13 +171,15 @@ class Counter:
         for key, count in counts.items():
             self.add(key, count)
 
-    def so_far(self, code: types.CodeType | None = None, again: Iterable[int] = ()) -> Callable[[], Counts]:
-        """What has been counted by now, without instructions of one code object that will run again, natively: those
-        that only prepare a call, or ask for what decides a branch. It is made when it is asked for."""
+    def so_far(self, again: Iterable[tuple[types.CodeType, list[int]]] = ()) -> Callable[[], Counts]:
+        """What has been counted by now, without instructions (``places.run_again``) that will run again, natively:
+        those that only prepare a call, ask for what decides a branch, or advance a generator that goes on. It is made
+        when it is asked for."""
         reached = [Reached(known, known.count, known.in_loops.count) for known in self.codes.values()]
-        for one in reached:
-            if one.counted.code is code:
-                one.count -= one.counted.times(again)
+        for code, offsets in again:
+            for one in reached:
+                if one.counted.code is code:
+                    one.count -= one.counted.times(offsets)
         return functools.partial(counts_of, reached)
 
 

@@ -76,10 +76,10 @@ def handled_exceptions(stack: list[Any], places: tuple[int, ...], innermost: Bas
     return found
 
 
-def run_again(frame: Any, end: int) -> list[int]:
-    """The offsets of the instructions before ``end`` that a continuation at the frame's instruction begins with."""
-    begins = without_call_prefix(frame.program, frame.pc)
-    return [instruction.offset for instruction in frame.program.instructions[begins:end]]
+def run_again(frame: Any, pc: int, end: int) -> tuple[types.CodeType, list[int]]:
+    """The code, and the offsets of the instructions before ``end`` that a continuation at ``pc`` begins with."""
+    begins = without_call_prefix(frame.program, pc)
+    return frame.code, [instruction.offset for instruction in frame.program.instructions[begins:end]]
 
 
 def without_call_prefix(program: Any, index: int) -> int:

@@ -85,6 +85,7 @@ def may_look_at(function: Any, owners: Iterable[Any]) -> bool:
 
 
 def code_names(code: types.CodeType) -> Iterator[str]:
+    """All names in a function and the functions in it."""
     yield from code.co_names
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
@@ -92,6 +93,7 @@ def code_names(code: types.CodeType) -> Iterator[str]:
 
 
 def cells(function: types.FunctionType) -> list[Any]:
+    """What a function's closure holds."""
     found = []
     for cell in function.__closure__ or ():
         try:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ..tensors.graphs import GraphScope
 
 
-WITHOUT = "moebius: the history without the turn"
+WITHOUT = "moebius: the history without the iteration"
 
 
 class CarriedOn(torch.autograd.Function):

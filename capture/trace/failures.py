@@ -9,6 +9,7 @@ finally blocks and contexts run as they would have, and the traceback shows the 
 
 from __future__ import annotations
 
+import itertools
 import types
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from moebius.lowering.step.arrays import LargeNumberError
 from moebius.lowering.step.autocast import depth_of_autocast, leave_to_depth
 from moebius.lowering.step.filters import enter_block, leave_block
 
+from ..bytecode.counting import Counts
 from ..bytecode.places import run_again
 from ..bytecode.reported import left, uncounted
 from ..codegen.replay import Replay
@@ -37,7 +39,7 @@ from ..torch_facts import torch_private
 from ..values.values import CannotRebuild
 from .policy import Policy
 from .speculation import SideExit
-from .stopped import connected, continuation
+from .stopped import Stopped, connected, continuation
 from .trace import Request, Trace
 
 # Of one number into another, as ``float(self.calls)`` is one of a count in the graph: nothing but that.
@@ -152,20 +154,18 @@ class FailureHandler:
             trace.run()
         if not trace.stopped:
             raise CannotResume("the step took another way when it was traced again")
-        chain, counter = connected(trace.stopped, generators=True), trace.counter
-        counts = counter.so_far()
+        chain = connected(trace.stopped, generators=True)
         if isinstance(error, MissingGradientError | LargeNumberError):  # nothing of the user's failed: Python goes on
             if len(chain) < len(trace.stopped):
                 raise CannotResume("it was called from a function that C code called")
-            emitter = Emitter(trace.objects, len(args), tuple(kwargs))
+            emitter, again = Emitter(trace.objects, len(args), tuple(kwargs)), advancing(chain)
             if isinstance(error, MissingGradientError):  # after backward()
                 native = continuation(emitter, chain, "call", partial(gives, error.given))
             else:  # with what asked for the number
                 native = continuation(emitter, chain, "run", None)
-                innermost = chain[-1].frame
-                counts = counter.so_far(innermost.code, run_again(innermost, innermost.pc + 1))
+                again.append(chain[-1])
             Replay(emitter).effects()
-            left(self, counts)
+            left(self, ran(trace, again))
             return self.rest(emitter, reached, trace, native)(*args, **kwargs)
         reason: Exception | None = None
         for count in range(len(chain), -1, -1):
@@ -187,7 +187,7 @@ class FailureHandler:
             assert trace.domain.switches is not None
             torch_private.throw_switches(trace.domain.switches[chain[count - 1].frame] if count else self.switches)
             leave_to_depth(depth_of_autocast() - sum(frame > count for frame in reached.casts))
-        left(self, counts)
+        left(self, ran(trace, advancing(chain[:count])))
         error.__traceback__ = reached.below
         return self.rest(emitter, reached, trace, native)(*args, **kwargs)
 
@@ -196,6 +196,16 @@ class FailureHandler:
         found = {proxy.node: proxy.real for proxy in trace.tensors.inputs}
         values = tuple(Values(reached, trace.writer, found).of(output) for output in emitter.outputs)
         return emitter.function(self.function.__name__, lambda: values, [], [f"return {native}"])
+
+
+def advancing(chain: list[Stopped]) -> list[Stopped]:
+    """The frames whose instruction advances a generator that goes on: it is run again, for that."""
+    return [one for one, inner in itertools.pairwise(chain) if inner.frame.shell is not None]
+
+
+def ran(trace: Trace, again: list[Stopped]) -> Callable[[], Counts]:
+    """What the user's program has run up to where the trace stopped, but for what these frames begin with again."""
+    return trace.counter.so_far([run_again(one.frame, one.pc, one.pc + 1) for one in again])
 
 
 def raise_again(error: BaseException) -> Any:

@@ -8,7 +8,7 @@ own lines is lost to the graph.
 from __future__ import annotations
 
 import types
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any, Protocol
 
 import torch
@@ -17,6 +17,7 @@ from moebius.interpreter import Frame
 
 from ..heap.records import raw_dict
 from ..heap.varying import REASON as VARIES
+from ..python.reach import cells, code_names
 from ..values.values import Break
 
 NO_TENSORS = "it knows no tensors"
@@ -44,26 +45,10 @@ def why_whole(stop: Break, frame: Frame, pc: int, alone: bool, call: Call) -> st
 
 def knows_no_torch(function: types.FunctionType, arguments: Iterable[Any]) -> bool:
     """Whether nothing of torch's is among what the function names, is given, or finds one step from there."""
-    names = {*names_in(function.__code__)}
+    names = {*code_names(function.__code__)}
     named = [value for name, value in list(function.__globals__.items()) if name in names]
-    cells = function.__closure__ or ()
-    given = [*arguments, *map(contents_of, cells)]
+    given = [*arguments, *cells(function)]
     return not any(map(is_of_torch, named)) and not any(is_of_torch(v) for g in given for v in (g, *held_by(g)))
-
-
-def contents_of(cell: types.CellType) -> Any:
-    try:
-        return cell.cell_contents
-    except ValueError:  # it is empty
-        return None
-
-
-def names_in(code: types.CodeType) -> Iterator[str]:
-    """All names in a function and the functions in it."""
-    yield from code.co_names
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            yield from names_in(constant)
 
 
 def held_by(value: Any) -> list[Any]:

@@ -130,7 +130,7 @@ class Speculation:
         trace.objects.heap.read("fact", None, "branch", None)
         writer.node("call_function", require_branch, (value, expected, place, *emitter.outputs), {}).meta["val"] = None
         ends = ends_while(innermost.frame, innermost.pc)
-        counts = trace.counter.so_far(code, run_again(innermost.frame, innermost.pc + 1))
+        counts = trace.counter.so_far([run_again(innermost.frame, innermost.pc, innermost.pc + 1)])
         self.exits[place] = SideExit(place, code.co_filename, line, expected, run, held, ends, counts)
         return expected
 

@@ -368,7 +368,7 @@ class Trace:
         if self.graph_break is None:
             return counter.so_far()()
         counter.drop()
-        return (counter.so_far() if frame is None else counter.so_far(frame.code, run_again(frame, frame.pc)))()
+        return (counter.so_far() if frame is None else counter.so_far([run_again(frame, frame.pc, frame.pc)]))()
 
     @property
     def asks_data(self) -> bool:

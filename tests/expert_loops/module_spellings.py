@@ -55,7 +55,7 @@ def enumerate_modules(x, moe):
 
 @spelled(LOWERED)
 def enumerate_and_any(x, moe):
-    """the same, `if mask.any():` around the turn"""
+    """the same, `if mask.any():` around the body"""
     weight, index = moe.route(x)
     out = torch.zeros_like(x)
     for i, expert in enumerate(moe.experts):
@@ -68,7 +68,7 @@ def enumerate_and_any(x, moe):
 
 @spelled(LOWERED)
 def deepseek_with_a_test(x, moe):
-    """ModuleList, `if token_indices.numel() > 0:` around the turn (DeepSeek-V3 in transformers)"""
+    """ModuleList, `if token_indices.numel() > 0:` around the body (DeepSeek-V3 in transformers)"""
     weight, index = moe.route(x)
     out = torch.zeros_like(x)
     mask = one_hot(index, num_classes=len(moe.experts)).permute(2, 0, 1)

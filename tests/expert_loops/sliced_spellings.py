@@ -219,7 +219,7 @@ def boolean_masks(x, moe):
 
 @spelled(LOWERED)
 def boolean_masks_tested(x, moe):
-    """the same, `if mask.any():` around the turn (makeMoE)"""
+    """the same, `if mask.any():` around the body (makeMoE)"""
     weight, index = moe.route(x)
     gates = torch.zeros(len(x), E, dtype=x.dtype).scatter(-1, index, weight)
     out = torch.zeros_like(x)

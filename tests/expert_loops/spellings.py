@@ -111,7 +111,7 @@ def range_skipping_the_unused(x, router, gate_up, down):
 
 @spelled(LOWERED)
 def range_and_any(x, router, gate_up, down):
-    """the same, `if chosen.any():` around the turn"""
+    """the same, `if chosen.any():` around the body"""
     weight, index = route(x, router)
     out = torch.zeros_like(x)
     for e in range(E):
@@ -162,7 +162,7 @@ def range_and_scatter_add(x, router, gate_up, down):
 
 @spelled(LOWERED)
 def range_with_a_number_of_its_own(x, router, gate_up, down):
-    """a turn with a branch of its own (`if e % 3 == 2:`)"""
+    """an iteration with a branch of its own (`if e % 3 == 2:`)"""
     weight, index = route(x, router)
     out = torch.zeros_like(x)
     for e in range(E):

@@ -73,7 +73,24 @@ def a_failure(x: torch.Tensor) -> torch.Tensor:
     return y * 2
 
 
-@pytest.mark.parametrize("step", [a_side_exit, a_failure])
+def a_failure_in_a_generator(x: torch.Tensor) -> torch.Tensor:
+    """The loop's instruction advances the generator that goes on: it is the one that had begun to."""
+
+    def rows() -> Iterator[torch.Tensor]:
+        for n in range(2):
+            yield x + n
+            yield x[(x.sum() > 9).long() * 7]
+
+    y = helper(x)
+    try:
+        for row in rows():
+            y = y + row
+    except IndexError:
+        y = helper(y)
+    return y * 2
+
+
+@pytest.mark.parametrize("step", [a_side_exit, a_failure, a_failure_in_a_generator])
 def test_a_graph_that_is_left_in_the_middle(step: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """It stands for what comes before; the rest runs as Python, which is neither captured nor opaque."""
     captured = capture(step, backend="eager")
