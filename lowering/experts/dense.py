@@ -92,12 +92,25 @@ def scaled_rows(node: fx.Node) -> tuple[fx.Node, fx.Node] | None:
     for rows, gate in (pair, pair[::-1]):
         if not isinstance(rows, fx.Node) or not isinstance(gate, fx.Node):
             continue
+        gate = before_widening(gate)
         a, b = shape_of(rows), shape_of(gate)
         if a and b and len(a) == len(b) > 1 and type(b[-1]) is int and b[-1] == 1 and type(a[-1]) is int and a[-1] > 1:
             repeated = len(a) > 2
             fits = (same_size(x, y) or (repeated and same_size(y, 1)) for x, y in zip(a[:-1], b[:-1], strict=True))
             return (rows, gate) if all(fits) else None
     return None
+
+
+def before_widening(gate: fx.Node) -> fx.Node:
+    """The column [T, 1] of ``column.expand(-1, D)`` or ``.repeat(1, D)``: the product does the same by itself."""
+    call = read_call(gate)
+    while call is not None and call.name in ("expand", "repeat"):
+        column = shape_of(call["input"])
+        if not column or len(column) != len(shape_of(gate) or ()) or not same_size(column[-1], 1):
+            break
+        gate = call["input"]
+        call = read_call(gate)
+    return gate
 
 
 def scaled(rows: fx.Node) -> bool:

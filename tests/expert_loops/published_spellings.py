@@ -300,3 +300,38 @@ def weights_cut_from_behind(x, moe):
         y = gelu(x[token] @ first[e].squeeze(0)) @ second[e].squeeze(0)
         out.index_add_(0, token, y * weight[token, slot, None])
     return out
+
+
+@spelled(LOWERED)
+def widened_gates(x, moe):
+    """all experts on all tokens, `out = out + y * gates[:, i, None].expand_as(y)`"""
+    weight, index = moe.route(x)
+    gates = torch.zeros(len(x), E, dtype=x.dtype).scatter(1, index, weight)
+    out = torch.zeros_like(x)
+    for i, expert in enumerate(moe.experts):
+        y = expert(x)
+        out = out + y * gates[:, i, None].expand_as(y)
+    return out
+
+
+@spelled(LOWERED)
+def repeated_gates(x, moe):
+    """the same, `gates[:, i : i + 1].repeat(1, D) * expert(x)`"""
+    weight, index = moe.route(x)
+    gates = torch.zeros(len(x), E, dtype=x.dtype).scatter(1, index, weight)
+    out = torch.zeros_like(x)
+    for i, expert in enumerate(moe.experts):
+        out = out + gates[:, i : i + 1].repeat(1, D) * expert(x)
+    return out
+
+
+@spelled(LOWERED)
+def widened_positions(x, moe):
+    """`out.scatter_add_(0, token.unsqueeze(-1).expand_as(rows), rows)`"""
+    weight, index = moe.route(x)
+    out = torch.zeros_like(x)
+    for e, expert in enumerate(moe.experts):
+        token, slot = torch.where(index == e)
+        rows = expert(x[token]) * weight[token, slot].unsqueeze(-1)
+        out.scatter_add_(0, token.unsqueeze(-1).expand_as(rows), rows)
+    return out
