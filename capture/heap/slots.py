@@ -42,7 +42,7 @@ class Slots:
             record = self.objects.instance_dict(self.objects.need(obj))
             assert record is not None
             return record.obj
-        if name == "__doc__" or self.objects.is_new(obj):
+        if (name == "__doc__" and not issubclass(kind, type)) or self.objects.is_new(obj):
             self.heap.read(OWN, obj, name, None)
             return self.own_part(obj, descriptor.__get__(obj, kind))
         if isinstance(obj, types.FunctionType | types.MethodType | functools.partial):

@@ -41,6 +41,7 @@ from .specials import is_generic
 from .texts import Text
 
 IMMUTABLE_TYPE = 1 << 8  # Py_TPFLAGS_IMMUTABLETYPE: nobody can change these, they need no guard
+C_PARTS = (types.MemberDescriptorType, types.GetSetDescriptorType)  # what C code keeps for an object, by name
 KNOWN_LOOK_UPS = (types.GenericAlias, types.UnionType)  # in C, and ends where ``object``'s does, for what they have
 
 Call = Callable[[Any, list, dict], Any]
@@ -224,7 +225,7 @@ class Attributes(Slots):
                 return getattr(obj, name)
             getter = self.objects.enter(descriptor.fget, Static(f"{kind.__qualname__}.{name}.fget", descriptor.fget))
             return self.call(getter, [obj], {})
-        if isinstance(descriptor, types.MemberDescriptorType | types.GetSetDescriptorType):
+        if type(descriptor) in C_PARTS:
             return self.c_attribute(descriptor, obj, kind, name)
         return self.bind(descriptor, obj, kind)
 
@@ -337,11 +338,14 @@ class Attributes(Slots):
                 "read the class attribute outside of the step",
             )
         if on_meta is not ABSENT and is_data_descriptor(on_meta):
-            if isinstance(on_meta, property):
-                return self.from_descriptor(on_meta, cls, meta, name)
             if name == "__dict__":
                 self.of_classes.show(cls)
-            return getattr(cls, name)
+                return getattr(cls, name)
+            if cls.__flags__ & IMMUTABLE_TYPE and type(on_meta) in C_PARTS:
+                return getattr(cls, name)
+            if not self.objects.is_known(cls):
+                self.objects.found(cls, type_name(cls))
+            return self.from_descriptor(on_meta, cls, meta, name)
         found = self.on_type(cls, name)
         if found is not ABSENT:
             return self.bind_to_class(found, cls)

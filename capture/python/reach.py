@@ -2,7 +2,7 @@
 
 A function in Python gets at objects by what its code names: globals, closure cells, defaults, and attributes of these.
 Functions that it names are looked into as well, and so are methods and the items of containers. Code of the standard
-library is not: it sees what it is given.
+library is not: it sees what it is given, in its cells too.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ def may_look_at(function: Any, owners: Iterable[Any]) -> bool:
             return True
         if isinstance(value, types.FunctionType):
             if is_standard(value.__module__):
+                pending += cells(value)
                 continue
             count += 1
             if count > MANY:
@@ -50,7 +51,7 @@ def may_look_at(function: Any, owners: Iterable[Any]) -> bool:
             pending += [*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values(), wrapped(value)]
         elif isinstance(value, types.ModuleType):
             holders.append(vars(value))
-            pending += [vars(value).get(name) for name in names]
+            pending += [vars(value).get(name) for name in (*names, "__getattr__")]
         elif isinstance(value, type):
             for base in value.__mro__:
                 if not is_standard(base.__module__):

@@ -21,6 +21,16 @@ OTHER = contextvars.ContextVar("other", default=0)
 LOG = logging.getLogger(__name__)
 MODULE = types.ModuleType("settings")
 MODULE.state = STATE  # type: ignore[attr-defined]
+ANSWERING = types.ModuleType("answering")
+ANSWERING.__getattr__ = lambda name: STATE.get()  # type: ignore[attr-defined]
+
+
+@functools.singledispatch
+def dispatched(number: int) -> int:
+    return number
+
+
+dispatched.register(str, lambda text: STATE.get())
 
 
 class Holder:
@@ -69,6 +79,8 @@ REACHES: dict[str, Callable] = {
     "keyword default": lambda *, state=STATE: state.get(),
     "inner function": lambda: (lambda: STATE.get())(),
     "attribute of a module": lambda: MODULE.state.get(),
+    "module that answers itself": lambda: ANSWERING.anything,
+    "function chosen by a class": lambda: dispatched(""),
     "attribute": lambda: HOLDER.own.get(),
     "attribute of a class": lambda: Holder.held.get(),
     "slot": lambda: SLOTTED.own.get(),

@@ -454,6 +454,11 @@ def module(v):
     m.__getattr__ = lambda name: m.held
     return m
 """),
+    "annotations of a class": Kind("annotated($)", "@.__annotations__['v']", "@.__annotations__['v'] = $", """
+def annotated(v):
+    return type('C', (), {'__annotations__': {'v': v}})
+"""),
+    "name of a class": Kind("type('C' * $, (), {})", "len(@.__name__)", "@.__name__ = 'C' * $"),
     "lru_cache info": Kind("cached($)", "@.cache_info().currsize + 1", "@($)", """
 def cached(v):
     f = functools.lru_cache(lambda x: x)

@@ -21,6 +21,8 @@ MENDED = (
     ("abc register", "layers changed outside"),
     ("autocast dtype", "read only"),
     ("generator frame", "straight"),
+    ("annotations of a class", "outside and inside"),
+    ("name of a class", "layers changed outside"),
     ("numpy resize", "layers changed outside"),
     ("tensor transposed", "checkpoint"),
     ("tensor strides", "checkpoint that writes"),
