@@ -15,7 +15,7 @@ from torch import fx
 
 from moebius.kernels import experts
 from moebius.lowering.distribution.sharded import Sharded
-from moebius.lowering.distribution.torch_private import tree_leaves
+from moebius.lowering.distribution.torch_private import has_body, tree_leaves
 from moebius.lowering.step.absent import is_backward
 from moebius.lowering.step.gradients import set_gradient
 
@@ -54,18 +54,14 @@ def _is_followed(node: fx.Node, here: Collection[fx.Node]) -> bool:
         return False
     if node.op == "call_method":
         return True
-    plain = not isinstance(target, torch._ops.HigherOrderOperator)
-    return node.op == "call_function" and plain and _home(target).partition(".")[0] in ("torch", "_operator", "math")
+    home = str(getattr(target, "__module__", None) or type(target).__module__).partition(".")[0]
+    return node.op == "call_function" and not has_body(target) and home in ("torch", "_operator", "math")
 
 
 def _on_ranks(node: fx.Node) -> bool:
     """Whether a node's value is a parameter on the ranks, itself: what is computed of it may communicate."""
     tensor = node.meta.get("tensor")
     return node.op == "placeholder" and isinstance(tensor() if callable(tensor) else tensor, Sharded)
-
-
-def _home(target: Any) -> str:
-    return str(getattr(target, "__module__", None) or type(target).__module__)
 
 
 def _reaches(region: fx.Node, end: fx.Node) -> bool:

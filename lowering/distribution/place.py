@@ -25,7 +25,7 @@ from moebius.lowering.distribution.exchange import remember_group
 from moebius.lowering.distribution.expert_parallel import combine, dispatch, own_experts, reached_experts
 from moebius.lowering.distribution.placement import place_parameters, to_graph_input
 from moebius.lowering.distribution.plan import Plan, resolve_plan
-from moebius.lowering.distribution.reduce import number_of
+from moebius.lowering.distribution.reduce import is_left_to_fsdp, number_of
 from moebius.lowering.distribution.sharded import Sharded
 from moebius.lowering.distribution.torch_private import tree_leaves
 from moebius.lowering.experts.stacking import stack_experts
@@ -96,7 +96,8 @@ def parameters_to_place(gm: fx.GraphModule) -> list[torch.nn.Parameter]:
     for node in gm.graph.nodes:
         if node.op == "placeholder" and node.meta.get("placement") == "as is" and node.meta.get("wants_shard"):
             tensor = _real(node)
-            if isinstance(tensor, torch.nn.Parameter) and not isinstance(tensor, Sharded):
+            plain = isinstance(tensor, torch.nn.Parameter) and not isinstance(tensor, Sharded)
+            if plain and not is_left_to_fsdp(tensor):
                 found.append(tensor)
     return found
 

@@ -28,6 +28,7 @@ from moebius.lowering.distribution.torch_private import (
     accumulates,
     at_end_of_backward,
     backward_number,
+    fully_sharded,
     tree_leaves,
     writes,
 )
@@ -217,6 +218,8 @@ class Reducer:
 
 
 REDUCERS: dict[tuple[Any, int], Reducer] = {}
+FSDP_MODULES: weakref.WeakSet[FSDPModule] = weakref.WeakSet()  # that a mesh has met
+FSDP_PARAMETERS: dict[int, weakref.ref[torch.Tensor]] = {}  # of those, by id
 PLACES: dict[int, tuple[Reducer, int]] = {}  # by id of the parameter
 
 
@@ -229,17 +232,19 @@ def average_gradients(
     again is free. Collective where any is new. program: what has to be alike on all ranks then (program.py).
 
     Raises RanksDisagreeError where the program differs, DistributionError for what reduces its gradients itself
-    (DistributedDataParallel, FSDP2, DTensor).
+    (DistributedDataParallel, DTensor) or over other ranks (FSDP2).
     """
     modules = list(modules)
     axis = plan.axis_index(mesh)
-    for module in (inner for outer in modules for inner in outer.modules()):
-        if isinstance(module, DistributedDataParallel | FSDPModule):
-            raise DistributionError(
-                f"{type(module).__name__} reduces gradients by itself, and mesh=... does so too; leave out one of them"
-            )
+    inner = [inner for outer in modules for inner in outer.modules()]
+    if any(isinstance(module, DistributedDataParallel) for module in inner):
+        raise DistributionError(
+            "DistributedDataParallel reduces gradients by itself, and mesh=... does so too; leave out one of them"
+        )
     found = [*(p for module in modules for p in module.parameters()), *tensors]
-    parameters = list({id(p): p for p in found if isinstance(p, torch.nn.Parameter)}.values())
+    leave_to_fsdp(inner, mesh)
+    parameters = [p for p in found if isinstance(p, torch.nn.Parameter) and not is_left_to_fsdp(p)]
+    parameters = list({id(p): p for p in parameters}.values())
     if any(isinstance(parameter, DTensor) for parameter in parameters):
         raise DistributionError("a parameter is a DTensor, and mesh=... takes ordinary ones; leave out one of them")
     buffers = list({id(b): b for module in modules for b in module.buffers()}.values())
@@ -252,6 +257,27 @@ def average_gradients(
         share_state(optimizers, mesh)
 
 
+def leave_to_fsdp(modules: Iterable[torch.nn.Module], mesh: Any) -> None:
+    """Gradients of parameters that FSDP2 splits are averaged by it. Raises DistributionError where it does so over
+    other ranks than the mesh has."""
+    FSDP_MODULES.update(module for module in modules if isinstance(module, FSDPModule))
+    for module in list(FSDP_MODULES):
+        parameters, ranks = fully_sharded(module)
+        if parameters and ranks != set(mesh.mesh.flatten().tolist()):
+            raise DistributionError(
+                f"fully_shard averages over the ranks {sorted(ranks)}, and mesh=... has other ones; give it a mesh of "
+                f"all of them"
+            )
+        for parameter in parameters:  # what forward sees is made in the first one
+            FSDP_PARAMETERS[id(parameter)] = weakref.ref(parameter)
+
+
+def is_left_to_fsdp(parameter: torch.Tensor) -> bool:
+    """Whether FSDP2 averages the gradient of a parameter that was met."""
+    known = FSDP_PARAMETERS.get(id(parameter))
+    return known is not None and known() is parameter
+
+
 def share_state(optimizers: Iterable[torch.optim.Optimizer], mesh: Any) -> None:
     """Give all ranks what the first one's optimizers hold from steps that were taken before. Collective."""
     held: list[Any] = []
@@ -260,7 +286,7 @@ def share_state(optimizers: Iterable[torch.optim.Optimizer], mesh: Any) -> None:
         for place, parameter in enumerate(parameters):
             state = optimizer.state.get(parameter, {})
             held += [place, *tree_leaves([(str(name), state[name]) for name in sorted(state, key=str)])]
-    tensors = [value for value in held if isinstance(value, torch.Tensor) and not isinstance(value, Sharded)]
+    tensors = [value for value in held if isinstance(value, torch.Tensor) and not isinstance(value, Sharded | DTensor)]
     plain = (int, float, str, type(None))
     form = [(v.shape, v.dtype) if isinstance(v, torch.Tensor) else v if isinstance(v, plain) else type(v) for v in held]
     if not agree(mesh, "the state of optimizers", zlib.crc32(repr(form).encode())):
@@ -298,13 +324,13 @@ def number_of(parameter: Any) -> int | None:
 
 
 def is_averaged(parameter: torch.Tensor) -> bool:
-    """Whether some mesh averages this parameter's gradient."""
-    return reducer_of(parameter) is not None
+    """Whether some mesh averages this parameter's gradient, or FSDP2 over the ranks of one."""
+    return reducer_of(parameter) is not None or is_left_to_fsdp(parameter)
 
 
 def release(parameter: torch.Tensor) -> None:
     """Take the hook of :meth:`Reducer.watch` away, until the parameter is met again: it is about to move."""
-    if is_averaged(parameter):
+    if reducer_of(parameter) is not None:
         reducer, place = PLACES[id(parameter)]
         if (hook := reducer.known[place].hook) is not None:
             hook.remove()
@@ -313,6 +339,6 @@ def release(parameter: torch.Tensor) -> None:
 
 def watch_again(parameter: torch.Tensor) -> None:
     """Average the gradient of a parameter that was released, and has moved."""
-    if is_averaged(parameter):
+    if reducer_of(parameter) is not None:
         reducer, place = PLACES[id(parameter)]
         reducer.hook(place, parameter)

@@ -8,8 +8,8 @@ import torch
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 __all__ = [
-    "accumulates", "at_end_of_backward", "backward_number", "default_store", "drop_empty_hooks",
-    "has_hooks", "is_mutable",
+    "accumulates", "at_end_of_backward", "backward_number", "default_store", "drop_empty_hooks", "fully_sharded",
+    "has_body", "has_hooks", "is_mutable",
     "is_view", "local_sizes", "local_tensor_types", "references", "swap", "tree_flatten", "tree_leaves",
     "tree_map", "tree_unflatten", "wrapper_tensor", "writes", "written",
 ]
@@ -99,6 +99,20 @@ def backward_number() -> int:
 def at_end_of_backward(function: Callable[[], None]) -> None:
     """Call a function once the backward pass that runs now is through; what it raises, ``backward()`` raises."""
     torch.autograd.Variable._execution_engine.queue_callback(function)
+
+
+def fully_sharded(module: Any) -> tuple[list[torch.Tensor], set[int]]:
+    """Parameters that FSDP2 reduces for a module that it wraps, split and as forward sees them; over which ranks."""
+    group = module._get_fsdp_state()._fsdp_param_group
+    if group is None:
+        return [], set()
+    found = [getattr(one, name, None) for one in group.fsdp_params for name in ("sharded_param", "_unsharded_param")]
+    return [one for one in found if one is not None], set(group.mesh_info.mesh.mesh.flatten().tolist())
+
+
+def has_body(operator: Any) -> bool:
+    """Whether an operator runs graphs that are among its arguments."""
+    return isinstance(operator, torch._ops.HigherOrderOperator)
 
 
 def default_store() -> Any:

@@ -1,0 +1,107 @@
+"""Trains a small Mixtral on several ranks: FSDP2 splits the dense parameters over all of them, moebius the experts.
+
+Each rank has its own part of the batch. The checkpoint goes on at any number of ranks; without torchrun the same file
+trains in one process.
+
+    torchrun --nproc-per-node 2 examples/train_fsdp.py --steps 4 --save out/train_fsdp
+    torchrun --nproc-per-node 4 examples/train_fsdp.py --steps 8 --resume out/train_fsdp
+    python examples/train_fsdp.py --steps 8                              # the same losses
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.fsdp import fully_shard
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+from transformers import MixtralConfig, MixtralForCausalLM
+
+from moebius import capture
+
+BATCH, LENGTH, CLIP = 8, 16, 0.5
+
+
+def clip(groups: list[list[torch.nn.Parameter]], most: float) -> torch.Tensor:
+    """Clip gradients to the norm of all groups together: torch takes that of each, as they are split in two ways."""
+    norms = []
+    for group in groups:
+        norm = get_total_norm([parameter.grad for parameter in group if parameter.grad is not None])
+        norms.append(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)
+    total = torch.stack(norms).norm()
+    for group in groups:
+        clip_grads_with_norm_(group, most, total)
+    return total
+
+
+def step(model, optimizer, tokens):
+    """One training step: ordinary Python, which knows of no ranks."""
+    optimizer.zero_grad()
+    loss = model(input_ids=tokens, labels=tokens).loss
+    loss.backward()
+    clip([group["params"] for group in optimizer.param_groups], CLIP)
+    optimizer.step()
+    return loss.detach()
+
+
+def build(mesh) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+    """The model and its optimizer; with a mesh, the dense parameters split over its ranks."""
+    torch.manual_seed(0)
+    config = MixtralConfig(
+        vocab_size=128, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, num_local_experts=8, num_experts_per_tok=2, max_position_embeddings=LENGTH,
+        use_cache=False, experts_implementation="eager",
+    )
+    model = MixtralForCausalLM(config).train()
+    experts = [p for layer in model.model.layers for p in layer.mlp.experts.parameters()]
+    if mesh is not None:
+        for module in (*model.model.layers, model):
+            fully_shard(module, mesh=mesh, ignored_params=set(experts))
+    dense = [p for p in model.parameters() if all(p is not expert for expert in experts)]
+    return model, torch.optim.AdamW([{"params": dense}, {"params": experts}], lr=3e-4)
+
+
+def batch(number: int, rank: int, ranks: int) -> torch.Tensor:
+    """This rank's part of a step's batch: int64 [BATCH / ranks, LENGTH]."""
+    generator = torch.Generator().manual_seed(number)
+    return torch.randint(128, (BATCH, LENGTH), generator=generator).chunk(ranks)[rank]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=8, help="in all, those of the checkpoint among them")
+    parser.add_argument("--save", metavar="FOLDER")
+    parser.add_argument("--resume", metavar="FOLDER")
+    args = parser.parse_args()
+    mesh, rank, ranks = None, 0, 1
+    if "RANK" in os.environ:  # torchrun
+        dist.init_process_group("gloo")
+        rank, ranks = dist.get_rank(), dist.get_world_size()
+        mesh = dist.init_device_mesh("cpu", (ranks,), mesh_dim_names=("ep",))
+    model, optimizer = build(mesh)
+    held: dict[str, Any] = {"step": 0}
+    if args.resume:  # before the first captured call
+        held["model"], held["optimizer"] = get_state_dict(model, optimizer)
+        dcp.load(held, checkpoint_id=args.resume)
+        set_state_dict(model, optimizer, model_state_dict=held["model"], optim_state_dict=held["optimizer"])
+    run = capture(step, mesh=mesh)
+    for number in range(held["step"], args.steps):
+        loss = run(model, optimizer, batch(number, rank, ranks))
+        if mesh is not None:
+            dist.all_reduce(loss)
+        if rank == 0:
+            print(f"step {number}: loss {float(loss) / ranks:.5f}", flush=True)
+    if args.save:
+        held["model"], held["optimizer"] = get_state_dict(model, optimizer)
+        dcp.save({**held, "step": args.steps}, checkpoint_id=args.save)
+    if mesh is not None:
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
