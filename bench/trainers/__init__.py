@@ -9,6 +9,7 @@ from . import (
     optimizing,
     pictures,
     pretraining,
+    published,
     recommenders,
     registries,
     routers,
@@ -19,5 +20,5 @@ from .script import SCRIPTS, Script
 
 __all__ = [
     "SCRIPTS", "Script", "agents", "arrays", "engines", "language", "loops", "optimizing", "pictures", "pretraining",
-    "recommenders", "registries", "routers", "runners", "structures",
+    "published", "recommenders", "registries", "routers", "runners", "structures",
 ]  # fmt: skip
