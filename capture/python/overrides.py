@@ -31,7 +31,8 @@ class Overrides:
     """What classes of Python code answer for operators in one trace."""
 
     def __init__(self, calls: CallParts):
-        self.calls, self.attributes = calls, calls.attributes
+        self.calls, self.attributes, self.made = calls, calls.attributes, calls.objects.made
+        self.world = calls.tensors.world
 
     def among(self, values: Any) -> list[Any]:
         """The objects that torch may ask: among arguments, and among the items of lists and tuples in them."""
@@ -59,7 +60,7 @@ class Overrides:
         originals = {id(fake): real for fake, real in pairs(fakes, (args, kwargs))}
         originals |= {id(stand_in): kind for kind, stand_in in stand_ins.items()}
         try:
-            self.calls.tensors.world.call(function, *fakes)
+            self.world.call(function, *fakes)
         except Asked as asked:
             operator, kinds, *rest = replaced(asked.given, originals)
             if isinstance(function, types.FunctionType) and operator is not function:
@@ -68,7 +69,7 @@ class Overrides:
             if isinstance(operator, types.FunctionType):
                 operator = self.calls.substitute(operator)
             method = self.attributes.get(asked.kind, NAME)
-            result = self.calls.call(method, [operator, kinds, *map(self.calls.objects.made, rest)], {})
+            result = self.calls.call(method, [operator, kinds, *map(self.made, rest)], {})
             if result is NotImplemented:
                 raise Break(NAME, f"{asked.kind.__name__} leaves the operator to the next argument", HINT) from None
             return result
