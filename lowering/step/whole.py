@@ -28,6 +28,7 @@ from moebius.lowering.step.autocast import depth_of_autocast, leave_autocast, le
 from moebius.lowering.step.gradients import gradient_of, keep, require_gradients, set_gradient
 from moebius.lowering.step.hooks import backward_with_hooks
 from moebius.lowering.torch_private import (
+    FakeTensor,
     compiling_with,
     forget_pending_symbols,
     gradient_hooks,
@@ -151,7 +152,8 @@ class WholeStep:
             check_node(node)
         if not any(map(is_backward, nodes)):
             refuse("there is no backward() in it")
-        self.outputs = tuple(graph.output_node().args[0])
+        results: Any = graph.output_node().args[0]
+        self.outputs = tuple(results)
         early = numbers_of_the_call(graph)
         inside = self.inside(graph, early)
         self.given = [n for n in nodes if n in early and any(user in inside for user in n.users)]
@@ -201,7 +203,7 @@ class WholeStep:
     def backward_roots(nodes: Sequence[fx.Node]) -> set[fx.Node]:
         """The tensors whose history a backward has freed."""
         calls = [n for n in nodes if is_backward(n) and not n.kwargs.get("retain_graph")]
-        roots = [n.args[0] for n in calls]
+        roots: list[Any] = [n.args[0] for n in calls]
         return {one for root in roots for one in (root if isinstance(root, list | tuple) else [root])}
 
     def cleared_first(self, nodes: Sequence[fx.Node]) -> set[int]:
@@ -313,7 +315,7 @@ class WholeStep:
 
     def fakes(self) -> list[Any]:
         """New examples of the inputs, without autograd."""
-        mode = next((v.fake_mode for v in self.examples if isinstance(v, torch.Tensor)), None)
+        mode: Any = next((v.fake_mode for v in self.examples if isinstance(v, FakeTensor)), None)
         if mode is None:
             refuse("it has no tensors for inputs")
         with mode:
@@ -397,7 +399,8 @@ def check(gm: fx.GraphModule, inputs: int, results: int) -> None:
             refuse(f"{node.target} is left in it")
         if node.op not in ("placeholder", "get_attr", "call_function", "output"):
             refuse(f"a {node.op} is left in it")
-    if len(gm.graph.find_nodes(op="placeholder")) != inputs or len(gm.graph.output_node().args[0]) != results:
+    given: Any = gm.graph.output_node().args[0]
+    if len(gm.graph.find_nodes(op="placeholder")) != inputs or len(given) != results:
         refuse("it has other inputs or results than the step")
 
 

@@ -54,11 +54,17 @@ class Graphs:
 
     def __init__(self, name=None):
         self.given = []
-        self.name = name
+        self.name, self.runs = name, 0
 
     def __call__(self, gm, examples):
         self.given.append(gm)
-        return gm.forward if self.name is None else torch._dynamo.lookup_backend(self.name)(gm, examples)
+        run = gm.forward if self.name is None else torch._dynamo.lookup_backend(self.name)(gm, examples)
+
+        def counted(*inputs):
+            self.runs += 1
+            return run(*inputs)
+
+        return counted
 
 
 def trained(backend, kind=Dense, which="sgd", clip=False, schedule=False, parts=1, calls=3):
@@ -84,7 +90,7 @@ def trained(backend, kind=Dense, which="sgd", clip=False, schedule=False, parts=
     run = capture(step, backend=backend)
     losses = [run([(torch.randn(5, 8), torch.randn(5, 8)) for _ in range(parts)]) for _ in range(calls)]
     state = [t for one in optimizer.state.values() for t in one.values() if isinstance(t, torch.Tensor)]
-    left = [*losses, *model.parameters(), *(p.grad for p in model.parameters()), *state]
+    left = [*losses, *model.parameters(), *(p.grad for p in model.parameters()), *state, *model.buffers()]
     assert stats(run).breaks == 0 or backend not in ("moebius", "eager")
     return left, run
 
@@ -101,9 +107,42 @@ def test_one_graph_with_the_bits_of_eager(which, clip, schedule, parts):
     actual, run = trained(backend, Dense, which, clip, schedule, parts)
     assert stats(run).breaks == 0
     assert len(backend.given) == stats(run).graphs  # (a schedule's first call has another graph)
+    assert backend.runs == 3  # each call, and none of the lowered graph in its place
     for gm in backend.given:
         assert all(type(n.target) is not str for n in gm.graph.nodes if n.op == "call_function")
         assert any("tanh_backward" in str(n.target) for n in gm.graph.nodes)
+    assert same_bits(expected, actual)
+
+
+class Dropping(Dense):
+    def forward(self, x_TD):
+        return super().forward(functional.dropout(x_TD, 0.5))
+
+
+class Cast(Dense):
+    def forward(self, x_TD):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            out_TD = super().forward(x_TD)
+        return out_TD.float()
+
+
+class Normed(Dense):
+    """Buffers that forward writes."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.BatchNorm1d(8)
+
+    def forward(self, x_TD):
+        return super().forward(self.norm(x_TD))
+
+
+@pytest.mark.parametrize("kind", [Dropping, Cast, Normed])
+def test_draws_casts_and_buffers(kind):
+    backend = Graphs()
+    expected, _ = trained("eager", kind)
+    actual, run = trained(backend, kind)
+    assert backend.runs == 3 and stats(run).breaks == 0
     assert same_bits(expected, actual)
 
 
