@@ -5,15 +5,17 @@ capture."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from torch import fx
 
 from moebius.kernels import ExpertsInputError
 from moebius.kernels.contract import Options as KernelOptions
 from moebius.kernels.precision import parse
 from moebius.lowering.aliasing import Storage, only_computes, writes_into
-from moebius.lowering.backends import OWN, as_tuple, check_backend, compile_graph, name_of, run_as_is
+from moebius.lowering.backends import OWN, as_tuple, check_backend, compile_graph, compile_whole, name_of, run_as_is
 from moebius.lowering.draft import copy_graph, finish
-from moebius.lowering.errors import DEFECT, ContractError, LoweringError, UnknownBackendError
+from moebius.lowering.errors import DEFECT, ContractError, LoweringError, UnknownBackendError, WholeStepRefusedError
 from moebius.lowering.experts.loops import find_loops, unlowered_region
 from moebius.lowering.experts.rewrite import DIFFERENT
 from moebius.lowering.graph import (
@@ -45,6 +47,7 @@ __all__ = [
     "SkipTurn",
     "Storage",
     "UnknownBackendError",
+    "WholeStepRefusedError",
     "apply",
     "check_backend",
     "copy_node",
@@ -83,7 +86,12 @@ def lower(graph: CapturedGraph, options: LoweringOptions) -> Lowered:
         if options.mesh is not None or (isinstance(error, LoweringError) and not isinstance(error, ContractError)):
             raise
         return as_captured(graph, options, f"{DEFECT}: {type(error).__name__}: {error}", error)
-    return made or Lowered(compile_graph(finish(work.gm), options.backend), work.gm, work.regions)
+    return made or Lowered(compiled(finish(work.gm), options), work.gm, work.regions)
+
+
+def compiled(gm: fx.GraphModule, options: LoweringOptions) -> Callable[..., tuple]:
+    """What a foreign backend makes of it. Raises WholeStepRefusedError where it is to be one graph."""
+    return (compile_whole if options.whole_step else compile_graph)(gm, options.backend)
 
 
 def as_captured(
@@ -97,7 +105,7 @@ def as_captured(
         checkpoint.outline(gm)
         inference.outline_modes(gm)
     if options.backend not in OWN:
-        return Lowered(compile_graph(finish(gm), options.backend), gm, regions, fault=fault)
+        return Lowered(compiled(finish(gm), options), gm, regions, fault=fault)
     made = ready(gm, regions) if fault is None else Lowered(run_as_is(finish(gm)), gm, regions)
     made.fault = fault
     return made

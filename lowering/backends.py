@@ -70,11 +70,26 @@ def compile_graph(gm: fx.GraphModule, backend: Any) -> Callable[..., tuple]:
     return run_as_is(parts)
 
 
+def compile_whole(gm: fx.GraphModule, backend: Any) -> Callable[..., tuple]:
+    """The step as one graph through the backend. Raises WholeStepRefusedError where it cannot be one."""
+    from moebius.lowering.step.whole import whole_step
+
+    compiler = find_compiler(backend)
+    return whole_step(gm, run_as_is(gm), lambda whole, examples: compile_with(whole, examples, compiler, backend))
+
+
 def compile_part(gm: fx.GraphModule, compiler: Compiler, backend: Any) -> Callable[..., tuple]:
     """One graph without loops through the backend."""
     if not any(node.op not in ("placeholder", "output", "get_attr") for node in gm.graph.nodes):
         return run_as_is(gm)
     examples = [value_of(node) for node in gm.graph.nodes if node.op == "placeholder"]
+    return compile_with(gm, examples, compiler, backend)
+
+
+def compile_with(
+    gm: fx.GraphModule, examples: list[Any], compiler: Compiler, backend: Any
+) -> Callable[..., tuple]:
+    """A graph and its example inputs through the backend."""
     with compiling_with(examples):
         compiled = compiler(gm, examples)
     if not callable(compiled):

@@ -15,3 +15,7 @@ class UnknownBackendError(LoweringError, ValueError):
 
 class ContractError(LoweringError):
     """A pass did not keep its promise: a defect of moebius. The text names the pass, the promise and the node."""
+
+
+class WholeStepRefusedError(LoweringError):
+    """A step cannot be one graph for a backend. The text says why; capture leaves backward outside then."""

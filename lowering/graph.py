@@ -121,6 +121,7 @@ class ExpertRegion:
 class LoweringOptions:
     """What the user asked of lowering: the options of ``capture`` that reach down here.
 
+    whole_step: whether a foreign backend gets backward and what follows it too, as one graph.
     precision, save: of every layer of experts, as ``moebius.kernels.experts`` takes them.
     """
 
@@ -129,6 +130,7 @@ class LoweringOptions:
     plan: Any = "auto"
     precision: Any = None
     save: str = "default"
+    whole_step: bool = False
 
 
 class LayerCall:

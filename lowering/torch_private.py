@@ -25,6 +25,7 @@ __all__ = [
     "default_saved_tensors_hooks",
     "fake_mode_of",
     "foreach_operators",
+    "forget_pending_symbols",
     "gradient_hooks",
     "hooks_after_accumulation",
     "lookup_backend",
@@ -38,6 +39,7 @@ __all__ = [
     "shared_by_schema",
     "sizes_key",
     "split_module",
+    "traced_by_operators",
     "version_of",
     "written_by_schema",
 ]
@@ -185,6 +187,25 @@ def compiling_with(examples: Sequence[Any]) -> AbstractContextManager:
     """What a backend of torch.compile finds around it: a tracing context with the fake mode of its example inputs."""
     mode = fake_mode_of(examples)
     return tracing(TracingContext(mode)) if isinstance(mode, FakeTensorMode) else nullcontext()
+
+
+def traced_by_operators(function: Callable[..., Any], examples: Sequence[Any]) -> fx.GraphModule:
+    """The operators that a function runs on fakes, its backward written out. Tensors that it holds are constants."""
+    from torch.fx.experimental.proxy_tensor import make_fx  # (a second to import)
+
+    mode: Any = fake_mode_of(examples)
+    before, mode.allow_non_fake_inputs = mode.allow_non_fake_inputs, True
+    try:
+        return make_fx(function, tracing_mode="symbolic", _allow_non_fake_inputs=True)(*examples)
+    finally:
+        mode.allow_non_fake_inputs = before
+
+
+def forget_pending_symbols(examples: Sequence[Any]) -> None:
+    """Numbers that were read from fakes wait to be bound to a node; what was traced binds its own when it runs."""
+    mode: Any = fake_mode_of(examples)
+    if mode.shape_env is not None:
+        mode.shape_env.pending_fresh_unbacked_symbols.clear()
 
 
 def lookup_backend(name: str) -> Callable[[fx.GraphModule, list[Any]], Callable[..., Any]]:

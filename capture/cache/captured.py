@@ -23,6 +23,7 @@ import moebius.kernels
 import moebius.lowering
 from moebius.interpreter import decode
 from moebius.interpreter.binding import bind_arguments
+from moebius.lowering import WholeStepRefusedError
 
 from ..bytecode.hidden import apart, hidden
 from ..bytecode.progress import progress
@@ -53,7 +54,7 @@ from .frames import OWNER
 from .leading_back import LeadingBack, paused_collector
 from .logs import log_capture, log_recompile
 from .meanwhile import MAX_CHANGES, changed, is_a_race, replaced, tell_of_a_race, tell_of_a_replacement
-from .misses import RARE, missed
+from .misses import RARE, leave_backward_outside, missed
 from .opening import open_numbers, open_place
 from .outlived import Outlived
 from .placing import MeshCalls, Placement, average_what_it_met, average_what_it_reaches, in_a_call
@@ -89,7 +90,7 @@ class Captured:
         parent: Captured | None = None,
     ):
         self.function, self.options, self.n_cells, self.names = function, options, n_cells, names
-        whole_step = options.backend in moebius.lowering.OWN
+        whole_step = options.backend in moebius.lowering.OWN or options.whole_step
         self.policy = Policy(dynamic=options.dynamic, whole_step=whole_step, outside=FOREIGN, options=options)
         self.policy.marked = lambda t: frozenset(MARKED.get(t, ()))
         self.segments: list[Segment] = []
@@ -325,6 +326,14 @@ class Captured:
         return None if failed is None else (failed, found)
 
     def attempt(self, request: Request, started: float) -> Segment:
+        try:
+            return self.attempt_once(request, started)
+        except WholeStepRefusedError as refused:
+            leave_backward_outside(self.policy, str(refused))
+            self.children.clear()
+        return self.attempt_once(request, started)
+
+    def attempt_once(self, request: Request, started: float) -> Segment:
         found = trace(request, self.policy)
         if not self.root:
             text = "not in a checkpoint that runs natively"

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from moebius.lowering.step import BranchError, ReachedElsewhereError
 
 from ..hook import Entry
-from ..trace.policy import LEFT_OUT, Policy
+from ..trace.policy import FOREIGN, LEFT_OUT, Policy
 from ..trace.segment import Segment
 
 MAX_MISSES = 2  # of one branch on data, before it becomes a graph break; one that ends a ``while`` loop has none
@@ -51,6 +51,11 @@ def keep_backward_outside(captured: Captured, found: str) -> None:
     from now on, and the second has the gradients that are there for inputs."""
     captured.policy.whole_step, captured.policy.outside = False, LEFT_OUT
     capture_again(captured, found, LEFT_OUT[1])
+
+
+def leave_backward_outside(policy: Policy, why: str) -> None:
+    """A foreign backend cannot have the whole step: it gets what stands before and after backward, as two graphs."""
+    policy.whole_step, policy.outside = False, (f"{FOREIGN[0]}, as {why}", FOREIGN[1])
 
 
 def capture_again(captured: Captured, found: str, hint: str = "") -> None:

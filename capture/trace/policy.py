@@ -18,7 +18,7 @@ from .blockers import Stop
 
 # Why backward runs between two graphs, and what to do.
 FOREIGN = (
-    "a foreign backend compiles forward graphs; backward runs between two of them",
+    "for a foreign backend backward runs between two graphs",
     "use backend='moebius' or 'eager' for one graph of the whole step",
 )
 LEFT_OUT = (

@@ -9,7 +9,7 @@ import time
 import types
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -360,7 +360,8 @@ def make_graph(
     captured = CapturedGraph(gm, code.co_filename, line, time.perf_counter() - started, examples, code.co_qualname)
     with torch_fakes.tracing(attempt.world):
         stage("lowering")
-        lowered = lower(captured, options.for_lowering())
+        wanted = replace(options.for_lowering(), whole_step=options.backend not in OWN and attempt.policy.whole_step)
+        lowered = lower(captured, wanted)
     if lowered.fault is not None:
         captured.fault = lowering_failed(attempt.request.function, lowered.fault)
     for graph_module in {captured.gm, *lowered.modules}:
