@@ -74,6 +74,11 @@ def custom_operator_name(target: Any) -> str | None:
     return f"{namespace}::{rest}" if "." in rest else f"{namespace}::{rest}.default"
 
 
+def storage_of(tensor: torch.Tensor) -> int:
+    """What two tensors have in common exactly if they share storage."""
+    return tensor.untyped_storage()._cdata
+
+
 def made_code(gm: torch.fx.GraphModule) -> torch.fx.GraphModule:
     """The module, its Python code made now if it was to be made at its first call."""
     _LazyGraphModule.force_recompile(gm)

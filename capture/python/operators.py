@@ -40,7 +40,7 @@ from ..values.values import (
 from ..values.views import View
 from . import natives
 from .enums import plain_member
-from .parts import Parts
+from .parts import Parts, is_alien
 from .specials import is_replaced
 from .texts import Text, texts
 
@@ -221,6 +221,8 @@ class Operators(Parts):
 
     def counted(self, value: Any) -> Any:
         """What C code takes for an index or a count: what an ``__index__`` in Python gives, else the value itself."""
+        if type(value) in ATOMS or is_alien(value):
+            return value
         method = self.attributes.on_type(type(value), "__index__")
         return self.as_index(value) if isinstance(method, types.FunctionType) else value
 

@@ -53,7 +53,7 @@ class Overrides:
         if not objects:
             return ABSENT
         if is_open((list(args), list(kwargs.values()))):
-            raise Break(NAME, "beside a number that only the running step knows", HINT)
+            raise Break("__torch_function__", "beside a number that only the running step knows", HINT)
         stand_ins = self.stand_ins(objects)
         given = replaced((args, kwargs), {id(one): stand_ins[type(one)]() for one in objects})
         fakes = fake_of(given)
@@ -65,23 +65,24 @@ class Overrides:
             operator, kinds, *rest = replaced(asked.given, originals)
             if isinstance(function, types.FunctionType) and operator is not function:
                 what = f"{asked.kind.__name__} answers for an operator within {function.__name__}"
-                raise Break(NAME, what, HINT) from None
+                raise Break("__torch_function__", what, HINT) from None
             if isinstance(operator, types.FunctionType):
                 operator = self.calls.substitute(operator)
             method = self.attributes.get(asked.kind, NAME)
             result = self.calls.call(method, [operator, kinds, *map(self.made, rest)], {})
             if result is NotImplemented:
-                raise Break(NAME, f"{asked.kind.__name__} leaves the operator to the next argument", HINT) from None
+                what = f"{asked.kind.__name__} leaves the operator to the next argument"
+                raise Break("__torch_function__", what, HINT) from None
             return result
         except Exception:
             pass
-        raise Break(NAME, f"torch asks no {type(objects[0]).__name__} for this operator", HINT)
+        raise Break("__torch_function__", f"torch asks no {type(objects[0]).__name__} for this operator", HINT)
 
     def are_asked(self, values: Any) -> bool:
         """torch's ``has_torch_function``: no, where all are tensors of torch's own or have no part in it."""
         if all(type(v) is TensorProxy or type(v) in ATOMS or isinstance(v, Number) for v in self.calls.fast(values)):
             return False
-        raise Break(NAME, "torch asks objects that may have one", HINT)
+        raise Break("__torch_function__", "torch asks objects that may have one", HINT)
 
     def stand_ins(self, objects: list[Any]) -> dict[type, type]:
         """For each class a class that derives from the others' as it does: torch asks the most derived first."""
@@ -89,7 +90,8 @@ class Overrides:
         for kind in sorted({type(one) for one in objects}, key=lambda kind: len(kind.__mro__)):
             method = self.attributes.on_type(kind, NAME)
             if not isinstance(method, classmethod) or not isinstance(method.__func__, types.FunctionType):
-                raise Break(NAME, f"that of {kind.__name__} is not a class method", "make it one, of Python code")
+                what = f"that of {kind.__name__} is not a class method"
+                raise Break("__torch_function__", what, "make it one, of Python code")
             bases = [stand_in for base, stand_in in made.items() if issubclass(kind, base)]
             bases = [base for base in bases if not any(base is not one and issubclass(one, base) for one in bases)]
 

@@ -69,7 +69,7 @@ def refuse_answering(value: Any) -> None:
     elif isinstance(value, slice):
         refuse_answering((value.start, value.stop, value.step))
     elif kind.__name__ == "PyCapsule" or not (
-        kind.__module__.partition(".")[0] in LIBRARIES or issubclass(kind, torch.Tensor | enum.Enum | str | dict)
+        kind.__module__.partition(".")[0] in LIBRARIES or issubclass(kind, torch.Tensor | enum.Enum | str | dict | type)
     ):
         hint = "make a number, a list or a tensor of it first"
         raise Break("object read by an operator", f"an operator in C asks a {kind.__name__} for what it holds", hint)

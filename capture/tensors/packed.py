@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import torch
 
-OPERATORS = frozenset({torch._VF._pack_padded_sequence})
+from ..torch_facts import torch_private
+
+OPERATORS = frozenset({torch_private.PACK_PADDED})
 
 
 def like_packed(

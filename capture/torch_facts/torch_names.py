@@ -63,6 +63,7 @@ NAMES = {
     "torch._C._VariableFunctions": "torch's operators as Python has them",
     "torch._assert_async": "holds the running step to what the graph relies on",
     "torch._neg_view": "a sample for the guards' C code",
+    "torch._VF._pack_padded_sequence": "an operator whose fake is made of lengths",
     "torch._ops.HigherOrderOperator": "what a dispatch mode is shown",
     "torch._ops.OpOverload": "what a dispatch mode is shown",
     "torch._ops.OpOverload._schema": "what an operator writes and returns",

@@ -30,10 +30,12 @@ from moebius.lowering.step.hooks import backward_with_hooks
 from moebius.lowering.torch_private import (
     FakeTensor,
     compiling_with,
+    custom_operator_name,
     forget_pending_symbols,
     gradient_hooks,
     hooks_after_accumulation,
     set_grad_enabled,
+    storage_of,
     traced_by_operators,
 )
 
@@ -295,7 +297,7 @@ class WholeStep:
                 self.how.append((name and "spent", (len(self.fresh), name)))
                 self.fresh.append(i)
         places = [*inputs, *(found[i] for i in self.fresh), *(gradients[k] for k in self.reached)]
-        storages = [one.untyped_storage()._cdata for one in places if isinstance(one, torch.Tensor)]
+        storages = [storage_of(one) for one in places if isinstance(one, torch.Tensor)]
         if len({*storages}) != len(storages):
             refuse("its results and inputs share memory")
 
@@ -332,7 +334,7 @@ class WholeStep:
         nothing that shares memory."""
         if any(self.misfit(inputs[self.tensors[i]], self.tensors[i]) for i in self.leaves):
             return False
-        seen = [t.untyped_storage()._cdata for p in self.tensors if isinstance(t := inputs[p], torch.Tensor)]
+        seen = [storage_of(t) for p in self.tensors if isinstance(t := inputs[p], torch.Tensor)]
         return len({*seen}) == len(seen)
 
     def __call__(self, *inputs: Any) -> tuple:
@@ -392,7 +394,7 @@ SPENT: dict[str, type[Spent]] = {}
 def check(gm: fx.GraphModule, inputs: int, results: int) -> None:
     """The promise: operators of torch's libraries alone, so many inputs and results, no autograd and no region."""
     for node in gm.graph.nodes:
-        known = isinstance(node.target, torch._ops.OpOverload) or (
+        known = custom_operator_name(node.target) is not None or (
             node.op == "call_function" and getattr(node.target, "__module__", "") in (*ARITHMETIC, "torch")
         )
         if node.op == "call_function" and not known:
