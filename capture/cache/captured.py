@@ -352,6 +352,8 @@ class Captured:
         for one in self.below_native:
             one.left_at = one.calls
 
+    note_gone = note_gone  # (as the interpreter ends, the names of modules are gone)
+
     def forget_with(self, root: weakref.ref, segment: Segment) -> None:
         """When a model that a segment was captured for dies, the segment goes too."""
         obj = root()
@@ -376,7 +378,7 @@ class Captured:
 
     def forget(self, segment: Segment) -> None:
         """Its guards are asked no more. It may be gone by then: with its model, or in another thread."""
-        note_gone(self, segment)
+        self.note_gone(segment)
         try:
             self.segments.remove(segment)
         except ValueError:  # (no name of a module's: a model may die as the interpreter ends)
