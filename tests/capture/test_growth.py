@@ -272,13 +272,13 @@ PROGRAMS = (
 def growth(program: Callable[[int], Any], base: int = BASE) -> dict[str, tuple[int, float]]:
     """Of each function of ours, how many lines of it ran at the greatest length, and how these grew."""
     counts = []
-    for length in (base, 4 * base, 16 * base):
+    for length in (base, base, 4 * base, 16 * base):  # (what is found once of a function's code is in the first)
         torch.manual_seed(0)
         step, args = program(length)
         whole = capture(step, backend="eager")
         counts.append(lines_of(lambda whole=whole, args=args: whole(*args)))
         assert stats(whole).graphs == 1 and not stats(whole).breaks
-    short, middle, long = counts
+    _, short, middle, long = counts
     names = {name for name, lines in long.items() if lines >= FEW}
     return {n: (long[n], (long[n] - middle[n]) / max(middle[n] - short[n], FEW // 4)) for n in names}
 
