@@ -46,6 +46,8 @@ UNCOPIED = (
 LATER = ("backward outside", "backward outside, of a checkpoint")
 # Known to differ: `make state` reports them as such, the share that runs with the tests leaves them out.
 OPEN = {(kind, "shadow mode") for kind in UNCOPIED} | set(itertools.product(KINDS, LATER))
+# torch.utils.swap_tensors refuses, with its own error, a tensor that guards hold weakly: loud, and not mended yet
+OPEN |= {("swap_tensors", question) for question in QUESTIONS}
 NUMBERS = itertools.count()
 
 
