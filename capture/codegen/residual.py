@@ -33,7 +33,7 @@ from ..heap.objects import Objects
 from ..heap.records import CONTAINERS, DICTS, LISTS, SETS, raw_dict
 from ..hook import ABSENT, copy_set
 from ..python import natives
-from ..python.calls import InTrace
+from ..python.callbacks import InTrace
 from ..python.containers import Pulled
 from ..python.methods import ContextToken
 from ..python.substitutes import HandleNumber, next_number

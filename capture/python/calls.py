@@ -43,6 +43,7 @@ from ..values.values import ATOMS, SYMBOLIC, Break, LoopLeftover, StandIn, Tenso
 from . import natives, operator_functions
 from .bars import Bars
 from .cached_functions import CachedFunctions
+from .callbacks import GroupKey, InTrace, Truth
 from .construction import LAZY, Construction
 from .filters import Filters, warnings_block
 from .messages import Messages
@@ -476,11 +477,8 @@ class Calls(Methods, Construction, StandIns, CachedFunctions):
         values = list(args)
         start = 0
         if function in natives.CALLBACK_FIRST and values:
-            values[0] = (
-                self.callback(values[0])
-                if values[0] is not None
-                else (self.domain.truth if function is filter else None)
-            )
+            items_own = values[0] is None and function in natives.ASKS_TRUTH[:2]
+            values[0] = self.callback(bool if items_own else values[0], function)
             start = 1
         if function is reversed:
             return self.reverse(values, kwargs)
@@ -489,10 +487,14 @@ class Calls(Methods, Construction, StandIns, CachedFunctions):
             values, kwargs = [*values[:1], GroupKey(self, keys)], {}
         for name in natives.ITERABLE_KEYWORDS & kwargs.keys():
             kwargs = kwargs | {name: self.domain.native_iter(kwargs[name])}
+        if function is itertools.compress:
+            values[1:] = [map(self.callback(bool), self.domain.native_iter(v)) for v in values[1:]]
+            kwargs = {k: map(self.callback(bool), v) if k == "selectors" else v for k, v in kwargs.items()}
         kwargs = {k: self.callback(v) if k in ("func", "key") and v is not None else v for k, v in kwargs.items()}
         if function in COUNTED:
-            counted = self.domain.counted
-            values[1:], kwargs = map(counted, values[1:]), {k: counted(v) for k, v in kwargs.items()}
+            values[1:] = map(self.domain.as_count, values[1:])
+        if function in COUNTED or function is itertools.product:
+            kwargs = {k: self.domain.as_count(v) for k, v in kwargs.items()}
         if function is itertools.accumulate and len(values) > 1 and values[1] is not None:
             values[1] = self.callback(values[1])
         if function is collections.deque and type(kwargs.get("maxlen")) in SYMBOLIC:
@@ -535,34 +537,9 @@ class Calls(Methods, Construction, StandIns, CachedFunctions):
             return self.domain.call_function(self.substitute(backwards), [value], {})
         return None
 
-    def callback(self, function: Any) -> InTrace:
-        """A native callable that runs ``function`` in the trace."""
-        return InTrace(self, function)
-
-
-class InTrace:
-    """What C code is given to call back. An iterator that holds one may live on after the trace."""
-
-    __slots__ = ("calls", "function")
-
-    def __init__(self, calls: Calls, function: Any):
-        self.calls, self.function = calls, function
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.calls.call(self.function, list(args), kwargs)
-
-
-class GroupKey(InTrace):
-    """The key function of ``groupby``, None for the items themselves: C code compares what it gives."""
-
-    __slots__ = ()
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        key = args[0] if self.function is None else super().__call__(*args, **kwargs)
-        key = natives.specialised(key, self.calls.known)
-        if not natives.is_plain(key, self.calls.known):
-            raise Break("itertools.groupby", f"by a {type_of(key).__name__}", "group by plain keys")
-        return key
+    def callback(self, function: Any, asked_by: Any = None) -> InTrace:
+        """A native callable that runs ``function`` in the trace, for the C code ``asked_by``."""
+        return (Truth if asked_by in natives.ASKS_TRUTH else InTrace)(self, function)
 
 
 def shares_storage(one: torch.Tensor, other: torch.Tensor) -> bool:
@@ -582,10 +559,10 @@ EAGER_ARITHMETIC = (
     "torch.nn.modules.module",
 )  # fmt: skip
 COUNTED = frozenset((  # behind their first argument stand numbers
-    itertools.islice, itertools.repeat, itertools.permutations, itertools.combinations, enumerate, collections.deque,
+    itertools.islice, itertools.repeat, itertools.combinations, enumerate, collections.deque,
     itertools.combinations_with_replacement,
 ))  # fmt: skip
-ITEM_ARGUMENTS = COUNTED | {itertools.count, functools.reduce}
+ITEM_ARGUMENTS = COUNTED | {itertools.count, itertools.permutations, functools.reduce}
 # They keep what they are given; of the others above the first argument is gone through.
 WITHOUT_ITERABLE = frozenset({itertools.repeat, itertools.count})
 BREAKPOINT = (

@@ -279,7 +279,7 @@ class Methods(CallParts):
             record.appends.extend(items)
             return None
         if base in (*LISTS, tuple) and (at := INDEXES.get(name)) is not None:
-            args = [*args[: at.start], *map(self.domain.counted, args[at]), *args[at.stop :]]
+            args = [*args[: at.start], *map(self.domain.as_count, args[at]), *args[at.stop :]]
         target = self.objects.contents(owner)
         if base in (set, frozenset) and name in ITERABLE_ARGUMENT:
             args = [self.keys_of(a) for a in args]

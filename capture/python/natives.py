@@ -122,14 +122,17 @@ SHALLOW: frozenset[Any] = frozenset(
         itertools.accumulate,
         itertools.takewhile,
         itertools.dropwhile,
+        itertools.filterfalse,
         itertools.groupby,
         itertools.compress,
     }
 )
 # Their first argument is called back; it must be interpreted.
 CALLBACK_FIRST: frozenset[Any] = frozenset(
-    {map, filter, functools.reduce, itertools.starmap, itertools.takewhile, itertools.dropwhile}
+    {map, filter, functools.reduce, itertools.starmap, itertools.takewhile, itertools.dropwhile, itertools.filterfalse}
 )
+# The truth of what it gives is asked; the first two take None, for the items' own truth.
+ASKS_TRUTH: tuple[Any, ...] = (filter, itertools.filterfalse, itertools.takewhile, itertools.dropwhile)
 
 # Their second argument is, or the one called ``func`` or ``key``.
 CALLBACK_SECOND: frozenset[Any] = frozenset({itertools.accumulate, itertools.groupby})

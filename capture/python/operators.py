@@ -219,7 +219,7 @@ class Operators(Parts):
         """A container as the real one that stands for it."""
         return self.objects.contents(value) if type(value) in CONTAINERS else value
 
-    def counted(self, value: Any) -> Any:
+    def as_count(self, value: Any) -> Any:
         """What C code takes for an index or a count: what an ``__index__`` in Python gives, else the value itself."""
         if type(value) in ATOMS or is_alien(value):
             return value
@@ -233,7 +233,7 @@ class Operators(Parts):
                 kind = type(value).__name__
                 raise Break("container read by an operator", f"a {kind} that the step did not make", "use its methods")
         if getattr(function, "__name__", "") in REPEATS and any(issubclass(type(v), SEQUENCES) for v in args):
-            args = tuple(map(self.counted, args))
+            args = tuple(map(self.as_count, args))
         try:
             return function(*args, **kwargs)
         except torch_private.DATA_DEPENDENT:

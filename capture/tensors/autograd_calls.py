@@ -63,4 +63,11 @@ class AutogradCalls:
 
     def tensors_of(self, value: Any) -> list[Any]:
         """One tensor, or what ``tuple()`` makes of several."""
-        return [value] if isinstance(value, TensorProxy) else list(self.call(tuple, [value], {}))
+        if isinstance(value, TensorProxy):
+            return [value]
+        try:
+            return list(self.call(tuple, [value], {}))
+        except TypeError:
+            raise Break(
+                "torch.autograd.grad", "of something that is no tensor", "the error is raised natively"
+            ) from None

@@ -240,7 +240,7 @@ def with_missing_gradients(
 def on_failure(attempt: Trace, lowered: Lowered | None, parked: Parked) -> FailureHandler | None:
     if lowered is None:
         return None
-    request, policy = attempt.request, attempt.policy
+    request, policy = attempt.request, attempt.began_with
     was_set, exits = attempt.tensors.gradients.was_set, attempt.speculation.exits
     required = {p.source.name: p.required for p in attempt.tensors.inputs if p.source is not None}
     before = was_set, required

@@ -91,6 +91,7 @@ class Trace:
         self, request: Request, policy: Policy, stop_at: int | None = None, stop_number: int | None = None
     ) -> None:
         self.request, self.policy = request, policy
+        self.began_with = policy.copied()  # what later attempts learn changes the sets of ``policy``
         self.world = torch_fakes.FakeWorld(policy.runs_here)
         self.guards = GuardRecorder(self.line)
         self.writer = GraphWriter(self.world, self.where)
@@ -509,7 +510,7 @@ def trace(request: Request, policy: Policy) -> Trace:
     attempt = reading(counting(attempt))
     if attempt.graph_break is None or attempt.clean:
         return attempt
-    again = Trace(request, attempt.policy, stop_at=attempt.root_step)
+    again = Trace(request, attempt.began_with, stop_at=attempt.root_step)
     again.run()
     if again.graph_break is None:
         again.graph_break = attempt.graph_break

@@ -1,4 +1,4 @@
-"""The whole training step as one functional graph for a backend of torch.compile.
+"""The whole training step as one graph for a backend of torch.compile.
 
 Contract. Needs: a lowered graph with one or more ``backward()`` in it, whose other nodes give tensors, or are Python's
 arithmetic on numbers. Promises: a graph of torch's operators without autograd, in which each backward is written out,
@@ -89,7 +89,7 @@ def is_item(node: fx.Node) -> bool:
 
 
 def check_node(node: fx.Node) -> None:
-    """Raise WholeStepRefusedError for a node that no functional graph can hold."""
+    """Raise WholeStepRefusedError for a node that no graph can hold."""
     value = node.meta.get("val")
     if node.target is backward_with_hooks:
         refuse("gradient hooks are called in it")
@@ -302,7 +302,7 @@ class WholeStep:
             refuse("its results and inputs share memory")
 
     def write_out(self) -> tuple[fx.GraphModule, list[Any]]:
-        """The functional graph and examples of its inputs. Raises WholeStepRefusedError."""
+        """The graph and examples of its inputs. Raises WholeStepRefusedError."""
         examples = self.fakes()
         with compiling_with(examples):
             try:
@@ -409,7 +409,7 @@ def check(gm: fx.GraphModule, inputs: int, results: int) -> None:
 def whole_step(
     gm: fx.GraphModule, as_it_is: Callable[..., tuple], compile_whole: Callable[[fx.GraphModule, list[Any]], Any]
 ) -> WholeStep:
-    """The step, its functional graph compiled by a backend. Raises WholeStepRefusedError."""
+    """The step, its graph compiled by a backend. Raises WholeStepRefusedError."""
     step = WholeStep(gm, as_it_is)
     written = step.write_out()
     try:

@@ -5,6 +5,8 @@ program's own answer, list and gradients in every case."""
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
 import torch
 from answers import same
@@ -362,6 +364,31 @@ def test_one_graph(name):
 @pytest.mark.parametrize("name", {**ONE, **OTHER})
 def test_the_programs_own_answer(name):
     compare({**ONE, **OTHER}[name])
+
+
+def branches_and_a_loop_on_values(x, flag, w):
+    parts, u, t = [], x[0], flag[0].clone()
+    v = x.sum(1)
+    i = 0
+    if flag[1] > 0:
+        parts.append(x[:2] @ w)
+    while t.item() > 0 and u[0] < 1:
+        u = x[i]
+        t, i = t - 1, i + 1
+    if v.max() > u.min() and t > 0:
+        parts.append(x[1:3] @ w)
+    return torch.cat(parts) if parts else u
+
+
+def test_a_graph_goes_the_way_of_the_attempt_that_found_its_break():
+    """What a later attempt learns is no part of it: the graph would end elsewhere, with locals that are not set."""
+    captured = capture(branches_and_a_loop_on_values)
+    w = torch.eye(4)
+    for flags in ([1, 1], [0, 1], [2, 0], [5, 1], [0, 0]):
+        x, flag = torch.arange(24.0).reshape(6, 4) / 9, torch.tensor(flags)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert same(captured(x, flag, w), branches_and_a_loop_on_values(x, flag, w)), flags
 
 
 def test_whether_an_item_is_there_is_looked_at(monkeypatch):

@@ -306,7 +306,8 @@ TABLE = {
     of_a_function: None,
     hooked: ("torch.autograd.grad", "natively"),
     changed_in_between: ("operator that raises", "natively"),
-    of_a_function_twice: ("torch.autograd.grad", "natively"),
+    # what runs natively between its two backwards may change what the function reads
+    of_a_function_twice: ("autograd.Function", "set it before the call"),
 }
 
 
