@@ -59,11 +59,14 @@ def make_parser() -> argparse.ArgumentParser:
         description="Runs SCRIPT as Python would, then prints the report of every function that it captured.",
         epilog="What stands after -- goes to the script unread, should it have its own --html or --json.",
         usage="moebius explain SCRIPT.py [ARGS ...] [--html FILE] [--json FILE]\n"
+        "       moebius explain --step SCRIPT.py [ARGS ...]\n"
         "       moebius explain --kernels [-h] ...",
     )
     explain.add_argument("--kernels", action="store_true", help="instead of a script: what the compiler makes of the "
                          "GPU kernels, and what bounds them; its own options stand after it")
     explain.add_argument("script", help="the script to run, with its own arguments after it")
+    explain.add_argument("--step", action="store_true", help="then walk through what was captured, line by line, "
+                         "forwards and backwards: stack, variables, guards and graph so far")
     explain.add_argument("--html", metavar="FILE", help="also write the reports as one self-contained HTML page")
     explain.add_argument("--json", metavar="FILE", help="also write the reports as a JSON list")
 
@@ -85,10 +88,12 @@ def make_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def split_explain(words: list[str]) -> tuple[str, list[str], str | None, str | None]:
-    """(script, its arguments, HTML file, JSON file). Our options may stand before or after the script."""
+def split_explain(words: list[str]) -> tuple[str, list[str], str | None, str | None, bool]:
+    """(script, its arguments, HTML file, JSON file, whether to walk). Our options that name a file may stand before or
+    after the script, ``--step`` before it: scripts have a word of that name."""
     files: dict[str, str | None] = {"--html": None, "--json": None}
     rest: list[str] = []
+    walks = False
     while words:
         word = words.pop(0)
         name, equals, value = word.partition("=")
@@ -99,13 +104,15 @@ def split_explain(words: list[str]) -> tuple[str, list[str], str | None, str | N
             if not equals and not words:
                 raise UsageError(f"{name} needs the name of a file to write")
             files[name] = value if equals else words.pop(0)
+        elif not rest and word == "--step":
+            walks = True
         elif not rest and word.startswith("-"):
             raise UsageError(f"explain knows no option {word}; a script's own options stand after the script")
         else:
             rest.append(word)
     if not rest:
         raise UsageError("explain needs a script: moebius explain SCRIPT.py [ARGS]")
-    return rest[0], rest[1:], files["--html"], files["--json"]
+    return rest[0], rest[1:], files["--html"], files["--json"], walks
 
 
 def explain_kernels(options: list[str]) -> int:
@@ -117,20 +124,25 @@ def explain_kernels(options: list[str]) -> int:
     return roofline.main(options)
 
 
-def explain_script(script: str, args: list[str], html: str | None, json_file: str | None) -> int:
-    """Run the script, then print the reports: also when it failed or exited. Returns the script's own exit status."""
+def explain_script(script: str, args: list[str], html: str | None, json_file: str | None, walks: bool = False) -> int:
+    """Run the script, then print the reports: also when it failed or exited. Returns the script's own exit status.
+
+    walks: the captures are walked through at the end, and reports printed for the files only.
+    """
     path = Path(script)
     if not path.is_file():
         raise UsageError(f"there is no file {script}")
     for file in (html, json_file):
         if file is not None and not Path(file).absolute().parent.is_dir():
             raise UsageError(f"there is no folder {Path(file).absolute().parent} to write {file} to")
-    from .api import captured_functions, keep_captured
+    from .api import captured_functions, keep_captured, record_captures
 
     keep_captured()
+    if walks:
+        record_captures()
     status, captured = run_script(path, args, captured_functions)
     reports = [item.report() for item in captured]
-    for report in reports:
+    for report in [] if walks else reports:
         print(f"\n{report}")
     if not reports:
         print(f"\nmoebius: {script} captured nothing: put @moebius.capture on the function to capture", file=sys.stderr)
@@ -142,7 +154,25 @@ def explain_script(script: str, args: list[str], html: str | None, json_file: st
         import json
 
         Path(json_file).write_text(json.dumps([report.to_dict() for report in reports], indent=1), encoding="utf-8")
+    if walks:
+        walk()
     return status
+
+
+def walk() -> None:
+    """Commands about what was recorded, from the terminal or a pipe."""
+    from .api import recorded_captures
+    from .report.walk import Walk
+
+    if not (recordings := recorded_captures()):
+        return
+    walking = Walk(recordings, None if sys.stdin.isatty() else sys.stdin)
+    while True:
+        try:
+            walking.cmdloop()
+            return
+        except KeyboardInterrupt:  # (as in pdb: the line is given up)
+            print()
 
 
 def run_script(path: Path, args: list[str], captured_functions: Callable[[], Iterable[Any]]) -> tuple[int, list[Any]]:

@@ -97,6 +97,8 @@ def build(
     make_resume: makes the captured rest of the frame from code that begins in its middle. below: wraps a callable that
     runs natively, so that the user's functions below it are captured. parked: optimizer state between the calls.
     """
+    if attempt.recorder is not None:
+        attempt.recorder.keep(attempt.graph_break)
     request = attempt.request
     n_positional, kwnames = len(request.args), tuple(request.kwargs)
     emitter = Emitter(attempt.objects, n_positional, kwnames)

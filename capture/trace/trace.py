@@ -47,6 +47,7 @@ from .fragile import refuse_lost_handler
 from .native_pieces import why_whole
 from .policy import Policy
 from .provenance import place_of, shown_at
+from .recorder import Recorder, Recordings
 from .speculation import Speculation
 from .stopped import Stopped
 
@@ -136,6 +137,7 @@ class Trace:
         self.whole_natively = ""  # why the frame does not go on after its break, but runs natively as a whole
         self.native: NativePart | None = None  # what runs the broken instruction
         self.root_step = 0
+        self.recorder: Recorder | None = None
         self.in_branches: set[tuple[types.CodeType, int]] = set()  # one-turn loops that the break is in
         self.in_hits: set[tuple[types.CodeType, int]] = set()  # loops over rows that the break is in
         self.needs_stacks = False
@@ -168,7 +170,7 @@ class Trace:
         self.guards.let_go()
         self.made.park()  # but for what a graph holds now
         self.request, self.made = Request(self.request.function, (), {}), Parked([])
-        self.frame = self.result = None
+        self.frame = self.result = self.recorder = None
         self.stopped = []
 
     # ------------------------------------------------------------------------------------------------------------------
@@ -238,6 +240,7 @@ class Trace:
                 self.not_entered(stop)
                 return
             self.domain.root = frame
+            self.recorder = Recorder(self) if Recordings.is_on else None
             try:
                 self.result = self.machine.run(frame)
             except OwnError as error:

@@ -14,11 +14,12 @@ from moebius.cli import UsageError, main, run_script, split_explain
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (["a.py"], ("a.py", [], None, None)),
-        (["a.py", "--steps", "3"], ("a.py", ["--steps", "3"], None, None)),
-        (["--html", "r.html", "a.py", "x"], ("a.py", ["x"], "r.html", None)),
-        (["a.py", "x", "--json=r.json", "--html", "r.html"], ("a.py", ["x"], "r.html", "r.json")),
-        (["a.py", "--", "--html", "own"], ("a.py", ["--html", "own"], None, None)),
+        (["a.py"], ("a.py", [], None, None, False)),
+        (["a.py", "--steps", "3"], ("a.py", ["--steps", "3"], None, None, False)),
+        (["--html", "r.html", "a.py", "x"], ("a.py", ["x"], "r.html", None, False)),
+        (["a.py", "x", "--json=r.json", "--html", "r.html"], ("a.py", ["x"], "r.html", "r.json", False)),
+        (["a.py", "--", "--html", "own"], ("a.py", ["--html", "own"], None, None, False)),
+        (["--step", "a.py", "--step", "3"], ("a.py", ["--step", "3"], None, None, True)),
     ],
 )
 def test_explain_options_stand_anywhere(words: list[str], expected: tuple) -> None:
