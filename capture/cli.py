@@ -48,7 +48,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
 
 
-def make_parser() -> argparse.ArgumentParser:
+def make_parser(files: Any = None) -> argparse.ArgumentParser:
+    """The commands. files: what completes the name of a file, for shtab."""
     parser = argparse.ArgumentParser(prog="moebius", description="Captures whole MoE training steps from plain Python.")
     parser.add_argument("--version", action="version", version=f"moebius {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
@@ -64,11 +65,11 @@ def make_parser() -> argparse.ArgumentParser:
     )
     explain.add_argument("--kernels", action="store_true", help="instead of a script: what the compiler makes of the "
                          "GPU kernels, and what bounds them; its own options stand after it")
-    explain.add_argument("script", help="the script to run, with its own arguments after it")
+    script = explain.add_argument("script", help="the script to run, with its own arguments after it")
     explain.add_argument("--step", action="store_true", help="then walk through what was captured, line by line, "
                          "forwards and backwards: stack, variables, guards and graph so far")
-    explain.add_argument("--html", metavar="FILE", help="also write the reports as one self-contained HTML page")
-    explain.add_argument("--json", metavar="FILE", help="also write the reports as a JSON list")
+    html = explain.add_argument("--html", metavar="FILE", help="also write the reports as one self-contained HTML page")
+    json_file = explain.add_argument("--json", metavar="FILE", help="also write the reports as a JSON list")
 
     doctor = commands.add_parser("doctor", help="say what works on this machine, and what is used instead")
     doctor.set_defaults(run=run_doctor)
@@ -76,7 +77,7 @@ def make_parser() -> argparse.ArgumentParser:
     bench = commands.add_parser("bench", help="run a benchmark of bench/; without a name, list them",
                                 epilog="Other options go to the benchmark.")
     bench.add_argument("name", nargs="?", help="the benchmark, for example warm")
-    bench.add_argument("--plot", nargs="?", const="", metavar="FILE", help="also draw the result as a PNG (NAME.png)")
+    plot = bench.add_argument("--plot", nargs="?", const="", metavar="FILE", help="also draw the result as a PNG (NAME.png)")
     bench.set_defaults(run=run_bench)
 
     help_ = commands.add_parser("help", help="what a graph break's code means, and the smallest change that avoids it")
@@ -84,6 +85,13 @@ def make_parser() -> argparse.ArgumentParser:
     help_.add_argument("--page", action="store_true", help="print docs/break-codes.md")
     help_.set_defaults(run=run_help)
 
+    completion = commands.add_parser("completion", help="print a script that completes these commands in a shell",
+                                     epilog="For bash: moebius completion bash > ~/.bash_completion.d/moebius")
+    completion.add_argument("shell", choices=("bash", "zsh", "tcsh"), help="for which shell")
+    completion.set_defaults(run=run_completion)
+
+    for action in (script, html, json_file, plot):
+        vars(action)["complete"] = files
     commands.add_parser("plan", help="how a training step would best be run on a cluster, without running it")
     return parser
 
@@ -233,6 +241,15 @@ def run_help(args: argparse.Namespace) -> int:
         print(help_text(code))
     else:
         raise UsageError(f"there is no code {args.code}; there are {CODES[0].name} to {CODES[-1].name}")
+    return 0
+
+
+def run_completion(args: argparse.Namespace) -> int:
+    try:
+        import shtab
+    except ImportError:
+        raise UsageError("completion needs the package shtab: pip install shtab") from None
+    print(shtab.complete(make_parser(shtab.FILE), args.shell))
     return 0
 
 
