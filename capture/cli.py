@@ -77,7 +77,8 @@ def make_parser(files: Any = None) -> argparse.ArgumentParser:
     bench = commands.add_parser("bench", help="run a benchmark of bench/; without a name, list them",
                                 epilog="Other options go to the benchmark.")
     bench.add_argument("name", nargs="?", help="the benchmark, for example warm")
-    plot = bench.add_argument("--plot", nargs="?", const="", metavar="FILE", help="also draw the result as a PNG (NAME.png)")
+    plot = bench.add_argument("--plot", nargs="?", const="", metavar="FILE",
+                              help="also draw the result as a PNG (NAME.png)")
     bench.set_defaults(run=run_bench)
 
     help_ = commands.add_parser("help", help="what a graph break's code means, and the smallest change that avoids it")
