@@ -23,10 +23,10 @@ from .errors import NotCapturableError, OptionError
 from .hook import Entry, call_unhooked, is_disabled, mark_skip
 from .options import CaptureOptions, Options, make_options
 from .report import Report
-from .report.recording import Recording
 from .report.records import GraphBreak, Stats
 from .torch_facts import torch_fakes, torch_memory
 from .trace.recorder import Recordings
+from .trace.recording import Recording
 from .trace.segment import Segment
 from .trace.trace import traceable
 from .versions import check_versions

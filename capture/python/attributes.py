@@ -161,7 +161,7 @@ class Attributes(Slots):
                 return self.call(getter, [obj, name], {})
             if kind is threading.local and (record := self.objects.record_of(obj)) is not None:
                 return self.of_thread(record, name)
-            if looks_up_in_c(getter) and not isinstance(obj, KNOWN_LOOK_UPS):
+            if looks_up_in_c(getter) and not issubclass(kind, KNOWN_LOOK_UPS):
                 hint = "read it outside of the step, or keep it in an ordinary object"
                 raise Break("attributes kept in C", f"{kind.__module__}.{kind.__qualname__}.{name} is read", hint)
             return self.generic(obj, name)

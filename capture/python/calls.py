@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import collections
 import functools
+import gc
 import itertools
 import sys
 import types
@@ -24,8 +25,8 @@ from moebius.lowering.step.optimizer_steps import before_step
 from ..bytecode import unset_cells
 from ..bytecode.c_callables import definition_of, is_c_callable, maker_of, owner_of
 from ..bytecode.hidden import AROUND
-from ..guards.sources import Static
-from ..heap.records import CONTAINERS, DICTS
+from ..guards.sources import Part, Static
+from ..heap.records import CONTAINERS, DICTS, raw_dict
 from ..hook import ABSENT, Entry
 from ..regions.checkpoints import Checkpoints
 from ..regions.functions import AutogradFunctions
@@ -227,6 +228,8 @@ class Calls(Methods, Construction, StandIns, CachedFunctions):
         stand_in = self.functions.get(function) or natives.REPLACED.get(function)
         if stand_in is not None:
             return stand_in(*args, **kwargs)
+        if function.__module__ in WEAK_CONTAINERS and args:
+            self.refuse_dying(args[0])
         if function.__code__ is SINGLE_DISPATCH:
             return self.dispatched(function, *args, **kwargs)
         if natives.is_tensor_function(function) and any(
@@ -369,16 +372,29 @@ class Calls(Methods, Construction, StandIns, CachedFunctions):
         return items if items is not None and natives.is_plain(items, lambda _: False) else None
 
     def referent(self, reference: weakref.ref) -> Any:
-        """``ref()`` of an object that the step reaches in another way as well."""
+        """``ref()``: the object, read under guards where the reference was found in its place."""
         self.heap.note("weak reference")
         found = reference()
         proxy = self.tensors.proxies.get(id(found))
+        if self.objects.may_be_dead(found):
+            raise Break("weak reference", f"to a {type(found).__name__} that the step may have let go", KEEP)
         if proxy is not None and proxy.source is not None and proxy.source.static:
             return proxy  # one that is in its place in each call: the reference's own
         lives_on = self.known(found) or self.gradients.hooks.holds(found)
-        if type(reference) is weakref.ref and found is not None and lives_on:
+        if type(reference) is weakref.ref and found is not None and lives_on and type(found) is not TensorProxy:
             return found
-        raise Break("weak reference", f"to a {type(found).__name__}", "keep a reference to the object itself")
+        record = self.objects.record_of(reference)
+        if record is not None and type(reference).__call__ is weakref.ref.__call__:
+            place = Part(f"{record.source.name}()", record.source, "python", type(reference).__call__)
+            return self.objects.enter(found, place)
+        raise Break("weak reference", f"to a {type(found).__name__}", KEEP)
+
+    def refuse_dying(self, container: Any) -> None:
+        """A graph break where Python may by now have taken something out of a container of weak references."""
+        held = (raw_dict(container) or {}).get("data", ())
+        for reference in held and gc.get_referents(held):
+            if issubclass(type(reference), weakref.ref) and self.objects.may_be_dead(reference()):
+                raise Break("weak reference", f"in a {type(container).__name__} to what the step may have let go", KEEP)
 
     def partial(self, function: functools.partial, args: list, kwargs: dict[str, Any]) -> Any:
         if self.objects.is_new(function):
@@ -565,6 +581,8 @@ COUNTED = frozenset((  # behind their first argument stand numbers
 ITEM_ARGUMENTS = COUNTED | {itertools.count, itertools.permutations, functools.reduce}
 # They keep what they are given; of the others above the first argument is gone through.
 WITHOUT_ITERABLE = frozenset({itertools.repeat, itertools.count})
+WEAK_CONTAINERS = ("weakref", "_weakrefset")  # modules of Python code
+KEEP = "keep a reference to the object itself"
 BREAKPOINT = (
     "breakpoint",
     "the step enters a debugger",

@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable
 from typing import IO
 
-from .recording import Moment, Recording
+from ..trace.recording import Moment, Recording
 
 AROUND = 5  # lines of source on each side
 
@@ -159,8 +159,8 @@ class Walk(cmd.Cmd):
 
     def do_locals(self, arg: str) -> None:
         """locals: the frame's variables, as the capture knows them."""
-        if self.moment is not None:
-            self.say("\n".join(f"{name} = {text}" for name, text in self.moment.values.items()) or "no variables yet")
+        if (moment := self.moment) is not None:
+            self.say("\n".join(f"{name} = {text}" for name, text in moment.values.items()) or "no variables yet")
 
     def do_p(self, arg: str) -> None:
         """p NAME: one variable."""
@@ -219,10 +219,11 @@ class Walk(cmd.Cmd):
     def stack(self) -> list[int]:
         """The moments of the open frames, the captured function's first."""
         found: list[int] = []
-        at: int | None = self.at if self.recording.moments else None
+        moments = self.recording.moments
+        at: int | None = self.at if moments else None
         while at is not None:
             found.insert(0, at)
-            at = self.recording.moments[at].parent
+            at = moments[at].parent
         return found
 
     def look(self, step: int) -> None:
@@ -235,7 +236,8 @@ class Walk(cmd.Cmd):
         self.do_where("")
 
     def tell_guards(self, first: int, last: int) -> None:
-        for guard in self.recording.guards[first:last]:
+        for fact in self.recording.guards[first:last]:
+            guard = fact.record
             self.say(f"{guard.source}: {guard.check}  ({os.path.basename(guard.file)}:{guard.line})")
         self.say(f"{max(0, last - first)} guards")
 

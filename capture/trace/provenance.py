@@ -48,7 +48,7 @@ def shown_at(
 
 def origin(name: str, value: Any, code: types.CodeType, objects: Objects, writer: GraphWriter) -> str:
     """What a value is: where it was computed, or the way to it from the arguments; "" where that says nothing."""
-    computed = isinstance(value, TensorProxy | Number)
+    computed = issubclass(type(value), TensorProxy | Number)  # (isinstance asks a proxy of the user's for its class)
     source = value.source if computed else None
     if not computed and (record := objects.record_of(value)) is not None:
         source = record.source

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import functools
+import types
 import weakref
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import fx
 
@@ -13,14 +14,11 @@ from moebius.interpreter import UNSET, Frame, Program
 
 from ..bytecode.user_code import is_library
 from ..codegen.resume import is_own
-from ..guards.recorder import describe
-from ..report.recording import MOST_LINES, Moment, Recording
-from ..report.records import GraphBreak
+from ..guards.recorder import GuardRecorder, describe
+from ..python.domain import TrackingDomain
 from ..values.numbers import Number
 from ..values.values import SYMBOLIC, LoopLeftover, TensorProxy
-
-if TYPE_CHECKING:
-    from .trace import Trace
+from .recording import MOST_LINES, Moment, Recording
 
 ITEMS = 4  # of a container that are shown
 
@@ -35,22 +33,22 @@ class Recordings:
 class Recorder:
     """Of one attempt."""
 
-    def __init__(self, attempt: Trace):
-        code = attempt.request.function.__code__
+    def __init__(self, code: types.CodeType, guards: GuardRecorder, domain: TrackingDomain):
         self.recording = Recording(code.co_qualname, code.co_filename, code.co_firstlineno)
-        self.facts, self.writer, self.domain = attempt.guards.facts, attempt.writer, attempt.domain
+        self.facts, self.writer = guards.facts, domain.writer
         # of each open frame its newest moment, and the instruction that it is at
         self.newest: weakref.WeakKeyDictionary[Frame, tuple[int, int, int]] = weakref.WeakKeyDictionary()
-        self.plain: Callable[[Frame], None] = attempt.domain.observe
-        vars(attempt.domain)["observe"] = self.observe
+        self.plain: Callable[[Frame], None] = domain.observe
+        vars(domain)["observe"] = self.observe
 
     def observe(self, frame: Frame) -> None:
         self.plain(frame)
         if is_library(frame.code.co_filename):
             return
-        if frame.pc <= begins_behind(frame.program):
+        program = frame.program
+        if frame.pc <= begins_behind(program):
             return
-        line = frame.program.instructions[frame.pc].line
+        line = program.instructions[frame.pc].line
         at, before, place = self.newest.get(frame, (-1, -1, -1))
         if line is not None and (line != before or frame.pc < place):
             at, before = self.add(frame, line), line
@@ -73,12 +71,12 @@ class Recorder:
         moments.append(Moment(code.co_filename, line, code.co_qualname, parent, values, *counts))
         return len(moments) - 1
 
-    def keep(self, graph_break: GraphBreak | None) -> None:
+    def keep(self, outcome: str) -> None:
         """The attempt became a capture."""
         recording = self.recording
-        recording.guards = [fact.record for fact in self.facts]
+        recording.guards = list(self.facts)
         recording.operators = sorted(numbered(self.writer.graph, self.writer.submodules), key=lambda each: each[0])
-        recording.outcome = "the function returns" if graph_break is None else ended_by(graph_break)
+        recording.outcome = outcome
         Recordings.kept.append(recording)
 
 
@@ -86,10 +84,6 @@ class Recorder:
 def begins_behind(program: Program) -> int:
     """The last instruction of a function's that stands before its first line: the first RESUME."""
     return next((i for i, one in enumerate(program.instructions) if one.opname == "RESUME"), -1)
-
-
-def ended_by(graph_break: GraphBreak) -> str:
-    return f"graph break {graph_break.code}: {graph_break.reason}: {graph_break.detail} ({graph_break.hint})"
 
 
 def numbered(graph: fx.Graph, bodies: dict[str, fx.GraphModule], indent: str = "") -> Iterator[tuple[int, str]]:
@@ -114,9 +108,9 @@ def as_call(node: fx.Node) -> str:
 
 def in_words(value: Any) -> str:
     """A variable's value as the capture knows it; no code of the user's runs for it."""
-    if isinstance(value, TensorProxy):
+    if issubclass(type(value), TensorProxy):  # (isinstance asks a proxy of the user's for its class)
         return f"{value.describe()}, node {value.node.name}"
-    if isinstance(value, Number):
+    if issubclass(type(value), Number):
         return f"a {value.kind.__name__} of the graph" + ("" if value.node is None else f", node {value.node.name}")
     if type(value) is LoopLeftover:
         return "what the loop's last iteration left, not known"

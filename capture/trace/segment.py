@@ -98,7 +98,7 @@ def build(
     runs natively, so that the user's functions below it are captured. parked: optimizer state between the calls.
     """
     if attempt.recorder is not None:
-        attempt.recorder.keep(attempt.graph_break)
+        attempt.recorder.keep(ended_by(attempt.graph_break))
     request = attempt.request
     n_positional, kwnames = len(request.args), tuple(request.kwargs)
     emitter = Emitter(attempt.objects, n_positional, kwnames)
@@ -150,6 +150,13 @@ def build(
         call=(n_positional, kwnames),
         owners=owners,
     )
+
+
+def ended_by(graph_break: GraphBreak | None) -> str:
+    """The end of a capture, for who walks through it."""
+    if graph_break is None:
+        return "the function returns"
+    return f"graph break {graph_break.code}: {graph_break.reason}: {graph_break.detail} ({graph_break.hint})"
 
 
 def label_of(captured: CapturedGraph | None) -> str:
@@ -453,7 +460,7 @@ def passing(frame: Any, objects: Objects) -> set[str]:
         for where, each in ((place, value), *((f"{place}[{i}]", item) for i, item in parts)):
             record = objects.record_of(each) if is_bare(each) else None
             made = is_bare(each) and (objects.is_new(each) or (record is not None and not record.source.static))
-            if made or (isinstance(each, Number) and each.node is not None):
+            if made or (issubclass(type(each), Number) and each.node is not None):
                 found.add(where)
     return found
 

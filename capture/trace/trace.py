@@ -240,7 +240,8 @@ class Trace:
                 self.not_entered(stop)
                 return
             self.domain.root = frame
-            self.recorder = Recorder(self) if Recordings.is_on else None
+            if Recordings.is_on:
+                self.recorder = Recorder(frame.code, self.guards, self.domain)
             try:
                 self.result = self.machine.run(frame)
             except OwnError as error:

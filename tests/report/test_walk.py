@@ -14,9 +14,9 @@ import pytest
 import torch
 
 from moebius import capture
-from moebius.report.recording import Recording
 from moebius.report.walk import Walk
 from moebius.trace.recorder import Recordings
+from moebius.trace.recording import Recording
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from .records import Guard
+from ..guards.recorder import Fact
 
 MOST_LINES = 100_000  # of one capture, about 200 MB
 
@@ -38,7 +38,7 @@ class Recording:
     file: str
     line: int
     moments: list[Moment] = field(default_factory=list)
-    guards: list[Guard] = field(default_factory=list)
+    guards: list[Fact] = field(default_factory=list)
     operators: list[tuple[int, str]] = field(default_factory=list)
     outcome: str = ""
     is_cut: bool = False  # it had more than MOST_LINES
