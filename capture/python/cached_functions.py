@@ -39,7 +39,8 @@ class CachedFunctions(CallParts):
                 f"{name_of(function)} is called with arguments that are not plain",
                 "call it outside of the step",
             )
-        if self.heap.outside or any(torch_private.version_of(p.fake) for p in self.tensors.inputs):
+        in_loop = self.tensors.writer.in_loop  # (or in a branch, which may not run)
+        if in_loop or self.heap.outside or any(torch_private.version_of(p.fake) for p in self.tensors.inputs):
             self.refuse_to_look_back(function.__wrapped__, args, kwargs)
         if function.__module__ in BY_ARGUMENTS:
             return self.objects.enter(found := function(*args, **kwargs), Static(name_of(function), found))
@@ -74,7 +75,8 @@ class CachedFunctions(CallParts):
         ]
         doubtful = (not followed or len(older) < len(reads)) and may_look_at(inner, written)
         changed = any(heap.age(event[1]) >= 0 or heap.was_written(event, 0, begin) for event in older)
-        if doubtful or writes or changed or self.meets_written(older):
+        unknown = doubtful or (not followed and self.tensors.writer.in_loop)
+        if unknown or writes or changed or self.meets_written(older):
             detail = f"{name_of(inner)} depends on what the step changed, or changes something"
             raise Break("cached function", detail, "call it before the step changes that")
 
