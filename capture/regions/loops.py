@@ -355,7 +355,7 @@ class Loops:
             if isinstance(condition, TensorProxy):
                 condition = tensors.function(torch.logical_not, (condition,), {})
             elif type(condition) is Number:
-                condition = tensors.writer.node("call_function", torch.sym_not, (condition,), {})
+                condition = self.writer.node("call_function", torch.sym_not, (condition,), {})
                 condition.meta["val"] = None
             else:
                 condition = torch.sym_not(condition)
