@@ -39,8 +39,10 @@ class CachedFunctions(CallParts):
                 f"{name_of(function)} is called with arguments that are not plain",
                 "call it outside of the step",
             )
-        if self.heap.outside or any(torch_private.version_of(p.fake) for p in self.tensors.inputs):
-            self.refuse_to_look_back(function.__wrapped__, args, kwargs)
+        tensors = self.tensors
+        in_loop = tensors.writer.in_loop  # (or in a branch, which may not run)
+        if in_loop or self.heap.outside or any(torch_private.version_of(p.fake) for p in tensors.inputs):
+            self.refuse_to_look_back(function.__wrapped__, args, kwargs, in_loop)
         if function.__module__ in BY_ARGUMENTS:
             return self.objects.enter(found := function(*args, **kwargs), Static(name_of(function), found))
         return self.from_cache(functools.partial(function, *args, **kwargs), name_of(function))
@@ -51,7 +53,7 @@ class CachedFunctions(CallParts):
         by_identity = kind.__hash__ is object.__hash__ and kind.__eq__ is object.__eq__
         return self.known(value) and by_identity and not can_die(value) and not isinstance(value, TensorProxy)
 
-    def refuse_to_look_back(self, inner: Any, args: list, kwargs: dict[str, Any]) -> None:
+    def refuse_to_look_back(self, inner: Any, args: list, kwargs: dict[str, Any], in_loop: bool) -> None:
         """The step has changed something, which a function that runs natively sees as it was: a graph break if a
         cached function looks at that. It is interpreted once to find out."""
         heap, counter = self.heap, self.domain.counter
@@ -74,6 +76,7 @@ class CachedFunctions(CallParts):
         ]
         doubtful = (not followed or len(older) < len(reads)) and may_look_at(inner, written)
         changed = any(heap.age(event[1]) >= 0 or heap.was_written(event, 0, begin) for event in older)
+        doubtful |= not followed and in_loop
         if doubtful or writes or changed or self.meets_written(older):
             detail = f"{name_of(inner)} depends on what the step changed, or changes something"
             raise Break("cached function", detail, "call it before the step changes that")

@@ -28,12 +28,13 @@ from ..tensors.counts import INTEGERS
 from ..tensors.folding import is_constant
 from ..tensors.graphs import GraphScope
 from ..torch_facts import torch_private
-from ..values.values import ATOMS, SYMBOLIC, Body, Break, LoopLeftover, TensorProxy
-from .branches import ASKING, BRANCHES, OneTurn, asks_for_jump, branch_at, is_of_row, is_read_from, past_jumps
+from ..values.numbers import Number
+from ..values.values import ATOMS, Body, Break, LoopLeftover, TensorProxy
+from .branches import ASKING, BRANCHES, VALUED, OneTurn, asks_for_jump, branch_at, is_of_row, is_read_from, past_jumps
 from .gathered import Lists, maybe_absent
 from .histories import carried_on, found_by_turn, refuse_turns
 from .hit_loops import HitTurns, hit_turns
-from .open_loops import ONE, ROWS, OpenLoop, alike, has_attributes, reorder_placeholders
+from .open_loops import ONE, ROWS, OpenLoop, alike, has_attributes, on_values, reorder_placeholders
 from .range_loops import RANGE_ITERATOR, RangeRows, first_loads, goes_over_experts, length_of
 from .rows import TensorRows
 from .two_sides import (
@@ -155,7 +156,7 @@ class Loops:
         if self.open and opname.startswith(("LOAD_FAST", "STORE_FAST_LOAD")):
             for index in (frame.program.localsplus.index(n) for kind, n in accesses(instruction) if kind == "LOAD"):
                 self.note_read(frame, index, frame.locals[index])
-        if opname in BRANCHES:
+        if opname in BRANCHES or opname in VALUED:
             self.take_branch(frame)
             return
         if opname in ASKING:
@@ -353,6 +354,9 @@ class Loops:
         if not skip_if:
             if isinstance(condition, TensorProxy):
                 condition = tensors.function(torch.logical_not, (condition,), {})
+            elif type(condition) is Number:
+                condition = self.writer.node("call_function", torch.sym_not, (condition,), {})
+                condition.meta["val"] = None
             else:
                 condition = torch.sym_not(condition)
         tensors.writer.node("call_function", skip_turn, (condition,), {}).meta["val"] = None
@@ -363,8 +367,6 @@ class Loops:
             return
         if (frame.code, frame.pc) in self.unrolled:
             return
-        if any(value is frame.stack[-1] for value in frame.stack[-2:-1]):
-            return  # ``condition and rest`` (3.12): the condition itself is the expression's value
         rows = branch_at(frame)
         if rows is not None and rows.other is not None and is_constant(frame.stack[-1]):
             return  # known while tracing
@@ -398,7 +400,7 @@ class Loops:
         """From the branch's start into its body."""
         frame, rows = loop.frame, loop.rows
         assert isinstance(rows, OneTurn)
-        frame.stack[:], frame.pc = loop.stack, loop.entry
+        frame.stack[:], frame.pc = [*loop.stack, *[loop.value] * rows.given], loop.entry
         self.skip(loop.begun_with[-1], rows.skip_if)
 
     def end_turn(self, loop: OpenLoop) -> None:
@@ -463,7 +465,7 @@ class Loops:
         for index in range(len(frame.locals)) if loop.head == RETURNED else side.indices():
             if index >= 0:
                 frame.locals[index] = loop.before[index]
-        frame.stack[:], frame.pc = [*loop.stack, loop.again], rows.other.entry
+        frame.stack[:], frame.pc = [*loop.stack, *[loop.value] * rows.below, loop.again], rows.other.entry
         self.begin(frame, rows.other, self.decided.get((id(frame.code), frame.pc), []))
         self.open[-1].follow(loop, side)
         self.enter_branch(self.open[-1])
@@ -589,11 +591,3 @@ class Loops:
         joined = [(one.value if one.initial is None else one.initial, one.value) for one in loop.joined]
         self.objects.outcomes.update(zip(found, [*zip(before, after, strict=True), *joined], strict=False))
         return found
-
-
-def on_values(condition: Any) -> bool:
-    """Whether only the running step knows the truth of it."""
-    if issubclass(type(condition), TensorProxy):
-        return condition.fake.numel() == 1
-    condition = condition.value if type(condition) is ArrayNumber else condition
-    return issubclass(type(condition), SYMBOLIC) and torch_private.depends_on_values(condition)

@@ -2,9 +2,9 @@
 opposite condition. What both sides set is the first one's where that ran, else the second one's.
 
 A local that was not set before, or was something else, has no value to begin with: the first branch is given None for
-it, which nobody sees, as one of the two runs. So it is for what both leave on the stack (``a if … else b``), and for
-what they return. A tuple that each side makes is joined item by item, and so are a list and a dict that are returned:
-nobody else knows these.
+it, which nobody sees, as one of the two runs. So it is for what both leave on the stack (``a if … else b``, and ``a or
+b``, of which one side leaves the condition), and for what they return. A tuple that each side makes is joined item by
+item, and so are a list and a dict that are returned: nobody else knows these.
 """
 
 from __future__ import annotations

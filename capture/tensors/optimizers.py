@@ -61,6 +61,9 @@ def make_state(optimizer: torch.optim.Optimizer, group: Any, objects: Objects, g
             missing.append(p)
     if not missing:
         return
+    if gradients.writer.in_loop:  # only the calls that come to it have the state
+        detail, hint = "an optimizer's state is made inside the loop", "take the first step outside of it"
+        raise Break("an expert loop changes Python state", detail, hint)
     made = [MadeState(weakref.ref(optimizer), weakref.ref(p)) for p in missing]
     gradients.made_state += made
     initialise(optimizer, record.obj, missing)
