@@ -86,6 +86,9 @@ class FakeWorld:
 
         required: whether it required gradients when the graph began, where that has run in part.
         """
+        if torch.is_inference_mode_enabled() and not tensor.is_inference():
+            with torch.inference_mode(False):  # a tensor from before that is first met there can still be trained
+                return self.fakify(tensor, name, dynamic_dims, required)
         if required is not None and required is not tensor.requires_grad:  # then it was a leaf
             fake = self.fakify(tensor if tensor.is_leaf else tensor.detach(), name, dynamic_dims)
             return fake.requires_grad_(required)
