@@ -44,8 +44,6 @@ def guard_sizes(world: torch_fakes.FakeWorld, tensors: TensorOperations, guards:
                 places[symbol] = here
         if isinstance(fake, torch.Tensor):
             strides += strides_of(name, proxy)
-    if not places:
-        return
     for here, step in strides:
         if torch_private.is_symbolic(step) and (symbol := torch_private.raw_symbol(step)) is not None:
             places.setdefault(symbol, here)
@@ -62,7 +60,12 @@ def guard_sizes(world: torch_fakes.FakeWorld, tensors: TensorOperations, guards:
         if high is not None:
             bounds.append(f"{places[symbol]} <= {high}")
     for expression in world.guards():
-        relations.append(torch_sizes.expression_text(expression, places))
+        if expression.free_symbols <= places.keys():
+            relations.append(torch_sizes.expression_text(expression, places))
+        else:
+            tensors.numbers.hold_relation(expression)
+    if not places:
+        return
     text = " and ".join(f"({r})" for r in dict.fromkeys([*bounds, *relations])) or "True"
     predicate: Any = torch_sizes.compiled(text, [f"t{i}" for i in range(len(sources))])
     predicate.relation = text  # what an exported step writes down

@@ -96,9 +96,10 @@ class Numbers:
 
     def formula_of_size(self, size: Any) -> tuple[Formula, tuple[Source, ...]] | None:
         """How a size follows from the inputs; None where it depends on values."""
-        if torch_private.depends_on_values(size):
-            return None
-        expression = torch_private.expression(size)
+        return None if torch_private.depends_on_values(size) else self.formula_of(torch_private.expression(size))
+
+    def formula_of(self, expression: Any) -> tuple[Formula, tuple[Source, ...]] | None:
+        """The same of an expression over sizes."""
         symbols = sorted(expression.free_symbols, key=str)
         operands: list[AtSource | Formula] = []
         sources: dict[Source, None] = {}
@@ -351,6 +352,12 @@ class Numbers:
             number.refuse()
         found = number if number.kind is bool else self.apply(bool, number)
         return self.constant(found)
+
+    def hold_relation(self, relation: Any) -> None:
+        """Something that torch assumed of sizes, some of which are numbers that the step computes."""
+        found = self.formula_of(relation)
+        assert found is not None, f"{relation} is of no input"
+        self.hold(*found, True)
 
     def hold(self, evaluate: AtSource | Formula, sources: tuple[Source, ...], expected: Any) -> None:
         text = f"what the step computes of it is {shown(expected)}"
