@@ -32,7 +32,7 @@ def is_looked_at(parameter: torch.Tensor) -> bool:
 
 
 def ranks_first(parameter: torch.Tensor) -> None:
-    """Let autograd call the hooks that a mesh has put on a parameter before any other, also one that was there first."""
+    """Let autograd call the hooks that a mesh has put on a parameter before any other, whichever came first."""
     hooks = gradient_hooks(parameter) or {}
     items = sorted(hooks.items(), key=lambda item: not isinstance(item[1], RankHook))
     hooks.clear()

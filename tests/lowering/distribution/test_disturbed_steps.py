@@ -355,7 +355,7 @@ def model_called_again(model, optimizer, parts):
 @around
 def norms_are_logged(model, optimizer, parts):
     (loss := mean_of_losses(model, parts)).backward()
-    print([float(p.grad.norm()) for p in model.parameters()], [p.detach().abs().max().item() for p in model.parameters()])
+    print([(float(p.grad.norm()), p.detach().abs().max().item()) for p in model.parameters()])
     return loss
 
 
@@ -438,7 +438,7 @@ def test_a_step_as_people_write_it_is_that_of_one_process(on_ranks, case):
 
 
 def test_what_hooks_of_parameters_see_is_averaged(on_ranks):
-    """Also what was there before the mesh, what comes after it, and what is on experts that are split, with replicas."""
+    """What was there before the mesh, what comes after it, what is on experts that are split; with replicas too."""
     for ranks in (2, 4):
         answers = on_ranks(ranks, hooks_that_clip)
         assert len({tuple(answer) for answer in answers}) == 1 and not answers[0], answers
@@ -468,6 +468,8 @@ def reached_alone():
     model.spare = nn.Linear(D, D).double()
     model.spare.weight.register_hook(lambda grad: grad * 2)
     run = capture(one_reaches_more, mesh=init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("ep",)))
+    for more in (False, True):  # captured
+        run(model, torch.ones(3, D, dtype=torch.float64), more)
     began = time.perf_counter()
     with pytest.raises(DistributionError) as raised:
         run(model, torch.ones(3, D, dtype=torch.float64), dist.get_rank() == 1)
