@@ -87,7 +87,7 @@ def train(how, where):
 
 
 @pytest.mark.share(2)
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", WAYS, ids=", ".join)
 def test_the_others_name_it_and_end(way, tmp_path):
     server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False) if way in OVER_TCP else None
     store = str(server.port) if server else str(tmp_path / "store")
