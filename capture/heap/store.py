@@ -43,6 +43,7 @@ class Store:
         self.tuples: dict[int, MetTuple] = {}  # by id of the tuple, and of what stands for it
         self.paths: dict[tuple[int, str], Source] = {}  # to tuples in watched dicts
         self.hanging: set[int] = set()
+        self.let_go: set[tuple[int, Any]] = set()  # places whose old contents may die: owner's id, and key
         self.namespaces: set[int] = set()
         self.behind: dict[int, dict] = {}  # by id of a mapping proxy: what it shows
         self.writes = 0

@@ -25,6 +25,7 @@ from ..bytecode import unset_cells
 from ..bytecode.c_callables import definition_of, is_c_callable, maker_of, owner_of
 from ..bytecode.hidden import AROUND
 from ..guards.sources import Static
+from ..heap.lifetimes import OBSERVED
 from ..heap.records import CONTAINERS, DICTS
 from ..hook import ABSENT, Entry
 from ..regions.checkpoints import Checkpoints
@@ -372,6 +373,9 @@ class Calls(Methods, Construction, StandIns, CachedFunctions):
         """``ref()`` of an object that the step reaches in another way as well."""
         self.heap.note("weak reference")
         found = reference()
+        if found is not None and self.objects.may_be_gone(found):
+            where = f"to a {type(found).__name__}, of which the step may let go"
+            raise Break("weak reference", where, "ask before the step changes what holds it", OBSERVED)
         proxy = self.tensors.proxies.get(id(found))
         if proxy is not None and proxy.source is not None and proxy.source.static:
             return proxy  # one that is in its place in each call: the reference's own
