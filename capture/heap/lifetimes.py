@@ -53,8 +53,9 @@ class Lifetimes(Store):
         owner = obj if record is None else record.obj
         if (record is not None or not self.is_new(obj)) and (id(owner), key) not in self.let_go:
             self.let_go.add((id(owner), key))
-            seen = next(filter(death_is_seen, led_to(held_at(owner, key))), None)
+            seen = next(filter(death_is_seen, parts := [*led_to(held_at(owner, key))]), None)
             if seen is not None:
+                self.dying = parts
                 where = f"a {type_of(seen).__name__}, whose death runs code, may go with what is written over"
                 raise Break("object dies in the step", where, "let go of it outside of the step", OBSERVED)
         super().touch(obj, key)
@@ -62,12 +63,11 @@ class Lifetimes(Store):
     def may_be_gone(self, found: Any) -> bool:
         """Whether a write of the step, still to be done, may let go of an object that existed before it."""
         writes = [event for event in self.heap.events if event[0] is WRITE and event[3] < 0]
-        count = 0
-        for part in led_to(held for _, owner, key, _ in writes for held in held_at(owner, key)):
-            count += 1
-            if part is found or count == MOST:
-                return True
-        return False
+        parts = [*led_to(held for _, owner, key, _ in writes for held in held_at(owner, key))]
+        if len(parts) < MOST and not any(part is found for part in parts):
+            return False
+        self.dying = parts
+        return True
 
 
 def named(value: Any) -> bool:

@@ -382,7 +382,7 @@ class Calls(Methods, Construction, StandIns, CachedFunctions):
         lives_on = self.known(found) or self.gradients.hooks.holds(found)
         if type(reference) is weakref.ref and found is not None and lives_on:
             return found
-        raise Break("weak reference", f"to a {type(found).__name__}", "keep a reference to the object itself")
+        raise Break("weak reference", f"to a {type(found).__name__}", "keep a reference to the object itself", OBSERVED)
 
     def partial(self, function: functools.partial, args: list, kwargs: dict[str, Any]) -> Any:
         if self.objects.is_new(function):
