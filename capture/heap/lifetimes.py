@@ -100,6 +100,10 @@ def led_to(parts: Iterable[Any]) -> Iterator[Any]:
             waiting += [held for held in parts_of(part) if type(held) not in ATOMS]
 
 
+def classes_in(value: Any) -> Iterator[type]:
+    return (part for part in led_to([value]) if issubclass(type(part), type))
+
+
 def parts_of(obj: Any) -> list[Any]:
     """What an object holds, without what lives on anyway."""
     kind = type(obj)
