@@ -133,6 +133,15 @@ class GuardRecorder:
         for known in (self.dicts, self.classes, self.instances, self.facts, self.slot_of, self.seen):
             known.clear()
 
+    def forget(self, objects: list[Any]) -> None:
+        """What is known of these, which are to die when the step lets them go. (What runs then needs no guards.)"""
+        gone = set(map(id, objects))
+        self.dicts = {key: found for key, found in self.dicts.items() if key not in gone}
+        self.instances = {key: found for key, found in self.instances.items() if key not in gone}
+        for _, watched in self.dicts.values():
+            watched.entries = {key: value for key, value in watched.entries.items() if id(value) not in gone}
+        self.facts = [fact for fact in self.facts if not any(id(operand) in gone for operand in fact.check)]
+
     # ------------------------------------------------------------------------------------------------------------------
     # Static objects
     # ------------------------------------------------------------------------------------------------------------------

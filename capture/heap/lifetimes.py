@@ -1,5 +1,4 @@
-"""What may die while the captured function lives: a model, optimizer or tensor whose name is given to another one;
-and in the step itself: what hangs from what it takes out of older objects.
+"""What may die while the captured function lives: a model, optimizer or tensor whose name is given to another one.
 
 The global, closure cell or dict item that names it is walked at each call, as the way from an argument is, and what was
 captured refers to the object weakly: when it dies, its captures go too. What hangs from a model goes with it, and is
@@ -10,20 +9,18 @@ from __future__ import annotations
 
 import gc
 import types
+import weakref
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
 
 from ..guards.recorder import can_die
-from ..values.values import ATOMS
+from ..values.values import ATOMS, Break, TensorProxy, type_of
 from .heap import WHOLE, WRITE
 from .identities import is_bare
-from .records import CONTAINERS, DICTS, PLAIN_KEYS, Record, raw_dict
+from .records import PLAIN_KEYS, Record, raw_dict
 from .store import Store
-
-MANY = 20_000  # objects that are looked at; of more nobody says what they lead to
-SHARED = (type, types.ModuleType, types.CodeType)  # they outlive a step, and lead to everything
 
 
 class Lifetimes(Store):
@@ -50,42 +47,81 @@ class Lifetimes(Store):
             if (namespace := raw_dict(value)) is not None:
                 self.hanging.add(id(namespace))
 
+    def touch(self, obj: Any, key: Any = WHOLE) -> None:
+        """A write waits for the graph, and so does the death of what it lets go: a break where that runs code."""
+        record = self.records.get(id(obj))
+        owner = obj if record is None else record.obj
+        if (record is not None or not self.is_new(obj)) and (id(owner), key) not in self.let_go:
+            self.let_go.add((id(owner), key))
+            seen = next(filter(death_is_seen, parts := [*led_to(held_at(owner, key))]), None)
+            if seen is not None:
+                self.dying = parts
+                where = f"a {type_of(seen).__name__}, whose death runs code, may go with what is written over"
+                raise Break("object dies in the step", where, "let go of it outside of the step", OBSERVED)
+        super().touch(obj, key)
 
-    def may_be_dead(self, obj: Any) -> bool:
-        """Whether an older object hung from what the step has taken out of its place by now: Python may have freed it,
-        and tracing takes nothing out."""
-        return not issubclass(type(obj), SHARED) and any(leads_to(part, obj) for part in self.taken_out())
-
-    def taken_out(self) -> Iterator[Any]:
-        """What stood where the step has written to older objects."""
-        for kind, owner, key, _ in self.heap.events:
-            if kind is WRITE and self.is_entered(owner):
-                yield from held_at(owner, key)
-
-
-def held_at(owner: Any, key: Any) -> Iterable[Any]:
-    """What an object holds at a place, which may be a part of it that nobody knows."""
-    held = owner if type(owner) in DICTS else raw_dict(owner)
-    if type(key) in PLAIN_KEYS and held is not None and key in held:
-        return (dict.__getitem__(held, key),)
-    return gc.get_referents(owner) if key is WHOLE or type(owner) in CONTAINERS or held is None else ()
-
-
-def leads_to(start: Any, wanted: Any) -> bool:
-    """Whether one object keeps another one alive, as far as Python's garbage collection sees it."""
-    seen: set[int] = set()
-    pending = [start]
-    while pending and len(seen) < MANY:
-        value = pending.pop()
-        if value is wanted:
-            return True
-        if id(value) not in seen and gc.is_tracked(value) and not issubclass(type(value), SHARED):
-            seen.add(id(value))
-            shared = value.__globals__ if type(value) is types.FunctionType else None
-            pending += (part for part in gc.get_referents(value) if part is not shared)
-    return bool(pending)
+    def may_be_gone(self, found: Any) -> bool:
+        """Whether a write of the step, still to be done, may let go of an object that existed before it."""
+        writes = [event for event in self.heap.events if event[0] is WRITE and event[3] < 0]
+        parts = [*led_to(held for _, owner, key, _ in writes for held in held_at(owner, key))]
+        if len(parts) < MOST and not any(part is found for part in parts):
+            return False
+        self.dying = parts
+        return True
 
 
 def named(value: Any) -> bool:
     """Whether it is a model or optimizer: not a criterion, which each call may make anew, nor a class or function."""
     return not issubclass(type(value), type | types.FunctionType) and can_die(value) and not is_bare(value)
+
+
+# Why a frame runs natively as a whole: the rest after a break would hold what it is given.
+OBSERVED = "it is seen when its locals let go of an object"
+MOST = 1_000  # objects that are looked at
+OURS = __name__.partition(".")[0]
+
+
+def held_at(owner: Any, key: Any) -> list[Any]:
+    """What a place that is written to held before the call, or may have held."""
+    if issubclass(type(owner), dict) and type(key) in PLAIN_KEYS:
+        return [dict.get(owner, key)]
+    return parts_of(owner.real if type(owner) is TensorProxy else owner)
+
+
+def led_to(parts: Iterable[Any]) -> Iterator[Any]:
+    """These objects and what they lead to, the first ``MOST``."""
+    waiting = [part for part in parts if type(part) not in ATOMS]
+    met: dict[int, Any] = {}
+    while waiting and len(met) < MOST:
+        part = waiting.pop()
+        if id(part) not in met:
+            met[id(part)] = part
+            yield part
+            waiting += [held for held in parts_of(part) if type(held) not in ATOMS]
+
+
+def classes_in(value: Any) -> Iterator[type]:
+    return (part for part in led_to([value]) if issubclass(type(part), type))
+
+
+def parts_of(obj: Any) -> list[Any]:
+    """What an object holds, without what lives on anyway."""
+    kind = type(obj)
+    if issubclass(kind, type | types.ModuleType | types.CodeType):
+        return []
+    if issubclass(kind, types.FunctionType):
+        return [obj.__defaults__, obj.__kwdefaults__, obj.__closure__, obj.__dict__]
+    return [part for part in gc.get_referents(obj) if part is not kind]
+
+
+def death_is_seen(obj: Any) -> bool:
+    """Whether code that is not ours runs when an object dies."""
+    kind = type(obj)
+    if any("__del__" in base.__dict__ for base in kind.__mro__):
+        return True
+    if kind is types.GeneratorType:
+        return obj.gi_suspended
+    if issubclass(kind, torch.Tensor):  # (torch's own tables know tensors weakly)
+        return False
+    called = [reference.__callback__ for reference in weakref.getweakrefs(obj)]
+    return any(c is not None and getattr(c, "__module__", "").partition(".")[0] != OURS for c in called)

@@ -43,6 +43,8 @@ class Store:
         self.tuples: dict[int, MetTuple] = {}  # by id of the tuple, and of what stands for it
         self.paths: dict[tuple[int, str], Source] = {}  # to tuples in watched dicts
         self.hanging: set[int] = set()
+        self.let_go: set[tuple[int, Any]] = set()  # places whose old contents may die: owner's id, and key
+        self.dying: list[Any] = []  # what may die where the step breaks for that: no guard holds it
         self.namespaces: set[int] = set()
         self.behind: dict[int, dict] = {}  # by id of a mapping proxy: what it shows
         self.writes = 0

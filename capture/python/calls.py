@@ -5,7 +5,6 @@ from __future__ import annotations
 import builtins
 import collections
 import functools
-import gc
 import itertools
 import sys
 import types
@@ -26,7 +25,8 @@ from ..bytecode import unset_cells
 from ..bytecode.c_callables import definition_of, is_c_callable, maker_of, owner_of
 from ..bytecode.hidden import AROUND
 from ..guards.sources import Part, Static
-from ..heap.records import CONTAINERS, DICTS, raw_dict
+from ..heap.lifetimes import OBSERVED
+from ..heap.records import CONTAINERS, DICTS
 from ..hook import ABSENT, Entry
 from ..regions.checkpoints import Checkpoints
 from ..regions.functions import AutogradFunctions
@@ -228,8 +228,6 @@ class Calls(Methods, Construction, StandIns, CachedFunctions):
         stand_in = self.functions.get(function) or natives.REPLACED.get(function)
         if stand_in is not None:
             return stand_in(*args, **kwargs)
-        if function.__module__ in WEAK_CONTAINERS and args:
-            self.refuse_dying(args[0])
         if function.__code__ is SINGLE_DISPATCH:
             return self.dispatched(function, *args, **kwargs)
         if natives.is_tensor_function(function) and any(
@@ -375,9 +373,10 @@ class Calls(Methods, Construction, StandIns, CachedFunctions):
         """``ref()``: the object, read under guards where the reference was found in its place."""
         self.heap.note("weak reference")
         found = reference()
+        if found is not None and self.objects.may_be_gone(found):
+            where = f"to a {type(found).__name__}, of which the step may let go"
+            raise Break("weak reference", where, "ask before the step changes what holds it", OBSERVED)
         proxy = self.tensors.proxies.get(id(found))
-        if self.objects.may_be_dead(found):
-            raise Break("weak reference", f"to a {type(found).__name__} that the step may have let go", KEEP)
         if proxy is not None and proxy.source is not None and proxy.source.static:
             return proxy  # one that is in its place in each call: the reference's own
         lives_on = self.known(found) or self.gradients.hooks.holds(found)
@@ -387,14 +386,7 @@ class Calls(Methods, Construction, StandIns, CachedFunctions):
         if record is not None and type(reference).__call__ is weakref.ref.__call__:
             place = Part(f"{record.source.name}()", record.source, "python", type(reference).__call__)
             return self.objects.enter(found, place)
-        raise Break("weak reference", f"to a {type(found).__name__}", KEEP)
-
-    def refuse_dying(self, container: Any) -> None:
-        """A graph break where Python may by now have taken something out of a container of weak references."""
-        held = (raw_dict(container) or {}).get("data", ())
-        for reference in held and gc.get_referents(held):
-            if issubclass(type(reference), weakref.ref) and self.objects.may_be_dead(reference()):
-                raise Break("weak reference", f"in a {type(container).__name__} to what the step may have let go", KEEP)
+        raise Break("weak reference", f"to a {type(found).__name__}", "keep a reference to the object itself", OBSERVED)
 
     def partial(self, function: functools.partial, args: list, kwargs: dict[str, Any]) -> Any:
         if self.objects.is_new(function):
@@ -581,8 +573,6 @@ COUNTED = frozenset((  # behind their first argument stand numbers
 ITEM_ARGUMENTS = COUNTED | {itertools.count, itertools.permutations, functools.reduce}
 # They keep what they are given; of the others above the first argument is gone through.
 WITHOUT_ITERABLE = frozenset({itertools.repeat, itertools.count})
-WEAK_CONTAINERS = ("weakref", "_weakrefset")  # modules of Python code
-KEEP = "keep a reference to the object itself"
 BREAKPOINT = (
     "breakpoint",
     "the step enters a debugger",

@@ -19,6 +19,7 @@ from moebius.interpreter import Frame
 from moebius.interpreter.domain.core import special, type_name
 from moebius.interpreter.forms.frames import implicit
 
+from ..heap.lifetimes import OBSERVED
 from ..heap.records import CONTAINERS, DICTS
 from ..hook import ABSENT
 from ..regions.rows import TensorRows
@@ -268,8 +269,6 @@ def check_object_arguments(cls: Any) -> None:
         raise TypeError(f"{type_name(cls)}() takes no arguments")
 
 
-# Why a frame runs natively as a whole that makes such an object: the rest after a break would hold what it is given.
-OBSERVED = "it is seen when its locals let go of an object"
 HINTS = {
     "_ExperimentalConfig": "enter the profiler around the step",
 }

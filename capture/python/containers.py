@@ -17,6 +17,7 @@ from moebius.interpreter import NULL, STOP, Frame
 from moebius.interpreter.domain.core import type_name
 
 from ..heap.identities import refuse_order
+from ..heap.lifetimes import classes_in
 from ..heap.records import CONTAINERS, DICTS, LISTS, SETS
 from ..hook import ABSENT
 from ..regions.gathered import Gathered
@@ -474,7 +475,7 @@ class Containers(Parts):
         if self.texts.is_open(value) and type(spec) in ATOMS:
             return self.texts.formatted(value, conversion, spec)
         value = natives.specialised(value, self.calls.known)
-        if natives.is_plain(value, self.calls.known):
+        if self.has_plain_text(value):
             return super().format_value(value, conversion, spec)
         own = ABSENT if conversion else self.attributes.on_type(type_of(value), "__format__")
         if isinstance(own, types.FunctionType) and type(value) is type_of(value):
@@ -494,7 +495,7 @@ class Containers(Parts):
         if self.texts.is_open(value):
             return self.texts.formatted(value, conversion, "")
         value = natives.specialised(value, self.calls.known)
-        if not natives.is_plain(value, self.calls.known):
+        if not self.has_plain_text(value):
             raise Break(
                 "text of a value that is not plain",
                 f"a {type_of(value).__name__} is formatted",
@@ -507,7 +508,7 @@ class Containers(Parts):
         if self.texts.is_open(value) and not encoding:
             return self.texts.formatted(value, "s", "")
         value = natives.specialised(value, self.calls.known)
-        if natives.is_plain(value, self.calls.known):
+        if self.has_plain_text(value):
             return str(value, *encoding)
         if isinstance(value, BaseException) and self.objects.record_of(value) is None:
             return self.exception_text(value)
@@ -532,16 +533,27 @@ class Containers(Parts):
             return "" if not error.args else self.text_of(error.args[0] if len(error.args) == 1 else error.args)
         if method is KeyError.__str__ and len(error.args) == 1:
             return self.repr_of(error.args[0])
-        if not natives.is_plain(error.args, self.calls.known):
+        if not self.has_plain_text(error.args):
             raise Break("text of a value that is not plain", f"str() of a {type(error).__name__}", "keep its arguments")
         return str(error)
+
+    def has_plain_text(self, value: Any) -> bool:
+        """Whether C code may write the value down: a plain one. Of the classes in it, what they are called is read."""
+        if not natives.is_plain(value, self.calls.known):
+            return False
+        for cls in classes_in(value):
+            if isinstance(self.attributes.on_type(type(cls), "__repr__"), types.FunctionType):
+                return False
+            for name in ("__qualname__", "__module__"):
+                natives.specialised(self.attributes.get(cls, name))
+        return True
 
     def repr_of(self, value: Any) -> Any:
         """``repr(value)``."""
         if self.texts.is_open(value):
             return self.texts.formatted(value, "r", "")
         value = natives.specialised(value, self.calls.known)
-        if natives.is_plain(value, self.calls.known):
+        if self.has_plain_text(value):
             return repr(value)
         method = self.attributes.on_type(type(value), "__repr__") if not isinstance(value, TensorProxy) else ABSENT
         if isinstance(method, types.FunctionType):

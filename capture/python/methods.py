@@ -21,6 +21,7 @@ from moebius.interpreter.forms import form_of
 from ..bytecode import c_callables
 from ..guards.sources import Static
 from ..heap.identities import refuse_order
+from ..heap.lifetimes import classes_in
 from ..heap.records import DICTS, LISTS, SETS, Record
 from ..hook import ABSENT, copy_set
 from ..tensors.array_inputs import is_array
@@ -237,8 +238,11 @@ class Methods(CallParts):
         if name == "join" and args:
             values = [args[0] if isinstance(owner, str) else self.fast(args[0], NOT_JOINED)]
         if name == "format" and isinstance(owner, str) and is_simple(owner):
-            values = [v if natives.is_plain(v, self.known) else self.formatted(v) for v in values]
-            kwargs = {k: v if natives.is_plain(v, self.known) else self.formatted(v) for k, v in kwargs.items()}
+            plain = self.domain.has_plain_text
+            values = [v if plain(v) else self.formatted(v) for v in values]
+            kwargs = {k: v if plain(v) else self.formatted(v) for k, v in kwargs.items()}
+        elif name in ("format", "format_map") and any(classes_in([*values, *kwargs.values()])):
+            raise Break("text of values that are not plain", f"str.{name} looks into a class", "use an f-string")
         if not all(natives.is_plain(v, self.known) for v in (*values, *kwargs.values())):
             raise Break(
                 "method of a plain value",

@@ -211,7 +211,7 @@ class Operators(Parts):
         if self.texts.is_open(*parts):
             return self.texts.make(texts.percent, text, *parts)
         values = natives.specialised(values, self.calls.known)
-        if not natives.is_plain(values, self.calls.known):
+        if not self.has_plain_text(values):
             raise Break("text of values that are not plain", "str % ...", "format plain values")
         return text % values
 

@@ -101,6 +101,7 @@ class Parts(Domain):
     is_one: Callable[[Any, Any], bool]  # whether two are one, or equal
     text_of: Callable[..., Any]  # ``str(value)``
     repr_of: Callable[[Any], Any]  # ``repr(value)``
+    has_plain_text: Callable[[Any], bool]  # whether C code may write a value down
 
     @property
     def frame(self) -> Frame | None:

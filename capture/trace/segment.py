@@ -295,6 +295,7 @@ def run_whole_natively(
         )
     else:
         attempt.graph_break.detail += f" (the whole frame runs natively: {why})"
+    attempt.objects.guards.forget(attempt.objects.dying)
     function, n_cells = attempt.request.function, attempt.request.n_cells
     alone = left_alone(function)  # its callees are captured below, not the frame itself
     native = NativePart(alone.__code__)

@@ -334,7 +334,8 @@ class Trace:
         stack = stop.places or (place_of(frame, domain.root_pc if raised is None else raised[2]),)
         expression, came_from = shown_at(stack, stop.frame, self.objects, self.writer)
         entered = stop.reason == "breakpoint"  # a debugger is to find each frame's locals, and to step through it
-        self.whole_natively = why_whole(stop, frame, domain.root_pc, len(stack) == 1 or entered, self.request)
+        alone = len(stack) == 1 or entered or bool(self.objects.dying)  # (a caller's piece would hold what is to die)
+        self.whole_natively = why_whole(stop, frame, domain.root_pc, alone, self.request)
         if len(stack) == 1 and uses_one(domain.root_stack, frame.program.instructions[domain.root_pc].arg):
             self.whole_natively = "such a tensor is used in it"
         self.root_step = domain.root_steps - 1

@@ -130,6 +130,7 @@ def test_what_a_reference_leads_to_is_guarded() -> None:
 def test_without_the_question_an_answer_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     from moebius.heap.lifetimes import Lifetimes
 
-    monkeypatch.setattr(Lifetimes, "may_be_dead", lambda self, obj: False)
+    monkeypatch.setattr(Lifetimes, "may_be_gone", lambda self, obj: False)
+    monkeypatch.setattr("moebius.heap.lifetimes.death_is_seen", lambda obj: False)
     step = made("s.l.clear()\n    return x * 2, s.r() is None")
     assert outcome(capture(step, backend="eager"), "l") != outcome(step, "l")
