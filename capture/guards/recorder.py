@@ -25,6 +25,12 @@ Where = tuple[str, int]
 CONSTANTS = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
 
 
+def holds_one(operand: Any, wanted: set[int]) -> bool:
+    """Whether a guard's operand is one of these objects, by their ids, or a tuple or list that holds one."""
+    inside = operand if type(operand) in (tuple, list, frozenset) else ()
+    return id(operand) in wanted or any(holds_one(part, wanted) for part in inside)
+
+
 def shown(value: Any, limit: int = 60) -> str:
     """A constant as a report writes it. Of a frozenset's items no code of the user's runs for it."""
     try:
@@ -140,7 +146,7 @@ class GuardRecorder:
         self.instances = {key: found for key, found in self.instances.items() if key not in gone}
         for _, watched in self.dicts.values():
             watched.entries = {key: value for key, value in watched.entries.items() if id(value) not in gone}
-        self.facts = [fact for fact in self.facts if not any(id(operand) in gone for operand in fact.check)]
+        self.facts = [fact for fact in self.facts if not any(holds_one(operand, gone) for operand in fact.check)]
 
     # ------------------------------------------------------------------------------------------------------------------
     # Static objects

@@ -123,5 +123,7 @@ def death_is_seen(obj: Any) -> bool:
         return obj.gi_suspended
     if issubclass(kind, torch.Tensor):  # (torch's own tables know tensors weakly)
         return False
-    called = [reference.__callback__ for reference in weakref.getweakrefs(obj)]
+    # (a proxy has its object's attributes, not its own)
+    references = (each for each in weakref.getweakrefs(obj) if issubclass(type(each), weakref.ref))
+    called = [reference.__callback__ for reference in references]
     return any(c is not None and getattr(c, "__module__", "").partition(".")[0] != OURS for c in called)
