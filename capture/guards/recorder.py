@@ -16,6 +16,8 @@ from typing import Any
 
 import torch
 
+from moebius.interpreter import is_kind
+
 from ..hook import ABSENT
 from ..report.records import Guard
 from .abstract import NoSubclasses
@@ -86,7 +88,7 @@ class WatchedDict:
             text = f"[{shown(key)}] is {describe(value)}" if type(key) in (str, int) else describe(value)
         else:
             entries = ", ".join(
-                f"{k}: {describe(v)}" for k, v in list(self.entries.items())[:6] if isinstance(k, str | int)
+                f"{k}: {describe(v)}" for k, v in list(self.entries.items())[:6] if is_kind(k, str | int)
             )
             text = f"{len(self.entries)} entries unchanged ({entries}{', …' if len(self.entries) > 6 else ''})"
             if self.keys is not None:
@@ -189,7 +191,7 @@ class GuardRecorder:
 
     def instance(self, source: Source, obj: Any, namespace: dict[str, Any] | None) -> None:
         """An object that is the same each call still has this type and, if given, keeps its attributes in this dict."""
-        if isinstance(source, Static) and source.via is not None:  # an argument: the program must not keep it alive
+        if is_kind(source, Static) and source.via is not None:  # an argument: the program must not keep it alive
             self.check("type", source, type(obj), text=f"type is {type(obj).__qualname__}")
             if namespace is not None:
                 place = Part(f"{source.name}.__dict__", source, "instance_dict")
@@ -206,7 +208,7 @@ class GuardRecorder:
 
     def slot(self, source: Source) -> int:
         """The program's slot that holds the object of ``source``, made on first use."""
-        if isinstance(source, Static) and source.via is not None:
+        if is_kind(source, Static) and source.via is not None:
             return self.slot(source.via)  # the argument itself: the program must not keep it alive
         index = self.slot_of.get(source)
         if index is None:
@@ -223,7 +225,7 @@ class GuardRecorder:
         if key in self.seen and kind in ("type", "is"):
             return
         self.seen.add(key)
-        if kind == "is" and (can_die(operands[0]) or isinstance(operands[0], torch.Tensor)):
+        if kind == "is" and (can_die(operands[0]) or is_kind(operands[0], torch.Tensor)):
             kind, operands = "is_weak", (weakref.ref(operands[0]),)
         self.add((kind, slot, *operands), source.name, text, source)
 
@@ -247,7 +249,7 @@ class GuardRecorder:
     def subclass(self, kind: type, base: type) -> bool:
         """``issubclass``, under a guard where it may become true later."""
         answer = issubclass(kind, base)
-        if not answer and isinstance(base, abc.ABCMeta):
+        if not answer and is_kind(base, abc.ABCMeta):
             if self.abstract is None:
                 self.abstract = NoSubclasses()
                 self.holds("abstract classes", "have no further subclasses", self.abstract)
@@ -281,7 +283,7 @@ class GuardRecorder:
         where = self.where()
 
         def record() -> Guard:
-            return Guard(name, text if isinstance(text, str) else text(), *where)
+            return Guard(name, text if is_kind(text, str) else text(), *where)
 
         self.facts.append(Fact(check, record, None if source is None else from_arguments(source)))
 
@@ -309,7 +311,7 @@ def has_entry(the_dict: dict, key: weakref.ref, value: Any) -> bool:
 def same_entry(now: Any, expected: Any) -> bool:
     """Whether an entry is this very object, or an equal constant."""
     return now is expected or (
-        type(now) is type(expected) and isinstance(now, int | str | float) and now == expected
+        type(now) is type(expected) and is_kind(now, int | str | float) and now == expected
     )
 
 

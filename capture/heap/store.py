@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from moebius.interpreter import is_kind
+
 from ..guards.sources import Source, Static
 from ..values.values import ATOMS, Body, Break, TensorProxy
 from .heap import WHOLE, Heap
@@ -118,9 +120,9 @@ class Store:
         nobody has found it otherwise."""
         record = self.records.get(id(obj))
         if record is None:
-            place = Static(source, obj) if isinstance(source, str) else source
+            place = Static(source, obj) if is_kind(source, str) else source
             record = self.records[id(obj)] = Record(obj, place)
-        elif not isinstance(source, str):
+        elif not is_kind(source, str):
             self.met_again(record, source, obj)
         return record
 

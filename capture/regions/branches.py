@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import fx
 
-from moebius.interpreter import UNSET, Frame
+from moebius.interpreter import UNSET, Frame, is_kind
 from moebius.interpreter.program import Program
 
 from ..bytecode.copied_returns import RETURNS
@@ -152,9 +152,9 @@ def is_read_from(frame: Frame, index: int, name: str) -> bool:
 
 def is_of_row(condition: Any, row: fx.Node) -> bool:
     """Whether a condition asks for nothing but the number of this turn's expert."""
-    if isinstance(condition, TensorProxy):
+    if is_kind(condition, TensorProxy):
         return of_row(condition.node, row)
-    symbols = set(torch_private.free_unbacked_symbols(condition)) if isinstance(condition, SYMBOLIC) else set()
+    symbols = set(torch_private.free_unbacked_symbols(condition)) if is_kind(condition, SYMBOLIC) else set()
     read = [node for node in row.graph.nodes if node.target == "item" and of_row(node, row)]
     return bool(symbols) and symbols <= {torch_private.expression(node.meta["val"]) for node in read}
 

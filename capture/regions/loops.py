@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import fx
 
-from moebius.interpreter import STOP, UNSET, Frame
+from moebius.interpreter import STOP, UNSET, Frame, is_kind
 from moebius.lowering.experts.stacking import in_set_order
 from moebius.lowering.graph import expert_loop, skip_turn
 
@@ -81,7 +81,7 @@ class Loops:
 
     def rows(self, proxy: TensorProxy) -> Any:
         """``iter(tensor)``."""
-        if proxy.fake.dim() and isinstance(proxy.fake.shape[0], torch.SymInt):
+        if proxy.fake.dim() and is_kind(proxy.fake.shape[0], torch.SymInt):
             return self.objects.made(TensorRows(proxy))
         return self.objects.made(iter(self.tensors.rows(proxy)))
 
@@ -94,7 +94,7 @@ class Loops:
         how = iterated_as(frame)
         if how is None or proxy.fake.dim() != 1 or proxy.fake.dtype not in INTEGERS:
             return None
-        if how == LISTED and not isinstance(proxy.fake.shape[0], torch.SymInt):
+        if how == LISTED and not is_kind(proxy.fake.shape[0], torch.SymInt):
             return None
         # the list stays as it is, whatever the turns write
         copied = self.tensors.method(proxy, "clone" if how == LISTED else "unique", (), {})
@@ -127,7 +127,7 @@ class Loops:
         """Close the branches whose sides meet at the frame's instruction, which then begins outside of them."""
         while self.open and self.open[-1].frame is frame:
             loop = self.open[-1]
-            if not isinstance(loop.rows, OneTurn):
+            if not is_kind(loop.rows, OneTurn):
                 return
             frame.pc = last_copy(frame.program, frame.pc)
             if not loop.is_at_end():
@@ -239,7 +239,7 @@ class Loops:
 
     def open_hits(self) -> set[tuple[Any, int]]:
         """The loops over rows of tensors that the trace is in, and those over hits by number."""
-        return {(loop.frame.code, loop.start) for loop in self.open if isinstance(loop.rows, TensorRows | HitTurns)}
+        return {(loop.frame.code, loop.start) for loop in self.open if is_kind(loop.rows, TensorRows | HitTurns)}
 
     # ------------------------------------------------------------------------------------------------------------------
     # One recorded turn
@@ -296,7 +296,7 @@ class Loops:
 
     def refuse_kept_row(self, loop: OpenLoop) -> None:
         """The turn's row is a part of the list of hits to the program, and a tensor of its own in the graph."""
-        if not isinstance(loop.row_value, TensorProxy):
+        if not is_kind(loop.row_value, TensorProxy):
             return
         row, kept = loop.row_value.fake, {torch_private.storage_of(loop.frame.locals[i].fake) for i in loop.carried}
         if torch_private.version_of(row) or torch_private.storage_of(row) in kept:
@@ -305,7 +305,7 @@ class Loops:
 
     def tensor_row(self, loop: OpenLoop) -> TensorProxy:
         tensors = self.tensors
-        assert isinstance(loop.rows, TensorRows) and loop.row is not None
+        assert is_kind(loop.rows, TensorRows) and loop.row is not None
         with tensors.world.mode:
             fake = loop.rows.proxy.fake.new_empty(loop.rows.proxy.fake.shape[1:])
         loop.row.meta.update(where=loop.where[-1] if loop.where else ("", 0, ""), stack=loop.where)
@@ -349,10 +349,10 @@ class Loops:
         """End the turn here where the truth of the condition is ``skip_if``."""
         tensors = self.tensors
         condition = condition.value if type(condition) is ArrayNumber else condition
-        if isinstance(condition, torch.SymInt):
+        if is_kind(condition, torch.SymInt):
             condition = condition != 0
         if not skip_if:
-            if isinstance(condition, TensorProxy):
+            if is_kind(condition, TensorProxy):
                 condition = tensors.function(torch.logical_not, (condition,), {})
             elif type(condition) is Number:
                 condition = self.writer.node("call_function", torch.sym_not, (condition,), {})
@@ -384,7 +384,7 @@ class Loops:
         """A turn of a loop over hits that does something else for some experts: as a turn for each expert, where that
         can be (``trace.traced`` takes it so after this break)."""
         loop = self.open[-1] if len(self.open) == 1 else None
-        if loop is None or not isinstance(loop.rows, TensorRows) or loop.row is None:
+        if loop is None or not is_kind(loop.rows, TensorRows) or loop.row is None:
             return
         if not is_of_row(condition, loop.row):
             return
@@ -394,7 +394,7 @@ class Loops:
 
     def open_branches(self) -> set[tuple[Any, int]]:
         """Those that the trace is in: code and index."""
-        return {(loop.frame.code, loop.rows.here) for loop in self.open if isinstance(loop.rows, OneTurn)}
+        return {(loop.frame.code, loop.rows.here) for loop in self.open if is_kind(loop.rows, OneTurn)}
 
     def enter_branch(self, loop: OpenLoop) -> None:
         """From the branch's start into its body."""
@@ -417,7 +417,7 @@ class Loops:
         ]
         if loop.first is not None:
             changed = [i for i in changed if i not in loop.first.indices()]
-        if isinstance(loop.rows, ONE):
+        if is_kind(loop.rows, ONE):
             carried = [i for i in changed if alike(loop.before[i], frame.locals[i])]
         else:
             carried = [i for i in changed if loop.before[i] is not UNSET and self.reads_first(loop, i)]
@@ -433,9 +433,9 @@ class Loops:
                 changed += leave_second(loop, loop.first, on_stack, self.objects)
         if isinstance(rows, ONE):
             self.refuse_open_locals(loop, changed)
-        if isinstance(loop.rows, HitTurns):
+        if is_kind(loop.rows, HitTurns):
             self.refuse_kept_row(loop)
-        if not isinstance(loop.rows, ONE):
+        if not is_kind(loop.rows, ONE):
             left = [frame.locals[i].fake for i in loop.carried]
             found = [node.meta["val"] for node in loop.carried_nodes]
             refuse_turns(self.writer.scope, zip(found, left, strict=True))
@@ -444,18 +444,18 @@ class Loops:
         first_joined, first_gathered = len(loop.carried), len(loop.carried) + len(loop.joined)
         self.lists.close(loop, outcome[first_gathered:])
         for index in changed:
-            if loop.before[index] is UNSET or not isinstance(frame.locals[index], LoopLeftover):
+            if loop.before[index] is UNSET or not is_kind(frame.locals[index], LoopLeftover):
                 frame.locals[index] = LoopLeftover(frame.program.localsplus[index])
         for index, value in zip(loop.carried, outcome, strict=False):
             frame.locals[index] = value
         hand_out(loop, outcome[first_joined:first_gathered], side, self.objects.made)
         if side is not None:
             self.begin_other(loop, side)
-        elif isinstance(loop.rows, HitTurns) and loop.rows.at + 1 < loop.rows.experts:
+        elif is_kind(loop.rows, HitTurns) and loop.rows.at + 1 < loop.rows.experts:
             loop.rows.at += 1
             frame.stack[:] = loop.begun_with
             self.begin(frame, loop.rows, self.decided.get((id(frame.code), loop.start), []))
-        elif not isinstance(loop.rows, OneTurn):
+        elif not is_kind(loop.rows, OneTurn):
             loop.rows.finished = True
 
     def begin_other(self, loop: OpenLoop, side: FirstSide) -> None:
@@ -475,7 +475,7 @@ class Loops:
         before, after, condition = loop.before[index], loop.frame.locals[index], loop.begun_with[-1]
         a, b, asked = (v.value if type(v) is ArrayNumber else v for v in (before, after, condition))
         numbers = all(type(value) in (int, torch.SymInt) for value in (a, b))
-        if not numbers or not isinstance(asked, torch.SymInt | torch.SymBool):
+        if not numbers or not is_kind(asked, torch.SymInt | torch.SymBool):
             return False
         if any(then[index] is not after for then in loop.skips):
             return False  # it is set behind another condition
@@ -511,7 +511,7 @@ class Loops:
         for index in carried:
             before, after = loop.before[index], frame.locals[index]
             name = frame.program.localsplus[index]
-            if not isinstance(before, TensorProxy) or not isinstance(after, TensorProxy):
+            if not is_kind(before, TensorProxy) or not is_kind(after, TensorProxy):
                 raise Break(
                     "expert loop carries a Python value",
                     f"{name} changes from iteration to iteration",
@@ -539,7 +539,7 @@ class Loops:
         self.open[-1].follow(loop, loop.first)
         self.open[-1].again, self.open[-1].counted = loop.again, loop.counted
         self.counter.back_to(loop.counted)
-        if isinstance(loop.rows, OneTurn):
+        if is_kind(loop.rows, OneTurn):
             self.enter_branch(self.open[-1])
 
     def close(self, loop: OpenLoop) -> fx.GraphModule:

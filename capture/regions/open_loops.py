@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import torch
 from torch import fx
 
-from moebius.interpreter import Frame
+from moebius.interpreter import Frame, is_kind
 from moebius.lowering.values import same_shape
 
 from ..bytecode.copied_returns import RETURNS
@@ -141,12 +141,12 @@ def on_values(condition: Any) -> bool:
 
 
 def has_attributes(tensor: TensorProxy) -> bool:
-    return bool(tensor.attributes or (isinstance(tensor.real, torch.Tensor) and tensor.real.__dict__))
+    return bool(tensor.attributes or (is_kind(tensor.real, torch.Tensor) and tensor.real.__dict__))
 
 
 def alike(before: Any, after: Any) -> bool:
     """Whether the one may stand for the other in everything that is known of a tensor before the step runs."""
-    if not isinstance(before, TensorProxy) or not isinstance(after, TensorProxy):
+    if not is_kind(before, TensorProxy) or not is_kind(after, TensorProxy):
         return False
     if has_attributes(before) or has_attributes(after):
         return False

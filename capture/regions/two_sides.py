@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import fx
 
+from moebius.interpreter import is_kind
+
 from ..bytecode.flow import RETURNED
 from ..values.values import Break, TensorProxy
 from .branches import OneTurn, is_read_from
@@ -38,7 +40,7 @@ class Container:
 
 def is_double(loop: OpenLoop) -> bool:
     """Whether the loop is one side of two."""
-    return isinstance(loop.rows, OneTurn) and (loop.rows.other is not None or loop.first is not None)
+    return is_kind(loop.rows, OneTurn) and (loop.rows.other is not None or loop.first is not None)
 
 
 def left_on_stack(loop: OpenLoop) -> dict[int, Any]:
@@ -56,7 +58,7 @@ def left_on_stack(loop: OpenLoop) -> dict[int, Any]:
 
 def own_condition(tensors: TensorOperations, condition: Any) -> Any:
     """For the second side, as the first may write into the tensor that was asked."""
-    return tensors.function(torch.clone, (condition,), {}) if isinstance(condition, TensorProxy) else condition
+    return tensors.function(torch.clone, (condition,), {}) if is_kind(condition, TensorProxy) else condition
 
 
 class Parts:
@@ -93,7 +95,7 @@ def leave_first(loop: OpenLoop, changed: list[int], stack: dict[int, Any], objec
             side.left[index,] = value
             continue
         for place, part in parts.of(value, (index,)):
-            if isinstance(part, TensorProxy):
+            if is_kind(part, TensorProxy):
                 side.joined[place] = part
                 loop.joined.append(Joined(place, part, None))
             else:

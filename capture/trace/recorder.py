@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import fx
 
-from moebius.interpreter import UNSET, Frame, Program
+from moebius.interpreter import UNSET, Frame, Program, is_kind
 
 from ..bytecode.user_code import is_library
 from ..codegen.resume import is_own
@@ -92,7 +92,7 @@ def numbered(graph: fx.Graph, bodies: dict[str, fx.GraphModule], indent: str = "
         if node.op == "get_attr" and (body := bodies.get(str(node.target))) is not None:
             yield from numbered(body.graph, bodies, indent + "    ")
         number = node.meta.get("number")
-        while isinstance(number, tuple):  # one of several results
+        while is_kind(number, tuple):  # one of several results
             number = number[0]
         if number is not None and node.op != "placeholder":
             yield number, indent + as_call(node)

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from moebius.interpreter import UNSET, Frame
+from moebius.interpreter import UNSET, Frame, is_kind
 from moebius.lowering import OWN, CapturedGraph, ExpertRegion, Lowered, lower, where_raised
 from moebius.lowering.step import going_on, treats_each_alone
 from moebius.lowering.step.autocast import leaving_blocks
@@ -207,7 +207,7 @@ def runs_when_closed(frame: Frame) -> bool:
         name, test, jump = instructions[index].argval, *instructions[index + 1 : index + 3]
         kind = None if name in frame.globals else getattr(builtins, name, None)
         passed = test.opname == "CHECK_EXC_MATCH" and jump.opname in ("POP_JUMP_FORWARD_IF_FALSE", "POP_JUMP_IF_FALSE")
-        if not passed or not (isinstance(kind, type) and issubclass(kind, Exception)) or jump.target is None:
+        if not passed or not (is_kind(kind, type) and issubclass(kind, Exception)) or jump.target is None:
             return True
         index = jump.target
     outer = frame.program.handler_at(index)
@@ -355,7 +355,7 @@ def make_graph(
             return None, None
     gm = writer.module()
     gm.graph.lint()
-    real = [(proxy.node, proxy.real) for proxy in attempt.tensors.inputs if isinstance(proxy.real, torch.Tensor)]
+    real = [(proxy.node, proxy.real) for proxy in attempt.tensors.inputs if is_kind(proxy.real, torch.Tensor)]
     for node, tensor in real:
         node.meta["tensor"] = torch_private.weak_tensor(tensor)
     for place, memory in overlapping([tensor for _, tensor in real]).items():
@@ -468,7 +468,7 @@ def passing(frame: Any, objects: Objects) -> set[str]:
 
 def cell_of(frame: Any, index: int) -> Any:
     cell = frame.locals[index]
-    if not isinstance(cell, types.CellType):
+    if not is_kind(cell, types.CellType):
         raise CannotResume("a cell is not made yet")
     return cell
 
@@ -481,17 +481,17 @@ def may_run_code(value: Any) -> bool:
 
 def wants_hook(callee: Any) -> bool:
     """Whether user code can be below a call: functions, methods and objects that are not torch's own."""
-    if isinstance(callee, types.MethodType):
+    if is_kind(callee, types.MethodType):
         owner = type(callee.__self__)
         if issubclass(owner, torch.optim.Optimizer | torch.optim.lr_scheduler.LRScheduler):
             return False
         callee = callee.__func__
-    if isinstance(callee, types.FunctionType) and not FRAME_READERS.isdisjoint(callee.__code__.co_names):
+    if is_kind(callee, types.FunctionType) and not FRAME_READERS.isdisjoint(callee.__code__.co_names):
         return False  # it looks for its caller, who is to be the next frame
-    if isinstance(callee, types.FunctionType | type):
+    if is_kind(callee, types.FunctionType | type):
         return (callee.__module__ or "").split(".")[0] not in LIBRARIES
     return (
-        not isinstance(callee, types.BuiltinFunctionType | types.MethodDescriptorType | TensorProxy)
+        not is_kind(callee, types.BuiltinFunctionType | types.MethodDescriptorType | TensorProxy)
         and callable(callee)
         and callee is not UNSET
     )

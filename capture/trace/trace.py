@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from moebius.interpreter import UNSET, Frame, InterpreterError, Machine, Signal, decode
+from moebius.interpreter import UNSET, Frame, InterpreterError, Machine, Signal, decode, is_kind
 
 from ..bytecode.counting import Counts
 from ..bytecode.places import handled_places, run_again
@@ -77,7 +77,7 @@ class TracingMachine(Machine):
     domain: TrackingDomain
 
     def unwind(self, frame: Frame, exc: BaseException) -> bool:
-        self.raised = self.raised or not isinstance(exc, Signal | InterpreterError)
+        self.raised = self.raised or not is_kind(exc, Signal | InterpreterError)
         return super().unwind(frame, exc)
 
     def reenter(self, frame: Frame, thrown: list[BaseException] | None) -> Any:
@@ -253,14 +253,14 @@ class Trace:
             except InterpreterError as error:
                 self.broke(Break("interpreter", str(error.reason), "please report this"))
             except BaseException as error:
-                if not isinstance(error, Exception) and not self.objects.is_known(error):
+                if not is_kind(error, Exception) and not self.objects.is_known(error):
                     raise  # a signal handler's: KeyboardInterrupt and the like end the call
                 if os.environ.get("MOEBIUS_DEBUG"):
                     traceback.print_exception(error)
                 refuse_own(error)
                 words = f"the step raises {words_of(error)}"[:300]
                 raises = Break("exception", words, "the exception is raised natively")
-                self.broke(decided_by_data() if isinstance(error, torch_private.DATA_DEPENDENT) else raises, error)
+                self.broke(decided_by_data() if is_kind(error, torch_private.DATA_DEPENDENT) else raises, error)
 
     def want_stacks(self) -> None:
         self.needs_stacks |= self.domain.stacks is None
@@ -280,7 +280,7 @@ class Trace:
     def place_of(self, value: Any) -> str:
         """The name of the place at which a value was found, "" for none."""
         source: Source | None = None
-        if isinstance(value, Unfollowed | Number):
+        if is_kind(value, Unfollowed | Number):
             source = value.source
         elif type(value) is torch.SymInt:
             source = next((p.source for p in self.tensors.inputs if p.fake is value), None)
