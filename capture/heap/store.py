@@ -77,8 +77,9 @@ class Store:
     def is_known(self, obj: Any) -> bool:
         return id(obj) in self.new or id(obj) in self.records
 
-    def touch(self, obj: Any, key: Any = WHOLE) -> None:
-        """Before anything is changed: inside a body only what was made in it may change."""
+    def touch(self, obj: Any, key: Any = WHOLE, lets_go: bool = True) -> None:
+        """Before anything is changed: inside a body only what was made in it may change. lets_go: whether something may
+        go that is there; not where something only comes."""
         self.writes += 1
         record = self.records.get(id(obj))
         born = -1 if record is not None else self.heap.age(obj)

@@ -269,7 +269,8 @@ class Methods(CallParts):
                 return self.domain.compare("==" if name == "__eq__" else "!=", owner, args[0])
             raise Break("method in C", f"{base.__name__}.{name}", "it runs natively")
         if name in natives.CHANGING and not self.leaves_as_it_is(owner, base, name, args):
-            self.objects.touch(owner)
+            bounded = base is collections.deque  # (one that is full lets go of an item)
+            self.objects.touch(owner, lets_go=bounded or name not in natives.ADDING)
         record = self.objects.record_of(owner)
         if record is not None and base in DICTS:
             if name in ("keys", "values", "items") and self.objects.is_growing(record) and not (args or kwargs):

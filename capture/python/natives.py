@@ -136,6 +136,9 @@ CALLBACK_FIRST: frozenset[Any] = frozenset(
 # The truth of what it gives is asked; the first two take None, for the items' own truth.
 ASKS_TRUTH: tuple[Any, ...] = (filter, itertools.filterfalse, itertools.takewhile, itertools.dropwhile)
 
+# Methods of containers after which all is still there that was.
+ADDING = frozenset({"append", "appendleft", "add", "extend", "extendleft", "insert"})
+
 # Their second argument is, or the one called ``func`` or ``key``.
 CALLBACK_SECOND: frozenset[Any] = frozenset({itertools.accumulate, itertools.groupby})
 
