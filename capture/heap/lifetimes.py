@@ -84,14 +84,17 @@ OBSERVED = "it is seen when its locals let go of an object"
 HOLDERS = (*CONTAINERS, types.CellType)  # of others (an iterator, a generator) a write is a step on
 SHARED = (type, types.ModuleType, types.CodeType)  # they live on anyway
 MOST = 1_000  # objects that are looked at
-OURS = __name__.partition(".")[0]
+OURS = (__name__.partition(".")[0], "torch")
 
 
 def held_at(owner: Any, key: Any) -> list[Any]:
     """What a place that is written to held before the call, or may have held."""
-    if issubclass(type(owner), dict) and type(key) in PLAIN_KEYS:
-        return [dict.get(owner, key)]
-    return parts_of(owner.real if type(owner) is TensorProxy else owner)
+    if issubclass(type(owner), TensorProxy):
+        return []  # (a gradient; a tensor's attributes are in its ``__dict__``)
+    held = owner if issubclass(type(owner), dict) else raw_dict(owner)
+    if type(key) in PLAIN_KEYS and held is not None:
+        return [dict.get(held, key)]
+    return parts_of(owner)
 
 
 def led_to(parts: Iterable[Any]) -> Iterator[Any]:
@@ -138,8 +141,8 @@ def death_is_seen(obj: Any) -> bool:
 
 
 def is_ours(callback: Any) -> bool:
-    """Whether a weak reference tells our own code."""
+    """Whether a weak reference tells our own code, or torch's: tables that are looked into by who has the object."""
     while type(callback) in (types.MethodType, functools.partial):
         callback = callback.__func__ if type(callback) is types.MethodType else callback.func
     is_function = type(callback) in (types.FunctionType, types.BuiltinFunctionType)
-    return is_function and (callback.__module__ or "").partition(".")[0] == OURS
+    return is_function and (callback.__module__ or "").partition(".")[0] in OURS

@@ -71,9 +71,9 @@ class StandIns(CallParts):
                 if value.fake.device.type != "cpu":
                     where = f"isinstance() of a tensor on {value.fake.device}"
                     raise Break("legacy tensor type", where, "ask its dtype")
-                return is_kind(torch.empty(0, dtype=value.fake.dtype), classes)
+                return isinstance(torch.empty(0, dtype=value.fake.dtype), classes)
             return (
-                is_kind(value.real, classes)
+                isinstance(value.real, classes)
                 if is_kind(value.real, torch.Tensor)
                 else issubclass(value.cls, classes)
             )
