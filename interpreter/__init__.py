@@ -15,7 +15,6 @@ with private_builtins(__name__):
     from .errors import InterpreterError, Signal
     from .frame import Frame
     from .interpret import interpret
-    from .kinds import is_kind
     from .machine import Machine
     from .natives import count_native_frames
     from .program import Instruction, Program
@@ -23,5 +22,5 @@ with private_builtins(__name__):
 
 __all__ = [
     "NULL", "STOP", "UNSET", "Domain", "Frame", "Instruction", "InterpreterError", "Machine", "Program", "Signal",
-    "count_native_frames", "decode", "interpret", "is_kind",
+    "count_native_frames", "decode", "interpret",
 ]  # fmt: skip

@@ -12,7 +12,6 @@ from . import (
     published,
     recommenders,
     registries,
-    repositories,
     routers,
     runners,
     structures,
@@ -21,5 +20,5 @@ from .script import SCRIPTS, Script
 
 __all__ = [
     "SCRIPTS", "Script", "agents", "arrays", "engines", "language", "loops", "optimizing", "pictures", "pretraining",
-    "published", "recommenders", "registries", "repositories", "routers", "runners", "structures",
+    "published", "recommenders", "registries", "routers", "runners", "structures",
 ]  # fmt: skip

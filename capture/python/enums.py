@@ -8,17 +8,15 @@ from __future__ import annotations
 import enum
 from typing import Any
 
-from moebius.interpreter import is_kind
-
 
 def plain_member(value: Any) -> Any:
     """The number or text that C code takes a member for; anything else as itself."""
-    if is_kind(value, enum.Enum):
-        if is_kind(value, int):
+    if isinstance(value, enum.Enum):
+        if isinstance(value, int):
             return int.__int__(value)
-        if is_kind(value, float):
+        if isinstance(value, float):
             return float.__float__(value)
-        if is_kind(value, str):
+        if isinstance(value, str):
             return str.__str__(value)
     return value
 
