@@ -160,7 +160,7 @@ class Construction(CallParts):
         elif any(b in CONTAINERS for b in cls.__mro__):
             base = next(b for b in cls.__mro__ if b in CONTAINERS)
             self.init_container(made, base, args, kwargs)
-        elif isinstance(made, BaseException):
+        elif is_kind(made, BaseException):
             self.object_init(made, *args, **kwargs)
         return made
 
