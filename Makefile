@@ -10,7 +10,7 @@ ARGS ?=
 WORKERS ?= $(shell n=$$(env -u OMP_NUM_THREADS nproc 2>/dev/null || echo 2); echo $$((n > 8 ? 8 : n)))
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
-.PHONY: demo test zoo trainers mutate matrix fuzz steps small state golden suites torches optimizers semantics exports sanitize lint setup clean
+.PHONY: demo test zoo trainers mutate matrix fuzz steps small state golden suites torches optimizers semantics exports sanitize lint links site setup clean
 .DELETE_ON_ERROR:
 
 demo: $(STAMP)  ## trains a small Mixtral with and without capture; ARGS="--steps 20 --ranks 2" go to the script
@@ -86,14 +86,21 @@ semantics:  ## CPython's own tests through the interpreter; PYTHONS="3.11 3.14",
 	build/semantics/$(firstword $(TESTED))/bin/python tests/interpreter/semantics/run.py --docs docs/semantics.md \
 	  $(foreach v,$(TESTED),build/semantics/$(v).json)
 
-lint: $(STAMP)
-	$(BIN)/ruff check .
-	@# mypy knows no import hooks: show it the installed layout as links
+# mypy and mkdocstrings know no import hooks: they see the installed layout as links.
+links:
 	@rm -rf $(TYPES) && mkdir -p $(TYPES)/moebius
 	@for path in capture/*; do ln -s "$(CURDIR)/$$path" $(TYPES)/moebius/; done
 	@for name in interpreter lowering kernels; do ln -s "$(CURDIR)/$$name" $(TYPES)/moebius/$$name; done
+
+lint: $(STAMP) links
+	$(BIN)/ruff check .
 	MYPYPATH=$(TYPES) $(BIN)/mypy -p moebius
 	MYPYPATH=$(TYPES) $(BIN)/mypy examples bench tests/packaging/typed_use.py
+
+site: $(STAMP) links  ## the pages of docs/ as a site in build/site, opened without a server; a broken link is an error
+	$(PIP) install -q -c constraints.txt -e ".[docs]" --no-build-isolation
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+	@echo build/site/index.html
 
 setup: $(STAMP)
 

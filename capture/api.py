@@ -25,6 +25,8 @@ from .options import CaptureOptions, Options, make_options
 from .report import Report
 from .report.records import GraphBreak, Stats
 from .torch_facts import torch_fakes, torch_memory
+from .trace.recorder import Recordings
+from .trace.recording import Recording
 from .trace.segment import Segment
 from .trace.trace import traceable
 from .versions import check_versions
@@ -153,6 +155,16 @@ def keep_captured() -> None:
     KEPT = KEPT or []
     if take_snapshot not in BEFORE_IT_GOES:
         BEFORE_IT_GOES.append(take_snapshot)
+
+
+def record_captures() -> None:
+    """From now on each capture is written down line by line, which takes time and memory."""
+    Recordings.is_on = True
+
+
+def recorded_captures() -> list[Recording]:
+    """Those so far, in the order in which they were captured."""
+    return Recordings.kept
 
 
 def take_snapshot(captured: Captured) -> None:

@@ -48,7 +48,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
 
 
-def make_parser() -> argparse.ArgumentParser:
+def make_parser(files: Any = None) -> argparse.ArgumentParser:
+    """The commands. files: what completes the name of a file, for shtab."""
     parser = argparse.ArgumentParser(prog="moebius", description="Captures whole MoE training steps from plain Python.")
     parser.add_argument("--version", action="version", version=f"moebius {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
@@ -59,13 +60,16 @@ def make_parser() -> argparse.ArgumentParser:
         description="Runs SCRIPT as Python would, then prints the report of every function that it captured.",
         epilog="What stands after -- goes to the script unread, should it have its own --html or --json.",
         usage="moebius explain SCRIPT.py [ARGS ...] [--html FILE] [--json FILE]\n"
+        "       moebius explain --step SCRIPT.py [ARGS ...]\n"
         "       moebius explain --kernels [-h] ...",
     )
     explain.add_argument("--kernels", action="store_true", help="instead of a script: what the compiler makes of the "
                          "GPU kernels, and what bounds them; its own options stand after it")
-    explain.add_argument("script", help="the script to run, with its own arguments after it")
-    explain.add_argument("--html", metavar="FILE", help="also write the reports as one self-contained HTML page")
-    explain.add_argument("--json", metavar="FILE", help="also write the reports as a JSON list")
+    script = explain.add_argument("script", help="the script to run, with its own arguments after it")
+    explain.add_argument("--step", action="store_true", help="then walk through what was captured, line by line, "
+                         "forwards and backwards: stack, variables, guards and graph so far")
+    html = explain.add_argument("--html", metavar="FILE", help="also write the reports as one self-contained HTML page")
+    json_file = explain.add_argument("--json", metavar="FILE", help="also write the reports as a JSON list")
 
     doctor = commands.add_parser("doctor", help="say what works on this machine, and what is used instead")
     doctor.set_defaults(run=run_doctor)
@@ -73,7 +77,8 @@ def make_parser() -> argparse.ArgumentParser:
     bench = commands.add_parser("bench", help="run a benchmark of bench/; without a name, list them",
                                 epilog="Other options go to the benchmark.")
     bench.add_argument("name", nargs="?", help="the benchmark, for example warm")
-    bench.add_argument("--plot", nargs="?", const="", metavar="FILE", help="also draw the result as a PNG (NAME.png)")
+    plot = bench.add_argument("--plot", nargs="?", const="", metavar="FILE",
+                              help="also draw the result as a PNG (NAME.png)")
     bench.set_defaults(run=run_bench)
 
     help_ = commands.add_parser("help", help="what a graph break's code means, and the smallest change that avoids it")
@@ -81,14 +86,23 @@ def make_parser() -> argparse.ArgumentParser:
     help_.add_argument("--page", action="store_true", help="print docs/break-codes.md")
     help_.set_defaults(run=run_help)
 
+    completion = commands.add_parser("completion", help="print a script that completes these commands in a shell",
+                                     epilog="For bash: moebius completion bash > ~/.bash_completion.d/moebius")
+    completion.add_argument("shell", choices=("bash", "zsh", "tcsh"), help="for which shell")
+    completion.set_defaults(run=run_completion)
+
+    for action in (script, html, json_file, plot):
+        vars(action)["complete"] = files
     commands.add_parser("plan", help="how a training step would best be run on a cluster, without running it")
     return parser
 
 
-def split_explain(words: list[str]) -> tuple[str, list[str], str | None, str | None]:
-    """(script, its arguments, HTML file, JSON file). Our options may stand before or after the script."""
+def split_explain(words: list[str]) -> tuple[str, list[str], str | None, str | None, bool]:
+    """(script, its arguments, HTML file, JSON file, whether to walk). Our options that name a file may stand before or
+    after the script, ``--step`` before it: scripts have a word of that name."""
     files: dict[str, str | None] = {"--html": None, "--json": None}
     rest: list[str] = []
+    walks = False
     while words:
         word = words.pop(0)
         name, equals, value = word.partition("=")
@@ -99,13 +113,15 @@ def split_explain(words: list[str]) -> tuple[str, list[str], str | None, str | N
             if not equals and not words:
                 raise UsageError(f"{name} needs the name of a file to write")
             files[name] = value if equals else words.pop(0)
+        elif not rest and word == "--step":
+            walks = True
         elif not rest and word.startswith("-"):
             raise UsageError(f"explain knows no option {word}; a script's own options stand after the script")
         else:
             rest.append(word)
     if not rest:
         raise UsageError("explain needs a script: moebius explain SCRIPT.py [ARGS]")
-    return rest[0], rest[1:], files["--html"], files["--json"]
+    return rest[0], rest[1:], files["--html"], files["--json"], walks
 
 
 def explain_kernels(options: list[str]) -> int:
@@ -117,20 +133,25 @@ def explain_kernels(options: list[str]) -> int:
     return roofline.main(options)
 
 
-def explain_script(script: str, args: list[str], html: str | None, json_file: str | None) -> int:
-    """Run the script, then print the reports: also when it failed or exited. Returns the script's own exit status."""
+def explain_script(script: str, args: list[str], html: str | None, json_file: str | None, walks: bool = False) -> int:
+    """Run the script, then print the reports: also when it failed or exited. Returns the script's own exit status.
+
+    walks: the captures are walked through at the end, and reports printed for the files only.
+    """
     path = Path(script)
     if not path.is_file():
         raise UsageError(f"there is no file {script}")
     for file in (html, json_file):
         if file is not None and not Path(file).absolute().parent.is_dir():
             raise UsageError(f"there is no folder {Path(file).absolute().parent} to write {file} to")
-    from .api import captured_functions, keep_captured
+    from .api import captured_functions, keep_captured, record_captures
 
     keep_captured()
+    if walks:
+        record_captures()
     status, captured = run_script(path, args, captured_functions)
     reports = [item.report() for item in captured]
-    for report in reports:
+    for report in [] if walks else reports:
         print(f"\n{report}")
     if not reports:
         print(f"\nmoebius: {script} captured nothing: put @moebius.capture on the function to capture", file=sys.stderr)
@@ -142,7 +163,25 @@ def explain_script(script: str, args: list[str], html: str | None, json_file: st
         import json
 
         Path(json_file).write_text(json.dumps([report.to_dict() for report in reports], indent=1), encoding="utf-8")
+    if walks:
+        walk()
     return status
+
+
+def walk() -> None:
+    """Commands about what was recorded, from the terminal or a pipe."""
+    from .api import recorded_captures
+    from .report.walk import Walk
+
+    if not (recordings := recorded_captures()):
+        return
+    walking = Walk(recordings, None if sys.stdin.isatty() else sys.stdin)
+    while True:
+        try:
+            walking.cmdloop()
+            return
+        except KeyboardInterrupt:  # (as in pdb: the line is given up)
+            print()
 
 
 def run_script(path: Path, args: list[str], captured_functions: Callable[[], Iterable[Any]]) -> tuple[int, list[Any]]:
@@ -203,6 +242,15 @@ def run_help(args: argparse.Namespace) -> int:
         print(help_text(code))
     else:
         raise UsageError(f"there is no code {args.code}; there are {CODES[0].name} to {CODES[-1].name}")
+    return 0
+
+
+def run_completion(args: argparse.Namespace) -> int:
+    try:
+        import shtab
+    except ImportError:
+        raise UsageError("completion needs the package shtab: pip install shtab") from None
+    print(shtab.complete(make_parser(shtab.FILE), args.shell))
     return 0
 
 

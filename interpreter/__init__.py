@@ -15,6 +15,7 @@ with private_builtins(__name__):
     from .errors import InterpreterError, Signal
     from .frame import Frame
     from .interpret import interpret
+    from .kinds import is_kind
     from .machine import Machine
     from .natives import count_native_frames
     from .program import Instruction, Program
@@ -22,5 +23,5 @@ with private_builtins(__name__):
 
 __all__ = [
     "NULL", "STOP", "UNSET", "Domain", "Frame", "Instruction", "InterpreterError", "Machine", "Program", "Signal",
-    "count_native_frames", "decode", "interpret",
+    "count_native_frames", "decode", "interpret", "is_kind",
 ]  # fmt: skip

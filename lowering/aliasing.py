@@ -324,7 +324,7 @@ NEW_TENSORS = frozenset(
      "masked_fill", "outer", "isin", "tril", "triu", "ones", "ones_like", "empty_like", "new_ones", "rand_like",
      "randn_like", "logsumexp", "max", "min", "amax", "amin", "sort", "argsort", "bincount", "multinomial", "norm",
      "reciprocal", "floor", "round", "elu", "new_empty", "repeat", "repeat_interleave", "conv1d", "scatter",
-     "index_copy", "experts", "logaddexp", "log1p", "expm1"}
+     "experts", "logaddexp", "log1p", "expm1"}
 )  # fmt: skip
 
 

@@ -43,6 +43,7 @@ class Operation:
 class Run:
     """The nodes of one chain. tensors, numbers: what they get; steps: those of kernels.chains, with our registers."""
 
+    operations: list[Operation] = field(default_factory=list)
     nodes: list[fx.Node] = field(default_factory=list)
     tensors: list[fx.Node] = field(default_factory=list)
     numbers: list[Any] = field(default_factory=list)
@@ -69,8 +70,16 @@ class Run:
             self.numbers.append(operation.number)
         self.registers[operation.node] = out
         self.steps.append((operation.operator, out, given, place))
+        self.operations.append(operation)
         self.nodes.append(operation.node)
         return True
+
+    def shorter(self) -> Run:
+        """Without its last operation, of which somebody else may use what it gives."""
+        run = Run()
+        for operation in self.operations[:-1]:
+            run.take(operation)
+        return run
 
     def chain(self) -> Chain:
         """For the kernels."""
@@ -128,7 +137,9 @@ def find_chains(graph: fx.Graph) -> list[tuple[ChainCall, list[fx.Node], list[fx
         every = list(runs(graph))
         storage = Storage(graph) if every else None
     for run in every:
-        if storage is None or not run.stands_alone(storage):
+        while storage is not None and len(run.nodes) >= FEWEST and not run.stands_alone(storage):
+            run = run.shorter()
+        if storage is None or len(run.nodes) < FEWEST:
             continue
         inputs = run.tensors + [number for number in run.numbers if isinstance(number, fx.Node)]
         constants = tuple(None if isinstance(number, fx.Node) else number for number in run.numbers)

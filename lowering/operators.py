@@ -390,6 +390,7 @@ declare(
     ["index_put"],
     inplace=["index_put_", torch.index_put_],
 )
+declare("index_copy", "input, dim, index, source", [torch.index_copy], ["index_copy"], inplace=["index_copy_"])
 declare("stack", "tensors, dim=0", [torch.stack])
 declare("cat", "tensors, dim=0", [torch.cat, torch.concat, torch.concatenate])
 declare("scatter", "input, dim, index, src", [torch.scatter], ["scatter"], inplace=["scatter_"])

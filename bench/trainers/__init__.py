@@ -12,6 +12,7 @@ from . import (
     published,
     recommenders,
     registries,
+    repositories,
     routers,
     runners,
     structures,
@@ -20,5 +21,5 @@ from .script import SCRIPTS, Script
 
 __all__ = [
     "SCRIPTS", "Script", "agents", "arrays", "engines", "language", "loops", "optimizing", "pictures", "pretraining",
-    "published", "recommenders", "registries", "routers", "runners", "structures",
+    "published", "recommenders", "registries", "repositories", "routers", "runners", "structures",
 ]  # fmt: skip

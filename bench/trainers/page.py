@@ -30,13 +30,18 @@ def page(rows: dict[str, dict[str, Any]], made: str = "", before: str = "") -> s
         found = row.get("moebius", {})
         lines = [f"{DETAIL}break: {text:.200}" for text in dict.fromkeys(found.get("breaks", ()))]
         lines += [f"{DETAIL}again: {text:.200}" for text in list(dict.fromkeys(found.get("recompiles", ())))[:4]]
-        told[name] = [text.replace("|", "\\|").replace("\n", " ") for text in lines]
+        told[name] = [as_text(text) for text in lines]
     lines = [INTRODUCTION + (f"\n{made}\n" if made else ""), summary([*table.values()]), ""]
     lines += ["| script | family | bits | graphs | breaks | captured again | hits | experts | first call | step |"]
     lines += ["|---|---|---|---|---|---|---|---|---|---|", *table.values(), "", TITLE, ""]
     for name in table:
         lines += [f"- {name}", *told[name]] if told.get(name) else []
     return "\n".join(lines) + "\n"
+
+
+def as_text(line: str) -> str:
+    """In a page: no column of a table, no link."""
+    return line.replace("|", "\\|").replace("[", "\\[").replace("\n", " ")
 
 
 def read_page(text: str) -> tuple[dict[str, str], dict[str, list[str]]]:

@@ -15,8 +15,8 @@ BATCH, SHORT = 8, 3  # rows; the last batch has fewer
 
 @dataclass
 class Script:
-    """step: called with each batch's items. batches: one tuple a step, the last one short. trained: modules (and
-    tensors) that are compared after training. experts: loops over experts in a step."""
+    """step: called with each batch's items. batches: one tuple a step, the last one short. trained: modules (tensors,
+    optimizers) that are compared after training. experts: loops over experts in a step."""
 
     step: Callable[..., Any]
     batches: list[tuple]
@@ -25,11 +25,15 @@ class Script:
 
     def state(self) -> list[torch.Tensor]:
         """Copies of all that the script trains."""
-        found: list[torch.Tensor] = []
-        for one in self.trained:
-            tensors = [one] if isinstance(one, torch.Tensor) else [*one.parameters(), *one.buffers()]
-            found += [t.detach().clone() for t in tensors]
-        return found
+        return [t.detach().clone() for one in self.trained for t in tensors_of(one)]
+
+
+def tensors_of(trained: Any) -> list[torch.Tensor]:
+    """Of a module, a tensor, or an optimizer: what it trains with."""
+    if isinstance(trained, torch.optim.Optimizer):
+        kept = [value for entry in trained.state_dict()["state"].values() for value in entry.values()]
+        return [value for value in kept if isinstance(value, torch.Tensor)]
+    return [trained] if isinstance(trained, torch.Tensor) else [*trained.parameters(), *trained.buffers()]
 
 
 SCRIPTS: dict[str, tuple[str, Callable[[], Script]]] = {}  # name -> family, builder

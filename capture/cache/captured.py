@@ -44,6 +44,7 @@ from ..selftest import works
 from ..shadow import Shadow
 from ..tensors.parked import Parked
 from ..torch_facts import torch_private
+from ..torch_facts.random_state import paused_collector
 from ..trace.policy import FOREIGN, Policy
 from ..trace.segment import Segment, build
 from ..trace.trace import Request, trace
@@ -51,7 +52,7 @@ from ..values.values import TRACING, Break
 from .calls import is_watched, note, note_gone, note_looked_at
 from .deterministic import deterministic
 from .frames import OWNER
-from .leading_back import LeadingBack, paused_collector
+from .leading_back import LeadingBack
 from .logs import log_capture, log_recompile
 from .meanwhile import MAX_CHANGES, changed, is_a_race, replaced, tell_of_a_race, tell_of_a_replacement
 from .misses import RARE, leave_backward_outside, missed

@@ -206,16 +206,3 @@ class LeadingBack:
                     let_go()
         ended = time.perf_counter()
         self.rest_until = ended + SHARE * (ended - started)
-
-
-@contextlib.contextmanager
-def paused_collector() -> Iterator[None]:
-    """No cyclic garbage collection: a trace makes many objects that live as long as it does, and each collection
-    would go through all of them again."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()

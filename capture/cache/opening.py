@@ -13,7 +13,7 @@ from ..guards.sources import Part, Source
 from ..heap.objects import may_be_replaced
 from ..heap.varying import length_of
 from ..hook import ABSENT
-from ..values.numpy_numbers import NUMPY_NUMBERS
+from ..values.numpy_numbers import NUMPY_FLOATS, NUMPY_NUMBERS
 from ..values.values import ATOMS
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ def open_numbers(policy: Policy, guards: CompiledGuards, args: tuple, kwargs: di
         elif kind == "tensor":
             open_sizes(policy, fact, args, kwargs)
         elif kind == "equal" and fact.source is not None:
-            if type(rest[1]) in (int, float) and is_another_number(rest[1], met(fact, args, kwargs)):
+            if is_another_number(rest[1], met(fact, args, kwargs)):
                 policy.volatile.add(fact.source.name)
         elif kind == "dict":
             the_dict, entries, _ = rest
@@ -117,7 +117,7 @@ def way_to(source: Source) -> Iterator[Source]:
 
 
 def is_another_number(then: Any, now: Any) -> bool:
-    return type(then) in (int, float) and type(now) is type(then) and now != then
+    return type(then) in (int, float, *NUMPY_NUMBERS) and type(now) is type(then) and bool(now != then)
 
 
 def is_another_tensor(then: Any, now: Any) -> bool:
@@ -131,7 +131,7 @@ def open_floats(policy: Policy, source: Source, args: tuple, kwargs: dict[str, A
         now = fetch(source, (*args, *kwargs.values()))
     except Exception:  # the path is gone
         return
-    if type(now) is list and all(type(item) is float for item in now):
+    if type(now) is list and all(type(item) is float or type(item) in NUMPY_FLOATS for item in now):
         policy.volatile.update(f"{source.name}[{i}]" for i in range(len(now)))
 
 

@@ -32,11 +32,19 @@ class Placement:
 
     @classmethod
     def wanted(cls, segment: Segment, options: Options) -> Placement | None:
-        """What is still to be moved for this segment, or None."""
+        """What is still to be moved for this segment, or None. Experts that stay a loop are said."""
         if options.mesh is None or segment.lowered is None:
             return None
-        from moebius.lowering.distribution import parameters_to_place
+        from moebius.lowering.distribution import parameters_to_place, resolve_plan
 
+        loops = [region for region in segment.lowered.regions if not region.lowered]
+        if loops and resolve_plan(options.plan, options.mesh).ranks > 1:
+            for loop in loops:
+                where = f"{os.path.basename(loop.file)}:{loop.line}"
+                warnings.warn(
+                    f"moebius: each rank runs all experts of the loop at {where}, and no token travels, as it stays a "
+                    f"loop: {loop.refusal}", stacklevel=5,
+                )
         parameters = parameters_to_place(segment.lowered.gm)
         return cls(parameters, segment.lowered.gm.meta["plan"]) if parameters else None
 

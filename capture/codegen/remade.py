@@ -6,7 +6,7 @@ import random
 import types
 from typing import TYPE_CHECKING
 
-from moebius.interpreter import Frame
+from moebius.interpreter import Frame, is_kind
 
 from ..values.values import CannotRebuild
 from .resume import generator_code, suspended_state
@@ -53,7 +53,7 @@ def random_value(emitter: Builder, generator: random.Random) -> str:
 
 def generator_value(emitter: Builder, generator: types.GeneratorType, frame: Frame) -> str:
     """A generator that is suspended (or not started): one from code that begins where this one stands."""
-    if generator.gi_running or any(isinstance(v, BaseException) for v in frame.stack):
+    if generator.gi_running or any(is_kind(v, BaseException) for v in frame.stack):
         raise CannotRebuild("a generator is alive that runs, or handles an exception")
     if generator.gi_frame is None:
         return emitter.assign(generator, "iter(())")

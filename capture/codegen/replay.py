@@ -6,6 +6,8 @@ import contextvars
 import types
 from typing import TYPE_CHECKING, Any
 
+from moebius.interpreter import is_kind
+
 from ..heap.records import CONTAINERS, DICTS, UNREAD, Record
 from ..hook import ABSENT
 from ..python.attributes import SET_ON_CLASS
@@ -105,7 +107,7 @@ class Replay:
                 text = ""
             elif method in ("add", "discard", "remove"):
                 text = self.value(argument)
-            elif isinstance(argument, set | frozenset) and is_ordered(argument):
+            elif is_kind(argument, set | frozenset) and is_ordered(argument):
                 text = self.constant(argument)
             else:
                 text = f"({''.join(f'{self.value(v)}, ' for v in argument)})"

@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from moebius.interpreter import NULL, UNSET
+from moebius.interpreter import NULL, UNSET, is_kind
 from moebius.interpreter.shells import frame_of
 
 from ..bytecode import c_callables
@@ -63,7 +63,7 @@ def is_constant(value: Any) -> bool:
     if kind is tuple or kind is frozenset:
         return all(map(is_constant, value))
     if kind is torch.Size:
-        return not any(isinstance(size, SYMBOLIC) for size in value)
+        return not any(is_kind(size, SYMBOLIC) for size in value)
     return kind in ATOMS and kind not in SYMBOLIC or issubclass(kind, type)
 
 
@@ -116,7 +116,7 @@ class Emitter:
         """The name that holds the object of a source. Loads come first: before the graph runs, before effects."""
         if source in self.loaded:
             return self.loaded[source]
-        if isinstance(source, Static):
+        if is_kind(source, Static):
             name = self.load(source.via) if source.via is not None else self.constant(source.obj)
             self.loaded[source] = name
             return name
@@ -182,7 +182,7 @@ class Emitter:
 
     def graph_value(self, value: Any) -> str:
         """A tensor or a symbolic size: an input as it came in, or an output of the graph."""
-        if isinstance(value, TensorProxy | Number) and value.source is not None:
+        if is_kind(value, TensorProxy | Number) and value.source is not None:
             return self.load(value.source)
         name = self.output_names.get(id(value))
         if name is None:
@@ -207,7 +207,7 @@ class Emitter:
 
     def has_exceptions(self) -> bool:
         """Whether exceptions are made again, or are there as they are."""
-        return any(isinstance(value, BaseException) for value in (*self.alive, *self.constants.values()))
+        return any(is_kind(value, BaseException) for value in (*self.alive, *self.constants.values()))
 
     def assign(self, value: Any, expression: str) -> str:
         """The name of a value that the expression makes. One without a shell (a function, a tuple, a method) that is
@@ -269,7 +269,7 @@ class Emitter:
             return self.assign(value, f"iter({rows}{form})")
         if kind is TensorMethod:
             return self.assign(value, f"{self.value(value.proxy)}.{value.name}")
-        if isinstance(value, StandIn):
+        if is_kind(value, StandIn):
             return self.assign(value, value.expression(self))
         if kind is functools.partial:
             args = "".join(f", {self.value(a)}" for a in value.args)
@@ -304,11 +304,11 @@ class Emitter:
             return generator_value(self, value, frame)
         if kind in natives.VIEWS:
             return self.view_value(value)
-        if isinstance(value, InTrace):
+        if is_kind(value, InTrace):
             return self.value(value.function)
         if kind is Pulled:
             return self.value(value.iterator)
-        if isinstance(value, types.GeneratorType | LoopLeftover | ContextToken):
+        if is_kind(value, types.GeneratorType | LoopLeftover | ContextToken):
             raise CannotRebuild(f"a {kind.__name__} is alive across a graph break")
         return self.instance_value(value)
 
@@ -349,7 +349,7 @@ class Emitter:
             raise CannotRebuild(f"a {type(iterator).__name__} beyond the end of a list that became shorter")
         # (a chain's state: the iterator over what is chained, and the open one)
         for a in (*arguments, *(state if type(iterator) is itertools.chain and state else ())):
-            if type(a) in CONTAINERS or type(a) in REDUCIBLE or isinstance(a, InTrace | Pulled):
+            if type(a) in CONTAINERS or type(a) in REDUCIBLE or is_kind(a, InTrace | Pulled):
                 if id(a) not in self.objects.records:
                     self.objects.made(a)
         name = self.assign(iterator, f"{self.constant(maker)}({', '.join(self.value(a) for a in arguments)})")
@@ -361,10 +361,10 @@ class Emitter:
         """An iterator of a dict or a set says that it is one of a list, which would not see that its owner grows. None:
         the list will do, since nothing else has the owner, or it is at its end; or a set that the frame made of what
         hashes by its address, which is made again in another order."""
-        owner = next((o for o in gc.get_referents(iterator) if isinstance(o, dict | set)), None)
+        owner = next((o for o in gc.get_referents(iterator) if is_kind(o, dict | set)), None)
         if owner is None or not self.objects.is_known(owner):
             return None
-        if isinstance(owner, set) and self.objects.record_of(owner) is None and not is_ordered(owner):
+        if is_kind(owner, set) and self.objects.record_of(owner) is None and not is_ordered(owner):
             return None
         self.refuse_changed(iterator, owner)
         again, begin = self.constant(walk_again), self.constant(WALKS[type(iterator)])
@@ -383,7 +383,7 @@ class Emitter:
 
     def has_origin(self, value: Any) -> bool:
         """Whether there is an expression for a value that nobody may ask for."""
-        return self.objects.is_known(value) or type(value) in ATOMS or isinstance(value, IDENTITIES)
+        return self.objects.is_known(value) or type(value) in ATOMS or is_kind(value, IDENTITIES)
 
     def instance_value(self, value: Any) -> str:
         """An instance of a user's class: allocated without ``__init__``, then filled with what it holds."""
@@ -396,11 +396,11 @@ class Emitter:
             if made_by_c.__init__ is not BaseException.__init__:  # StopIteration.value, SystemExit.code, …
                 self.lines.append(f"{self.constant(made_by_c)}.__init__({name}{args})")
             self.lines.append(f"{name}.args = {self.value(tuple(value.args))}")
-            if isinstance(value, AttributeError | NameError | ImportError) and value.name is not None:
+            if is_kind(value, AttributeError | NameError | ImportError) and value.name is not None:
                 self.lines.append(f"{name}.name = {self.value(value.name)}")
-            if isinstance(value, AttributeError) and self.has_origin(value.obj):
+            if is_kind(value, AttributeError) and self.has_origin(value.obj):
                 self.lines.append(f"{name}.obj = {self.value(value.obj)}")
-            if isinstance(value, ImportError) and value.path is not None:
+            if is_kind(value, ImportError) and value.path is not None:
                 self.lines.append(f"{name}.path = {self.value(value.path)}")
             for part in ("__context__", "__cause__"):
                 if (reason := getattr(value, part)) is not None:
@@ -510,7 +510,7 @@ BUILTINS = {
     if hasattr(_builtins, n)
 }
 REDUCIBLE = frozenset(
-    t for t in natives.ITERATORS if isinstance(t, type) and t is not types.GeneratorType and t not in (map, filter)
+    t for t in natives.ITERATORS if is_kind(t, type) and t is not types.GeneratorType and t not in (map, filter)
 )
 
 

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from bytecode import Bytecode, CellVar, FreeVar, Instr, Label, TryBegin, TryEnd
 
-from moebius.interpreter import UNSET, Frame, decode
+from moebius.interpreter import UNSET, Frame, decode, is_kind
 
 from ..bytecode.code_tables import with_tables
 from ..bytecode.counting import marks_of, with_marks
@@ -99,7 +99,7 @@ def live_names(frame_code: types.CodeType, index: int) -> set[str]:
             "STORE_DEREF",
             "DELETE_DEREF",
         ):
-            names |= set(instruction.argval if isinstance(instruction.argval, tuple) else (instruction.argval,))
+            names |= set(instruction.argval if is_kind(instruction.argval, tuple) else (instruction.argval,))
         elif instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME") and instruction.argval == "super":
             names |= first_argument(frame_code)
         if instruction.target is not None:
@@ -285,7 +285,7 @@ def rebuild(
     source = Bytecode.from_code(code, conserve_exception_block_stackdepth=True)
     source[:] = [counting(item) for item in source]
     cells = set(code.co_cellvars)
-    instructions = [x for x in source if isinstance(x, Instr)]
+    instructions = [x for x in source if is_kind(x, Instr)]
     assert len(instructions) == len(decode(code).instructions), "bytecode and dis disagree on the instructions"
     taken = closure_loads(instructions) if code.co_flags & CO_OPTIMIZED else None
     may_be_unset = unset_reads(code)
@@ -297,21 +297,21 @@ def rebuild(
     freevars = [*state.cells]
     body: list[Any] = []
     after = Label()
-    handlers = {item.target for item in source if isinstance(item, TryBegin)} if straight else set()
+    handlers = {item.target for item in source if is_kind(item, TryBegin)} if straight else set()
     regions: dict[int, TryBegin] = {}  # by id of the user's TryBegin: the one that is open for it now
     open_region: TryBegin | None = None
     index, began = -1, False
     users: set[int] = set()  # by id: the instructions that are the user's
     marks = marks_of(code)  # where it is a continuation itself
     for item in source:
-        if isinstance(item, TryBegin):
+        if is_kind(item, TryBegin):
             open_region = item
             regions[id(item)] = item
-        elif isinstance(item, TryEnd):
+        elif is_kind(item, TryEnd):
             body.append(TryEnd(regions[id(item.entry)]))
             open_region = None
             continue
-        if not isinstance(item, Instr):
+        if not is_kind(item, Instr):
             body.append(item)
             if item in handlers:
                 body += set_constant(STRAIGHT, False, first_line)
@@ -387,7 +387,7 @@ def rebuild(
     # stack has room for the user's code, and for the calls that hand over or ask for the handled exception.
     most = max((len(e.cells) + len(argument_names(e)) for e, _ in exits), default=0)
     room = max(code.co_stacksize, most, state.depth) + 5
-    ours = [id(item) not in users for item in without_dead_code(out) if isinstance(item, Instr)]
+    ours = [id(item) not in users for item in without_dead_code(out) if is_kind(item, Instr)]
     return with_marks(with_tables(out.to_code(stacksize=room, compute_exception_stack_depths=False)), ours)
 
 
@@ -424,13 +424,13 @@ def generator_code(code: types.CodeType, state: State) -> types.CodeType:
 def without_dead_code(source: Bytecode) -> Bytecode:
     """The same without unreachable instructions: assembling needs the stack's depth, which only live code has."""
     items = list(source)
-    place = {id(x): i for i, x in enumerate(items) if isinstance(x, Label)}
+    place = {id(x): i for i, x in enumerate(items) if is_kind(x, Label)}
     guarded: list[TryBegin | None] = []
     region: TryBegin | None = None
     for item in items:
-        if isinstance(item, TryBegin):
+        if is_kind(item, TryBegin):
             region = item
-        elif isinstance(item, TryEnd):
+        elif is_kind(item, TryEnd):
             region = None
         guarded.append(region)
     live: set[int] = set()
@@ -441,22 +441,22 @@ def without_dead_code(source: Bytecode) -> Bytecode:
             continue
         live.add(i)
         item, handler = items[i], guarded[i]
-        if isinstance(item, Instr):
+        if is_kind(item, Instr):
             if handler is not None:
                 work.append(place[id(handler.target)])
-            if isinstance(item.arg, Label):
+            if is_kind(item.arg, Label):
                 work.append(place[id(item.arg)])
             if item.is_final():
                 continue
         work.append(i + 1)
-    kept = {id(guarded[i]) for i in live if isinstance(items[i], Instr)}
+    kept = {id(guarded[i]) for i in live if is_kind(items[i], Instr)}
     source[:] = [
         item
         for i, item in enumerate(items)
-        if isinstance(item, Label)
-        or (isinstance(item, TryBegin) and id(item) in kept)
-        or (isinstance(item, TryEnd) and id(item.entry) in kept)
-        or (not isinstance(item, TryBegin | TryEnd) and i in live)
+        if is_kind(item, Label)
+        or (is_kind(item, TryBegin) and id(item) in kept)
+        or (is_kind(item, TryEnd) and id(item.entry) in kept)
+        or (not is_kind(item, TryBegin | TryEnd) and i in live)
     ]
     return source
 
@@ -530,10 +530,10 @@ def closure_loads(instructions: list[Instr]) -> dict[int, int]:
         if item.name != "SET_FUNCTION_ATTRIBUTE" or item.arg != CLOSURE:
             continue
         tuple_, at = instructions[index - 3], index - 4  # then the code, and MAKE_FUNCTION
-        left = tuple_.arg if tuple_.name == "BUILD_TUPLE" and isinstance(tuple_.arg, int) else 0
+        left = tuple_.arg if tuple_.name == "BUILD_TUPLE" and is_kind(tuple_.arg, int) else 0
         while left > 0:
             arg = instructions[at].arg
-            found[at] = min(left, len(arg) if isinstance(arg, tuple) else 1)
+            found[at] = min(left, len(arg) if is_kind(arg, tuple) else 1)
             left, at = left - found[at], at - 1
     return found
 
@@ -544,13 +544,13 @@ def shared_cells(item: Instr, cells: set[str], taken: int) -> Instr:
     An argument's cell is in the argument's own place: from 3.13 on a closure takes it with LOAD_FAST, by its name.
     taken: how many names at the end of the instruction are loaded for a closure.
     """
-    if isinstance(item.arg, tuple) and "FAST" in item.name:
+    if is_kind(item.arg, tuple) and "FAST" in item.name:
         first = len(item.arg) - taken
         parts = tuple(shared(part, cells if place >= first else set()) for place, part in enumerate(item.arg))
         return Instr(item.name, parts, location=item.location) if parts != item.arg else item
     # (3.14 counts LOAD_DEREF among the local instructions, and the package gives an argument's cell by its name)
     by_nature = item.name == "LOAD_CLOSURE" or item.name.endswith("_DEREF")
-    if isinstance(item.arg, CellVar) or by_nature or (taken and item.name == LOAD_CELL):
+    if is_kind(item.arg, CellVar) or by_nature or (taken and item.name == LOAD_CELL):
         return Instr(item.name, shared(item.arg, cells), location=item.location)
     return item
 
@@ -558,7 +558,7 @@ def shared_cells(item: Instr, cells: set[str], taken: int) -> Instr:
 def counting(item: Any) -> Any:
     """An instruction that borrows a local (3.14) as one that counts its reference: the compiler borrows where nothing
     keeps the value or sets the local meanwhile, which an exit may do."""
-    if not isinstance(item, Instr) or "_BORROW" not in item.name:
+    if not is_kind(item, Instr) or "_BORROW" not in item.name:
         return item
     return Instr(item.name.replace("_BORROW", ""), item.arg, location=item.location)
 
@@ -566,7 +566,7 @@ def counting(item: Any) -> Any:
 def one_by_one(item: Instr) -> list[Instr]:
     """Two accesses to locals that are one instruction (3.13) as two: one holds places up to 15 only, and the same names
     have other places here. (The assembler would give the first place, and the second to the same instruction.)"""
-    if not isinstance(item.arg, tuple) or "FAST" not in item.name:
+    if not is_kind(item.arg, tuple) or "FAST" not in item.name:
         return [item]
     kinds = [part.strip("_") for part in item.name.split("FAST")[:-1]]
     return [Instr(f"{kind}_FAST", part, location=item.location) for kind, part in zip(kinds, item.arg, strict=True)]
@@ -574,8 +574,8 @@ def one_by_one(item: Instr) -> list[Instr]:
 
 def shared(named: Any, cells: set[str]) -> Any:
     """What an instruction names, a cell of the frame's as a free variable."""
-    name = named.name if isinstance(named, CellVar) else named
-    return FreeVar(name) if isinstance(name, str) and (name is not named or name in cells) else named
+    name = named.name if is_kind(named, CellVar) else named
+    return FreeVar(name) if is_kind(name, str) and (name is not named or name in cells) else named
 
 
 def with_cells(code: types.CodeType, globals_: dict[str, Any], name: str, n_cells: int) -> Callable[..., Any]:

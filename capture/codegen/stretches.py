@@ -14,7 +14,7 @@ import sys
 import types
 from typing import Any
 
-from moebius.interpreter import UNSET, Frame
+from moebius.interpreter import UNSET, Frame, is_kind
 
 from ..regions.branches import BRANCHES
 from ..tensors.arrays import Array, ArrayNumber
@@ -56,7 +56,7 @@ def kind_of(value: Any) -> str:
 
 def kind_of_attribute(base: str, name: str) -> str | None:
     """The kind of ``base.name``, None where it is not known without running anybody's code."""
-    if base == ARRAY or not isinstance(base, Held):
+    if base == ARRAY or not is_kind(base, Held):
         return base if base == ARRAY else None
     lookup = [cls.__dict__ for cls in type(base.value).__mro__]
     slot = next((names["__dict__"] for names in lookup if "__dict__" in names), None)
@@ -79,7 +79,7 @@ def kind_alone(value: Any) -> str:
     if kind in SYMBOLIC or kind is slice or kind in ATOMS:
         return PLAIN
     owner = value.__self__ if kind is types.BuiltinMethodType else None
-    if owner is not None and not isinstance(owner, types.ModuleType):
+    if owner is not None and not is_kind(owner, types.ModuleType):
         return kind_of(owner)
     if kind is types.ModuleType:
         module = value.__name__

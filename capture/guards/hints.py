@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 
+from moebius.interpreter import is_kind
+
 from ..hook import ABSENT
 from .program import changed_key
 from .recorder import Fact
@@ -68,7 +70,7 @@ def hint(fact: Fact, now: Any, sizes: set[int]) -> str:
         return of_tensor(tensor, meta)
     if kind == "dict":
         return of_dict(*rest)
-    if kind == "python" and isinstance(now, torch.Tensor):
+    if kind == "python" and is_kind(now, torch.Tensor):
         return RELATION
     if kind == "python" and type(now) in (int, float):
         return NUMBER
@@ -77,12 +79,12 @@ def hint(fact: Fact, now: Any, sizes: set[int]) -> str:
 
 def is_gradient(source: Source | None) -> bool:
     """Whether a source is the ``.grad`` of a tensor (an attribute of an object of Python's is an entry of its dict)."""
-    return isinstance(source, Part) and (source.operation, source.operand) == ("attr", "grad")
+    return is_kind(source, Part) and (source.operation, source.operand) == ("attr", "grad")
 
 
 def of_tensor(tensor: Any, meta: dict[str, Any]) -> str:
     """By the first of its properties that is another one now."""
-    if not isinstance(tensor, torch.Tensor):
+    if not is_kind(tensor, torch.Tensor):
         return "pass a tensor in each call" if tensor is not ABSENT else ARGUMENTS
     for name, text in TENSORS.items():
         if meta.get(name) is None:

@@ -16,6 +16,8 @@ from typing import Any
 
 import torch
 
+from moebius.interpreter import is_kind
+
 from ..hook import ABSENT
 from ..report.records import Guard
 from .abstract import NoSubclasses
@@ -23,6 +25,12 @@ from .sources import Part, Source, Static, from_arguments
 
 Where = tuple[str, int]
 CONSTANTS = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
+
+
+def holds_one(operand: Any, wanted: set[int]) -> bool:
+    """Whether a guard's operand is one of these objects, by their ids, or a tuple or list that holds one."""
+    inside = operand if type(operand) in (tuple, list, frozenset) else ()
+    return id(operand) in wanted or any(holds_one(part, wanted) for part in inside)
 
 
 def shown(value: Any, limit: int = 60) -> str:
@@ -80,7 +88,7 @@ class WatchedDict:
             text = f"[{shown(key)}] is {describe(value)}" if type(key) in (str, int) else describe(value)
         else:
             entries = ", ".join(
-                f"{k}: {describe(v)}" for k, v in list(self.entries.items())[:6] if isinstance(k, str | int)
+                f"{k}: {describe(v)}" for k, v in list(self.entries.items())[:6] if is_kind(k, str | int)
             )
             text = f"{len(self.entries)} entries unchanged ({entries}{', …' if len(self.entries) > 6 else ''})"
             if self.keys is not None:
@@ -133,6 +141,15 @@ class GuardRecorder:
         for known in (self.dicts, self.classes, self.instances, self.facts, self.slot_of, self.seen):
             known.clear()
 
+    def forget(self, objects: list[Any]) -> None:
+        """What is known of these, which are to die when the step lets them go. (What runs then needs no guards.)"""
+        gone = set(map(id, objects))
+        self.dicts = {key: found for key, found in self.dicts.items() if key not in gone}
+        self.instances = {key: found for key, found in self.instances.items() if key not in gone}
+        for _, watched in self.dicts.values():
+            watched.entries = {key: value for key, value in watched.entries.items() if id(value) not in gone}
+        self.facts = [fact for fact in self.facts if not any(holds_one(operand, gone) for operand in fact.check)]
+
     # ------------------------------------------------------------------------------------------------------------------
     # Static objects
     # ------------------------------------------------------------------------------------------------------------------
@@ -174,7 +191,7 @@ class GuardRecorder:
 
     def instance(self, source: Source, obj: Any, namespace: dict[str, Any] | None) -> None:
         """An object that is the same each call still has this type and, if given, keeps its attributes in this dict."""
-        if isinstance(source, Static) and source.via is not None:  # an argument: the program must not keep it alive
+        if is_kind(source, Static) and source.via is not None:  # an argument: the program must not keep it alive
             self.check("type", source, type(obj), text=f"type is {type(obj).__qualname__}")
             if namespace is not None:
                 place = Part(f"{source.name}.__dict__", source, "instance_dict")
@@ -191,7 +208,7 @@ class GuardRecorder:
 
     def slot(self, source: Source) -> int:
         """The program's slot that holds the object of ``source``, made on first use."""
-        if isinstance(source, Static) and source.via is not None:
+        if is_kind(source, Static) and source.via is not None:
             return self.slot(source.via)  # the argument itself: the program must not keep it alive
         index = self.slot_of.get(source)
         if index is None:
@@ -208,7 +225,7 @@ class GuardRecorder:
         if key in self.seen and kind in ("type", "is"):
             return
         self.seen.add(key)
-        if kind == "is" and (can_die(operands[0]) or isinstance(operands[0], torch.Tensor)):
+        if kind == "is" and (can_die(operands[0]) or is_kind(operands[0], torch.Tensor)):
             kind, operands = "is_weak", (weakref.ref(operands[0]),)
         self.add((kind, slot, *operands), source.name, text, source)
 
@@ -232,7 +249,7 @@ class GuardRecorder:
     def subclass(self, kind: type, base: type) -> bool:
         """``issubclass``, under a guard where it may become true later."""
         answer = issubclass(kind, base)
-        if not answer and isinstance(base, abc.ABCMeta):
+        if not answer and is_kind(base, abc.ABCMeta):
             if self.abstract is None:
                 self.abstract = NoSubclasses()
                 self.holds("abstract classes", "have no further subclasses", self.abstract)
@@ -266,7 +283,7 @@ class GuardRecorder:
         where = self.where()
 
         def record() -> Guard:
-            return Guard(name, text if isinstance(text, str) else text(), *where)
+            return Guard(name, text if is_kind(text, str) else text(), *where)
 
         self.facts.append(Fact(check, record, None if source is None else from_arguments(source)))
 
@@ -294,7 +311,7 @@ def has_entry(the_dict: dict, key: weakref.ref, value: Any) -> bool:
 def same_entry(now: Any, expected: Any) -> bool:
     """Whether an entry is this very object, or an equal constant."""
     return now is expected or (
-        type(now) is type(expected) and isinstance(now, int | str | float) and now == expected
+        type(now) is type(expected) and is_kind(now, int | str | float) and now == expected
     )
 
 

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from moebius.interpreter import is_kind
+
 from ..torch_facts import torch_fakes, torch_private, torch_sizes
 
 if TYPE_CHECKING:
@@ -27,7 +29,7 @@ def guard_sizes(world: torch_fakes.FakeWorld, tensors: TensorOperations, guards:
         fake, source = proxy.fake, proxy.source
         assert source is not None
         # as it came in: the step may have transposed it in place
-        sizes = proxy.node.meta["sizes"] if isinstance(fake, torch.Tensor) else (fake,)
+        sizes = proxy.node.meta["sizes"] if is_kind(fake, torch.Tensor) else (fake,)
         if not any(map(torch_private.is_symbolic, sizes)):
             continue
         if source not in sources:
@@ -36,16 +38,14 @@ def guard_sizes(world: torch_fakes.FakeWorld, tensors: TensorOperations, guards:
         for axis, size in enumerate(sizes):
             if not torch_private.is_symbolic(size):
                 continue
-            here = f"{name}.shape[{axis}]" if isinstance(fake, torch.Tensor) else name
+            here = f"{name}.shape[{axis}]" if is_kind(fake, torch.Tensor) else name
             symbol = torch_private.raw_symbol(size)
             if symbol in places:
                 relations.append(f"{here} == {places[symbol]}")
             elif symbol is not None:
                 places[symbol] = here
-        if isinstance(fake, torch.Tensor):
+        if is_kind(fake, torch.Tensor):
             strides += strides_of(name, proxy)
-    if not places:
-        return
     for here, step in strides:
         if torch_private.is_symbolic(step) and (symbol := torch_private.raw_symbol(step)) is not None:
             places.setdefault(symbol, here)
@@ -62,7 +62,12 @@ def guard_sizes(world: torch_fakes.FakeWorld, tensors: TensorOperations, guards:
         if high is not None:
             bounds.append(f"{places[symbol]} <= {high}")
     for expression in world.guards():
-        relations.append(torch_sizes.expression_text(expression, places))
+        if expression.free_symbols <= places.keys():
+            relations.append(torch_sizes.expression_text(expression, places))
+        else:
+            tensors.numbers.hold_relation(expression)
+    if not places:
+        return
     text = " and ".join(f"({r})" for r in dict.fromkeys([*bounds, *relations])) or "True"
     predicate: Any = torch_sizes.compiled(text, [f"t{i}" for i in range(len(sources))])
     predicate.relation = text  # what an exported step writes down

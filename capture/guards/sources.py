@@ -12,6 +12,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from moebius.interpreter import is_kind
+
 
 @dataclass(eq=False, slots=True)
 class Source:
@@ -78,12 +80,12 @@ def part(parent: Source, operation: str, operand: Any = None) -> Part:
 
 def part_name(parent: Source, operation: str, operand: Any = None) -> str:
     """How a report writes that part: ``parent[key]``, ``parent.attribute``."""
-    if operation == "dict_item" and isinstance(parent, Part | Static) and parent.name.endswith(".__dict__"):
+    if operation == "dict_item" and is_kind(parent, Part | Static) and parent.name.endswith(".__dict__"):
         return f"{parent.name.removesuffix('.__dict__')}.{operand}"
     if operation in ("dict_item", "list_item", "tuple_item"):
         key = (
             repr(operand)
-            if isinstance(operand, str | int | float | bool | bytes | None)
+            if is_kind(operand, str | int | float | bool | bytes | None)
             else f"<{type(operand).__name__}>"
         )
         return f"{parent.name}[{key}]"
@@ -96,8 +98,8 @@ def part_name(parent: Source, operation: str, operand: Any = None) -> str:
 
 def from_arguments(source: Source) -> Source:
     """The same path starting at the call's argument where it came from one: a reference to no object of the user's."""
-    if isinstance(source, Static):
+    if is_kind(source, Static):
         return source if source.via is None else from_arguments(source.via)
-    if isinstance(source, Part):
+    if is_kind(source, Part):
         return Part(source.name, from_arguments(source.parent), source.operation, source.operand)
     return source

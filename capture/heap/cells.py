@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from moebius.interpreter import is_kind
+
 from ..guards.sources import Part, Static, part
 from ..hook import ABSENT
 from ..values.values import ATOMS
@@ -39,7 +41,7 @@ class Cells(Store):
         if value is ABSENT:
             self.guards.holds(place.name, "is unset", lambda c: contents_of(c) is ABSENT, record.source)
             return ABSENT
-        by_its_way = isinstance(value, torch.Tensor) or place.name in self.volatile or named(value)
+        by_its_way = is_kind(value, torch.Tensor) or place.name in self.volatile or named(value)
         if record.source.static and not by_its_way:
             kind = "equal" if type(value) in ATOMS else "is"
             self.guards.check(kind, place, value, text="unchanged")

@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from moebius.interpreter import is_kind
+
 from ..guards.recorder import describe
 from ..guards.sources import Source, Static, part
 from ..values.unfollowed import UnfollowedTensor
@@ -66,7 +68,7 @@ class Compounds(Identities):
         return value
 
     def enter_tuple(self, value: Any, source: Source) -> Any:
-        if type(value) is frozenset and any(isinstance(item, torch.Tensor) for item in value):
+        if type(value) is frozenset and any(is_kind(item, torch.Tensor) for item in value):
             hint = "keep them in a list or a dict"
             raise UnfollowedTensor("frozenset of tensors", f"{source.name} holds tensors, in no order of theirs", hint)
         if not source.static:

@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+from moebius.interpreter import is_kind
+
 from ..guards.sources import Source
 from ..python.enums import hashes_by_name
 from ..regions.histories import refuse_outcome
@@ -85,9 +87,9 @@ class Identities(Store):
         self.guards.same_or_distinct("distinct", first, second)
 
     def source_of(self, value: Any) -> Source | None:
-        if isinstance(value, TensorProxy):
+        if is_kind(value, TensorProxy):
             return value.source
-        if isinstance(value, tuple) and (met := self.tuples.get(id(value))) is not None:
+        if is_kind(value, tuple) and (met := self.tuples.get(id(value))) is not None:
             return met.places[0]
         record = self.records.get(id(value))
         return None if record is None else record.source
@@ -112,9 +114,9 @@ class Identities(Store):
         """Whether an object that arguments lead to is no key of an unchanged dict: a guard on that, which does not
         keep the object alive and holds for the next one."""
         source = self.source_of(key)
-        if source is None or source.static or isinstance(key, tuple) or record.shadow is not None:
+        if source is None or source.static or is_kind(key, tuple) or record.shadow is not None:
             return False
-        real = key.real if isinstance(key, TensorProxy) else key
+        real = key.real if is_kind(key, TensorProxy) else key
         if record.writes or type(record.obj) not in DICTS or not hashed_by_identity(real):
             return False
         if dict.__contains__(record.obj, real):
@@ -126,13 +128,13 @@ class Identities(Store):
 
     def real_key(self, key: Any) -> Any:
         """The key as the user's own dict has it: a tensor that existed before is itself there, the same each time."""
-        if isinstance(key, TensorProxy):
+        if is_kind(key, TensorProxy):
             refuse_outcome(key, self.outcomes)
             if key.real is None or key.source is None:
                 return key
             self.pin_at(key.source, key.real, "the same key")
             return key.real
-        if isinstance(key, tuple):
+        if is_kind(key, tuple):
             keys = tuple(self.real_key(k) if type(k) not in SIMPLE else k for k in key)
             return key if all(a is b for a, b in zip(keys, key, strict=True)) else keys
         return self.made_key(key)
@@ -140,10 +142,10 @@ class Identities(Store):
     def made_key(self, key: Any) -> Any:
         """The key as a dict or set has it that the step made, or a shadow: tensors are their proxies there. Which
         tensor each is need not be said: a guard tells the inputs apart."""
-        if isinstance(key, TensorProxy | torch.Tensor):
+        if is_kind(key, TensorProxy | torch.Tensor):
             refuse_outcome(key, self.outcomes)
             return key
-        if isinstance(key, tuple):
+        if is_kind(key, tuple):
             keys = [self.made_key(item) if type(item) not in SIMPLE else item for item in key]
             same = all(a is b for a, b in zip(keys, key, strict=True))
             if same:
@@ -156,11 +158,11 @@ class Identities(Store):
             for part in (key.__self__, getattr(key, "__func__", None)):
                 if (record := self.records.get(id(part))) is not None:
                     self.pin(record, "the object of the same key")
-        if isinstance(key, StandIn):
+        if is_kind(key, StandIn):
             key.refuse("the hash")
-        if isinstance(key, RuntimeNumber):
+        if is_kind(key, RuntimeNumber):
             return key.numbers.constant(key)  # type: ignore[attr-defined]
-        if isinstance(key, SYMBOLIC):
+        if is_kind(key, SYMBOLIC):
             raise Break(
                 "symbolic size as a key",
                 f"a dict or set is indexed with {key}",
@@ -204,11 +206,11 @@ class HasItems:
 
 def may_be_one(a: Any, b: Any) -> bool:
     """Whether two items of tuples are one, or could be: constants of one value are not told apart."""
-    return a is b or (type(a) is type(b) and (isinstance(a, tuple) or (type(a) in ATOMS and (a == b or a != a))))
+    return a is b or (type(a) is type(b) and (is_kind(a, tuple) or (type(a) in ATOMS and (a == b or a != a))))
 
 
 def hashed_by_identity(key: Any) -> bool:
-    return type(key).__hash__ in (object.__hash__, torch.Tensor.__hash__) or isinstance(key, types.FunctionType)
+    return type(key).__hash__ in (object.__hash__, torch.Tensor.__hash__) or is_kind(key, types.FunctionType)
 
 
 def is_no_key(the_dict: dict, key: Any) -> bool:
@@ -229,5 +231,5 @@ def is_bare(value: Any) -> bool:
 
 def refuse_order(items: Any) -> None:
     """Tensors stand in a set in the order of their addresses, which their proxies have not."""
-    if len(items) > 1 and any(isinstance(item, TensorProxy) for item in items):
+    if len(items) > 1 and any(is_kind(item, TensorProxy) for item in items):
         raise Break("order of a set of tensors", "its items are asked for one by one", "keep them in a list or a dict")

@@ -12,6 +12,8 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+from moebius.interpreter import is_kind
+
 WARNS = sys.version_info >= (3, 12)
 TEXT = "Pickle, copy, and deepcopy support will be removed from itertools in Python 3.14."
 
@@ -47,6 +49,6 @@ def is_ignored() -> bool:
 
 def fits(pattern: Any, text: str) -> bool:
     """Whether a filter's pattern, which may be a plain string, fits (``check_matched``)."""
-    if pattern is None or isinstance(pattern, str):
+    if pattern is None or is_kind(pattern, str):
         return pattern is None or pattern == text
     return bool(pattern.match(text))

@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from moebius.interpreter import is_kind
+
 from ..values.values import Break, RuntimeNumber
 from .records import DICTS, UNREAD, Record
 from .varying import VaryingPlaces
@@ -25,14 +27,14 @@ class LateWrites(VaryingPlaces):
         """Whether ``record[key] = …`` of a dict waits for the running step. (Attributes and globals have names.)"""
         if record.late:
             return True
-        unknown = type(key) is torch.SymInt or (isinstance(key, RuntimeNumber) and key.kind is str)
+        unknown = type(key) is torch.SymInt or (is_kind(key, RuntimeNumber) and key.kind is str)
         return unknown and type(record.obj) in DICTS and id(record) not in self.owners
 
     def place_is_open(self, record: Record, key: Any) -> bool:
         """Whether only the running step knows which place of a list ``record[key]`` is."""
         if type(record.obj) is not list:
             return False
-        number = isinstance(key, RuntimeNumber) and key.kind is int and key.known
+        number = is_kind(key, RuntimeNumber) and key.kind is int and key.known
         unknown = type(key) is torch.SymInt or number
         return unknown or (bool(record.late) and type(key) is int)
 

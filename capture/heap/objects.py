@@ -21,6 +21,8 @@ from typing import Any
 
 import torch
 
+from moebius.interpreter import is_kind
+
 from ..guards.recorder import can_die, describe
 from ..guards.sources import Part, Source, Static, part, part_name
 from ..hook import ABSENT, Entry, copy_set
@@ -99,7 +101,7 @@ class Objects(Compounds, Cells, LateWrites, Lifetimes):
         elif issubclass(kind, types.MethodType):
             self.enter_method(value, source)
         elif is_bound_builtin(value) and not source.static:
-            if isinstance(owner := self.enter_builtin(value, source), TensorProxy):
+            if is_kind(owner := self.enter_builtin(value, source), TensorProxy):
                 return self.made(TensorMethod(owner, value.__name__))
         elif issubclass(kind, IDENTITIES) or (
             identified(value) and not (source.name in self.volatile and is_bare(value))
@@ -172,7 +174,7 @@ class Objects(Compounds, Cells, LateWrites, Lifetimes):
         if self.misses(record, key):
             return ABSENT
         value = self.entry_now(record, self.key_in(record, key))
-        if isinstance(key, PLAIN_KEYS):
+        if is_kind(key, PLAIN_KEYS):
             self.heap.read("entry", record.obj, key, value)
         else:
             self.heap.read("item", record.obj, None, value)
@@ -288,7 +290,7 @@ class Objects(Compounds, Cells, LateWrites, Lifetimes):
                 self.dict_get(record, key)
             if record.writes.get(key, record.reads.get(key, ABSENT)) is value:
                 return  # an optimizer puts its state back where it has read it, or sets a flag again: nothing changes
-        self.touch(record.obj, key if isinstance(key, PLAIN_KEYS) else WHOLE)
+        self.touch(record.obj, key if is_kind(key, PLAIN_KEYS) else WHOLE)
         if self.writes_late(record, key):
             self.write_late(record, key, value)
             return
@@ -309,7 +311,7 @@ class Objects(Compounds, Cells, LateWrites, Lifetimes):
         """Remove the key; False if it was not there."""
         if self.dict_get(record, key) is ABSENT:
             return False
-        self.touch(record.obj, key if isinstance(key, PLAIN_KEYS) else WHOLE)
+        self.touch(record.obj, key if is_kind(key, PLAIN_KEYS) else WHOLE)
         key = self.key_in(record, key)
         if record.shadow is not None:
             del record.shadow[key]
@@ -448,7 +450,7 @@ def may_be_replaced(value: Any) -> bool:
     """Whether what was read in an object may be read in another one that comes in its place: it is not known by its
     identity alone."""
     return type(value) in CONTAINERS or not (
-        isinstance(value, (*IDENTITIES, tuple, torch.Tensor)) or identified(value) or type(value) in ATOMS
+        is_kind(value, (*IDENTITIES, tuple, torch.Tensor)) or identified(value) or type(value) in ATOMS
     )
 
 
@@ -473,7 +475,7 @@ def is_schedule(name: str, key: Any) -> bool:
 
 def is_counted(source: Source) -> bool:
     """Whether a place holds a scheduler's count, or what schedules set."""
-    return isinstance(source, Part) and (source.operand in COUNTERS or is_schedule(source.name, source.operand))
+    return is_kind(source, Part) and (source.operand in COUNTERS or is_schedule(source.name, source.operand))
 
 
 def shown_by(proxy: types.MappingProxyType) -> Any:

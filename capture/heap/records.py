@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from moebius.interpreter import is_kind
+
 from ..guards.sources import Source
 from ..hook import ABSENT
 
@@ -97,16 +99,16 @@ def same_items(first: Iterable[tuple[Any, Any]], second: Iterable[tuple[Any, Any
 
 def whole_items(container: Any) -> tuple[Any, ...]:
     """Everything that reading a whole container tells: keys and values in order, or items in order."""
-    if isinstance(container, dict):
+    if is_kind(container, dict):
         return tuple(part for item in container.items() for part in item)
-    if isinstance(container, set):
+    if is_kind(container, set):
         return tuple(sorted(container, key=id))
     return tuple(container)
 
 
 def same_item(now: Any, then: Any) -> bool:
     """Identical, or equal constants of one type."""
-    return now is then or (type(now) is type(then) and isinstance(now, int | str | bytes) and now == then)
+    return now is then or (type(now) is type(then) and is_kind(now, int | str | bytes) and now == then)
 
 
 def contents_of(cell: types.CellType) -> Any:
@@ -123,12 +125,12 @@ def raw_dict(obj: Any) -> dict | None:
         namespace = object.__getattribute__(obj, "__dict__")
     except (AttributeError, TypeError):
         return None
-    return namespace if isinstance(namespace, dict) else None
+    return namespace if is_kind(namespace, dict) else None
 
 
 def python_method(cls: type, name: str) -> bool:
     """Whether looking ``name`` up on the class finds a Python function."""
     for base in cls.__mro__:
         if name in base.__dict__:
-            return isinstance(base.__dict__[name], types.FunctionType)
+            return is_kind(base.__dict__[name], types.FunctionType)
     return False

@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from moebius.interpreter import is_kind
+
 from ..guards.recorder import GuardRecorder
 from ..guards.sources import Source, Static, part
 from ..hook import ABSENT
@@ -45,13 +47,13 @@ class Slots:
         if (name == "__doc__" and not issubclass(kind, type)) or self.objects.is_new(obj):
             self.heap.read(OWN, obj, name, None)
             return self.own_part(obj, descriptor.__get__(obj, kind))
-        if isinstance(obj, types.FunctionType | types.MethodType | functools.partial):
+        if is_kind(obj, types.FunctionType | types.MethodType | functools.partial):
             return self.c_value(obj, descriptor.__get__(obj, kind), name)
         record = self.objects.need(obj)
         if name in record.writes:
             self.heap.read("value", obj, name, record.writes[name])
             return record.writes[name]
-        by_user = isinstance(self.on_type(kind, "__getattribute__"), types.FunctionType)
+        by_user = is_kind(self.on_type(kind, "__getattribute__"), types.FunctionType)
         if by_user or kind.__flags__ & HEAP_TYPE and self.on_type(kind, name) is not descriptor:
             raise Break(  # guards and the step read it by its name, which leads elsewhere
                 "hidden slot",
@@ -70,7 +72,7 @@ class Slots:
             self.guards.holds(f"{record.source.name}.{name}", "is not set", empty, record.source)
             self.heap.read("value", obj, name, ABSENT)
             raise
-        known = type(value) in ATOMS or type(value) is kind or isinstance(value, torch.Tensor)  # (an array's .T)
+        known = type(value) in ATOMS or type(value) is kind or is_kind(value, torch.Tensor)  # (an array's .T)
         if not known and descriptor.__get__(obj, kind) is not value:
             return self.made_at_each_read(descriptor, obj, record.source, name, value)
         return self.c_value(obj, value, name)
@@ -85,7 +87,7 @@ class Slots:
 
     def made_at_each_read(self, descriptor: Any, obj: Any, source: Source, name: str, value: Any) -> Any:
         """What C code makes anew whenever it is asked, as the shape of an array: it is guarded by what it holds."""
-        items = value.values() if isinstance(value, dict) else value
+        items = value.values() if is_kind(value, dict) else value
         held = type(value) in CONTAINERS or type(value) is tuple
         if not held or not all(type(item) in ATOMS for item in items):
             raise Break("C attribute", f"{source.name}.{name} is another object at each read", "it runs natively")

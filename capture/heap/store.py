@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from moebius.interpreter import is_kind
+
 from ..guards.sources import Source, Static
 from ..values.values import ATOMS, Body, Break, TensorProxy
 from .heap import WHOLE, Heap
@@ -43,6 +45,8 @@ class Store:
         self.tuples: dict[int, MetTuple] = {}  # by id of the tuple, and of what stands for it
         self.paths: dict[tuple[int, str], Source] = {}  # to tuples in watched dicts
         self.hanging: set[int] = set()
+        self.let_go: set[tuple[int, Any]] = set()  # places whose old contents may die: owner's id, and key
+        self.dying: list[Any] = []  # what may die where the step breaks for that: no guard holds it
         self.namespaces: set[int] = set()
         self.behind: dict[int, dict] = {}  # by id of a mapping proxy: what it shows
         self.writes = 0
@@ -73,8 +77,9 @@ class Store:
     def is_known(self, obj: Any) -> bool:
         return id(obj) in self.new or id(obj) in self.records
 
-    def touch(self, obj: Any, key: Any = WHOLE) -> None:
-        """Before anything is changed: inside a body only what was made in it may change."""
+    def touch(self, obj: Any, key: Any = WHOLE, lets_go: bool = True) -> None:
+        """Before anything is changed: inside a body only what was made in it may change. lets_go: whether something may
+        go that is there; not where something only comes."""
         self.writes += 1
         record = self.records.get(id(obj))
         born = -1 if record is not None else self.heap.age(obj)
@@ -116,9 +121,9 @@ class Store:
         nobody has found it otherwise."""
         record = self.records.get(id(obj))
         if record is None:
-            place = Static(source, obj) if isinstance(source, str) else source
+            place = Static(source, obj) if is_kind(source, str) else source
             record = self.records[id(obj)] = Record(obj, place)
-        elif not isinstance(source, str):
+        elif not is_kind(source, str):
             self.met_again(record, source, obj)
         return record
 

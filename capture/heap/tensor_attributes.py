@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from moebius.interpreter import is_kind
+
 from ..guards.sources import part
 from ..hook import ABSENT
 from ..python.specials import is_generic
@@ -29,7 +31,7 @@ SWITCHED = ("requires_grad", "is_leaf")  # what a step may change of a tensor wi
 
 def namespace(objects: Objects, proxy: TensorProxy, wanted: bool = False) -> Record | None:
     """What is known of the ``__dict__`` of a tensor that existed before. wanted: also where nobody has met it yet."""
-    if not isinstance(proxy.real, torch.Tensor) or proxy.source is None or proxy.cls not in KNOWN:
+    if not is_kind(proxy.real, torch.Tensor) or proxy.source is None or proxy.cls not in KNOWN:
         return None
     held = raw_dict(proxy.real)
     record = objects.records.get(id(held))

@@ -20,6 +20,7 @@ from typing import Any, NoReturn
 
 import torch
 
+from moebius.interpreter import is_kind
 from moebius.lowering.step.filters import recorders
 
 from ..guards.sources import Part, Source
@@ -50,7 +51,7 @@ class VaryingPlaces(Store):
         """Whether it stands for itself alone: a container may still be written to, a tensor has no value here."""
         if source.name not in self.varying or source.static:
             return False
-        return type(value) not in CONTAINERS and not isinstance(value, torch.Tensor)
+        return type(value) not in CONTAINERS and not is_kind(value, torch.Tensor)
 
     def as_varying(self, value: Any, source: Source) -> Varying:
         """What stands for a value that is another one in each call."""

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
-from moebius.interpreter import STOP
+from moebius.interpreter import STOP, is_kind
 
 from ..guards.sources import Part
 from ..values.values import ATOMS, Break
@@ -131,7 +131,7 @@ class Walks:
     def is_disturbed(self, walk: Walk) -> bool:
         """Whether the step has changed what the iterator goes through, or advanced a part of it alone."""
         taken = [other.iterator for other in self.open.values() if other is not walk and other.taken]
-        changed = [record.obj for record in self.objects.changed_records() if isinstance(record.obj, BASES)]
+        changed = [record.obj for record in self.objects.changed_records() if is_kind(record.obj, BASES)]
         return not are_apart(walk.iterator, *taken, *changed)
 
     def keep_apart(self) -> None:
@@ -140,7 +140,7 @@ class Walks:
         taken = [walk for walk in self.open.values() if walk.taken]
         if not taken:
             return
-        changed = [record for record in self.objects.changed_records() if isinstance(record.obj, BASES)]
+        changed = [record for record in self.objects.changed_records() if is_kind(record.obj, BASES)]
         for i, walk in enumerate(taken):
             others = [(other.iterator, other.place.parent) for other in taken[i + 1 :]]
             others += [(record.obj, record.source) for record in changed]
@@ -153,7 +153,7 @@ class Walks:
         """Whether another object was met here in another call: one that is known by its identity (a layer)."""
         if type(item) is tuple:
             return any(self.varies(value, f"{name}[{i}]") for i, value in enumerate(item))
-        return name in self.objects.volatile and type(item) not in ATOMS and not isinstance(item, torch.Tensor)
+        return name in self.objects.volatile and type(item) not in ATOMS and not is_kind(item, torch.Tensor)
 
     def refuse(self, iterator: Any, why: str = "") -> NoReturn:
         kind = type(iterator).__name__
@@ -201,7 +201,7 @@ def begin(maker: Any, sequence: Any) -> Any:
     """``iter(sequence)`` or ``reversed(sequence)`` by the method of Python's own: a subclass may have another."""
     if maker is reversed:
         return list.__reversed__(sequence)
-    kind: Any = next(kind for kind in (list, tuple, str, bytes, range) if isinstance(sequence, kind))
+    kind: Any = next(kind for kind in (list, tuple, str, bytes, range) if is_kind(sequence, kind))
     return kind.__iter__(sequence)
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from moebius.interpreter import Signal
+from moebius.interpreter import Signal, is_kind
 from moebius.interpreter.domain.core import type_name
 
 from ..guards.sources import Part, Static
@@ -157,11 +157,11 @@ class Attributes(Slots):
         kind = type(obj)
         getter = self.on_type(kind, "__getattribute__")
         try:
-            if isinstance(getter, types.FunctionType):
+            if is_kind(getter, types.FunctionType):
                 return self.call(getter, [obj, name], {})
             if kind is threading.local and (record := self.objects.record_of(obj)) is not None:
                 return self.of_thread(record, name)
-            if looks_up_in_c(getter) and not isinstance(obj, KNOWN_LOOK_UPS):
+            if looks_up_in_c(getter) and not issubclass(kind, KNOWN_LOOK_UPS):
                 hint = "read it outside of the step, or keep it in an ordinary object"
                 raise Break("attributes kept in C", f"{kind.__module__}.{kind.__qualname__}.{name} is read", hint)
             return self.generic(obj, name)
@@ -220,7 +220,7 @@ class Attributes(Slots):
 
     def from_descriptor(self, descriptor: Any, obj: Any, kind: type, name: str) -> Any:
         """A data descriptor's value: properties are interpreted, slots and C attributes read under guards."""
-        if isinstance(descriptor, property):
+        if is_kind(descriptor, property):
             if descriptor.fget is None:
                 return getattr(obj, name)
             getter = self.objects.enter(descriptor.fget, Static(f"{kind.__qualname__}.{name}.fget", descriptor.fget))
@@ -247,18 +247,18 @@ class Attributes(Slots):
             return self.objects.made(types.MethodType(found, obj))
         if descriptor in (types.MethodDescriptorType, types.WrapperDescriptorType, types.ClassMethodDescriptorType):
             return self.objects.made(found.__get__(obj, kind))
-        if isinstance(found, property):
+        if is_kind(found, property):
             return self.from_descriptor(found, obj, kind, "")
-        if descriptor in ATOMS or isinstance(found, NEVER_BOUND):
+        if descriptor in ATOMS or is_kind(found, NEVER_BOUND):
             return found
-        if descriptor is TUPLE_FIELD and isinstance(obj, tuple):
+        if descriptor is TUPLE_FIELD and is_kind(obj, tuple):
             return tuple.__getitem__(obj, found.__reduce__()[1][0])
         getter = self.on_type(descriptor, "__get__")
         if getter is ABSENT:
             return found
-        if isinstance(getter, types.FunctionType):
+        if is_kind(getter, types.FunctionType):
             return self.call(getter, [found, obj, kind], {})
-        if isinstance(found, functools.partial | types.MethodType):
+        if is_kind(found, functools.partial | types.MethodType):
             return found
         if descriptor.__name__ == "instancemethod":  # how pybind11 makes methods
             if found.__func__ in QUESTIONS:
@@ -274,7 +274,7 @@ class Attributes(Slots):
     def of_class_method(self, method: classmethod, cls: type) -> Any:
         """``method.__get__(None, cls)``. Until 3.12, what it wraps is bound by its own type, if that binds."""
         inner = self.inside(method, method.__func__)
-        by_itself = sys.version_info >= (3, 13) or isinstance(inner, types.FunctionType)
+        by_itself = sys.version_info >= (3, 13) or is_kind(inner, types.FunctionType)
         if by_itself or self.on_type(type(inner), "__get__") is ABSENT:
             return self.objects.made(types.MethodType(inner, cls))
         return self.bind(inner, cls, cls)
@@ -301,7 +301,7 @@ class Attributes(Slots):
 
     def of_module(self, module: types.ModuleType, name: str) -> Any:
         kind = type(module)
-        if kind is not types.ModuleType and isinstance(self.on_type(kind, "__getattribute__"), types.FunctionType):
+        if kind is not types.ModuleType and is_kind(self.on_type(kind, "__getattribute__"), types.FunctionType):
             raise Break(
                 "module with its own __getattribute__", module.__name__, "import the name once, outside of the step"
             )
@@ -322,7 +322,7 @@ class Attributes(Slots):
             raise AttributeError(f"module {module.__name__!r} has no attribute {name!r}", name=name, obj=module)
         # Lazy modules fill themselves in at first use; that use may as well be now.
         value = getattr(module, name)
-        if name not in vars(module) and not isinstance(value, IDENTITIES):
+        if name not in vars(module) and not is_kind(value, IDENTITIES):
             where = f"{module.__name__}.__getattr__ gives {name!r}"
             raise Break("module with __getattr__", where, "read it before the step, or put it in the module itself")
         return self.objects.enter(value, Static(f"{module.__name__}.{name}", value))
@@ -331,7 +331,7 @@ class Attributes(Slots):
         """``type.__getattribute__`` (Objects/typeobject.c)."""
         meta = type(cls)
         on_meta = self.on_type(meta, name)
-        if isinstance(self.on_type(meta, "__getattribute__"), types.FunctionType):
+        if is_kind(self.on_type(meta, "__getattribute__"), types.FunctionType):
             raise Break(
                 "metaclass with its own __getattribute__",
                 cls.__qualname__,
@@ -358,20 +358,20 @@ class Attributes(Slots):
 
     def bind_to_class(self, found: Any, cls: type) -> Any:
         """``found.__get__(None, cls)``."""
-        if isinstance(found, types.FunctionType | property | types.MemberDescriptorType | types.GetSetDescriptorType):
+        if is_kind(found, types.FunctionType | property | types.MemberDescriptorType | types.GetSetDescriptorType):
             return found
-        if isinstance(found, types.MethodDescriptorType | types.WrapperDescriptorType):
+        if is_kind(found, types.MethodDescriptorType | types.WrapperDescriptorType):
             return found
-        if isinstance(found, staticmethod):
+        if is_kind(found, staticmethod):
             return self.inside(found, found.__func__)
-        if isinstance(found, classmethod):
+        if is_kind(found, classmethod):
             return self.of_class_method(found, cls)
-        if isinstance(found, types.ClassMethodDescriptorType):
+        if is_kind(found, types.ClassMethodDescriptorType):
             return self.objects.made(found.__get__(None, cls))
-        if type(found) in ATOMS or isinstance(found, NEVER_BOUND):
+        if type(found) in ATOMS or is_kind(found, NEVER_BOUND):
             return found
         getter = self.on_type(type(found), "__get__")
-        if isinstance(getter, types.FunctionType):
+        if is_kind(getter, types.FunctionType):
             return self.call(getter, [found, None, cls], {})
         return found
 
@@ -389,12 +389,12 @@ class Attributes(Slots):
                 if not base.__flags__ & IMMUTABLE_TYPE:
                     self.guards.class_entry(base, name, value)
                 value = self.enter_class_value(base, name, value)
-                if obj is owner and isinstance(obj, type):
-                    if isinstance(value, types.FunctionType | staticmethod | classmethod):
+                if obj is owner and is_kind(obj, type):
+                    if is_kind(value, types.FunctionType | staticmethod | classmethod):
                         return self.bind_to_class(value, owner)
                     return (
                         self.bind(value, obj, type(obj))
-                        if isinstance(value, types.WrapperDescriptorType) and issubclass(type(obj), base)
+                        if is_kind(value, types.WrapperDescriptorType) and issubclass(type(obj), base)
                         else self.bind_to_class(value, owner)
                     )
                 return self.bind(value, obj, kind)
@@ -499,7 +499,7 @@ class Attributes(Slots):
         """``object.__setattr__(obj, name, value)``."""
         kind = type(obj)
         on_type = self.on_type(kind, name)
-        if isinstance(on_type, property):
+        if is_kind(on_type, property):
             if on_type.fset is None:
                 raise AttributeError(f"property {name!r} of {kind.__qualname__!r} object has no setter")
             setter = self.objects.enter(on_type.fset, Static(f"{kind.__qualname__}.{name}.fset", on_type.fset))
@@ -507,7 +507,7 @@ class Attributes(Slots):
             return
         if on_type is not ABSENT and self.on_type(type(on_type), "__set__") is not ABSENT:
             setter = self.on_type(type(on_type), "__set__")
-            if isinstance(setter, types.FunctionType):
+            if is_kind(setter, types.FunctionType):
                 self.call(setter, [on_type, obj, value], {})
                 return
             if self.objects.is_new(obj):

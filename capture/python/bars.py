@@ -9,6 +9,7 @@ import sys
 import types
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from moebius.interpreter import is_kind
 from moebius.lowering.step import bar_call
 
 from ..heap.records import raw_dict
@@ -67,7 +68,7 @@ class Bars:
         if read or inner.shadow is not None or inner.changed or id(own) in map(id, self.objects.class_dicts):
             raise Break("progress bar", f"{what} after the step read or changed the bar's attributes", HINT)
         values = (*args[1:], *kwargs.values())
-        if not all(type(v) in ATOMS or isinstance(v, Number) or self.is_text(v) for v in values):
+        if not all(type(v) in ATOMS or is_kind(v, Number) or self.is_text(v) for v in values):
             raise Break("progress bar", f"{what} of values that are not plain", "give it numbers and strings")
         self.guards.holds(record.source.name, "is drawn by tqdm's own code", is_drawn_plainly, record.source)
         self.objects.note("progress bar")

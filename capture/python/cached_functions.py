@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from moebius.interpreter import is_kind
+
 from ..bytecode.reported import counted
 from ..guards.recorder import can_die
 from ..guards.sources import Static
@@ -30,7 +32,7 @@ class CachedFunctions(CallParts):
     def cached(self, function: Any, args: list, kwargs: dict[str, Any]) -> Any:
         """``functools.lru_cache``: what the cache gives, or the function's first answer, which it keeps."""
         leaves = torch_private.tree_leaves((args, kwargs))
-        if function.__module__ in OF_SIZES and any(isinstance(a, SYMBOLIC) for a in leaves):
+        if function.__module__ in OF_SIZES and any(is_kind(a, SYMBOLIC) for a in leaves):
             inner = function.__wrapped__
             return self.call(self.objects.enter(inner, Static(name_of(inner), inner)), args, kwargs)
         if not all(natives.is_plain(a, self.known) or self.is_key(a) for a in (*args, *kwargs.values())):
@@ -39,8 +41,10 @@ class CachedFunctions(CallParts):
                 f"{name_of(function)} is called with arguments that are not plain",
                 "call it outside of the step",
             )
-        if self.heap.outside or any(torch_private.version_of(p.fake) for p in self.tensors.inputs):
-            self.refuse_to_look_back(function.__wrapped__, args, kwargs)
+        tensors = self.tensors
+        in_loop = tensors.writer.in_loop  # (or in a branch, which may not run)
+        if in_loop or self.heap.outside or any(torch_private.version_of(p.fake) for p in tensors.inputs):
+            self.refuse_to_look_back(function.__wrapped__, args, kwargs, in_loop)
         if function.__module__ in BY_ARGUMENTS:
             return self.objects.enter(found := function(*args, **kwargs), Static(name_of(function), found))
         return self.from_cache(functools.partial(function, *args, **kwargs), name_of(function))
@@ -49,9 +53,9 @@ class CachedFunctions(CallParts):
         """Whether a cache tells the object apart by identity alone. One that may die is not to be kept in a guard."""
         kind = type(value)
         by_identity = kind.__hash__ is object.__hash__ and kind.__eq__ is object.__eq__
-        return self.known(value) and by_identity and not can_die(value) and not isinstance(value, TensorProxy)
+        return self.known(value) and by_identity and not can_die(value) and not is_kind(value, TensorProxy)
 
-    def refuse_to_look_back(self, inner: Any, args: list, kwargs: dict[str, Any]) -> None:
+    def refuse_to_look_back(self, inner: Any, args: list, kwargs: dict[str, Any], in_loop: bool) -> None:
         """The step has changed something, which a function that runs natively sees as it was: a graph break if a
         cached function looks at that. It is interpreted once to find out."""
         heap, counter = self.heap, self.domain.counter
@@ -70,19 +74,20 @@ class CachedFunctions(CallParts):
         written = [
             owner
             for what, owner, _, born in heap.events[:begin]
-            if what is WRITE and born < 0 and not isinstance(owner, TensorProxy)
+            if what is WRITE and born < 0 and not is_kind(owner, TensorProxy)
         ]
         doubtful = (not followed or len(older) < len(reads)) and may_look_at(inner, written)
         changed = any(heap.age(event[1]) >= 0 or heap.was_written(event, 0, begin) for event in older)
+        doubtful |= not followed and in_loop
         if doubtful or writes or changed or self.meets_written(older):
             detail = f"{name_of(inner)} depends on what the step changed, or changes something"
             raise Break("cached function", detail, "call it before the step changes that")
 
     def meets_written(self, reads: list[Event]) -> bool:
         """Whether a tensor that was read is one that the step has written to, under any name."""
-        fakes = [p.fake for p in self.tensors.of_fake.values() if isinstance(p.fake, torch.Tensor)]
+        fakes = [p.fake for p in self.tensors.of_fake.values() if is_kind(p.fake, torch.Tensor)]
         written = {torch_private.storage_of(fake) for fake in fakes if torch_private.version_of(fake)}
-        writes = [event for event in self.heap.events if event[0] is WRITE and isinstance(event[1], TensorProxy)]
+        writes = [event for event in self.heap.events if event[0] is WRITE and is_kind(event[1], TensorProxy)]
         replaced = {id(owner) for _, owner, key, _ in writes if key == "data"}
         met = proxies_in([event[3] for event in reads])
         return any(id(p) in replaced or torch_private.storage_of(p.fake) in written for p in met)

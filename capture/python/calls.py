@@ -16,7 +16,7 @@ from typing import Any
 import torch
 import torch.utils.checkpoint
 
-from moebius.interpreter import UNSET
+from moebius.interpreter import UNSET, is_kind
 from moebius.interpreter.domain.core import type_name
 from moebius.lowering.step import draw
 from moebius.lowering.step.optimizer_steps import before_step
@@ -24,7 +24,8 @@ from moebius.lowering.step.optimizer_steps import before_step
 from ..bytecode import unset_cells
 from ..bytecode.c_callables import definition_of, is_c_callable, maker_of, owner_of
 from ..bytecode.hidden import AROUND
-from ..guards.sources import Static
+from ..guards.sources import Part, Static
+from ..heap.lifetimes import OBSERVED
 from ..heap.records import CONTAINERS, DICTS
 from ..hook import ABSENT, Entry
 from ..regions.checkpoints import Checkpoints
@@ -119,7 +120,7 @@ class Calls(Methods, Construction, StandIns, CachedFunctions):
             super: self.make_super,
             functools.partial: self.make_partial,
             types.MethodType: lambda function, owner: self.objects.made(types.MethodType(function, owner)),
-            IS_TENSOR: lambda x: isinstance(x, TensorProxy),
+            IS_TENSOR: lambda x: is_kind(x, TensorProxy),
             hash: self.hash_of,
             sys.exception: self.handled_exception,
             sys.exc_info: self.exception_details,
@@ -173,11 +174,11 @@ class Calls(Methods, Construction, StandIns, CachedFunctions):
             return self.objects.made(self.tensor_method(function.proxy, function.name, args, kwargs))
         if kind is functools.partial:
             return self.partial(function, args, kwargs)
-        if isinstance(function, StandIn):
+        if is_kind(function, StandIn):
             return function.call(args, kwargs)
         if function in IDENTITY_HASHED and (stand_in := self.lookup(function)) is not None:
             return stand_in(*args, **kwargs)
-        if isinstance(function, type):
+        if is_kind(function, type):
             return self.construct(function, args, kwargs)
         if natives.is_tensor_operator(function):
             return self.operator(function, args, kwargs)
@@ -193,7 +194,7 @@ class Calls(Methods, Construction, StandIns, CachedFunctions):
             return self.cached(function, args, kwargs)
         if kind is LoopLeftover:
             self.attributes.get(function, "__call__")
-        if isinstance(function, weakref.ref):
+        if is_kind(function, weakref.ref):
             return self.referent(function)
         return self.instance_call(function, args, kwargs)
 
@@ -230,7 +231,7 @@ class Calls(Methods, Construction, StandIns, CachedFunctions):
         if function.__code__ is SINGLE_DISPATCH:
             return self.dispatched(function, *args, **kwargs)
         if natives.is_tensor_function(function) and any(
-            isinstance(a, TensorProxy) or holds_proxy(a) or self.overriding((a,))
+            is_kind(a, TensorProxy) or holds_proxy(a) or self.overriding((a,))
             for a in (*args, *kwargs.values())
         ):
             try:
@@ -276,7 +277,7 @@ class Calls(Methods, Construction, StandIns, CachedFunctions):
         frame = self.domain.frame
         if frame is not None and str(frame.globals.get("__name__")).startswith("tqdm."):
             return False
-        bar = args[0] if args and not isinstance(args[0], type) else None
+        bar = args[0] if args and not is_kind(args[0], type) else None
         known = bar is not None and self.objects.is_known(bar) and self.attributes.has(bar, "disable")
         return not known or self.attributes.get(bar, "disable") is not True
 
@@ -314,7 +315,7 @@ class Calls(Methods, Construction, StandIns, CachedFunctions):
         """``copy.deepcopy(tensor)``: a clone, where it is all of its memory and shares none with another copy's."""
         real, fake = tensor.real, tensor.fake
         plain = tensor.cls is torch.Tensor and not fake.requires_grad and not tensor.attributes
-        alone = not any(isinstance(one, TensorProxy) and shares_storage(one.fake, fake) for one in before)
+        alone = not any(is_kind(one, TensorProxy) and shares_storage(one.fake, fake) for one in before)
         if not plain or not alone or not torch_private.owns_storage(fake) or (real is not None and vars(real)):
             detail = f"copy.deepcopy of {tensor.describe()}, which requires gradients or shares its memory"
             raise Break("tensor copied by copy", detail, "use tensor.detach().clone()")
@@ -332,7 +333,7 @@ class Calls(Methods, Construction, StandIns, CachedFunctions):
             if (made := self.domain.array_inputs.made_from(function, None, args, kwargs)) is not None:
                 return made
         if function in (torch.tensor, torch.as_tensor) and any(
-            isinstance(a, TensorProxy) or holds_proxy(a) for a in args
+            is_kind(a, TensorProxy) or holds_proxy(a) for a in args
         ):
             raise Break(
                 "tensor made from tensors' numbers",
@@ -357,7 +358,7 @@ class Calls(Methods, Construction, StandIns, CachedFunctions):
         """The keys or items of a container as an object of our own, None where they are not all plain."""
         kind, record = type(container), self.objects.record_of(container)
         self.heap.read("keys", container, None, None)
-        if record is not None and isinstance(container, dict) and record.shadow is None and not record.writes:
+        if record is not None and is_kind(container, dict) and record.shadow is None and not record.writes:
             self.objects.refuse_growing(record)
             self.objects.guard_keys(record)
             items: Any = frozenset(container)
@@ -369,16 +370,23 @@ class Calls(Methods, Construction, StandIns, CachedFunctions):
         return items if items is not None and natives.is_plain(items, lambda _: False) else None
 
     def referent(self, reference: weakref.ref) -> Any:
-        """``ref()`` of an object that the step reaches in another way as well."""
+        """``ref()``: the object, read under guards where the reference was found in its place."""
         self.heap.note("weak reference")
         found = reference()
+        if found is not None and self.objects.may_be_gone(found):
+            where = f"to a {type(found).__name__}, of which the step may let go"
+            raise Break("weak reference", where, "ask before the step changes what holds it", OBSERVED)
         proxy = self.tensors.proxies.get(id(found))
         if proxy is not None and proxy.source is not None and proxy.source.static:
             return proxy  # one that is in its place in each call: the reference's own
         lives_on = self.known(found) or self.gradients.hooks.holds(found)
-        if type(reference) is weakref.ref and found is not None and lives_on:
+        if type(reference) is weakref.ref and found is not None and lives_on and type(found) is not TensorProxy:
             return found
-        raise Break("weak reference", f"to a {type(found).__name__}", "keep a reference to the object itself")
+        record = self.objects.record_of(reference)
+        if record is not None and type(reference).__call__ is weakref.ref.__call__:
+            place = Part(f"{record.source.name}()", record.source, "python", type(reference).__call__)
+            return self.objects.enter(found, place)
+        raise Break("weak reference", f"to a {type(found).__name__}", "keep a reference to the object itself", OBSERVED)
 
     def partial(self, function: functools.partial, args: list, kwargs: dict[str, Any]) -> Any:
         if self.objects.is_new(function):
@@ -407,19 +415,19 @@ class Calls(Methods, Construction, StandIns, CachedFunctions):
         if is_numpy_function(function):
             if (found := of_numbers(self.domain, function, args, kwargs)) is not ABSENT:
                 return found
-        if isinstance(function, classmethod | staticmethod):
+        if is_kind(function, classmethod | staticmethod):
             return self.call(self.attributes.inside(function, function.__func__), args, kwargs)
         method = self.attributes.on_type(kind, "__call__")
         if method is ABSENT:
             raise TypeError(f"{type_name(type_of(function))!r} object is not callable")
-        if isinstance(method, types.WrapperDescriptorType):
+        if is_kind(method, types.WrapperDescriptorType):
             raise Break(
                 "call into C",
                 f"a {kind.__module__}.{kind.__qualname__} is called",
                 "nothing is known of what it does; it runs natively",
             )
         bound = self.attributes.bind(method, function, kind)
-        if isinstance(function, torch.nn.Module) and self.domain.blocks is not None:
+        if is_kind(function, torch.nn.Module) and self.domain.blocks is not None:
             return self.domain.blocks.call(function, args, kwargs, lambda: self.call(bound, args, kwargs))
         return self.call(bound, args, kwargs)
 
@@ -447,7 +455,7 @@ class Calls(Methods, Construction, StandIns, CachedFunctions):
                 except torch_private.DATA_DEPENDENT:
                     raise natives.decided_by_data() from None
                 except TypeError as error:
-                    if any(isinstance(v, SYMBOLIC) for v in (*values, *kwargs.values())):  # not ints to C
+                    if any(is_kind(v, SYMBOLIC) for v in (*values, *kwargs.values())):  # not ints to C
                         raise Break("builtin that fails on a symbolic size", str(error), "use plain numbers") from None
                     raise
             raise Break(
@@ -504,7 +512,7 @@ class Calls(Methods, Construction, StandIns, CachedFunctions):
                 continue
             if type(value) in (SYMBOLIC if function is collections.deque else (torch.SymBool,)):
                 values[i] = natives.specialised(value)  # C code there takes Python's own numbers
-            if type(value) not in ATOMS or isinstance(value, str | bytes | range | torch.Size):
+            if type(value) not in ATOMS or is_kind(value, str | bytes | range | torch.Size):
                 if function not in ITEM_ARGUMENTS or (i == start and function not in WITHOUT_ITERABLE):
                     values[i] = self.domain.native_iter(value, in_loop=function in natives.ITERATORS)
                     if function in (list, tuple):
@@ -528,12 +536,12 @@ class Calls(Methods, Construction, StandIns, CachedFunctions):
     def walk_back(self, value: Any) -> Any:
         """``reversed(value)`` where a class of Python code says what that is, else None."""
         look_up, kind = self.attributes.on_type, type(value)
-        if isinstance(value, TensorProxy):
+        if is_kind(value, TensorProxy):
             return self.call(self.attributes.get(value, "__reversed__"), [], {})
         own, get, length = (look_up(kind, name) for name in ("__reversed__", "__getitem__", "__len__"))
-        if isinstance(own, types.FunctionType):
+        if is_kind(own, types.FunctionType):
             return self.call(own, [value], {})
-        if own is ABSENT and isinstance(get, types.FunctionType) and isinstance(length, types.FunctionType):
+        if own is ABSENT and is_kind(get, types.FunctionType) and is_kind(length, types.FunctionType):
             return self.domain.call_function(self.substitute(backwards), [value], {})
         return None
 
@@ -550,7 +558,7 @@ SINGLE_DISPATCH = functools.singledispatch(shares_storage).dispatch.__code__
 IDENTITY_HASHED = type(
     "AnyHashable",
     (),
-    {"__contains__": lambda self, f: isinstance(f, type | types.BuiltinFunctionType | types.FunctionType)},
+    {"__contains__": lambda self, f: is_kind(f, type | types.BuiltinFunctionType | types.FunctionType)},
 )()
 # where ``is_compiling`` chooses between forms of the same arithmetic that differ in the last bit, or (a transformer
 # encoder with padded rows) in what stands at places that do not count; or (a module's call) leaves out a handler

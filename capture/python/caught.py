@@ -7,6 +7,8 @@ import types
 from collections.abc import Callable
 from typing import Any
 
+from moebius.interpreter import is_kind
+
 from ..values.values import ATOMS, SYMBOLIC, TensorProxy
 
 # What only an object of ours, or a fake tensor, can have put into a message.
@@ -25,9 +27,9 @@ def raised_in_c(error: BaseException, known: Callable[[Any], bool]) -> bool:
 
     kind = type(error)
     # (a TypeError of a wrong operand: C code words it by the instruction, and tracing has other instructions)
-    if kind.__module__ != "builtins" or not isinstance(error, Exception) or isinstance(error, TypeError):
+    if kind.__module__ != "builtins" or not is_kind(error, Exception) or is_kind(error, TypeError):
         return False
-    if isinstance(error, AttributeError) and " object has no attribute " not in str(error):
+    if is_kind(error, AttributeError) and " object has no attribute " not in str(error):
         return False
     parts = [d.__get__(error) for d in members(kind)] + [error.__context__, error.__cause__]
     if not all(map(plain, (*error.args, *parts))) or tells_of_tracing(error):
@@ -45,7 +47,7 @@ def raised_in_c(error: BaseException, known: Callable[[Any], bool]) -> bool:
 def tells_of_tracing(error: BaseException) -> bool:
     """Whether its words name an object of ours: C code that refuses one (``unhashable type: SymInt``) may do what it is
     asked with the number for which that stands."""
-    return any(OURS.search(a) for a in error.args if isinstance(a, str))
+    return any(OURS.search(a) for a in error.args if is_kind(a, str))
 
 
 def members(kind: type) -> list[types.MemberDescriptorType]:

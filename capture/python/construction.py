@@ -15,10 +15,11 @@ from typing import Any, cast
 import torch
 import torch.distributions
 
-from moebius.interpreter import Frame
+from moebius.interpreter import Frame, is_kind
 from moebius.interpreter.domain.core import special, type_name
 from moebius.interpreter.forms.frames import implicit
 
+from ..heap.lifetimes import OBSERVED
 from ..heap.records import CONTAINERS, DICTS
 from ..hook import ABSENT
 from ..regions.rows import TensorRows
@@ -91,13 +92,13 @@ class Construction(CallParts):
             if cls is torch.Tensor and not kwargs:
                 return self.old_constructor(torch.get_default_dtype(), args)
             raise Break("tensor constructor", f"{cls.__name__}(...)", "use torch.tensor")
-        if isinstance(cls, torch_private.LEGACY_TYPE) and not kwargs:
+        if is_kind(cls, torch_private.LEGACY_TYPE) and not kwargs:
             if cls.layout is torch.strided and not cls.is_cuda:
                 return self.old_constructor(cls.dtype, args)
         if issubclass(cls, torch.autograd.Function | torch.nn.Module) and issubclass(cls, torch.autograd.Function):
             raise Break("autograd.Function instance", cls.__name__, "call .apply")
         meta_call = self.attributes.on_type(type(cls), "__call__")
-        if asks_metaclass and not isinstance(meta_call, types.WrapperDescriptorType):
+        if asks_metaclass and not is_kind(meta_call, types.WrapperDescriptorType):
             return self.call(self.attributes.bind(meta_call, cls, type(cls)), args, kwargs)
         return self.type_call(cls, args, kwargs)
 
@@ -139,9 +140,9 @@ class Construction(CallParts):
     def make_instance(self, cls: type, args: list, kwargs: dict[str, Any], caller: Frame | None) -> Any:
         """The same. caller: whose instruction does nothing but this."""
         maker = self.attributes.on_type(cls, "__new__")
-        if isinstance(maker, staticmethod):
+        if is_kind(maker, staticmethod):
             maker = self.attributes.inside(maker, maker.__func__)
-        if isinstance(maker, types.FunctionType):
+        if is_kind(maker, types.FunctionType):
             made = self.call(maker, [cls, *args], kwargs)
         else:
             made = self.allocate(cls, maker, args, kwargs)
@@ -150,7 +151,7 @@ class Construction(CallParts):
         if args or kwargs:
             check_object_arguments(cls)
         init = self.attributes.on_type(type(made), "__init__")
-        if isinstance(init, types.FunctionType):
+        if is_kind(init, types.FunctionType):
             if caller is not None:
                 self.domain.making[caller] = Making(cls, init.__code__, made)
             given = self.call(init, [made, *args], kwargs)
@@ -159,7 +160,7 @@ class Construction(CallParts):
         elif any(b in CONTAINERS for b in cls.__mro__):
             base = next(b for b in cls.__mro__ if b in CONTAINERS)
             self.init_container(made, base, args, kwargs)
-        elif isinstance(made, BaseException):
+        elif is_kind(made, BaseException):
             self.object_init(made, *args, **kwargs)
         return made
 
@@ -255,7 +256,7 @@ def owned_by(cls: type) -> bool:
 
 def made_by_object(cls: type) -> bool:
     """Whether ``object.__new__`` may make it: it refuses classes whose memory C code lays out (pybind11's, say)."""
-    return all(b is object or isinstance(vars(b).get("__new__"), OWN_NEW) for b in cls.__mro__)
+    return all(b is object or is_kind(vars(b).get("__new__"), OWN_NEW) for b in cls.__mro__)
 
 
 # ``__new__`` written in Python, or object's own; a builtin bound to its class is C code's
@@ -268,8 +269,6 @@ def check_object_arguments(cls: Any) -> None:
         raise TypeError(f"{type_name(cls)}() takes no arguments")
 
 
-# Why a frame runs natively as a whole that makes such an object: the rest after a break would hold what it is given.
-OBSERVED = "it is seen when its locals let go of an object"
 HINTS = {
     "_ExperimentalConfig": "enter the profiler around the step",
 }

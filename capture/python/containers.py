@@ -13,10 +13,11 @@ from typing import Any, cast
 
 import torch
 
-from moebius.interpreter import NULL, STOP, Frame
+from moebius.interpreter import NULL, STOP, Frame, is_kind
 from moebius.interpreter.domain.core import type_name
 
 from ..heap.identities import refuse_order
+from ..heap.lifetimes import classes_in
 from ..heap.records import CONTAINERS, DICTS, LISTS, SETS
 from ..hook import ABSENT
 from ..regions.gathered import Gathered
@@ -84,19 +85,19 @@ class Containers(Parts):
         kind = type(obj)
         if kind is TensorProxy:
             return self.tensors.get_item(obj, self.tensor_index(key))
-        if isinstance(obj, StandIn):
+        if is_kind(obj, StandIn):
             return obj.item(key)
         if kind in (str, bytes, range, torch.Size) or kind is tuple:
             return self.sequence_item(obj, key)
         self.refuse_alien(obj)
         obj = self.objects.seen_through(obj)
         kind = type(obj)
-        if isinstance(obj, type):
+        if is_kind(obj, type):
             return self.class_subscript(obj, key)
         method = self.attributes.on_type(kind, "__getitem__")
         if is_replaced(method, "__getitem__"):
             return self.call(self.attributes.bind(method, obj, kind), [key], {})
-        if isinstance(method, types.FunctionType):
+        if is_kind(method, types.FunctionType):
             return self.call(method, [obj, key], {})
         base = next((b for b in kind.__mro__ if b in natives.CONTAINER_METHODS), None)
         if kind in (list, dict) and type(key) in OPEN_KEYS and (found := self.found_in_table(obj, key)) is not ABSENT:
@@ -129,7 +130,7 @@ class Containers(Parts):
     def bound(self, part: Any) -> Any:
         if type(part) is Bound:
             return part.number
-        if not isinstance(part, TensorProxy) or part.fake.dtype not in INTEGERS:
+        if not is_kind(part, TensorProxy) or part.fake.dtype not in INTEGERS:
             return part
         return part if (number := self.tensors.item(part)) is None else number
 
@@ -139,7 +140,7 @@ class Containers(Parts):
                 return found
         key = self.as_index(key)
         found = sequence[key]
-        return self.objects.made(found) if isinstance(key, slice) else found
+        return self.objects.made(found) if is_kind(key, slice) else found
 
     def found_in_table(self, table: Any, key: Any) -> Any:
         """``table[key]`` as a node, where only the running step knows the key, a number, and the table is of plain
@@ -156,14 +157,14 @@ class Containers(Parts):
 
         A slice asks its step first (PySlice_Unpack, Objects/sliceobject.c).
         """
-        if isinstance(key, slice):
+        if is_kind(key, slice):
             step = None if key.step is None else self.as_index(key.step)
             start = None if key.start is None else self.as_index(key.start)
             return slice(start, None if key.stop is None else self.as_index(key.stop), step)
         key = natives.specialised(key)
-        if isinstance(key, TensorProxy) and (known := number_of(key.node)) is not None:
+        if is_kind(key, TensorProxy) and (known := number_of(key.node)) is not None:
             key = known
-        if isinstance(key, TensorProxy):
+        if is_kind(key, TensorProxy):
             raise Break(
                 "tensor read as a number",
                 "a tensor indexes a Python sequence",
@@ -172,9 +173,9 @@ class Containers(Parts):
         kind = type(key)
         if kind not in ATOMS:
             method = ABSENT if issubclass(kind, int) else self.attributes.on_type(kind, "__index__")
-            if isinstance(method, types.FunctionType):
+            if is_kind(method, types.FunctionType):
                 key = self.call(method, [key], {})
-                if not isinstance(key, int):
+                if not is_kind(key, int):
                     raise TypeError(f"__index__ returned non-int (type {type_name(type(key))})")
             else:
                 self.guard_operators(key, ("__index__",))
@@ -190,7 +191,7 @@ class Containers(Parts):
         if found is not ABSENT:
             return found
         missing = self.attributes.on_type(kind, "__missing__")
-        if isinstance(missing, types.FunctionType):
+        if is_kind(missing, types.FunctionType):
             return self.call(missing, [obj, key], {})
         if kind is collections.defaultdict:
             factory = obj.default_factory
@@ -202,11 +203,11 @@ class Containers(Parts):
 
     def class_subscript(self, cls: type, key: Any) -> Any:
         method = self.attributes.on_type(type(cls), "__getitem__")
-        if isinstance(method, types.FunctionType):
+        if is_kind(method, types.FunctionType):
             return self.call(method, [cls, key], {})
         name = "__class_getitem__"
         own = next((base.__dict__[name] for base in cls.__mro__ if name in base.__dict__), None)
-        if isinstance(own, classmethod | staticmethod | types.FunctionType):
+        if is_kind(own, classmethod | staticmethod | types.FunctionType):
             return self.call(self.get_attr(cls, name), [key], {})
         if own is None and any("__getattr__" in base.__dict__ for base in inspect.getmro(type(cls))):
             raise Break("item of a class", f"{type(cls).__qualname__}.__getattr__ is asked for it", "it runs natively")
@@ -223,7 +224,7 @@ class Containers(Parts):
         if is_replaced(method, "__setitem__"):
             self.call(self.attributes.bind(method, obj, kind), [key, value], {})
             return
-        if isinstance(method, types.FunctionType):
+        if is_kind(method, types.FunctionType):
             self.call(method, [obj, key, value], {})
             return
         base: Any = next((b for b in kind.__mro__ if b in CONTAINERS), None)
@@ -245,7 +246,7 @@ class Containers(Parts):
         if base in DICTS:
             base.__setitem__(target, self.objects.made_key(key), value)
         else:
-            if isinstance(key, slice):
+            if is_kind(key, slice):
                 value = self.calls.fast(value)
             base.__setitem__(target, self.as_index(key), value)
 
@@ -255,7 +256,7 @@ class Containers(Parts):
         if is_replaced(method, "__delitem__"):
             self.call(self.attributes.bind(method, obj, kind), [key], {})
             return
-        if isinstance(method, types.FunctionType):
+        if is_kind(method, types.FunctionType):
             self.call(method, [obj, key], {})
             return
         base: Any = next((b for b in kind.__mro__ if b in CONTAINERS), None)
@@ -288,7 +289,7 @@ class Containers(Parts):
                 if any(type(v) in CONTAINERS or type(v) is tuple for v in value)
                 else value
             )
-        if isinstance(value, tuple) and hasattr(kind, "_fields") and "__getitem__" not in kind.__dict__:
+        if is_kind(value, tuple) and hasattr(kind, "_fields") and "__getitem__" not in kind.__dict__:
             return tuple(self.plain_contents(self.get_item(value, i)) for i in range(len(value)))
         if kind is tuple and any(type(v) in CONTAINERS or type(v) is tuple for v in value):
             return tuple(self.plain_contents(v) for v in value)
@@ -304,8 +305,8 @@ class Containers(Parts):
         if kind is TensorProxy:
             return self.loops.rows(value)
         if kind in ROWS:
-            return value.begin() if isinstance(value, TensorRows) else value
-        if isinstance(value, StandIn):
+            return value.begin() if is_kind(value, TensorRows) else value
+        if is_kind(value, StandIn):
             return value.iterate()
         self.refuse_alien(value)
         value = self.objects.seen_through(value)
@@ -318,7 +319,7 @@ class Containers(Parts):
             refuse_order(value)
         if kind in (tuple, str, bytes, frozenset) or kind in natives.VIEWS or kind is torch.Size:
             return self.objects.made(iter(value))
-        if isinstance(value, natives.ITERATORS):
+        if is_kind(value, natives.ITERATORS):
             self.objects.writes += 1  # whoever asks for it may advance it: a break after that finds it changed
             if not self.objects.is_new(value) and not self.walks.can_be_told(value):
                 self.walks.refuse(value)
@@ -326,7 +327,7 @@ class Containers(Parts):
         method = self.attributes.on_type(kind, "__iter__")
         if is_replaced(method, "__iter__"):
             return self.call(self.attributes.bind(method, value, kind), [], {})
-        if isinstance(method, types.FunctionType):
+        if is_kind(method, types.FunctionType):
             return self.call(method, [value], {})
         if any(b in CONTAINERS or b is tuple for b in kind.__mro__):
             base: Any = next(b for b in kind.__mro__ if b in CONTAINERS or b is tuple)
@@ -334,7 +335,7 @@ class Containers(Parts):
             if base in SETS:
                 refuse_order(held)
             return self.objects.made(base.__iter__(held))
-        if isinstance(value, type) and isinstance(
+        if is_kind(value, type) and is_kind(
             method := self.attributes.on_type(type(value), "__iter__"), types.FunctionType
         ):
             return self.call(method, [value], {})
@@ -346,28 +347,28 @@ class Containers(Parts):
         """An iterator over `value` that C code may be given: one in Python is advanced in the trace."""
         if (record := self.objects.record_of(value)) is not None:
             (self.objects.refuse_loop if in_loop else self.objects.refuse_growing)(record)
-        if isinstance(value, View) and not in_loop:
+        if is_kind(value, View) and not in_loop:
             value.refuse("the items")
         iterator = self.get_iter(value)
         if type(iterator) in ROWS:
             raise Break("iterating over a tensor of unknown length", "in a builtin", "iterate over it with a for loop")
-        native = isinstance(iterator, natives.ITERATORS) and self.objects.is_new(iterator)
+        native = is_kind(iterator, natives.ITERATORS) and self.objects.is_new(iterator)
         return iterator if native else Pulled(self, iterator)
 
     def get_yield_from_iter(self, frame: Frame, value: Any) -> Any:
         iterator = super().get_yield_from_iter(frame, value)
-        if isinstance(iterator, natives.ITERATORS) and not self.objects.is_new(iterator):
+        if is_kind(iterator, natives.ITERATORS) and not self.objects.is_new(iterator):
             self.walks.refuse(iterator)
         return iterator
 
     def next_item(self, iterator: Any) -> Any:
         if type(iterator) in ROWS:
             return self.loops.next_row(cast(Any, iterator))
-        if isinstance(iterator, StandIn):
+        if is_kind(iterator, StandIn):
             return iterator.advance()
-        if not isinstance(iterator, natives.ITERATORS):
+        if not is_kind(iterator, natives.ITERATORS):
             method = self.attributes.on_type(type(iterator), "__next__")
-            if isinstance(method, types.FunctionType):
+            if is_kind(method, types.FunctionType):
                 try:
                     return self.call(method, [iterator], {})
                 except StopIteration:
@@ -382,7 +383,7 @@ class Containers(Parts):
         return value if value is STOP else self.objects.made(value)
 
     def unpack(self, value: Any, count: int) -> list[Any]:
-        if isinstance(value, TensorProxy):
+        if is_kind(value, TensorProxy):
             value = self.tensors.rows_for_unpacking(value, count)
         elif type(value) in LISTS:
             value = self.objects.contents(value)
@@ -394,7 +395,7 @@ class Containers(Parts):
         return items
 
     def drain(self, value: Any) -> list[Any]:
-        known = not isinstance(value, natives.ITERATORS) or self.objects.is_new(value)
+        known = not is_kind(value, natives.ITERATORS) or self.objects.is_new(value)
         return super().drain(value) if known else list(Pulled(self, value))
 
     def length_hint(self, value: Any) -> None:
@@ -468,16 +469,16 @@ class Containers(Parts):
         return dict(self.calls.mapping_or_items(other, dict)) if hasattr(type(other), "keys") else other
 
     def format_value(self, value: Any, conversion: str, spec: Any) -> Any:
-        if isinstance(value, TensorProxy) and not conversion and not value.fake.dim():
+        if is_kind(value, TensorProxy) and not conversion and not value.fake.dim():
             known = number_of(value.node)  # a tensor without axes is formatted as its number is
             value = value if known is None else known
         if self.texts.is_open(value) and type(spec) in ATOMS:
             return self.texts.formatted(value, conversion, spec)
         value = natives.specialised(value, self.calls.known)
-        if natives.is_plain(value, self.calls.known):
+        if self.has_plain_text(value):
             return super().format_value(value, conversion, spec)
         own = ABSENT if conversion else self.attributes.on_type(type_of(value), "__format__")
-        if isinstance(own, types.FunctionType) and type(value) is type_of(value):
+        if is_kind(own, types.FunctionType) and type(value) is type_of(value):
             text = self.call(self.attributes.bind(own, value, type(value)), [spec or ""], {})
             if type_of(text) is str:
                 return text
@@ -494,7 +495,7 @@ class Containers(Parts):
         if self.texts.is_open(value):
             return self.texts.formatted(value, conversion, "")
         value = natives.specialised(value, self.calls.known)
-        if not natives.is_plain(value, self.calls.known):
+        if not self.has_plain_text(value):
             raise Break(
                 "text of a value that is not plain",
                 f"a {type_of(value).__name__} is formatted",
@@ -507,13 +508,13 @@ class Containers(Parts):
         if self.texts.is_open(value) and not encoding:
             return self.texts.formatted(value, "s", "")
         value = natives.specialised(value, self.calls.known)
-        if natives.is_plain(value, self.calls.known):
+        if self.has_plain_text(value):
             return str(value, *encoding)
-        if isinstance(value, BaseException) and self.objects.record_of(value) is None:
+        if is_kind(value, BaseException) and self.objects.record_of(value) is None:
             return self.exception_text(value)
-        if not isinstance(value, TensorProxy | LoopLeftover | TensorMethod):
+        if not is_kind(value, TensorProxy | LoopLeftover | TensorMethod):
             method = self.attributes.on_type(type(value), "__str__")
-            if isinstance(method, types.FunctionType):
+            if is_kind(method, types.FunctionType):
                 return self.call(method, [value], {})
             if method is object.__str__:
                 return self.repr_of(value)
@@ -526,25 +527,36 @@ class Containers(Parts):
     def exception_text(self, error: BaseException) -> Any:
         """``str(error)`` of one that the step made; its arguments may be the graph's."""
         method = self.attributes.on_type(type(error), "__str__")
-        if isinstance(method, types.FunctionType):
+        if is_kind(method, types.FunctionType):
             return self.call(method, [error], {})
         if method is BaseException.__str__:
             return "" if not error.args else self.text_of(error.args[0] if len(error.args) == 1 else error.args)
         if method is KeyError.__str__ and len(error.args) == 1:
             return self.repr_of(error.args[0])
-        if not natives.is_plain(error.args, self.calls.known):
+        if not self.has_plain_text(error.args):
             raise Break("text of a value that is not plain", f"str() of a {type(error).__name__}", "keep its arguments")
         return str(error)
+
+    def has_plain_text(self, value: Any) -> bool:
+        """Whether C code may write the value down: a plain one. Of the classes in it, what they are called is read."""
+        if not natives.is_plain(value, self.calls.known):
+            return False
+        for cls in classes_in(value):
+            if is_kind(self.attributes.on_type(type(cls), "__repr__"), types.FunctionType):
+                return False
+            for name in ("__qualname__", "__module__"):
+                natives.specialised(self.attributes.get(cls, name))
+        return True
 
     def repr_of(self, value: Any) -> Any:
         """``repr(value)``."""
         if self.texts.is_open(value):
             return self.texts.formatted(value, "r", "")
         value = natives.specialised(value, self.calls.known)
-        if natives.is_plain(value, self.calls.known):
+        if self.has_plain_text(value):
             return repr(value)
-        method = self.attributes.on_type(type(value), "__repr__") if not isinstance(value, TensorProxy) else ABSENT
-        if isinstance(method, types.FunctionType):
+        method = self.attributes.on_type(type(value), "__repr__") if not is_kind(value, TensorProxy) else ABSENT
+        if is_kind(method, types.FunctionType):
             return self.call(method, [value], {})
         raise Break(
             "text of a value that is not plain", f"repr() of a {type_of(value).__name__}", "print it after the step"

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from moebius.interpreter import UNSET, Frame, Signal
+from moebius.interpreter import UNSET, Frame, Signal, is_kind
 from moebius.interpreter.domain.core import flags_of
 from moebius.interpreter.domain.matching import TPFLAGS_MAPPING, TPFLAGS_SEQUENCE
 
@@ -218,7 +218,7 @@ class TrackingDomain(Operators, Containers):
 
     def meets_handler(self, exc: BaseException) -> None:
         refuse_own(exc)
-        if isinstance(exc, torch_private.DATA_DEPENDENT):
+        if is_kind(exc, torch_private.DATA_DEPENDENT):
             raise decided_by_data()
         if type(exc) is TypeError and not self.objects.is_known(exc) and tells_of_tracing(exc):
             raise Break("C code that takes no number of ours", str(exc), "it runs natively")
@@ -243,7 +243,7 @@ class TrackingDomain(Operators, Containers):
 
     def refuse_raising(self, exc: Any) -> None:
         """Raising changes an exception's own traceback and context, which is an effect on one from outside."""
-        if isinstance(exc, BaseException) and self.objects.record_of(exc) is not None:
+        if is_kind(exc, BaseException) and self.objects.record_of(exc) is not None:
             raise Break("exception from outside is raised", type(exc).__name__, "raise a new one")
 
     def prep_reraise_star(self, original: BaseException, raised: Any) -> Any:
@@ -403,8 +403,8 @@ def refuse_own(error: BaseException) -> None:
     raised_on_purpose = instruction in ("RAISE_VARARGS", "RERAISE")
     own_object = type(getattr(error, "obj", None)).__module__.startswith("moebius.")
     if (
-        isinstance(error, AssertionError | NotImplementedError)
-        or (not raised_on_purpose and isinstance(error, NameError))
+        is_kind(error, AssertionError | NotImplementedError)
+        or (not raised_on_purpose and is_kind(error, NameError))
         or own_object
     ):
         raise OwnError(f"{type(error).__name__}: {error}") from error
@@ -429,4 +429,4 @@ class StopHere(Break):
 
 def default_of(label: Any, function: Any) -> Any:
     """A function's default, by its place from the left or by its keyword."""
-    return (function.__defaults__ if isinstance(label, int) else function.__kwdefaults__)[label]
+    return (function.__defaults__ if is_kind(label, int) else function.__kwdefaults__)[label]

@@ -8,15 +8,17 @@ from __future__ import annotations
 import enum
 from typing import Any
 
+from moebius.interpreter import is_kind
+
 
 def plain_member(value: Any) -> Any:
     """The number or text that C code takes a member for; anything else as itself."""
-    if isinstance(value, enum.Enum):
-        if isinstance(value, int):
+    if is_kind(value, enum.Enum):
+        if is_kind(value, int):
             return int.__int__(value)
-        if isinstance(value, float):
+        if is_kind(value, float):
             return float.__float__(value)
-        if isinstance(value, str):
+        if is_kind(value, str):
             return str.__str__(value)
     return value
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from torch import fx
 
+from moebius.interpreter import is_kind
 from moebius.lowering.step.filters import blocks, enter_block, filter_call, leave_block
 
 from ..values.numbers import Number
@@ -121,7 +122,7 @@ class Filters:
 
     def change(self, function: Callable[..., None], *args: Any, **kwargs: Any) -> None:
         values = (*args, *kwargs.values())
-        if not all(natives.is_plain(v, self.objects.is_known) or isinstance(v, type) for v in values):
+        if not all(natives.is_plain(v, self.objects.is_known) or is_kind(v, type) for v in values):
             raise Break(f"warnings.{function.__name__}", "with arguments that are not plain", HINT)
         self.mark(filter_call(function, *args, **kwargs))
         if not self.open:  # (what a block changes is over with it)

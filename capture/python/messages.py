@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from moebius.interpreter import is_kind
 from moebius.lowering.step import texts
 from moebius.lowering.step.filters import recorders
 
@@ -89,10 +90,10 @@ class Messages:
         parts = self.tensors.texts
         if not args:
             return type(message) is str or parts.is_text(message)
-        known = [type(v) in ATOMS or parts.is_part(v) or isinstance(v, Number) for v in args]
+        known = [type(v) in ATOMS or parts.is_part(v) or is_kind(v, Number) for v in args]
         if type(message) is not str or not all(known):
             return False
-        words = [v.representative if isinstance(v, Number) else "" if parts.is_part(v) else v for v in args]
+        words = [v.representative if is_kind(v, Number) else "" if parts.is_part(v) else v for v in args]
         words = [2 if type(v) is torch.SymInt else word for v, word in zip(args, words, strict=True)]
         try:
             message % tuple(words)  # (a tensor by %s; a line that cannot be made is an error message with a traceback)
@@ -127,7 +128,7 @@ class Messages:
         writer = self.tensors.writer
         if not self.tensors.whole_step or writer.scope.parent is not None or writer.recomputed:
             raise Break("warnings.warn", "in a loop over experts, a checkpointed call or for a foreign backend", AFTER)
-        plain = isinstance(category, type | None) and type(stacklevel) is int and source is None and not rest
+        plain = is_kind(category, type | None) and type(stacklevel) is int and source is None and not rest
         if not (type(message) is str or self.tensors.texts.is_text(message)) or not plain:
             raise Break("warnings.warn", "of something that is no text", AFTER)
         if category is not None and not issubclass(category, Warning):

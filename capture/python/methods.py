@@ -15,12 +15,13 @@ from typing import Any
 
 import torch
 
-from moebius.interpreter import STOP
+from moebius.interpreter import STOP, is_kind
 from moebius.interpreter.forms import form_of
 
 from ..bytecode import c_callables
 from ..guards.sources import Static
 from ..heap.identities import refuse_order
+from ..heap.lifetimes import classes_in
 from ..heap.records import DICTS, LISTS, SETS, Record
 from ..hook import ABSENT, copy_set
 from ..tensors.array_inputs import is_array
@@ -220,25 +221,28 @@ class Methods(CallParts):
         return item
 
     def atom_method(self, owner: Any, name: str, bound: Any, args: list, kwargs: dict[str, Any]) -> Any:
-        if isinstance(owner, torch.Generator):
+        if is_kind(owner, torch.Generator):
             raise Break("random generator", f"torch.Generator.{name}", "seed outside of the step")
-        if isinstance(owner, torch.device) and name in ("__enter__", "__exit__"):  # as set_default_device does
+        if is_kind(owner, torch.device) and name in ("__enter__", "__exit__"):  # as set_default_device does
             if torch_private.is_default_device(owner):  # (that no other is set, is guarded)
                 return owner if name == "__enter__" else None
             raise Break("default device", f"with torch.device({str(owner)!r})", "pass device= to what makes tensors")
-        if name == "join" and args and isinstance(owner, str):
+        if name == "join" and args and is_kind(owner, str):
             args = [self.fast(args[0], NOT_JOINED)]
-            if self.texts.is_open(*args[0]) and all(isinstance(v, str | Text) for v in args[0]):
+            if self.texts.is_open(*args[0]) and all(is_kind(v, str | Text) for v in args[0]):
                 between = [v for part in args[0] for v in (owner, part)][1:]
                 return self.texts.make(texts.joined, *between)
-        if name == "format" and isinstance(owner, str) and self.texts.is_open(*args, *kwargs.values()):
+        if name == "format" and is_kind(owner, str) and self.texts.is_open(*args, *kwargs.values()):
             return self.texts.make(texts.filled, owner, tuple(kwargs), *args, *kwargs.values())
         values = [natives.specialised(self.domain.plain_contents(a), self.known) for a in args]
         if name == "join" and args:
-            values = [args[0] if isinstance(owner, str) else self.fast(args[0], NOT_JOINED)]
-        if name == "format" and isinstance(owner, str) and is_simple(owner):
-            values = [v if natives.is_plain(v, self.known) else self.formatted(v) for v in values]
-            kwargs = {k: v if natives.is_plain(v, self.known) else self.formatted(v) for k, v in kwargs.items()}
+            values = [args[0] if is_kind(owner, str) else self.fast(args[0], NOT_JOINED)]
+        if name == "format" and is_kind(owner, str) and is_simple(owner):
+            plain = self.domain.has_plain_text
+            values = [v if plain(v) else self.formatted(v) for v in values]
+            kwargs = {k: v if plain(v) else self.formatted(v) for k, v in kwargs.items()}
+        elif name in ("format", "format_map") and any(classes_in([*values, *kwargs.values()])):
+            raise Break("text of values that are not plain", f"str.{name} looks into a class", "use an f-string")
         if not all(natives.is_plain(v, self.known) for v in (*values, *kwargs.values())):
             raise Break(
                 "method of a plain value",
@@ -265,7 +269,8 @@ class Methods(CallParts):
                 return self.domain.compare("==" if name == "__eq__" else "!=", owner, args[0])
             raise Break("method in C", f"{base.__name__}.{name}", "it runs natively")
         if name in natives.CHANGING and not self.leaves_as_it_is(owner, base, name, args):
-            self.objects.touch(owner)
+            bounded = base is collections.deque  # (one that is full lets go of an item)
+            self.objects.touch(owner, lets_go=bounded or name not in natives.ADDING)
         record = self.objects.record_of(owner)
         if record is not None and base in DICTS:
             if name in ("keys", "values", "items") and self.objects.is_growing(record) and not (args or kwargs):
@@ -335,7 +340,7 @@ class Methods(CallParts):
             return (args[1] if len(args) > 1 else None) if found is ABSENT else found
         if name == "__contains__":
             return self.objects.dict_get(record, args[0]) is not ABSENT
-        if name == "__getitem__" and not isinstance(record.obj, collections.defaultdict):
+        if name == "__getitem__" and not is_kind(record.obj, collections.defaultdict):
             found = self.objects.dict_get(record, args[0])
             if found is ABSENT:
                 raise KeyError(args[0])
@@ -414,7 +419,7 @@ class Methods(CallParts):
     def fast(self, value: Any, refusal: str = "") -> list:
         """Objects/abstract.c PySequence_Fast: a list of what iterating gives, whose iterator is asked for its own.
         refusal: what the error says where nothing can be gone through."""
-        if isinstance(value, list | tuple):
+        if is_kind(value, list | tuple):
             return self.listed(value)
         try:
             iterator = self.domain.get_iter(value)
@@ -472,7 +477,7 @@ class Methods(CallParts):
             return self.objects.enter(default, Static(f"ContextVar({variable.name!r}) default", default))
         if name == "set":
             return self.objects.made(ContextToken(variable, self.objects.context_set(variable, args[0])))
-        if name == "reset" and isinstance(args[0], ContextToken):
+        if name == "reset" and is_kind(args[0], ContextToken):
             self.objects.context_set(variable, args[0].before)
             return None
         raise Break("context variable", f"ContextVar.{name}", "set context variables outside of the step")

@@ -24,6 +24,8 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
+from moebius.interpreter import is_kind
+
 from ..bytecode.c_callables import owner_of
 from ..heap.records import CONTAINERS, DICTS, VIEWS
 from ..torch_facts import torch_private
@@ -31,7 +33,7 @@ from ..values.values import ATOMS, SYMBOLIC, Break, RuntimeNumber, StandIn, Tens
 
 # Functions in C of numbers, which give numbers, texts or tuples of such.
 OF_NUMBERS: frozenset[Any] = frozenset(
-    f for module in (math, cmath) for f in vars(module).values() if isinstance(f, types.BuiltinFunctionType)
+    f for module in (math, cmath) for f in vars(module).values() if is_kind(f, types.BuiltinFunctionType)
 ) | {abs, bin, chr, divmod, hex, oct, pow, round, complex}
 PURE: frozenset[Any] = frozenset(
     {
@@ -54,7 +56,7 @@ PURE: frozenset[Any] = frozenset(
         any,
         sorted,
         *OF_NUMBERS,
-        *(f for f in vars(operator).values() if isinstance(f, types.BuiltinFunctionType)),
+        *(f for f in vars(operator).values() if is_kind(f, types.BuiltinFunctionType)),
         re.escape,
         bisect.bisect_left,
         bisect.bisect_right,
@@ -133,6 +135,9 @@ CALLBACK_FIRST: frozenset[Any] = frozenset(
 )
 # The truth of what it gives is asked; the first two take None, for the items' own truth.
 ASKS_TRUTH: tuple[Any, ...] = (filter, itertools.filterfalse, itertools.takewhile, itertools.dropwhile)
+
+# Methods of containers after which all is still there that was.
+ADDING = frozenset({"append", "appendleft", "add", "extend", "extendleft", "insert"})
 
 # Their second argument is, or the one called ``func`` or ``key``.
 CALLBACK_SECOND: frozenset[Any] = frozenset({itertools.accumulate, itertools.groupby})
@@ -371,13 +376,13 @@ def is_plain(value: Any, known: Callable[[Any], bool]) -> bool:
         return False
     if kind is torch.Size:
         return all(type(v) not in SYMBOLIC for v in value)
-    if kind in ATOMS or isinstance(value, type | types.BuiltinFunctionType):
+    if kind in ATOMS or is_kind(value, type | types.BuiltinFunctionType):
         return True
     if kind is slice:
         return all(is_plain(v, known) for v in (value.start, value.stop, value.step))
-    if isinstance(value, types.FunctionType):
+    if is_kind(value, types.FunctionType):
         return False
-    if isinstance(value, tuple | frozenset) and kind in (tuple, frozenset):
+    if is_kind(value, tuple | frozenset) and kind in (tuple, frozenset):
         return all(is_plain(v, known) for v in value)
     if known(value) or kind not in CONTAINERS and kind not in VIEWS:
         return False
@@ -392,9 +397,9 @@ def specialised(value: Any, known: Callable[[Any], bool] | None = None) -> Any:
     known: whether a list existed before the step, which is not looked into; without it no list is.
     """
     kind = type(value)
-    if isinstance(value, StandIn):
+    if is_kind(value, StandIn):
         value.refuse("the value")
-    if isinstance(value, RuntimeNumber):
+    if is_kind(value, RuntimeNumber):
         return value.numbers.constant(value)  # type: ignore[attr-defined]
     if kind in SYMBOLIC:
         try:
@@ -417,7 +422,7 @@ def decided_by_data() -> Break:
 
 def is_operand(value: Any, known: Callable[[Any], bool]) -> bool:
     """Plain, a tensor, or a new container of such: what natively run arithmetic may be given (proxies do)."""
-    if isinstance(value, TensorProxy | torch.SymInt | torch.SymFloat | torch.SymBool):
+    if is_kind(value, TensorProxy | torch.SymInt | torch.SymFloat | torch.SymBool):
         return True
     if type(value) in (tuple, list) and not known(value):
         return all(is_operand(v, known) for v in value)
@@ -430,14 +435,14 @@ PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter)
 def is_bound_builtin(value: Any) -> bool:
     """A method in C with the object that it belongs to, made anew each time it is asked for."""
     owner = owner_of(value)
-    return owner is not None and (not isinstance(owner, torch.Tensor) or type(owner) in PLAIN_TENSORS)
+    return owner is not None and (not is_kind(owner, torch.Tensor) or type(owner) in PLAIN_TENSORS)
 
 
 def is_tensor_operator(function: Any) -> bool:
     """torch's operators as Python sees them: builtin functions of torch._C, operator packets and overloads."""
-    if isinstance(function, torch_private.OPERATOR_OBJECTS):
+    if is_kind(function, torch_private.OPERATOR_OBJECTS):
         return True
-    if not isinstance(function, types.BuiltinFunctionType):
+    if not is_kind(function, types.BuiltinFunctionType):
         return False
     return (
         function in VARIABLE_FUNCTIONS
@@ -449,7 +454,7 @@ def is_tensor_operator(function: Any) -> bool:
 VARIABLE_FUNCTIONS = frozenset(
     f
     for n in dir(torch_private.variable_functions)
-    if isinstance(f := getattr(torch_private.variable_functions, n), types.BuiltinFunctionType)
+    if is_kind(f := getattr(torch_private.variable_functions, n), types.BuiltinFunctionType)
 )
 
 

@@ -11,6 +11,7 @@ from typing import Any, cast
 import numpy as np
 import torch
 
+from moebius.interpreter import is_kind
 from moebius.interpreter.domain.core import special, type_name
 from moebius.interpreter.domain.operators import COMPARE_DUNDERS
 from moebius.interpreter.domain.operators import OPERATIONS as OPERATORS
@@ -165,7 +166,7 @@ class Operators(Parts):
         return self.numbers.apply(numbers.OPERATIONS[op], left, right)
 
     def text_binary(self, op: str, left: Any, right: Any) -> Any:
-        if op in ("+", "+=") and all(isinstance(v, Text | str) for v in (left, right)):
+        if op in ("+", "+=") and all(is_kind(v, Text | str) for v in (left, right)):
             return self.texts.make(texts.joined, left, right)
         left, right = (natives.specialised(v, self.calls.known) for v in (left, right))
         return self.binary(op, left, right)
@@ -206,12 +207,12 @@ class Operators(Parts):
 
     def percent(self, text: str, values: Any) -> Any:
         parts = values if type(values) is tuple else (values,)
-        if isinstance(values, TensorProxy) and "%" not in text:
+        if is_kind(values, TensorProxy) and "%" not in text:
             return text  # it has items, as a mapping: nothing says that there are too many
         if self.texts.is_open(*parts):
             return self.texts.make(texts.percent, text, *parts)
         values = natives.specialised(values, self.calls.known)
-        if not natives.is_plain(values, self.calls.known):
+        if not self.has_plain_text(values):
             raise Break("text of values that are not plain", "str % ...", "format plain values")
         return text % values
 
@@ -224,7 +225,7 @@ class Operators(Parts):
         if type(value) in ATOMS or is_alien(value):
             return value
         method = self.attributes.on_type(type(value), "__index__")
-        return self.as_index(value) if isinstance(method, types.FunctionType) else value
+        return self.as_index(value) if is_kind(method, types.FunctionType) else value
 
     def native(self, function: Any, *args: Any, **kwargs: Any) -> Any:
         """C code that an operator comes to: not with a container from outside, of which nobody has read the items."""
@@ -312,7 +313,7 @@ class Operators(Parts):
     def asks_in_python(self, value: Any) -> bool:
         """Whether torch asks the value for an answer of its own, or looking for one runs code of the value's class."""
         methods = (self.attributes.on_type(type(value), name) for name in ("__getattr__", "__getattribute__"))
-        asks = any(isinstance(method, types.FunctionType) for method in methods)
+        asks = any(is_kind(method, types.FunctionType) for method in methods)
         return asks or self.attributes.on_type(type(value), "__torch_function__") is not ABSENT
 
     def compares_in_python(self, value: Any, op: str) -> bool:
@@ -340,7 +341,7 @@ class Operators(Parts):
             raise Break("comparison of containers", "dicts with keys that are not plain", "compare plain values")
         if left.keys() != right.keys():
             return False
-        if all(isinstance(one, collections.OrderedDict) for one in (left, right)) and list(left) != list(right):
+        if all(is_kind(one, collections.OrderedDict) for one in (left, right)) and list(left) != list(right):
             return False
         pairs = [(right[key], value) for key, value in left.items()]
         return all(self.is_one(b, a) or self.truth(self.compare("==", b, a)) for b, a in pairs)
@@ -392,23 +393,23 @@ class Operators(Parts):
         record = self.objects.record_of(container)
         method = (
             self.attributes.on_type(kind, "__contains__")
-            if kind not in ATOMS and not isinstance(container, natives.VIEWS)
+            if kind not in ATOMS and not is_kind(container, natives.VIEWS)
             else ABSENT
         )
         if is_replaced(method, "__contains__"):
             return self.truth(self.call(self.attributes.bind(method, container, kind), [item], {}))
-        if isinstance(method, types.FunctionType):
+        if is_kind(method, types.FunctionType):
             return self.truth(self.call(method, [container, item], {}))
         base = next((b for b in kind.__mro__ if b in natives.CONTAINER_METHODS), None)
         if base in DICTS:
             if record is not None:
                 return self.objects.dict_get(record, item) is not ABSENT
             return dict.__contains__(container, self.objects.made_key(item))
-        if base in SETS or base is frozenset or isinstance(container, type({}.keys())):
+        if base in SETS or base is frozenset or is_kind(container, type({}.keys())):
             return self.objects.made_key(item) in self.objects.contents(container)
         if kind in (str, bytes, range):
             return (natives.specialised(item) if type(item) is torch.SymBool else item) in container
-        if base is not None or kind is torch.Size or isinstance(container, natives.VIEWS):
+        if base is not None or kind is torch.Size or is_kind(container, natives.VIEWS):
             return any(
                 self.is_one(x, item) or self.truth(self.compare("==", x, item))
                 for x in self.objects.contents(container)
@@ -416,7 +417,7 @@ class Operators(Parts):
         if method is ABSENT and not hasattr(kind, "__contains__"):
             items = self.items_searched(container)
             return any(self.is_one(x, item) or self.truth(self.compare("==", x, item)) for x in items)
-        if isinstance(container, type) and issubclass(type(container), __import__("enum").EnumMeta):
+        if is_kind(container, type) and issubclass(type(container), __import__("enum").EnumMeta):
             return item in cast(Any, container)
         raise Break("membership in a C object", kind.__name__, "test it outside of the step")
 
@@ -463,7 +464,7 @@ class Operators(Parts):
         if kind in SIMPLE:
             return bool(value)
         if kind is TensorProxy:
-            if value.fake.dim() and isinstance(n := value.fake.numel(), int) and n > 1:
+            if value.fake.dim() and is_kind(n := value.fake.numel(), int) and n > 1:
                 raise RuntimeError("Boolean value of Tensor with more than one value is ambiguous")
             if (known := constant_truth(value.node)) is not None:
                 return known
@@ -488,7 +489,7 @@ class Operators(Parts):
         ):
             return bool(value)
         self.refuse_alien(value)
-        if isinstance(method := self.attributes.on_type(kind, "__bool__"), types.FunctionType):
+        if is_kind(method := self.attributes.on_type(kind, "__bool__"), types.FunctionType):
             result = self.call(method, [value], {})
             if type(result) is not bool and type(result) not in SYMBOLIC:
                 raise TypeError(f"__bool__ should return bool, returned {type_name(type_of(result))}")
@@ -545,5 +546,5 @@ def defined_in_c(kind: type, name: str) -> bool:
     """Whether a type has the special method from C code, other than object's own."""
     for base in kind.__mro__:
         if name in base.__dict__:
-            return base is not object and isinstance(base.__dict__[name], types.WrapperDescriptorType)
+            return base is not object and is_kind(base.__dict__[name], types.WrapperDescriptorType)
     return False

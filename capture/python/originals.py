@@ -20,6 +20,8 @@ from typing import Any
 import torch
 import torch.utils.checkpoint
 
+from moebius.interpreter import is_kind
+
 from ..bytecode.c_callables import owner_of
 
 PYTHONS, TORCHS = os.path.dirname(os.__file__) + os.sep, os.path.dirname(torch.__file__) + os.sep
@@ -33,16 +35,16 @@ GENERATOR = getattr(random.random, "__self__", None)
 
 def is_own(function: Any) -> bool:
     """Whether a function or class is Python's or torch's: by the file of its code, by its module, or as it is C's."""
-    if isinstance(function, types.FunctionType):
+    if is_kind(function, types.FunctionType):
         name = function.__code__.co_filename
         if name.startswith((TORCHS, "<frozen")) or str(function.__module__).startswith("moebius."):
             return True
         return name.startswith(PYTHONS) and not name.startswith(OTHERS)
-    if isinstance(function, type):
+    if is_kind(function, type):
         return str(function.__module__).partition(".")[0] in ROOMS
     owner = owner_of(function)
-    known = owner is None or owner is GENERATOR or isinstance(owner, type)
-    return isinstance(function, FUNCTIONS) and known
+    known = owner is None or owner is GENERATOR or is_kind(owner, type)
+    return is_kind(function, FUNCTIONS) and known
 
 
 def own(function: Any) -> Any:

@@ -10,6 +10,8 @@ import types
 from collections.abc import Callable
 from typing import Any
 
+from moebius.interpreter import is_kind
+
 from ..hook import ABSENT
 from ..tensors.fakes import fake_of
 from ..values.numbers import Number, is_open
@@ -63,10 +65,10 @@ class Overrides:
             self.world.call(function, *fakes)
         except Asked as asked:
             operator, kinds, *rest = replaced(asked.given, originals)
-            if isinstance(function, types.FunctionType) and operator is not function:
+            if is_kind(function, types.FunctionType) and operator is not function:
                 what = f"{asked.kind.__name__} answers for an operator within {function.__name__}"
                 raise Break("__torch_function__", what, HINT) from None
-            if isinstance(operator, types.FunctionType):
+            if is_kind(operator, types.FunctionType):
                 operator = self.calls.substitute(operator)
             method = self.attributes.get(asked.kind, NAME)
             result = self.calls.call(method, [operator, kinds, *map(self.made, rest)], {})
@@ -80,7 +82,7 @@ class Overrides:
 
     def are_asked(self, values: Any) -> bool:
         """torch's ``has_torch_function``: no, where all are tensors of torch's own or have no part in it."""
-        if all(type(v) is TensorProxy or type(v) in ATOMS or isinstance(v, Number) for v in self.calls.fast(values)):
+        if all(type(v) is TensorProxy or type(v) in ATOMS or is_kind(v, Number) for v in self.calls.fast(values)):
             return False
         raise Break("__torch_function__", "torch asks objects that may have one", HINT)
 
@@ -89,7 +91,7 @@ class Overrides:
         made: dict[type, type] = {}
         for kind in sorted({type(one) for one in objects}, key=lambda kind: len(kind.__mro__)):
             method = self.attributes.on_type(kind, NAME)
-            if not isinstance(method, classmethod) or not isinstance(method.__func__, types.FunctionType):
+            if not is_kind(method, classmethod) or not is_kind(method.__func__, types.FunctionType):
                 what = f"that of {kind.__name__} is not a class method"
                 raise Break("__torch_function__", what, "make it one, of Python code")
             bases = [stand_in for base, stand_in in made.items() if issubclass(kind, base)]

@@ -13,6 +13,8 @@ import types
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from moebius.interpreter import is_kind
+
 from .originals import own
 
 if TYPE_CHECKING:
@@ -41,7 +43,7 @@ class Packages:
                 text = f"importlib.util.find_spec({name!r})"
                 self.guards.answers(text, "finds nothing", (functools.partial(is_missing, name), True))
                 return None
-        assert isinstance(FIND, types.FunctionType)
+        assert is_kind(FIND, types.FunctionType)
         return self.domain.call_function(FIND, [*args], kwargs)
 
     def as_found(self) -> bool:

@@ -6,7 +6,7 @@ import types
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
-from moebius.interpreter import Domain, Frame
+from moebius.interpreter import Domain, Frame, is_kind
 
 from ..heap.objects import Objects
 from ..heap.records import Record
@@ -101,6 +101,7 @@ class Parts(Domain):
     is_one: Callable[[Any, Any], bool]  # whether two are one, or equal
     text_of: Callable[..., Any]  # ``str(value)``
     repr_of: Callable[[Any], Any]  # ``repr(value)``
+    has_plain_text: Callable[[Any], bool]  # whether C code may write a value down
 
     @property
     def frame(self) -> Frame | None:
@@ -160,9 +161,9 @@ class CallParts:
 
 def holds_proxy(value: Any) -> bool:
     """Whether a tuple, list or dict argument holds tensors."""
-    if isinstance(value, tuple | list):
-        return any(isinstance(v, TensorProxy) or holds_proxy(v) for v in value)
-    return isinstance(value, dict) and any(isinstance(v, TensorProxy) for v in value.values())
+    if is_kind(value, tuple | list):
+        return any(is_kind(v, TensorProxy) or holds_proxy(v) for v in value)
+    return is_kind(value, dict) and any(is_kind(v, TensorProxy) for v in value.values())
 
 
 def is_alien(value: Any) -> bool:

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch.distributed
 
+from moebius.interpreter import is_kind
+
 if TYPE_CHECKING:
     from ..heap.objects import Objects
 
@@ -24,7 +26,7 @@ COUNTS = frozenset({"_get_sequence_number_for_group"})  # of what was sent: anot
 def getters(cls: type) -> Iterator[Any]:
     """The C++ functions behind a class's attributes and behind its methods that take and change nothing."""
     for name, member in vars(cls).items():
-        if isinstance(member, property):
+        if is_kind(member, property):
             yield member.fget
         elif name not in COUNTS and GETTER.match(getattr(member, "__doc__", None) or ""):
             yield member.__func__

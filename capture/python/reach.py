@@ -15,6 +15,8 @@ import types
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+from moebius.interpreter import is_kind
+
 MANY = 5000  # functions and items that are looked at
 PLAIN = (type(None), bool, int, float, complex, str, bytes, type(...), range, slice)
 
@@ -35,7 +37,7 @@ def may_look_at(function: Any, owners: Iterable[Any]) -> bool:
         seen.add(id(value))
         if id(value) in written or id(getattr(value, "__dict__", None)) in written:
             return True
-        if isinstance(value, types.FunctionType):
+        if is_kind(value, types.FunctionType):
             if is_standard(value.__module__):
                 pending += cells(value)
                 continue
@@ -49,34 +51,34 @@ def may_look_at(function: Any, owners: Iterable[Any]) -> bool:
             pending += [found.get(name, getattr(builtins, name, None)) for name in code_names(value.__code__)]
             pending += cells(value)
             pending += [*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values(), wrapped(value)]
-        elif isinstance(value, types.ModuleType):
+        elif is_kind(value, types.ModuleType):
             holders.append(vars(value))
             pending += [vars(value).get(name) for name in (*names, "__getattr__")]
-        elif isinstance(value, type):
+        elif is_kind(value, type):
             for base in value.__mro__:
                 if not is_standard(base.__module__):
                     held = dict(vars(base))
                     holders.append(held)
                     pending += [v for name, v in held.items() if name in names or is_special(name)]
-        elif isinstance(value, staticmethod | classmethod | types.MethodType):
+        elif is_kind(value, staticmethod | classmethod | types.MethodType):
             pending += [value.__func__, getattr(value, "__self__", None)]
-        elif isinstance(value, property):
+        elif is_kind(value, property):
             pending += [value.fget, value.fset]
-        elif isinstance(value, functools.partial):
+        elif is_kind(value, functools.partial):
             pending += [value.func, *value.args, *value.keywords.values()]
         elif type(value) in (tuple, frozenset, list, set, dict, types.MappingProxyType):
             count += len(value)
             if count > MANY:
                 return True
             pending += value
-            pending += value.values() if isinstance(value, dict | types.MappingProxyType) else ()
+            pending += value.values() if is_kind(value, dict | types.MappingProxyType) else ()
         elif callable(value) and wrapped(value) is not None:
             pending.append(wrapped(value))
-        elif isinstance(value, (*PLAIN, contextvars.ContextVar)):
+        elif is_kind(value, (*PLAIN, contextvars.ContextVar)):
             continue
-        elif type(value).__module__ == "builtins" and not isinstance(value, Iterable):
+        elif type(value).__module__ == "builtins" and not is_kind(value, (Iterable,)):
             continue  # a function, method or descriptor in C
-        elif is_standard(type(value).__module__) and isinstance(value, Iterable | Callable):
+        elif is_standard(type(value).__module__) and is_kind(value, (Iterable, Callable)):
             return True  # a container in C: what is in it, other code may have put there
         else:
             held = {**slots(value), **getattr(value, "__dict__", {})}
@@ -89,7 +91,7 @@ def code_names(code: types.CodeType) -> Iterator[str]:
     """All names in a function and the functions in it."""
     yield from code.co_names
     for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
+        if is_kind(constant, types.CodeType):
             yield from code_names(constant)
 
 
@@ -121,7 +123,7 @@ def slots(value: Any) -> dict[str, Any]:
     found = {}
     for base in type(value).__mro__:
         for name, member in vars(base).items():
-            if isinstance(member, types.MemberDescriptorType):
+            if is_kind(member, types.MemberDescriptorType):
                 try:
                     found[name] = member.__get__(value)
                 except AttributeError:

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from moebius.interpreter import is_kind
+
 from ..guards.sources import Static
 from ..hook import ABSENT
 from ..values.values import Break, TensorProxy
@@ -61,7 +63,7 @@ class Signatures:
         if type(obj) is types.MethodType:
             return obj.__func__
         look_up = self.attributes.on_type
-        if isinstance(obj, type):
+        if is_kind(obj, type):
             ways = look_up(type(obj), "__call__"), look_up(obj, "__new__"), look_up(obj, "__signature__")
             if ways != (type.__call__, object.__new__, ABSENT):
                 raise Break("inspect.signature", f"of {obj.__qualname__}, which is made in its own way", HINT)

@@ -6,16 +6,18 @@ import functools
 import types
 from typing import Any
 
+from moebius.interpreter import is_kind
+
 
 def is_generic(found: Any, name: str) -> bool:
     """Whether this is what C's own types have by that name, and no method that a class has put there
     (``__setattr__ = dict.__setitem__``)."""
-    return isinstance(found, types.WrapperDescriptorType) and found.__name__ == name
+    return is_kind(found, types.WrapperDescriptorType) and found.__name__ == name
 
 
 def is_replaced(found: Any, name: str) -> bool:
     """Whether a class has something else than a function in the place of a special method (``__getitem__ = dict.get``,
     a static method): it is bound and called."""
-    if isinstance(found, types.WrapperDescriptorType | types.MethodDescriptorType):
+    if is_kind(found, types.WrapperDescriptorType | types.MethodDescriptorType):
         return found.__name__ != name
-    return isinstance(found, staticmethod | classmethod | property | functools.partialmethod | functools.partial)
+    return is_kind(found, staticmethod | classmethod | property | functools.partialmethod | functools.partial)

@@ -13,6 +13,7 @@ from typing import Any, Protocol, cast, runtime_checkable
 
 import torch
 
+from moebius.interpreter import is_kind
 from moebius.interpreter.domain.core import type_name
 
 from ..heap.records import CONTAINERS, HEAP_TYPE
@@ -57,36 +58,36 @@ class StandIns(CallParts):
 
     def is_instance(self, value: Any, classes: Any, asks_metaclass: bool = True) -> bool:
         self.attributes.on_type(self.kind_of(value), "__class__")  # guards the bases
-        if isinstance(classes, tuple):
+        if is_kind(classes, tuple):
             return any(self.is_instance(value, c) for c in classes)
         check = getattr(type(classes), "__instancecheck__", None)
         kind = type(value)
         if kind is TensorProxy:
-            if isinstance(classes, types.UnionType):
+            if is_kind(classes, types.UnionType):
                 return any(self.is_instance(value, c) for c in classes.__args__)
             if asks_metaclass and self.has_own_check(classes, check):
                 return self.domain.truth(self.call(check, [classes, value], {}))
-            if isinstance(classes, torch_private.LEGACY_TYPE):  # torch.FloatTensor says no to a fake
+            if is_kind(classes, torch_private.LEGACY_TYPE):  # torch.FloatTensor says no to a fake
                 if value.fake.device.type != "cpu":
                     where = f"isinstance() of a tensor on {value.fake.device}"
                     raise Break("legacy tensor type", where, "ask its dtype")
                 return isinstance(torch.empty(0, dtype=value.fake.dtype), classes)
             return (
                 isinstance(value.real, classes)
-                if isinstance(value.real, torch.Tensor)
+                if is_kind(value.real, torch.Tensor)
                 else issubclass(value.cls, classes)
             )
-        if issubclass(kind, Unfollowed) and not isinstance(classes, types.UnionType):
+        if issubclass(kind, Unfollowed) and not is_kind(classes, types.UnionType):
             if self.has_own_check(classes, check, trusting=False):  # torch marks tensors as parameters
                 value.refuse("isinstance()")
         if issubclass(kind, (*SYMBOLIC, Number, StandIn)):
-            if isinstance(classes, types.UnionType):
+            if is_kind(classes, types.UnionType):
                 return any(self.is_instance(value, c) for c in classes.__args__)
             return self.is_subclass_of(type_of(value), classes)
         if issubclass(kind, TensorMethod | LoopLeftover):
             return False
-        answers = kind not in ATOMS and isinstance(classes, type | types.UnionType) and self.answers_for_class(kind)
-        if answers and isinstance(classes, types.UnionType):
+        answers = kind not in ATOMS and is_kind(classes, type | types.UnionType) and self.answers_for_class(kind)
+        if answers and is_kind(classes, types.UnionType):
             return any(self.is_instance(value, c) for c in classes.__args__)
         if not asks_metaclass:
             return self.is_of_type(value, classes) if answers else type.__instancecheck__(classes, value)
@@ -100,7 +101,7 @@ class StandIns(CallParts):
 
     def has_members(self, value: Any, protocol: type) -> bool:
         """``isinstance`` of a protocol, which asks for attributes of the object itself (Lib/typing.py)."""
-        answer = isinstance(value, protocol)  # (a TypeError where it may not be asked)
+        answer = is_kind(value, protocol)  # (a TypeError where it may not be asked)
         bases = [base for base in protocol.__mro__ if vars(base).get("_is_protocol") and base is not Protocol]
         names = {name for base in bases for name in (*vars(base), *inspect.get_annotations(base))} - NO_MEMBERS
         if all([self.attributes.has(value, name) for name in sorted(names)]) is not answer:
@@ -111,7 +112,7 @@ class StandIns(CallParts):
         """Whether Python code says what ``__class__`` of the type's objects is, as that of proxies and mocks does."""
         descriptor = self.attributes.on_type(kind, "__class__")
         getter = self.attributes.on_type(kind, "__getattribute__")
-        return isinstance(getter, types.FunctionType) or type(descriptor) is not types.GetSetDescriptorType
+        return is_kind(getter, types.FunctionType) or type(descriptor) is not types.GetSetDescriptorType
 
     def is_of_type(self, value: Any, cls: type) -> bool:
         """``isinstance`` of a value whose ``__class__`` is asked of Python code: by ``object_isinstance``
@@ -122,22 +123,22 @@ class StandIns(CallParts):
         claimed = self.domain.get_attr(value, "__class__")
         if abstract:
             return self.is_subclass_of(claimed, cls) or self.is_subclass_of(type(value), cls)
-        return isinstance(claimed, type) and claimed is not type(value) and type.__subclasscheck__(cls, claimed)
+        return is_kind(claimed, type) and claimed is not type(value) and type.__subclasscheck__(cls, claimed)
 
     def has_own_check(self, cls: Any, check: Any, trusting: bool = True) -> bool:
         """Whether a metaclass of the user's says what is an instance; not ``trusting``: any but an abstract class's."""
         known = type(cls).__module__ in TRUSTED_METACLASSES if trusting else type(cls) is abc.ABCMeta
-        return isinstance(check, types.FunctionType) and not known
+        return is_kind(check, types.FunctionType) and not known
 
     def is_subclass(self, cls: Any, classes: Any) -> bool:
-        if isinstance(cls, type):
+        if is_kind(cls, type):
             self.attributes.on_type(cls, "__class__")  # guards the bases
         return self.is_subclass_of(cls, classes)
 
     def is_subclass_of(self, cls: Any, classes: Any) -> bool:
-        if isinstance(classes, tuple):
+        if is_kind(classes, tuple):
             return any(self.is_subclass_of(cls, c) for c in classes)
-        if isinstance(cls, type) and isinstance(classes, type):
+        if is_kind(cls, type) and is_kind(classes, type):
             return self.guards.subclass(cls, classes)
         return issubclass(cls, classes)
 
@@ -155,7 +156,7 @@ class StandIns(CallParts):
         method = self.attributes.on_type(kind, "__len__")
         if is_replaced(method, "__len__"):
             return checked_length(self.call(self.attributes.bind(method, value, kind), [], {}))
-        if isinstance(method, types.FunctionType):
+        if is_kind(method, types.FunctionType):
             return checked_length(self.call(method, [value], {}))
         if method is ABSENT:
             raise TypeError(f"object of type {type_name(kind)!r} has no len()")
@@ -192,7 +193,7 @@ class StandIns(CallParts):
         return self.domain.get_iter(value)
 
     def advance(self, iterator: Any, *default: Any) -> Any:
-        is_traced = isinstance(iterator, TensorProxy | StandIn) and not hasattr(type_of(iterator), "__next__")
+        is_traced = is_kind(iterator, TensorProxy | StandIn) and not hasattr(type_of(iterator), "__next__")
         if type(iterator) in (*natives.NO_ITERATORS, Number, *SYMBOLIC) or is_traced:
             raise TypeError(f"{type_name(type_of(iterator))!r} object is not an iterator")
         kind = type(iterator)
@@ -270,7 +271,7 @@ class StandIns(CallParts):
     def boolean(self, *value: Any) -> Any:
         if len(value) != 1:
             return bool(*value)  # Python's own answer or error
-        if isinstance(value[0], torch.SymBool | torch.SymInt):
+        if is_kind(value[0], torch.SymBool | torch.SymInt):
             return bool(value[0])
         return self.domain.truth(value[0])
 
@@ -308,13 +309,13 @@ class StandIns(CallParts):
             if compared:
                 one_by_one = self.domain.calls.substitute(largest if function is max else smallest)
                 return self.domain.call_function(one_by_one, values, {})
-            if not all(natives.is_plain(k, self.known) or isinstance(k, torch.SymInt) for k in keys):
+            if not all(natives.is_plain(k, self.known) or is_kind(k, torch.SymInt) for k in keys):
                 raise Break(
                     f"{function.__name__}() of values that are not plain",
                     ", ".join(type_of(k).__name__ for k in keys[:4]),
                     "use torch.maximum/minimum for tensors",
                 )
-            if any(isinstance(k, torch.SymInt) for k in keys) and key is None and "default" not in kwargs:
+            if any(is_kind(k, torch.SymInt) for k in keys) and key is None and "default" not in kwargs:
                 if not all(type(k) in (int, torch.SymInt) for k in keys):  # C gives one of them, with its own type
                     return self.one_by_one(function, values)
                 return functools.reduce(torch.sym_max if function is max else torch.sym_min, keys)
@@ -356,7 +357,7 @@ class StandIns(CallParts):
             return self.to_int(args[0].number())
         if args and type(args[0]) is Bound and len(args) == 1 and not kwargs:
             return args[0].number
-        if args and isinstance(args[0], torch.SymInt):
+        if args and is_kind(args[0], torch.SymInt):
             return args[0]
         if args and type(args[0]) is torch.SymFloat:
             return torch_sizes.truncated(args[0])
@@ -366,7 +367,7 @@ class StandIns(CallParts):
             return args[0] if args[0].kind is int else self.numbers.apply(int, args[0])
         if len(args) == 1 and not kwargs and type(args[0]) in NUMPY_NUMBERS:
             return self.numbers.apply(int, args[0])
-        if args and isinstance(args[0], TensorProxy):
+        if args and is_kind(args[0], TensorProxy):
             if len(args) == 1 and not kwargs and args[0].fake.dtype in INTEGERS:
                 if (number := self.tensors.item(args[0])) is not None:
                     return number
@@ -390,21 +391,21 @@ class StandIns(CallParts):
             return self.to_float(args[0].number())
         if args and type(args[0]) is Number:
             return args[0] if args[0].kind is float else self.numbers.apply(float, args[0])
-        if args and isinstance(args[0], TensorProxy) and (number := self.tensors.item(args[0])) is not None:
+        if args and is_kind(args[0], TensorProxy) and (number := self.tensors.item(args[0])) is not None:
             return self.to_float(number)
-        if args and isinstance(args[0], TensorProxy):
+        if args and is_kind(args[0], TensorProxy):
             raise Break("tensor read as a number", f"float() of a tensor {args[0].describe()}", "keep it in a tensor")
         if args and type(args[0]) in (torch.SymInt, torch.SymFloat):
             return torch.sym_float(args[0])
         if args and not natives.is_plain(args[0], self.known):
             return self.by_method(args[0], ("__float__", "__index__"), float)
-        return torch.sym_float(args[0]) if args and isinstance(args[0], SYMBOLIC) else float(*args)
+        return torch.sym_float(args[0]) if args and is_kind(args[0], SYMBOLIC) else float(*args)
 
     def by_method(self, value: Any, names: tuple[str, ...], kind: Any) -> Any:
         """``int(value)`` or ``float(value)`` by its class's first method (Objects/abstract.c PyNumber_Float)."""
         for name in names:
             method = self.attributes.on_type(type(value), name)
-            if isinstance(method, types.FunctionType):
+            if is_kind(method, types.FunctionType):
                 found = self.call(method, [value], {})
                 wanted = int if name == "__index__" else kind
                 if not issubclass(type_of(found), wanted):
@@ -476,9 +477,9 @@ class StandIns(CallParts):
 
 def checked_length(result: Any) -> Any:
     """What ``len()`` makes of a ``__len__``'s answer: its own errors for what is no length."""
-    if isinstance(result, SYMBOLIC):
+    if is_kind(result, SYMBOLIC):
         return result
-    if not isinstance(result, int):
+    if not is_kind(result, int):
         raise TypeError(f"'{type_name(type_of(result))}' object cannot be interpreted as an integer")
     if result < 0:
         raise ValueError("__len__() should return >= 0")

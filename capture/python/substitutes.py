@@ -20,6 +20,8 @@ from typing import Any
 import torch
 from torch.utils.hooks import RemovableHandle
 
+from moebius.interpreter import is_kind
+
 from ..torch_facts import torch_private
 
 
@@ -79,7 +81,7 @@ class Range(torch.autograd.profiler.record_function):
     """``record_function`` in a step: a name for the profiler around a part of it, which no graph has."""
 
     def __init__(self, name: str, args: str | None = None):
-        if not isinstance(name, str) or not isinstance(args, str | None):
+        if not is_kind(name, str) or not is_kind(args, str | None):
             raise RuntimeError("profiler::_record_function_enter_new(): the name of a range must be a str")
         self.name, self.args = name, args
         self.run_callbacks_on_exit = True
@@ -120,7 +122,7 @@ def deep_copied(x: Any, memo: Any = None, _nil: Any = None) -> Any:
 def deep_copy(x: Any, done: list[tuple[Any, Any]]) -> Any:
     """done: what was copied before, and its copy (copy._deepcopy_list and its kin)."""
     cls: Any = type(x)
-    if cls in COPIED_AS_THEMSELVES or isinstance(x, type | enum.Enum):
+    if cls in COPIED_AS_THEMSELVES or is_kind(x, type | enum.Enum):
         return x
     for one, copied_one in done:
         if one is x:
@@ -194,9 +196,9 @@ def new_handle(self: Any, hooks_dict: Any, *, extra_dict: Any = None) -> None:
     self.hooks_dict_ref = weakref.ref(hooks_dict)
     self.id = next_number(hooks_dict)
     self.extra_dict_ref = ()
-    if isinstance(extra_dict, dict):
+    if is_kind(extra_dict, dict):
         self.extra_dict_ref = (weakref.ref(extra_dict),)
-    elif isinstance(extra_dict, list):
+    elif is_kind(extra_dict, list):
         self.extra_dict_ref = tuple(weakref.ref(d) for d in extra_dict)
 
 
@@ -215,7 +217,7 @@ def no_module_hook(self: Any, fn: Any, args: Any) -> Any:
     """``BackwardHook._apply_on_tensors``: the original asks autograd's own records for the place of a module's hook."""
     if torch.is_grad_enabled():
         for arg in args:
-            if isinstance(arg, torch.Tensor) and arg.requires_grad:
+            if is_kind(arg, torch.Tensor) and arg.requires_grad:
                 module_hook()
     return args, None
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
+from moebius.interpreter import is_kind
 from moebius.lowering.step import texts
 
 from ..tensors.interfaces import TensorOperators
@@ -55,18 +56,18 @@ class Texts:
 
     def is_part(self, value: Any) -> bool:
         """Whether the value is the graph's and has a text."""
-        if isinstance(value, Number):
+        if is_kind(value, Number):
             return value.node is not None
-        return isinstance(value, TensorProxy) or type(value) in (torch.SymInt, torch.SymFloat)
+        return is_kind(value, TensorProxy) or type(value) in (torch.SymInt, torch.SymFloat)
 
     def is_text(self, value: Any) -> bool:
         """Whether the value is a str that the graph makes."""
-        return isinstance(value, Text) and value.node is not None
+        return is_kind(value, Text) and value.node is not None
 
     def is_open(self, *values: Any) -> bool:
         """Whether a text of these values is a node of the graph: one of them is the graph's, the others are plain."""
         return any(map(self.is_part, values)) and all(
-            self.is_part(v) or type(v) in ATOMS or isinstance(v, Number) for v in values
+            self.is_part(v) or type(v) in ATOMS or is_kind(v, Number) for v in values
         )
 
     def is_repeated(self) -> bool:
@@ -81,9 +82,9 @@ class Texts:
         writer, operands = self.writer, tuple(map(self.numbers.open, operands))
         node = writer.node("call_function", function, writer.with_sizes(operands), {})
         node.meta["val"] = None
-        if any(isinstance(o, TensorProxy) or (isinstance(o, Number) and not o.known) for o in operands):
+        if any(is_kind(o, TensorProxy) or (is_kind(o, Number) and not o.known) for o in operands):
             return Text(self.numbers, "…", node)
-        today = function(*(o.representative if isinstance(o, Number) else o for o in operands))
+        today = function(*(o.representative if is_kind(o, Number) else o for o in operands))
         return Text(self.numbers, today, node, *self.numbers.again(function, operands))
 
     def computed(self, today: str, node: Any, sources: tuple[Source, ...], evaluate: Formula) -> Text:
@@ -101,7 +102,7 @@ class Texts:
 
     def looked_into(self) -> set[str]:
         """Places of those inputs whose letters the step has needed so far."""
-        found = {s.name for n in self.numbers.fixed.values() if isinstance(n, Text) for s in n.sources or ()}
+        found = {s.name for n in self.numbers.fixed.values() if is_kind(n, Text) for s in n.sources or ()}
         return found & {t.source.name for t in self.inputs if t.source is not None}
 
     def formatted(self, value: Any, conversion: str, spec: Any) -> Text:
@@ -117,7 +118,7 @@ class Texts:
             raise Break("print", "this backend takes a graph of operators alone", "it runs natively")
         if file is not None:
             raise Break("print", "to a file of the step's own", "print to sys.stdout, or write after the step")
-        if not all(type(v) in ATOMS or self.is_part(v) or isinstance(v, Number) for v in values):
+        if not all(type(v) in ATOMS or self.is_part(v) or is_kind(v, Number) for v in values):
             raise Break("print", "of values that are not plain", "print numbers, strings and tensors")
         if not is_stream(sys.stdout):
             raise Break(

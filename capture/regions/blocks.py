@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import fx
 
+from moebius.interpreter import is_kind
 from moebius.lowering import copy_node
 
 from ..guards.recorder import tensor_meta
@@ -351,7 +352,7 @@ class Pairs:
             if first is not second and repr(first) != repr(second):
                 raise Differs
             return
-        if isinstance(first, tuple):
+        if is_kind(first, tuple):
             if len(first) != len(second):
                 raise Differs
             for a, b in zip(first, second, strict=True):
@@ -363,12 +364,12 @@ class Pairs:
             if objects.is_new(first) and objects.record_of(first) is None:
                 raise Differs  # made by the step: what is in it is not logged
             self.bind(first, second)
-        elif kind in CONTAINERS or isinstance(first, torch.nn.Module):
+        elif kind in CONTAINERS or is_kind(first, torch.nn.Module):
             record = objects.record_of(second)
             if record is None or not record.source.static or objects.record_of(first) is None:
                 raise Differs
             self.bind(first, second)
-            if isinstance(first, torch.nn.Module):
+            if is_kind(first, torch.nn.Module):
                 objects.instance_dict(record)  # its type is a fact
         else:
             raise Differs
@@ -376,7 +377,7 @@ class Pairs:
     def add_tensor(self, first: TensorProxy, second: TensorProxy, argument: bool) -> None:
         if not argument and first is not second:
             ours, others = first.real, second.real
-            if not isinstance(ours, torch.Tensor) or not isinstance(others, torch.Tensor):
+            if not is_kind(ours, torch.Tensor) or not is_kind(others, torch.Tensor):
                 raise Differs
             if first.source is None or second.source is None or not (first.source.static and second.source.static):
                 raise Differs
@@ -449,7 +450,7 @@ def proxies_in(values: Any) -> list[TensorProxy]:
     for value in values:
         if type(value) is TensorProxy:
             found.append(value)
-        elif isinstance(value, tuple):
+        elif is_kind(value, tuple):
             found += proxies_in(value)
     return found
 
@@ -486,11 +487,11 @@ def nodes_between(graph: fx.Graph, before: fx.Node | None, after: fx.Node | None
 
 def reads_size(node: fx.Node) -> bool:
     """A size of a tensor, or what was computed from sizes: known by its symbol, whoever reads it."""
-    return isinstance(node.meta.get("val"), SYMBOLIC)
+    return is_kind(node.meta.get("val"), SYMBOLIC)
 
 
 def shifted(number: Any, shift: int) -> Any:
-    return (shifted(number[0], shift), number[1]) if isinstance(number, tuple) else number + shift
+    return (shifted(number[0], shift), number[1]) if is_kind(number, tuple) else number + shift
 
 
 def gradient_sources(result: TensorProxy, every: list[TensorProxy]) -> list[TensorProxy]:

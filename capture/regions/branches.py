@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import fx
 
-from moebius.interpreter import UNSET, Frame
+from moebius.interpreter import UNSET, Frame, is_kind
 from moebius.interpreter.program import Program
 
 from ..bytecode.copied_returns import RETURNS
@@ -29,6 +29,9 @@ BRANCHES = {
     "POP_JUMP_BACKWARD_IF_TRUE": True,
     "POP_JUMP_BACKWARD_IF_FALSE": False,
 }
+# Those that leave the condition as an expression's value where they jump (``a or b`` up to 3.11; later ones jump on a
+# copy of it).
+VALUED = {"JUMP_IF_TRUE_OR_POP": True, "JUMP_IF_FALSE_OR_POP": False}
 PASSING = frozenset(
     {"NOP", "JUMP_FORWARD", "JUMP_BACKWARD", "JUMP_BACKWARD_NO_INTERRUPT", "RESUME", "JUMP", "NOT_TAKEN"}
 )
@@ -45,16 +48,18 @@ class OneTurn:
     indices of it.
 
     end: where both sides meet, RETURNED for the function's return. skip_if: for which truth of the condition the body
-    does not run. other: ``else``.
+    does not run. given: whether the condition is on the stack as its body begins: the value of ``a or b``. below:
+    whether that lay under the one that the jump took. other: ``else``.
     """
 
     count = 1
 
     def __init__(
-        self, here: int, entry: int, inside: frozenset[int], end: int, skip_if: bool, other: OneTurn | None = None
+        self, here: int, entry: int, inside: frozenset[int], end: int, skip_if: bool, given: bool, below: bool
     ) -> None:
         self.here, self.entry, self.inside, self.end, self.skip_if = here, entry, inside, end, skip_if
-        self.other = other
+        self.given, self.below = given, below
+        self.other: OneTurn | None = None
 
 
 def past_jumps(frame: Frame, index: int) -> int:
@@ -77,18 +82,23 @@ def asks_for_jump(instructions: Any, index: int) -> int:
 def branch_at(frame: Frame) -> OneTurn | None:
     """The branch at the frame's instruction, if both of its sides lead to one place; one of them may be empty."""
     program, here = frame.program, frame.pc
-    target, jumps_if = program.instructions[here].target, BRANCHES[program.instructions[here].opname]
+    target, opname = program.instructions[here].target, program.instructions[here].opname
+    jumps_if = BRANCHES[opname] if opname in BRANCHES else VALUED[opname]
     assert target is not None
     if here not in joins(program):
         return None
     end, sides = past_jumps(frame, joins(program)[here]), []
-    for entry, skip_if in ((last_copy(program, here + 1), jumps_if), (last_copy(program, target), not jumps_if)):
+    below = any(value is frame.stack[-1] for value in frame.stack[-2:-1])
+    for way, skip_if in ((here + 1, jumps_if), (target, not jumps_if)):
+        entry, given = last_copy(program, way), below or (opname in VALUED and way == target)
         if past_jumps(frame, entry) == end:
+            if below or opname in VALUED:  # its value counts
+                sides.append(OneTurn(here, end, frozenset(), end, skip_if, given, below))
             continue
         inside = side(program, entry, end, here)
         if inside is None or here in inside or any(map(is_suspended, (program.instructions[i] for i in inside))):
             return None
-        sides.append(OneTurn(here, entry, inside, end, skip_if))
+        sides.append(OneTurn(here, entry, inside, end, skip_if, given, below))
     if len(sides) < 2:
         return sides[0] if sides else None
     first, second = sides
@@ -142,9 +152,9 @@ def is_read_from(frame: Frame, index: int, name: str) -> bool:
 
 def is_of_row(condition: Any, row: fx.Node) -> bool:
     """Whether a condition asks for nothing but the number of this turn's expert."""
-    if isinstance(condition, TensorProxy):
+    if is_kind(condition, TensorProxy):
         return of_row(condition.node, row)
-    symbols = set(torch_private.free_unbacked_symbols(condition)) if isinstance(condition, SYMBOLIC) else set()
+    symbols = set(torch_private.free_unbacked_symbols(condition)) if is_kind(condition, SYMBOLIC) else set()
     read = [node for node in row.graph.nodes if node.target == "item" and of_row(node, row)]
     return bool(symbols) and symbols <= {torch_private.expression(node.meta["val"]) for node in read}
 

@@ -23,6 +23,7 @@ import torch
 from torch import fx
 from torch.utils.checkpoint import noop_context_fn
 
+from moebius.interpreter import is_kind
 from moebius.lowering.step.checkpoint import begin_checkpoint, end_checkpoint, from_checkpoint
 
 from ..tensors.gradients import Applied
@@ -62,7 +63,7 @@ class Checkpoints:
         preserve = options.pop("preserve_rng_state", True)
         chosen = {name: options.pop(name, default) for name, default in DEFAULTS.items()}
         self.refuse(reentrant, preserve, chosen)
-        given = [a for a in args if isinstance(a, TensorProxy)]
+        given = [a for a in args if is_kind(a, TensorProxy)]
         selective = None
         if chosen["context_fn"] is not noop_context_fn:
             selective = Selective(self.domain, self.call, chosen["context_fn"])
@@ -105,7 +106,7 @@ class Checkpoints:
         if [torch_private.version_of(p.fake) for p in given] != versions:
             raise Break("checkpoint", "with use_reentrant=True, an argument is changed in place", INSTEAD)
         result = self.leave(begin, given, result)
-        left = {r.fake.grad_fn for r in (result if type(result) is tuple else [result]) if isinstance(r, TensorProxy)}
+        left = {r.fake.grad_fn for r in (result if type(result) is tuple else [result]) if is_kind(r, TensorProxy)}
         self.gradients.functions.append(Applied(name, frozenset(left - {None}), None, read.is_unchanged))
         return result
 
@@ -117,10 +118,10 @@ class Checkpoints:
     def leave(self, begin: fx.Node, given: list[TensorProxy], result: Any) -> Any:
         """The results of a reentrant call: other tensors for autograd, which knows them as results of the call."""
         results = list(result) if type(result) is tuple else [result]
-        tensors = list(dict.fromkeys(r for r in results if isinstance(r, TensorProxy)))
+        tensors = list(dict.fromkeys(r for r in results if is_kind(r, TensorProxy)))
         outside = self.used_in(begin)
         held = {torch_private.storage_of(p.fake) for p in (*given, *outside)}
-        if not all(isinstance(r, TensorProxy) or r is None for r in results):
+        if not all(is_kind(r, TensorProxy) or r is None for r in results):
             raise Break("checkpoint", "with use_reentrant=True, it gives something that is no tensor", INSTEAD)
         if any(torch_private.storage_of(t.fake) in held for t in tensors):
             raise Break("checkpoint", "with use_reentrant=True, it gives memory that existed before", INSTEAD)
@@ -157,7 +158,7 @@ class Checkpoints:
         if self.place() in self.gradients.natively:
             detail = "what it reads is changed before backward, which runs it again"
             raise Break("checkpoint", detail, "set it before the call, or after backward")
-        if not isinstance(reentrant, bool):
+        if not is_kind(reentrant, bool):
             raise Break("checkpoint", "use_reentrant is not given", "pass use_reentrant to keep it in the graph")
         if not self.tensors.recomputes:
             raise Break("checkpoint", "this backend takes a graph of operators alone", hint)
@@ -167,7 +168,7 @@ class Checkpoints:
         names = [name for name, default in DEFAULTS.items() if chosen[name] is not default and chosen[name] != default]
         if not reentrant:
             names = [name for name in names if not self.followed(name, chosen[name])]
-        if names or not isinstance(preserve, bool):
+        if names or not is_kind(preserve, bool):
             raise Break("checkpoint", f"with its own {', '.join(names) or 'preserve_rng_state'}", hint)
 
     def followed(self, name: str, value: Any) -> bool:

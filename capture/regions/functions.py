@@ -15,6 +15,7 @@ from typing import Any, cast
 import torch
 from torch import fx
 
+from moebius.interpreter import is_kind
 from moebius.lowering.step import autocast_now, autograd_function, by_autocast, put_back_mode
 
 from ..guards.sources import Static
@@ -98,22 +99,22 @@ class AutogradFunctions(Bodies):
     def apply(self, cls: type, *args: Any) -> Any:
         """``cls.apply(*args)``."""
         self.refuse(cls)
-        inputs = [a for a in args if isinstance(a, TensorProxy)]
+        inputs = [a for a in args if is_kind(a, TensorProxy)]
         for each in inputs:
             refuse_doubt(each.fake, "requires_grad", self.writer.scope)
-        needs = tuple(isinstance(a, TensorProxy) and bool(a.fake.requires_grad) for a in args)
+        needs = tuple(is_kind(a, TensorProxy) and bool(a.fake.requires_grad) for a in args)
         recorded = torch.is_grad_enabled() and any(needs)
         with self.scope(in_backward=False) as forward:
             ctx = self.context(needs)
             results = self.forward(cls, ctx, args)
-            given = list(results) if isinstance(results, tuple) else [results]
+            given = list(results) if is_kind(results, tuple) else [results]
             outputs = self.tensors_in(given)
             constant = tuple(i for i, o in enumerate(outputs) if any(o is c for c in self.get(ctx, "constant")))
             passed = self.differentiable(ctx, given, [outputs[i] for i in constant])
             made = self.backward_graphs(cls, ctx, given, passed, args) if recorded else []
             backward, backward_module = self.chosen(made, given)
             kept = list(backward.lifted)
-            by_torch = {t.node for t in self.get(ctx, "saved_tensors") if isinstance(t, TensorProxy)}
+            by_torch = {t.node for t in self.get(ctx, "saved_tensors") if is_kind(t, TensorProxy)}
             saved = tuple(i for i, n in enumerate(kept) if n in by_torch)
             forward.graph.output((*(self.writer.argument(o) for o in outputs), *(forward.own(n) for n in kept)))
             forward_module = self.writer.module()
@@ -132,8 +133,8 @@ class AutogradFunctions(Bodies):
             histories, casts = frozenset(f.grad_fn for f in fakes if f.grad_fn is not None), [m.state for m in made]
             self.gradients.functions.append(Applied(name_of(cls), histories, casts, unchanged))
         wrapped = dict(zip(outputs, self.tensors.wrap(fakes, node), strict=True))
-        found = tuple(wrapped[o] if isinstance(o, TensorProxy) else o for o in given)
-        return self.objects.made(found) if isinstance(results, tuple) else found[0]
+        found = tuple(wrapped[o] if is_kind(o, TensorProxy) else o for o in given)
+        return self.objects.made(found) if is_kind(results, tuple) else found[0]
 
     def refuse(self, cls: type) -> None:
         name = cls.__name__
@@ -176,7 +177,7 @@ class AutogradFunctions(Bodies):
     def differentiable(self, ctx: Any, outputs: list[Any], constant: list[Any]) -> list[Any]:
         """The outputs whose gradients backward is called with: of all tensors, or without ``set_materialize_grads`` of
         the only one that can have any. Which of several would be None, is known when backward runs."""
-        tensors = [o for o in outputs if isinstance(o, TensorProxy)]
+        tensors = [o for o in outputs if is_kind(o, TensorProxy)]
         if self.get(ctx, "materialized"):
             return tensors
         found = [o for o in tensors if not any(o is c for c in constant)]
@@ -244,23 +245,23 @@ class AutogradFunctions(Bodies):
             self.writer.in_backward = False
         if torch_private.switches() != switches:
             raise Break("autograd.Function", "its backward throws a switch of torch's", HINT)
-        gradients = list(result) if isinstance(result, tuple) else [result]
+        gradients = list(result) if is_kind(result, tuple) else [result]
         if len(gradients) < len(args) or any(g is not None for g in gradients[len(args) :]):
             raise Break(
                 "autograd.Function", f"backward gives {len(gradients)} gradients for {len(args)} arguments", HINT
             )
         found = []
         for arg, gradient in zip(args, gradients, strict=False):
-            if gradient is not None and not isinstance(gradient, TensorProxy):
+            if gradient is not None and not is_kind(gradient, TensorProxy):
                 raise Break("autograd.Function", "backward gives something that is no tensor", HINT)
-            if isinstance(arg, TensorProxy):
+            if is_kind(arg, TensorProxy):
                 found.append(gradient)
         return found
 
     def tensors_in(self, outputs: list[Any]) -> list[TensorProxy]:
         """The tensors that forward gives; beside them there may be plain values."""
-        tensors = [o for o in outputs if isinstance(o, TensorProxy)]
-        if not all(isinstance(o, TensorProxy) or (type(o) in ATOMS and type(o) not in SYMBOLIC) for o in outputs):
+        tensors = [o for o in outputs if is_kind(o, TensorProxy)]
+        if not all(is_kind(o, TensorProxy) or (type(o) in ATOMS and type(o) not in SYMBOLIC) for o in outputs):
             raise Break("autograd.Function", "forward gives something that is no tensor", HINT)
         if not tensors or len(set(tensors)) < len(tensors):
             raise Break("autograd.Function", "forward gives one tensor twice, or none", "return a clone as the second")
@@ -272,7 +273,7 @@ class AutogradFunctions(Bodies):
 
 
 def is_tensor(value: Any) -> bool:
-    return isinstance(value, TensorProxy)
+    return is_kind(value, TensorProxy)
 
 
 def name_of(cls: type) -> str:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 from torch import fx
 
+from moebius.interpreter import is_kind
 from moebius.lowering.step.gathered import cat_present, how_many, no_rows, present
 
 from ..tensors.arrays import ArrayNumber
@@ -74,10 +75,10 @@ class Gathered(StandIn):
             self.items.append((value, None))
             return
         loop = loops.open[-1] if len(loops.open) == 1 and len(objects.inside) == 1 else None
-        if loop is None or not isinstance(loop.rows, OneTurn) or loop.skips or not can_be_absent(value):
+        if loop is None or not is_kind(loop.rows, OneTurn) or loop.skips or not can_be_absent(value):
             self.lists.refused.add(self.site)
             self.refuse("what it holds")
-        if not loop.gathered and isinstance(loop.begun_with[-1], TensorProxy):  # which may be overwritten later
+        if not loop.gathered and is_kind(loop.begun_with[-1], TensorProxy):  # which may be overwritten later
             loop.gathered.append((None, self.tensors.function(torch.ones, ((),), {"dtype": torch.bool})))
         loop.gathered.append((self, value))
 
@@ -123,7 +124,7 @@ class Gathered(StandIn):
         tensors = self.tensors
         values, asked = [value for value, _ in self.items], self.asked()
         rows = (args, kwargs) in (([], {}), ([0], {}), ([], {"dim": 0}))
-        if not rows or not all(isinstance(value, TensorProxy) for value in values):
+        if not rows or not all(is_kind(value, TensorProxy) for value in values):
             self.refuse("torch.cat")
         if len({value.fake.dtype for value in values}) > 1:  # what is not there counts for nothing
             self.refuse("the dtype of torch.cat")
@@ -193,7 +194,7 @@ class Lists:
         """``owner.append`` runs: note it where the trace is about to break because a branch may leave it out."""
         loops = self.domain.open_loops
         site = self.made_at.get(id(owner))
-        if site is not None and len(loops) == 1 and isinstance(loops[0].rows, OneTurn):
+        if site is not None and len(loops) == 1 and is_kind(loops[0].rows, OneTurn):
             self.wanted.add(site)
 
     def absent(self, loop: OpenLoop) -> list[fx.Node]:
@@ -241,7 +242,7 @@ def maybe_absent(world: torch_fakes.FakeWorld, fake: torch.Tensor) -> torch.Tens
 def can_be_absent(value: Any) -> bool:
     """Whether a tensor without rows can stand for it where it is not there."""
     return (
-        isinstance(value, TensorProxy)
+        is_kind(value, TensorProxy)
         and value.cls is torch.Tensor
         and value.fake.dim() > 0
         and not value.fake.is_inference()

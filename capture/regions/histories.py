@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import torch
 
+from moebius.interpreter import is_kind
+
 from ..torch_facts import torch_private
 from ..values.values import Break, TensorProxy
 
@@ -51,7 +53,7 @@ class Writes:
         if scope.parent is None:
             return
         for fake in torch_private.tree_leaves(fakes):
-            if not isinstance(fake, torch.Tensor) or fake.is_inference():
+            if not is_kind(fake, torch.Tensor) or fake.is_inference():
                 continue
             if (proxy := known.get(id(fake))) is None or proxy.node.graph is not scope.graph:
                 self.before += [(one, one.grad_fn) for one in (fake, fake._base) if one is not None]
@@ -133,7 +135,7 @@ def tensors_of(value: Any, outcomes: dict[Any, tuple[Any, ...]]) -> set[Any]:
 
 def refuse_one_or_two(left: Any, right: Any, outcomes: dict[Any, tuple[Any, ...]]) -> None:
     """Break where the data decides whether two tensors are one."""
-    if not outcomes or not (isinstance(left, TensorProxy) and isinstance(right, TensorProxy)):
+    if not outcomes or not (is_kind(left, TensorProxy) and is_kind(right, TensorProxy)):
         return
     if tensors_of(left, outcomes) & tensors_of(right, outcomes):
         refuse_identity()

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import fx
 
+from moebius.interpreter import is_kind
 from moebius.lowering.experts.routing import index_bounds
 from moebius.lowering.operators import read_call
 
@@ -69,18 +70,18 @@ def hit_turns(rows: TensorRows, key: Any) -> HitTurns | None:
         return None
     node: Any = rows.proxy.node
     watched: list[fx.Node] = []
-    while isinstance(node, fx.Node) and (call := read_call(node)) is not None and not call.op.inplace:
+    while is_kind(node, fx.Node) and (call := read_call(node)) is not None and not call.op.inplace:
         watched.append(node)
         source = call.args.get("input")
-        if not isinstance(source, fx.Node) or not isinstance(source.meta.get("val"), torch.Tensor | tuple | list):
+        if not is_kind(source, fx.Node) or not is_kind(source.meta.get("val"), torch.Tensor | tuple | list):
             return None
         if call.name == "cast" and call.node.meta["val"].dtype not in WIDE:
             return None
-        if call.name in SAME_NUMBERS and not (call.name == "squeeze" and not isinstance(call["dim"], int)):
+        if call.name in SAME_NUMBERS and not (call.name == "squeeze" and not is_kind(call["dim"], int)):
             node = source
         elif call.name == "getitem" and call["index"] == (slice(None), 0) and len(source.meta["val"].shape) == 2:
             node = source
-        elif call.name == "getitem" and call["index"] == 0 and isinstance(source.meta["val"], tuple | list):
+        elif call.name == "getitem" and call["index"] == 0 and is_kind(source.meta["val"], tuple | list):
             node = source  # of nonzero(as_tuple=True)
         else:
             found = flags_of(call, source)
@@ -96,7 +97,7 @@ def flags_of(call: Any, source: fx.Node) -> tuple[int, bool] | None:
     """(E, whether it is of ``unique``) of the operator that made the list."""
     shape = source.meta["val"].shape
     if call.name in ("nonzero", "argwhere"):
-        return (shape[0], False) if len(shape) == 1 and isinstance(shape[0], int) else None
+        return (shape[0], False) if len(shape) == 1 and is_kind(shape[0], int) else None
     if call.name != "unique" or call["return_inverse"] or call["return_counts"] or call["dim"] is not None:
         return None
     bounds = index_bounds(source)

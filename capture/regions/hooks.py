@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from torch import fx
 from torch.utils.hooks import RemovableHandle
 
+from moebius.interpreter import is_kind
 from moebius.lowering.step import RankHook
 
 from ..guards.sources import Source, part
@@ -148,7 +149,7 @@ class GradientHooks(Bodies):
         for leaf in leaves:
             hooks = getattr(leaf.real, "_backward_hooks", None)
             all_hooks = []
-            theirs = [isinstance(hook, RankHook) for hook in (hooks or {}).values()]
+            theirs = [is_kind(hook, RankHook) for hook in (hooks or {}).values()]
             if any(theirs) and not all(theirs):
                 raise Break(REASON, "on a parameter of several ranks", self.hint)
             if hooks and leaf.source is not None and not all(theirs):
@@ -196,7 +197,7 @@ class GradientHooks(Bodies):
                 result = self.domain.call_function(running, [self.objects.made(hooks), gradient], {})
             finally:
                 self.interpreting = False
-            if not isinstance(result, TensorProxy):
+            if not is_kind(result, TensorProxy):
                 raise Break(REASON, f"it gives a {type(result).__name__}", "the error is raised natively")
             if result.fake.shape != tensor.fake.shape or result.fake.dtype != tensor.fake.dtype:
                 raise Break(REASON, f"it gives {result.describe()}, and took another", "the error is raised natively")
@@ -211,7 +212,7 @@ class GradientHooks(Bodies):
 
     def leave(self, emitter: Residual) -> None:
         """The end of the segment: the hooks of what lives on."""
-        lives_on = any(isinstance(o, TensorProxy) and o.fake.requires_grad for o in emitter.outputs)
+        lives_on = any(is_kind(o, TensorProxy) and o.fake.requires_grad for o in emitter.outputs)
         for entry in self.registered.values():
             if entry.hooks and (entry.waiting or lives_on or entry.tensor.real is not None):
                 if entry.changed:

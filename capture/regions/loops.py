@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import fx
 
-from moebius.interpreter import STOP, UNSET, Frame
+from moebius.interpreter import STOP, UNSET, Frame, is_kind
 from moebius.lowering.experts.stacking import in_set_order
 from moebius.lowering.graph import expert_loop, skip_turn
 
@@ -28,12 +28,13 @@ from ..tensors.counts import INTEGERS
 from ..tensors.folding import is_constant
 from ..tensors.graphs import GraphScope
 from ..torch_facts import torch_private
-from ..values.values import ATOMS, SYMBOLIC, Body, Break, LoopLeftover, TensorProxy
-from .branches import ASKING, BRANCHES, OneTurn, asks_for_jump, branch_at, is_of_row, is_read_from, past_jumps
+from ..values.numbers import Number
+from ..values.values import ATOMS, Body, Break, LoopLeftover, TensorProxy
+from .branches import ASKING, BRANCHES, VALUED, OneTurn, asks_for_jump, branch_at, is_of_row, is_read_from, past_jumps
 from .gathered import Lists, maybe_absent
 from .histories import carried_on, found_by_turn, refuse_turns
 from .hit_loops import HitTurns, hit_turns
-from .open_loops import ONE, ROWS, OpenLoop, alike, has_attributes, reorder_placeholders
+from .open_loops import ONE, ROWS, OpenLoop, alike, has_attributes, on_values, reorder_placeholders
 from .range_loops import RANGE_ITERATOR, RangeRows, first_loads, goes_over_experts, length_of
 from .rows import TensorRows
 from .two_sides import (
@@ -80,7 +81,7 @@ class Loops:
 
     def rows(self, proxy: TensorProxy) -> Any:
         """``iter(tensor)``."""
-        if proxy.fake.dim() and isinstance(proxy.fake.shape[0], torch.SymInt):
+        if proxy.fake.dim() and is_kind(proxy.fake.shape[0], torch.SymInt):
             return self.objects.made(TensorRows(proxy))
         return self.objects.made(iter(self.tensors.rows(proxy)))
 
@@ -93,7 +94,7 @@ class Loops:
         how = iterated_as(frame)
         if how is None or proxy.fake.dim() != 1 or proxy.fake.dtype not in INTEGERS:
             return None
-        if how == LISTED and not isinstance(proxy.fake.shape[0], torch.SymInt):
+        if how == LISTED and not is_kind(proxy.fake.shape[0], torch.SymInt):
             return None
         # the list stays as it is, whatever the turns write
         copied = self.tensors.method(proxy, "clone" if how == LISTED else "unique", (), {})
@@ -126,7 +127,7 @@ class Loops:
         """Close the branches whose sides meet at the frame's instruction, which then begins outside of them."""
         while self.open and self.open[-1].frame is frame:
             loop = self.open[-1]
-            if not isinstance(loop.rows, OneTurn):
+            if not is_kind(loop.rows, OneTurn):
                 return
             frame.pc = last_copy(frame.program, frame.pc)
             if not loop.is_at_end():
@@ -155,7 +156,7 @@ class Loops:
         if self.open and opname.startswith(("LOAD_FAST", "STORE_FAST_LOAD")):
             for index in (frame.program.localsplus.index(n) for kind, n in accesses(instruction) if kind == "LOAD"):
                 self.note_read(frame, index, frame.locals[index])
-        if opname in BRANCHES:
+        if opname in BRANCHES or opname in VALUED:
             self.take_branch(frame)
             return
         if opname in ASKING:
@@ -238,7 +239,7 @@ class Loops:
 
     def open_hits(self) -> set[tuple[Any, int]]:
         """The loops over rows of tensors that the trace is in, and those over hits by number."""
-        return {(loop.frame.code, loop.start) for loop in self.open if isinstance(loop.rows, TensorRows | HitTurns)}
+        return {(loop.frame.code, loop.start) for loop in self.open if is_kind(loop.rows, TensorRows | HitTurns)}
 
     # ------------------------------------------------------------------------------------------------------------------
     # One recorded turn
@@ -295,7 +296,7 @@ class Loops:
 
     def refuse_kept_row(self, loop: OpenLoop) -> None:
         """The turn's row is a part of the list of hits to the program, and a tensor of its own in the graph."""
-        if not isinstance(loop.row_value, TensorProxy):
+        if not is_kind(loop.row_value, TensorProxy):
             return
         row, kept = loop.row_value.fake, {torch_private.storage_of(loop.frame.locals[i].fake) for i in loop.carried}
         if torch_private.version_of(row) or torch_private.storage_of(row) in kept:
@@ -304,7 +305,7 @@ class Loops:
 
     def tensor_row(self, loop: OpenLoop) -> TensorProxy:
         tensors = self.tensors
-        assert isinstance(loop.rows, TensorRows) and loop.row is not None
+        assert is_kind(loop.rows, TensorRows) and loop.row is not None
         with tensors.world.mode:
             fake = loop.rows.proxy.fake.new_empty(loop.rows.proxy.fake.shape[1:])
         loop.row.meta.update(where=loop.where[-1] if loop.where else ("", 0, ""), stack=loop.where)
@@ -348,11 +349,14 @@ class Loops:
         """End the turn here where the truth of the condition is ``skip_if``."""
         tensors = self.tensors
         condition = condition.value if type(condition) is ArrayNumber else condition
-        if isinstance(condition, torch.SymInt):
+        if is_kind(condition, torch.SymInt):
             condition = condition != 0
         if not skip_if:
-            if isinstance(condition, TensorProxy):
+            if is_kind(condition, TensorProxy):
                 condition = tensors.function(torch.logical_not, (condition,), {})
+            elif type(condition) is Number:
+                condition = self.writer.node("call_function", torch.sym_not, (condition,), {})
+                condition.meta["val"] = None
             else:
                 condition = torch.sym_not(condition)
         tensors.writer.node("call_function", skip_turn, (condition,), {}).meta["val"] = None
@@ -363,8 +367,6 @@ class Loops:
             return
         if (frame.code, frame.pc) in self.unrolled:
             return
-        if any(value is frame.stack[-1] for value in frame.stack[-2:-1]):
-            return  # ``condition and rest`` (3.12): the condition itself is the expression's value
         rows = branch_at(frame)
         if rows is not None and rows.other is not None and is_constant(frame.stack[-1]):
             return  # known while tracing
@@ -382,7 +384,7 @@ class Loops:
         """A turn of a loop over hits that does something else for some experts: as a turn for each expert, where that
         can be (``trace.traced`` takes it so after this break)."""
         loop = self.open[-1] if len(self.open) == 1 else None
-        if loop is None or not isinstance(loop.rows, TensorRows) or loop.row is None:
+        if loop is None or not is_kind(loop.rows, TensorRows) or loop.row is None:
             return
         if not is_of_row(condition, loop.row):
             return
@@ -392,13 +394,13 @@ class Loops:
 
     def open_branches(self) -> set[tuple[Any, int]]:
         """Those that the trace is in: code and index."""
-        return {(loop.frame.code, loop.rows.here) for loop in self.open if isinstance(loop.rows, OneTurn)}
+        return {(loop.frame.code, loop.rows.here) for loop in self.open if is_kind(loop.rows, OneTurn)}
 
     def enter_branch(self, loop: OpenLoop) -> None:
         """From the branch's start into its body."""
         frame, rows = loop.frame, loop.rows
         assert isinstance(rows, OneTurn)
-        frame.stack[:], frame.pc = loop.stack, loop.entry
+        frame.stack[:], frame.pc = [*loop.stack, *[loop.value] * rows.given], loop.entry
         self.skip(loop.begun_with[-1], rows.skip_if)
 
     def end_turn(self, loop: OpenLoop) -> None:
@@ -415,7 +417,7 @@ class Loops:
         ]
         if loop.first is not None:
             changed = [i for i in changed if i not in loop.first.indices()]
-        if isinstance(loop.rows, ONE):
+        if is_kind(loop.rows, ONE):
             carried = [i for i in changed if alike(loop.before[i], frame.locals[i])]
         else:
             carried = [i for i in changed if loop.before[i] is not UNSET and self.reads_first(loop, i)]
@@ -431,9 +433,9 @@ class Loops:
                 changed += leave_second(loop, loop.first, on_stack, self.objects)
         if isinstance(rows, ONE):
             self.refuse_open_locals(loop, changed)
-        if isinstance(loop.rows, HitTurns):
+        if is_kind(loop.rows, HitTurns):
             self.refuse_kept_row(loop)
-        if not isinstance(loop.rows, ONE):
+        if not is_kind(loop.rows, ONE):
             left = [frame.locals[i].fake for i in loop.carried]
             found = [node.meta["val"] for node in loop.carried_nodes]
             refuse_turns(self.writer.scope, zip(found, left, strict=True))
@@ -442,18 +444,18 @@ class Loops:
         first_joined, first_gathered = len(loop.carried), len(loop.carried) + len(loop.joined)
         self.lists.close(loop, outcome[first_gathered:])
         for index in changed:
-            if loop.before[index] is UNSET or not isinstance(frame.locals[index], LoopLeftover):
+            if loop.before[index] is UNSET or not is_kind(frame.locals[index], LoopLeftover):
                 frame.locals[index] = LoopLeftover(frame.program.localsplus[index])
         for index, value in zip(loop.carried, outcome, strict=False):
             frame.locals[index] = value
         hand_out(loop, outcome[first_joined:first_gathered], side, self.objects.made)
         if side is not None:
             self.begin_other(loop, side)
-        elif isinstance(loop.rows, HitTurns) and loop.rows.at + 1 < loop.rows.experts:
+        elif is_kind(loop.rows, HitTurns) and loop.rows.at + 1 < loop.rows.experts:
             loop.rows.at += 1
             frame.stack[:] = loop.begun_with
             self.begin(frame, loop.rows, self.decided.get((id(frame.code), loop.start), []))
-        elif not isinstance(loop.rows, OneTurn):
+        elif not is_kind(loop.rows, OneTurn):
             loop.rows.finished = True
 
     def begin_other(self, loop: OpenLoop, side: FirstSide) -> None:
@@ -463,7 +465,7 @@ class Loops:
         for index in range(len(frame.locals)) if loop.head == RETURNED else side.indices():
             if index >= 0:
                 frame.locals[index] = loop.before[index]
-        frame.stack[:], frame.pc = [*loop.stack, loop.again], rows.other.entry
+        frame.stack[:], frame.pc = [*loop.stack, *[loop.value] * rows.below, loop.again], rows.other.entry
         self.begin(frame, rows.other, self.decided.get((id(frame.code), frame.pc), []))
         self.open[-1].follow(loop, side)
         self.enter_branch(self.open[-1])
@@ -473,7 +475,7 @@ class Loops:
         before, after, condition = loop.before[index], loop.frame.locals[index], loop.begun_with[-1]
         a, b, asked = (v.value if type(v) is ArrayNumber else v for v in (before, after, condition))
         numbers = all(type(value) in (int, torch.SymInt) for value in (a, b))
-        if not numbers or not isinstance(asked, torch.SymInt | torch.SymBool):
+        if not numbers or not is_kind(asked, torch.SymInt | torch.SymBool):
             return False
         if any(then[index] is not after for then in loop.skips):
             return False  # it is set behind another condition
@@ -509,7 +511,7 @@ class Loops:
         for index in carried:
             before, after = loop.before[index], frame.locals[index]
             name = frame.program.localsplus[index]
-            if not isinstance(before, TensorProxy) or not isinstance(after, TensorProxy):
+            if not is_kind(before, TensorProxy) or not is_kind(after, TensorProxy):
                 raise Break(
                     "expert loop carries a Python value",
                     f"{name} changes from iteration to iteration",
@@ -537,7 +539,7 @@ class Loops:
         self.open[-1].follow(loop, loop.first)
         self.open[-1].again, self.open[-1].counted = loop.again, loop.counted
         self.counter.back_to(loop.counted)
-        if isinstance(loop.rows, OneTurn):
+        if is_kind(loop.rows, OneTurn):
             self.enter_branch(self.open[-1])
 
     def close(self, loop: OpenLoop) -> fx.GraphModule:
@@ -589,11 +591,3 @@ class Loops:
         joined = [(one.value if one.initial is None else one.initial, one.value) for one in loop.joined]
         self.objects.outcomes.update(zip(found, [*zip(before, after, strict=True), *joined], strict=False))
         return found
-
-
-def on_values(condition: Any) -> bool:
-    """Whether only the running step knows the truth of it."""
-    if issubclass(type(condition), TensorProxy):
-        return condition.fake.numel() == 1
-    condition = condition.value if type(condition) is ArrayNumber else condition
-    return issubclass(type(condition), SYMBOLIC) and torch_private.depends_on_values(condition)

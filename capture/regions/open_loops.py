@@ -8,13 +8,15 @@ from typing import Any, Protocol
 import torch
 from torch import fx
 
-from moebius.interpreter import Frame
+from moebius.interpreter import Frame, is_kind
 from moebius.lowering.values import same_shape
 
 from ..bytecode.copied_returns import RETURNS
 from ..bytecode.flow import RETURNED
+from ..tensors.arrays import ArrayNumber
 from ..torch_facts import torch_private
-from ..values.values import TensorProxy
+from ..values.numbers import Number
+from ..values.values import SYMBOLIC, TensorProxy
 from .branches import OneTurn
 from .histories import carried_on
 from .hit_loops import HitTurns
@@ -76,9 +78,11 @@ class OpenLoop:
         self.frame, self.rows, self.carried = frame, rows, carried
         self.start, self.begun_with = frame.pc, list(frame.stack)
         self.place = self.begun_with, self.start
+        self.value: Any = None  # of an expression, on the side that gives out the condition
         if isinstance(rows, OneTurn):
             self.head, self.entry, self.inside = rows.end, rows.entry, rows.inside
-            self.stack = self.begun_with[:-1]
+            self.stack = self.begun_with[: -1 - rows.below]
+            self.value = self.begun_with[-1]
         else:
             instruction = frame.program.instructions[frame.pc]
             assert instruction.target is not None
@@ -116,7 +120,7 @@ class OpenLoop:
     def follow(self, other: OpenLoop, first: FirstSide | None) -> None:
         """Takes the place of the other: where the program came to that, native code would go on for this one, too."""
         self.first, self.root_step, self.place = first, other.root_step, other.place
-        self.put_back = other.put_back
+        self.put_back, self.value = other.put_back, other.value
 
 
 def times(loops: list[OpenLoop]) -> int:
@@ -126,13 +130,23 @@ def times(loops: list[OpenLoop]) -> int:
     return int(not loops)
 
 
+def on_values(condition: Any) -> bool:
+    """Whether only the running step knows the truth of it."""
+    if issubclass(type(condition), TensorProxy):
+        return condition.fake.numel() == 1
+    condition = condition.value if type(condition) is ArrayNumber else condition
+    if type(condition) is Number:
+        return condition.node is not None and not condition.known
+    return issubclass(type(condition), SYMBOLIC) and torch_private.depends_on_values(condition)
+
+
 def has_attributes(tensor: TensorProxy) -> bool:
-    return bool(tensor.attributes or (isinstance(tensor.real, torch.Tensor) and tensor.real.__dict__))
+    return bool(tensor.attributes or (is_kind(tensor.real, torch.Tensor) and tensor.real.__dict__))
 
 
 def alike(before: Any, after: Any) -> bool:
     """Whether the one may stand for the other in everything that is known of a tensor before the step runs."""
-    if not isinstance(before, TensorProxy) or not isinstance(after, TensorProxy):
+    if not is_kind(before, TensorProxy) or not is_kind(after, TensorProxy):
         return False
     if has_attributes(before) or has_attributes(after):
         return False

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from moebius.interpreter import Frame
+from moebius.interpreter import Frame, is_kind
 
 from ..bytecode.liveness import accesses
 
@@ -47,7 +47,7 @@ def goes_over_experts(frame: Frame) -> bool:
         b.opname == "COMPARE_OP" and accesses(a)[-1:] == [("LOAD", row)] for a, b in zip(body, body[1:], strict=False)
     )
     nested = any(i.opname == "FOR_ITER" for i in body)
-    called = {i.argval for i in body if isinstance(i.argval, str) and i.opname.startswith("LOAD")}
+    called = {i.argval for i in body if is_kind(i.argval, str) and i.opname.startswith("LOAD")}
     if not (compared or (not nested and called & PICKS_ROWS and called & ADDS_ROWS)):
         return False
     return not leftovers(body) & first_loads(instructions[leave:])

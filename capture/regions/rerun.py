@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import fx
 
+from moebius.interpreter import is_kind
+
 from ..heap.heap import LAYOUTS, OWN, WRITE, Event, Heap, same
 from ..heap.records import VIEWS, raw_dict, whole_items
 from ..tensors.graphs import GraphScope
@@ -170,8 +172,8 @@ def after(begin: fx.Node) -> Iterator[fx.Node]:
 
 
 def fakes_in(value: Any) -> Iterator[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
+    if is_kind(value, torch.Tensor):
         yield value
-    elif isinstance(value, tuple | list):
+    elif is_kind(value, tuple | list):
         for item in value:
             yield from fakes_in(item)

@@ -15,6 +15,7 @@ import torch
 from torch import fx
 from torch.utils.checkpoint import CheckpointPolicy, SelectiveCheckpointContext, create_selective_checkpoint_contexts
 
+from moebius.interpreter import is_kind
 from moebius.lowering.step.selective import KEPT, bodies_of
 
 from ..guards.sources import Static
@@ -55,9 +56,9 @@ class SelectiveContext(StandIn):
 
 def selective_contexts(policy_fn_or_list: Any, allow_cache_entry_mutation: Any = False) -> Any:
     """``create_selective_checkpoint_contexts``, whose contexts are dispatch modes; interpreted."""
-    if isinstance(policy_fn_or_list, list):
+    if is_kind(policy_fn_or_list, list):
         for op in policy_fn_or_list:
-            if not isinstance(op, OPERATOR_KINDS):
+            if not is_kind(op, OPERATOR_KINDS):
                 wrong_operator()
 
         def policy_fn(ctx: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
@@ -113,7 +114,7 @@ class Selective:
         first: Any
         second: Any
         first, second = made if type(made) is tuple and len(made) == 2 else (None, None)
-        pair = isinstance(first, SelectiveContext) and isinstance(second, SelectiveContext)
+        pair = is_kind(first, SelectiveContext) and is_kind(second, SelectiveContext)
         if not pair or first.policy is None or second.policy is not None or type(second.allow_mutation) is not bool:
             detail = "with a context_fn that gives other contexts than create_selective_checkpoint_contexts"
             raise Break("checkpoint", detail, HINT)
@@ -182,7 +183,7 @@ class Selective:
 
     def shown(self, value: Any) -> Any:
         """An operator's argument or result as the policy is shown it."""
-        if isinstance(value, torch.Tensor):
+        if is_kind(value, torch.Tensor):
             return self.tensors.wrap(value, self.writer.scope.placeholder("shown"))
         if type(value) in (list, tuple):
             return self.objects.made(type(value)(self.shown(v) for v in value))

@@ -2,9 +2,9 @@
 opposite condition. What both sides set is the first one's where that ran, else the second one's.
 
 A local that was not set before, or was something else, has no value to begin with: the first branch is given None for
-it, which nobody sees, as one of the two runs. So it is for what both leave on the stack (``a if … else b``), and for
-what they return. A tuple that each side makes is joined item by item, and so are a list and a dict that are returned:
-nobody else knows these.
+it, which nobody sees, as one of the two runs. So it is for what both leave on the stack (``a if … else b``, and ``a or
+b``, of which one side leaves the condition), and for what they return. A tuple that each side makes is joined item by
+item, and so are a list and a dict that are returned: nobody else knows these.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx
+
+from moebius.interpreter import is_kind
 
 from ..bytecode.flow import RETURNED
 from ..values.values import Break, TensorProxy
@@ -38,7 +40,7 @@ class Container:
 
 def is_double(loop: OpenLoop) -> bool:
     """Whether the loop is one side of two."""
-    return isinstance(loop.rows, OneTurn) and (loop.rows.other is not None or loop.first is not None)
+    return is_kind(loop.rows, OneTurn) and (loop.rows.other is not None or loop.first is not None)
 
 
 def left_on_stack(loop: OpenLoop) -> dict[int, Any]:
@@ -56,7 +58,7 @@ def left_on_stack(loop: OpenLoop) -> dict[int, Any]:
 
 def own_condition(tensors: TensorOperations, condition: Any) -> Any:
     """For the second side, as the first may write into the tensor that was asked."""
-    return tensors.function(torch.clone, (condition,), {}) if isinstance(condition, TensorProxy) else condition
+    return tensors.function(torch.clone, (condition,), {}) if is_kind(condition, TensorProxy) else condition
 
 
 class Parts:
@@ -93,7 +95,7 @@ def leave_first(loop: OpenLoop, changed: list[int], stack: dict[int, Any], objec
             side.left[index,] = value
             continue
         for place, part in parts.of(value, (index,)):
-            if isinstance(part, TensorProxy):
+            if is_kind(part, TensorProxy):
                 side.joined[place] = part
                 loop.joined.append(Joined(place, part, None))
             else:

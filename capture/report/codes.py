@@ -206,8 +206,8 @@ CODES = (
     ),
     Code(
         27, "What looks at the running program",
-        ("frame object", "inspect.signature", "id()", "identity of *", "object with a finalizer", "weak reference",
-         "objects of the whole process", "*() in namespaces of its own"),
+        ("frame object", "inspect.signature", "id()", "identity of *", "object with a finalizer",
+         "object dies in the step", "weak reference", "objects of the whole process", "*() in namespaces of its own"),
         "Frames, addresses, references and namespaces are others in a captured call.", "Look at them outside "
         "of the step.",
     ),

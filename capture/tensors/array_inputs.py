@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from moebius.interpreter import is_kind
+
 from ..guards.sources import Part
 from ..torch_facts import torch_private
 from ..values.numbers import number_kind, numpy_numbers_in
@@ -112,7 +114,7 @@ class ArrayInputs:
             return None
         if like is not None and like.fake.device.type != "cpu":
             return None
-        if not isinstance(plain["dtype"], torch.dtype | None) or (found := self.input(args[0])) is None:
+        if not is_kind(plain["dtype"], torch.dtype | None) or (found := self.input(args[0])) is None:
             return None
         dtype = plain["dtype"] or (found if like is None else like).fake.dtype
         if function is torch.from_numpy or (function is torch.as_tensor and dtype is found.fake.dtype):
@@ -126,6 +128,6 @@ class ArrayInputs:
         """What the step writes into is no memory of an array's, at each call. (What is one now was a graph break.)"""
         for proxy in self.tensors.inputs if self.tensors.foreign.arrays else ():
             real, source = proxy.real, proxy.source
-            if isinstance(real, torch.Tensor) and source is not None and not source.static and owns_memory(real):
+            if is_kind(real, torch.Tensor) and source is not None and not source.static and owns_memory(real):
                 if torch_private.version_of(proxy.fake):
                     self.guards.holds(source.name, "has memory of its own", owns_memory, source)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import fx
 
-from moebius.interpreter import STOP
+from moebius.interpreter import STOP, is_kind
 from moebius.lowering.operators import read_call
 from moebius.lowering.step.arrays import MOST, array_numbers
 
@@ -72,7 +72,7 @@ class ArrayNumber(StandIn):
         return self.arrays.domain.truth(self.value)
 
     def binary(self, op: str, left: Any, right: Any) -> Any:
-        if isinstance(left, TensorProxy):
+        if is_kind(left, TensorProxy):
             return self.arrays.domain.binary(op, left, self.value)
         function = SUMS.get(op.removesuffix("="))
         if function is None or not all(map(is_small, (left, right))):
@@ -81,7 +81,7 @@ class ArrayNumber(StandIn):
 
     def compare(self, op: str, left: Any, right: Any) -> Any:
         """Only where a branch looks at it: the answer is a ``numpy.bool``, as which nobody sees it then."""
-        if isinstance(left, TensorProxy):
+        if is_kind(left, TensorProxy):
             return self.arrays.domain.compare(op, left, self.value)
         whole = all(type(value) in (ArrayNumber, int, torch.SymInt) for value in (left, right))
         if not whole or not self.arrays.decides_a_branch():
@@ -114,9 +114,9 @@ class Array(StandIn):
         fake = self.proxy.fake
         if name in (METHODS if self.of_integers() else NUMBERS):
             return self.arrays.made(ArrayMethod(self, name))
-        if name == "shape" and all(isinstance(size, int) for size in fake.shape):
+        if name == "shape" and all(is_kind(size, int) for size in fake.shape):
             return self.arrays.made(tuple(fake.shape))
-        if name == "size" and isinstance(size := fake.numel(), int):
+        if name == "size" and is_kind(size := fake.numel(), int):
             return size
         if name == "ndim":
             return fake.dim()
@@ -142,7 +142,7 @@ class Array(StandIn):
         """How many numbers, None if only the running step knows. Of ``bincount`` without ``minlength`` it is taken that
         the last expert has a token, under a guard on the data (a branch that may leave the graph)."""
         size = self.proxy.fake.shape[0]
-        if isinstance(size, int):
+        if is_kind(size, int):
             return size
         if self.bins is None and (bins := most_bins(self.proxy.node)) is not None and bins <= FEW:
             self.arrays.lengths.add(torch_private.expression(size))
@@ -272,7 +272,7 @@ class Arrays:
     def writes(self, fake: torch.Tensor) -> int:
         """How often the trace has written into the memory of a tensor, under any name (``.data`` counts by itself)."""
         memory = torch_private.storage_of(fake)
-        fakes = (proxy.fake for proxy in self.tensors.of_fake.values() if isinstance(proxy.fake, torch.Tensor))
+        fakes = (proxy.fake for proxy in self.tensors.of_fake.values() if is_kind(proxy.fake, torch.Tensor))
         shared = [one for one in fakes if torch_private.storage_of(one) == memory]
         return sum(0 if one.is_inference() else torch_private.version_of(one) for one in shared)
 
@@ -348,7 +348,7 @@ def most_bins(node: fx.Node) -> int | None:
     if call is None or call.name != "bincount" or call["weights"] is not None or call["minlength"] != 0:
         return None
     index = call["input"]
-    bounds = bounds_of(index) if isinstance(index, fx.Node) else None
+    bounds = bounds_of(index) if is_kind(index, fx.Node) else None
     return bounds[1] if bounds is not None and bounds[0] == 0 else None
 
 
@@ -372,9 +372,9 @@ def without_arrays(value: Any) -> Any:
     kind = type(value)
     if kind is ArrayNumber:
         return value.value
-    if isinstance(value, Array | Unfollowed):
+    if is_kind(value, Array | Unfollowed):
         value.refuse("a tensor made of it, or its use in an operator,")
-    if kind in (tuple, list) and any(isinstance(v, HELD) for v in value):
+    if kind in (tuple, list) and any(is_kind(v, HELD) for v in value):
         return kind(without_arrays(v) for v in value)
     if kind is slice:
         return slice(without_arrays(value.start), without_arrays(value.stop), without_arrays(value.step))

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from moebius.interpreter import is_kind
+
 from ..python.originals import BACKWARD, GRAD
 from ..values.values import Break, TensorProxy
 
@@ -44,7 +46,7 @@ class AutogradCalls:
         """``torch.autograd.backward``."""
         outputs = self.tensors_of(tensors)
         known = options.keys() <= {"create_graph", "inputs"}
-        if not known or not all(isinstance(output, TensorProxy) for output in outputs):
+        if not known or not all(is_kind(output, TensorProxy) for output in outputs):
             raise Break("torch.autograd.backward", "of something that is no tensor", "the error is raised natively")
         self.gradients.backward(outputs, self.contents(grad_tensors), retain_graph, **options)
 
@@ -63,7 +65,7 @@ class AutogradCalls:
 
     def tensors_of(self, value: Any) -> list[Any]:
         """One tensor, or what ``tuple()`` makes of several."""
-        if isinstance(value, TensorProxy):
+        if is_kind(value, TensorProxy):
             return [value]
         try:
             return list(self.call(tuple, [value], {}))

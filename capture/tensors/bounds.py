@@ -15,7 +15,7 @@ from typing import Any, NoReturn, Protocol
 
 import torch
 
-from moebius.interpreter import Frame
+from moebius.interpreter import Frame, is_kind
 
 from ..torch_facts import torch_fakes, torch_private
 from ..values.values import Break, CannotRebuild, StandIn, TensorProxy
@@ -142,7 +142,7 @@ def like_one_hot(tensor: torch.Tensor, classes: Any) -> torch.Tensor:
 
 def open_classes(world: torch_fakes.FakeWorld, tensor: Any = None, num_classes: Any = -1, **_: Any) -> Any:
     """How many classes ``one_hot`` is of, where values say it; None where it asks for none of the step's numbers."""
-    fits = isinstance(tensor, TensorProxy) and tensor.fake.dtype is torch.int64 and type(num_classes) is torch.SymInt
+    fits = is_kind(tensor, TensorProxy) and tensor.fake.dtype is torch.int64 and type(num_classes) is torch.SymInt
     if not fits or not torch_private.depends_on_values(num_classes):
         return None
     # (-1 asks for as many as are met)

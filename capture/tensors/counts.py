@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from moebius.interpreter import is_kind
 from moebius.lowering.experts.routing import chosen_from, index_bounds
 from moebius.lowering.operators import read_call
 
@@ -20,7 +21,7 @@ BINCOUNTS = frozenset({torch.bincount, torch.Tensor.bincount})
 
 def known_few(fake: torch.Tensor) -> bool:
     """Whether ``tolist()`` gives a flat list of integers, few and known how many."""
-    return fake.dtype in INTEGERS and fake.dim() == 1 and isinstance(fake.shape[0], int) and fake.shape[0] <= FEW
+    return fake.dtype in INTEGERS and fake.dim() == 1 and is_kind(fake.shape[0], int) and fake.shape[0] <= FEW
 
 
 def unknown_numbers(world: torch_fakes.FakeWorld, tensor: Any) -> list[Any]:
@@ -35,7 +36,7 @@ def unknown_number(world: torch_fakes.FakeWorld, tensor: Any) -> Any:
 
 def bins(index: Any, weights: Any = None, minlength: Any = 0) -> int | None:
     """How many bins ``bincount`` gives, where the values are certain to lie in ``minlength`` bins."""
-    if weights is not None or not isinstance(minlength, int):
+    if weights is not None or not is_kind(minlength, int):
         return None
     bounds = bounds_of(index.node)
     return minlength if bounds is not None and bounds[0] >= 0 and bounds[1] <= minlength else None
@@ -64,7 +65,7 @@ def never_negative(node: Any, uncounted: set[int]) -> bool:
     """Whether a tensor certainly holds numbers of something that was counted. uncounted: storages that may have been
     written into without a new version."""
     value, call = node.meta.get("val"), read_call(node)
-    if call is None or not isinstance(value, torch.Tensor) or value.dtype is not torch.int64 or value.is_inference():
+    if call is None or not is_kind(value, torch.Tensor) or value.dtype is not torch.int64 or value.is_inference():
         return False
     if torch_private.storage_of(value) in uncounted:
         return False
@@ -73,7 +74,7 @@ def never_negative(node: Any, uncounted: set[int]) -> bool:
     if call.op.inplace:
         return False
     source = call.args.get("input")
-    if call.name == "getitem" and isinstance(source, fx.Node) and (pieces := read_call(source)) is not None:
+    if call.name == "getitem" and is_kind(source, fx.Node) and (pieces := read_call(source)) is not None:
         source = pieces["input"] if pieces.name in ("unbind", "split", "chunk") else source
     match call.name:
         case "one_hot":
@@ -83,19 +84,19 @@ def never_negative(node: Any, uncounted: set[int]) -> bool:
         case "sum" if is_boolean(source):
             return True
         case "sum" | "cast" | "clone" | "contiguous" | "reshape" | "flatten" | "getitem" | "select":
-            return isinstance(source, fx.Node) and never_negative(source, uncounted)
+            return is_kind(source, fx.Node) and never_negative(source, uncounted)
     return False
 
 
 def is_boolean(node: Any) -> bool:
-    value = node.meta.get("val") if isinstance(node, fx.Node) else None
-    return isinstance(value, torch.Tensor) and value.dtype is torch.bool
+    value = node.meta.get("val") if is_kind(node, fx.Node) else None
+    return is_kind(value, torch.Tensor) and value.dtype is torch.bool
 
 
 def is_marked(node: fx.Node) -> bool:
     """``zeros.scatter_(1, index, 1)``: zeros into which one operator wrote, and only this number."""
     call = read_call(node)
-    zeros = call["input"] if call is not None and call.op.inplace and isinstance(call["input"], fx.Node) else node
+    zeros = call["input"] if call is not None and call.op.inplace and is_kind(call["input"], fx.Node) else node
     made = read_call(zeros)
     if made is None or made.name != "zeros" or torch_private.version_of(zeros.meta["val"]) != 1:
         return False

@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from moebius.interpreter import is_kind
+
 OPERATORS = frozenset({torch.ctc_loss, torch.nn.functional.ctc_loss})
 ONE_EACH = ("none", 0)  # how reductions are named in Python, and in C
 REDUCTIONS = ("mean", "sum", 1, 2, *ONE_EACH)
@@ -57,7 +59,7 @@ def has_open_lengths(*args: Any, **kwargs: Any) -> bool:
     if type(blank) is not int or reduction not in REDUCTIONS or type(zero_infinity) is not bool:
         return False
     fakes: list[Any] = [getattr(one, "fake", None) for one in tensors]
-    if not all(isinstance(fake, torch.Tensor) and fake.device.type == "cpu" for fake in fakes):
+    if not all(is_kind(fake, torch.Tensor) and fake.device.type == "cpu" for fake in fakes):
         return False
     scores, labels, *lengths = fakes
     batched = scores.dim() == 3 and scores.dtype in (torch.float32, torch.float64) and labels.dtype in WHOLE

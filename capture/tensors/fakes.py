@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from moebius.interpreter import is_kind
+
 from ..torch_facts import torch_private
 from ..values.numbers import Number
 from ..values.values import Break, TensorProxy
@@ -18,7 +20,7 @@ LIBRARIES = frozenset(("builtins", "moebius", "torch", "enum", "numpy"))
 
 def dropped_out(x: Any, p: Any = 0.5, training: Any = True, inplace: Any = False) -> torch.Tensor | None:
     """What dropout gives for a fake of unknown size, of which torch would ask whether it is empty; else None."""
-    plain = isinstance(x, TensorProxy) and type(p) in (int, float) and 0 <= p <= 1 and training is True and not inplace
+    plain = is_kind(x, TensorProxy) and type(p) in (int, float) and 0 <= p <= 1 and training is True and not inplace
     if not plain or not torch_private.depends_on_values(x.fake) or not x.fake.dtype.is_floating_point:
         return None
     return x.fake * 1.0
@@ -31,21 +33,21 @@ def some_float(value: Any) -> Any:
 
 def fake_of(value: Any) -> Any:
     """The same structure with fakes in place of proxies."""
-    if isinstance(value, TensorProxy):
+    if is_kind(value, TensorProxy):
         return value.fake
     kind = type(value)
-    if isinstance(value, Number):
+    if is_kind(value, Number):
         settled = value.settled()
         return settled.representative if settled is value else settled
     if kind in (tuple, list):
         return kind(fake_of(v) for v in value)
-    if isinstance(value, list):
+    if is_kind(value, list):
         return [fake_of(v) for v in value]
-    if isinstance(value, tuple) and kind is not torch.Size:
+    if is_kind(value, tuple) and kind is not torch.Size:
         return kind(*(fake_of(v) for v in value)) if hasattr(value, "_fields") else tuple(fake_of(v) for v in value)
-    if isinstance(value, dict):
+    if is_kind(value, dict):
         return {k: fake_of(v) for k, v in value.items()}
-    if isinstance(value, slice):
+    if is_kind(value, slice):
         return slice(fake_of(value.start), fake_of(value.stop), fake_of(value.step))
     if kind is IndexList or kind is Bound:
         value.refuse("a use as an argument")
@@ -55,7 +57,7 @@ def fake_of(value: Any) -> Any:
 def refuse_numbers(value: Any) -> None:
     """A graph break if a number that the graph computes is among the leaves: it would decide a shape."""
     for leaf in torch_private.tree_leaves(value):
-        if isinstance(leaf, Number):
+        if is_kind(leaf, Number):
             leaf.numbers.constant(leaf)
 
 
@@ -63,10 +65,10 @@ def refuse_answering(value: Any) -> None:
     """A graph break if an operator would ask an object of the user's what it is (``__torch_function__``, ``__index__``,
     ``__len__`` and more), or empty a capsule: once for the fakes, and once more for the graph."""
     kind = type(value)
-    if isinstance(value, list | tuple):
+    if is_kind(value, list | tuple):
         for item in value:
             refuse_answering(item)
-    elif isinstance(value, slice):
+    elif is_kind(value, slice):
         refuse_answering((value.start, value.stop, value.step))
     elif kind.__name__ == "PyCapsule" or not (
         kind.__module__.partition(".")[0] in LIBRARIES or issubclass(kind, torch.Tensor | enum.Enum | str | dict | type)
@@ -77,10 +79,10 @@ def refuse_answering(value: Any) -> None:
 
 def has_tensor(value: Any) -> bool:
     """Whether tensors are among the leaves."""
-    if isinstance(value, torch.Tensor):
+    if is_kind(value, torch.Tensor):
         return True
-    if isinstance(value, tuple | list):
+    if is_kind(value, tuple | list):
         return any(has_tensor(v) for v in value)
-    if isinstance(value, dict):
-        return any(isinstance(leaf, torch.Tensor) for leaf in torch_private.tree_leaves(value))
+    if is_kind(value, dict):
+        return any(is_kind(leaf, torch.Tensor) for leaf in torch_private.tree_leaves(value))
     return False

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from moebius.interpreter import is_kind
 from moebius.lowering import apply, is_pure, writes_into
 
 MAX_NODES = 256  # operators that are run for one branch
@@ -64,7 +65,7 @@ def closure(value: fx.Node, strict: bool = True) -> set[fx.Node]:
 def is_known(node: fx.Node) -> bool:
     """Whether the operator is known to compute its result from its arguments, and to do nothing else."""
     target: Any = node.target
-    name = (target if isinstance(target, str) else getattr(target, "__name__", "")).strip("_")
+    name = (target if is_kind(target, str) else getattr(target, "__name__", "")).strip("_")
     if name not in PURE or "out" in node.kwargs:
         return is_pure(node)
     return node.op == "call_method" or target in (getattr(torch, name, None), getattr(operator, name, None))
@@ -75,8 +76,8 @@ def is_small(node: fx.Node) -> bool:
     made = node.meta.get("val")
     parts = made if isinstance(made, tuple | list) else (made,)
     return all(
-        isinstance(t, torch.Tensor)
-        and all(isinstance(s, int) for s in t.shape)
+        is_kind(t, torch.Tensor)
+        and all(is_kind(s, int) for s in t.shape)
         and t.numel() <= MAX_ELEMENTS
         and not t.requires_grad
         for t in parts
@@ -90,7 +91,7 @@ def computed(node: fx.Node, done: dict[fx.Node, Any]) -> Any:
         kwargs: Any = fx.map_arg(node.kwargs, lambda n: computed(n, done))
         made = apply(node, args, kwargs)
         expected = node.meta["val"]
-        if isinstance(expected, torch.Tensor) and (made.shape, made.dtype, made.device) != (
+        if is_kind(expected, torch.Tensor) and (made.shape, made.dtype, made.device) != (
             expected.shape,
             expected.dtype,
             expected.device,
@@ -103,4 +104,4 @@ def computed(node: fx.Node, done: dict[fx.Node, Any]) -> Any:
 def is_constant(condition: Any) -> bool:
     """Whether a condition's truth follows from constants."""
     node = getattr(condition, "node", None)
-    return isinstance(node, fx.Node) and constant_truth(node) is not None
+    return is_kind(node, fx.Node) and constant_truth(node) is not None

@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 
+from moebius.interpreter import is_kind
+
 from ..torch_facts import torch_private
 from ..values.values import Break
 from .fakes import fake_of
@@ -27,7 +29,7 @@ class ForeignMemory:
 
     def look(self, real: Any, fake: Any) -> None:
         """At a new input."""
-        plain = isinstance(real, torch.Tensor) and isinstance(fake, torch.Tensor) and real.layout is torch.strided
+        plain = is_kind(real, torch.Tensor) and is_kind(fake, torch.Tensor) and real.layout is torch.strided
         if plain and not owns_memory(real):
             self.storages.add(torch_private.storage_of(fake))
 
@@ -40,7 +42,7 @@ class ForeignMemory:
         """Of the operands that lie there, before an operator runs on their fakes."""
         if not self.storages:
             return []
-        leaves = (leaf for leaf in torch_private.tree_leaves(fake_of(values)) if isinstance(leaf, torch.Tensor))
+        leaves = (leaf for leaf in torch_private.tree_leaves(fake_of(values)) if is_kind(leaf, torch.Tensor))
         lying = [leaf for leaf in leaves if torch_private.storage_of(leaf) in self.storages]
         return [(leaf, torch_private.version_of(leaf)) for leaf in lying if not leaf.is_inference()]
 

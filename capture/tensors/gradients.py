@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import fx
 
+from moebius.interpreter import is_kind
 from moebius.lowering.graph import expert_loop
 from moebius.lowering.step import (
     autocast_now,
@@ -146,11 +147,11 @@ class Gradients:
         if self.writer.is_inner:
             hint = "torch.autograd.grad in its place stays in the graph"
             raise Break("Tensor.backward", "inside an autograd.Function or a gradient hook", hint)
-        given = list(gradients) if isinstance(gradients, list | tuple) else [gradients] * len(outputs)
+        given = list(gradients) if is_kind(gradients, list | tuple) else [gradients] * len(outputs)
         for output, gradient in zip(outputs, given, strict=True):
             if not output.fake.requires_grad or (gradient is None and output.fake.numel() != 1):
                 raise Break("Tensor.backward", "backward() of this tensor raises", "the error is raised natively")
-        wanted = None if inputs is None else list(inputs) if isinstance(inputs, list | tuple) else [inputs]
+        wanted = None if inputs is None else list(inputs) if is_kind(inputs, list | tuple) else [inputs]
         self.look_again(reached, kept)
         if wanted is not None:
             leaves = [p for p in leaves if p in wanted]
@@ -196,7 +197,7 @@ class Gradients:
             self.heap.write(proxy, "grad")
             if self.of.get(proxy, UNREAD) is None:
                 self.of[proxy] = Accumulated(None)
-        return bool(counted_by([leaf.real for leaf in leaves if isinstance(leaf.real, torch.Tensor)]))
+        return bool(counted_by([leaf.real for leaf in leaves if is_kind(leaf.real, torch.Tensor)]))
 
     def backward_with_history(
         self, outputs: list[TensorProxy], given: list[Any], leaves: list[TensorProxy], reached: set[Any],
@@ -294,7 +295,7 @@ class Gradients:
             self.require()
         if options.get("is_grads_batched"):
             raise Break("torch.autograd.grad", "batched gradients", "it runs natively")
-        if not all(isinstance(p, TensorProxy) for p in (*outputs, *inputs)):
+        if not all(is_kind(p, TensorProxy) for p in (*outputs, *inputs)):
             raise Break("torch.autograd.grad", "of something that is no tensor", "the error is raised natively")
         with self.between_graphs(kept):
             leaves, functions = self.reached(outputs)
@@ -402,7 +403,7 @@ class Gradients:
             variable = getattr(function, "variable", None)
             if variable is not None:
                 leaf = self.tensors.of_fake.get(id(variable))
-                if leaf is None or (isinstance(leaf.real, torch.Tensor) and not leaf.real.is_leaf):
+                if leaf is None or (is_kind(leaf.real, torch.Tensor) and not leaf.real.is_leaf):
                     raise Break(
                         "Tensor.backward",
                         "the autograd graph reaches back beyond this graph",
@@ -439,7 +440,7 @@ class Gradients:
             now = None if proxy in self.retained else self.before_the_call(proxy, enter)
         elif self.check is not None:  # there was a backward: until then the gradient is the one that code here set
             self.others_ask()
-        if isinstance(now, Accumulated):
+        if is_kind(now, Accumulated):
             if proxy in self.retained and now.before is not None:
                 raise Break("Tensor.grad", "a gradient that was read is added to", "read it after the last backward")
             before = None if now.before is None else self.before_the_call(proxy, enter)
@@ -459,7 +460,7 @@ class Gradients:
             self.wants_live()
 
     def before_the_call(self, proxy: TensorProxy, enter: Enter) -> Any:
-        if not isinstance(proxy.real, torch.Tensor) or proxy.source is None:
+        if not is_kind(proxy.real, torch.Tensor) or proxy.source is None:
             if proxy.real is None and proxy.fake.is_leaf:
                 return None
             raise Break(
@@ -495,7 +496,7 @@ class Gradients:
 
     def owners(self) -> dict[str, str]:
         """The inputs of the graph that are an optimizer's state -> the inputs that are their parameters."""
-        names = {id(p.real): p.node.name for p in self.tensors.inputs if isinstance(p.real, torch.Tensor)}
+        names = {id(p.real): p.node.name for p in self.tensors.inputs if is_kind(p.real, torch.Tensor)}
         return {
             names[id(value)]: names[id(parameter)]
             for optimizer in self.optimizers
@@ -519,7 +520,7 @@ class Gradients:
             raise Break("Tensor.grad", "a gradient is set inside an expert loop or a hook", "set it after the loop")
         if self.writer.recomputed:
             raise Break("Tensor.grad", "a gradient is set in a checkpointed call", "set it after the call")
-        if value is not None and not isinstance(value, TensorProxy):
+        if value is not None and not is_kind(value, TensorProxy):
             raise TypeError(
                 f"assigned grad expected to be a Tensor or None but got grad of type {type(value).__name__}"
             )

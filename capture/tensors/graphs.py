@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import fx
 
+from moebius.interpreter import is_kind
+
 from ..bytecode import progress
 from ..torch_facts import torch_fakes, torch_private, torch_sizes
 from ..values.numbers import Number
@@ -189,14 +191,14 @@ class GraphWriter:
 
     def argument(self, value: Any) -> Any:
         """A traced value as an fx argument of the innermost scope."""
-        if isinstance(value, TensorProxy):
+        if is_kind(value, TensorProxy):
             return self.scope.own(value.node)
-        if isinstance(value, fx.Node):
+        if is_kind(value, fx.Node):
             return self.scope.own(value)
-        if isinstance(value, SYMBOLIC):
+        if is_kind(value, SYMBOLIC):
             return self.size_argument(value)
         kind = type(value)
-        if isinstance(value, Number):
+        if is_kind(value, Number):
             if value.node is None:
                 return self.argument(value.numbers.constant(value))
             if id(value) in value.numbers.fixed:
@@ -204,19 +206,19 @@ class GraphWriter:
             return self.scope.own(value.node)
         if kind is torch.Size or kind is tuple:
             return tuple(self.argument(v) for v in value)
-        if isinstance(value, tuple):
+        if is_kind(value, tuple):
             return (
                 kind(*(self.argument(v) for v in value))
                 if hasattr(value, "_fields")
                 else tuple(self.argument(v) for v in value)
             )
-        if isinstance(value, list):
+        if is_kind(value, list):
             return [self.argument(v) for v in value]
-        if isinstance(value, dict):
+        if is_kind(value, dict):
             return {k: self.argument(v) for k, v in value.items()}
-        if isinstance(value, slice):
+        if is_kind(value, slice):
             return slice(self.argument(value.start), self.argument(value.stop), self.argument(value.step))
-        if isinstance(value, type) and value in DTYPES_OF_TYPES:  # dtype=int
+        if is_kind(value, type) and value in DTYPES_OF_TYPES:  # dtype=int
             return DTYPES_OF_TYPES[value]
         if kind is complex and not is_told_by_its_text(value):
             return self.valueless(complex, (value.real, value.imag))
@@ -224,7 +226,7 @@ class GraphWriter:
             return self.generator(value)
         if kind in NUMPY_NUMBERS:
             return self.valueless(kind, (value.item(),))
-        if kind in ATOMS or isinstance(value, type | types.BuiltinFunctionType | types.FunctionType):
+        if kind in ATOMS or is_kind(value, type | types.BuiltinFunctionType | types.FunctionType):
             return value
         raise Break(
             "object passed to a tensor operator",
@@ -278,22 +280,22 @@ class GraphWriter:
     def bind_symbols(self, fake: Any, node: fx.Node) -> None:
         """Remember which node's size a fresh symbol is, so that the symbol can be computed when somebody uses it."""
         scope = self.scope
-        if isinstance(fake, SYMBOLIC):
+        if is_kind(fake, SYMBOLIC):
             expression = torch_private.expression(fake)
             if expression.is_Symbol:
                 scope.symbols.setdefault(expression, lambda: node)
             return
-        if not isinstance(fake, torch.Tensor):
+        if not is_kind(fake, torch.Tensor):
             return
         for axis, size in enumerate(fake.shape):
-            if isinstance(size, torch.SymInt):
+            if is_kind(size, torch.SymInt):
                 symbol = torch_private.expression(size)
                 if symbol.is_Symbol and not self.bound(symbol):
                     scope.symbols[symbol] = self.size_reader(scope, node, "size", axis, size, symbol)
-        if node.op != "placeholder" or not any(isinstance(size, torch.SymInt) for size in fake.shape):
+        if node.op != "placeholder" or not any(is_kind(size, torch.SymInt) for size in fake.shape):
             return
         for axis, stride in enumerate(fake.stride()):  # of a part of a tensor: no product of its own sizes
-            if isinstance(stride, torch.SymInt):
+            if is_kind(stride, torch.SymInt):
                 symbol = torch_private.expression(stride)
                 if symbol.is_Symbol and not self.bound(symbol):
                     scope.symbols[symbol] = self.size_reader(scope, node, "stride", axis, stride, symbol)

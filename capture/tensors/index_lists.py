@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from moebius.interpreter import is_kind
+
 from ..values.values import StandIn, TensorProxy
 
 
@@ -34,7 +36,7 @@ class IndexList(StandIn):
 
 def index_list(proxy: TensorProxy) -> IndexList | None:
     """What stands for ``proxy.tolist()``, None where it is not such a vector."""
-    if proxy.fake.dim() != 1 or proxy.fake.dtype is not torch.int64 or isinstance(proxy.fake.shape[0], int):
+    if proxy.fake.dim() != 1 or proxy.fake.dtype is not torch.int64 or is_kind(proxy.fake.shape[0], int):
         return None
     return IndexList(proxy.operations.method(proxy, "clone", (), {}))
 

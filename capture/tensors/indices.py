@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 
+from moebius.interpreter import is_kind
+
 from ..torch_facts import torch_private
 from ..values.numbers import Number
 from ..values.values import TensorProxy
@@ -18,7 +20,7 @@ INDICES = (*OPEN_INDICES, int, slice, type(...))
 def is_scalar_index(key: Any) -> bool:
     """A 0-dim integer tensor used as an index: torch reads its value and selects."""
     return (
-        isinstance(key, TensorProxy)
+        is_kind(key, TensorProxy)
         and key.fake.dim() == 0
         and not key.fake.dtype.is_floating_point
         and key.fake.dtype is not torch.bool
@@ -29,7 +31,7 @@ def is_scalar_index(key: Any) -> bool:
 def selections(key: Any, dims: int) -> list[tuple[int, Any]] | None:
     """An index of numbers and slices, with a number that varies, as what is taken of which axis, the last one first:
     torch's own index would make a constant of the number. None: no such index."""
-    keys = list(key) if isinstance(key, tuple) else [key]
+    keys = list(key) if is_kind(key, tuple) else [key]
     if not any(type(k) in OPEN_INDICES for k in keys) or not all(type(k) in INDICES for k in keys):
         return None
     if (places := [i for i, k in enumerate(keys) if k is ...]) and len(places) == 1:
@@ -43,19 +45,19 @@ def selected(fake: torch.Tensor, steps: list[tuple[int, Any]]) -> torch.Tensor:
     """What an index takes."""
     for axis, one in steps:
         one = fake_of(one)
-        fake = fake[(*(slice(None),) * axis, one)] if isinstance(one, slice) else fake.select(axis, one)
+        fake = fake[(*(slice(None),) * axis, one)] if is_kind(one, slice) else fake.select(axis, one)
     return fake
 
 
 def holds_unknown_number(key: Any) -> bool:
     """An index with a number in it that only the running loop knows; torch would want to know its sign."""
-    keys = key if isinstance(key, tuple) else (key,)
-    return any(isinstance(k, torch.SymInt) and torch_private.depends_on_values(k) for k in keys)
+    keys = key if is_kind(key, tuple) else (key,)
+    return any(is_kind(k, torch.SymInt) and torch_private.depends_on_values(k) for k in keys)
 
 
 def any_position(key: Any) -> Any:
     """The index with 0 in the places of such numbers and of those that a tensor holds: shape and strides are those of
     any position."""
-    if isinstance(key, tuple):
+    if is_kind(key, tuple):
         return tuple(any_position(k) for k in key)
     return 0 if type(key) in OPEN_INDICES or is_scalar_index(key) else key

@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from torch import fx
 
+from moebius.interpreter import is_kind
+
 from ..heap.heap import LAYOUTS, Heap
 from ..torch_facts import torch_private
 from ..values.values import Break, TensorProxy
@@ -55,10 +57,10 @@ def refuse_resized(
 ) -> None:
     """A graph break where ``out`` gets the strides that an operator computes, as it is of other sizes."""
     name = getattr(function, "__name__", "")
-    outs = [proxy for proxy in (out if isinstance(out, tuple | list) else (out,)) if isinstance(proxy, TensorProxy)]
+    outs = [proxy for proxy in (out if is_kind(out, tuple | list) else (out,)) if is_kind(proxy, TensorProxy)]
     if name in FILLING and any(proxy.fake.dim() != 1 for proxy in outs):
         raise Break("out= of other sizes", f"{name} may keep or change them", "give it a tensor of one dimension")
-    operands = [leaf.fake for leaf in torch_private.tree_leaves(args) if isinstance(leaf, TensorProxy)]
+    operands = [leaf.fake for leaf in torch_private.tree_leaves(args) if is_kind(leaf, TensorProxy)]
     if all(is_plain(operand) for operand in operands) and not name.startswith("fft_"):
         return
     others = {key: value for key, value in kwargs.items() if key != "out"}
@@ -83,7 +85,7 @@ class Layouts:
 
     def changed(self, tensor: Any) -> None:
         """A tensor was given other sizes or strides in place."""
-        made = isinstance(tensor, TensorProxy) and tensor.source is None
+        made = is_kind(tensor, TensorProxy) and tensor.source is None
         number = tensor.node.meta.get("number", 0) if made else 0
         self.heap.write(LAYOUTS, number, len(self.heap.events) if made else -1)
         for known in self.sure.values():
@@ -100,7 +102,7 @@ class Layouts:
             name = name_of(here)
             value = here.meta.get("val")
             known = here in self.sure[exactly] or here in seen
-            if known or name in SURE or (isinstance(value, torch.Tensor) and not value.dim()):
+            if known or name in SURE or (is_kind(value, torch.Tensor) and not value.dim()):
                 continue
             seen.add(here)
             operands = here.all_input_nodes
@@ -127,7 +129,7 @@ class Layouts:
         name = getattr(function, "__name__", "")
         if (out := kwargs.get("out")) is not None:
             refuse_resized(function, out, args, kwargs, on_fakes)
-        if (name in ASK or name == GIVE_BACK) and args and isinstance(args[0], TensorProxy):
+        if (name in ASK or name == GIVE_BACK) and args and is_kind(args[0], TensorProxy):
             proxy = args[0]
             if name == GIVE_BACK and not proxy.fake.is_contiguous(**kwargs):
                 return  # a copy in the graph; the operator may still give its operand
@@ -138,7 +140,7 @@ class Layouts:
 
 
 def name_of(node: fx.Node) -> str:
-    return node.target if isinstance(node.target, str) else getattr(inspect.unwrap(node.target), "__name__", "")
+    return node.target if is_kind(node.target, str) else getattr(inspect.unwrap(node.target), "__name__", "")
 
 
 def is_odd(node: fx.Node, name: str) -> bool:
@@ -146,7 +148,7 @@ def is_odd(node: fx.Node, name: str) -> bool:
     if name == "pad":
         return (node.args[2] if len(node.args) > 2 else node.kwargs.get("mode", "constant")) != "constant"
     if name == "unfold":  # of images; the method of the same name is a view
-        return not isinstance(node.target, str)
+        return not is_kind(node.target, str)
     if name in VIEWS:
         return gathers(node)
     return name not in ("div", "divide") or "rounding_mode" in node.kwargs
@@ -155,13 +157,13 @@ def is_odd(node: fx.Node, name: str) -> bool:
 def gathers(node: fx.Node) -> bool:
     """Whether what is named like a view takes items at the places that a tensor says."""
     index = node.args[1] if name_of(node) in ("getitem", "__getitem__") and len(node.args) > 1 else None
-    return any(isinstance(leaf, fx.Node) for leaf in torch_private.tree_leaves(index))
+    return any(is_kind(leaf, fx.Node) for leaf in torch_private.tree_leaves(index))
 
 
 def is_mixed(operand: fx.Node, name: str) -> bool:
     """Whether an operand's numbers do not lie in the order of its dimensions, nor, for a batch norm, channels last."""
     value = operand.meta.get("val")
-    if not isinstance(value, torch.Tensor) or is_plain(value):
+    if not is_kind(value, torch.Tensor) or is_plain(value):
         return False
     last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(value.dim())
     thin = any(type(size) is int and size < 2 for size in value.shape)
@@ -170,7 +172,7 @@ def is_mixed(operand: fx.Node, name: str) -> bool:
 
 def is_row(node: fx.Node) -> bool:
     value = node.meta.get("val")
-    return isinstance(value, torch.Tensor) and value.dim() < 2
+    return is_kind(value, torch.Tensor) and value.dim() < 2
 
 
 def is_thin(node: fx.Node, always: bool) -> bool:
@@ -179,7 +181,7 @@ def is_thin(node: fx.Node, always: bool) -> bool:
     always: also where all are plain.
     """
     values = [value for n in (node, *node.all_input_nodes) for value in torch_private.tree_leaves(n.meta.get("val"))]
-    tensors = [value for value in values if isinstance(value, torch.Tensor) and value.layout == torch.strided]
+    tensors = [value for value in values if is_kind(value, torch.Tensor) and value.layout == torch.strided]
     thin = any(type(size) is int and size < 2 for value in tensors for size in value.shape)
     return thin and (always or not all(map(is_plain, tensors)))
 

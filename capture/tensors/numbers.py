@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import fx
 
+from moebius.interpreter import is_kind
 from moebius.lowering.step.arrays import LargeNumberError, computed_quietly
 
 from ..guards.recorder import shown
@@ -80,11 +81,11 @@ class Numbers:
     def of_size(self, size: torch.SymInt | torch.SymFloat) -> Any:
         """A symbolic size as a Python number: the graph has it as one, and what it follows from is known."""
         node = self.writer.argument(size)
-        if not isinstance(node, fx.Node):
+        if not is_kind(node, fx.Node):
             return node
         found = self.formula_of_size(size)
         if found is None:
-            return Number(self, 2 if isinstance(size, torch.SymInt) else 0.5, node)
+            return Number(self, 2 if is_kind(size, torch.SymInt) else 0.5, node)
         evaluate, sources = found
         real = {p.source: p.real for p in self.tensors.inputs if p.source in sources}
         return Number(self, computed(in_order(evaluate), real), node, sources, evaluate)
@@ -96,9 +97,10 @@ class Numbers:
 
     def formula_of_size(self, size: Any) -> tuple[Formula, tuple[Source, ...]] | None:
         """How a size follows from the inputs; None where it depends on values."""
-        if torch_private.depends_on_values(size):
-            return None
-        expression = torch_private.expression(size)
+        return None if torch_private.depends_on_values(size) else self.formula_of(torch_private.expression(size))
+
+    def formula_of(self, expression: Any) -> tuple[Formula, tuple[Source, ...]] | None:
+        """The same of an expression over sizes."""
         symbols = sorted(expression.free_symbols, key=str)
         operands: list[AtSource | Formula] = []
         sources: dict[Source, None] = {}
@@ -123,7 +125,7 @@ class Numbers:
         """In the inputs that came since the last look."""
         inputs = self.tensors.inputs
         for proxy in inputs[self.seen :]:
-            is_tensor = isinstance(proxy.fake, torch.Tensor)
+            is_tensor = is_kind(proxy.fake, torch.Tensor)
             for axis, size in enumerate(proxy.node.meta["sizes"] if is_tensor else (proxy.fake,)):
                 if torch_private.is_symbolic(size) and (symbol := torch_private.raw_symbol(size)) is not None:
                     assert proxy.source is not None
@@ -161,7 +163,7 @@ class Numbers:
 
     def open(self, operand: Any) -> Any:
         """An operand with the symbolic sizes in it as numbers; None for what no function of numbers takes."""
-        if isinstance(operand, torch.SymInt | torch.SymFloat):
+        if is_kind(operand, torch.SymInt | torch.SymFloat):
             return self.of_size(operand)
         if type(operand) is torch.SymBool:
             return self.tensors.symbolic_truth(operand)
@@ -268,11 +270,11 @@ class Numbers:
         except Exception as error:
             if next(numbers_in((*operands, *named.values())), None) is None:
                 raise
-            if not known and not isinstance(error, TypeError):
+            if not known and not is_kind(error, TypeError):
                 detail = f"{type(error).__name__}: {error}"
                 raise Break("arithmetic that may fail", detail, "compute it after the step") from None
             self.writer.before_failure(function, operands)
-            if known and not isinstance(error, TypeError):  # today's values: the error is the step's own
+            if known and not is_kind(error, TypeError):  # today's values: the error is the step's own
                 found, formula = self.again(function, operands, named)
                 text = f"what the step computes of it is a {type(error).__name__}"
                 self.guards.holds(text_of(found), text, Raises(formula, found, error), *found)
@@ -317,7 +319,7 @@ class Numbers:
             next(o for o in numbers_in(operands) if not o.known).refuse()
         result = function(*today_of(operands))
         if type(result) not in PLAIN_NUMBERS:
-            return function(*(self.constant(o) if isinstance(o, Number) else o for o in operands))
+            return function(*(self.constant(o) if is_kind(o, Number) else o for o in operands))
         return Number(self, result, None, *self.again(function, operands))
 
     def again(
@@ -352,6 +354,12 @@ class Numbers:
         found = number if number.kind is bool else self.apply(bool, number)
         return self.constant(found)
 
+    def hold_relation(self, relation: Any) -> None:
+        """Something that torch assumed of sizes, some of which are numbers that the step computes."""
+        found = self.formula_of(relation)
+        assert found is not None, f"{relation} is of no input"
+        self.hold(*found, True)
+
     def hold(self, evaluate: AtSource | Formula, sources: tuple[Source, ...], expected: Any) -> None:
         text = f"what the step computes of it is {shown(expected)}"
         self.guards.holds(text_of(sources), text, Unchanged(evaluate, sources, expected), *sources)
@@ -372,7 +380,7 @@ def name_of(function: Any) -> str:
 
 def numbers_in(operand: Any) -> Iterator[Number]:
     """The numbers in an operand."""
-    if isinstance(operand, Number):
+    if is_kind(operand, Number):
         yield operand
     elif type(operand) in (list, tuple):
         for item in operand:
@@ -381,7 +389,7 @@ def numbers_in(operand: Any) -> Iterator[Number]:
 
 def today_of(operand: Any, stand_in: Any = None) -> Any:
     """An operand with today's values in it. stand_in: for floats of which nobody knows that."""
-    if isinstance(operand, Number):
+    if is_kind(operand, Number):
         replaced = stand_in is not None and operand.kind is float and not operand.known
         return stand_in if replaced else operand.representative
     if type(operand) in (list, tuple):
@@ -391,7 +399,7 @@ def today_of(operand: Any, stand_in: Any = None) -> Any:
 
 def formulas_in(operand: Any) -> Any:
     """An operand with the formulas of its numbers in their place."""
-    if isinstance(operand, Number):
+    if is_kind(operand, Number):
         return operand.evaluate
     if type(operand) in (list, tuple):
         return type(operand)(map(formulas_in, operand))
@@ -418,12 +426,12 @@ def has_one_type(function: Any, operands: tuple) -> bool:
     if function in (pow, operator.pow) and len(plain) == 2:
         base, exponent = plain
         if type(exponent) in (int, bool):  # 2 ** -1 is a float
-            return type(base) in (float, complex) or (not isinstance(operands[1], Number) and exponent >= 0)
-        return complex in (type(base), type(exponent)) or (not isinstance(operands[0], Number) and base > 0)
+            return type(base) in (float, complex) or (not is_kind(operands[1], Number) and exponent >= 0)
+        return complex in (type(base), type(exponent)) or (not is_kind(operands[0], Number) and base > 0)
     return getattr(function, "__module__", None) in ONE_TYPE or function in TYPES or function in (abs, round, divmod)
 
 
 def representative_of(value: Any) -> Any:
     """A number of the same type that no arithmetic treats specially."""
-    floating = isinstance(value, float | np.floating)
+    floating = is_kind(value, float | np.floating)
     return type(value)(0.5) if floating and not (math.isfinite(value) and value) else value

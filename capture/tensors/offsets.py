@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from moebius.interpreter import is_kind
+
 if TYPE_CHECKING:
     from ..guards.recorder import GuardRecorder
     from ..values.values import TensorProxy
@@ -26,7 +28,7 @@ class Offsets:
     def look(self, function: Any, args: tuple, kwargs: dict[str, Any]) -> None:
         """Before an operator runs on fakes."""
         name = getattr(function, "__name__", "")
-        as_other = name == "view" and any(isinstance(a, torch.dtype) for a in (*args, *kwargs.values()))
+        as_other = name == "view" and any(is_kind(a, torch.dtype) for a in (*args, *kwargs.values()))
         self.asked = self.asked or as_other or name in ASK
 
     def guard(self, guards: GuardRecorder, inputs: list[TensorProxy]) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from moebius.interpreter import is_kind
 from moebius.lowering.step.optimizer_steps import count_step, counted_by
 
 from ..heap.objects import Objects
@@ -29,7 +30,7 @@ def is_state_maker(function: Any, args: list[Any]) -> bool:
         function.__name__ == torch_private.STATE_MAKER
         and function.__module__.startswith("torch.optim.")
         and len(args) > 1
-        and isinstance(args[0], torch.optim.Optimizer)
+        and is_kind(args[0], torch.optim.Optimizer)
     )
 
 
@@ -56,11 +57,14 @@ def make_state(optimizer: torch.optim.Optimizer, group: Any, objects: Objects, g
         if proxy is None:  # not met in this step: its gradient is as it was when the step began
             has_gradient = p.grad is not None
         else:
-            has_gradient = isinstance(proxy, TensorProxy) and gradients.read(proxy, objects.enter) is not None
+            has_gradient = is_kind(proxy, TensorProxy) and gradients.read(proxy, objects.enter) is not None
         if has_gradient:
             missing.append(p)
     if not missing:
         return
+    if gradients.writer.in_loop:  # only the calls that come to it have the state
+        detail, hint = "an optimizer's state is made inside the loop", "take the first step outside of it"
+        raise Break("an expert loop changes Python state", detail, hint)
     made = [MadeState(weakref.ref(optimizer), weakref.ref(p)) for p in missing]
     gradients.made_state += made
     initialise(optimizer, record.obj, missing)
@@ -70,7 +74,7 @@ def make_state(optimizer: torch.optim.Optimizer, group: Any, objects: Objects, g
 
 def initialise(optimizer: torch.optim.Optimizer, group: dict[str, Any], missing: list[torch.Tensor]) -> None:
     """The state of the parameters that have none yet, by the optimizer's own code."""
-    if isinstance(optimizer, torch.optim.SGD):
+    if is_kind(optimizer, torch.optim.SGD):
         make_momentum(optimizer, group, missing)
         if not getattr(optimizer, "_need_device_dtype_check_for_fused", False):
             return
@@ -102,7 +106,7 @@ def count_the_step(optimizer: Any, gradients: Gradients, on_a_mesh: bool) -> Non
     """The hook of a mesh on all optimizers: a node that counts the step, where ranks train what it steps on."""
     tensors = gradients.tensors
     parameters = [getattr(p, "real", p) for group in optimizer.param_groups for p in group["params"]]
-    groups = counted_by([p for p in parameters if isinstance(p, torch.Tensor)])
+    groups = counted_by([p for p in parameters if is_kind(p, torch.Tensor)])
     if on_a_mesh and not groups or groups and not tensors.recomputes:  # (it looks at gradients, or has no node)
         raise Break("function outside of the graph", "the hook of a mesh on optimizers", NATIVELY)
     if groups:

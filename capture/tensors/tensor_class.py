@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from moebius.interpreter import is_kind
+
 from ..hook import ABSENT
 from ..python.originals import is_own
 from ..values.values import Break, TensorProxy
@@ -36,10 +38,10 @@ ASKED = frozenset(
 
 def is_torchs(found: Any) -> bool:
     """Whether what stands in a class of tensors was torch's from the beginning."""
-    function = found.fget if isinstance(found, property) else getattr(found, "__func__", found)
+    function = found.fget if is_kind(found, property) else getattr(found, "__func__", found)
     if callable(function):
         return is_own(function)
-    return isinstance(function, types.GetSetDescriptorType) or not hasattr(type(function), "__get__")
+    return is_kind(function, types.GetSetDescriptorType) or not hasattr(type(function), "__get__")
 
 
 def needed(cls: type) -> dict[str, Any]:

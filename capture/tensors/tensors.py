@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from moebius.interpreter import is_kind
 from moebius.lowering import is_pure, may_write, returns_nothing
 
 from ..guards.recorder import GuardRecorder, describe_tensor, tensor_meta
@@ -147,7 +148,7 @@ class TensorOperations:
         node, stack = root.placeholder(readable(source.name)), self.writer.where()
         where = stack[-1:] and stack[-1]
         node.meta.update(val=fake, source=source.name, static=source.static, where=where, stack=stack)
-        if isinstance(fake, torch.Tensor):
+        if is_kind(fake, torch.Tensor):
             node.meta.update(sizes=fake.shape, strides=fake.stride())
         proxy = TensorProxy(self, fake, node)
         proxy.source, proxy.real, proxy.required = source, real, getattr(fake, "requires_grad", False)
@@ -183,7 +184,7 @@ class TensorOperations:
     def distinct_inputs(self) -> None:
         """Dynamic inputs that were different tensors stay different tensors."""
         dynamic = [
-            p for p in self.inputs if isinstance(p.real, torch.Tensor) and p.source is not None and not p.source.static
+            p for p in self.inputs if is_kind(p.real, torch.Tensor) and p.source is not None and not p.source.static
         ]
         static = tuple(p.real for p in self.inputs if p.source is not None and p.source.static)
         self.offsets.guard(self.guards, dynamic)
@@ -244,11 +245,11 @@ class TensorOperations:
                 f"{proxy.describe()}.{name}() works on autograd or storage, outside of a graph",
                 "nothing to do: the graph goes on after it",
             )
-        if name == "type" and args and isinstance(args[0], torch_private.LEGACY_TYPE):
+        if name == "type" and args and is_kind(args[0], torch_private.LEGACY_TYPE):
             args = (f"{args[0].__module__}.{args[0].__name__}", *args[1:])  # which a graph's code can say
-        if name == "new" and len(args) == 1 and isinstance(args[0], torch.Size):
+        if name == "new" and len(args) == 1 and is_kind(args[0], torch.Size):
             name = "new_empty"  # a graph has sizes as tuples, which new takes for values
-        if name == "size" and len(args) == 1 and isinstance(args[0], int):
+        if name == "size" and len(args) == 1 and is_kind(args[0], int):
             return proxy.fake.size(args[0])
         return self.run("call_method", name, getattr(torch.Tensor, name), (proxy, *args), kwargs)
 
@@ -271,7 +272,7 @@ class TensorOperations:
         self.offsets.look(function, args, kwargs)
         self.layouts.refuse_unsure(function, args, kwargs, self.on_fakes)
         args, kwargs = self.with_flags(args, kwargs)
-        if function in BINCOUNTS and isinstance(args[0], TensorProxy) and (count := bins(*args, **kwargs)) is not None:
+        if function in BINCOUNTS and is_kind(args[0], TensorProxy) and (count := bins(*args, **kwargs)) is not None:
             result: Any = args[0].fake.new_empty(count, dtype=torch.int64)
         elif function is torch.nn.functional.dropout and (like := dropped_out(*args, **kwargs)) is not None:
             result = self.writer.note_dropout(like)
@@ -305,7 +306,7 @@ class TensorOperations:
         """The number in a tensor of one integer: how long the result is follows from it."""
         if type(value) is Bound:
             return value.number
-        if not isinstance(value, TensorProxy) or value.fake.dtype not in INTEGERS or value.fake.dim():
+        if not is_kind(value, TensorProxy) or value.fake.dtype not in INTEGERS or value.fake.dim():
             return value
         number = self.item(value)
         return value if number is None else number
@@ -369,14 +370,14 @@ class TensorOperations:
 
     def refuse_unread(self, value: Any) -> None:
         """A graph break if an operator would look into a container that no guard has seen."""
-        if isinstance(value, list | tuple | dict | set):
+        if is_kind(value, list | tuple | dict | set):
             if self.unread(value):
                 raise Break(
                     "container read by an operator",
                     f"a {type(value).__name__} that the step did not make is read in C",
                     "pass a list or a tuple of plain numbers and tensors",
                 )
-            for item in value.values() if isinstance(value, dict) else value:
+            for item in value.values() if is_kind(value, dict) else value:
                 self.refuse_unread(item)
 
     def record(self, op: str, target: Any, args: tuple, kwargs: dict[str, Any], result: Any) -> Any:
@@ -386,7 +387,7 @@ class TensorOperations:
     def wrap(self, result: Any, node: fx.Node) -> Any:
         """The traced value of an operator's result; ``node`` computes it."""
         node.meta["val"] = result
-        if isinstance(result, torch.Tensor):
+        if is_kind(result, torch.Tensor):
             known = self.of_fake.get(id(result))
             if known is not None:  # an operator gave its operand back: one that writes, or a cast to what it was
                 if is_pure(node):
@@ -396,15 +397,15 @@ class TensorOperations:
             self.gradients.sparse = self.gradients.sparse or gives_sparse_gradient(result.grad_fn)
             proxy = self.of_fake[id(result)] = TensorProxy(self, result, node)
             return proxy
-        if isinstance(result, SYMBOLIC):
+        if is_kind(result, SYMBOLIC):
             self.writer.bind_symbols(result, node)
             return result
-        if isinstance(result, tuple | list):
+        if is_kind(result, tuple | list):
             items = []
             for i, item in enumerate(result):
-                if isinstance(item, torch.Tensor) or isinstance(item, SYMBOLIC):
+                if is_kind(item, torch.Tensor) or is_kind(item, SYMBOLIC):
                     items.append(self.wrap(item, self.writer_item(node, i)))
-                elif isinstance(item, tuple | list) and has_tensor(item):
+                elif is_kind(item, tuple | list) and has_tensor(item):
                     items.append(self.wrap(item, self.writer_item(node, i)))
                 else:
                     items.append(item)
@@ -439,7 +440,7 @@ class TensorOperations:
                     )
                 result = proxy.fake.select(0, 0)
             return self.record("call_function", operator.getitem, (proxy, key), {}, result)
-        if holds_unknown_number(key) or (isinstance(key, tuple) and any(map(is_scalar_index, key))):
+        if holds_unknown_number(key) or (is_kind(key, tuple) and any(map(is_scalar_index, key))):
             result = self.on_fakes(operator.getitem, (proxy, any_position(key)), {})
             return self.record("call_function", operator.getitem, (proxy, key), {}, result)
         if (steps := selections(key, proxy.fake.dim())) is not None:
@@ -453,7 +454,7 @@ class TensorOperations:
 
     def set_item(self, proxy: TensorProxy, key: Any, value: Any) -> None:
         """``proxy[key] = value``, in place."""
-        held = is_scalar_index(key) or (isinstance(key, tuple) and any(map(is_scalar_index, key)))
+        held = is_scalar_index(key) or (is_kind(key, tuple) and any(map(is_scalar_index, key)))
         anywhere = any_position(key) if held or selections(key, proxy.fake.dim()) is not None else key
         self.on_fakes(operator.setitem, (proxy, anywhere, value), {})
         self.writer.node("call_function", operator.setitem, (proxy, key, value), {}).meta["val"] = None
@@ -466,7 +467,7 @@ class TensorOperations:
 
     def rows_for_unpacking(self, proxy: TensorProxy, count: int) -> list[Any]:
         """``a, b = tensor``."""
-        if proxy.fake.dim() and isinstance(proxy.fake.shape[0], torch.SymInt):
+        if proxy.fake.dim() and is_kind(proxy.fake.shape[0], torch.SymInt):
             return (
                 list(self.function(torch.unbind, (proxy, 0), {}))
                 if self.symbolic_truth(proxy.fake.shape[0] == count)
@@ -518,11 +519,11 @@ class TensorOperations:
         self.refuse_records(name)
         if name in ("__doc__", "__module__", "_python_dispatch"):
             return getattr(proxy.cls, name)
-        if proxy.real is not None and isinstance(proxy.real, torch.Tensor) and name in proxy.real.__dict__:
+        if proxy.real is not None and is_kind(proxy.real, torch.Tensor) and name in proxy.real.__dict__:
             assert proxy.source is not None
             return enter(proxy.real.__dict__[name], part(part(proxy.source, "instance_dict"), "dict_item", name))
         found = getattr(type(proxy.fake), name, None)
-        if isinstance(
+        if is_kind(
             found,
             types.MethodDescriptorType | types.FunctionType | types.WrapperDescriptorType | types.BuiltinFunctionType,
         ):
@@ -544,9 +545,9 @@ class TensorOperations:
         except RuntimeError as error:
             self.refuse_handled(f"attribute {name}", error)
             raise
-        if isinstance(value, torch.Tensor):
+        if is_kind(value, torch.Tensor):
             return self.function(getattr, (proxy, name), {})
-        if type(value) in ATOMS or isinstance(value, tuple):
+        if type(value) in ATOMS or is_kind(value, tuple):
             return value
         what = f"attribute {name} of a tensor gives a {type(value).__name__}"
         raise Break(f"Tensor.{name}", what, "read it outside of the step")
@@ -558,7 +559,7 @@ def changes_in_place(target: Any, kwargs: dict[str, Any]) -> bool:
     written = may_write(target)
     if written is not None:
         return written or returns_nothing(target)
-    name = target if isinstance(target, str) else getattr(target, "__name__", "")
+    name = target if is_kind(target, str) else getattr(target, "__name__", "")
     return (
         (name.endswith("_") and not name.endswith("__")) or "out" in kwargs or name in ("setitem", "_set_grad_enabled")
     )
@@ -568,7 +569,7 @@ def lies_on_ranks(tensor: torch.Tensor) -> bool:
     """Whether lowering moved the tensor onto ranks: an expert parameter, its gradient, an optimizer's state of it.
     Whoever reads it sees the whole tensor."""
     module = sys.modules.get("moebius.lowering.distribution")
-    return module is not None and isinstance(tensor, module.Sharded)
+    return module is not None and is_kind(tensor, module.Sharded)
 
 
 def readable(name: str) -> str:

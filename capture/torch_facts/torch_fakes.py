@@ -86,6 +86,9 @@ class FakeWorld:
 
         required: whether it required gradients when the graph began, where that has run in part.
         """
+        if torch.is_inference_mode_enabled() and not tensor.is_inference():
+            with torch.inference_mode(False):  # a tensor from before that is first met there can still be trained
+                return self.fakify(tensor, name, dynamic_dims, required)
         if required is not None and required is not tensor.requires_grad:  # then it was a leaf
             fake = self.fakify(tensor if tensor.is_leaf else tensor.detach(), name, dynamic_dims)
             return fake.requires_grad_(required)
@@ -199,9 +202,10 @@ def forget_constant(fake: Any) -> None:
 
 
 def lacks_fake(error: Exception) -> bool:
-    """Whether an operator has no form for fake tensors. Checked on torch 2.13."""
+    """Whether an operator has no form for fake tensors, or none for sizes that vary. Checked on torch 2.13."""
     without_data = "There was no fake impl registered", "The tensor has a non-zero number of elements, but its data is"
-    return isinstance(error, UnsupportedOperatorException) or str(error).startswith(without_data)
+    concrete = "() on tensor with symbolic sizes/strides" in str(error)  # "Cannot call numel() on …", of a form in C
+    return isinstance(error, UnsupportedOperatorException) or concrete or str(error).startswith(without_data)
 
 
 def forget_fakes() -> None:

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from moebius.interpreter import is_kind
 from moebius.lowering import Lowered, Storage, apply, only_computes, where_raised
 from moebius.lowering.step import BranchError, MissingGradientError, leave_autocast
 from moebius.lowering.step.arrays import LargeNumberError
@@ -97,12 +98,12 @@ class FailureHandler:
 
     def after(self, error: BaseException, args: tuple, kwargs: dict[str, Any], inputs: tuple) -> Callable[[], Any]:
         Parked(self.made_state).park()  # for good: what runs now makes it anew, if it comes to the optimizer
-        if isinstance(error, BranchError):
+        if is_kind(error, BranchError):
             self.missed(error)
             left(self, self.exits[error.place].counts)
             return self.exits[error.place].go_on(error.live, args, kwargs)
         reached = locate(error, self.lowered, inputs)
-        if isinstance(error, MissingGradientError):
+        if is_kind(error, MissingGradientError):
             self.missed(error)
         if reached is None:
             error.add_note(
@@ -155,11 +156,11 @@ class FailureHandler:
         if not trace.stopped:
             raise CannotResume("the step took another way when it was traced again")
         chain = connected(trace.stopped, generators=True)
-        if isinstance(error, MissingGradientError | LargeNumberError):  # nothing of the user's failed: Python goes on
+        if is_kind(error, MissingGradientError | LargeNumberError):  # nothing of the user's failed: Python goes on
             if len(chain) < len(trace.stopped):
                 raise CannotResume("it was called from a function that C code called")
             emitter, again = Emitter(trace.objects, len(args), tuple(kwargs)), advancing(chain)
-            if isinstance(error, MissingGradientError):  # after backward()
+            if is_kind(error, MissingGradientError):  # after backward()
                 native = continuation(emitter, chain, "call", partial(gives, error.given))
             else:  # with what asked for the number
                 native = continuation(emitter, chain, "run", None)
@@ -233,7 +234,7 @@ def locate(error: BaseException, lowered: Lowered, inputs: tuple) -> Reached | N
     nodes = list(lowered.gm.graph.nodes)
     for node in nodes[: nodes.index(found.node)]:
         number = node.meta.get("number")
-        last = number if isinstance(number, int) else last
+        last = number if is_kind(number, int) else last
         entered += (node.target is enter_block) - (node.target is leave_block)
         if node.target is torch.autocast_increment_nesting:
             casts.append(len(node.meta.get("stack", ())) - 1)  # the innermost is autocast's own
@@ -242,8 +243,8 @@ def locate(error: BaseException, lowered: Lowered, inputs: tuple) -> Reached | N
         if number is not None and found.values.get(node) is not None:
             values[number] = found.values[node]
     number = found.node.meta.get("number")
-    if not isinstance(number, int):
-        number = number[0] if isinstance(number, tuple) else last + 1
+    if not is_kind(number, int):
+        number = number[0] if is_kind(number, tuple) else last + 1
     placeholders = [n.meta.get("source", n.name) for n in nodes if n.op == "placeholder"]
     return Reached(number, values, dict(zip(placeholders, inputs, strict=True)), found.below, entered, casts)
 

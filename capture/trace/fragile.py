@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from moebius.interpreter import NULL, Frame
+from moebius.interpreter import NULL, Frame, is_kind
 from moebius.lowering.step.arrays import asks_plain_python
 
 from ..bytecode.liveness import accesses
@@ -182,28 +182,28 @@ def passes_on(frame: Frame) -> bool:
 
 def is_fragile(target: Any, args: tuple) -> bool:
     """Whether an operator that went well on fakes may fail on the data of a call."""
-    name = target if isinstance(target, str) else getattr(target, "__name__", "")
-    home = "torch" if isinstance(target, str) else (getattr(target, "__module__", None) or "torch").split(".")[0]
+    name = target if is_kind(target, str) else getattr(target, "__name__", "")
+    home = "torch" if is_kind(target, str) else (getattr(target, "__module__", None) or "torch").split(".")[0]
     if home == "moebius" or target in CLOCKS:
         return False
-    of_python = getattr(target, "__module__", None) in PYTHONS or (args and isinstance(args[0], RuntimeNumber))
-    if of_python and any(isinstance(part, (RuntimeNumber, *SYMBOLIC)) for part in leaves(args)):
+    of_python = getattr(target, "__module__", None) in PYTHONS or (args and is_kind(args[0], RuntimeNumber))
+    if of_python and any(is_kind(part, (RuntimeNumber, *SYMBOLIC)) for part in leaves(args)):
         return target not in NEVER_FAILING
     if home not in ("torch", "_operator", "builtins"):
         return True
     if name in OF_FLOATS or any(part in name for part in FAMILIES):
         return True
-    tensors = [part.fake for part in leaves(args) if isinstance(part, TensorProxy)]
+    tensors = [part.fake for part in leaves(args) if is_kind(part, TensorProxy)]
     floats = all(one.is_floating_point() or one.is_complex() for one in tensors)
     return not floats and name not in OF_INTEGERS
 
 
 def leaves(value: Any) -> Iterator[Any]:
     """What is in lists, tuples, dicts and slices."""
-    if isinstance(value, tuple | list | dict):
-        for part in value.values() if isinstance(value, dict) else value:
+    if is_kind(value, tuple | list | dict):
+        for part in value.values() if is_kind(value, dict) else value:
             yield from leaves(part)
-    elif isinstance(value, slice):
+    elif is_kind(value, slice):
         yield from leaves((value.start, value.stop, value.step))
     else:
         yield value

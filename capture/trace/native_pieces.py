@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import torch
 
-from moebius.interpreter import Frame
+from moebius.interpreter import Frame, is_kind
 
 from ..heap.records import raw_dict
 from ..heap.varying import REASON as VARIES
@@ -72,4 +72,4 @@ def is_of_torch(value: Any) -> bool:
         name = value.__module__
     else:
         name = kind.__module__
-    return isinstance(name, str) and name.partition(".")[0] == "torch"
+    return is_kind(name, str) and name.partition(".")[0] == "torch"

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from moebius.interpreter import is_kind
 from moebius.lowering import OWN
 
 from ..options import Options
@@ -105,7 +106,7 @@ class Policy:
         """As it is now, whatever is learnt later."""
         made = replace(self, dynamic_dims={name: set(axes) for name, axes in self.dynamic_dims.items()})
         for name, held in vars(self).items():
-            if isinstance(held, set | dict | list) and name != "dynamic_dims":
+            if is_kind(held, set | dict | list) and name != "dynamic_dims":
                 setattr(made, name, type(held)(held))
         return made
 

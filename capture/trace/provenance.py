@@ -7,7 +7,7 @@ import re
 import types
 from typing import Any
 
-from moebius.interpreter import UNSET, Frame
+from moebius.interpreter import UNSET, Frame, is_kind
 
 from ..bytecode.counting import marks_of
 from ..bytecode.expressions import Excerpt, Place, excerpt_of, names_in, users_place
@@ -34,7 +34,7 @@ def shown_at(
     """The user's line at the end of a stack of places, and of each variable in its expression what it is. frame: the
     innermost one that is open."""
     place = users_place(stack)
-    if not isinstance(place, Place) or place.code is None:
+    if not is_kind(place, Place) or place.code is None:
         return None, ()
     while frame is not None and place_of(frame, frame.pc) != place:
         frame = frame.back
@@ -48,7 +48,7 @@ def shown_at(
 
 def origin(name: str, value: Any, code: types.CodeType, objects: Objects, writer: GraphWriter) -> str:
     """What a value is: where it was computed, or the way to it from the arguments; "" where that says nothing."""
-    computed = isinstance(value, TensorProxy | Number)
+    computed = issubclass(type(value), TensorProxy | Number)  # (isinstance asks a proxy of the user's for its class)
     source = value.source if computed else None
     if not computed and (record := objects.record_of(value)) is not None:
         source = record.source

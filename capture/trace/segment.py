@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from moebius.interpreter import UNSET, Frame
+from moebius.interpreter import UNSET, Frame, is_kind
 from moebius.lowering import OWN, CapturedGraph, ExpertRegion, Lowered, lower, where_raised
 from moebius.lowering.step import going_on, treats_each_alone
 from moebius.lowering.step.autocast import leaving_blocks
@@ -97,6 +97,8 @@ def build(
     make_resume: makes the captured rest of the frame from code that begins in its middle. below: wraps a callable that
     runs natively, so that the user's functions below it are captured. parked: optimizer state between the calls.
     """
+    if attempt.recorder is not None:
+        attempt.recorder.keep(ended_by(attempt.graph_break))
     request = attempt.request
     n_positional, kwnames = len(request.args), tuple(request.kwargs)
     emitter = Emitter(attempt.objects, n_positional, kwnames)
@@ -150,6 +152,13 @@ def build(
     )
 
 
+def ended_by(graph_break: GraphBreak | None) -> str:
+    """The end of a capture, for who walks through it."""
+    if graph_break is None:
+        return "the function returns"
+    return f"graph break {graph_break.code}: {graph_break.reason}: {graph_break.detail} ({graph_break.hint})"
+
+
 def label_of(captured: CapturedGraph | None) -> str:
     """What a profiler shows of a graph."""
     if captured is None:
@@ -198,7 +207,7 @@ def runs_when_closed(frame: Frame) -> bool:
         name, test, jump = instructions[index].argval, *instructions[index + 1 : index + 3]
         kind = None if name in frame.globals else getattr(builtins, name, None)
         passed = test.opname == "CHECK_EXC_MATCH" and jump.opname in ("POP_JUMP_FORWARD_IF_FALSE", "POP_JUMP_IF_FALSE")
-        if not passed or not (isinstance(kind, type) and issubclass(kind, Exception)) or jump.target is None:
+        if not passed or not (is_kind(kind, type) and issubclass(kind, Exception)) or jump.target is None:
             return True
         index = jump.target
     outer = frame.program.handler_at(index)
@@ -286,6 +295,7 @@ def run_whole_natively(
         )
     else:
         attempt.graph_break.detail += f" (the whole frame runs natively: {why})"
+    attempt.objects.guards.forget(attempt.objects.dying)
     function, n_cells = attempt.request.function, attempt.request.n_cells
     alone = left_alone(function)  # its callees are captured below, not the frame itself
     native = NativePart(alone.__code__)
@@ -345,7 +355,7 @@ def make_graph(
             return None, None
     gm = writer.module()
     gm.graph.lint()
-    real = [(proxy.node, proxy.real) for proxy in attempt.tensors.inputs if isinstance(proxy.real, torch.Tensor)]
+    real = [(proxy.node, proxy.real) for proxy in attempt.tensors.inputs if is_kind(proxy.real, torch.Tensor)]
     for node, tensor in real:
         node.meta["tensor"] = torch_private.weak_tensor(tensor)
     for place, memory in overlapping([tensor for _, tensor in real]).items():
@@ -451,14 +461,14 @@ def passing(frame: Any, objects: Objects) -> set[str]:
         for where, each in ((place, value), *((f"{place}[{i}]", item) for i, item in parts)):
             record = objects.record_of(each) if is_bare(each) else None
             made = is_bare(each) and (objects.is_new(each) or (record is not None and not record.source.static))
-            if made or (isinstance(each, Number) and each.node is not None):
+            if made or (issubclass(type(each), Number) and each.node is not None):
                 found.add(where)
     return found
 
 
 def cell_of(frame: Any, index: int) -> Any:
     cell = frame.locals[index]
-    if not isinstance(cell, types.CellType):
+    if not is_kind(cell, types.CellType):
         raise CannotResume("a cell is not made yet")
     return cell
 
@@ -471,17 +481,17 @@ def may_run_code(value: Any) -> bool:
 
 def wants_hook(callee: Any) -> bool:
     """Whether user code can be below a call: functions, methods and objects that are not torch's own."""
-    if isinstance(callee, types.MethodType):
+    if is_kind(callee, types.MethodType):
         owner = type(callee.__self__)
         if issubclass(owner, torch.optim.Optimizer | torch.optim.lr_scheduler.LRScheduler):
             return False
         callee = callee.__func__
-    if isinstance(callee, types.FunctionType) and not FRAME_READERS.isdisjoint(callee.__code__.co_names):
+    if is_kind(callee, types.FunctionType) and not FRAME_READERS.isdisjoint(callee.__code__.co_names):
         return False  # it looks for its caller, who is to be the next frame
-    if isinstance(callee, types.FunctionType | type):
+    if is_kind(callee, types.FunctionType | type):
         return (callee.__module__ or "").split(".")[0] not in LIBRARIES
     return (
-        not isinstance(callee, types.BuiltinFunctionType | types.MethodDescriptorType | TensorProxy)
+        not is_kind(callee, types.BuiltinFunctionType | types.MethodDescriptorType | TensorProxy)
         and callable(callee)
         and callee is not UNSET
     )

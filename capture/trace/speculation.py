@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from moebius.interpreter import NULL, Frame
+from moebius.interpreter import NULL, Frame, is_kind
 from moebius.lowering import apply, only_computes, writes_into
 from moebius.lowering.step import require_branch
 
@@ -195,10 +195,10 @@ class Speculation:
 
 def is_of_all(value: Any) -> bool:
     """Whether it asks if something holds everywhere, as ``if not valid.all(): raise …``: nothing goes wrong then."""
-    node: Any = value.node if isinstance(value, TensorProxy | Number) else None
+    node: Any = value.node if is_kind(value, TensorProxy | Number) else None
     if node is not None and node.target == "item":
         node = node.args[0]
-    return isinstance(node, fx.Node) and node.target in ("all", torch.all, torch_private.IS_ALL_TRUE)
+    return is_kind(node, fx.Node) and node.target in ("all", torch.all, torch_private.IS_ALL_TRUE)
 
 
 def gives_nothing() -> None:
@@ -211,17 +211,17 @@ def asks_alone(place: Stopped, value: Any) -> bool:
     if not stack:
         return False
     if instruction.opname in ASK_TOP or instruction.opname.startswith(ASK_PREFIX):
-        return stack[-1] is value or isinstance(stack[-1], StandIn)
+        return stack[-1] is value or is_kind(stack[-1], StandIn)
     if instruction.opname == "COMPARE_OP":  # 3.13 asks in the comparison itself
         plain = (TensorProxy, Number, ArrayNumber, torch.SymInt, torch.SymFloat)
-        return all(isinstance(v, plain) or type(v) in ATOMS for v in stack[-2:])
+        return all(is_kind(v, plain) or type(v) in ATOMS for v in stack[-2:])
     if instruction.opname == "GET_ITER":
-        return isinstance(stack[-1], Array)
+        return is_kind(stack[-1], Array)
     position = place.callee_position()
     if position is not None and stack[position] in EXTREMES:
         operands = [v for v in stack[position + 1 :] if v is not NULL]
         return len(operands) > 1 and all(map(is_of_one_number, operands))
-    if position is not None and stack[position] in LOOKS and any(isinstance(v, Array) for v in stack[position + 1 :]):
+    if position is not None and stack[position] in LOOKS and any(is_kind(v, Array) for v in stack[position + 1 :]):
         return True
     return position is not None and stack[position] is bool and stack[-1] is value
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from moebius.interpreter import NULL, UNSET, Frame
+from moebius.interpreter import NULL, UNSET, Frame, is_kind
 
 from ..bytecode.hidden import hidden
 from ..bytecode.liveness import read_later
@@ -89,17 +89,17 @@ def calls(outer: Stopped, inner: Frame) -> bool:
         arguments = next(value for value in outer.stack[position + 1 :] if value is not NULL)
         if type(arguments) is not tuple:  # f(*map(f, xs)): the instruction goes through the iterator first
             return False
-    if isinstance(callee, type):
+    if is_kind(callee, type):
         making = outer.making
         return making is not None and making.cls is callee and making.init is inner.code
     for _ in range(8):
-        if isinstance(callee, types.MethodType):
+        if is_kind(callee, types.MethodType):
             callee = callee.__func__
-        elif isinstance(callee, functools.partial):
+        elif is_kind(callee, functools.partial):
             callee = callee.func
-        elif isinstance(callee, types.FunctionType):
+        elif is_kind(callee, types.FunctionType):
             return callee.__code__ is inner.code
-        elif isinstance(callee, type):  # behind a partial
+        elif is_kind(callee, type):  # behind a partial
             return False
         else:
             callee = getattr(type(callee), "__call__", None)  # noqa: B004
@@ -175,7 +175,7 @@ def native_frame(emitter: Emitter, place: Stopped, inner: str, what: str) -> str
         for i, name in slots
         if i not in program.cell_indices
         and (name in live or is_held(name, frame.locals[i]))
-        and (name in later or not isinstance(frame.locals[i], MAY_BE_GONE))
+        and (name in later or not is_kind(frame.locals[i], MAY_BE_GONE))
     )
     cells = tuple(name for i, name in enumerate(program.localsplus) if i in program.cell_indices)
     handled = tuple(p for p in handled_places(frame.code)[place.pc] if p < depth)
@@ -187,7 +187,7 @@ def native_frame(emitter: Emitter, place: Stopped, inner: str, what: str) -> str
     values = [emitter.value(frame.locals[where[n]]) for n in bound]
     values += [emitter.value(every.get(i, v)) for i, v in enumerate(place.stack[:depth]) if i not in nulls]
     code = emitter.constant(rebuild(frame.code, state, [], instead))
-    if any(n not in where or not isinstance(frame.locals[where[n]], types.CellType) for n in cells if n in live):
+    if any(n not in where or not is_kind(frame.locals[where[n]], types.CellType) for n in cells if n in live):
         raise CannotResume("a cell is not made yet")
     closure = "".join(f"{emitter.value(frame.locals[where[n]]) if n in live else 'm_cell()'}, " for n in cells)
     function = (

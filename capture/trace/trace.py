@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from moebius.interpreter import UNSET, Frame, InterpreterError, Machine, Signal, decode
+from moebius.interpreter import UNSET, Frame, InterpreterError, Machine, Signal, decode, is_kind
 
 from ..bytecode.counting import Counts
 from ..bytecode.places import handled_places, run_again
@@ -47,6 +47,7 @@ from .fragile import refuse_lost_handler
 from .native_pieces import why_whole
 from .policy import Policy
 from .provenance import place_of, shown_at
+from .recorder import Recorder, Recordings
 from .speculation import Speculation
 from .stopped import Stopped
 
@@ -76,7 +77,7 @@ class TracingMachine(Machine):
     domain: TrackingDomain
 
     def unwind(self, frame: Frame, exc: BaseException) -> bool:
-        self.raised = self.raised or not isinstance(exc, Signal | InterpreterError)
+        self.raised = self.raised or not is_kind(exc, Signal | InterpreterError)
         return super().unwind(frame, exc)
 
     def reenter(self, frame: Frame, thrown: list[BaseException] | None) -> Any:
@@ -136,6 +137,7 @@ class Trace:
         self.whole_natively = ""  # why the frame does not go on after its break, but runs natively as a whole
         self.native: NativePart | None = None  # what runs the broken instruction
         self.root_step = 0
+        self.recorder: Recorder | None = None
         self.in_branches: set[tuple[types.CodeType, int]] = set()  # one-turn loops that the break is in
         self.in_hits: set[tuple[types.CodeType, int]] = set()  # loops over rows that the break is in
         self.needs_stacks = False
@@ -168,7 +170,7 @@ class Trace:
         self.guards.let_go()
         self.made.park()  # but for what a graph holds now
         self.request, self.made = Request(self.request.function, (), {}), Parked([])
-        self.frame = self.result = None
+        self.frame = self.result = self.recorder = None
         self.stopped = []
 
     # ------------------------------------------------------------------------------------------------------------------
@@ -238,6 +240,8 @@ class Trace:
                 self.not_entered(stop)
                 return
             self.domain.root = frame
+            if Recordings.is_on:
+                self.recorder = Recorder(frame.code, self.guards, self.domain)
             try:
                 self.result = self.machine.run(frame)
             except OwnError as error:
@@ -249,14 +253,14 @@ class Trace:
             except InterpreterError as error:
                 self.broke(Break("interpreter", str(error.reason), "please report this"))
             except BaseException as error:
-                if not isinstance(error, Exception) and not self.objects.is_known(error):
+                if not is_kind(error, Exception) and not self.objects.is_known(error):
                     raise  # a signal handler's: KeyboardInterrupt and the like end the call
                 if os.environ.get("MOEBIUS_DEBUG"):
                     traceback.print_exception(error)
                 refuse_own(error)
                 words = f"the step raises {words_of(error)}"[:300]
                 raises = Break("exception", words, "the exception is raised natively")
-                self.broke(decided_by_data() if isinstance(error, torch_private.DATA_DEPENDENT) else raises, error)
+                self.broke(decided_by_data() if is_kind(error, torch_private.DATA_DEPENDENT) else raises, error)
 
     def want_stacks(self) -> None:
         self.needs_stacks |= self.domain.stacks is None
@@ -276,7 +280,7 @@ class Trace:
     def place_of(self, value: Any) -> str:
         """The name of the place at which a value was found, "" for none."""
         source: Source | None = None
-        if isinstance(value, Unfollowed | Number):
+        if is_kind(value, Unfollowed | Number):
             source = value.source
         elif type(value) is torch.SymInt:
             source = next((p.source for p in self.tensors.inputs if p.fake is value), None)
@@ -330,7 +334,8 @@ class Trace:
         stack = stop.places or (place_of(frame, domain.root_pc if raised is None else raised[2]),)
         expression, came_from = shown_at(stack, stop.frame, self.objects, self.writer)
         entered = stop.reason == "breakpoint"  # a debugger is to find each frame's locals, and to step through it
-        self.whole_natively = why_whole(stop, frame, domain.root_pc, len(stack) == 1 or entered, self.request)
+        alone = len(stack) == 1 or entered or bool(self.objects.dying)  # (a caller's piece would hold what is to die)
+        self.whole_natively = why_whole(stop, frame, domain.root_pc, alone, self.request)
         if len(stack) == 1 and uses_one(domain.root_stack, frame.program.instructions[domain.root_pc].arg):
             self.whole_natively = "such a tensor is used in it"
         self.root_step = domain.root_steps - 1

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from moebius.interpreter import is_kind
 from moebius.lowering.operators import read_call
 
 from ..torch_facts.torch_private import version_of
@@ -19,16 +20,16 @@ EXPERT = "expert"  # in a node's meta: the number that its only element is
 def unwritten(node: fx.Node) -> bool:
     values = node.meta["val"]
     try:
-        return not any(version_of(value) for value in (values if isinstance(values, tuple | list) else (values,)))
+        return not any(version_of(value) for value in (values if is_kind(values, tuple | list) else (values,)))
     except RuntimeError:  # of inference mode: nobody counts
         return False
 
 
 def number_of(node: Any) -> int | None:
     """The number of an expert that a tensor of one element certainly holds."""
-    while isinstance(node, fx.Node):
+    while is_kind(node, fx.Node):
         value = node.meta.get("val")
-        if not isinstance(value, torch.Tensor) or value.dtype not in WIDE or any(size != 1 for size in value.shape):
+        if not is_kind(value, torch.Tensor) or value.dtype not in WIDE or any(size != 1 for size in value.shape):
             return None
         if not unwritten(node):
             return None

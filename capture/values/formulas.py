@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from moebius.interpreter import is_kind
+
 if TYPE_CHECKING:
     from ..guards.sources import Source
 
@@ -32,7 +34,7 @@ class Formula:
 
 def parts_of(operand: Any) -> Iterator[AtSource | Formula]:
     """The formulas in an operand."""
-    if isinstance(operand, AtSource | Formula):
+    if is_kind(operand, AtSource | Formula):
         yield operand
     elif type(operand) in (list, tuple):
         for item in operand:
@@ -47,7 +49,7 @@ def in_order(formula: AtSource | Formula) -> list[AtSource | Formula]:
         one, ready = pending.pop()
         if one in found:
             continue
-        inner = [] if isinstance(one, AtSource) else [*parts_of(one.operands), *parts_of([*one.named.values()])]
+        inner = [] if is_kind(one, AtSource) else [*parts_of(one.operands), *parts_of([*one.named.values()])]
         if ready or all(part in found for part in inner):
             found[one] = None
         else:
@@ -61,14 +63,14 @@ def computed(order: list[AtSource | Formula], values: dict[Source, Any]) -> Any:
     known: dict[Any, Any] = {}
 
     def given(operand: Any) -> Any:
-        if isinstance(operand, AtSource | Formula):
+        if is_kind(operand, AtSource | Formula):
             return known[operand]
         if type(operand) in (list, tuple):
             return type(operand)(map(given, operand))
         return operand
 
     for one in order:
-        if isinstance(one, AtSource):
+        if is_kind(one, AtSource):
             known[one] = values[one.source]
         else:
             known[one] = one.function(*map(given, one.operands), **{k: given(v) for k, v in one.named.items()})
@@ -132,6 +134,6 @@ def is_one_value(a: Any, b: Any) -> bool:
     """Whether nothing tells the two apart: types and values; 0.0 and -0.0 are two, a NaN is one."""
     if type(a) is not type(b):
         return False
-    if isinstance(a, tuple | list):
+    if is_kind(a, tuple | list):
         return len(a) == len(b) and all(map(is_one_value, a, b))
     return (a == b and (a != 0 or repr(a) == repr(b))) or (a != a and b != b)

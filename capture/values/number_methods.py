@@ -5,6 +5,7 @@ from __future__ import annotations
 import types
 from typing import Any
 
+from moebius.interpreter import is_kind
 from moebius.interpreter.domain.core import type_name
 
 from .numbers import Arithmetic, Number
@@ -45,13 +46,13 @@ def attribute_of(numbers: Arithmetic, number: Any, name: str) -> Any:
     found: Any = next((base.__dict__[name] for base in kind.__mro__ if name in base.__dict__), None)
     if found is None:
         raise AttributeError(f"{type_name(kind)!r} object has no attribute {name!r}")
-    if kind in NUMPY_NUMBERS and isinstance(found, METHODS) and not is_pure_method(kind, name):
+    if kind in NUMPY_NUMBERS and is_kind(found, METHODS) and not is_pure_method(kind, name):
         raise Break("method in C", f"numpy.{kind.__name__}.{name} may do more than compute", "it runs natively")
-    if isinstance(found, METHODS) and found.__objclass__ is not object:
+    if is_kind(found, METHODS) and found.__objclass__ is not object:
         return NumberMethod(numbers, found, number)
-    if isinstance(found, DATA) and name != "__class__":
+    if is_kind(found, DATA) and name != "__class__":
         return numbers.apply(getattr, number, name)
     if name == "__class__":
         return kind
     known = numbers.open(number)
-    return getattr(numbers.constant(known) if isinstance(known, Number) else known, name)
+    return getattr(numbers.constant(known) if is_kind(known, Number) else known, name)

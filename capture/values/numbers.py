@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 import torch
 from torch import fx
 
+from moebius.interpreter import is_kind
 from moebius.lowering.step import draw
 
 from .numpy_numbers import NUMPY_NUMBERS
@@ -123,7 +124,7 @@ EXAMPLES: dict[type, Any] = {torch.SymInt: 1, torch.SymFloat: 0.5, torch.SymBool
 
 def example(value: Any) -> Any:
     """A number of the same type, of which Python says at once what cannot be done with such a number."""
-    return value.representative if isinstance(value, Number) else EXAMPLES.get(type(value), value)
+    return value.representative if is_kind(value, Number) else EXAMPLES.get(type(value), value)
 
 
 COMPARISONS: dict[str, Callable[..., Any]] = {

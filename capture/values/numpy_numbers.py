@@ -16,6 +16,7 @@ from moebius.lowering.step.arrays import DISPATCHER
 
 # Those whose number Python and torch can hold, too.
 NUMPY_NUMBERS: frozenset[type] = frozenset(np.dtype(code).type for code in "?bhilqBHILQefd")
+NUMPY_FLOATS: frozenset[type] = frozenset(kind for kind in NUMPY_NUMBERS if issubclass(kind, np.floating))
 CONVERTING = frozenset(("item", "tolist"))  # methods of its numbers that are no function of numpy's
 
 

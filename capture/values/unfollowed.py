@@ -55,4 +55,5 @@ def uses_one(stack: list[Any], argument: int | None) -> bool:
     """Whether one of these is among the operands of an instruction, or in a list or tuple among them."""
     operands = stack[-3 - (argument or 0) :]
     inner = [item for operand in operands if type(operand) in (list, tuple) for item in operand]
-    return any(isinstance(v, Unfollowed) and not isinstance(v, Varying) for v in (*operands, *inner))
+    kinds = map(type, (*operands, *inner))  # (isinstance asks a proxy of the user's for its class)
+    return any(issubclass(kind, Unfollowed) and not issubclass(kind, Varying) for kind in kinds)

@@ -34,7 +34,7 @@ from moebius.lowering.distribution.torch_private import (
 )
 from moebius.lowering.distribution.weights import Weights, digest, window
 from moebius.lowering.step.gradients import Elsewhere
-from moebius.lowering.step.hooks import RankHook
+from moebius.lowering.step.hooks import RankHook, is_looked_at, ranks_first
 
 BUCKET = 1 << 25  # bytes of gradients that travel together
 
@@ -99,9 +99,11 @@ class Reducer:
         """Let backward tell that it reaches the parameter."""
         if parameter.requires_grad and self.known[place].hook is None:
             self.known[place].hook = parameter.register_hook(RankHook(functools.partial(self.reached, place)))
+            ranks_first(parameter)
 
-    def reached(self, place: int, grad: torch.Tensor) -> None:
-        """Backward is about to accumulate into a parameter."""
+    def reached(self, place: int, grad: torch.Tensor) -> torch.Tensor | None:
+        """Backward is about to accumulate into a parameter. What other hooks get to see is averaged already: they may
+        clip it. Collective then; at the end of the pass the mean of what is equal changes nothing."""
         number = backward_number()
         if number not in self.running:
             parameter = self.known[place].parameter()
@@ -113,8 +115,18 @@ class Reducer:
             self.running.add(number)
             at_end_of_backward(functools.partial(self.finish, number))
         self.touched.add(place)
-        if (leaf := self.known[place].parameter()) is not None:
-            self.written.setdefault(place, writes(leaf))
+        if (leaf := self.known[place].parameter()) is None:
+            return None
+        self.written.setdefault(place, writes(leaf))
+        if not is_looked_at(leaf) or grad.layout is not torch.strided or grad.requires_grad:  # (those are refused)
+            return None
+        agree(self.mesh, f"the gradient of parameter {place}, which has hooks")
+        mean = grad.detach().clone()
+        if isinstance(mean, Sharded):
+            self.average([mean.local], data_axes(self.mesh, self.axis))
+        else:
+            self.average([mean], range(self.mesh.ndim))
+        return mean
 
     def finish(self, number: int) -> None:
         """The end of a backward pass: average what it reached on any rank. Collective."""

@@ -17,6 +17,7 @@ import torch
 from torch import fx
 
 from moebius.lowering.aliasing import Storage, makes_new, only_computes
+from moebius.lowering.experts.columns import column_cut
 from moebius.lowering.experts.stacking import pick, stack_experts
 from moebius.lowering.graph import expert_loop, skip_turn
 from moebius.lowering.operators import FUNCTIONS, METHODS, call_operands, is_pure, loop_body, read_call, target_name
@@ -24,6 +25,7 @@ from moebius.lowering.torch_private import sizes_key
 from moebius.lowering.values import add_call, computed_of, tensor_of, value_of
 
 SUMS = frozenset({"index_add", "index_put", "scatter_add", "setitem"})
+PLACES = SUMS | {"index_copy"}  # (which replaces rows)
 SETS = frozenset({operator.setitem})
 MOST = 4096  # turns looked at together
 
@@ -106,7 +108,7 @@ def place_of(node: fx.Node) -> Place | None:
     call = read_call(node)
     if call is None:
         return None
-    if call.name in SUMS:
+    if call.name in PLACES:
         base = node.args[0] if node.args else None
         return Place(node, node, base) if isinstance(base, fx.Node) else None
     return place_in_branch(node) if is_branch(node) else None
@@ -127,7 +129,7 @@ def place_in_branch(node: fx.Node) -> Place | None:
             if inner:
                 return None
             skips.append(inside)
-        elif made is not None and made.name in SUMS:
+        elif made is not None and made.name in PLACES:
             inner.append(inside)
         elif not is_pure(inside) and not adds_to_rows(inside) and not draws(inside):
             return None
@@ -212,7 +214,7 @@ def may_add(target: Any) -> bool:
 
 def chased(node: fx.Node) -> fx.Node:
     """The tensor that in-place operators wrote into and handed on."""
-    while (call := read_call(node)) is not None and call.name in SUMS and call.op.inplace:
+    while (call := read_call(node)) is not None and call.name in PLACES and call.op.inplace:
         if not isinstance(node.args[0], fx.Node):
             break
         node = node.args[0]
@@ -330,6 +332,8 @@ class Builder:
             raise Differ("an iteration reads what an earlier one added to", first)
         if len(set(nodes)) == self.count and all(map(self.is_weight, nodes)):
             return self.family(nodes)
+        if len(nodes) > 1 and (cut := column_cut(nodes)) is not None and cut[0].graph is self.gm.graph:
+            return self.column(nodes, *cut)
         if any(node.op != first.op or node.target != first.target or node.op == "placeholder" for node in nodes):
             raise Differ(f"an iteration uses {first.name} where another uses something else", first)
         drawn = all(map(draws, nodes))
@@ -375,6 +379,15 @@ class Builder:
             made = self.captures[outer] = self.placeholder(f"{outer.name}_outer", outer.meta.get("val"))
             made.meta.update(outer.meta)
         return self.captures[outer]
+
+    def column(self, nodes: tuple[fx.Node, ...], whole: fx.Node, keeps_axis: bool) -> fx.Node:
+        """Column e of a matrix that the program has cut apart."""
+        self.uses_row = True
+        self.read.update(nodes)
+        index: Any = (..., self.slice_of_one(self.row) if keeps_axis else self.row)
+        made = self.body.call_function(operator.getitem, (self.capture(whole), index))
+        made.meta.update(nodes[0].meta)
+        return made
 
     def family(self, nodes: tuple[fx.Node, ...]) -> fx.Node:
         """The expert's own parameter: row e of the parameters stacked."""

@@ -25,6 +25,20 @@ class RankHook:
         return self.function(gradient)
 
 
+def is_looked_at(parameter: torch.Tensor) -> bool:
+    """Whether hooks that are no mesh's see the parameter's gradient on its way."""
+    own = (gradient_hooks(parameter) or {}).values()
+    return bool(hooks_after_accumulation(parameter)) or any(not isinstance(hook, RankHook) for hook in own)
+
+
+def ranks_first(parameter: torch.Tensor) -> None:
+    """Let autograd call the hooks that a mesh has put on a parameter before any other, whichever came first."""
+    hooks = gradient_hooks(parameter) or {}
+    items = sorted(hooks.items(), key=lambda item: not isinstance(item[1], RankHook))
+    hooks.clear()
+    hooks.update(items)
+
+
 OBSERVERS = frozenset({"retain_grad"})
 ASKING = ("create_graph", "allow_unused", "materialize_grads")
 

@@ -63,6 +63,18 @@ class Further(Overriding):
     """A subclass, which torch asks first."""
 
 
+class OtherClass:
+    """Which answers for its class, as a proxy or a mock does."""
+
+    def __init__(self, log: list[str], x: torch.Tensor):
+        self.log, self.x = log, x
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        self.log.append("__class__")
+        return dict
+
+
 METHODS: dict[str, Callable[..., Any]] = {
     "__index__": lambda s: 1,
     "__int__": lambda s: 1,
@@ -105,7 +117,9 @@ METHODS: dict[str, Callable[..., Any]] = {
     "__array_ufunc__": lambda s, *a, **k: 7,
 }
 KINDS: dict[str, type] = {name: with_method(name, value) for name, value in METHODS.items()}
-KINDS |= {"__torch_function__": Overriding, "__torch_function__ of a subclass": Further}
+KINDS |= {"__torch_function__": Overriding, "__torch_function__ of a subclass": Further, "__class__": OtherClass}
+# torch asks for the class before it says that they are not equal; capture says so without asking
+UNASKED = {("__class__", text) for text in ("x == k", "k == x", "x.__eq__(k)", "x != k", "k != x")}
 USES = """
 torch.relu(k)
 torch.add(x, k)
@@ -451,6 +465,8 @@ def test_special_methods_run_as_often_as_in_plain_python(name: str) -> None:
     cases = list(itertools.product(USES, ("made", "given")))
     differ = []
     for text, where in cases if "MOEBIUS_WHOLE" in os.environ else some(cases, 24, of=name):
+        if (name, text) in UNASKED:
+            continue
         use = eval(f"lambda k, x: {text}")
         plain = results(KINDS[name], use, where == "made", lambda step: step)
         found = results(KINDS[name], use, where == "made", lambda step: capture(step, backend="eager"))

@@ -221,3 +221,70 @@ def test_a_mode_that_is_switched_off(backend, gradients):
             (found, *modes), (expected, *plain) = captured(x), switched_off(x)
         assert modes == plain and torch.equal(found, expected) and found.requires_grad == expected.requires_grad
     assert bool(stats(captured).breaks) == (not gradients)
+
+
+MET = {
+    "a parameter": lambda m, x: m.weight * 2,
+    "a module": lambda m, x: m(x),
+    "its view": lambda m, x: m.weight.view(-1),
+    "detached": lambda m, x: m.weight.detach(),
+    "a buffer": lambda m, x: m.table + 1,
+}
+
+
+def trained(m, x, y):
+    m(x + y.sum()).sum().backward()
+    return m.weight.grad
+
+
+def derived(m, x, y):
+    return torch.autograd.grad(m(x).sum(), [m.weight])[0]
+
+
+def hooked(m, x, y):
+    handle = m.weight.register_hook(lambda g: g * 3)
+    m(x).sum().backward()
+    handle.remove()
+    return m.weight.grad
+
+
+def switched_on(m, x, y):
+    m.table.requires_grad_()
+    (m(x) * m.table).sum().backward()
+    found, m.table.grad = m.table.grad, None
+    m.table.requires_grad_(False)
+    return found
+
+
+def written(m, x, y):
+    with torch.no_grad():
+        m.weight.add_(1)
+    m.table.mul_(2)
+    return m.weight * 1, m.weight._version, m.table._version
+
+
+def told(m, x, y):
+    return m.weight.is_inference(), m.weight.requires_grad, y.is_inference(), y.requires_grad
+
+
+@pytest.mark.parametrize("then", [trained, derived, hooked, switched_on, written, told], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("met", MET)
+def test_a_tensor_that_is_first_met_in_it_can_be_trained_after(met, then):
+    def outcomes(backend):
+        torch.manual_seed(0)
+        m = nn.Linear(4, 4)
+        m.register_buffer("table", torch.randn(4))
+
+        def step(x):
+            with torch.inference_mode():
+                y = MET[met](m, x)
+            return then(m, x, y)
+
+        step = step if backend is None else capture(step, backend=backend)
+        found = []
+        for _ in range(3):
+            m.zero_grad()
+            found.append(shown(step(torch.randn(3, 4))))
+        return found, shown(m.weight)
+
+    assert outcomes("eager") == outcomes(None)

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from moebius import capture, stats
+from moebius import capture, explain, stats
 
 LENGTHS = ([5, 3, 2], torch.tensor([5, 3, 2]), [5, 5, 5])
 LAYERS = {"rnn": nn.RNN, "gru": nn.GRU, "lstm": nn.LSTM}
@@ -63,3 +63,19 @@ def test_as_plain(use, batch_first, sorted_):
             found.append(plain(one(x)))
         assert found[0] == found[1] == found[2]
         assert use not in ("what it is", "its gradient") or stats(captured).breaks == 0
+
+
+def test_an_operator_in_c_that_takes_no_sizes_that_vary_is_a_break_and_no_error_of_ours():
+    layer, reports = LAYERS["gru"](4, 3, batch_first=True), []
+
+    def step(x, lengths):
+        packed = pack_padded_sequence(x, lengths.tolist(), batch_first=True)
+        return pad_packed_sequence(layer(packed)[0], batch_first=True)[0]
+
+    captured = capture(step, backend="eager")
+    for lengths in ([6, 5, 2, 2], [5, 4, 3, 1], [4, 4, 4, 2], [3, 2, 2]):
+        x, lengths = torch.randn(len(lengths), 6, 4), torch.tensor(lengths)
+        assert torch.equal(captured(x, lengths), step(x, lengths))
+        reports += explain(captured)(x, lengths).breaks
+    reasons = {found.reason for found in reports}
+    assert "operator without a fake" in reasons and "exception that did not come" not in reasons

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 
+import numpy as np
 import pytest
 import torch
 
@@ -183,3 +184,50 @@ AVERAGED = [averaged(where) for where in ("in a dict", "in a list", "in a new di
 def test_averaged_weights_are_two_captures(make):
     captured, entries = compare(make, 6)
     assert entries[-1] <= 2 and not stats(captured).breaks
+
+
+KINDS = [int, float, np.float64, np.float32, np.float16, np.int64]
+
+
+def of_dicts(kind, i):
+    return [{"lr": kind(i + n)} for n in range(5)], lambda places: [group["lr"] for group in places]
+
+
+def of_objects(kind, i):
+    places = [Holder() for _ in range(5)]
+    for n, place in enumerate(places):
+        place.lr = kind(i + n)
+    return places, lambda places: [place.lr for place in places]
+
+
+def of_one_dict(kind, i):
+    return {f"lr{n}": kind(i + n) for n in range(5)}, lambda places: [*places.values()]
+
+
+def of_a_list(kind, i):
+    return [kind(i + n) for n in range(5)], lambda places: places[:]
+
+
+@pytest.mark.parametrize("made", [of_dicts, of_objects, of_one_dict, of_a_list], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("kind", KINDS, ids=lambda f: f.__name__)
+def test_numbers_that_change_together_are_left_open_together(kind, made):
+    """The learning rates of all groups: not one capture for each."""
+    places, read = made(kind, 2)
+
+    def step(x):
+        for rate in read(places):
+            x = x * float(rate) + 1
+        return x
+
+    captured = capture(step, backend="eager")
+    for i in range(2, 12):
+        fresh, _ = made(kind, i)
+        if isinstance(places, list) and isinstance(places[0], dict | Holder):
+            for old, new in zip(places, fresh, strict=True):
+                vars(old).update(vars(new)) if isinstance(old, Holder) else old.update(new)
+        elif isinstance(places, dict):
+            places.update(fresh)
+        else:
+            places[:] = fresh
+        assert torch.equal(captured(torch.ones(3)), step(torch.ones(3)))
+    assert stats(captured).misses <= 3

@@ -269,7 +269,38 @@ def chained(x):
     return y + 1
 
 
-RETURN = [early, arms_return, an_argument_or_a_new_one, calls_what_returns, matches, mixed, chained]
+def of_one_of_two_numbers(x):
+    """A float that only the running step knows, or a number that the graph computes of it."""
+    loss = x.sum().item()
+    y = x * 2 if loss else x
+    if loss > 0 and not loss * 2 > 3:
+        y = y - 1
+    elif loss < -1 or loss != loss:
+        y = y.sin()
+    return y
+
+
+def of_a_truth(x):
+    positive = (x > 0).all().item()
+    return x * 2 if positive else x - 1
+
+
+def or_its_other(x):
+    return (x.sum() > 0 or x[0] > 0) & (x[1] > 0 and x[2] > 0)
+
+
+def one_of_three(x):
+    total = (x.sum() > 1) * x[0] or (x[1] > 0) * x[1] or x[2]
+    return x + total
+
+
+def between(x):
+    inside = -1 < x.sum() < 1
+    return x * inside
+
+
+RETURN = [early, arms_return, an_argument_or_a_new_one, calls_what_returns, matches, mixed, chained,
+          of_one_of_two_numbers, of_a_truth, one_of_three, between]  # fmt: skip
 
 
 def other_constants(x):
@@ -340,7 +371,7 @@ def one_tuple(x):
 ONE_GRAPH = RETURN + [
     set_by_both, replaced_by_both, in_place, expression, three_ways, in_a_loop, first_side_writes_the_condition,
     one_sets_more, same_number, nested, returns_nothing, gradients,
-    two_conditions, goes_on,
+    two_conditions, goes_on, or_its_other,
 ]  # fmt: skip
 OTHERS = [other_constants, true_or_false, keyed, other_sign, a_large_number, one_tuple, other_shape,
           other_numbers, other_dtype, set_by_one, other_history, changes_a_list, list_of_both,

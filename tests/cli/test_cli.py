@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,11 +16,12 @@ from moebius.cli import UsageError, main, run_script, split_explain
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (["a.py"], ("a.py", [], None, None)),
-        (["a.py", "--steps", "3"], ("a.py", ["--steps", "3"], None, None)),
-        (["--html", "r.html", "a.py", "x"], ("a.py", ["x"], "r.html", None)),
-        (["a.py", "x", "--json=r.json", "--html", "r.html"], ("a.py", ["x"], "r.html", "r.json")),
-        (["a.py", "--", "--html", "own"], ("a.py", ["--html", "own"], None, None)),
+        (["a.py"], ("a.py", [], None, None, False)),
+        (["a.py", "--steps", "3"], ("a.py", ["--steps", "3"], None, None, False)),
+        (["--html", "r.html", "a.py", "x"], ("a.py", ["x"], "r.html", None, False)),
+        (["a.py", "x", "--json=r.json", "--html", "r.html"], ("a.py", ["x"], "r.html", "r.json", False)),
+        (["a.py", "--", "--html", "own"], ("a.py", ["--html", "own"], None, None, False)),
+        (["--step", "a.py", "--step", "3"], ("a.py", ["--step", "3"], None, None, True)),
     ],
 )
 def test_explain_options_stand_anywhere(words: list[str], expected: tuple) -> None:
@@ -71,3 +74,27 @@ def test_a_script_runs_as_python_would_run_it(
 def test_interpreter_imports_no_torch() -> None:
     code = "import sys, moebius, moebius.interpreter, moebius.report.records; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="no bash on this machine")
+def test_bash_completes_commands_options_and_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["completion", "bash"]) == 0
+    script = tmp_path / "completion.sh"
+    script.write_text(capsys.readouterr().out)
+    (tmp_path / "train.py").touch()
+
+    def completed(*words: str) -> set[str]:
+        line = f"COMP_WORDS=({' '.join(words)!s} ''); COMP_CWORD={len(words)}; _shtab_moebius; echo ${{COMPREPLY[@]}}"
+        typed = ["bash", "-c", f"source {script}; {line.replace(chr(39) * 2, repr(''))}"]
+        done = subprocess.run(typed, capture_output=True, text=True, cwd=tmp_path, timeout=60)
+        return set(done.stdout.split())
+
+    assert {"explain", "doctor", "bench", "help", "plan", "completion"} <= completed("moebius")
+    assert "train.py" in completed("moebius", "explain")
+    assert completed("moebius", "completion") == {"bash", "zsh", "tcsh"}
+
+
+def test_completion_without_shtab_says_what_to_install(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    monkeypatch.setitem(sys.modules, "shtab", None)
+    assert main(["completion", "bash"]) == 2
+    assert "pip install shtab" in capsys.readouterr().err

@@ -278,4 +278,34 @@ def stacked_and_summed(x, moe):
     return torch.stack([expert(x) * gates[:, i, None] for i, expert in enumerate(moe.experts)]).sum(0)
 
 
+@spelled(LOWERED)
+def gates_cut_into_columns(x, moe):
+    """the same, gates and experts side by side: `for expert, gate in zip(self.experts, gates.unbind(-1))`"""
+    weight, index = moe.route(x)
+    gates = torch.zeros(len(x), E, dtype=x.dtype).scatter(1, index, weight)
+    return sum(expert(x) * gate.unsqueeze(-1) for expert, gate in zip(moe.experts, gates.unbind(-1), strict=True))
+
+
+@spelled(LOWERED)
+def gates_cut_into_chunks(x, moe):
+    """the same, `zip(self.experts, gates.split(1, dim=-1))`, `out = out + expert(x) * gate`"""
+    weight, index = moe.route(x)
+    gates = torch.zeros(len(x), E, dtype=x.dtype).scatter(1, index, weight)
+    out = torch.zeros_like(x)
+    for expert, gate in zip(moe.experts, gates.split(1, dim=-1), strict=True):
+        out = out + expert(x) * gate
+    return out
+
+
+@spelled(LOWERED)
+def rows_are_copied(x, moe):
+    """top-1, `token = torch.where(index == i)[0]`, `out.index_copy_(0, token, expert(x[token]))`"""
+    weight, index = softmax(moe.gate(x), -1).max(-1)
+    out = torch.zeros_like(x)
+    for i, expert in enumerate(moe.experts):
+        token = torch.where(index == i)[0]
+        out.index_copy_(0, token, expert(x[token]))
+    return out * weight[:, None]
+
+
 import sliced_spellings  # noqa: E402, F401 (adds to MODULES)

@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import published_spellings  # noqa: F401 (adds to MODULES)
 from module_layers import Layer
 from module_spellings import MODULES
-from spellings import BROKEN, CAPTURED, LOWERED, PROJECTED, SPELLINGS, D, E, K, N, T
+from spellings import BROKEN, CAPTURED, LOWERED, PROJECTED, SPELLINGS, D, E, N, T
 
 import moebius
 from moebius import capture, stats
@@ -144,90 +144,8 @@ def measure(name: str) -> Outcome:
     return Outcome(name, says, outcome, counted.graphs, counted.breaks, faults, why.replace("|", "\\|"))
 
 
-INTRODUCTION = """\
-# Expert loops
-
-How people write the loop over experts, and what becomes of each spelling. *One operator*: the loop became the grouped
-experts operator, with its own backward. *Projections of sorted rows*: the loop is gone, and each projection is one for
-the rows of all experts. *One graph*: captured as it was written; nothing breaks, and nothing is saved. *Graph breaks*:
-the answer is right, part of it runs natively.
-
-Experts that run one after another on rows of their own, whatever the rows are (slices of sorted tokens, the best tokens
-of each expert, the tokens up to a capacity) and whatever is done with what comes out, become the operator on all these
-rows together; the lookups and sums around them stay as they were written. The last column says so.
-
-The proof decides, not the spelling: a loop of which it cannot be shown that every turn adds one expert's rows, and
-depends on no other turn, stays a loop, and the report says at which line the proof ended and why.
-
-A loop that Python runs by itself (over a ModuleList, a while loop, a generator, a dictionary of rows) leaves its turns
-one after another in the graph. Turns that are alike but for the expert's number and the expert's own parameters are put
-to the same proof. Parameters that each expert has of its own go to the operator where
-they lie on a CPU; on a GPU they are stacked, a copy at each call that is not kept for backward. An expert whose turn
-would not have run gets no gradient, as in eager.
-An `if` on values without `else` is part of the graph, and so is `list.append` of rows in it where the list is joined or
-counted afterwards; with `else`, or with a `return` or another change of a Python object in it, it is a graph break.
-Experts behind such branches (DeepSeek's `if count == 0: continue`) are taken out of them, each on the rows that it has
-where its branch is taken; one whose branch is not taken gets no gradient. So are those behind `if token.numel() == 0:
-continue` whose rows are added in place, whatever made the list of tokens. `tensor.numpy()` of integers is followed.
-How many tokens an expert has may be asked in any form (`mask.sum() > 0`, `int(count) < 1`, `if n <= 0: continue`): a
-count, made by `bincount`, a sum of booleans, or ones scattered into zeros, is known not to be negative; of numbers of
-which that is not known, `n <= 0` is a graph break.
-
-Experts computed on all tokens and masked by a gate run on the tokens that chose them, where the gate is certainly zero
-for all others (`zeros.scatter`, a mask, -inf before a softmax): as turns, as one stack that is weighted or of which the
-chosen rows are picked, or as one batched product whose rows the gate scales (Llama 4). So do those that a condition
-takes out of the sum (`torch.where`, `masked_fill`), if it is the choice itself or compares the gate. Tokens [batch, T,
-D] are put under one another for it, also where the gate is one number for a whole batch entry (VitPose). They differ
-where x, or an expert's output for a token that did not choose it, is not finite: 0 · inf is NaN.
-
-`(weight * (index == e)).sum(-1)[token]`, the weight of an expert's tokens taken out of those of all, is a column of one
-matrix of gates, where index is what `topk` gave; it differs where a token's weight for another expert is not finite.
-
-Rows with several axes ([batch, slots, D], as experts of soft slots have them) are put under one another as a matrix,
-where each expert has rows of its own.
-
-Experts in phases, all first projections joined, an activation of the whole, cut up again (JetMoE), are taken apart.
-An expert whose result nobody reads, or reads without gradients, stays out of the operator: it has no gradient.
-
-What no front end takes stands in the report too, with the line where the results meet and a reason: wherever results
-of the same computation, with parameters of their own, are added up, joined, written into one tensor or chosen from,
-and data say how much of each a token gets. So are dense mixtures of other experts than the operator's (all of them on
-all tokens), batched products with something else between them, experts of different widths or activations. Layers one
-after another, heads, classifiers and ensembles are no experts: nothing routes. Not seen: experts of different
-structure, gates that are multiplied in transposed, grouped convolutions; where a graph breaks, the break has the line.
-
-Between the operator's projections: any elementwise function of torch (`softplus`, `elu`, `hardswish`, …),
-`torch.where` on a comparison, `glu`, and what is written with them.
-
-Weights of all experts in one tensor may be cut into an expert's each (`w.chunk(E)`, DBRX), and weights or tokens may go
-through another precision in the turn (`w[e].to(torch.float8_e4m3fn).to(x.dtype)`).
-
-Other experts are lowered projection by projection (the report's kernel says so): of a single one (JetMoE's attention, a
-mixture of linear layers) or of three and more, with low-rank additions (peft's LoRA on each expert's layers, its
-dropout too), with norms, residuals, the routing weight or a layer that all share between. The rows of all experts are
-sorted once, in the order in which the turns would run; what is computed of each row is computed of all of them, each
-projection with the matrix of the row's own expert. It keeps for backward what the loop keeps, sums are taken in the
-loop's order, and under autocast each projection is in the dtype that it has in the loop. What looks at more than one
-row (a mean over the rows, their number, a batch norm) keeps the loop.
-
-Dropout in such experts draws the numbers that the loop draws, expert by expert, each for the rows that it has: outputs,
-gradients and the generator's state are eager's. It stays a loop on a GPU, where something else draws between the turns,
-and where the experts run in no certain order.
-
-Experts as batched products (bmm or einsum with the weights of all of them, or weights gathered for each row) are put
-under one another, a row for each entry of the last product, and go to the same operator, if every axis between the
-products is known to be one of rows or of features; gates, dispatch and combine masks and sums over slots stay as they
-were written. The copies of weights that `w[index]` makes for each slot are neither made nor kept: of `gathered_weights`
-below, with {gathered_sizes}, eager keeps {gathered_eager} KiB for backward beside its
-inputs, the operator {gathered_mine} KiB.
-Turns that pass tokens on (zero-computation experts) stay beside the operator of those with weights.
-
-Products of rows that are sorted by expert (`torch._grouped_mm`, `torch.nn.functional.grouped_mm` in bfloat16, and
-transformers' `grouped_mm`, which stock models run unless they are told otherwise) go to the same operator, where the
-offsets are the cumsum of `histc` or `bincount` of what `topk` chose. Where rows are the slots of tokens, sorted or
-repeated, and what the experts give is weighted, put back and added up for each token, the operator runs on the tokens:
-neither the rows nor the results are kept for backward. So it is with transformers' `batched_mm`.
-
+MADE = "Made by `python"  # above it, the page is its own
+TABLE = """\
 Made by `python tests/expert_loops/table.py --docs docs/expert-loops.md` on {date}, torch {torch}. Each spelling is
 written out in tests/expert_loops (spellings.py and what ends in _spellings.py) and runs with `@capture`
 and plainly, in float64.
@@ -240,44 +158,13 @@ and plainly, in float64.
 """
 
 
-SIZES = {"E": 8, "T": 64, "K": K, "D": 64, "N": 96}
-
-
-def kept_for_backward(name: str) -> tuple[int, int]:
-    """Bytes that one spelling of SPELLINGS keeps beside its inputs, in float32 at SIZES: (plainly, captured)."""
-    e, t, d, n = (SIZES[size] for size in "ETDN")
-    torch.manual_seed(0)
-    inputs = [torch.randn(shape, requires_grad=True) for shape in ((t, d), (e, d), (e, 2 * n, d), (e, d, n))]
-    own = {tensor.untyped_storage().data_ptr() for tensor in inputs}
-    function = SPELLINGS[name].function
-    captured = capture(function)
-    captured(*inputs)
-    found = []
-    for form in (function, captured):
-        kept: dict[int, torch.UntypedStorage] = {}
-
-        def pack(tensor: torch.Tensor, kept: dict = kept) -> torch.Tensor:
-            kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage()
-            return tensor
-
-        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-            out = form(*inputs)
-        found.append(sum(storage.nbytes() for place, storage in kept.items() if place not in own))
-        del out
-    return found[0], found[1]
-
-
 def page(outcomes: list[Outcome]) -> str:
     words = (LOWERED, PROJECTED, CAPTURED, BROKEN)
     counts = [f"- {word}: {sum(o.outcome == word for o in outcomes)}" for word in words]
     around = sum(o.why == EXPERTS for o in outcomes if o.outcome == LOWERED)
     counts[0] += f", of which {around} with lookups and sums left around the experts"
     equal = f"- Equal to plain PyTorch: **{sum(not o.faults for o in outcomes)} of {len(outcomes)}**"
-    plain, mine = kept_for_backward("gathered_weights")
-    head = INTRODUCTION.format(
-        gathered_sizes=", ".join(f"{name} = {size}" for name, size in SIZES.items()),
-        gathered_eager=round(plain / 1024),
-        gathered_mine=round(mine / 1024),
+    head = TABLE.format(
         date=datetime.datetime.now(datetime.UTC).date(),
         torch=torch.__version__,
         batches=len(SEEDS),
@@ -299,8 +186,9 @@ def main() -> None:
         equal = "; ".join(done.faults[:3]) or "equal"
         print(f"{name:32} {equal:8} {done.graphs:3} {done.outcome:13} {done.why}", flush=True)
     if given.docs:
-        _, mark, kept = given.docs.read_text().partition(PUBLIC) if given.docs.exists() else ("", "", "")
-        given.docs.write_text(page(outcomes) + mark + kept)
+        above, _, made = given.docs.read_text().partition(MADE)
+        _, mark, kept = made.partition(PUBLIC)
+        given.docs.write_text(above + page(outcomes) + mark + kept)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 
@@ -61,6 +61,17 @@ def graph() -> networkx.DiGraph:
 def circles() -> list[set[str]]:
     """Sets of modules of which each imports each other, by way of others."""
     return [found for found in networkx.strongly_connected_components(graph()) if len(found) > 1]
+
+
+def questions(rooms: Iterable[str]) -> int:
+    """How often code of these rooms of capture/ asks a value itself of what kind it is, with ``isinstance``."""
+    count = 0
+    for name in modules():
+        parts = name.split(".")
+        if len(parts) > 1 and parts[0] == "moebius" and parts[1] in rooms:
+            calls = (node.func for node in ast.walk(tree(name)) if isinstance(node, ast.Call))
+            count += sum(isinstance(function, ast.Name) and function.id == "isinstance" for function in calls)
+    return count
 
 
 def chains() -> int:

@@ -29,11 +29,13 @@ RARE_MATRICES = (
     "{m}.double()", "{m}[:2]", "{m}.t().contiguous().t()", "kept[0] * {m}", "{m}.conj()", "{m}.view(-1, 3)",
     "torch.nn.Parameter({m}.detach())", "({m} if {c} else {s} * {m} if {c} else x)",
 )  # fmt: skip
-SCALARS = ("{s} + 1", "{m}.sum()", "{s} * {s}", "{s}", "{m}[0, 0]", "({s} if {c} else {m}.mean())", "{s}.clone()")
+SCALARS = ("{s} + 1", "{m}.sum()", "{s} * {s}", "{s}", "{m}[0, 0]", "({s} if {c} else {m}.mean())", "{s}.clone()",
+           "({s} or {m}.sum())", "({s} and {s} * 2)", "({m}.sum() and {s} or {s} + 1)")
 CONDITIONS = (
     "{s} > 0", "{m}.sum() > 4", "flag[0] > 0", "flag[1]", "index.sum() > 4", "{s} < {s}", "flag.any()",
     "-3 < {s} < 6", "0 < {s} <= {m}.sum()", "not flag.all()", "index[0].item() > 0", "not {s} > 1", "{s}.item() > 0.5",
-    "torch.isfinite({s})", "{m}[0, 0] != 1", "flag.sum().item()",
+    "torch.isfinite({s})", "{m}[0, 0] != 1", "flag.sum().item()", "{s}.item()", "not {s}.item() < 1",
+    "{s}.item() + n > {m}.mean().item()", "{m}.sum().item() != {s}.item()", "flag[0].item()",
 )  # fmt: skip
 RARE_CONDITIONS = ("n > 1", "len(log) > 1", "{m}.requires_grad", "kept[1]", "{m} is {m}", "{m}.dtype == x.dtype")
 WRITES = ("{m}.add_(1)", "{m}.mul_({s})", "{m}[0] = 0.5", "{s}.add_(1)", "{m}.data.mul_(2)", "x.data.add_(1)",
@@ -48,7 +50,7 @@ RETURNS = {
     "nested": ("({M}, None, [{S}, 'x'], {{'m': {M}}})",),
     "nothing": ("None", ""),
     "number": ("{s}.item()", "n", "1", "2.5"),
-    "truth": ("True", "False", "{s} > 0"),
+    "truth": ("True", "False", "{s} > 0", "{s} > 0 or {m}.sum() > 4", "{s} < 1 and flag[1]", "-3 < {s} < 6"),
     "any": ("{M}", "{S}", "None", "({M}, 1)", "({M}, 2)", "n", "log", "kept"),
 }
 USES = {

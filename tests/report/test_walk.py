@@ -1,0 +1,171 @@
+"""``moebius explain --step``: what is recorded of a capture, and the walk through it."""
+
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from moebius import capture
+from moebius.report.walk import Walk
+from moebius.trace.recorder import Recordings
+from moebius.trace.recording import Recording
+
+
+@pytest.fixture
+def recordings(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Recording]]:
+    kept: list[Recording] = []
+    monkeypatch.setattr(Recordings, "is_on", True)
+    monkeypatch.setattr(Recordings, "kept", kept)
+    yield kept
+
+
+def scaled(x: torch.Tensor, by: float) -> torch.Tensor:
+    y = x * by
+    return y
+
+
+def straight(x: torch.Tensor) -> torch.Tensor:
+    a = scaled(x, 2.0)
+    b = (
+        a
+        + 1
+    )
+    return a * b
+
+
+def branches_and_loops(x: torch.Tensor) -> torch.Tensor:
+    total = x
+    for i in range(3):
+        if i == 1:
+            continue
+        total = scaled(total, i + 1.0)
+    while total.ndim < 4:
+        total = total[None]
+    try:
+        raise ValueError("no")
+    except ValueError as error:
+        total = total + len(str(error))
+    with torch.no_grad():
+        kept = [total.sum() for _ in range(2)]
+    return total + kept[1]
+
+
+def generators(x: torch.Tensor) -> torch.Tensor:
+    def items() -> Iterator[torch.Tensor]:
+        yield x
+        yield x * 2
+
+    return sum(items(), torch.zeros(()))
+
+
+PROGRAMS = (straight, branches_and_loops, generators)
+
+
+def lines_of(function: Callable[..., Any], *args: Any) -> list[tuple[str, int]]:
+    """The lines of this file that a plain run comes to, as ``sys.settrace`` tells them."""
+    found: list[tuple[str, int]] = []
+
+    def look(frame: Any, event: str, _: Any) -> Any:
+        if frame.f_code.co_filename != __file__:
+            return None
+        if event == "line":
+            found.append((frame.f_code.co_qualname, frame.f_lineno))
+        return look
+
+    before = sys.gettrace()
+    sys.settrace(look)
+    try:
+        function(*args)
+    finally:
+        sys.settrace(before)
+    return found
+
+
+@pytest.mark.parametrize("function", PROGRAMS, ids=lambda f: f.__name__)
+def test_the_moments_are_the_lines_of_a_plain_run(function: Callable[..., Any], recordings: list[Recording]) -> None:
+    x = torch.ones(2, 3)
+    capture(function, backend="eager")(x)
+    (recording,) = recordings
+    assert [(m.function, m.line) for m in recording.moments] == lines_of(function, x)
+    guards, operators = [[getattr(m, name) for m in recording.moments] for name in ("guards", "operators")]
+    assert guards == sorted(guards) and operators == sorted(operators) and operators[-1] > 0
+    assert recording.outcome == "the function returns" and len(recording.guards) >= guards[-1]
+
+
+def test_nothing_is_recorded_where_nobody_asked() -> None:
+    before = len(Recordings.kept)
+    capture(straight, backend="eager")(torch.ones(2))
+    assert len(Recordings.kept) == before
+
+
+def told(recordings: list[Recording], commands: str) -> str:
+    out = io.StringIO()
+    Walk(recordings, io.StringIO(commands.replace("; ", "\n") + "\n"), out).cmdloop()
+    return out.getvalue()
+
+
+def places(text: str) -> list[str]:
+    """Of each stop of the walk its number."""
+    return [line[1:].split(" ")[0] for line in text.splitlines() if line.startswith("[")]
+
+
+def test_forwards_and_backwards(recordings: list[Recording]) -> None:
+    capture(branches_and_loops, backend="eager")(torch.ones(2, 3))
+    count = len(recordings[0].moments)
+    there, back = "s; " * (count - 1), "rs; " * (count - 1)
+    forwards = [str(i + 1) for i in range(count)]
+    assert places(told(recordings, there + back)) == forwards + forwards[-2::-1]
+    assert places(told(recordings, "c; rc")) == ["1", str(count), "1"]
+    assert "this is the beginning" in told(recordings, "rs") and "this is the end" in told(recordings, "c; s")
+
+
+def test_next_goes_over_calls_and_breakpoints_stop_in_them(recordings: list[Recording]) -> None:
+    capture(straight, backend="eager")(torch.ones(2, 3))
+    recording = recordings[0]
+    inner = scaled.__code__.co_firstlineno + 1
+    over = told(recordings, "n; n; rn")
+    depths = [recording.depth(int(number) - 1) for number in places(over)]
+    assert depths == [0, 0, 0, 0]
+    stopped = told(recordings, f"b test_walk.py:{inner}; c; w; locals; u; p x; b 1; new")
+    assert f"test_walk.py:{inner} in scaled" in stopped and "by = 2.0" in stopped
+    assert "float32[2, 3], node x" in stopped and "which this capture does not come to" in stopped
+    assert "mul = mul(x, 2.0)" in stopped
+
+
+def test_a_graph_break_ends_a_capture_and_another_follows(recordings: list[Recording]) -> None:
+    def step(x: torch.Tensor) -> torch.Tensor:
+        y = x + 1
+        os.getppid()
+        return y * 2
+
+    capture(step, backend="eager")(torch.ones(2))
+    text = told(recordings, "captures; capture 2; capture 9; c; new; no_such")
+    assert len(recordings) == 2 and "graph break MB" in text and "the function returns" in text
+    assert "capture needs a number from 1 to 2" in text and "no command 'no_such'" in text and "mul" in text
+
+
+def test_each_command_says_what_it_does() -> None:
+    names = [name for name in vars(Walk) if name.startswith("do_")]
+    assert len(names) > 20
+    assert all(getattr(Walk, name).__doc__ for name in names)
+
+
+def test_from_the_command_line(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import sys, torch\nfrom moebius import capture\n@capture\ndef step(x):\n    y = x + 1\n    return y * 2\n"
+        "print(step(torch.ones(2)), sys.argv[1:])\n"
+    )
+    words = [sys.executable, "-m", "moebius", "explain", "--step", str(script), "--step", "3"]
+    done = subprocess.run(words, input="s\nlocals\nq\n", capture_output=True, text=True, timeout=250)
+    assert done.returncode == 0, done.stderr
+    assert "['--step', '3']" in done.stdout and "[2 of 2] script.py:6 in step" in done.stdout
+    assert "y = float32[2], node add" in done.stdout and "Runs as one graph" not in done.stdout
