@@ -128,10 +128,8 @@ class ChainCall:
     def __call__(self, *inputs: Any) -> None:
         count = self.chain.tensors
         if nobody_looks():
-            numbers = self.constants
-            if len(inputs) > count:
-                given = iter(inputs[count:])
-                numbers = [next(given) if number is None else number for number in numbers]
+            given = iter(inputs[count:])
+            numbers = [next(given) if number is None else number for number in self.constants]
             if self.chain.run(inputs[:count], numbers):
                 return
         values = dict(zip(self.inputs, inputs, strict=True))
