@@ -77,7 +77,11 @@ def compile_whole(gm: fx.GraphModule, backend: Any) -> Callable[..., tuple]:
     from moebius.lowering.step.whole import whole_step
 
     compiler, rounds = find_compiler(backend), isinstance(backend, str) and backend in ROUNDING
-    return whole_step(gm, run_as_is(gm), lambda whole, examples: compile_with(whole, examples, compiler, backend), rounds)
+
+    def compile_it(whole: fx.GraphModule, examples: list[Any]) -> Callable[..., tuple]:
+        return compile_with(whole, examples, compiler, backend)
+
+    return whole_step(gm, run_as_is(gm), compile_it, rounds)
 
 
 def compile_part(gm: fx.GraphModule, compiler: Compiler, backend: Any) -> Callable[..., tuple]:
