@@ -23,6 +23,7 @@ from ..hook import ABSENT
 from ..regions.gathered import Gathered
 from ..regions.open_loops import ROWS
 from ..regions.rows import TensorRows
+from ..tensors.array_inputs import is_array
 from ..tensors.arrays import without_arrays
 from ..tensors.bounds import Bound
 from ..tensors.counts import INTEGERS
@@ -112,6 +113,8 @@ class Containers(Parts):
             raise TypeError(f"{type_name(kind)!r} object is not subscriptable")
         if kind is re.Match:
             return self.call(obj.group, [key], {})
+        if is_array(obj) and (rows := self.array_inputs.rows(obj, key)) is not None:
+            return rows
         raise Break("item of a C object", kind.__name__, "read it outside of the step")
 
     def tensor_index(self, key: Any) -> Any:

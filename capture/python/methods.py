@@ -22,7 +22,7 @@ from ..guards.sources import Static
 from ..heap.identities import refuse_order
 from ..heap.records import DICTS, LISTS, SETS, Record
 from ..hook import ABSENT, copy_set
-from ..tensors.array_inputs import is_array
+from ..tensors.array_inputs import may_be_array
 from ..tensors.index_lists import index_list
 from ..torch_facts import torch_private
 from ..values.numbers import numpy_numbers_in
@@ -119,7 +119,7 @@ class Methods(CallParts):
             return self.objects.made(numbers)
         if name == "numpy" and (array := self.domain.arrays.of_tensor(proxy, args, kwargs)) is not None:
             return array
-        if name == "new_tensor" and args and is_array(args[0]):
+        if name == "new_tensor" and args and may_be_array(args[0]):
             if (made := self.domain.array_inputs.made_from(torch.Tensor.new_tensor, proxy, args, kwargs)) is not None:
                 return made
         if name == "new_tensor" and args and numpy_numbers_in(args[0]):
