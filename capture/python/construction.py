@@ -117,7 +117,7 @@ class Construction(CallParts):
                 return self.call(EMPTY, [*args] or [0], {"dtype": dtype})
             if len(args) == 1 and type(args[0]) in (list, tuple) and self.holds_numbers(args[0]):
                 return self.call(TENSOR, args, {"dtype": dtype})
-            if (made := self.domain.array_inputs.made_from(torch.as_tensor, None, args, {"dtype": dtype})) is not None:
+            if (made := self.array_inputs.made_from(torch.as_tensor, None, args, {"dtype": dtype})) is not None:
                 return made  # (over the array's memory, if the type is the same)
         raise Break("tensor constructor", "of something else than sizes or Python's numbers", "use torch.tensor")
 

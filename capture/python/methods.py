@@ -120,7 +120,7 @@ class Methods(CallParts):
         if name == "numpy" and (array := self.domain.arrays.of_tensor(proxy, args, kwargs)) is not None:
             return array
         if name == "new_tensor" and args and may_be_array(args[0]):
-            if (made := self.domain.array_inputs.made_from(torch.Tensor.new_tensor, proxy, args, kwargs)) is not None:
+            if (made := self.array_inputs.made_from(torch.Tensor.new_tensor, proxy, args, kwargs)) is not None:
                 return made
         if name == "new_tensor" and args and numpy_numbers_in(args[0]):
             raise Break("number of numpy's", "a tensor is made of it", "convert it to a plain number: float(x)")

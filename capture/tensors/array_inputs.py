@@ -80,7 +80,7 @@ class ArrayInputs:
         self.found: dict[int, TensorProxy] = {}  # by id of the array
 
     def input(self, array: Any) -> TensorProxy | None:
-        """The graph's tensor over an array's memory, an input where it existed before; None where it is not followed."""
+        """The graph's tensor over an array's memory, an input where that existed before; None if it is not followed."""
         if is_kind(array, Array):
             return array.proxy
         if (known := self.found.get(id(array))) is not None:

@@ -25,7 +25,7 @@ FORMS: dict[str, Callable[..., Any]] = {  # of rows of an array that existed bef
     "row": lambda t, a: t[2],
     "last row": lambda t, a: t[-1],
     "columns": lambda t, a: t[:, 1:3],
-    "number": lambda t, a: t[2, 1],
+    "number": lambda t, a: np.atleast_1d(t[2, 1]),
     "beyond": lambda t, a: t[9],
     "backwards": lambda t, a: t[::-1],
     "new axis": lambda t, a: t[None, a],

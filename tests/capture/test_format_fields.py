@@ -1,5 +1,5 @@
-"""``str.format`` and ``format_map``: every form of field, of plain values, of the user's objects and of numbers that only
-the running step knows. The text, or the error, is plain Python's; where it is a text, the step is one graph."""
+"""``str.format`` and ``format_map``: every form of field, of plain values, of the user's objects and of numbers that
+only the running step knows. The text, or the error, is plain Python's; where it is a text, the step is one graph."""
 
 import itertools
 
@@ -32,7 +32,8 @@ WHOLE = ["", "0", "named"]
 PARTS = ["", ".val", "[0]", "[1][k]", ".seen[1][k]"]
 CONVERSIONS = ["", "!s", "!r"]
 WIDTHS = ["", ":>9", ":{width}", ":{width}.{digits}f", ":.2e"]
-WRONG = ["{", "}", "{0} {}", "{} {0}", "{7}", "{nothing}", "{0.nothing}", "{0!x}", "{0:{width:{digits}}}", "{0[9]}", "{0[}"]
+WRONG = ["{", "}", "{0} {}", "{} {0}", "{7}", "{nothing}", "{0.nothing}", "{0!x}", "{0:{width:{digits}}}"]
+WRONG += ["{0[9]}", "{0[}"]
 VALUES = {"written": Written, "meter": Meter, "plain": lambda value: value}
 
 
@@ -84,7 +85,8 @@ def test_what_is_wrong_in_a_text_is_said_as_python_says_it(text, mapped):
 
 def test_what_an_object_kept_is_read_again():
     meter = Meter(1.5)
-    step = capture(lambda x: (x * 2, "loss {m.val:.3f} ({m[0]:.1f})".format(m=meter)))
+    text = "loss {m.val:.3f} ({m[0]:.1f})"
+    step = capture(lambda x: (x * 2, text.format(m=meter)))
     x = torch.ones(2)
     for value in (1.5, 2.5, 3.5, 4.5):
         meter.val = value
