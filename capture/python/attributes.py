@@ -323,6 +323,8 @@ class Attributes(Slots):
         # Lazy modules fill themselves in at first use; that use may as well be now.
         value = getattr(module, name)
         if name not in vars(module) and not is_kind(value, IDENTITIES):
+            if is_kind(fallback, types.FunctionType):  # (a module of settings answers from what it keeps)
+                return self.call(fallback, [name] if own is not ABSENT else [module, name], {})
             where = f"{module.__name__}.__getattr__ gives {name!r}"
             raise Break("module with __getattr__", where, "read it before the step, or put it in the module itself")
         return self.objects.enter(value, Static(f"{module.__name__}.{name}", value))

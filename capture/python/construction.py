@@ -110,13 +110,15 @@ class Construction(CallParts):
         return self.objects.made(LAZY(lazy, None, owner))
 
     def old_constructor(self, dtype: torch.dtype, args: list) -> Any:
-        """``torch.Tensor([2.0])``, ``torch.LongTensor(2, 3)``: of Python's numbers, and of sizes, with memory that
-        nothing has written (``legacy_tensor_generic_ctor_new``, torch/csrc/utils/tensor_new.cpp)."""
+        """``torch.Tensor([2.0])``, ``torch.LongTensor(2, 3)``: of Python's numbers, an array, and of sizes, with memory
+        that nothing has written (``legacy_tensor_generic_ctor_new``, torch/csrc/utils/tensor_new.cpp)."""
         if torch_private.is_default_device(torch.device("cpu")):
             if all(type(arg) in (int, torch.SymInt) for arg in args):
                 return self.call(EMPTY, [*args] or [0], {"dtype": dtype})
             if len(args) == 1 and type(args[0]) in (list, tuple) and self.holds_numbers(args[0]):
                 return self.call(TENSOR, args, {"dtype": dtype})
+            if (made := self.array_inputs.made_from(torch.as_tensor, None, args, {"dtype": dtype})) is not None:
+                return made  # (over the array's memory, if the type is the same)
         raise Break("tensor constructor", "of something else than sizes or Python's numbers", "use torch.tensor")
 
     def holds_numbers(self, values: Any) -> bool:
