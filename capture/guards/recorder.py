@@ -300,7 +300,11 @@ if torch.distributed.is_available():  # a group's threads end with it: where it 
 def can_die(obj: Any) -> bool:
     """Objects of the user's that a guard may not keep alive: models, and what does something as it goes."""
     kind = type(obj)
-    return issubclass(kind, MORTAL) or (hasattr(kind, "__del__") and kind.__weakrefoffset__ > 0)
+    return issubclass(kind, MORTAL) or (hasattr(kind, "__del__") and can_be_held_weakly(obj))
+
+
+def can_be_held_weakly(obj: Any) -> bool:
+    return type(obj).__weakrefoffset__ != 0  # (of Python's classes it lies before the object since 3.12, below 0)
 
 
 def has_entry(the_dict: dict, key: weakref.ref, value: Any) -> bool:

@@ -275,9 +275,11 @@ class Attributes(Slots):
         """``method.__get__(None, cls)``. Until 3.12, what it wraps is bound by its own type, if that binds."""
         inner = self.inside(method, method.__func__)
         by_itself = sys.version_info >= (3, 13) or is_kind(inner, types.FunctionType)
-        if by_itself or self.on_type(type(inner), "__get__") is ABSENT:
-            return self.objects.made(types.MethodType(inner, cls))
-        return self.bind(inner, cls, cls)
+        if not by_itself and self.on_type(type(inner), "__get__") is not ABSENT:
+            return self.bind(inner, cls, cls)
+        if not callable(inner):  # only C makes a method of that
+            raise Break("descriptor", "a classmethod wraps what is no callable", "read it outside of the step")
+        return self.objects.made(types.MethodType(inner, cls))
 
     def inside(self, wrapper: Any, inner: Any) -> Any:
         """What a static- or classmethod object wraps; fixed for the life of the wrapper."""
