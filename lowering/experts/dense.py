@@ -212,7 +212,7 @@ class Chain:
 def stacked_sums(graph: fx.Graph) -> list[tuple[fx.Node, Combined]]:
     """``(torch.stack([expert(x) for …], 1) * gates[:, :, None]).sum(1)``, however it is written (combined.py)."""
     found = [(node, parts) for node in graph.nodes if (parts := combination(node)) is not None]
-    return [(node, parts) for node, parts in found if parts.weight is not None or all(map(scaled, parts.rows))]
+    return [one for one in found if one[1].weight or one[1].index or all(map(scaled, one[1].rows))]
 
 
 class Stacked(Chain):
@@ -235,6 +235,8 @@ class Stacked(Chain):
             for e, own in enumerate(parts.rows):
                 if parts.weight is not None:
                     own = add_call(graph, total, torch.mul, own, self.column(parts.weight, e))
+                elif parts.index is not None:
+                    own = add_call(graph, total, torch.where, self.only(parts.index, e), own, 0.0)
                 result = add_call(graph, total, torch.add, result, own)
                 self.nodes.append(result)
         self.take_masks(storage)
@@ -246,6 +248,13 @@ class Stacked(Chain):
                 reader.replace_input_with(result, total)
 
         self.undo.append(back)
+
+    def only(self, index: fx.Node, e: int) -> fx.Node:
+        """[T, 1]: whether expert e is the only one of a token."""
+        graph, total = self.total.graph, self.total
+        chosen = add_call(graph, total, torch.eq, index, e)
+        column = len(shape_of(index) or ()) == len(shape_of(total) or ())
+        return chosen if column else add_call(graph, total, torch.unsqueeze, chosen, -1)
 
     def column(self, weight: fx.Node, e: int) -> fx.Node:
         """[T, 1]: what expert e's rows are scaled by."""

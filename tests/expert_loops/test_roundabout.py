@@ -390,3 +390,47 @@ def test_some_of_the_hits(cut):
 
     _, lowered = compare(function)
     assert lowered is (cut == slice(None))
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# One expert for each token, looked up in a stack
+# ----------------------------------------------------------------------------------------------------------------------
+
+ONE = {
+    "max": lambda logits: logits.max(-1).indices,
+    "argmax": lambda logits: logits.argmax(-1),
+    "topk": lambda logits: logits.topk(1, -1).indices.squeeze(-1),
+}
+LOOKED_UP = {
+    "gather": lambda y, index: y.gather(1, index.view(-1, 1, 1).expand(-1, 1, D)).squeeze(1),
+    "gather, unsqueezed": lambda y, index: y.gather(1, index[:, None].unsqueeze(-1).expand(-1, 1, D))[:, 0],
+    "take_along_dim": lambda y, index: torch.take_along_dim(y, index[:, None, None], 1).squeeze(1),
+    "by numbers": lambda y, index: y[torch.arange(len(y))[:, None], index.unsqueeze(1)].squeeze(1),
+}
+
+
+@pytest.mark.share(5)
+@pytest.mark.parametrize(("one", "looked_up"), [*itertools.product(ONE, LOOKED_UP)])
+def test_the_only_expert_of_a_token(one, looked_up):
+    def function(x, moe):
+        logits = moe.gate(x)
+        y = torch.stack([expert(x) for expert in moe.experts], 1)
+        return LOOKED_UP[looked_up](y, ONE[one](logits)) * logits.softmax(-1).amax(-1, keepdim=True)
+
+    assert compare(function) == (1, True)
+
+
+NOT_ONE = {
+    "two, one taken": lambda y, x, moe: y.gather(1, moe.route(x)[1][..., None].expand(-1, -1, D))[:, 0],
+    "numbers of its own": lambda y, x, moe: LOOKED_UP["gather"](y, (x[:, 0] > 0).long()),
+    "of another token": lambda y, x, moe: LOOKED_UP["gather"](y, moe.gate(x).argmax(-1)[:1].expand(len(x))),
+    "the largest of two": lambda y, x, moe: LOOKED_UP["gather"](
+        y, torch.max(moe.gate(x).argmax(-1)[None].expand(2, -1), torch.arange(len(x)) % E)[1]
+    ),
+    "features of several": lambda y, x, moe: y.gather(1, y.detach().argmax(1, keepdim=True)).squeeze(1),
+}
+
+
+@pytest.mark.parametrize("name", NOT_ONE)
+def test_lookups_of_something_else(name):
+    regions_of(lambda x, moe: NOT_ONE[name](torch.stack([expert(x) for expert in moe.experts], 1), x, moe))
