@@ -259,7 +259,7 @@ class Attributes(Slots):
         if is_kind(getter, types.FunctionType):
             return self.call(getter, [found, obj, kind], {})
         if is_kind(found, functools.partial | types.MethodType):
-            return found
+            return self.objects.made(types.MethodType(found, obj)) if is_bound_natively(found) else found
         if descriptor.__name__ == "instancemethod":  # how pybind11 makes methods
             if found.__func__ in QUESTIONS:
                 return self.objects.made(types.MethodType(found.__func__, obj))
@@ -275,11 +275,11 @@ class Attributes(Slots):
         """``method.__get__(None, cls)``. Until 3.12, what it wraps is bound by its own type, if that binds."""
         inner = self.inside(method, method.__func__)
         by_itself = sys.version_info >= (3, 13) or is_kind(inner, types.FunctionType)
-        if not by_itself and self.on_type(type(inner), "__get__") is not ABSENT:
-            return self.bind(inner, cls, cls)
-        if not callable(inner):  # only C makes a method of that
-            raise Break("descriptor", "a classmethod wraps what is no callable", "read it outside of the step")
-        return self.objects.made(types.MethodType(inner, cls))
+        if by_itself or self.on_type(type(inner), "__get__") is ABSENT:
+            # CPython makes a method of what cannot be called, too.
+            made = types.MethodType(inner, cls) if callable(inner) else classmethod.__get__(method, None, cls)
+            return self.objects.made(made)
+        return self.bind(inner, cls, cls)
 
     def inside(self, wrapper: Any, inner: Any) -> Any:
         """What a static- or classmethod object wraps; fixed for the life of the wrapper."""
@@ -576,6 +576,11 @@ SET_ON_CLASS = vars(type)["__setattr__"]
 TUPLE_FIELD: Any = type(vars(collections.namedtuple("Single", "item"))["item"])  # it tells pickle its index
 NEVER_BOUND = (type, types.BuiltinFunctionType, torch.Tensor, TensorProxy, tuple, Number, Text, Varying, *SYMBOLIC)
 MODULE_GETATTR = torch.nn.Module.__getattr__
+
+
+def is_bound_natively(found: Any) -> bool:
+    """Whether a class attribute becomes a method: a partial does from CPython 3.14 on."""
+    return is_kind(found, functools.partial) and "__get__" in vars(functools.partial)
 
 
 def looks_up_in_c(getter: Any) -> bool:
