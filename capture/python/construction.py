@@ -112,7 +112,7 @@ class Construction(CallParts):
         return self.objects.made(LAZY(lazy, None, owner))
 
     def legacy_variable(self, tensor: Any = None, requires_grad: Any = False, *others: Any, **named: Any) -> Any:
-        """``Variable(tensor)`` (``THPVariable_pynew``, torch/csrc/autograd/python_legacy_variable.cpp); None if it is not
+        """``Variable(tensor)`` (``THPVariable_pynew``, torch/csrc/autograd/python_legacy_variable.cpp); None if not
         followed."""
         if others or named or not is_kind(tensor, TensorProxy) or type(requires_grad) is not bool:
             return None
