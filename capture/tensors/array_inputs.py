@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from .tensors import TensorOperations
 
 WHOLE = (int, torch.SymInt, NoneType)  # what a slice has, and an index of one row
+INDEX_TYPES = (torch.bool, torch.int8, torch.int16, torch.int32, torch.int64)
 INDEX_KINDS = "bi"  # booleans and signed integers, as numpy calls them: an index of unsigned bytes is a mask to torch
 
 
@@ -101,6 +102,8 @@ class ArrayInputs:
             return tuple(map(self.as_index, key))
         if type(key) is slice:
             return slice(*map(self.as_index, (key.start, key.stop, key.step)))
+        if is_kind(key, Array) and key.proxy.fake.dtype in INDEX_TYPES:
+            return key.proxy
         if is_array(key) and key.dtype.kind in INDEX_KINDS and (found := self.input(key)) is not None:
             return found
         kind = number_kind(key)
@@ -109,10 +112,10 @@ class ArrayInputs:
         return self.as_number(key)
 
     def rows(self, array: Any, key: Any) -> Array | None:
-        """``array[key]`` of one that existed before, None where it is not followed: numpy and torch agree on arrays of
-        ints and booleans, slices that go forwards and ints, as long as an array is what they give."""
+        """``array[key]`` of one that existed before, where the key has an array, so that this is a copy. numpy and
+        torch agree on arrays of ints and booleans, slices that go forwards and ints; None for any other."""
         parts = key if type(key) is tuple else (key,)
-        followed = all(map(is_followed, parts)) and self.tensors.whole_step
+        followed = all(map(is_followed, parts)) and any(map(is_array, parts)) and self.tensors.whole_step
         if not followed or not is_array(array) or (whole := self.input(array)) is None or whole.fake.dtype not in KINDS:
             return None
         if len(parts) > whole.fake.dim() or any(is_array(part) and self.input(part) is None for part in parts):
@@ -121,7 +124,7 @@ class ArrayInputs:
             found = self.tensors.get_item(whole, self.as_index(key))
         except IndexError:  # which numpy raises in its own words
             return None
-        return self.arrays.array(found) if found.fake.dim() else None
+        return self.arrays.array(found, alone=True) if found.fake.dim() else None
 
     def as_number(self, value: Any) -> Any:
         """A number of numpy's as Python's, as which a tensor operator takes it; else the value, or a list with such."""
@@ -150,6 +153,8 @@ class ArrayInputs:
             return None
         dtype = plain["dtype"] or (found if like is None else like).fake.dtype
         if function is torch.from_numpy or (function is torch.as_tensor and dtype is found.fake.dtype):
+            if is_kind(args[0], Array):
+                args[0].alone = False
             return self.tensors.method(found, "detach", (), {})
         made = found if dtype is found.fake.dtype else self.tensors.method(found, "to", (dtype,), {})
         if function is torch.as_tensor:
