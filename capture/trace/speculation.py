@@ -26,7 +26,7 @@ from moebius.lowering.step import require_branch
 
 from ..bytecode.counting import Counts
 from ..bytecode.expressions import span_of
-from ..bytecode.flow import RETURNED
+from ..bytecode.flow import RETURNED, run_again_by
 from ..bytecode.places import run_again
 from ..codegen.replay import Replay
 from ..codegen.residual import Emitter
@@ -231,11 +231,11 @@ def asks_alone(place: Stopped, value: Any) -> bool:
     return position is not None and stack[position] is bool and stack[-1] is value
 
 
-def while_loops(frame: Frame, pc: int) -> list[range]:
+def while_loops(frame: Frame, pc: int) -> list[frozenset[int]]:
     """The loops around the instruction that no iterator ends. Their conditions are compiled twice, once before them."""
     instructions = frame.program.instructions
     return [
-        range(step.target, index + 1)
+        run_again_by(frame.program, index)
         for index, step in enumerate(instructions)
         if step.target is not None
         and step.target - 1 <= pc <= index
