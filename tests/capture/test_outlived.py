@@ -448,3 +448,54 @@ def test_what_says_that_it_goes(kind: Any, place: str) -> None:
             for _ in range(2):
                 assert torch.equal(step(X), X * factor)
     assert said[:3] == said[3:] == [[], [1], [1, 2]]
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# What answers for attributes that it has not: nobody asks it, to hold it weakly or once it stands where another was
+# ----------------------------------------------------------------------------------------------------------------------
+
+ASKED: list[str] = []
+
+
+def answers(self: Any, name: str) -> str:
+    ASKED.append(name)
+    return "ab"
+
+
+class Asked:
+    factor = 2
+    __getattr__ = answers
+
+
+AskedOfClass = type("Answering", (type,), {"__getattr__": answers})("AskedOfClass", (), {"factor": 2})
+
+
+@pytest.mark.parametrize("place", SAID_FROM)
+@pytest.mark.parametrize("kind", [Asked, AskedOfClass], ids=lambda kind: kind.__name__)
+def test_nobody_asks_whether_it_dies(kind: Any, place: str) -> None:
+    read, give = SAID_FROM[place]
+    world = World(f"def step(x): return x * {read}.factor", table={}, holder=Holder(), slotted=Slotted())
+    step = capture(world.step, backend="eager")
+    for _ in range(3):
+        give(world, kind())
+        ASKED.clear()
+        assert torch.equal(step(X), X * 2) and ASKED == []
+
+
+BEFORE = {
+    "function": lambda: helper_of(World(MAKE), 1), "class": lambda: Holder, "slots": Slotted, "object": Holder,
+    "partial": lambda: functools.partial(net, 1), "method": lambda: Holder().__init__, "tensor": lambda: torch.ones(2),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["__name__", "__qualname__", "__self__", "func", "model", "grad", "__closure__"])
+@pytest.mark.parametrize("before", BEFORE)
+def test_nobody_asks_what_took_its_place(before: str, name: str) -> None:
+    first = BEFORE[before]()
+    if not hasattr(first, name):
+        return
+    step = capture(lambda x, what: (x * 2, getattr(what, name)), backend="eager")
+    for what in (first, first, Asked(), Asked()):
+        ASKED.clear()
+        step(X, what)
+        assert ASKED == [name] * (type(what) is Asked)
