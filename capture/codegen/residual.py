@@ -41,6 +41,7 @@ from ..regions.loops import RangeRows, TensorRows
 from ..torch_facts import torch_private
 from ..values.numbers import Number
 from ..values.values import ATOMS, IDENTITIES, SYMBOLIC, CannotRebuild, LoopLeftover, StandIn, TensorMethod, TensorProxy
+from .context_tokens import Tokens
 from .ranges import profiled
 from .remade import function_value, generator_value, random_value
 from .replay import is_ordered
@@ -92,6 +93,7 @@ class Emitter:
         self.outputs: list[Any] = []
         self.output_names: dict[int, str] = {}
         self.alive: list[Any] = []
+        self.tokens = Tokens(self)
 
     # ------------------------------------------------------------------------------------------------------------------
     # Names
@@ -308,8 +310,10 @@ class Emitter:
             return self.value(value.function)
         if kind is Pulled:
             return self.value(value.iterator)
-        if is_kind(value, types.GeneratorType | LoopLeftover | ContextToken):
+        if is_kind(value, types.GeneratorType | LoopLeftover):
             raise CannotRebuild(f"a {kind.__name__} is alive across a graph break")
+        if is_kind(value, ContextToken):
+            return self.tokens.token(value, self.objects.records[id(value.variable)].writes[None])
         return self.instance_value(value)
 
     def fill(self, method: str, items: Any) -> None:

@@ -106,6 +106,7 @@ class ContextToken:
 
     def __init__(self, variable: contextvars.ContextVar, before: Any):
         self.variable, self.before = variable, before
+        self.used = False  # whether ``reset`` has had it
 
 
 class Methods(CallParts):
@@ -468,7 +469,8 @@ class Methods(CallParts):
             return self.objects.enter(default, Static(f"ContextVar({variable.name!r}) default", default))
         if name == "set":
             return self.objects.made(ContextToken(variable, self.objects.context_set(variable, args[0])))
-        if name == "reset" and is_kind(args[0], ContextToken):
+        if name == "reset" and is_kind(args[0], ContextToken) and args[0].variable is variable and not args[0].used:
+            args[0].used = True
             self.objects.context_set(variable, args[0].before)
             return None
         raise Break("context variable", f"ContextVar.{name}", "set context variables outside of the step")
