@@ -63,7 +63,7 @@ class Replay:
     def set_variable(self, variable: contextvars.ContextVar, value: Any) -> None:
         if value is ABSENT:
             raise CannotRebuild(f"context variable {variable.name} is unset again")
-        self.emitter.tokens.set(variable, value)
+        self.emitter.set_variable(variable, value)
 
     def replay_known(self, record: Record, name: str, base: str) -> None:
         """What was done to a container under keys and at places that tracing knows."""

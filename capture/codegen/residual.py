@@ -222,6 +222,9 @@ class Emitter:
         self.lines.append(f"{name} = {expression}")
         return name
 
+    def set_variable(self, variable: contextvars.ContextVar, value: Any) -> None:
+        self.tokens.set(variable, value)
+
     def new_object(self, value: Any) -> str:
         """An object made while tracing. Shells are assigned before their parts are built, so that cycles close. What an
         object has made for itself, as its instance dict, comes with that object, whoever asks for it first."""
