@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from moebius import capture
-from moebius.cache.captured import Captured
 
 
 class Holder:
@@ -152,23 +151,3 @@ def test_the_rest_of_a_models_outputs_is_gone_when_only_the_loss_is_used() -> No
         x = torch.ones(3)
         assert torch.equal(captured(x, ours), only_the_loss(x, plain))
         assert ours[-1] is plain[-1] is False
-
-
-def test_a_model_that_dies_as_the_interpreter_ends(monkeypatch):
-    """The names of modules are gone by then: nothing is looked up for a capture that nobody will ask again."""
-    ended: list[bool] = []
-    monkeypatch.setattr(sys, "is_finalizing", lambda: bool(ended))
-    captured, model = capture(lambda model, x: model(x)), torch.nn.Linear(3, 3)
-    captured(model, torch.ones(2, 3))
-    forgotten: list[object] = []
-    monkeypatch.setattr(Captured, "forget", lambda self, segment: forgotten.append(segment))
-    ended.append(True)
-    del model
-    gc.collect()
-    assert not forgotten
-    ended.clear()
-    model = torch.nn.Linear(3, 3)
-    captured(model, torch.ones(2, 3))
-    del model
-    gc.collect()
-    assert forgotten
