@@ -19,25 +19,22 @@ if TYPE_CHECKING:
 
 
 class Tokens:
-    """Those of one residual function."""
+    """Those of one residual function. (It refers to no emitter: what a call was given dies with its last reference.)"""
 
-    def __init__(self, emitter: Builder):
-        self.emitter = emitter
+    def __init__(self) -> None:
         self.first: dict[int, str] = {}  # by id of the variable: what setting it for the first time gives
         self.given: set[int] = set()  # ids of variables whose first token stands for one of the trace's
 
-    def set(self, variable: contextvars.ContextVar, value: Any) -> str:
+    def set(self, emitter: Builder, variable: contextvars.ContextVar, value: Any) -> str:
         """The variable gets a value. The name of the token that the first set of it gives."""
-        emitter = self.emitter
         line = f"{emitter.value(variable)}.set({emitter.value(value)})"
         name = emitter.fresh()
         emitter.lines.append(f"{name} = {line}")
         return self.first.setdefault(id(variable), name)
 
-    def token(self, token: ContextToken, now: Any) -> str:
+    def token(self, emitter: Builder, token: ContextToken, now: Any) -> str:
         """The name of one that resets as the trace's does. now: what the variable has where the graph ends."""
-        emitter, variable = self.emitter, token.variable
-        key = id(variable)
+        variable, key = token.variable, id(token.variable)
         if token.used:
             name = emitter.assign(token, f"{emitter.value(variable)}.set(None)")
             emitter.lines.append(f"{emitter.value(variable)}.reset({name})")
@@ -45,7 +42,7 @@ class Tokens:
         if now is ABSENT or (token.before is ABSENT and key in self.given):
             raise CannotRebuild(f"two tokens of context variable {variable.name} are alive across a graph break")
         if token.before is not ABSENT:
-            self.set(variable, token.before)
+            self.set(emitter, variable, token.before)
             return emitter.assign(token, f"{emitter.value(variable)}.set({emitter.value(now)})")
         self.given.add(key)
-        return emitter.assign(token, self.first.get(key) or self.set(variable, now))
+        return emitter.assign(token, self.first.get(key) or self.set(emitter, variable, now))

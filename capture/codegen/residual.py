@@ -93,7 +93,7 @@ class Emitter:
         self.outputs: list[Any] = []
         self.output_names: dict[int, str] = {}
         self.alive: list[Any] = []
-        self.tokens = Tokens(self)
+        self.tokens = Tokens()
 
     # ------------------------------------------------------------------------------------------------------------------
     # Names
@@ -223,7 +223,7 @@ class Emitter:
         return name
 
     def set_variable(self, variable: contextvars.ContextVar, value: Any) -> None:
-        self.tokens.set(variable, value)
+        self.tokens.set(self, variable, value)
 
     def new_object(self, value: Any) -> str:
         """An object made while tracing. Shells are assigned before their parts are built, so that cycles close. What an
@@ -316,7 +316,7 @@ class Emitter:
         if is_kind(value, types.GeneratorType | LoopLeftover):
             raise CannotRebuild(f"a {kind.__name__} is alive across a graph break")
         if is_kind(value, ContextToken):
-            return self.tokens.token(value, self.objects.records[id(value.variable)].writes[None])
+            return self.tokens.token(self, value, self.objects.records[id(value.variable)].writes[None])
         return self.instance_value(value)
 
     def fill(self, method: str, items: Any) -> None:
