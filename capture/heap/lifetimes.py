@@ -16,8 +16,6 @@ from typing import Any
 
 import torch
 
-from moebius.interpreter.domain.core import MISSING, lookup
-
 from ..guards.recorder import can_die
 from ..values.values import ATOMS, Break, TensorProxy, type_of
 from .heap import WHOLE, WRITE
@@ -130,7 +128,7 @@ def death_is_seen(obj: Any) -> bool:
     kind = type(obj)
     if issubclass(kind, SHARED):
         return False
-    if lookup(kind, "__del__") is not MISSING:
+    if any("__del__" in base.__dict__ for base in kind.__mro__):
         return True
     if kind is types.GeneratorType:
         return obj.gi_suspended
