@@ -111,6 +111,8 @@ def contenders(model: nn.Module, tokens: torch.Tensor, peers: list[str]) -> list
     for peer in peers:
         if peer != "grouped_mm":
             ways.append((f"moebius, {peer}", moebius.capture(train_step, backend=peer), False))
+            parts = moebius.capture(train_step, backend=peer, whole_step=False)
+            ways.append((f"moebius, {peer}, whole_step=False", parts, False))
     labels = tokens.roll(-1, -1)
     for name, function, grouped in ways:
         own: Any = copy.deepcopy(model).train()

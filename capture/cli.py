@@ -9,6 +9,7 @@ import subprocess
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if words[:2] == ["explain", "--kernels"]:
             return explain_kernels(words[2:])
         if words[:1] == ["explain"] and not {"-h", "--help"} & set(words[1:2]):
-            return explain_script(*split_explain(words[1:]))
+            return explain_script(split_explain(words[1:]))
         if words[:1] == ["plan"]:
             return plan(words[1:])
         args, rest = parser.parse_known_args(words)
@@ -61,6 +62,7 @@ def make_parser(files: Any = None) -> argparse.ArgumentParser:
         epilog="What stands after -- goes to the script unread, should it have its own --html or --json.",
         usage="moebius explain SCRIPT.py [ARGS ...] [--html FILE] [--json FILE]\n"
         "       moebius explain --step SCRIPT.py [ARGS ...]\n"
+        "       moebius explain --roofline [--on DEVICE] SCRIPT.py [ARGS ...]\n"
         "       moebius explain --kernels [-h] ...",
     )
     explain.add_argument("--kernels", action="store_true", help="instead of a script: what the compiler makes of the "
@@ -68,6 +70,11 @@ def make_parser(files: Any = None) -> argparse.ArgumentParser:
     script = explain.add_argument("script", help="the script to run, with its own arguments after it")
     explain.add_argument("--step", action="store_true", help="then walk through what was captured, line by line, "
                          "forwards and backwards: stack, variables, guards and graph so far")
+    explain.add_argument("--roofline", action="store_true", help="instead of the reports: what the operators of each "
+                         "graph that ran need on a device, what bounds them, and what another saving, precision or "
+                         "top-k would change")
+    explain.add_argument("--on", metavar="DEVICE", default="here", help="for --roofline: here (this CPU, measured on "
+                         "one thread), h100, h200, b200, mi300x, or a file of moebius plan --calibrate (default: here)")
     html = explain.add_argument("--html", metavar="FILE", help="also write the reports as one self-contained HTML page")
     json_file = explain.add_argument("--json", metavar="FILE", help="also write the reports as a JSON list")
 
@@ -97,31 +104,48 @@ def make_parser(files: Any = None) -> argparse.ArgumentParser:
     return parser
 
 
-def split_explain(words: list[str]) -> tuple[str, list[str], str | None, str | None, bool]:
-    """(script, its arguments, HTML file, JSON file, whether to walk). Our options that name a file may stand before or
-    after the script, ``--step`` before it: scripts have a word of that name."""
-    files: dict[str, str | None] = {"--html": None, "--json": None}
+@dataclass
+class Explained:
+    """What ``moebius explain`` is asked for: a script with its arguments, files to write, whether to walk through the
+    captures, the device of a roofline."""
+
+    script: str
+    args: list[str]
+    html: str | None = None
+    json: str | None = None
+    walks: bool = False
+    device: str | None = None
+
+
+def split_explain(words: list[str]) -> Explained:
+    """Our options that name a file may stand before or after the script, the others before it: scripts have words of
+    such names."""
+    values: dict[str, str | None] = {"--html": None, "--json": None}
+    early: dict[str, str | None] = {"--on": None}
     rest: list[str] = []
-    walks = False
+    flags = {"--step": False, "--roofline": False}
     while words:
         word = words.pop(0)
         name, equals, value = word.partition("=")
         if word == "--":
             rest += words
             break
-        if name in files:
+        if name in values or (name in early and not rest):
             if not equals and not words:
-                raise UsageError(f"{name} needs the name of a file to write")
-            files[name] = value if equals else words.pop(0)
-        elif not rest and word == "--step":
-            walks = True
+                raise UsageError(f"{name} needs {'a device' if name in early else 'the name of a file to write'}")
+            (values if name in values else early)[name] = value if equals else words.pop(0)
+        elif not rest and word in flags:
+            flags[word] = True
         elif not rest and word.startswith("-"):
             raise UsageError(f"explain knows no option {word}; a script's own options stand after the script")
         else:
             rest.append(word)
     if not rest:
         raise UsageError("explain needs a script: moebius explain SCRIPT.py [ARGS]")
-    return rest[0], rest[1:], files["--html"], files["--json"], walks
+    if early["--on"] is not None and not flags["--roofline"]:
+        raise UsageError("--on names the device of --roofline: moebius explain --roofline --on h200 SCRIPT.py [ARGS]")
+    device = (early["--on"] or "here") if flags["--roofline"] else None
+    return Explained(rest[0], rest[1:], values["--html"], values["--json"], flags["--step"], device)
 
 
 def explain_kernels(options: list[str]) -> int:
@@ -133,11 +157,9 @@ def explain_kernels(options: list[str]) -> int:
     return roofline.main(options)
 
 
-def explain_script(script: str, args: list[str], html: str | None, json_file: str | None, walks: bool = False) -> int:
-    """Run the script, then print the reports: also when it failed or exited. Returns the script's own exit status.
-
-    walks: the captures are walked through at the end, and reports printed for the files only.
-    """
+def explain_script(asked: Explained) -> int:
+    """Run the script, then print the reports: also when it failed or exited. Returns the script's own exit status."""
+    script, html, json_file, walks = asked.script, asked.html, asked.json, asked.walks
     path = Path(script)
     if not path.is_file():
         raise UsageError(f"there is no file {script}")
@@ -149,9 +171,10 @@ def explain_script(script: str, args: list[str], html: str | None, json_file: st
     keep_captured()
     if walks:
         record_captures()
-    status, captured = run_script(path, args, captured_functions)
+    answer = roofline(asked.device) if asked.device is not None else None
+    status, captured = run_script(path, asked.args, captured_functions)
     reports = [item.report() for item in captured]
-    for report in [] if walks else reports:
+    for report in [] if walks or answer is not None else reports:
         print(f"\n{report}")
     if not reports:
         print(f"\nmoebius: {script} captured nothing: put @moebius.capture on the function to capture", file=sys.stderr)
@@ -163,9 +186,24 @@ def explain_script(script: str, args: list[str], html: str | None, json_file: st
         import json
 
         Path(json_file).write_text(json.dumps([report.to_dict() for report in reports], indent=1), encoding="utf-8")
+    if answer is not None:
+        print(f"\n{answer()}")
     if walks:
         walk()
     return status
+
+
+def roofline(name: str) -> Callable[[], str]:
+    """Begin to count what graphs run. Returns what writes the answer for a device."""
+    from moebius.lowering.planner import PlannerError, calibrate, hardware
+    from moebius.lowering.roofline import METER, render
+
+    try:
+        device = calibrate.measure(link=(0.0, 1e9)) if name == "here" else hardware.device(name)
+    except PlannerError as error:
+        raise UsageError(str(error)) from None
+    METER.on = True
+    return lambda: render(METER.counts, device, name == "here")
 
 
 def walk() -> None:

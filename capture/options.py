@@ -24,8 +24,9 @@ class Options:
     its part of the batch and of the experts. precision,
     save: of the experts that lowering makes, as ``moebius.kernels.experts`` takes them: "fp8", "fp8_block", "mxfp8", a
     Precision or a Budget; "default", "fp8" or "recompute". Both are refused with backend="eager", which lowers
-    nothing. whole_step: a backend of torch.compile, or a callable, gets forward, backward and optimizer as one graph
-    where they can be one; otherwise the graphs before and behind ``backward()``. Ours always have the whole.
+    nothing. whole_step: whether a backend of torch.compile, or a callable, gets forward, backward and optimizer as one
+    graph of torch's operators where they can be one (None: yes, in one process); else it gets the graphs before and
+    behind ``backward()``. Ours always have the whole.
     """
 
     backend: str | Callable[..., Any] = "moebius"
@@ -37,12 +38,19 @@ class Options:
     save: str = "default"
     verify: int = 0
     deterministic: bool = False
-    whole_step: bool = False
+    whole_step: bool | None = None
 
     def run_alike(self, other: Options) -> bool:
         """Whether a graph captured with these options is run as one that was captured with the others."""
         names = ("backend", "mesh", "plan", "precision", "deterministic", "whole_step")
         return all(getattr(self, name) == getattr(other, name) for name in names)
+
+    @property
+    def in_one_graph(self) -> bool:
+        """Whether backward is to be in the graph."""
+        from moebius.lowering import OWN
+
+        return self.backend in OWN or (self.whole_step is not False and self.mesh is None)
 
     def for_lowering(self) -> LoweringOptions:
         """Those that reach down to lowering."""
@@ -63,7 +71,7 @@ class CaptureOptions(TypedDict, total=False):
     save: str
     verify: int
     deterministic: bool
-    whole_step: bool
+    whole_step: bool | None
 
 
 def make_options(given: dict[str, Any]) -> Options:
@@ -75,9 +83,10 @@ def make_options(given: dict[str, Any]) -> Options:
     options = Options(**given)
     if options.dynamic not in (None, True, False):
         raise OptionError(f"dynamic={options.dynamic!r}: use None, True or False")
-    for name in ("deterministic", "whole_step"):
-        if not isinstance(getattr(options, name), bool):
-            raise OptionError(f"{name}={getattr(options, name)!r}: use True or False")
+    if not isinstance(options.deterministic, bool):
+        raise OptionError(f"deterministic={options.deterministic!r}: use True or False")
+    if options.whole_step is not None and not isinstance(options.whole_step, bool):
+        raise OptionError(f"whole_step={options.whole_step!r}: use None (yes, in one process), True or False")
     if not isinstance(options.fullgraph, bool):
         raise OptionError(f"fullgraph={options.fullgraph!r}: use True (a graph break is an error) or False")
     if type(options.verify) is not int or options.verify < 0:

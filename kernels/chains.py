@@ -62,27 +62,50 @@ class Chain:
         tensors: of one shape. C takes contiguous float32 tensors on a CPU that are the same memory or share none,
         outside of autograd. Their versions count each write, as torch's operators do.
         """
-        steps = self.encoded()
-        if steps is None or torch.is_grad_enabled() or not all(map(is_plain, tensors)):
+        steps = self.encoded
+        if steps is None or torch.is_grad_enabled():
             return False
-        if not all(type(n) is float or (type(n) is int and -EXACT < n < EXACT) for n in numbers):
-            return False
-        count = tensors[0].numel()
-        places = [tensor.data_ptr() for tensor in tensors]
-        apart = sorted(set(places))
-        if not all(places) or any(tensor.numel() != count for tensor in tensors):
-            return False
-        if any(high - low < 4 * count for low, high in zip(apart, apart[1:], strict=False)):
+        for number in numbers:
+            if type(number) is not float and not (type(number) is int and -EXACT < number < EXACT):
+                return False
+        count, places = tensors[0].numel(), []
+        for tensor in tensors:
+            if not is_plain(tensor) or tensor.numel() != count:
+                return False
+            places.append(tensor.data_ptr())
+        if not all(places) or are_near(places, 4 * count):
             return False
         assert panel_work.rows is not None
-        panel_work.rows.chain(steps, struct.pack(f"{len(places)}q", *places),
-                              struct.pack(f"{len(numbers) + 1}d", *numbers, 0), count, torch.get_num_threads())
-        torch.autograd.graph.increment_version([tensors[s.out] for s in self.steps if s.out < self.tensors])
+        panel_work.rows.chain(steps, self.places.pack(*places), self.values.pack(*numbers, 0), count,
+                              torch.get_num_threads())
+        torch.autograd.graph.increment_version([tensors[out] for out in self.written])
         return True
 
+    @functools.cached_property
     def encoded(self) -> bytes | None:
         """The steps as C has them; None where it cannot do one of them."""
         return encoded(self)
+
+    @functools.cached_property
+    def places(self) -> struct.Struct:
+        """How C gets where the tensors are."""
+        return struct.Struct(f"{self.tensors}q")
+
+    @functools.cached_property
+    def values(self) -> struct.Struct:
+        """How C gets the numbers, and one more."""
+        return struct.Struct(f"{self.numbers + 1}d")
+
+    @functools.cached_property
+    def written(self) -> list[int]:
+        """The tensor of each write."""
+        return [step.out for step in self.steps if step.out < self.tensors]
+
+
+def are_near(places: list[int], size: int) -> bool:
+    """Whether two pieces of memory of one size overlap, without being the same."""
+    apart = sorted(set(places))
+    return any(high - low < size for low, high in zip(apart, apart[1:], strict=False))
 
 
 @functools.cache

@@ -31,6 +31,7 @@ from moebius.lowering.layers import lower_layers
 from moebius.lowering.operators import is_pure
 from moebius.lowering.pipeline import run_passes
 from moebius.lowering.repeats import Reached, whole_code, written_once
+from moebius.lowering.roofline.meter import METER
 from moebius.lowering.step import checkpoint, inference
 from moebius.lowering.torch_private import may_write, returns_nothing
 from moebius.lowering.values import apply, copy_node
@@ -73,6 +74,13 @@ def lower(graph: CapturedGraph, options: LoweringOptions) -> Lowered:
     UnknownBackendError (a ValueError) for a backend that does not exist, LoweringError for options that do not go
     together, and whatever a foreign backend raises.
     """
+    lowered = lowered_for(graph, options)
+    if METER.on:
+        lowered.fn = METER.around(graph, lowered, options.backend not in OWN)
+    return lowered
+
+
+def lowered_for(graph: CapturedGraph, options: LoweringOptions) -> Lowered:
     check_options(options)
     if options.backend == "eager":
         return as_captured(graph, options, "backend='eager' runs the captured graph as it is")

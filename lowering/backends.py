@@ -19,6 +19,8 @@ from moebius.lowering.torch_private import backend_names, compiling_with, lookup
 from moebius.lowering.values import value_of
 
 OWN = ("moebius", "eager")  # backends that run the graph as it is: after lowering, and before it
+# Those whose code takes numbers that a graph reads as float32: torch's, in all versions (a ``const float`` of its C++)
+ROUNDING = frozenset({"inductor"})
 Compiler = Callable[[fx.GraphModule, list[Any]], Callable[..., Any]]
 
 
@@ -74,8 +76,12 @@ def compile_whole(gm: fx.GraphModule, backend: Any) -> Callable[..., tuple]:
     """The step as one graph through the backend. Raises WholeStepRefusedError where it cannot be one."""
     from moebius.lowering.step.whole import whole_step
 
-    compiler = find_compiler(backend)
-    return whole_step(gm, run_as_is(gm), lambda whole, examples: compile_with(whole, examples, compiler, backend))
+    compiler, rounds = find_compiler(backend), isinstance(backend, str) and backend in ROUNDING
+
+    def compile_it(whole: fx.GraphModule, examples: list[Any]) -> Callable[..., tuple]:
+        return compile_with(whole, examples, compiler, backend)
+
+    return whole_step(gm, run_as_is(gm), compile_it, rounds)
 
 
 def compile_part(gm: fx.GraphModule, compiler: Compiler, backend: Any) -> Callable[..., tuple]:

@@ -7,6 +7,7 @@ call for a chain (``repeats.written_once``), as for a layer.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,7 +23,8 @@ from moebius.lowering.operators import read_call
 from moebius.lowering.torch_private import nobody_looks
 from moebius.lowering.values import apply, same_shape, shape_of, tensor_of, value_of
 
-FEWEST = 2  # operators of a chain: one alone is torch's
+FEWEST = 4  # operators of a chain: calling torch's for fewer takes no longer than calling ours
+LARGE = 2**18  # elements, from which on reading them once matters more than that
 THREE = ("addcmul", "addcdiv")  # operators of three tensors and a number, by their names in torch
 PYTHON = ("_operator", "math", "builtins")  # whose functions make numbers of numbers
 NO_NUMBER = object()
@@ -90,10 +92,17 @@ class Run:
         steps = [Step(name, place(out), tuple(map(place, given)), at) for name, out, given, at in self.steps]
         return Chain(tuple(steps), len(self.tensors), len(self.numbers))
 
+    def pays(self) -> bool:
+        """Whether one call takes less time than torch's operators."""
+        if len(self.nodes) >= FEWEST:
+            return True
+        shape = shape_of(self.nodes[0]) if len(self.nodes) > 1 else None
+        return shape is not None and all(type(size) is int for size in shape) and math.prod(shape) >= LARGE
+
     def stands_alone(self, storage: Storage) -> bool:
         """Whether nobody else uses what its nodes give, and no node between them reads or writes what it writes."""
         own = set(self.nodes)
-        if len(own) < FEWEST or any(user not in own for node in own for user in node.users):
+        if any(user not in own for node in own for user in node.users):
             return False
         node = self.nodes[0]
         while node is not self.nodes[-1]:
@@ -137,9 +146,9 @@ def find_chains(graph: fx.Graph) -> list[tuple[ChainCall, list[fx.Node], list[fx
         every = list(runs(graph))
         storage = Storage(graph) if every else None
     for run in every:
-        while storage is not None and len(run.nodes) >= FEWEST and not run.stands_alone(storage):
+        while storage is not None and run.pays() and not run.stands_alone(storage):
             run = run.shorter()
-        if storage is None or len(run.nodes) < FEWEST:
+        if storage is None or not run.pays():
             continue
         inputs = run.tensors + [number for number in run.numbers if isinstance(number, fx.Node)]
         constants = tuple(None if isinstance(number, fx.Node) else number for number in run.numbers)

@@ -12,7 +12,7 @@ import functools
 import itertools
 import operator
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,7 +20,9 @@ from torch import fx
 
 from moebius.lowering.chains import ChainCall, find_chains
 from moebius.lowering.draft import Draft, finish
+from moebius.lowering.equal_nodes import same, same_items
 from moebius.lowering.graph import LayerCall
+from moebius.lowering.region_calls import find_regions
 from moebius.lowering.torch_private import node_of_line
 from moebius.lowering.values import copy_node
 
@@ -220,21 +222,32 @@ def written_once(gm: fx.GraphModule, chains: bool = False) -> Repeats | None:
 
 
 def with_chains(gm: fx.GraphModule) -> tuple[fx.GraphModule, Written] | None:
-    """The graph with one call for each chain; None for one without."""
-    chains = find_chains(gm.graph)
-    if not chains:
+    """The graph with one call for each chain and each region; None for one without."""
+    chains, regions = find_chains(gm.graph), find_regions(gm)
+    if not chains and not regions:
         return None
     ends = {nodes[-1]: (call, inputs, nodes) for call, nodes, inputs in chains}
     inside = {node for _, nodes, _ in chains for node in nodes}
+    inside |= {body for node in regions for body in node.all_input_nodes if is_only_for(body, regions)}
     graph, copies, written = fx.Graph(), dict[fx.Node, fx.Node](), Written(gm, {}, {})
     for node in gm.graph.nodes:
         if node in ends:
             target, inputs, nodes = ends[node]
             written.chains[graph.call_function(target, tuple(copies[n] for n in inputs))] = nodes
+        elif node in regions:
+            region, given = regions[node]
+            copies[node] = graph.call_function(region, fx.map_arg(tuple(given), copies.__getitem__))
+            copies[node].meta.update(node.meta)
+            written.originals[copies[node]] = node
         elif node not in inside:
             copies[node] = copy_node(graph, node, copies.__getitem__)
             written.originals[copies[node]] = node
     return Draft(gm, graph), written
+
+
+def is_only_for(node: fx.Node, users: Collection[fx.Node]) -> bool:
+    """Whether a node is a body that nobody but these calls."""
+    return node.op == "get_attr" and all(user in users for user in node.users)
 
 
 def worked(graph: fx.Graph) -> list[fx.Node]:
@@ -318,39 +331,3 @@ def enough(layer: Layer) -> Layer | None:
         used |= {i for i, node in enumerate(turn) if any(user not in own for user in node.users)}
     layer.outputs = sorted(used)
     return layer
-
-
-Places = dict[fx.Node, int]
-
-
-def same_items(first: Sequence[Any], second: Sequence[Any], in_first: Places, in_second: Places, given: dict) -> bool:
-    """``same`` for each of two rows of arguments."""
-    if len(first) != len(second):
-        return False
-    for a, b in zip(first, second, strict=True):
-        if type(a) is fx.Node and type(b) is fx.Node:
-            place = in_first.get(a)
-            if place != in_second.get(b) or (place is None and given.setdefault(a, b) is not b):
-                return False
-        elif not same(a, b, in_first, in_second, given):
-            return False
-    return True
-
-
-def same(a: Any, b: Any, first: Places, second: Places, given: dict[fx.Node, fx.Node]) -> bool:
-    """Whether an argument of the first turn is one of another: nodes in equal places of the two, equal constants.
-
-    given: what the other turn uses from outside, by what the first one uses there.
-    """
-    kind = type(a)
-    if kind is not type(b):
-        return False
-    if kind is fx.Node:
-        return same_items((a,), (b,), first, second, given)
-    if isinstance(a, tuple | list):
-        return same_items(a, b, first, second, given)
-    if isinstance(a, dict):
-        return list(a) == list(b) and same_items([*a.values()], [*b.values()], first, second, given)
-    if kind is slice:
-        return same_items((a.start, a.stop, a.step), (b.start, b.stop, b.step), first, second, given)
-    return a is b or (kind in (int, float, str, bool, complex) and repr(a) == repr(b))

@@ -14,8 +14,11 @@ from torch._guards import TracingContext, tracing
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.fx.passes.split_module import split_module
+from torch.utils._python_dispatch import TorchDispatchMode as DispatchMode
+from torch.utils.flop_counter import flop_registry
 
 __all__ = [
+    "DispatchMode",
     "FakeTensor",
     "FakeTensorMode",
     "assert_holds",
@@ -24,10 +27,12 @@ __all__ = [
     "custom_operator_name",
     "default_saved_tensors_hooks",
     "fake_mode_of",
+    "flops_of",
     "foreach_operators",
     "forget_pending_symbols",
     "gradient_hooks",
     "hooks_after_accumulation",
+    "is_view",
     "lookup_backend",
     "made_code",
     "may_write",
@@ -88,6 +93,24 @@ def made_code(gm: torch.fx.GraphModule) -> torch.fx.GraphModule:
 def nobody_looks() -> bool:
     """Whether no mode of the program's sees the operators that run now."""
     return not torch._C._len_torch_function_stack() and not torch._C._len_torch_dispatch_stack()
+
+
+def flops_of(operator: Any, args: Sequence[Any], kwargs: dict[str, Any], found: Any) -> float:
+    """Operations of an overload of torch.ops, as torch counts them: products and attention; 0 for all others. A causal
+    mask leaves half of an attention, which torch counts whole. (A CPU's attention has its own name, and no formula.)"""
+    packet = operator.overloadpacket
+    like = getattr(torch.ops.aten, packet.__name__.replace("_for_cpu", ""), packet)
+    formula = flop_registry.get(like)
+    if formula is None:
+        return 0.0
+    named = dict(zip((a.name for a in operator._schema.arguments), args, strict=False), **kwargs)
+    return float(formula(*args, **kwargs, out_val=found)) / (2 if named.get("is_causal") is True else 1)
+
+
+def is_view(operator: Any) -> bool:
+    """Whether an overload of torch.ops gives nothing but views of what it is given."""
+    returns = operator._schema.returns
+    return bool(returns) and all(r.alias_info is not None and not r.alias_info.is_write for r in returns)
 
 
 def node_of_line(gm: torch.fx.GraphModule, line: int) -> int | None:

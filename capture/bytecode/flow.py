@@ -103,3 +103,20 @@ def side(program: Program, entry: int, end: int, around: int) -> frozenset[int] 
         if handler is not None and handler != outer:
             pending.append(handler[0])
     return frozenset(inside) if met else None
+
+
+def run_again_by(program: Program, jump: int) -> frozenset[int]:
+    """What a jump backward has run again: from its target to itself, without ways that leave (a ``break`` whose rest of
+    the function the compiler wrote there, a ``return``)."""
+    first = program.instructions[jump].target
+    assert first is not None
+    before: dict[int, list[int]] = {}
+    for index in range(first, jump):
+        for way in behind(program, index):
+            before.setdefault(way, []).append(index)
+    inside, pending = set[int](), [jump]
+    while pending:
+        if (index := pending.pop()) not in inside:
+            inside.add(index)
+            pending += before.get(index, ())
+    return frozenset(inside)

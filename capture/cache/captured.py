@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import os
@@ -18,9 +19,6 @@ from typing import Any
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
-import moebius.interpreter
-import moebius.kernels
-import moebius.lowering
 from moebius.interpreter import decode
 from moebius.interpreter.binding import bind_arguments
 from moebius.lowering import WholeStepRefusedError
@@ -91,8 +89,7 @@ class Captured:
         parent: Captured | None = None,
     ):
         self.function, self.options, self.n_cells, self.names = function, options, n_cells, names
-        whole_step = options.backend in moebius.lowering.OWN or options.whole_step
-        self.policy = Policy(dynamic=options.dynamic, whole_step=whole_step, outside=FOREIGN, options=options)
+        self.policy = Policy(dynamic=options.dynamic, whole_step=options.in_one_graph, outside=FOREIGN, options=options)
         self.policy.marked = lambda t: frozenset(MARKED.get(t, ()))
         self.segments: list[Segment] = []
         self.left: list[Segment] = []  # for reports: one that a branch on data left, until there is another
@@ -353,17 +350,17 @@ class Captured:
         for one in self.below_native:
             one.left_at = one.calls
 
-    note_gone = note_gone  # (as the interpreter ends, the names of modules are gone)
-
     def forget_with(self, root: weakref.ref, segment: Segment) -> None:
         """When a model that a segment was captured for dies, the segment goes too."""
         obj = root()
         if obj is None:
             return
         me, captured_for_it = weakref.ref(self), weakref.ref(segment)  # (others of its models may live on)
-        tell = tell_before_it_goes  # (as the interpreter ends, the names of modules are gone)
+        ends = sys.is_finalizing
 
         def gone(_: Any) -> None:
+            if ends():  # (the names of modules are gone)
+                return
             owner, segment = me(), captured_for_it()
             if owner is not None and segment is not None and segment in owner.segments:
                 calls = owner.entry.misses, owner.entry.hits
@@ -371,7 +368,7 @@ class Captured:
                     owner.unused = 0
                 elif calls != owner.counted:  # (all layers that die with their model are one)
                     owner.unused, owner.counted = owner.unused + 1, calls
-                tell(owner)
+                tell_before_it_goes(owner)
                 owner.forget(segment)
 
         segment.watched.append(weakref.ref(obj, gone))
@@ -379,11 +376,9 @@ class Captured:
 
     def forget(self, segment: Segment) -> None:
         """Its guards are asked no more. It may be gone by then: with its model, or in another thread."""
-        self.note_gone(segment)
-        try:
+        note_gone(self, segment)
+        with contextlib.suppress(ValueError):
             self.segments.remove(segment)
-        except ValueError:  # (no name of a module's: a model may die as the interpreter ends)
-            pass
         self.entry.remove(segment.guards.program)
 
     def argument_names(self, args: tuple, kwargs: dict[str, Any]) -> tuple[str, ...]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     from ..trace.policy import Policy
 
 
+INDEX = re.compile(r"\[\d+\]")
 OPENED = (int, float, complex, str, *NUMPY_NUMBERS)
 NUMBERS = (int, float, complex, *NUMPY_NUMBERS, torch.Tensor)
 
@@ -106,6 +109,23 @@ def open_numbers(policy: Policy, guards: CompiledGuards, args: tuple, kwargs: di
                     policy.volatile.add(record_name(fact.record.source, key))
         elif kind == "contents" and fact.source is not None:
             open_floats(policy, fact.source, args, kwargs)
+    open_siblings(policy, guards)
+
+
+def open_siblings(policy: Policy, guards: CompiledGuards) -> None:
+    """Numbers that stand where others have varied, but for an index: of a sampled batch some are the same by chance."""
+    varied = Counter(map(without_indices, policy.volatile))
+    for fact in guards.facts:
+        kind, *rest = fact.check
+        if kind == "equal" and fact.source is not None and type(rest[1]) in (int, float, *NUMPY_NUMBERS):
+            way = without_indices(fact.source.name)
+            if way != fact.source.name and varied[way] > 1:
+                policy.volatile.add(fact.source.name)
+
+
+def without_indices(name: str) -> str:
+    """The name of a place, whatever items of lists and tuples it goes through."""
+    return INDEX.sub("[]", name)
 
 
 def way_to(source: Source) -> Iterator[Source]:

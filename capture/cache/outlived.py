@@ -14,7 +14,7 @@ import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
 from ..guards.program import changed_key
-from ..guards.recorder import Fact
+from ..guards.recorder import Fact, can_be_held_weakly
 from ..hook import ABSENT
 from ..values.values import ATOMS
 from .opening import met, record_name
@@ -46,10 +46,6 @@ class Outlived:
             return False
         self.gone[then] = None
         return True
-
-
-def can_be_held_weakly(obj: Any) -> bool:
-    return type(obj).__weakrefoffset__ != 0
 
 
 def unwrapped(found: Any) -> Any:

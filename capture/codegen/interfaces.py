@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 from typing import Any, Protocol
 
 from ..guards.sources import Source
@@ -19,6 +20,9 @@ class Builder(Residual, Protocol):
 
     def fill_namespace(self, name: str, value: Any) -> None:
         """Put what a new object's instance dict holds into what is made for it."""
+
+    def set_variable(self, variable: contextvars.ContextVar, value: Any) -> None:
+        """A context variable gets a value."""
 
     def load(self, source: Source) -> str:
         """The name that holds the object of a source."""

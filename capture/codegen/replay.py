@@ -40,7 +40,11 @@ class Replay:
         cls = self.objects.class_of(record)
         if cls is not None or not issubclass(kind, tuple(CONTAINERS)):
             for key, item in record.writes.items():
-                if record.reads.get(key, UNREAD) is not item:
+                if record.reads.get(key, UNREAD) is item:
+                    continue
+                if type(record.obj) is contextvars.ContextVar:
+                    self.set_variable(record.obj, item)
+                else:
                     self.lines.append(self.write_part(record.obj if cls is None else cls, name, key, item))
             return
         base = self.constant(next((b for b in kind.__mro__ if b in CONTAINERS), kind))
@@ -49,16 +53,17 @@ class Replay:
             self.write_item(base, name, key, item)
 
     def write_part(self, owner: Any, name: str, key: Any, item: Any) -> str:
-        """Sets what is no entry of a container: an attribute of a class, a cell, a context variable, a slot."""
+        """Sets what is no entry of a container: an attribute of a class, a cell, a slot."""
         if issubclass(type(owner), type):
             return f"{self.constant(SET_ON_CLASS)}({self.constant(owner)}, {key!r}, {self.value(item)})"
         if type(owner) is types.CellType:
             return f"del {name}.cell_contents" if item is ABSENT else f"{name}.cell_contents = {self.value(item)}"
-        if type(owner) is not contextvars.ContextVar:
-            return f"{self.constant(slot_of(type(owner), key))}.__set__({name}, {self.value(item)})"
-        if item is ABSENT:
-            raise CannotRebuild(f"context variable {owner.name} is unset again")
-        return f"{name}.set({self.value(item)})"
+        return f"{self.constant(slot_of(type(owner), key))}.__set__({name}, {self.value(item)})"
+
+    def set_variable(self, variable: contextvars.ContextVar, value: Any) -> None:
+        if value is ABSENT:
+            raise CannotRebuild(f"context variable {variable.name} is unset again")
+        self.emitter.set_variable(variable, value)
 
     def replay_known(self, record: Record, name: str, base: str) -> None:
         """What was done to a container under keys and at places that tracing knows."""

@@ -41,6 +41,7 @@ from ..regions.loops import RangeRows, TensorRows
 from ..torch_facts import torch_private
 from ..values.numbers import Number
 from ..values.values import ATOMS, IDENTITIES, SYMBOLIC, CannotRebuild, LoopLeftover, StandIn, TensorMethod, TensorProxy
+from .context_tokens import Tokens
 from .ranges import profiled
 from .remade import function_value, generator_value, random_value
 from .replay import is_ordered
@@ -92,6 +93,7 @@ class Emitter:
         self.outputs: list[Any] = []
         self.output_names: dict[int, str] = {}
         self.alive: list[Any] = []
+        self.tokens = Tokens()
 
     # ------------------------------------------------------------------------------------------------------------------
     # Names
@@ -220,6 +222,9 @@ class Emitter:
         self.lines.append(f"{name} = {expression}")
         return name
 
+    def set_variable(self, variable: contextvars.ContextVar, value: Any) -> None:
+        self.tokens.set(self, variable, value)
+
     def new_object(self, value: Any) -> str:
         """An object made while tracing. Shells are assigned before their parts are built, so that cycles close. What an
         object has made for itself, as its instance dict, comes with that object, whoever asks for it first."""
@@ -308,8 +313,10 @@ class Emitter:
             return self.value(value.function)
         if kind is Pulled:
             return self.value(value.iterator)
-        if is_kind(value, types.GeneratorType | LoopLeftover | ContextToken):
+        if is_kind(value, types.GeneratorType | LoopLeftover):
             raise CannotRebuild(f"a {kind.__name__} is alive across a graph break")
+        if is_kind(value, ContextToken):
+            return self.tokens.token(self, value, self.objects.records[id(value.variable)].writes[None])
         return self.instance_value(value)
 
     def fill(self, method: str, items: Any) -> None:

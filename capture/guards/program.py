@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import collections
 import functools
+import types
 from typing import Any
 
 import torch
+
+from moebius.interpreter.domain.core import lookup
 
 from ..hook import ABSENT, GuardProgram
 from ..report.records import Guard
@@ -124,6 +127,17 @@ def describe_object(obj: Any) -> str:
     return text.replace("the same", "another", 1) if text == f"the same {type(obj).__name__}" else text
 
 
+KEPT_BY_C = {"instance_dict": "__dict__", "cell": "cell_contents", "attr": ""}
+
+
+def kept_by_c(owner: Any, name: str) -> Any:
+    """An attribute that C keeps. Whatever stands in this place by now, none of its own code is asked."""
+    found = lookup(type(owner), name)
+    if type(found) not in (types.GetSetDescriptorType, types.MemberDescriptorType):
+        raise AttributeError(name)
+    return found.__get__(owner)
+
+
 def fetch(source: Source, arguments: tuple) -> Any:
     """Walk a source from the call's arguments (for messages; the hot path does this in C)."""
     operation, parent, *operands = source.slot()
@@ -132,12 +146,8 @@ def fetch(source: Source, arguments: tuple) -> Any:
     if operation == "arg":
         return arguments[operands[0]]
     owner = fetch(parent, arguments)
-    if operation == "instance_dict":
-        return owner.__dict__
-    if operation == "cell":
-        return owner.cell_contents
-    if operation == "attr":
-        return getattr(owner, operands[0])
+    if operation in KEPT_BY_C:
+        return kept_by_c(owner, KEPT_BY_C[operation] or operands[0])
     if operation == "python":
         return operands[0](owner)
     if operation == "dict_item":

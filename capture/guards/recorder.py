@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from moebius.interpreter import is_kind
+from moebius.interpreter.domain.core import MISSING, lookup
 
 from ..hook import ABSENT
 from ..report.records import Guard
@@ -296,11 +297,17 @@ MORTAL: tuple[type, ...] = (torch.nn.Module, torch.optim.Optimizer, torch.optim.
 if torch.distributed.is_available():  # a group's threads end with it: where it outlives the interpreter, they abort
     MORTAL += (torch.distributed.ProcessGroup,)
 
+WEAKLY = type.__dict__["__weakrefoffset__"].__get__  # (asks no metaclass)
+
 
 def can_die(obj: Any) -> bool:
     """Objects of the user's that a guard may not keep alive: models, and what does something as it goes."""
     kind = type(obj)
-    return issubclass(kind, MORTAL) or (hasattr(kind, "__del__") and kind.__weakrefoffset__ > 0)
+    return issubclass(kind, MORTAL) or (lookup(kind, "__del__") is not MISSING and can_be_held_weakly(obj))
+
+
+def can_be_held_weakly(obj: Any) -> bool:
+    return WEAKLY(type(obj)) != 0  # (of Python's classes it lies before the object since 3.12, below 0)
 
 
 def has_entry(the_dict: dict, key: weakref.ref, value: Any) -> bool:

@@ -1,12 +1,16 @@
 """What an iterator in C says of its state, and another one like it is given, without the warning that this ends.
 
-From 3.12 on ``__reduce__`` and ``__setstate__`` of itertools' iterators warn (they are gone in 3.14). The user's
-program asked for neither, and is to see no warning of them, nor an error where warnings are errors.
+From 3.12 on ``__reduce__`` and ``__setstate__`` of itertools' iterators warn, and 3.14 has them no more. The user's
+program asked for neither, and is to see no warning of them, nor an error where warnings are errors. Where they are
+gone, some iterators tell by what they hold; the others' state stays theirs, and a break comes before them.
 """
 
 from __future__ import annotations
 
+import gc
 import itertools
+import operator
+import re
 import sys
 import warnings
 from collections.abc import Callable
@@ -14,13 +18,33 @@ from typing import Any
 
 from moebius.interpreter import is_kind
 
+from ..values.values import CannotRebuild
+
+COUNT = re.compile(r"count\((-?\d+)(?:, (-?\d+))?\)")  # how one of whole numbers shows itself
 WARNS = sys.version_info >= (3, 12)
 TEXT = "Pickle, copy, and deepcopy support will be removed from itertools in Python 3.14."
 
 
 def state_of(iterator: Any) -> Any:
-    """``iterator.__reduce__()``."""
-    return quietly(iterator.__reduce__)
+    """``iterator.__reduce__()``, or what makes another one where there is none of its own."""
+    kind: Any = type(iterator)
+    if kind.__reduce__ is not object.__reduce__:
+        return quietly(iterator.__reduce__)
+    if kind is itertools.chain:  # what it traverses: its type, the iterator over what is chained, the open one
+        return go_on_with, tuple(gc.get_referents(iterator)[1:])
+    if kind is itertools.repeat:
+        (item,) = gc.get_referents(iterator)[1:]
+        endless = operator.length_hint(iterator, -1) < 0
+        return kind, (item,) if endless else (item, iterator.__length_hint__())
+    if kind is itertools.count and (numbers := COUNT.fullmatch(repr(iterator))) is not None:
+        return kind, (int(numbers[1]), int(numbers[2] or 1))
+    raise CannotRebuild(f"a {kind.__name__}, which does not tell its place, is alive across a graph break")
+
+
+def go_on_with(*parts: Any) -> Any:
+    """A chain of an iterator over what is chained and, if it has one, the iterator that is open."""
+    source, *opened = parts or ((),)
+    return itertools.chain.from_iterable(itertools.chain(opened, source))
 
 
 def give_state(iterator: Any, state: Any) -> None:

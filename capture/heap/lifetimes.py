@@ -16,6 +16,8 @@ from typing import Any
 
 import torch
 
+from moebius.interpreter.domain.core import MISSING, lookup
+
 from ..guards.recorder import can_die
 from ..values.values import ATOMS, Break, TensorProxy, type_of
 from .heap import WHOLE, WRITE
@@ -128,7 +130,7 @@ def death_is_seen(obj: Any) -> bool:
     kind = type(obj)
     if issubclass(kind, SHARED):
         return False
-    if any("__del__" in base.__dict__ for base in kind.__mro__):
+    if lookup(kind, "__del__") is not MISSING:
         return True
     if kind is types.GeneratorType:
         return obj.gi_suspended

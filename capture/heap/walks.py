@@ -10,7 +10,6 @@ from __future__ import annotations
 import collections
 import gc
 import itertools
-import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -20,13 +19,13 @@ from moebius.interpreter import STOP, is_kind
 
 from ..guards.sources import Part
 from ..values.values import ATOMS, Break
+from .iterator_states import COUNT
 from .records import CONTAINERS
 
 if TYPE_CHECKING:
     from .objects import Objects
 
 ADVANCED = "pass what it gives as an argument (for batch in loader: step(batch)), or iterate over the container itself"
-COUNT = re.compile(r"count\((-?\d+)(?:, (-?\d+))?\)")
 
 # Iterators in C that tell, by ``__reduce__``, what they give next. (Those of a deque do not say that it has changed.)
 TELLING = frozenset(

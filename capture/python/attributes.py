@@ -259,7 +259,7 @@ class Attributes(Slots):
         if is_kind(getter, types.FunctionType):
             return self.call(getter, [found, obj, kind], {})
         if is_kind(found, functools.partial | types.MethodType):
-            return found
+            return self.objects.made(types.MethodType(found, obj)) if is_bound_natively(found) else found
         if descriptor.__name__ == "instancemethod":  # how pybind11 makes methods
             if found.__func__ in QUESTIONS:
                 return self.objects.made(types.MethodType(found.__func__, obj))
@@ -276,7 +276,9 @@ class Attributes(Slots):
         inner = self.inside(method, method.__func__)
         by_itself = sys.version_info >= (3, 13) or is_kind(inner, types.FunctionType)
         if by_itself or self.on_type(type(inner), "__get__") is ABSENT:
-            return self.objects.made(types.MethodType(inner, cls))
+            # CPython makes a method of what cannot be called, too.
+            made = types.MethodType(inner, cls) if callable(inner) else classmethod.__get__(method, None, cls)
+            return self.objects.made(made)
         return self.bind(inner, cls, cls)
 
     def inside(self, wrapper: Any, inner: Any) -> Any:
@@ -323,6 +325,8 @@ class Attributes(Slots):
         # Lazy modules fill themselves in at first use; that use may as well be now.
         value = getattr(module, name)
         if name not in vars(module) and not is_kind(value, IDENTITIES):
+            if is_kind(fallback, types.FunctionType):  # (a module of settings answers from what it keeps)
+                return self.call(fallback, [name] if own is not ABSENT else [module, name], {})
             where = f"{module.__name__}.__getattr__ gives {name!r}"
             raise Break("module with __getattr__", where, "read it before the step, or put it in the module itself")
         return self.objects.enter(value, Static(f"{module.__name__}.{name}", value))
@@ -572,6 +576,11 @@ SET_ON_CLASS = vars(type)["__setattr__"]
 TUPLE_FIELD: Any = type(vars(collections.namedtuple("Single", "item"))["item"])  # it tells pickle its index
 NEVER_BOUND = (type, types.BuiltinFunctionType, torch.Tensor, TensorProxy, tuple, Number, Text, Varying, *SYMBOLIC)
 MODULE_GETATTR = torch.nn.Module.__getattr__
+
+
+def is_bound_natively(found: Any) -> bool:
+    """Whether a class attribute becomes a method: a partial does from CPython 3.14 on."""
+    return is_kind(found, functools.partial) and "__get__" in vars(functools.partial)
 
 
 def looks_up_in_c(getter: Any) -> bool:

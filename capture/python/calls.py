@@ -33,7 +33,7 @@ from ..regions.functions import AutogradFunctions
 from ..regions.gathered import JOINS, Gathered
 from ..regions.hooks import GradientHooks
 from ..regions.inference import InferenceModes
-from ..tensors.array_inputs import is_array
+from ..tensors.array_inputs import may_be_array
 from ..tensors.arrays import Array, without_arrays
 from ..tensors.autograd_calls import AutogradCalls, instead_of
 from ..tensors.optimizers import count_the_step, is_state_maker, make_state
@@ -329,8 +329,8 @@ class Calls(Methods, Construction, StandIns, CachedFunctions):
             raise Break(
                 "tensor read as a number", f"torch.{function.__name__} gives Python a value", "keep it in a tensor"
             )
-        if args and is_array(args[0]) and function in (torch.from_numpy, torch.tensor, torch.as_tensor):
-            if (made := self.domain.array_inputs.made_from(function, None, args, kwargs)) is not None:
+        if args and may_be_array(args[0]) and function in (torch.from_numpy, torch.tensor, torch.as_tensor):
+            if (made := self.array_inputs.made_from(function, None, args, kwargs)) is not None:
                 return made
         if function in (torch.tensor, torch.as_tensor) and any(
             is_kind(a, TensorProxy) or holds_proxy(a) for a in args
@@ -350,7 +350,7 @@ class Calls(Methods, Construction, StandIns, CachedFunctions):
 
     def operands(self, args: list, kwargs: dict[str, Any]) -> tuple[list, dict[str, Any]]:
         """The arguments with every container read, under guards: C code may look into them."""
-        read, number = self.domain.plain_contents, self.domain.array_inputs.as_number
+        read, number = self.domain.plain_contents, self.array_inputs.as_number
         found = [without_arrays(number(read(a))) for a in args]
         return found, {k: without_arrays(number(read(v))) for k, v in kwargs.items()}
 

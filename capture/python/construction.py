@@ -95,6 +95,8 @@ class Construction(CallParts):
         if is_kind(cls, torch_private.LEGACY_TYPE) and not kwargs:
             if cls.layout is torch.strided and not cls.is_cuda:
                 return self.old_constructor(cls.dtype, args)
+        if cls is torch.autograd.Variable and (made := self.legacy_variable(*args, **kwargs)) is not None:
+            return made
         if issubclass(cls, torch.autograd.Function | torch.nn.Module) and issubclass(cls, torch.autograd.Function):
             raise Break("autograd.Function instance", cls.__name__, "call .apply")
         meta_call = self.attributes.on_type(type(cls), "__call__")
@@ -109,14 +111,24 @@ class Construction(CallParts):
         self.attributes.get(lazy, "wrapped")
         return self.objects.made(LAZY(lazy, None, owner))
 
+    def legacy_variable(self, tensor: Any = None, requires_grad: Any = False, *others: Any, **named: Any) -> Any:
+        """``Variable(tensor)`` (``THPVariable_pynew``, torch/csrc/autograd/python_legacy_variable.cpp); None if not
+        followed."""
+        if others or named or not is_kind(tensor, TensorProxy) or type(requires_grad) is not bool:
+            return None
+        made = self.tensors.method(tensor, "detach", (), {})
+        return self.tensors.method(made, "requires_grad_", (True,), {}) if requires_grad else made
+
     def old_constructor(self, dtype: torch.dtype, args: list) -> Any:
-        """``torch.Tensor([2.0])``, ``torch.LongTensor(2, 3)``: of Python's numbers, and of sizes, with memory that
-        nothing has written (``legacy_tensor_generic_ctor_new``, torch/csrc/utils/tensor_new.cpp)."""
+        """``torch.Tensor([2.0])``, ``torch.LongTensor(2, 3)``: of Python's numbers, an array, and of sizes, with memory
+        that nothing has written (``legacy_tensor_generic_ctor_new``, torch/csrc/utils/tensor_new.cpp)."""
         if torch_private.is_default_device(torch.device("cpu")):
             if all(type(arg) in (int, torch.SymInt) for arg in args):
                 return self.call(EMPTY, [*args] or [0], {"dtype": dtype})
             if len(args) == 1 and type(args[0]) in (list, tuple) and self.holds_numbers(args[0]):
                 return self.call(TENSOR, args, {"dtype": dtype})
+            if (made := self.array_inputs.made_from(torch.as_tensor, None, args, {"dtype": dtype})) is not None:
+                return made  # (over the array's memory, if the type is the same)
         raise Break("tensor constructor", "of something else than sizes or Python's numbers", "use torch.tensor")
 
     def holds_numbers(self, values: Any) -> bool:

@@ -23,6 +23,7 @@ from ..hook import ABSENT
 from ..regions.gathered import Gathered
 from ..regions.open_loops import ROWS
 from ..regions.rows import TensorRows
+from ..tensors.array_inputs import is_array
 from ..tensors.arrays import without_arrays
 from ..tensors.bounds import Bound
 from ..tensors.counts import INTEGERS
@@ -112,6 +113,8 @@ class Containers(Parts):
             raise TypeError(f"{type_name(kind)!r} object is not subscriptable")
         if kind is re.Match:
             return self.call(obj.group, [key], {})
+        if is_array(obj) and (rows := self.array_inputs.rows(obj, key)) is not None:
+            return rows
         raise Break("item of a C object", kind.__name__, "read it outside of the step")
 
     def tensor_index(self, key: Any) -> Any:
@@ -477,13 +480,17 @@ class Containers(Parts):
         value = natives.specialised(value, self.calls.known)
         if self.has_plain_text(value):
             return super().format_value(value, conversion, spec)
-        own = ABSENT if conversion else self.attributes.on_type(type_of(value), "__format__")
+        if conversion:
+            return self.format_value(self.convert_value(value, conversion), "", spec)
+        own = self.attributes.on_type(type_of(value), "__format__")
         if is_kind(own, types.FunctionType) and type(value) is type_of(value):
             text = self.call(self.attributes.bind(own, value, type(value)), [spec or ""], {})
             if type_of(text) is str:
                 return text
             raise Break("text of a value that is not plain", "__format__ gives no str", "format it after the step")
-        if conversion or spec:
+        if spec and own is object.__format__ and type(spec) is str:
+            raise TypeError(f"unsupported format string passed to {type_of(value).__name__}.__format__")
+        if spec:
             raise Break(
                 "text of a value that is not plain",
                 f"a {type_of(value).__name__} is formatted",
@@ -495,13 +502,12 @@ class Containers(Parts):
         if self.texts.is_open(value):
             return self.texts.formatted(value, conversion, "")
         value = natives.specialised(value, self.calls.known)
-        if not self.has_plain_text(value):
-            raise Break(
-                "text of a value that is not plain",
-                f"a {type_of(value).__name__} is formatted",
-                "format it after the step",
-            )
-        return super().convert_value(value, conversion)
+        if self.has_plain_text(value):
+            return super().convert_value(value, conversion)
+        if conversion == "a":
+            detail = f"the ascii form of a {type_of(value).__name__}"
+            raise Break("text of a value that is not plain", detail, "format it after the step")
+        return self.text_of(value) if conversion == "s" else self.repr_of(value)
 
     def text_of(self, value: Any = "", *encoding: Any) -> Any:
         """``str(value)``."""

@@ -77,7 +77,7 @@ class TrackingDomain(Operators, Containers):
         self.bounds = Bounds(self)
         self.loops = Loops(self, self.lists)
         self.arrays, self.walks = Arrays(self), Walks(objects)
-        self.array_inputs = ArrayInputs(objects, tensors)
+        self.array_inputs = ArrayInputs(objects, tensors, self.arrays)
         self.blocks = Blocks(self) if tensors.whole_step else None  # (a foreign backend takes each size symbol once)
         if self.blocks is not None:
             tensors.gradients.switched = self.blocks.forget

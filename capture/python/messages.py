@@ -239,7 +239,11 @@ def are_recorded(then: bool) -> bool:
 
 
 def are_shown_plainly() -> bool:
-    """Whether showing a warning runs no code of the user's."""
-    return getattr(warnings.showwarning, "__module__", "") == "warnings" and (
-        sys.stderr is None or is_stream(sys.stderr)
-    )
+    """Whether showing a warning runs no code of the user's, and one list of filters decides in the whole process."""
+    if getattr(sys.flags, "context_aware_warnings", False) or warnings.showwarning is not SHOWN_BY_PYTHON:
+        return False
+    return sys.stderr is None or is_stream(sys.stderr)
+
+
+# What a block that records puts back (CPython 3.6 on); 3.14 has it in another module.
+SHOWN_BY_PYTHON = warnings._showwarning_orig  # type: ignore[attr-defined]

@@ -7,7 +7,6 @@ import contextvars
 import functools
 import random
 import re
-import string
 import types
 import weakref
 from collections.abc import Callable
@@ -21,10 +20,9 @@ from moebius.interpreter.forms import form_of
 from ..bytecode import c_callables
 from ..guards.sources import Static
 from ..heap.identities import refuse_order
-from ..heap.lifetimes import classes_in
 from ..heap.records import DICTS, LISTS, SETS, Record
 from ..hook import ABSENT, copy_set
-from ..tensors.array_inputs import is_array
+from ..tensors.array_inputs import may_be_array
 from ..tensors.index_lists import index_list
 from ..torch_facts import torch_private
 from ..values.numbers import numpy_numbers_in
@@ -32,6 +30,7 @@ from ..values.values import ATOMS, SYMBOLIC, Break, RuntimeNumber, TensorProxy, 
 from ..values.views import View, view_expression
 from . import arity, natives
 from .enums import plain_member
+from .formats import Fields
 from .parts import CallParts, is_alien
 from .texts import Text, texts
 
@@ -107,6 +106,7 @@ class ContextToken:
 
     def __init__(self, variable: contextvars.ContextVar, before: Any):
         self.variable, self.before = variable, before
+        self.used = False  # whether ``reset`` has had it
 
 
 class Methods(CallParts):
@@ -120,8 +120,8 @@ class Methods(CallParts):
             return self.objects.made(numbers)
         if name == "numpy" and (array := self.domain.arrays.of_tensor(proxy, args, kwargs)) is not None:
             return array
-        if name == "new_tensor" and args and is_array(args[0]):
-            if (made := self.domain.array_inputs.made_from(torch.Tensor.new_tensor, proxy, args, kwargs)) is not None:
+        if name == "new_tensor" and args and may_be_array(args[0]):
+            if (made := self.array_inputs.made_from(torch.Tensor.new_tensor, proxy, args, kwargs)) is not None:
                 return made
         if name == "new_tensor" and args and numpy_numbers_in(args[0]):
             raise Break("number of numpy's", "a tensor is made of it", "convert it to a plain number: float(x)")
@@ -232,17 +232,13 @@ class Methods(CallParts):
             if self.texts.is_open(*args[0]) and all(is_kind(v, str | Text) for v in args[0]):
                 between = [v for part in args[0] for v in (owner, part)][1:]
                 return self.texts.make(texts.joined, *between)
-        if name == "format" and is_kind(owner, str) and self.texts.is_open(*args, *kwargs.values()):
-            return self.texts.make(texts.filled, owner, tuple(kwargs), *args, *kwargs.values())
+        if name == "format" and is_kind(owner, str):
+            return Fields(self.domain, args, kwargs.__getitem__).filled(owner)
+        if name == "format_map" and is_kind(owner, str) and len(args) == 1 and not kwargs:
+            return Fields(self.domain, None, lambda key: self.domain.get_item(args[0], key)).filled(owner)
         values = [natives.specialised(self.domain.plain_contents(a), self.known) for a in args]
         if name == "join" and args:
             values = [args[0] if is_kind(owner, str) else self.fast(args[0], NOT_JOINED)]
-        if name == "format" and is_kind(owner, str) and is_simple(owner):
-            plain = self.domain.has_plain_text
-            values = [v if plain(v) else self.formatted(v) for v in values]
-            kwargs = {k: v if plain(v) else self.formatted(v) for k, v in kwargs.items()}
-        elif name in ("format", "format_map") and any(classes_in([*values, *kwargs.values()])):
-            raise Break("text of values that are not plain", f"str.{name} looks into a class", "use an f-string")
         if not all(natives.is_plain(v, self.known) for v in (*values, *kwargs.values())):
             raise Break(
                 "method of a plain value",
@@ -250,10 +246,6 @@ class Methods(CallParts):
                 "pass plain values",
             )
         return self.objects.made(bound(*values, **kwargs))
-
-    def formatted(self, value: Any) -> Any:
-        """What ``format(value)`` gives; its text is the same when it is formatted once more."""
-        return self.domain.format_value(value, "", "")
 
     def container_method(self, owner: Any, base: type, name: str, args: list, kwargs: dict[str, Any]) -> Any:
         """A method of list, dict, set, tuple, deque or of a class derived from one, on the object or its shadow."""
@@ -477,7 +469,8 @@ class Methods(CallParts):
             return self.objects.enter(default, Static(f"ContextVar({variable.name!r}) default", default))
         if name == "set":
             return self.objects.made(ContextToken(variable, self.objects.context_set(variable, args[0])))
-        if name == "reset" and is_kind(args[0], ContextToken):
+        if name == "reset" and is_kind(args[0], ContextToken) and args[0].variable is variable and not args[0].used:
+            args[0].used = True
             self.objects.context_set(variable, args[0].before)
             return None
         raise Break("context variable", f"ContextVar.{name}", "set context variables outside of the step")
@@ -511,12 +504,3 @@ def is_object_method(bound: Any, kind: type) -> bool:
     owner = getattr(bound, "__objclass__", None) or getattr(getattr(kind, bound.__name__, None), "__objclass__", None)
     qualname = getattr(bound, "__qualname__", "")
     return owner is object or qualname.startswith("object.") or bound.__name__ in ("__init__", "__init_subclass__")
-
-
-def is_simple(text: str) -> bool:
-    """Whether the fields of a text for ``str.format`` have nothing but a name or number: no part, conversion, width."""
-    try:
-        fields = list(string.Formatter().parse(text))
-    except ValueError:  # which str.format raises in its own words
-        return False
-    return not any(spec or conversion or {".", "["} & set(name or "") for _, name, spec, conversion in fields)

@@ -15,6 +15,7 @@ import gc
 import itertools
 import math
 import operator
+import os
 import re
 import types
 import typing
@@ -58,6 +59,7 @@ PURE: frozenset[Any] = frozenset(
         *OF_NUMBERS,
         *(f for f in vars(operator).values() if is_kind(f, types.BuiltinFunctionType)),
         re.escape,
+        os.fspath,
         bisect.bisect_left,
         bisect.bisect_right,
         torch.promote_types,

@@ -154,6 +154,10 @@ class CallParts:
     substitute: Callable[[Any], Any]  # a function of ours, as one that the trace calls
     variables: Callable[[Any], Any]  # ``vars(obj)``
 
+    @property
+    def array_inputs(self) -> ArrayInputs:
+        return self.domain.array_inputs
+
     def known(self, value: Any) -> bool:
         """Whether the object existed before the call."""
         return id(value) in self.objects.records

@@ -3,13 +3,14 @@
 The input is the tensor over the array's memory, ``torch.from_numpy(array)``, made anew in each call: its dtype, sizes
 and strides are guarded as a tensor's are, its numbers are read when the graph runs. Only arrays are taken that own
 their memory (or are parts of one that does), and nothing of the step may write into that: no guard tells which other
-tensors lie there.
+tensors lie there. Rows of such an array (``buffer.states[chosen]``) are an array that the graph makes.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from types import NoneType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,12 +22,15 @@ from ..torch_facts import torch_private
 from ..values.numbers import number_kind, numpy_numbers_in
 from ..values.numpy_numbers import NUMPY_NUMBERS, as_plain
 from ..values.values import Break, TensorProxy
+from .arrays import KINDS, Array, Arrays
 from .foreign_memory import owns_memory
 
 if TYPE_CHECKING:
     from ..heap.objects import Objects
     from .tensors import TensorOperations
 
+WHOLE = (int, torch.SymInt, NoneType)  # what a slice has, and an index of one row
+INDEX_TYPES = (torch.bool, torch.int8, torch.int16, torch.int32, torch.int64)
 INDEX_KINDS = "bi"  # booleans and signed integers, as numpy calls them: an index of unsigned bytes is a mask to torch
 
 
@@ -39,6 +43,11 @@ def is_array(value: Any) -> bool:
     """Whether it is a ``numpy.ndarray``, and of no class of its own."""
     found = numpy()
     return found is not None and type(value) is found.ndarray
+
+
+def may_be_array(value: Any) -> bool:
+    """The same, or one that the graph makes."""
+    return is_kind(value, Array) or is_array(value)
 
 
 def over_memory(array: Any) -> torch.Tensor | None:
@@ -56,16 +65,25 @@ def over_memory(array: Any) -> torch.Tensor | None:
         return None
 
 
+def is_followed(part: Any) -> bool:
+    """Whether torch takes it as an index as numpy does."""
+    if type(part) is slice:
+        return all(type(one) in WHOLE for one in (part.start, part.stop)) and part.step in (None, 1)
+    return type(part) in WHOLE[:2] or (is_array(part) and part.dtype.kind in INDEX_KINDS and part.ndim > 0)
+
+
 class ArrayInputs:
     """Those of one trace."""
 
-    def __init__(self, objects: Objects, tensors: TensorOperations):
-        self.objects, self.tensors, self.guards = objects, tensors, objects.guards
+    def __init__(self, objects: Objects, tensors: TensorOperations, arrays: Arrays):
+        self.objects, self.tensors, self.arrays, self.guards = objects, tensors, arrays, objects.guards
         self.numbers = tensors.numbers
         self.found: dict[int, TensorProxy] = {}  # by id of the array
 
     def input(self, array: Any) -> TensorProxy | None:
-        """The graph's input over an array that existed before, None where it is not followed."""
+        """The graph's tensor over an array's memory, an input where that existed before; None if it is not followed."""
+        if is_kind(array, Array):
+            return array.proxy
         if (known := self.found.get(id(array))) is not None:
             return known
         record = self.objects.record_of(array)
@@ -84,12 +102,29 @@ class ArrayInputs:
             return tuple(map(self.as_index, key))
         if type(key) is slice:
             return slice(*map(self.as_index, (key.start, key.stop, key.step)))
+        if is_kind(key, Array) and key.proxy.fake.dtype in INDEX_TYPES:
+            return key.proxy
         if is_array(key) and key.dtype.kind in INDEX_KINDS and (found := self.input(key)) is not None:
             return found
         kind = number_kind(key)
         if kind in NUMPY_NUMBERS and as_plain(kind) is not int:
             raise Break("number of numpy's", f"a {kind.__name__} indexes a tensor", "index it with an int")
         return self.as_number(key)
+
+    def rows(self, array: Any, key: Any) -> Array | None:
+        """``array[key]`` of one that existed before, where the key has an array, so that this is a copy. numpy and
+        torch agree on arrays of ints and booleans, slices that go forwards and ints; None for any other."""
+        parts = key if type(key) is tuple else (key,)
+        followed = all(map(is_followed, parts)) and any(map(is_array, parts)) and self.tensors.whole_step
+        if not followed or not is_array(array) or (whole := self.input(array)) is None or whole.fake.dtype not in KINDS:
+            return None
+        if len(parts) > whole.fake.dim() or any(is_array(part) and self.input(part) is None for part in parts):
+            return None
+        try:
+            found = self.tensors.get_item(whole, self.as_index(key))
+        except IndexError:  # which numpy raises in its own words
+            return None
+        return self.arrays.array(found, alone=True) if found.fake.dim() else None
 
     def as_number(self, value: Any) -> Any:
         """A number of numpy's as Python's, as which a tensor operator takes it; else the value, or a list with such."""
@@ -118,6 +153,8 @@ class ArrayInputs:
             return None
         dtype = plain["dtype"] or (found if like is None else like).fake.dtype
         if function is torch.from_numpy or (function is torch.as_tensor and dtype is found.fake.dtype):
+            if is_kind(args[0], Array):
+                args[0].alone = False
             return self.tensors.method(found, "detach", (), {})
         made = found if dtype is found.fake.dtype else self.tensors.method(found, "to", (dtype,), {})
         if function is torch.as_tensor:

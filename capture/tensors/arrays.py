@@ -96,12 +96,13 @@ class ArrayNumber(StandIn):
 
 class Array(StandIn):
     """A ``numpy.ndarray`` while tracing, which shares the memory of ``proxy``. Only of int64 its numbers are followed
-    as numpy's; of all it has ``item()`` and the like, which give Python's."""
+    as numpy's; of all it has ``item()`` and the like, which give Python's. alone: whether nothing else lies in that
+    memory, so that it can be an array's own."""
 
-    __slots__ = ("__weakref__", "arrays", "bins", "numbers", "proxy", "version")
+    __slots__ = ("__weakref__", "alone", "arrays", "bins", "numbers", "proxy", "version")
 
-    def __init__(self, arrays: Arrays, proxy: TensorProxy):
-        self.arrays, self.proxy = arrays, proxy
+    def __init__(self, arrays: Arrays, proxy: TensorProxy, alone: bool = False):
+        self.arrays, self.proxy, self.alone = arrays, proxy, alone
         self.numbers: list[ArrayNumber] = []  # as they were when the tensor had this version
         self.version: int | None = None
         self.bins: int | None = None  # how many numbers, where that depends on the data and is held to this
@@ -174,6 +175,7 @@ class Array(StandIn):
         if not self.of_integers():
             self.refuse("an item")
         if type(key) is slice and all(type(part) in (int, NoneType) for part in (key.start, key.stop)) and not key.step:
+            self.alone = False
             return self.arrays.array(self.arrays.tensors.get_item(self.proxy, key))
         self.refuse("an item")
 
@@ -186,7 +188,7 @@ class Array(StandIn):
         return self.arrays.made(ArrayRows(self))
 
     def expression(self, emitter: Any) -> str:
-        return f"{emitter.value(self.proxy)}.numpy()"
+        return f"{emitter.value(self.proxy)}.numpy(){'.copy()' if self.alone else ''}"
 
 
 class ArrayMethod(StandIn):
@@ -284,8 +286,8 @@ class Arrays:
     def made(self, value: Any) -> Any:
         return self.domain.objects.made(value)
 
-    def array(self, proxy: TensorProxy) -> Array:
-        return self.made(Array(self, proxy))
+    def array(self, proxy: TensorProxy, alone: bool = False) -> Array:
+        return self.made(Array(self, proxy, alone))
 
     def number(self, value: Any, certain: bool = True, bounded: bool = True) -> ArrayNumber:
         return self.made(ArrayNumber(self, value, certain, bounded))
@@ -322,6 +324,7 @@ class Arrays:
             return self.array(self.tensors.method(self.tensors.method(proxy, name, (), {}), "view", (1,), {})).item(0)
         if name in COPIES:
             proxy = self.tensors.method(proxy, "clone", (), {"memory_format": torch.contiguous_format})
+        array.alone &= name in COPIES
         return self.array(proxy if name == "copy" else self.tensors.method(proxy, "view", (-1,), {}))
 
     def function(self, function: Any, args: list, kwargs: dict[str, Any]) -> Array:

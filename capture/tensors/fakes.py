@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import enum
+import operator
+import types
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -52,6 +55,23 @@ def fake_of(value: Any) -> Any:
     if kind is IndexList or kind is Bound:
         value.refuse("a use as an argument")
     return value
+
+
+def takes_numbers(function: Callable[..., Any]) -> bool:
+    """Whether it is an operator of Python's on two numbers: with a tensor, an int is no size there."""
+    try:
+        return type(function(7, 2)) in (int, float, bool)
+    except TypeError:
+        return False
+
+
+ARITHMETIC = frozenset(f for f in vars(operator).values() if type(f) is types.BuiltinFunctionType and takes_numbers(f))
+
+
+def as_operand(value: Any) -> Any:
+    """An operand of arithmetic: an int that the graph has as a number stays one, whatever it is in this call."""
+    is_open = is_kind(value, Number) and value.kind is int and value.known and value.node is not None
+    return value.representative if is_open and value.size is None else value
 
 
 def refuse_numbers(value: Any) -> None:

@@ -36,7 +36,16 @@ from .bounds import Bound, like_one_hot, open_classes
 from .counts import BINCOUNTS, INTEGERS, bins, known_few, unknown_number, unknown_numbers
 from .ctc import OPERATORS as CTC_LOSSES
 from .ctc import has_open_lengths, like_ctc_loss
-from .fakes import dropped_out, fake_of, has_tensor, refuse_answering, refuse_numbers, some_float
+from .fakes import (
+    ARITHMETIC,
+    as_operand,
+    dropped_out,
+    fake_of,
+    has_tensor,
+    refuse_answering,
+    refuse_numbers,
+    some_float,
+)
 from .foreign_memory import ForeignMemory
 from .gradients import Gradients, gives_sparse_gradient
 from .graphs import GraphWriter
@@ -322,7 +331,8 @@ class TensorOperations:
         self.refuse_unread((args, kwargs))
         refuse_answering((*args, *kwargs.values()))
         in_numbers = function in MADE_OF_NUMBERS and is_open((args, list(kwargs.values())))
-        fake_args, fake_kwargs = fake_of(self.numbers.examples(args) if in_numbers else args), fake_of(kwargs)
+        given = tuple(map(as_operand, args)) if function in ARITHMETIC else args
+        fake_args, fake_kwargs = fake_of(self.numbers.examples(args) if in_numbers else given), fake_of(kwargs)
         torch_private.ON_FAKES.forget()
         writes = Writes((fake_args, fake_kwargs), self.writer.scope, self.of_fake)
         versions = self.foreign.versions((args, kwargs))

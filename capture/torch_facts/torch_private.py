@@ -21,6 +21,7 @@ import sympy
 import torch
 from torch._C import _disabled_torch_function_impl as disabled_torch_function
 from torch._C._dynamo.guards import GlobalStateGuard
+from torch._dynamo import decorators
 from torch._dynamo.decorators import graph_break, mark_static, maybe_mark_dynamic
 from torch._dynamo.eval_frame import set_eval_frame, skip_code
 from torch._dynamo.mutation_guard import GenerationTracker
@@ -76,7 +77,7 @@ DATA_DEPENDENT = (
 
 # What marks tensors for torch.compile: attributes on them, which plain Python sets and does not read.
 # (``mark_dynamic`` has an object with a hash of its own in a set: a graph break.)
-MARKING = frozenset({maybe_mark_dynamic, mark_static})
+MARKING = frozenset({maybe_mark_dynamic, mark_static, getattr(decorators, "_set_dim_range", mark_static)})
 
 # Where torch's operators live at the Python level (torch.add, torch.nn.functional.linear, ...).
 variable_functions = torch._C._VariableFunctions

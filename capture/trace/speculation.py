@@ -26,11 +26,12 @@ from moebius.lowering.step import require_branch
 
 from ..bytecode.counting import Counts
 from ..bytecode.expressions import span_of
+from ..bytecode.flow import RETURNED, run_again_by
 from ..bytecode.places import run_again
 from ..codegen.replay import Replay
 from ..codegen.residual import Emitter
 from ..codegen.resume import CannotResume
-from ..regions.branches import BRANCHES, past_jumps
+from ..regions.branches import BRANCHES, LEAVING, past_jumps
 from ..tensors.arrays import Array, ArrayNumber
 from ..torch_facts import torch_private
 from ..values.numbers import Number
@@ -158,7 +159,8 @@ class Speculation:
 
     def way(self, branch: str, value: Any, told: bool | None) -> bool:
         """The way that data told in an earlier call, or will take in this one; else the one that the same branch took
-        before; else that nothing is wrong, as branches on data mostly ask. A wrong guess costs time only."""
+        before; else the one that ends in no ``raise``, else that nothing is wrong, as branches on data mostly ask. A
+        wrong guess costs time only."""
         told = self.peek(value) if told is None else told
         self.untold[branch] += told is None
         if told is not None:
@@ -166,7 +168,10 @@ class Speculation:
         elif branch in self.went and self.followed[branch] < MAX_FOLLOWED:
             told, self.followed[branch] = self.went[branch], self.followed[branch] + 1
         else:
-            told = self.trace.domain.lists.is_of_counts(value) or is_of_all(value)
+            innermost = self.trace.frames()[-1]
+            told = without_error(innermost.frame, innermost.pc)
+            if told is None:
+                told = self.trace.domain.lists.is_of_counts(value) or is_of_all(value)
         return told
 
     def peek(self, value: Any) -> bool | None:
@@ -226,11 +231,11 @@ def asks_alone(place: Stopped, value: Any) -> bool:
     return position is not None and stack[position] is bool and stack[-1] is value
 
 
-def while_loops(frame: Frame, pc: int) -> list[range]:
+def while_loops(frame: Frame, pc: int) -> list[frozenset[int]]:
     """The loops around the instruction that no iterator ends. Their conditions are compiled twice, once before them."""
     instructions = frame.program.instructions
     return [
-        range(step.target, index + 1)
+        run_again_by(frame.program, index)
         for index, step in enumerate(instructions)
         if step.target is not None
         and step.target - 1 <= pc <= index
@@ -251,6 +256,25 @@ def ends_while(frame: Frame, pc: int) -> bool:
         return False
     ways = [past_jumps(frame, way) for way in (jump + 1, instructions[jump].target) if way is not None]
     return any(len({way in loop for way in ways}) == 2 for loop in while_loops(frame, jump))
+
+
+def without_error(frame: Frame, pc: int) -> bool | None:
+    """The truth on which the program does not go straight on to a ``raise``; None if neither way or both do."""
+    instructions = frame.program.instructions
+    jump = pc if instructions[pc].opname in BRANCHES else pc + 1
+    step = instructions[jump]
+    if step.opname not in BRANCHES or step.target is None or instructions[pc].opname == "UNARY_NOT":
+        return None
+    jumps, falls = (goes_on_to_raise(frame, past_jumps(frame, way)) for way in (step.target, jump + 1))
+    return None if jumps == falls else BRANCHES[step.opname] is not jumps
+
+
+def goes_on_to_raise(frame: Frame, index: int) -> bool:
+    """Whether a ``raise`` comes before any other way out, and before any jump."""
+    for step in frame.program.instructions[index:] if index != RETURNED else ():
+        if step.opname.startswith(LEAVING) or step.target is not None:
+            return step.opname.startswith("RAISE_")
+    return False
 
 
 def name_of(frame: Frame, pc: int) -> str:

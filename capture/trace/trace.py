@@ -437,16 +437,17 @@ class Trace:
         """A Python number that differs from call to call, as an input of the graph: an int may be a size."""
         if type(value) is str and self.policy.whole_step:
             return self.tensors.texts.of_input(value, source)
+        small = type(value) is int and value in (0, 1) and self.writer.stop_number is None  # as sizes: constants
+        if small:
+            self.began_with.counters.add(source.name)  # for the trace that finds a failure: whatever it is by then
         if self.policy.whole_step and (
-            type(value) in (float, complex)
-            or type(value) in NUMPY_NUMBERS
-            or source.name in self.policy.counters
+            small or type(value) in (float, complex, *NUMPY_NUMBERS) or source.name in self.policy.counters
             or (source.name in self.policy.varying and type(value) is int)
             or getattr(source, "operand", None) in COUNTERS
         ):
             return self.tensors.numbers.of_input(value, source)
         # (where a graph has failed, the trace goes the way that was captured: with another value; sizes have 64 bits)
-        if type(value) is not int or (value in (0, 1) and self.writer.stop_number is None) or value.bit_length() > 63:
+        if type(value) is not int or small or value.bit_length() > 63:
             if type(value) is not int and self.objects.varies(value, source):
                 return self.objects.as_varying(value, source)
             self.guards.equals(source, value)

@@ -28,7 +28,7 @@ from moebius.lowering.values import add_call, computed_of, shape_of, stands_at, 
 
 INSIDE = ELEMENTWISE | {"getitem", "chunk", "split", "reshape", "cast", "contiguous", "narrow", "dropout", "unbind"}
 VIEWS = frozenset({"cast", "contiguous", "clone", "reshape"})
-LOOKUPS = frozenset({"rows_if", "getitem", "index_select", "narrow", "split", "unbind", "chunk"})
+LOOKUPS = frozenset({"rows_if", "getitem", "index_select", "gather", "narrow", "split", "unbind", "chunk"})
 MOST = 4096  # blocks looked at together
 NUMBERS = frozenset({torch.sym_not, torch.sym_int, torch.sym_float, torch.sym_max, torch.sym_min})
 RowsOf = Callable[[fx.Node], "list[fx.Node] | None"]  # the rows behind what an expert gives

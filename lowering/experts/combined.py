@@ -105,11 +105,15 @@ def rearranged(name: str, given: dict[str, Any], axes: Axes, before: tuple, afte
         case "expand" if len(after) == rank:
             grown = [not same_size(a, b) for a, b in zip(before, after, strict=True)]
             return None if any(more and axis is not None for more, axis in zip(grown, axes, strict=True)) else axes
-        case "reshape" if len(after) == rank + 1 and same_size(after[-1], 1) and alike(before, after[:-1]):
-            return (*axes, None)
+        case "reshape" if len(after) > rank > 0 and alike((*before, *ones(len(after) - rank)), after):
+            return (*axes, *(None,) * (len(after) - rank))
         case "contiguous":
             return axes
     return None
+
+
+def ones(count: int) -> tuple[int, ...]:
+    return (1,) * count
 
 
 def alike(a: tuple, b: tuple) -> bool:
@@ -205,7 +209,10 @@ def along(node: fx.Node, source: Any, dim: Any, index: Any, repeated: bool) -> S
     base, axes, views = seen_as(index)
     if len(axes) != len(stack.letters) or stack.letters[dim % len(axes)] != "n":
         return None
-    if axes != tuple(stack.place.get(letter) for letter in stack.letters):
+    wanted = tuple(stack.place.get(letter) for letter in stack.letters)
+    if len(shape_of(base) or ()) == len(stack.tokens):  # one expert for each token
+        wanted = tuple(None if letter == "n" else axis for letter, axis in zip(stack.letters, wanted, strict=True))
+    if axes != wanted:
         return None
     feature, own, whole = stack.letters.index("d"), shape_of(index), shape_of(source)
     if own is None or whole is None or not (same_size(own[feature], whole[feature]) or not repeated):
@@ -237,7 +244,7 @@ def looked_up(node: fx.Node, source: Any, keys: tuple) -> Stack | None:
 
 def combination(node: fx.Node) -> Combined | None:
     """The weighted sum of the experts' rows that a node is, if it is one: [T, D]."""
-    return summed(node) or by_einsum(node) or by_matmul(node)
+    return summed(node) or by_einsum(node) or by_matmul(node) or one_of_each(node)
 
 
 def pair(stack: Stack | None, weight: Any, letters: str, between: tuple[fx.Node, ...]) -> Combined | None:
@@ -247,6 +254,8 @@ def pair(stack: Stack | None, weight: Any, letters: str, between: tuple[fx.Node,
     base, axes, views = seen_as(weight)
     shape = shape_of(base)
     if len(axes) != len(letters) or shape is None or len(shape) != len(stack.place):
+        return None
+    if stack.index is not None and len(shape_of(stack.index) or ()) != len(shape):
         return None
     if any(axis != stack.place.get(letter) for axis, letter in zip(axes, letters, strict=True)):
         return None
@@ -274,6 +283,19 @@ def summed(node: fx.Node) -> Combined | None:
             if found is not None:
                 return found
     return None
+
+
+def one_of_each(node: fx.Node) -> Combined | None:
+    """``stack.gather(1, index.view(-1, 1, 1).expand(-1, 1, D)).squeeze(1)``: the rows of each token's only expert."""
+    call = read_call(node)
+    source = call.args.get("input") if call is not None and not call.op.inplace else None
+    dim = dropped_axis(call.name, call.args) if call is not None and isinstance(source, fx.Node) else None
+    stack = stack_of(source) if isinstance(source, fx.Node) and dim is not None else None
+    if stack is None or stack.index is None or dim is None or not stack.is_summed(dim):
+        return None
+    shape = shape_of(stack.index) or ()
+    one = len(shape) == len(stack.tokens) or same_size(shape[-1], 1)
+    return Combined(stack.rows, None, stack.index, stack.between) if one else None
 
 
 def by_einsum(node: fx.Node) -> Combined | None:

@@ -212,7 +212,7 @@ class Chain:
 def stacked_sums(graph: fx.Graph) -> list[tuple[fx.Node, Combined]]:
     """``(torch.stack([expert(x) for …], 1) * gates[:, :, None]).sum(1)``, however it is written (combined.py)."""
     found = [(node, parts) for node in graph.nodes if (parts := combination(node)) is not None]
-    return [(node, parts) for node, parts in found if parts.weight is not None or all(map(scaled, parts.rows))]
+    return [one for one in found if one[1].weight or one[1].index or all(map(scaled, one[1].rows))]
 
 
 class Stacked(Chain):
@@ -235,6 +235,8 @@ class Stacked(Chain):
             for e, own in enumerate(parts.rows):
                 if parts.weight is not None:
                     own = add_call(graph, total, torch.mul, own, self.column(parts.weight, e))
+                elif parts.index is not None:
+                    own = add_call(graph, total, torch.where, self.only(parts.index, e), own, 0.0)
                 result = add_call(graph, total, torch.add, result, own)
                 self.nodes.append(result)
         self.take_masks(storage)
@@ -246,6 +248,13 @@ class Stacked(Chain):
                 reader.replace_input_with(result, total)
 
         self.undo.append(back)
+
+    def only(self, index: fx.Node, e: int) -> fx.Node:
+        """[T, 1]: whether expert e is the only one of a token."""
+        graph, total = self.total.graph, self.total
+        chosen = add_call(graph, total, torch.eq, index, e)
+        column = len(shape_of(index) or ()) == len(shape_of(total) or ())
+        return chosen if column else add_call(graph, total, torch.unsqueeze, chosen, -1)
 
     def column(self, weight: fx.Node, e: int) -> fx.Node:
         """[T, 1]: what expert e's rows are scaled by."""
@@ -434,18 +443,19 @@ class Sparse:
         elif not isinstance(keys, tuple) or not any(alike(keys, pattern) for pattern in wanted):
             return None
         gates = self.outer.get(call["input"])
+        if gates is None:
+            return None
         index = Zeros(self.storage, self.builder.first).index_of(gates)
-        if index is None or gates is None or not named_once(index):
+        if index is None:
+            return self.by_mask(gates)
+        if not named_once(index):
             return None
         made = scatter_into(0.0, gates, self.builder.first, self.storage)
         weight = made["src"] if made is not None else None
         whole = isinstance(weight, fx.Node) and same_shape(shape_of(weight), shape_of(index))
         if any(self.storage.writer_between(node, self.builder.first) for node in (index_root(index), index)):
             raise Differ("what the gates are made of is changed in place before the iterations", column)
-        kept = (gates, index_root(index))  # by plain Python, for backward
-        for writer, targets in self.storage.writers.items():
-            if self.builder.first < writer and any(self.storage.share(one, t) for one in kept for t in targets):
-                raise Differ(f"{target_name(writer)} changes the gates after the iterations", writer)
+        self.check_unwritten(gates, index_root(index))
         experts, bounds = shape_of(gates), index_bounds(index)
         if experts is None or experts[1] != self.builder.count or bounds is None or bounds[1] > self.builder.count:
             return None
@@ -457,6 +467,33 @@ class Sparse:
         if dtype is None or not dtype.dtype.is_floating_point:
             return None
         return Gate(self.builder.capture(weight), self.builder.capture(index))
+
+    def check_unwritten(self, *kept: fx.Node) -> None:
+        """What plain Python keeps for backward must not be written after the iterations."""
+        for writer, targets in self.storage.writers.items():
+            if self.builder.first < writer and any(self.storage.share(one, t) for one in kept for t in targets):
+                raise Differ(f"{target_name(writer)} changes the gates after the iterations", writer)
+
+    def by_mask(self, gates: fx.Node) -> Gate | None:
+        """Gates that are 0 where a mask does not hold: a slot for each expert, which goes to none there."""
+        first = self.builder.first
+        mask = Zeros(self.storage, first, masks=True).index_of(gates)
+        shape, value = shape_of(gates), tensor_of(gates)
+        if mask is None or not shape or len(shape) != 2 or shape[1] != self.builder.count or value is None:
+            return None
+        if not value.dtype.is_floating_point or not same_shape(shape_of(mask), shape):
+            return None
+        if any(self.storage.writer_between(node, first) for node in (mask, gates)):
+            raise Differ("what the gates are made of is changed in place before the iterations", gates)
+        with gates.graph.inserting_before(first):
+            ones = add_call(gates.graph, first, torch.ones_like, mask, dtype=torch.int64)
+            count = add_call(gates.graph, first, torch.cumsum, ones, 1)
+            numbers = add_call(gates.graph, first, torch.sub, count, 1)
+            index = add_call(gates.graph, first, torch.where, mask, numbers, shape[1])
+        for made in (ones, count, numbers, index):
+            self.storage.add(made)
+        self.check_unwritten(gates)
+        return Gate(self.builder.capture(gates), self.builder.capture(index))
 
     def summed(self, column: fx.Node) -> Gate | None:
         """``(weight * (index == e)).sum(-1, keepdim=True)``."""

@@ -10,7 +10,7 @@ import torch
 from torch import fx
 
 from moebius.lowering.aliasing import Storage
-from moebius.lowering.experts.dense import FULL, PRODUCTS, Chain, NoExperts, Stacked, added
+from moebius.lowering.experts.dense import FULL, PRODUCTS, Chain, NoExperts, Stacked, added, stacked_sums
 from moebius.lowering.experts.flat_rows import is_projection, is_switched_off
 from moebius.lowering.operators import ELEMENTWISE, Call, read_call, target_name
 from moebius.lowering.torch_private import same_size
@@ -71,6 +71,13 @@ class Raised(Chain):
 
 class RaisedStack(Raised, Stacked):
     """``(torch.stack([expert(x) for …], 2) * gates[..., None]).sum(2)`` of x [batch, T, D] in this way."""
+
+
+def stacks(graph: fx.Graph) -> list[Chain]:
+    """The sums over a stack of the experts' rows."""
+    found = stacked_sums(graph)
+    kinds = [Stacked if len(shape_of(total) or ()) == 2 else RaisedStack for total, _ in found]
+    return [kind(total, parts) for kind, (total, parts) in zip(kinds, found, strict=True)]
 
 
 def shared(one: fx.Node, other: fx.Node) -> set[fx.Node]:

@@ -247,6 +247,12 @@ class Opening:
     def counts(self, number: Any, index: fx.Node) -> bool:
         """Whether a number is how many rows an index has."""
         value, size = tensor_of(index), value_of(number)
+        call = self.read(number) if isinstance(number, fx.Node) else None
+        while call is not None and call.name == "item" and isinstance(call["input"], fx.Node):
+            call = self.read(call["input"])
+        if call is not None and call.name == "sum" and value is not None and value.dtype is torch.bool:
+            plain = call["dim"] is None and call["dtype"] is None  # (a count in 8 bits may wrap around to zero)
+            return plain and self.table.get(call["input"], call["input"]) is index
         if value is None or value.dim() != 1 or value.dtype is not torch.int64 or not isinstance(size, torch.SymInt):
             return False
         return same_size(size, value.shape[0])

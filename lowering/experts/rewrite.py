@@ -27,9 +27,11 @@ from moebius.lowering.experts import (
 from moebius.lowering.experts.batched import Weight, batched_layers
 from moebius.lowering.experts.batched_turns import Batched
 from moebius.lowering.experts.blocks import Order, RowsOf, build_blocks, expert_rows, runs, write_out
+from moebius.lowering.experts.buffers import straighten
+from moebius.lowering.experts.choices import choices
 from moebius.lowering.experts.claims import Claim, Fused, Refused, make_claim, placed
-from moebius.lowering.experts.dense import Chain, NoExperts, Stacked, build_dense, dense_chains, stacked_sums
-from moebius.lowering.experts.dense_raised import Raised, RaisedStack
+from moebius.lowering.experts.dense import Chain, NoExperts, build_dense, dense_chains
+from moebius.lowering.experts.dense_raised import Raised, stacks
 from moebius.lowering.experts.facts import Test
 from moebius.lowering.experts.idle import postpone_zeros, sum_of
 from moebius.lowering.experts.loops import find_loops, loops_are_readable, unlowered_region
@@ -69,6 +71,7 @@ def replace_loops(work: Work) -> None:
     it was read, is tried once more as projections of sorted rows."""
     if work.keep_loops is None:
         postpone_zeros(work)
+        straighten(work, takes_blocks(work))
     replace_all(work)
     left = any(not region.lowered for region in work.regions)
     if left and work.keep_loops is None and takes_blocks(work) and joining.applies(work.options):
@@ -90,10 +93,10 @@ def replace_all(work: Work) -> None:
     failed = replace_turns(work, Storage(work.gm.graph))
     for chain in dense_chains(work.gm.graph):
         work.regions += replace_chain(work, chain)
-    for total, parts in stacked_sums(work.gm.graph):
-        kind = Stacked if len(shape_of(total) or ()) == 2 else RaisedStack
-        found = replace_dense(work, kind(total, parts))
-        work.regions += [found] if found is not None else []
+    for find in (choices, stacks):
+        for whole in find(work.gm.graph):
+            found = replace_dense(work, whole)
+            work.regions += [found] if found is not None else []
     if takes_blocks(work):
         drop_dead_code(work)  # what was replaced above is not to be looked at
         opened, refused = open_branches(work)
@@ -251,9 +254,8 @@ def replace_piece(
     the rows that each is computed of."""
     gm = work.gm
     before, modules = set(gm.graph.nodes), set(gm._modules)
-    file, line = users_line(downs[0])
     region: ExpertRegion | None
-    region = ExpertRegion(file, line, f"{len(downs)} experts, one after another, each on rows of its own")
+    region = ExpertRegion(*users_line(downs[0]), f"{len(downs)} experts, one after another, each on rows of its own")
     storage = Storage(gm.graph)
     try:
         turns, parts = build_blocks(gm, downs, storage, rows_of)
@@ -274,9 +276,7 @@ def replace_piece(
             down.replace_all_uses_with(part)
             work.loose.append(down)
         return region
-    erase_new(gm, before)
-    for name in set(gm._modules) - modules:
-        delattr(gm, name)
+    forget(gm, before, modules)
     return region
 
 
@@ -305,9 +305,7 @@ def replace_batched(work: Work, down: fx.Node, weight: Weight, ups: list[fx.Node
         work.loose += layer.drop()
         move_to_tokens(work, region, before)
     else:
-        erase_new(gm, before)
-        for name in set(gm._modules) - modules:
-            delattr(gm, name)
+        forget(gm, before, modules)
     return None if other else region
 
 
@@ -405,9 +403,7 @@ def replace_dense(work: Work, chain: Chain) -> ExpertRegion | None:
         work.loose += chain.unread
     else:
         chain.restore()
-        erase_new(work.gm, before)
-        for name in set(work.gm._modules) - modules:
-            delattr(work.gm, name)
+        forget(work.gm, before, modules)
     return None if other else region
 
 
@@ -587,10 +583,15 @@ def replace_part(work: Work, anchors: list[fx.Node], storage: Storage) -> Expert
     else:
         replace_loop(work, turns.loop, storage, region, turns)
     if not region.lowered:
-        erase_new(work.gm, before)
-        for name in set(work.gm._modules) - modules:
-            delattr(work.gm, name)
+        forget(work.gm, before, modules)
     return region
+
+
+def forget(gm: fx.GraphModule, before: set[fx.Node], modules: set[str]) -> None:
+    """Take out again what a failed attempt wrote, and the bodies that it made."""
+    erase_new(gm, before)
+    for name in set(gm._modules) - modules:
+        delattr(gm, name)
 
 
 def erase_new(gm: fx.GraphModule, before: set[fx.Node]) -> None:

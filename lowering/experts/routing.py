@@ -11,7 +11,7 @@ from moebius.lowering.experts.evidence import Skip
 from moebius.lowering.experts.facts import Constant, Fact, HitList, Selection, Test
 from moebius.lowering.operators import read_call
 from moebius.lowering.torch_private import same_size
-from moebius.lowering.values import same_shape, shape_of
+from moebius.lowering.values import same_shape, shape_of, value_of
 
 # In a node's meta: an index that the proof made, -1 for slots that go to no expert. Its value says how many these are,
 # if the batch has tokens.
@@ -33,7 +33,7 @@ def index_bounds(node: fx.Node) -> tuple[int, int] | None:
     call = read_call(node)
     if call is not None and call.name == "getitem" and call["index"] == 1 and isinstance(call["input"], fx.Node):
         call = read_call(call["input"])
-        if call is None or call.name != "topk":
+        if call is None or call.name not in ("topk", "max", "min") or not isinstance(value_of(call.node), tuple):
             return None
     elif call is None or call.name != "argmax" or call["dim"] is None:
         return None

@@ -388,6 +388,8 @@ def getitem(reader: Reader, call: Call) -> Fact | None:
             return ExpertId() if not isinstance(keys[0].value, bool) else None
         case OneHot():
             return select_expert(fact, keys)
+        case HitList() if keys == [Constant(FULL)]:
+            return fact
         case HitList(column=True) if keys == [Constant(FULL), Constant(0)]:
             return HitList(fact.index, fact.classes, column=False)
         case Selection() if len(keys) == 2 and keys[0] == Constant(FULL) and isinstance(keys[1], Constant):

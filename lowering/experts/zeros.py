@@ -1,8 +1,10 @@
-"""Gates [T, E] that are certainly 0 for every expert that index [T, K] does not name, whatever made them.
+"""Gates [T, E] that are certainly 0 for every expert that index [T, K] does not name, or that a mask [T, E] leaves out,
+whatever made them.
 
     torch.zeros(T, E).scatter(1, index, anything)           (one_hot(index) * weight[:, :, None]).sum(1)
     probs * mask      mask / sum      probs.masked_fill(mask == 0, 0.0)      torch.where(mask, probs, 0.0)
     torch.full((T, E), -inf).scatter(1, index, logits).softmax(-1)
+    probs * (probs >= kth)      logits.masked_fill(logits < kth, -inf).softmax(-1)      logits.relu()
 
 Such entries depend on nothing, so no gradient passes through them.
 """
@@ -20,6 +22,7 @@ from moebius.lowering.aliasing import Storage
 from moebius.lowering.operators import Call, read_call
 from moebius.lowering.values import add_call, same_shape, shape_of, tensor_of
 
+COMPARISONS = frozenset({"eq", "ne", "gt", "ge", "lt", "le", "and", "logical_not"})
 KEEPS = frozenset({"cast", "contiguous", "clone", "neg", "detach"})  # what is 0 (or false) stays so
 LOGARITHMS = frozenset({torch.log_softmax, functional.log_softmax, "log_softmax"})
 
@@ -27,16 +30,17 @@ LOGARITHMS = frozenset({torch.log_softmax, functional.log_softmax, "log_softmax"
 class Zeros:
     """Looks from gates back to what they are made of. end: nothing of it may be written into before this node.
 
-    Tokens may have several axes: [B, T, E] for [T, E], where these gates are put under one another later."""
+    Tokens may have several axes: [B, T, E] for [T, E], where these gates are put under one another later.
+    masks: looks for a mask instead of an index."""
 
-    def __init__(self, storage: Storage, end: fx.Node):
-        self.storage, self.end = storage, end
+    def __init__(self, storage: Storage, end: fx.Node, masks: bool = False):
+        self.storage, self.end, self.masks = storage, end, masks
 
     def index_of(self, node: Any) -> fx.Node | None:
         """index, where the tensor [T, E] is 0 (or false) at [t, e] unless index[t] names e."""
         if not isinstance(node, fx.Node) or len(shape_of(node) or ()) < 2:
             return None
-        found = self.scattered(node, 0.0)
+        found = self.compared(node) if self.masks else self.scattered(node, 0.0)
         call = self.unwritten(node)
         if found is not None or call is None:
             return found
@@ -61,9 +65,11 @@ class Zeros:
                 return self.same(node, call["input"])
             case "masked_fill" if is_number(call["value"], 0.0):
                 return self.elsewhere(node, call["mask"])
-            case "sum" if one_of(call["dim"]) in (last[1], -2) and call["keepdim"] is False:
+            case "relu" if self.masks:
+                return self.made(torch.gt, call["input"], 0)
+            case "sum" if one_of(call["dim"]) in (last[1], -2) and call["keepdim"] is False and not self.masks:
                 return self.named(call["input"])
-            case "one_hot":
+            case "one_hot" if not self.masks:
                 return self.column(call["input"])
         return None
 
@@ -71,7 +77,7 @@ class Zeros:
         """index, where the tensor is -inf unless index[t] names e."""
         if not isinstance(node, fx.Node) or len(shape_of(node) or ()) < 2:
             return None
-        found = self.scattered(node, -math.inf)
+        found = None if self.masks else self.scattered(node, -math.inf)
         call = self.unwritten(node)
         if found is not None or call is None:
             return found
@@ -89,6 +95,8 @@ class Zeros:
         call = self.unwritten(mask) if isinstance(mask, fx.Node) else None
         if call is None or not same_shape(shape_of(mask), shape_of(node)):
             return None
+        if self.masks:
+            return None if self.compared(mask) is None else self.made(torch.logical_not, mask)
         if call.name == "logical_not":  # (of numbers, operator.invert is another function)
             value = tensor_of(call["input"])
             return self.same(node, call["input"]) if value is not None and value.dtype is torch.bool else None
@@ -106,6 +114,12 @@ class Zeros:
         parts = [call["input"], call["other"]] if call.name == "mul" else [call["input"]] if call.name in KEEPS else []
         whole = [part for part in parts if isinstance(part, fx.Node) and same_shape(shape_of(part), shape)]
         return next((found for part in whole if (found := self.named(part)) is not None), None)
+
+    def compared(self, node: fx.Node) -> fx.Node | None:
+        """A mask itself."""
+        call, value = self.unwritten(node), tensor_of(node)
+        boolean = value is not None and value.dtype is torch.bool
+        return node if boolean and call is not None and call.name in COMPARISONS else None
 
     # ------------------------------------------------------------------------------------------------------------------
 

@@ -19,6 +19,7 @@ from moebius.lowering.planner.hardware import Device, Reached
 
 ROUNDS = 9
 SMALL, LARGE = 1 << 10, 1 << 23  # bytes of an exchange
+ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 1024)  # of an expert, at which products are measured
 TIMEOUT = 120  # seconds, of the two processes
 
 
@@ -34,8 +35,11 @@ def seconds(call: Callable[[], object], rounds: int = ROUNDS, clock: Callable[[]
     return statistics.median(found)
 
 
-def measure() -> Device:
-    """Rates of products, of memory, of starting an operator, and of gloo. Sets torch to one thread while it runs."""
+def measure(link: tuple[float, float] | None = None) -> Device:
+    """Rates of products, of memory, of starting an operator, and of gloo. Sets torch to one thread while it runs.
+
+    link: instead of measuring it, what gloo takes (seconds of starting, bytes/s).
+    """
     import torch
 
     threads = torch.get_num_threads()
@@ -49,19 +53,39 @@ def measure() -> Device:
             heads = torch.randn(1, 4, 256, 64)
             attend = torch.nn.functional.scaled_dot_product_attention
             looked = 2 * 256 * 128.5 * 4 * 128 / seconds(lambda: attend(heads, heads, heads, is_causal=True), 29)
+            by_rows = tuple((rows, grouped_rate(rows) / dense) for rows in ROWS)
+            fresh = torch.empty(1 << 24)
+            first = seconds(lambda: torch.empty(1 << 24).fill_(1.0))
+            again = seconds(lambda: fresh.fill_(1.0))
             block, copy = torch.randn(1 << 22), torch.empty(1 << 22)
             rate = 2 * 4 * (1 << 22) / seconds(lambda: copy.copy_(block))
             one = torch.randn(8)
             launch = seconds(lambda: [one + one for _ in range(100)]) / 100
     finally:
         torch.set_num_threads(threads)
-    start, link = exchange()
+    start, rate_of_link = exchange() if link is None else link
     reached = Reached(
         dense=1.0, grouped=grouped / dense, attention=looked / dense, tile=1, memory=1.0, near=1.0,
         far=1.0, launch=launch, near_start=start, far_start=start, peer_start=0.0, kept=0.9,
+        by_rows=by_rows, overlaps=False, fresh=min(1.0, again / first),
     )
-    return Device("this CPU, one thread a rank", {"fp32": dense}, _memory() / 2, rate, link, link, per_node=2,
+    return Device("this CPU, one thread a rank", {"fp32": dense}, _memory() / 2, rate, rate_of_link,
+                  rate_of_link, per_node=2,
                   reserved=0.0, reached=reached, source="measured here", element=4)
+
+
+def grouped_rate(rows: int) -> float:
+    """FLOP/s of products of so many rows with one expert's matrix after the other, as they lie in memory."""
+    import torch
+
+    weights, x, out = torch.randn(64, 512, 256), torch.randn(rows, 256), torch.empty(rows, 512)
+    used = weights[: max(4, min(64, 4096 // rows))]
+
+    def run() -> None:
+        for weight in used:
+            torch.mm(x, weight.T, out=out)
+
+    return 2 * rows * 512 * 256 * len(used) / seconds(run)
 
 
 def _memory() -> float:

@@ -6,7 +6,10 @@ Peaks are the makers' (dense, without structured sparsity). What a program reach
 """
 from __future__ import annotations
 
+import itertools
 import json
+import math
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 
@@ -24,6 +27,10 @@ class Reached:
     expert's rows are filled up to whole tiles. memory, near, far: of the bandwidths. launch: seconds that an operator
     takes at least. near_start, far_start: seconds of a collective with nothing to send; peer_start: more for each
     other rank that it speaks to. kept: of the memory, what a step can use.
+
+    by_rows: in the place of ``grouped``, where it was measured: (rows of an expert, share), by rows. overlaps: whether
+    bytes move while products run. fresh: of the bandwidth, at which a tensor of more than ``large`` bytes is written
+    for the first time, since the system gives its memory anew each time.
     """
 
     dense: float = 0.70
@@ -38,6 +45,26 @@ class Reached:
     far_start: float = 25e-6
     peer_start: float = 0.5e-6
     kept: float = 0.94
+    by_rows: tuple[tuple[int, float], ...] = ()
+    overlaps: bool = True
+    fresh: float = 1.0
+    large: float = 32 * 2**20
+
+    def grouped_at(self, rows: float) -> float:
+        """The share of a grouped product with so many rows an expert, between what was measured in equal steps."""
+        if not self.by_rows:
+            return self.grouped
+        known = [(math.log(r), share) for r, share in self.by_rows]
+        at = math.log(max(rows, 1.0))
+        for (low, first), (high, second) in itertools.pairwise(known):
+            if at <= high:
+                part = max(0.0, at - low) / (high - low)
+                return first + part * (second - first)
+        return known[-1][1]
+
+    def written(self, sizes: Iterable[float]) -> float:
+        """Bytes that take as long to move as it takes to get memory for tensors of these sizes."""
+        return sum(size for size in sizes if size > self.large) * (1 / self.fresh - 1)
 
 
 @dataclass(frozen=True)
@@ -149,6 +176,7 @@ def read(path: str | Path) -> Device:
     held = read_json(path)
     try:
         reached = Reached(**{f.name: held["reached"][f.name] for f in fields(Reached) if f.name in held["reached"]})
+        reached = replace(reached, by_rows=tuple((int(rows), float(share)) for rows, share in reached.by_rows))
         return replace(Device(**{**held, "reached": reached}), name=str(held["name"]))
     except (TypeError, KeyError) as error:
         raise PlannerError(f"{path} is no file of a device ({type(error).__name__}: {error}); "

@@ -9,7 +9,7 @@ there, D, n widths, E experts, b bytes of a number.
 """
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from moebius.lowering.planner.hardware import Device
 from moebius.lowering.planner.plans import WEIGHTS, Candidate, Job
@@ -26,22 +26,35 @@ AVERAGE_PASSES = 6  # to a bucket, divided, back (lowering/distribution/reduce.p
 
 @dataclass(frozen=True)
 class Work:
-    """flops, at the share ``kind`` of the rate ("dense", "grouped", "attention"); moved: bytes; calls of operators."""
+    """flops, at the share ``kind`` of the rate ("dense", "grouped", "attention"); moved: bytes; calls of operators;
+    rows: of an expert, where products are grouped and the device was measured by rows."""
 
     kind: str
     flops: float = 0.0
     moved: float = 0.0
     calls: float = 0.0
+    rows: float = 0.0
+
+    def computing(self, device: Device, precision: str) -> float:
+        """Seconds of the products alone."""
+        if not self.flops:
+            return 0.0
+        reached = device.reached
+        share = reached.grouped_at(self.rows) if self.rows else getattr(reached, self.kind)
+        return self.flops / (device.rate(precision) * share)
+
+    def moving(self, device: Device) -> float:
+        """Seconds of the bytes, or of starting operators."""
+        reached = device.reached
+        return max(self.moved / (device.memory_rate * reached.memory), self.calls * reached.launch)
 
     def seconds(self, device: Device, precision: str) -> float:
         reached = device.reached
-        moving = max(self.moved / (device.memory_rate * reached.memory), self.calls * reached.launch)
-        if not self.flops:
-            return moving
-        return max(self.flops / (device.rate(precision) * getattr(reached, self.kind)), moving)
+        computing, moving = self.computing(device, precision), self.moving(device)
+        return max(computing, moving) if reached.overlaps else computing + moving
 
     def times(self, factor: float) -> Work:
-        return Work(self.kind, self.flops * factor, self.moved * factor, self.calls * factor)
+        return replace(self, flops=self.flops * factor, moved=self.moved * factor, calls=self.calls * factor)
 
 
 def base_precision(device: Device) -> str:

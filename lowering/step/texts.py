@@ -31,12 +31,6 @@ def percent(text: str, *values: Any) -> str:
     return text % values
 
 
-def filled(text: str, names: tuple[str, ...], *values: Any) -> str:
-    """``text.format(*values)``; the last of the values go by ``names``."""
-    count = len(values) - len(names)
-    return text.format(*values[:count], **dict(zip(names, values[count:], strict=True)))
-
-
 def warner(category: type[Warning], namespace: dict[str, Any], file: str, line: int) -> Callable[[str], None]:
     """``warnings.warn`` at a place of the user's program: the same entry in the registry of those shown once."""
 

@@ -407,16 +407,31 @@ def check(gm: fx.GraphModule, inputs: int, results: int) -> None:
 
 
 def whole_step(
-    gm: fx.GraphModule, as_it_is: Callable[..., tuple], compile_whole: Callable[[fx.GraphModule, list[Any]], Any]
+    gm: fx.GraphModule,
+    as_it_is: Callable[..., tuple],
+    compile_whole: Callable[[fx.GraphModule, list[Any]], Any],
+    rounds: bool = False,
 ) -> WholeStep:
-    """The step, its graph compiled by a backend. Raises WholeStepRefusedError."""
+    """The step, its graph compiled by a backend. rounds: whether that makes float32 of each number that a graph reads.
+
+    Raises WholeStepRefusedError.
+    """
     step = WholeStep(gm, as_it_is)
     written = step.write_out()
+    if rounds and reads_float64(*written):
+        refuse("it computes in float64, and the backend rounds numbers that it reads, as a learning rate, to float32")
     try:
         step.compiled = compile_whole(*written)
     except Exception as error:  # (what it raises for forward graphs too is raised there)
         raise WholeStepRefusedError(f"the backend cannot compile it whole: {in_short(error)}") from error
     return step
+
+
+def reads_float64(gm: fx.GraphModule, examples: list[Any]) -> bool:
+    """Whether numbers of 64 bits meet tensors of 64 bits in a graph."""
+    wide = any(isinstance(t, torch.Tensor) and t.dim() and t.dtype == torch.float64 for t in examples)
+    read = gm.graph.find_nodes(op="call_function", target=torch.ops.aten._local_scalar_dense.default)
+    return wide and any(node.args[0].meta["val"].dtype == torch.float64 for node in read)
 
 
 def in_short(error: Exception) -> str:

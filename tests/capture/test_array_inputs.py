@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -10,10 +11,39 @@ import pytest
 import torch
 
 from moebius import capture, stats
+from moebius.api import captured_of, report_of
 from moebius.tensors import array_inputs
 
 TABLE = np.arange(24, dtype=np.float64).reshape(6, 4)
 ORDER = np.array([2, 0, 1, 3])
+ROWS = {dtype: TABLE.astype(dtype) for dtype in ("float64", "float32", "int64", "uint8", "bool")}
+FORMS: dict[str, Callable[..., Any]] = {  # of rows of an array that existed before
+    "index": lambda t, a: t[a],
+    "among all": lambda t, a: t[:4, a],
+    "among slices": lambda t, a: t[:, a][1:],
+    "two": lambda t, a: t[a, a],
+    "a column": lambda t, a: t[a, 1],
+    "slice": lambda t, a: t[1:3],
+    "row": lambda t, a: t[2],
+    "last row": lambda t, a: t[-1],
+    "columns": lambda t, a: t[:, 1:3],
+    "number": lambda t, a: np.atleast_1d(t[2, 1]),
+    "beyond": lambda t, a: t[9],
+    "backwards": lambda t, a: t[::-1],
+    "new axis": lambda t, a: t[None, a],
+}
+USES: dict[str, Callable[..., Any]] = {
+    "FloatTensor": lambda x, rows: torch.FloatTensor(rows) * 2,
+    "DoubleTensor": lambda x, rows: torch.DoubleTensor(rows) * 2,
+    "Tensor": lambda x, rows: torch.Tensor(rows).sum(),
+    "LongTensor": lambda x, rows: torch.LongTensor(rows) + 1,
+    "from_numpy": lambda x, rows: torch.from_numpy(rows) * 2,
+    "as_tensor": lambda x, rows: torch.as_tensor(rows, dtype=torch.float32),
+    "tensor": lambda x, rows: torch.tensor(rows),
+    "new_tensor": lambda x, rows: x.new_tensor(rows),
+    "twice": lambda x, rows: (torch.FloatTensor(rows), torch.FloatTensor(rows)),
+    "returned": lambda x, rows: (x * 2, rows.tolist()),
+}
 
 
 def changed_after(x, a):
@@ -93,6 +123,88 @@ def test_same_as_plain(name: str, form: str) -> None:
             a, b = array_of(dtype, i, form), array_of(dtype, i, form)
             assert outcome(captured, x, a) == outcome(program, x, b), (dtype, i)
             assert a.tolist() == b.tolist()
+
+
+@pytest.mark.share(20)
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("use", USES)
+@pytest.mark.parametrize("form", FORMS)
+def test_rows_of_an_array(form: str, use: str) -> None:
+    for dtype, table in ROWS.items():
+        program = lambda x, a: USES[use](x, FORMS[form](table, a))  # noqa: B023, E731
+        captured = capture(program, backend="eager")
+        for kind in ("int64", "int32", "uint8", "bool"):
+            for i in range(2):
+                x = torch.arange(16.0).reshape(4, 4) + i
+                a = array_of(kind, i, "whole")
+                a = np.resize(a, 6) if kind == "bool" and form in ("index", "new axis", "a column") else a
+                assert outcome(captured, x, a) == outcome(program, x, a), (dtype, kind, i)
+
+
+@pytest.mark.parametrize("use", [name for name in USES if name != "returned"])
+@pytest.mark.parametrize("form", ["index", "among all", "two", "a column"])
+def test_rows_of_an_array_are_one_graph(form: str, use: str) -> None:
+    """With a replay buffer's contents that change, and the indices."""
+    table = ROWS["float64" if use not in ("LongTensor",) else "int64"].copy()
+    program = lambda x, a: USES[use](x, FORMS[form](table, a))  # noqa: E731
+    captured = capture(program, backend="eager", fullgraph=True)
+    for i in range(4):
+        table += 1
+        x, a = torch.arange(16.0).reshape(4, 4), array_of("int64", i, "whole")
+        assert outcome(captured, x, a) == outcome(program, x, a)
+    assert (stats(captured).graphs, stats(captured).hits) == (1, 3)
+
+
+def test_rows_share_memory_where_numpys_do() -> None:
+    """Rows by an index are a copy, a slice is not; a tensor of the same type lies in what the rows lie in."""
+    table = ROWS["float32"].copy()
+
+    def step(x, a):
+        part, rows = table[1:3], table[a]
+        return part, torch.FloatTensor(part), rows, torch.FloatTensor(rows)
+
+    captured = capture(step, backend="eager")
+    for function in (step, captured, captured):
+        part, over_part, rows, over_rows = function(torch.ones(1), np.array([1, 2]))
+        assert type(part) is type(rows) is np.ndarray
+        part[:], rows[:] = 7, 8
+        assert (table[1:3] == 7).all() and over_part.eq(7).all() and over_rows.eq(8).all()
+        table[:] = 3
+        assert over_part.eq(3).all() and over_rows.eq(8).all()
+
+
+def test_rows_index_a_tensor_before_and_after_a_graph_break() -> None:
+    """Each is one's own array after a break, and followed as such."""
+    drawn = np.array([3, 1, 0, 2])
+
+    def step(x, a):
+        rows = drawn[a]
+        y = x[rows]
+        time.sleep(0)  # a break
+        return y + x[rows], rows[1:3].tolist(), rows.flags.owndata
+
+    captured = capture(step, backend="eager")
+    for i in range(4):
+        x, a = torch.arange(16.0).reshape(4, 4), array_of("int64", i, "whole")
+        assert str(captured(x, a)) == str(step(x, a))
+    found = report_of(captured_of(captured)).breaks
+    assert "an operator got a ndarray" not in " ".join(one.detail for one in found)
+
+
+def test_writes_into_what_is_made_of_rows() -> None:
+    table = ROWS["float32"].copy()
+
+    def step(a, part):
+        made = torch.FloatTensor(table[1:3] if part else table[a])
+        made += 1
+        return made, table.tolist()
+
+    for part in (False, True):
+        captured, results = capture(step, backend="eager"), []
+        for function in (step, captured):
+            table[:] = ROWS["float32"]
+            results.append([str(function(np.array([0, 2]), part)) for _ in range(3)])
+        assert results[0] == results[1]
 
 
 @pytest.mark.parametrize("name", [n for n in (*INDEXED, *MADE) if n not in ("changed", "requires a gradient")])

@@ -35,6 +35,7 @@ INNER = {
     "a function": plain, "C's": max, "a partial": functools.partial(plain, 1), "a class": types.SimpleNamespace,
     "an object": Called(), "a descriptor": Bound(), "a method": Called().__call__, "a generic": types.GenericAlias,
     "a cache": functools.lru_cache(plain), "C's method": [3, 1].count, "a property": property(lambda cls: lambda: 2),
+    "a number": 3, "a tensor": torch.ones(2),
 }  # fmt: skip
 WRAPPERS = {"class": classmethod, "static": staticmethod, "neither": lambda inner: inner}
 ACCESS = {

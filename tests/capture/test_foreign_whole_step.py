@@ -87,7 +87,7 @@ def trained(backend, kind=Dense, which="sgd", clip=False, schedule=False, parts=
             scheduler.step()
         return loss
 
-    run = capture(step, backend=backend, whole_step=True)
+    run = capture(step, backend=backend)
     losses = [run([(torch.randn(5, 8), torch.randn(5, 8)) for _ in range(parts)]) for _ in range(calls)]
     state = [t for one in optimizer.state.values() for t in one.values() if isinstance(t, torch.Tensor)]
     left = [*losses, *model.parameters(), *(p.grad for p in model.parameters()), *state, *model.buffers()]
@@ -175,6 +175,48 @@ def test_inductor_trains_alike():
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize(("wanted", "graphs"), [(None, 1), (True, 1), (False, 2)])
+def test_who_does_not_want_it(wanted, graphs):
+    backend = Graphs("aot_eager")
+    model = Dense()
+    optimizer = optim.SGD(model.parameters(), lr=0.1)
+
+    def step(x_TD):
+        optimizer.zero_grad()
+        loss = model(x_TD).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    run = capture(step, backend=backend, whole_step=wanted)
+    run(torch.ones(2, 8))
+    assert len(backend.given) == stats(run).graphs == graphs
+
+
+@pytest.mark.timeout(240)
+def test_a_backend_that_rounds_numbers():
+    """Inductor's code has a learning rate as a float32: of a step in float64 it gets the parts."""
+    found = []
+    for backend in ("eager", "inductor"):
+        p_D = nn.Parameter(torch.ones(4, dtype=torch.float64))
+        optimizer = optim.SGD([p_D], lr=0.1)
+
+        def step(p_D, optimizer):
+            optimizer.zero_grad()
+            loss = p_D.square().sum()
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+
+        run = capture(step, backend=backend)
+        for rate in (0.1, 0.07, 0.013):
+            optimizer.param_groups[0]["lr"] = rate
+            run(p_D, optimizer)
+        found.append(p_D.detach())
+    torch.testing.assert_close(*found, rtol=1e-15, atol=0.0)
+    assert any("float32" in stop.detail for stop in explain(run)(p_D, optimizer).breaks)
+
+
 def test_the_loss_has_a_history_that_is_freed():
     (loss, *_), _ = trained(Graphs(), calls=1)
     assert loss.requires_grad and not loss.is_leaf
@@ -200,7 +242,7 @@ def test_numbers_of_the_step_are_python_s():
             optimizer.step()
             return before * 3.0, before
 
-        run = capture(step, backend=backend, whole_step=True)
+        run = capture(step, backend=backend)
         return [run() for _ in range(3)], stats(run).breaks
 
     backend = Graphs()
@@ -274,7 +316,7 @@ def run_twice(backend, step, prepare):
     x_TD = torch.randn(5, 8)
     if prepare is not None:
         prepare(model, optimizer, x_TD)
-    run = capture(step, backend=backend, whole_step=True)
+    run = capture(step, backend=backend)
     report = explain(run)(model, optimizer, x_TD)
     again = run(model, optimizer, x_TD)
     return [report.result, again, *model.parameters(), *(p.grad for p in model.parameters())], report
@@ -315,7 +357,7 @@ def test_parameters_that_share_memory():
             first.grad = second.grad = None
             return loss.detach()
 
-        run = capture(step, backend=backend, whole_step=True)
+        run = capture(step, backend=backend)
         return [run(first, second) for _ in range(3)]
 
     backend = Graphs()
@@ -365,7 +407,7 @@ def test_which_experts_get_gradients_is_as_in_plain_python():
             model(x_TD).square().mean().backward()
             optimizer.step()
 
-        run = step if backend is None else capture(step, backend=backend, whole_step=True)
+        run = step if backend is None else capture(step, backend=backend)
         for _ in range(3):
             run(torch.randn(6, 8))
         return [*(p.detach() for p in model.parameters()), *(p.grad for p in model.parameters())]
@@ -398,7 +440,7 @@ def test_a_later_call_that_does_not_fit(change):
             loss.backward()
             return loss.detach()
 
-        run = capture(step, backend=backend, whole_step=True)
+        run = capture(step, backend=backend)
         losses = [run()]
         for p in model.parameters():
             p.grad = None

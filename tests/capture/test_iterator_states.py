@@ -36,7 +36,31 @@ def in_turn():
     return first, [next(turns) for _ in range(3)]
 
 
-@pytest.mark.parametrize("function", [sliced, chained, in_turn], ids=lambda f: f.__name__)
+def repeated():
+    ones, endless = itertools.repeat(X, 3), itertools.repeat(X)
+    first = next(ones), next(endless)
+    broken(X)
+    return first, list(ones), next(endless), list(ones)
+
+
+def counted():
+    down = itertools.count(3, -2)
+    first = next(down)
+    broken(X)
+    return X + first, X + next(down), next(down)
+
+
+def chained_of_an_iterator():
+    left = iter([[X], (X + 1, X + 2), [X]])
+    both = itertools.chain.from_iterable(left)
+    first = [next(both), next(both)]
+    broken(X)
+    return first, next(left), list(both), list(both)
+
+
+@pytest.mark.parametrize(
+    "function", [sliced, chained, in_turn, repeated, counted, chained_of_an_iterator], ids=lambda f: f.__name__
+)
 @pytest.mark.parametrize("action", ["default", "error", "ignore"])
 def test_no_warning_of_ours(function, action):
     with warnings.catch_warnings(record=True) as seen:
@@ -45,7 +69,7 @@ def test_no_warning_of_ours(function, action):
     assert seen == []
 
 
-@pytest.mark.skipif(sys.version_info < (3, 12), reason="nothing warns")
+@pytest.mark.skipif(sys.version_info[:2] not in ((3, 12), (3, 13)), reason="nothing warns")
 @pytest.mark.parametrize("ignored", [False, True], ids=["shown", "ignored"])
 def test_filters_that_ignore_it_are_left_alone(monkeypatch, ignored):
     with warnings.catch_warnings(record=True) as seen:

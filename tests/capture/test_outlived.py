@@ -404,3 +404,98 @@ def test_a_tensor_in_a_context_variable_that_the_step_sets():
         same(step(X * number), plain.step(X * number))
         assert torch.equal(mine.kept.get(), plain.kept.get())
     assert stats(step).misses == 1
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# What does something as it goes: a guard does not keep it, whatever its class is made of
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+class Says:
+    def __init__(self, factor: int, log: list[int]):
+        self.factor, self.log = factor, log
+
+    def __del__(self) -> None:
+        self.log.append(self.factor)
+
+
+class SaysInSlots:
+    __slots__ = ("factor", "log", "__weakref__")
+    __init__, __del__ = Says.__init__, Says.__del__
+
+
+SAY = [Says, SaysInSlots, *(type(f"SaysAs{base.__name__}", (Says, base), {}) for base in (list, set, RuntimeError))]
+SAID_FROM: dict[str, tuple[str, Callable[[World, Any], Any]]] = {
+    "global": ("kept", lambda w, one: setattr(w, "kept", one)),
+    "item": ("table['a']", lambda w, one: w.table.update(a=one)),
+    "attribute": ("holder.model", lambda w, one: setattr(w.holder, "model", one)),
+    "slot": ("slotted.model", lambda w, one: setattr(w.slotted, "model", one)),
+}
+
+
+@pytest.mark.parametrize("place", SAID_FROM)
+@pytest.mark.parametrize("kind", SAY, ids=lambda kind: kind.__name__)
+def test_what_says_that_it_goes(kind: Any, place: str) -> None:
+    read, give = SAID_FROM[place]
+    said: list[list[int]] = []
+    for how in (lambda step: step, functools.partial(capture, backend="eager")):
+        log: list[int] = []
+        world = World(f"def step(x): return x * {read}.factor", table={}, holder=Holder(), slotted=Slotted())
+        step = how(world.step)
+        for factor in (1, 2, 3):
+            give(world, kind(factor, log))
+            said.append([*log])
+            for _ in range(2):
+                assert torch.equal(step(X), X * factor)
+    assert said[:3] == said[3:] == [[], [1], [1, 2]]
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# What answers for attributes that it has not: nobody asks it, to hold it weakly or once it stands where another was
+# ----------------------------------------------------------------------------------------------------------------------
+
+ASKED: list[str] = []
+
+
+def answers(self: Any, name: str) -> str:
+    ASKED.append(name)
+    return "ab"
+
+
+class Asked:
+    factor = 2
+    __getattr__ = answers
+
+
+AskedOfClass = type("Answering", (type,), {"__getattr__": answers})("AskedOfClass", (), {"factor": 2})
+
+
+@pytest.mark.parametrize("place", SAID_FROM)
+@pytest.mark.parametrize("kind", [Asked, AskedOfClass], ids=lambda kind: kind.__name__)
+def test_nobody_asks_whether_it_dies(kind: Any, place: str) -> None:
+    read, give = SAID_FROM[place]
+    world = World(f"def step(x): return x * {read}.factor", table={}, holder=Holder(), slotted=Slotted())
+    step = capture(world.step, backend="eager")
+    for _ in range(3):
+        give(world, kind())
+        ASKED.clear()
+        assert torch.equal(step(X), X * 2) and ASKED == []
+
+
+BEFORE = {
+    "function": lambda: helper_of(World(MAKE), 1), "class": lambda: Holder, "slots": Slotted, "object": Holder,
+    "partial": lambda: functools.partial(net, 1), "method": lambda: Holder().__init__, "tensor": lambda: torch.ones(2),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["__name__", "__qualname__", "__self__", "func", "model", "grad", "__closure__"])
+@pytest.mark.parametrize("before", BEFORE)
+def test_nobody_asks_what_took_its_place(before: str, name: str) -> None:
+    first = BEFORE[before]()
+    if not hasattr(first, name):
+        return
+    step = capture(lambda x, what: (x * 2, getattr(what, name)), backend="eager")
+    for what in (first, first, Asked(), Asked()):
+        ASKED.clear()
+        step(X, what)
+        assert ASKED == [name] * (type(what) is Asked)

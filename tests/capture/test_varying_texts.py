@@ -212,3 +212,14 @@ def test_a_subclass_of_str_is_not_taken_for_one():
     captured = capture(lambda x, s: (x, "%s" % s), backend="eager")  # noqa: UP031
     for s in ("a", "b", Loud("b"), "c", Loud("c")):
         assert captured(torch.ones(1), s)[1] == "%s" % s  # noqa: UP031
+
+
+def test_a_path_is_joined():
+    def step(x, folder):
+        return x * 2, os.path.join(folder, "kept", "model.pt"), os.fspath(folder), os.path.basename(folder)
+
+    captured = capture(step, backend="eager", fullgraph=True)
+    x = torch.ones(2)
+    for folder in ("runs/a", "runs/a", "runs/b"):
+        assert captured(x, folder)[1:] == step(x, folder)[1:]
+    assert stats(captured).hits == 1

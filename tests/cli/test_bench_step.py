@@ -22,7 +22,8 @@ def lines_of(*options: str) -> list[tuple[str, ...]]:
 def test_prints_each_contender_with_a_ratio_for_each_run():
     found = lines_of("--runs", "2", "--cases", "tiny", "--peers", "grouped_mm,eager")
     assert [name for _, name, *_ in found] == [
-        "plain", "grouped_mm", "torch.compile + grouped_mm, eager", "moebius", "moebius, eager"
+        "plain", "grouped_mm", "torch.compile + grouped_mm, eager", "moebius", "moebius, eager",
+        "moebius, eager, whole_step=False",
     ]  # fmt: skip
     for _, name, ratios, peak, kept in found:
         assert len(ratios.split()) == 2 and all(float(ratio) > 0 for ratio in ratios.split())

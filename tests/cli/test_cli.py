@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from moebius.cli import UsageError, main, run_script, split_explain
+from moebius.cli import Explained, UsageError, main, run_script, split_explain
 
 
 @pytest.mark.parametrize(
@@ -22,20 +22,24 @@ from moebius.cli import UsageError, main, run_script, split_explain
         (["a.py", "x", "--json=r.json", "--html", "r.html"], ("a.py", ["x"], "r.html", "r.json", False)),
         (["a.py", "--", "--html", "own"], ("a.py", ["--html", "own"], None, None, False)),
         (["--step", "a.py", "--step", "3"], ("a.py", ["--step", "3"], None, None, True)),
+        (["--roofline", "a.py", "--on", "x"], ("a.py", ["--on", "x"], None, None, False, "here")),
+        (["--on=h200", "--roofline", "a.py"], ("a.py", [], None, None, False, "h200")),
     ],
 )
 def test_explain_options_stand_anywhere(words: list[str], expected: tuple) -> None:
-    assert split_explain(words) == expected
+    assert split_explain(words) == Explained(*expected)
 
 
-@pytest.mark.parametrize("words", [[], ["--html"], ["a.py", "--json"], ["--nonsense", "a.py"]])
+@pytest.mark.parametrize("words", [[], ["--html"], ["a.py", "--json"], ["--nonsense", "a.py"], ["--on", "h200", "a.py"],
+                                   ["--roofline", "--on"]])
 def test_explain_says_what_is_wrong(words: list[str]) -> None:
     with pytest.raises(UsageError):
         split_explain(words)
 
 
 @pytest.mark.parametrize(
-    "words", [["explain"], ["explain", "no_such_file.py"], ["bench", "no_such_bench"], ["plan", "--model", "x"], []]
+    "words", [["explain"], ["explain", "no_such_file.py"], ["explain", "--roofline", "--on", "tpu", __file__],
+              ["bench", "no_such_bench"], ["plan", "--model", "x"], []]
 )
 def test_wrong_use_exits_with_two(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(words) == 2
@@ -98,3 +102,12 @@ def test_completion_without_shtab_says_what_to_install(monkeypatch: pytest.Monke
     monkeypatch.setitem(sys.modules, "shtab", None)
     assert main(["completion", "bash"]) == 2
     assert "pip install shtab" in capsys.readouterr().err
+
+
+def test_a_roofline_of_a_script(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("import moebius, torch\nstep = moebius.capture(lambda x: (x @ x).sum())\n"
+                      "for _ in range(3):\n    step(torch.ones(8, 8))\n")
+    command = [sys.executable, "-m", "moebius", "explain", "--roofline", "--on", "h100", str(script)]
+    run = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert "On H100 SXM" in run.stdout and "train.py:2), 3 calls" in run.stdout and "graph break" not in run.stdout

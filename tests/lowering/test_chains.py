@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import moebius
 from moebius.kernels.chains import Chain
+from moebius.lowering import chains
 from moebius.lowering.chains import ChainCall, find_chains
 from moebius.lowering.repeats import written_once
 
@@ -46,6 +47,12 @@ def step(model, optimizer, x, y):
 def make_model() -> nn.Module:
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(37, 61), nn.ReLU(), nn.Linear(61, 53), nn.ReLU(), nn.Linear(53, 3))
+
+
+@pytest.fixture(autouse=True)
+def short_ones_too(monkeypatch):
+    """Whatever they cost, as most of what follows asks what chains do, on small tensors."""
+    monkeypatch.setattr(chains, "FEWEST", 2)
 
 
 @pytest.fixture
@@ -100,7 +107,7 @@ def chained_graph(pairs: int):
     return repeats.forward
 
 
-def traced(pairs: int, numbers: int = 0) -> fx.GraphModule:
+def traced(pairs: int, numbers: int = 0, size: int = 20) -> fx.GraphModule:
     """numbers: how many are computed between the two operators."""
     graph = fx.Graph()
     inputs = [graph.placeholder(f"t{i}") for i in range(2 * pairs)]
@@ -112,9 +119,9 @@ def traced(pairs: int, numbers: int = 0) -> fx.GraphModule:
             number = graph.call_function(operator.add, (number, 1.0))
         nodes.append(graph.call_method("addcmul_", (a, b, b), {"value": number}))
         for node in nodes:
-            node.meta["val"] = torch.ones(20)
+            node.meta["val"] = torch.ones(size)
     for node in inputs:
-        node.meta["val"] = torch.ones(20)
+        node.meta["val"] = torch.ones(size)
     if numbers:
         given.meta["val"] = 1.0
     graph.output(())
@@ -150,6 +157,12 @@ def test_two_parameters_are_two_chains_of_one_call():
     found = find_chains(traced(3).graph)
     assert len(found) == 3 and len({id(call) for call, _, _ in found}) == 1
     assert all(isinstance(call, ChainCall) and len(nodes) == 2 for call, nodes, _ in found)
+
+
+@pytest.mark.parametrize("fewest, size, pays", [(2, 20, True), (3, 20, False), (3, 2**18, True)])
+def test_few_operators_are_one_call_where_that_pays(monkeypatch, fewest, size, pays):
+    monkeypatch.setattr(chains, "FEWEST", fewest)
+    assert bool(find_chains(traced(1, size=size).graph)) == pays
 
 
 @pytest.mark.parametrize("used", [True, False])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -25,8 +26,13 @@ def run(*command: str | Path, cwd: Path = ROOT, **environment: str) -> str:
 
 @pytest.fixture(scope="module")
 def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of a copy, built extensions included: setuptools gathers an sdist in a folder of the checkout, and so may
+    another worker of the tests at the same time."""
     folder = tmp_path_factory.mktemp("sdist")
-    run(sys.executable, "setup.py", "-q", "egg_info", "--egg-base", folder, "sdist", "--dist-dir", folder / "made")
+    aside = shutil.ignore_patterns(".*", "__pycache__", "build", "dist", "out", "*.egg-info", "moebius-*")
+    shutil.copytree(ROOT, folder / "checkout", ignore=aside)
+    command = "setup.py", "-q", "egg_info", "--egg-base", folder, "sdist", "--dist-dir", folder / "made"
+    run(sys.executable, *command, cwd=folder / "checkout")
     (archive,) = (folder / "made").iterdir()
     return archive
 

@@ -205,7 +205,7 @@ PROGRAMS = {
 def test_ranks_with_other_programs_do_not_begin(on_new_ranks, what):
     for error, took, same in on_new_ranks(2, start, what):
         assert "the ranks do not run the same program" in error and PROGRAMS[what] in error, error
-        assert took < 5 and same
+        assert took < 10 and same  # (half of it where nothing else runs here)
 
 
 def go_on(what):

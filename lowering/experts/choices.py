@@ -1,0 +1,136 @@
+"""One expert's rows or those so far: ``out = torch.where(index == e, expert(x), out)``, as a sum of masked rows.
+
+Where no two of the conditions hold for one token, and where the chain begins with zeros, each token has the rows of
+the one expert whose condition holds, or zeros: Σ_e where(condition_e, rows_e, 0). Two conditions exclude one another
+if they compare the same integers with different numbers. What that sum computes is for dense.py to prove.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from moebius.lowering.aliasing import Storage
+from moebius.lowering.experts.dense import Chain
+from moebius.lowering.experts.dense_raised import Raised
+from moebius.lowering.experts.masked import is_zero, same_argument, same_node
+from moebius.lowering.experts.turns import Differ
+from moebius.lowering.operators import read_call
+from moebius.lowering.torch_private import same_size
+from moebius.lowering.values import add_call, same_shape, shape_of, tensor_of
+
+WHOLE = torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8
+VIEWS = frozenset({"unsqueeze", "getitem", "expand", "reshape"})
+
+
+@dataclass(frozen=True)
+class Link:
+    """``torch.where(condition, rows, before)``."""
+
+    node: fx.Node
+    condition: fx.Node
+    rows: fx.Node
+    before: fx.Node
+
+
+def link_of(node: fx.Node) -> Link | None:
+    call = read_call(node)
+    if call is None or call.name != "where":
+        return None
+    parts = call["condition"], call["input"], call["other"]
+    condition, rows, before = parts
+    if not all(isinstance(part, fx.Node) for part in parts):
+        return None
+    values = [tensor_of(part) for part in (node, rows, before, condition)]
+    made, a, b, mask = values
+    if made is None or a is None or b is None or mask is None or mask.dtype is not torch.bool:
+        return None
+    column = mask.dim() == made.dim() > 1 and same_size(mask.shape[-1], 1)
+    whole = same_shape(shape_of(node), shape_of(rows)) and same_shape(shape_of(node), shape_of(before))
+    return Link(node, condition, rows, before) if column and whole and made.dtype == a.dtype == b.dtype else None
+
+
+def choices(graph: fx.Graph) -> list[Chain]:
+    """Such chains of two links and more on zeros."""
+    chains: dict[fx.Node, list[Link]] = {}
+    for node in graph.nodes:
+        link = link_of(node)
+        if link is None:
+            continue
+        zeros = read_call(link.before)
+        if is_zero(link.before) and zeros is not None and zeros["requires_grad"] is not True:
+            chains[node] = [link]
+        elif link.before in chains and len(link.before.users) == 1:
+            chains[node] = [*chains.pop(link.before), link]
+    found = [(last, links) for last, links in chains.items() if len(links) > 1 and exclude_one_another(links)]
+    kinds = [Choices if len(shape_of(last) or ()) == 2 else RaisedChoices for last, _ in found]
+    return [kind(last, links) for kind, (last, links) in zip(kinds, found, strict=True)]
+
+
+def exclude_one_another(links: list[Link]) -> bool:
+    numbers = {differ_in_number(links[0].condition, link.condition) for link in links}
+    return None not in numbers and len(numbers) == len(links)
+
+
+def differ_in_number(first: Any, other: Any) -> int | None:
+    """The number that ``other`` compares integers with, where it is otherwise what ``first`` is: the same view of the
+    same integers."""
+    one, two = (read_call(node) if isinstance(node, fx.Node) else None for node in (first, other))
+    if one is None or two is None or one.name != two.name or one.op.inplace or two.op.inplace:
+        return None
+    if one.name in VIEWS:
+        alike = first.target == other.target and same_argument(first.args[1:], other.args[1:])
+        plain = alike and not first.kwargs and not other.kwargs
+        return differ_in_number(one["input"], two["input"]) if plain else None
+    value = tensor_of(one["input"]) if one.name == "eq" and type(one["other"]) is type(two["other"]) is int else None
+    if value is None or value.dtype not in WHOLE or not same_node(one["input"], two["input"]):
+        return None
+    return int(two["other"])
+
+
+def made_of(condition: fx.Node) -> list[fx.Node]:
+    """The views of a condition, its comparison, and what is compared, with the views of that."""
+    found = [condition]
+    while (call := read_call(found[-1])) is not None and isinstance(call.args.get("input"), fx.Node):
+        if call.name not in VIEWS | {"eq", "select"}:
+            break
+        found.append(call["input"])
+    return found
+
+
+class Choices(Chain):
+    """Such a chain as additions, one after another, and back again."""
+
+    def __init__(self, last: fx.Node, links: list[Link]):
+        super().__init__([last])
+        self.last, self.links, self.nodes, self.unread = last, links, [], [last]
+
+    def normalise(self, storage: Storage) -> None:
+        graph, last = self.last.graph, self.last
+        read = {part for link in self.links for part in (link.condition, link.rows, link.before)}
+        read |= {behind for link in self.links for behind in made_of(link.condition)}
+        for node in read:
+            if (writer := storage.writer_between(node, last)) is not None:
+                raise Differ("what is chosen between is changed in place", writer)
+        with graph.inserting_before(last):
+            result = add_call(graph, last, torch.zeros_like, self.links[0].rows)
+            for link in self.links:
+                part = add_call(graph, last, torch.where, link.condition, link.rows, 0.0)
+                result = add_call(graph, last, torch.add, result, part)
+                self.nodes.append(result)
+        self.take_masks(storage)
+        readers = list(last.users)
+        last.replace_all_uses_with(result)
+
+        def back() -> None:
+            for reader in readers:
+                reader.replace_input_with(result, last)
+
+        self.undo.append(back)
+
+
+class RaisedChoices(Raised, Choices):
+    """The same of x [batch, T, D]."""
