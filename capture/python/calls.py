@@ -36,6 +36,7 @@ from ..regions.inference import InferenceModes
 from ..tensors.array_inputs import may_be_array
 from ..tensors.arrays import Array, without_arrays
 from ..tensors.autograd_calls import AutogradCalls, instead_of
+from ..tensors.comparisons import QUESTIONS, asked
 from ..tensors.optimizers import count_the_step, is_state_maker, make_state
 from ..torch_facts import torch_private
 from ..values.numbers import CLOCKS, Number, is_open, numpy_numbers_in
@@ -325,7 +326,10 @@ class Calls(Methods, Construction, StandIns, CachedFunctions):
         """An operator of torch's, as one node."""
         if (answer := self.overridden(function, tuple(args), kwargs)) is not ABSENT:
             return answer
-        if function in (torch.equal, torch.allclose, torch.is_nonzero):
+        if function in QUESTIONS.values():
+            read, named = self.operands(args, kwargs)
+            if (answer := asked(self.tensors, function, tuple(read), named)) is not None:
+                return answer
             raise Break(
                 "tensor read as a number", f"torch.{function.__name__} gives Python a value", "keep it in a tensor"
             )

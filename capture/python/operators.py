@@ -21,6 +21,7 @@ from ..heap.records import CONTAINERS, DICTS, SETS
 from ..hook import ABSENT
 from ..regions.histories import refuse_one_or_two
 from ..regions.open_loops import ROWS
+from ..tensors import tensor_class
 from ..tensors.folding import constant_truth
 from ..torch_facts import torch_private, torch_sizes
 from ..values import numbers
@@ -79,7 +80,8 @@ class Operators(Parts):
 
     def unary(self, op: str, value: Any) -> Any:
         if op == "not":
-            return not self.truth(value)
+            unknown = type(value) is Number and value.kind is bool and not value.known
+            return self.numbers.apply(operator.not_, value) if unknown else not self.truth(value)
         kind = type(value)
         if kind is Number and op in numbers.UNARY:
             return self.numbers.apply(numbers.UNARY[op], value)
@@ -381,11 +383,20 @@ class Operators(Parts):
             )
         return self.tensors.function(COMPARISONS[op], tuple(sides), {})
 
+    def is_item_of(self, item: Any, tensor: TensorProxy) -> Any:
+        """``Tensor.__contains__``: a yes or no of the graph."""
+        tensor_class.rely_on(self.objects.guards, tensor.cls, "__contains__")
+        if self.tensors.whole_step and type(item) in (int, float, bool, Number, TensorProxy):
+            found = self.tensors.function(torch.any, (self.compare("==", item, tensor),), {})
+            if (answer := self.tensors.item(found)) is not None:
+                return answer
+        raise Break("tensor read as a number", "membership in a tensor", "use (t == x).any()")
+
     def contains(self, item: Any, container: Any) -> Any:
         container = self.objects.seen_through(container)
         kind = type(container)
         if kind is TensorProxy:
-            raise Break("tensor read as a number", "membership in a tensor", "use (t == x).any()")
+            return self.is_item_of(item, container)
         self.refuse_alien(container)
         if (number := self.numbers.known(item)) is not None:
             if (keys := self.calls.plain_items(container)) is not None:

@@ -31,7 +31,7 @@ TYPES: frozenset[Any] = frozenset(NUMBERS)
 ONE_TYPE = frozenset({"math", "cmath", "_operator"})
 # Functions of numbers that answer yes or no.
 QUESTIONS = frozenset(
-    (operator.lt, operator.le, operator.eq, operator.ne, operator.gt, operator.ge)
+    (operator.lt, operator.le, operator.eq, operator.ne, operator.gt, operator.ge, operator.not_)
     + (math.isnan, math.isinf, math.isfinite)
 )
 RESULTS = NUMPY_NUMBERS | TYPES

@@ -33,6 +33,7 @@ from ..values.unfollowed import UnfollowedTensor
 from ..values.values import ATOMS, SYMBOLIC, Break, TensorMethod, TensorProxy
 from . import packed, tensor_class
 from .bounds import Bound, like_one_hot, open_classes
+from .comparisons import QUESTIONS, asked
 from .counts import BINCOUNTS, INTEGERS, bins, known_few, unknown_number, unknown_numbers
 from .ctc import OPERATORS as CTC_LOSSES
 from .ctc import has_open_lengths, like_ctc_loss
@@ -234,6 +235,8 @@ class TensorOperations:
         if name in ("item", "__int__", "__index__") and self.whole_step and not args:
             if (number := self.item(proxy)) is not None:
                 return number
+        if name in QUESTIONS and (answer := asked(self, QUESTIONS[name], (proxy, *args), kwargs)) is not None:
+            return answer
         if name == "requires_grad_":
             return self.gradients.switch(proxy, *args, **kwargs)
         if name == "tolist" and self.whole_step and not args and known_few(proxy.fake):
