@@ -14,13 +14,13 @@ from ..torch_facts import torch_private
 from ..values.values import TensorProxy
 
 if TYPE_CHECKING:
-    from .tensors import TensorOperations
+    from .interfaces import TensorOperators
 
-PAIRS = {torch.allclose: torch.isclose, torch.equal: torch.eq}
-QUESTIONS: dict[str, Callable[..., Any]] = {f.__name__: f for f in (*PAIRS, torch.is_nonzero)}
+PAIRS: dict[Any, Any] = {torch.allclose: torch.isclose, torch.equal: torch.eq}
+QUESTIONS: dict[str, Any] = {"equal": torch.equal, "allclose": torch.allclose, "is_nonzero": torch.is_nonzero}
 
 
-def asked(tensors: TensorOperations, function: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Any:
+def asked(tensors: TensorOperators, function: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Any:
     """``torch.equal``, ``torch.allclose`` and ``torch.is_nonzero`` as a yes or no of the graph; None where they are to
     be a graph break."""
     operands = args[: 2 if function in PAIRS else 1]

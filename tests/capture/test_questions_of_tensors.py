@@ -1,5 +1,4 @@
-"""``torch.equal``, ``torch.allclose``, ``torch.is_nonzero`` and ``in``: a yes or no of the graph, whoever asks and however
-it is used."""
+"""``torch.equal``, ``allclose``, ``is_nonzero`` and ``in``: a yes or no of the graph, however it is used."""
 
 from __future__ import annotations
 
