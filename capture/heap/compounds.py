@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import types
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -24,21 +25,34 @@ class Compounds(Identities):
     def enter_closure(self, function: types.FunctionType, source: Source) -> None:
         """An inner function, made anew by each call: the same code over other cells."""
         self.guards.check("type", source, types.FunctionType, text="is a function")  # before an attribute is asked for
-        for name in ("__code__", "__defaults__", "__globals__"):
+        for name in ("__code__", "__globals__"):
             value = getattr(function, name)
             self.guards.check("is", part(source, "attr", name), value, text=f"is {describe(value)}")
+        place, in_order = part(source, "attr", "__defaults__"), function.__defaults__
+        if in_order is None:
+            self.guards.check("equal", place, None, text="is None")
+        else:
+            self.guards.check("type", place, tuple, text="is a tuple")
+            self.guards.check("length", place, len(in_order), text=f"has {len(in_order)} items")
+            self.same_defaults((value, part(place, "tuple_item", i)) for i, value in enumerate(in_order))
         place, defaults = part(source, "attr", "__kwdefaults__"), function.__kwdefaults__
         if defaults is None:
             self.guards.check("equal", place, None, text="is None")
         else:  # a dict that anybody can change
             self.guards.check("keys", place, tuple(defaults), text=f"keys are {list(defaults)}"[:80])
-            for name, value in defaults.items():
-                kind = "equal" if type(value) in ATOMS else "is"
-                self.guards.check(kind, part(place, "dict_item", name), value, text=f"is {describe(value)}")
+            self.same_defaults((value, part(place, "dict_item", name)) for name, value in defaults.items())
         cells = part(source, "attr", "__closure__")
         for i, cell in enumerate(function.__closure__ or ()):
             place = part(cells, "tuple_item", i)
             self.found(cell, place)
+
+    def same_defaults(self, defaults: Iterable[tuple[Any, Source]]) -> None:
+        """Each is what it was. (Tensors and tuples are looked at where the function is called.)"""
+        for value, place in defaults:
+            if type(value) in ATOMS:
+                self.guards.equals(place, value)
+            elif type(value) is not tuple and not issubclass(type(value), torch.Tensor):
+                self.guards.check("is", place, value, text=f"is {describe(value)}")
 
     def enter_method(self, method: types.MethodType, source: Source) -> None:
         """A bound method is its function and its object."""

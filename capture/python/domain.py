@@ -89,7 +89,7 @@ class TrackingDomain(Operators, Containers):
         self.options: Options | None = None  # what the callable being traced was captured with
         self.instructions = 0
         self.guarded_functions: set[types.FunctionType] = set()
-        self.default_tensors: dict[int, Any] = {}  # by id of a tensor that is a default argument: what stands for it
+        self.entered_defaults: dict[int, Any] = {}  # by id of a default argument: what stands for it
         self.root_stack: list[Any] = []
         self.root_pc = 0
         self.root_handled: BaseException | None = None
@@ -289,12 +289,12 @@ class TrackingDomain(Operators, Containers):
         return self.machine.run(frame)
 
     def bind(self, function: types.FunctionType, args: list[Any], kwargs: dict[str, Any]) -> Frame:
-        """The frame of a call; tensors among the defaults are the trace's own in it."""
+        """The frame of a call; tensors among the defaults, and tuples of them, are the trace's own in it."""
         frame = self.machine.bind(function, args, kwargs)
-        if self.default_tensors:
+        if self.entered_defaults:
             for i, value in enumerate(frame.locals[: frame.program.n_bound]):
-                if id(value) in self.default_tensors:
-                    frame.locals[i] = self.default_tensors[id(value)]
+                if id(value) in self.entered_defaults:
+                    frame.locals[i] = self.entered_defaults[id(value)]
         return frame
 
     def guard_function(self, function: types.FunctionType) -> None:
@@ -323,8 +323,8 @@ class TrackingDomain(Operators, Containers):
                     self.objects.found(cell, Static(of_cell, cell) if source.static else of_cell)
         for label, value in (*enumerate(defaults or ()), *items):
             place = Part(f"{name}.default[{label!r}]", source, "python", functools.partial(default_of, label))
-            if issubclass(type(value), torch.Tensor):
-                self.default_tensors[id(value)] = self.objects.enter(value, place)
+            if issubclass(type(value), torch.Tensor) or (type(value) is tuple and not source.static):
+                self.entered_defaults[id(value)] = self.objects.enter(value, place)
             else:
                 self.objects.enter(value, place if named(value) else Static(place.name, value))
 
