@@ -31,7 +31,7 @@ from ..values.expert_numbers import number_of
 from ..values.numbers import is_open
 from ..values.unfollowed import UnfollowedTensor
 from ..values.values import ATOMS, SYMBOLIC, Break, TensorMethod, TensorProxy
-from . import packed, tensor_class
+from . import packed, recurrent, tensor_class
 from .bounds import Bound, like_one_hot, open_classes
 from .comparisons import QUESTIONS, asked
 from .counts import BINCOUNTS, INTEGERS, bins, known_few, unknown_number, unknown_numbers
@@ -294,6 +294,8 @@ class TensorOperations:
             result = self.on_fakes(like_ctc_loss, args, kwargs)
         elif function in packed.OPERATORS:
             result = self.on_fakes(packed.like_packed, args, kwargs)
+        elif recurrent.has_open_sizes(function, args, kwargs):
+            result = self.on_fakes(recurrent.like_recurrent, args, {})
         elif function is torch.nn.functional.batch_norm:  # (momentum=None: one over a count that a buffer holds)
             result = self.on_fakes(function, tuple(map(some_float, args)), kwargs)
         else:
