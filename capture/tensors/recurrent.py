@@ -31,7 +31,7 @@ def has_open_sizes(function: Any, args: tuple, kwargs: dict[str, Any]) -> bool:
     proxies = (args[0], *states, *weights)
     if not all(is_kind(p, TensorProxy) and p.fake.device.type == "cpu" and p.fake.dtype in DTYPES for p in proxies):
         return False
-    plain = len(weights) == layers * (2 if args[7 + at] else 1) * (4 if has_biases else 2)  # (a projection has one more)
+    plain = len(weights) == layers * (2 if args[7 + at] else 1) * (4 if has_biases else 2)  # (no projection)
     return plain and any(map(torch_private.is_symbolic, (*args[0].fake.shape, *states[0].fake.shape)))
 
 

@@ -27,7 +27,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from .torch_private import ON_FAKES, PASSED_OVER, is_symbolic, owns_storage, tree_leaves
 
 # Operators whose C++ form refuses symbolic sizes ("expected to contain only concrete integers"), or takes today's.
-CONCRETE_IN_C = frozenset({"pad", "constant_pad_nd", "lstm", "baddbmm", "_is_all_true", "_is_any_true", "stft", "istft"})
+CONCRETE_IN_C = {"pad", "constant_pad_nd", "lstm", "baddbmm", "_is_all_true", "_is_any_true", "stft", "istft"}
 CONCRETE_IN_C |= {function.__name__ for function in vars(torch.fft).values() if isinstance(function, type(torch.abs))}
 NO_CONTEXT = contextlib.nullcontext()
 # Their fake form takes bfloat16 alone (torch 2.11 to 2.15); the real one takes these on a CPU, too.
