@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 # Captures again for one place, after which its value is no longer taken for a constant. With three, a Trainer whose
 # first steps each find something new was cut into pieces for good.
 OFTEN = 6
-GROWING = 4  # the same for a container: a log that is longer in each call
+GROWING = 4  # the same for a container that held something else in each call
+LONGER = 2  # the same for a list that holds what it held and more: a log
 FEW_WAYS = 12  # the same where there are few values (True and False at one line, in many combinations), or hits between
 FAMILIAR = 3  # the same, of all items of a list together, where the function would run natively otherwise
 ROUNDS = 3  # times that a function is taken in a more general way before it runs natively
@@ -80,7 +81,7 @@ class Varying:
             values.append(shown)
             key = (place, record.file, record.line)
             self.counts[key] += 1
-            limit = GROWING if type(now) in CONTAINERS else OFTEN
+            limit = LONGER if is_longer(fact, now) else GROWING if type(now) in CONTAINERS else OFTEN
             limit = FEW_WAYS if served or few or isinstance(now, FEW) else limit
             if self.counts[key] < limit or place in policy.varying:
                 continue
@@ -128,6 +129,14 @@ def changes(fact: Fact, args: tuple, kwargs: dict[str, Any]) -> Iterator[Change]
         if kind == "equal" and type(rest[1]) is bool and isinstance(source, Part) and source.operation == "list_item":
             source = source.parent  # which predictions were right
         yield from a_value(source.name, now_at(source, fact, args, kwargs))
+
+
+def is_longer(fact: Fact, now: Any) -> bool:
+    """Whether a list of which all items were read holds them still, in front of others."""
+    if fact.check[0] != "contents" or type(now) is not list:
+        return False
+    then = fact.check[2]
+    return 0 < len(then) < len(now) and all(a is b for a, b in zip(then, now, strict=False))
 
 
 def numbers_of(check: Any) -> list[tuple[Source, bool]]:

@@ -240,3 +240,28 @@ def outcome(step: Any, x: torch.Tensor) -> Any:
         return shown(step(x))
     except Exception as error:
         return type(error).__name__
+
+
+READS: list[Any] = [sum, max, torch.tensor, lambda log: [x * 2 for x in log], lambda log: log.index(log[0])]
+
+
+@pytest.mark.parametrize("read", READS)
+def test_a_history_that_is_read_as_a_whole_settles_after_a_few_calls(read: Any) -> None:
+    """Two lengths tell that it is a log: from then on to read it is a graph break."""
+
+    def made() -> Callable[[torch.Tensor], Any]:
+        log: list[float] = []
+
+        def step(x: torch.Tensor) -> Any:
+            y = (x * 2).exp()
+            log.append(y.sum().item())
+            return read(log), y * 3
+
+        return step
+
+    plain, captured = made(), capture(made(), backend="eager")
+    for i in range(CALLS):
+        x, before = torch.full((2,), float(i % 3)), stats(captured).misses
+        assert repr(captured(x)) == repr(plain(x))
+        missed = stats(captured).misses > before
+        assert i < 5 or not missed
