@@ -13,6 +13,11 @@ from .frame import Frame
 from .sentinels import UNSET
 
 
+def has_pop() -> bool:
+    """Whether the running Python's own proxy has it: only a function's frame has a proxy."""
+    return hasattr(sys._getframe().f_locals, "pop")
+
+
 def deletion_error(key: str) -> Exception | None:
     """What deleting a key from the running Python's own proxy raises: up to 3.13.0 nothing can be deleted."""
     proxy = sys._getframe().f_locals
@@ -148,6 +153,6 @@ class FrameLocalsProxy:
             self[key] = other[key]
 
 
-if not hasattr(sys._getframe().f_locals, "pop"):  # 3.13.0
+if not has_pop():  # 3.13.0
     del FrameLocalsProxy.pop
 MutableMapping.register(FrameLocalsProxy)

@@ -1,8 +1,9 @@
 """Which instructions count in a report, and how often each function's ran.
 
 An instruction counts where ``sys.settrace`` with ``f_trace_opcodes`` reports it on the plain run: what CPython runs
-before a frame's first RESUME is no event, nor is RESUME itself. In code that begins in the middle of a frame (a
-continuation after a graph break) the instructions of ours do not count: ``with_marks`` notes which those are.
+before a frame's first RESUME is no event, nor is RESUME itself, nor what FOR_ITER skips at a loop's end. In code that
+begins in the middle of a frame (a continuation after a graph break) the instructions of ours do not count:
+``with_marks`` notes which those are.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
+from .places import AFTER_LOOP
 from .user_code import is_library
 
 MARK = "moebius: instructions that are not the user's"  # a constant of such code: (MARK, "0110…"), one digit each
@@ -44,10 +46,11 @@ def counted(code: types.CodeType) -> bytes:
     """For each two bytes of the code whether the instruction that they belong to counts. Python reports one that has
     prefixes (EXTENDED_ARG, in long functions) once, at its first prefix; the interpreter knows it by its own place."""
     flags = bytearray(len(code.co_code) // 2 + 1)
-    marks, begun, first = marks_of(code), False, 0
+    marks, begun, first, skipped = marks_of(code), False, 0, 0
     for index, instruction in enumerate(instructions_of(code)):
         ours, last = marks[index] == "1" if marks else False, instruction.offset // 2
-        if begun and not ours and instruction.opname != "RESUME":
+        skipped = AFTER_LOOP if instruction.opname == "END_FOR" else max(skipped - 1, 0)
+        if begun and not ours and not skipped and instruction.opname != "RESUME":
             flags[first : last + 1] = b"\1" * (last + 1 - first)
         begun, first = begun or instruction.opname == "RESUME", last + 1
     return bytes(flags)

@@ -16,6 +16,8 @@ CALLS = frozenset({"CALL", "CALL_KW", "CALL_FUNCTION_EX"})
 # What a with-block keeps of __exit__ on the stack: from 3.14 on with a NULL above it.
 EXIT_PARTS = 2 if "LOAD_SPECIAL" in dis.opmap else 1
 NULL_FIRST = sys.version_info < (3, 13)  # 3.13 puts a call's NULL above the callable
+# Instructions where FOR_ITER jumps to that it has done itself: END_FOR, and on 3.13 the POP_TOP behind it.
+AFTER_LOOP = 2 if not NULL_FIRST and "POP_ITER" not in dis.opmap else 1
 
 
 def handled_places(code: types.CodeType) -> list[tuple[int, ...]]:

@@ -27,6 +27,7 @@ from ..bytecode.hidden import hidden
 from ..bytecode.hidden_cells import hidden_later
 from ..bytecode.liveness import LEAVES, accesses, falls_through, read_later, reads_unnamed
 from ..bytecode.places import (
+    AFTER_LOOP,
     BEFORE_CALL,
     NULL_FIRST,
     empty_places,
@@ -46,8 +47,6 @@ from .stretches import native_end
 ENTRY_OPCODES = frozenset({"COPY_FREE_VARS", "MAKE_CELL", "RETURN_GENERATOR"})
 # After these (and what they pop) the stack may hold a NULL: the native part goes on to where the expression is done.
 UNCERTAIN = {"LOAD_METHOD": 1, "LOAD_ATTR": 1, "LOAD_GLOBAL": 0, "PUSH_NULL": 0, "LOAD_SUPER_ATTR": 3}
-# Instructions where FOR_ITER jumps to that it has done itself: END_FOR, and on 3.13 the POP_TOP behind it.
-AFTER_LOOP = 2 if not NULL_FIRST and "POP_ITER" not in dis.opmap else 1
 # 3.13 looks for the handler of what a Python function raises at the code unit before the call of it (Python/ceval.c
 # resume_with_error): no region may begin with an instruction that makes a frame.
 BEGINS_REGION = () if NULL_FIRST else ("NOP",)
@@ -355,7 +354,7 @@ def rebuild(
         if item.name not in ENTRY_OPCODES or (item.name == "MAKE_CELL" and began):  # (a comprehension's own)
             own = one_by_one(shared_cells(item, cells, 2 if taken is None else taken.get(index, 0)))
             if marks[index : index + 1] != "1":
-                users.update(map(id, own))
+                users.add(id(own[0]))
             body += own
     prologue: list[Any] = []
     if freevars:

@@ -40,10 +40,12 @@ def counted_call(function: Callable[..., Any], *args: Any) -> tuple[Counter[tupl
     def enter(frame: types.FrameType, event: str, arg: Any) -> Any:
         if is_library(frame.f_code.co_filename):
             return None
+        frame.f_trace = step  # from 3.13 on only a frame with a trace function can ask for its instructions
         frame.f_trace_opcodes = True
         return step
 
     before = sys.gettrace()
+    sys._getframe().f_trace_opcodes = True  # (3.12: somebody has to have asked before)
     sys.settrace(enter)
     try:
         result = function(*args)
