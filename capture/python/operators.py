@@ -138,6 +138,8 @@ class Operators(Parts):
                     f"{left_kind.__name__} {op} {right_kind.__name__}",
                     "use plain numbers with sizes",
                 )
+        if op == "|":  # a mapping proxy hands it on to what it shows, as it does ``==``
+            left, right = map(self.objects.seen_through, (left, right))
         self.refuse_alien(left)
         self.refuse_alien(right)
         for value in (left, right):
@@ -273,6 +275,9 @@ class Operators(Parts):
         if issubclass(type(left), type) and issubclass(type(right), type) and op in ("==", "!="):
             if not any(self.compares_in_python(value, op) for value in (left, right)):  # their metaclasses have no say
                 return (left is right) is (op == "==")
+        if op in ("==", "!="):
+            left, right = map(self.objects.seen_through, (left, right))
+            left_kind, right_kind = type(left), type(right)
         self.refuse_alien(left)
         self.refuse_alien(right)
         if (
@@ -527,7 +532,8 @@ class Operators(Parts):
             return False
         if issubclass(type(value), (*IDENTITIES, types.MethodType, frozenset)) or identified(value):
             return False
-        return not record.source.static or (kind.__module__, kind.__name__) == ("numpy", "ndarray")
+        told_by_nobody = kind is types.MappingProxyType or (kind.__module__, kind.__name__) == ("numpy", "ndarray")
+        return told_by_nobody or not record.source.static
 
     def guard_operators(self, value: Any, names: Any) -> None:
         kind, names = type(value), tuple(names)

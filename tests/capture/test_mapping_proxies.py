@@ -22,6 +22,13 @@ READS = {
     "items": lambda p: [k + str(v) for k, v in p.items()],
     "copy": lambda p: dict(p),
     "unpacked": lambda p: {**p, "z": 0},
+    "or": lambda p: p | {"z": 0},
+    "or from the right": lambda p: {"z": 0} | p,
+    "or of two": lambda p: p | p,
+    "or of a new one": lambda p: types.MappingProxyType({"z": 0}) | p,
+    "equal": lambda p: p == {"a": 1, "c": 3},
+    "unequal from the right": lambda p: {"a": 1, "c": 3} != p,
+    "equal to a new one": lambda p: p == types.MappingProxyType({"a": 1, "c": 3}),
 }
 CHANGES = {
     "none": lambda d: None,
@@ -78,6 +85,19 @@ def test_written_by_the_step():
         assert shown == {"a": call + 2, "c": 3, "d": 4}
 
 
+@pytest.mark.parametrize("read", READS.values(), ids=READS)
+def test_read_when_the_step_has_written(read):
+    def step(x, shown, proxy):
+        shown["a"] += 1
+        shown["d"] = len(shown)
+        return x * 2, read(proxy)
+
+    captured, (ours, plain) = capture(step, backend="eager"), ({"a": 1, "c": 3}, {"a": 1, "c": 3})
+    for _ in range(4):
+        got = captured(torch.ones(3), ours, types.MappingProxyType(ours))[1]
+        assert got == step(torch.ones(3), plain, types.MappingProxyType(plain))[1] and ours == plain
+
+
 class Attributes:
     scale = 2
 
@@ -123,3 +143,19 @@ def test_switched_off(monkeypatch):
     captured = capture(step, backend="eager")
     captured(torch.ones(3))
     assert stats(captured).breaks
+
+
+@pytest.mark.parametrize("read", [lambda p: (p | {})["scale"], lambda p: p == {"scale": 3}], ids=["or", "equal"])
+def test_operators_of_a_classs_attributes(read):
+    class Owner:
+        scale = 2
+
+    def step(x):
+        Owner.scale += 1
+        return x * 2, read(Owner.__dict__)
+
+    captured, found = capture(step, backend="eager"), []
+    for each in (captured, step):
+        Owner.scale = 2
+        found.append([each(torch.ones(3))[1] for _ in range(4)])
+    assert found[0] == found[1]
