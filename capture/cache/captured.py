@@ -126,8 +126,8 @@ class Captured:
         self.taught: dict[types.CodeType, Assumptions] = {} if parent is None else parent.taught
         self.below_native: list[Captured] = [] if parent is None else parent.below_native
         self.left_at = 0  # calls by the time at which what led to it went
-        known: dict[types.CodeType, list[weakref.ref[Captured]]] = {} if parent is None else parent.continuations
-        self.continuations = known
+        self.continuations: dict[types.CodeType, list[weakref.ref[Captured]]]
+        self.continuations = {} if parent is None else parent.continuations
         if parent is not None:
             self.assumptions.natively = parent.assumptions.natively  # what a step reads, its continuation may change
             self.assumptions.learn_with(self.taught.setdefault(function.__code__, self.assumptions))

@@ -35,16 +35,8 @@ from ..values.number_methods import attribute_of
 from ..values.numbers import Number
 from ..values.numpy_numbers import NUMPY_NUMBERS
 from ..values.opaque_tensor import Varying
-from ..values.values import (
-    ATOMS,
-    IDENTITIES,
-    SYMBOLIC,
-    Break,
-    SymbolicObject,
-    TensorMethod,
-    TensorProxy,
-    UndefinedAfterLoop,
-)
+from ..values.values import ATOMS, IDENTITIES, SYMBOLIC, Break, SymbolicObject, TensorMethod, TensorProxy
+from ..values.values import UndefinedAfterLoop as Undefined
 from .questions import QUESTIONS
 from .specials import is_generic
 from .texts import Text
@@ -141,7 +133,7 @@ class Attributes(Slots):
             raise Break("attribute of a number", f"{name} of a text that the graph makes", "use arithmetic only")
         if kind is TensorMethod:
             return self.of_tensor_method(obj, name)
-        if kind is UndefinedAfterLoop:
+        if kind is Undefined:
             detail = f"{obj.name} is read after the loop"
             raise Break("value of an expert loop's last iteration", detail, "do not use the loop's variables after it")
         if kind in ATOMS or (kind is slice and name in ("start", "stop", "step")):

@@ -30,34 +30,15 @@ from ..tensors.graphs import GraphScope
 from ..torch_facts import torch_private
 from ..values.numbers import Number
 from ..values.values import ATOMS, Body, Break, TensorProxy, UndefinedAfterLoop
+from . import branches, two_sides
 from .active_experts import ActiveExperts, active_iterations
 from .autograd_joins import carried_on, found_by_iteration, refuse_iterations
-from .branches import (
-    ASKING,
-    BRANCHES,
-    VALUED,
-    Conditional,
-    asks_for_jump,
-    branch_at,
-    is_of_row,
-    is_read_from,
-    past_jumps,
-)
+from .branches import ASKING, BRANCHES, VALUED, Conditional
 from .conditional_lists import Lists, maybe_absent
 from .loop_regions import ONE, ROWS, LoopRegion, alike, has_attributes, on_values, reorder_placeholders
 from .range_loops import RANGE_ITERATOR, RangeRows, first_loads, goes_over_experts, length_of
 from .rows import TensorRows
-from .two_sides import (
-    FirstSide,
-    given,
-    hand_out,
-    is_double,
-    leave_first,
-    leave_second,
-    left_on_stack,
-    own_condition,
-    placeholders,
-)
+from .two_sides import FirstSide
 
 if TYPE_CHECKING:
     from ..python.parts import Parts
@@ -170,7 +151,7 @@ class Loops:
             self.take_branch(frame)
             return
         if opname in ASKING:
-            self.look_at_jump(frame, asks_for_jump(frame.program.instructions, frame.pc))
+            self.look_at_jump(frame, branches.asks_for_jump(frame.program.instructions, frame.pc))
             return
         if opname != "FOR_ITER":
             return
@@ -339,17 +320,18 @@ class Loops:
         if jumps_if is None or not on_values(frame.stack[-1]):
             return False
         assert instruction.target is not None
-        if past_jumps(frame, frame.pc + 1) == loop.head:
+        if branches.past_jumps(frame, frame.pc + 1) == loop.head:
             skip_if, stay = not jumps_if, instruction.target
-        elif past_jumps(frame, instruction.target) == loop.head:
+        elif branches.past_jumps(frame, instruction.target) == loop.head:
             skip_if, stay = jumps_if, frame.pc + 1
         else:
             return False  # a branch between two bodies
-        if past_jumps(frame, stay) <= frame.pc:
+        if branches.past_jumps(frame, stay) <= frame.pc:
             return False  # the end of a while loop: its iterations are not counted
         if torch_private.switches() != loop.switches:
             return False
-        if is_double(loop) or loop.gathered or any(frame.locals[i] is not loop.begun[i] for i in loop.carried):
+        carried = any(frame.locals[i] is not loop.begun[i] for i in loop.carried)
+        if two_sides.is_double(loop) or loop.gathered or carried:
             return False  # what the iteration has done so far counts: the rest of it is a branch of its own
         self.domain.count(frame)
         loop.skips.append(list(frame.locals))
@@ -380,13 +362,13 @@ class Loops:
             return
         if (frame.code, frame.pc) in self.unrolled:
             return
-        rows = branch_at(frame)
+        rows = branches.branch_at(frame)
         if rows is not None and rows.other is not None and is_constant(frame.stack[-1]):
             return  # known while tracing
         if rows is not None:
             self.domain.count(frame)
             self.prefer_numbers(frame.stack[-1])
-            again = own_condition(self.tensors, frame.stack[-1]) if rows.other is not None else None
+            again = two_sides.own_condition(self.tensors, frame.stack[-1]) if rows.other is not None else None
             self.begin(frame, rows, self.decided.get((id(frame.code), frame.pc), []))
             self.open[-1].again = again
             self.enter_branch(self.open[-1])
@@ -399,7 +381,7 @@ class Loops:
         loop = self.open[-1] if len(self.open) == 1 else None
         if loop is None or not is_kind(loop.rows, TensorRows) or loop.row is None:
             return
-        if not is_of_row(condition, loop.row):
+        if not branches.is_of_row(condition, loop.row):
             return
         key = (loop.frame.code, loop.start)
         if key not in self.by_number | self.not_by_number and active_iterations(loop.rows, key) is not None:
@@ -419,7 +401,7 @@ class Loops:
     def end_iteration(self, loop: LoopRegion) -> None:
         """The iteration is recorded: write the loop node, and decide what the frame's locals are after the loop."""
         frame, rows = loop.frame, loop.rows
-        on_stack = left_on_stack(loop)
+        on_stack = two_sides.left_on_stack(loop)
         if torch_private.switches() != loop.switches:
             raise Break("data-dependent branch", "a switch of torch's is thrown in it", "use a with block")
         changed = [
@@ -441,9 +423,9 @@ class Loops:
         if isinstance(rows, Conditional):
             changed = [i for i in changed if not self.is_same_if_skipped(loop, rows, i)]
             if rows.other is not None:
-                side, changed = leave_first(loop, changed, on_stack, self.objects), []
+                side, changed = two_sides.leave_first(loop, changed, on_stack, self.objects), []
             elif loop.first is not None:
-                changed += leave_second(loop, loop.first, on_stack, self.objects)
+                changed += two_sides.leave_second(loop, loop.first, on_stack, self.objects)
         if isinstance(rows, ONE):
             self.refuse_open_locals(loop, changed)
         if is_kind(loop.rows, ActiveExperts):
@@ -461,7 +443,7 @@ class Loops:
                 frame.locals[index] = UndefinedAfterLoop(frame.program.localsplus[index])
         for index, value in zip(loop.carried, outcome, strict=False):
             frame.locals[index] = value
-        hand_out(loop, outcome[first_joined:first_gathered], side, self.objects.made)
+        two_sides.hand_out(loop, outcome[first_joined:first_gathered], side, self.objects.made)
         if side is not None:
             self.begin_other(loop, side)
         elif is_kind(loop.rows, ActiveExperts) and loop.rows.at + 1 < loop.rows.experts:
@@ -503,7 +485,7 @@ class Loops:
         """A local that only one side of a branch sets, to something that a graph cannot hand on, must be done with."""
         frame = loop.frame
         for name in (frame.program.localsplus[index] for index in changed):
-            if is_read_from(frame, loop.head, name):
+            if branches.is_read_from(frame, loop.head, name):
                 raise Break(
                     "data-dependent branch",
                     f"what {name} is afterwards depends on a condition on values",
@@ -560,7 +542,7 @@ class Loops:
         """Finish the body graph and go back to the scope around it."""
         writer = self.writer
         scope = writer.scope
-        loop.joined_nodes = placeholders(loop, scope)
+        loop.joined_nodes = two_sides.placeholders(loop, scope)
         loop.absent_nodes = [scope.placeholder("absent") for _ in loop.gathered]
         carried, joined = [loop.frame.locals[i] for i in loop.carried], [one.value for one in loop.joined]
         results = [*carried, *joined, *(value for _, value in loop.gathered)]
@@ -587,9 +569,10 @@ class Loops:
         rows = loop.rows
         source = writer.argument(rows.proxy) if isinstance(rows, TensorRows) else rows.count
         absent = self.lists.absent(loop)
+        given = two_sides.given(loop, writer.argument)
         node = writer.scope.graph.call_function(
             expert_loop,
-            (get_body, source, (*map(writer.argument, before), *given(loop, writer.argument), *absent), tuple(outer)),
+            (get_body, source, (*map(writer.argument, before), *given, *absent), tuple(outer)),
         )
         node.meta.update(where=loop.where[-1] if loop.where else ("", 0, ""), stack=loop.where, number=loop.number)
         writer.count += 1

@@ -124,9 +124,9 @@ class Assumptions:
         self.varying |= above.varying | above.below.get(code, {})
         self.below, self.unpredictable = above.below, above.unpredictable
 
-    def open_places(self) -> set[str]:
+    def open_places(self) -> frozenset[str]:
         """Places of numbers and texts that are no constants."""
-        return self.symbolic_places | self.counters | self.open_strings() | self.varying.keys()
+        return frozenset(self.symbolic_places | self.counters | self.open_strings() | self.varying.keys())
 
     def open_strings(self) -> set[str]:
         """Places of texts that are inputs of the graph."""

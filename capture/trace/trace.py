@@ -99,11 +99,7 @@ class Trace:
         self.tensors = TensorOperations(self.world, self.writer, self.guards, assumptions.dims, assumptions.whole_step)
         self.tensors.recomputes, self.tensors.branches = assumptions.recomputes, assumptions.branches
         self.objects = Objects(
-            self.guards,
-            self.tensors.input,
-            self.symbolic,
-            frozenset(assumptions.open_places()),
-            self.tensors.proxies,
+            self.guards, self.tensors.input, self.symbolic, assumptions.open_places(), self.tensors.proxies
         )
         self.objects.varying, self.objects.tell = assumptions.varying, self.tell_below
         self.tensors.numbers.refuse_varying = self.objects.refuse_varying

@@ -24,7 +24,7 @@ from moebius.lowering.experts.unrolled_loops import (
     Builder,
     Differ,
     Place,
-    UnrolledLoop,
+    Unrolled,
     added_rows,
     is_branch,
     loop_of,
@@ -442,7 +442,7 @@ def whole_split(rows: list[fx.Node]) -> fx.Node | None:
 
 def build_blocks(
     gm: fx.GraphModule, downs: list[fx.Node], storage: Storage, rows_of: RowsOf = expert_rows
-) -> tuple[UnrolledLoop, list[fx.Node]]:
+) -> tuple[Unrolled, list[fx.Node]]:
     """(the loop, the blocks of its result) before the first projection. Raises Differ, NoExperts."""
     builder = Blocks(gm, downs, storage, rows_of)
     iterations = loop_of(gm, builder, builder.build())

@@ -27,7 +27,7 @@ from moebius.lowering.aliasing import Storage
 from moebius.lowering.experts.combined import Combined, combination
 from moebius.lowering.experts.masked import compared_gate, holds_for_chosen, masked, scale_by_mask
 from moebius.lowering.experts.routing import distinct, index_bounds, index_root
-from moebius.lowering.experts.unrolled_loops import Builder, Differ, Place, UnrolledLoop, draws, loop_of
+from moebius.lowering.experts.unrolled_loops import Builder, Differ, Place, Unrolled, draws, loop_of
 from moebius.lowering.experts.zeros import Zeros, scatter_into
 from moebius.lowering.operators import PRODUCTS, read_call, target_name
 from moebius.lowering.torch_private import same_size
@@ -576,7 +576,7 @@ def column_of(node: fx.Node) -> fx.Node | None:
     return None
 
 
-def build_dense(gm: fx.GraphModule, nodes: list[fx.Node], storage: Storage) -> UnrolledLoop:
+def build_dense(gm: fx.GraphModule, nodes: list[fx.Node], storage: Storage) -> Unrolled:
     """The loop node for these additions (functional ones), before the first. Raises Differ, NoExperts."""
     for node in gm.graph.nodes:
         call = read_call(node) if nodes[0] < node < nodes[-1] else None

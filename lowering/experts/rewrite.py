@@ -43,15 +43,7 @@ from moebius.lowering.experts.routing import Allowed, proven_within
 from moebius.lowering.experts.rows_written import write_rows
 from moebius.lowering.experts.rules import Reader
 from moebius.lowering.experts.stacking import blocks_apart, of_iterations_that_ran
-from moebius.lowering.experts.unrolled_loops import (
-    Differ,
-    UnrolledLoop,
-    added_rows,
-    build_loop,
-    groups,
-    place_of,
-    remove,
-)
+from moebius.lowering.experts.unrolled_loops import Differ, Unrolled, added_rows, build_loop, groups, place_of, remove
 from moebius.lowering.experts.writing import Writer, fill_region, kept_bytes, put_in_place, write_operator
 from moebius.lowering.graph import ExpertRegion, LoweringOptions
 from moebius.lowering.operators import PRODUCTS, read_call, target_name
@@ -140,8 +132,7 @@ def replace_all(work: Work) -> None:
 
 
 def report_grouped(work: Work, gathered: grouped.Gathered, reported: set[fx.Node]) -> None:
-    """A region for each layer of grouped products that is still as it was written and has none. reported: products that
-    have."""
+    """A region for each layer of grouped products that is as it was written and has none. reported: those that have."""
     for products in grouped.left_over(work.gm.graph):
         if reported.isdisjoint(products):
             reasons = [gathered.why[one] for one in products if one in gathered.why]
@@ -212,8 +203,7 @@ def foreign(work: Work) -> str:
 
 def replace_blocks(work: Work, failed: list[Failed], opened: list[Opened]) -> None:
     """Experts that stand one after another, each on rows of its own, whatever the rows are. failed: iterations whose
-    sums could not be replaced: they are done with where their experts are replaced here. opened: branches that some of
-    the experts stood in."""
+    sums could not be replaced: done with where their experts are replaced here. opened: branches that some stood in."""
     for downs in runs(work.gm.graph):
         count = len(downs)
         fault = order_fault(work.gm.graph, downs)
@@ -349,8 +339,7 @@ def replace_strides(work: Work, downs: list[fx.Node]) -> ExpertRegion | None:
 
 
 def replace_written_out(work: Work, loop: fx.Node, region: ExpertRegion) -> None:
-    """A loop over range(n) whose sum is not understood: its iterations written out, if its experts become an operator
-    so."""
+    """A loop over range(n) whose sum is not understood: its iterations written out, if that makes an operator of it."""
     graph = work.gm.graph
     before, regions, loose = set(graph.nodes), list(work.regions), list(work.loose)
     written = write_out(loop)
@@ -381,8 +370,7 @@ def replace_written_out(work: Work, loop: fx.Node, region: ExpertRegion) -> None
 
 
 def replace_chain(work: Work, nodes: list[fx.Node]) -> list[ExpertRegion]:
-    """Additions as the iterations of one loop, or of loops of equal length (a loop over slots around that over
-    experts)."""
+    """Additions as the iterations of one loop, or of loops of equal length (one over slots around that over experts)."""
     count = len(nodes)
     kind = Chain if len(shape_of(nodes[0]) or ()) == 2 else Raised
     for length in [count // parts for parts in range(1, count // 2 + 1) if count % parts == 0]:
@@ -418,7 +406,7 @@ def replace_dense(work: Work, chain: Chain) -> ExpertRegion | None:
 
 
 def replace_loop(
-    work: Work, loop: fx.Node, storage: Storage, region: ExpertRegion, iterations: UnrolledLoop | None = None,
+    work: Work, loop: fx.Node, storage: Storage, region: ExpertRegion, iterations: Unrolled | None = None,
     by_rows: bool = True,
 ) -> bool:
     """Prove one loop and put the operator in its place; or the graph stays as it was, and the region says why. by_rows:
@@ -452,7 +440,7 @@ def replace_loop(
     return False
 
 
-def where_iterations_ran(work: Work, claim: Claim, result: fx.Node, iterations: UnrolledLoop | None) -> fx.Node:
+def where_iterations_ran(work: Work, claim: Claim, result: fx.Node, iterations: Unrolled | None) -> fx.Node:
     """The result, without history where all iterations were skipped: a batch of no rows leaves no gradients behind.
 
     Not for other backends, which do not know the operator, and whose batches of no rows have graphs of their own. Nor
@@ -563,8 +551,7 @@ def without_identities(anchors: list[fx.Node]) -> list[fx.Node]:
 
 
 def projects(anchor: fx.Node, before: fx.Node | None) -> bool:
-    """Whether what is added is made by a product with a weight in the iteration itself, which begins after
-    ``before``."""
+    """Whether what is added comes of a product with a weight in the iteration itself, which begins after ``before``."""
     place = place_of(anchor)
     if place is None or before is None:
         return True

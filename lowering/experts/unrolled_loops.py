@@ -63,11 +63,10 @@ class Place:
 
 
 @dataclass
-class UnrolledLoop:
+class Unrolled:
     """E places as one loop. loop, total: the nodes that stand for it and for its carried result.
 
-    stacked: the experts' own parameters. skipping: whether iterations of experts without rows do not run. drawn: the
-    iterations' dropouts.
+    stacked: the experts' own parameters. skipping: whether those of experts without rows do not run. drawn: dropouts.
     """
 
     places: list[Place]
@@ -150,8 +149,7 @@ def place_in_branch(node: fx.Node) -> Place | None:
 
 
 def drawn_for_nothing(body: fx.Graph) -> fx.Node | None:
-    """A dropout of a body that neither its result is computed of nor what it writes or asks: its numbers are drawn as
-    well."""
+    """A dropout of a body that neither its result is computed of nor what it writes or asks: it draws all the same."""
     wanted = computed_of(n for n in body.nodes if (n.op == "output" or not is_pure(n)) and not draws(n))
     return next((node for node in body.nodes if node not in wanted and draws(node)), None)
 
@@ -478,8 +476,7 @@ class Builder:
                 self.check_read(user, own | chain)
 
     def check_read(self, read: fx.Node, ends: set[fx.Node]) -> None:
-        """What an iteration reads of the sum ends in the iterations' own accumulation: nobody else is to see it
-        then."""
+        """What an iteration reads of the sum ends in the iterations' own accumulation: nobody else is to see it."""
         pending, seen = [read], set[fx.Node]()
         while pending:
             for user in pending.pop().users:
@@ -543,7 +540,7 @@ def is_plain(node: fx.Node) -> bool:
     ) in ("_operator", "math")
 
 
-def build_loop(gm: fx.GraphModule, anchors: list[fx.Node], storage: Storage) -> UnrolledLoop:
+def build_loop(gm: fx.GraphModule, anchors: list[fx.Node], storage: Storage) -> Unrolled:
     """The loop node for these accumulations, before the first. Raises Differ; the graph may hold new nodes then."""
     places = [place for place in map(place_of, anchors) if place is not None]
     assert len(places) == len(anchors)
@@ -551,7 +548,7 @@ def build_loop(gm: fx.GraphModule, anchors: list[fx.Node], storage: Storage) -> 
     return loop_of(gm, builder, builder.build())
 
 
-def loop_of(gm: fx.GraphModule, builder: Builder, body: fx.GraphModule) -> UnrolledLoop:
+def loop_of(gm: fx.GraphModule, builder: Builder, body: fx.GraphModule) -> Unrolled:
     """The loop node of a body that was built, before the first iteration."""
     places, storage = builder.places, builder.storage
     name = next(n for n in (f"iterations_{i}" for i in range(len(gm._modules) + 1)) if n not in gm._modules)
@@ -573,12 +570,11 @@ def loop_of(gm: fx.GraphModule, builder: Builder, body: fx.GraphModule) -> Unrol
         total.meta["val"] = value_of(base)
         storage.add(total)
     drawn = [node for nodes in builder.drawn for node in nodes if node.graph is gm.graph]
-    return UnrolledLoop(places, loop, total, builder.stacked, builder.skipping, drawn)
+    return Unrolled(places, loop, total, builder.stacked, builder.skipping, drawn)
 
 
-def remove(iterations: UnrolledLoop, storage: Storage) -> list[fx.Node]:
-    """Takes the iterations themselves out of the graph, where the loop stands for them. Returns what they alone may
-    use."""
+def remove(iterations: Unrolled, storage: Storage) -> list[fx.Node]:
+    """Takes the iterations out of the graph, where the loop stands for them. Returns what they alone may use."""
     loose: list[fx.Node] = []
     for place in reversed(iterations.places):
         stand_in = iterations.total if iterations.total is not None else chased(place.base)

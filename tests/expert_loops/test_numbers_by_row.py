@@ -120,7 +120,7 @@ def test_the_order_of_draws_is_looked_at(monkeypatch, layer):
 
 
 def test_the_iterations_own_draws_go(monkeypatch):
-    monkeypatch.setattr(unrolled_loops.UnrolledLoop, "draw_elsewhere", lambda self: None)
+    monkeypatch.setattr(unrolled_loops.Unrolled, "draw_elsewhere", lambda self: None)
     with pytest.raises(AssertionError):
         regions_of(drawing_after(apart(dropping)), layer=Experts)
 
