@@ -370,7 +370,7 @@ def replace_written_out(work: Work, loop: fx.Node, region: ExpertRegion) -> None
 
 
 def replace_chain(work: Work, nodes: list[fx.Node]) -> list[ExpertRegion]:
-    """Additions as the iterations of one loop, or of loops of equal length (one over slots around that over experts)."""
+    """Additions as the iterations of one loop, or of loops of equal length (one over slots around one over experts)."""
     count = len(nodes)
     kind = Chain if len(shape_of(nodes[0]) or ()) == 2 else Raised
     for length in [count // parts for parts in range(1, count // 2 + 1) if count % parts == 0]:
